@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -160,21 +160,27 @@ def _markdown(rows: Sequence[BenchRow]) -> str:
         columns["of limit"] = lambda row: f"{row.share_of_limit:.0%}" if row.share_of_limit else ""
     if any(row.warnings or row.is_partial for row in rows):
         columns["note"] = _note
-    return "\n".join(_table(columns, rows)) + f"\n\nbuild: {_builds(rows)}\n"
+    cells = [[value(row) for value in columns.values()] for row in rows]
+    return markdown_table(list(columns), cells, _TO_THE_LEFT) + f"\n\nbuild: {_builds(rows)}\n"
 
 
-def _table(columns: dict[str, Callable[[BenchRow], str]], rows: Sequence[BenchRow]) -> list[str]:
-    cells = [[escape(value(row)) for value in columns.values()] for row in rows]
-    headings = list(columns)
+def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]], to_the_left: Collection[str]) -> str:
+    """Return an aligned Markdown table.
+
+    Args:
+        rows: unescaped cells.
+        to_the_left: headings of left-aligned columns; the others are right-aligned.
+    """
+    cells = [[escape(text) for text in row] for row in rows]
     widths = [max(len(line[i]) for line in [headings, *cells]) for i in range(len(headings))]
-    left = [heading in _TO_THE_LEFT for heading in headings]
+    left = [heading in to_the_left for heading in headings]
 
     def line(parts: Sequence[str]) -> str:
-        padded = (p.ljust(w) if to_left else p.rjust(w) for p, w, to_left in zip(parts, widths, left, strict=True))
+        padded = (p.ljust(w) if is_left else p.rjust(w) for p, w, is_left in zip(parts, widths, left, strict=True))
         return f"| {' | '.join(padded)} |"
 
-    rules = ["-" * width if to_left else "-" * (width - 1) + ":" for width, to_left in zip(widths, left, strict=True)]
-    return [line(headings), line(rules), *map(line, cells)]
+    rules = ["-" * width if is_left else "-" * (width - 1) + ":" for width, is_left in zip(widths, left, strict=True)]
+    return "\n".join([line(headings), line(rules), *map(line, cells)])
 
 
 def escape(text: str) -> str:

@@ -1,7 +1,4 @@
-"""The engine's end of the pipe to the front.
-
-Owns the descriptors, and when events go out; must not know what they say.
-"""
+"""The engine's end of the pipe to the front: its descriptors, and the timing of events."""
 
 from __future__ import annotations
 
@@ -17,8 +14,8 @@ from llmrun.errors import UsageError
 from llmrun.protocol.frames import FrameError, encode, read_frame
 from llmrun.protocol.messages import Event, Failed, Frame, TextDelta
 
-_TEXT_INTERVAL = 0.05  # seconds between two TextDelta of an answer that a terminal shows
-_SERVED_TEXT_INTERVAL = 0.01  # of one among many, where clients measure the inter-token latency
+_TEXT_INTERVAL = 0.05  # seconds between two TextDelta for a single user
+_SERVED_TEXT_INTERVAL = 0.01  # for several, because clients measure the inter-token latency
 
 
 class Channel:
@@ -31,16 +28,16 @@ class Channel:
 
     @classmethod
     def private(cls) -> Channel:
-        """The pipe's ends under our own descriptors: what prints to stdout from now on goes to stderr."""
+        """Take over stdin and stdout; later prints to stdout go to stderr."""
         events = os.dup(1)
         os.dup2(2, 1)
         return cls(os.fdopen(0, "rb", closefd=False), os.fdopen(events, "wb"))
 
     def receive(self) -> Frame | None:
-        """The next frame; None when the front is gone. A command that can't be read fails, and the next one is read.
+        """Return the next frame, None when the front is gone. Answer an invalid command with Failed, and read on.
 
         Raises:
-            FrameError: what came is not a frame.
+            FrameError: the bytes are not a frame.
         """
         while True:
             try:
@@ -51,7 +48,7 @@ class Channel:
                 self.send(error.failed)
 
     def send(self, *events: Event) -> None:
-        """Send events to the front in one write, and Failed instead of one that is too large; end without a front."""
+        """Send events in one write, and Failed instead of one that is too large; exit if the front is gone."""
         data = b"".join(map(_encoded, events))
         try:
             with self._lock:
@@ -69,15 +66,15 @@ def _encoded(event: Event) -> bytes:
 
 
 class Outbox:
-    """Sends events on, the text of fast models a few tokens at a time.
+    """A buffer that joins the text of a few tokens before it is sent.
 
-    Whatever is written wakes the front up, on a core that computes the next token: at hundreds of tokens/s that costs
-    decode several percent, and nobody reads that fast. So text waits for the interval at most, or for the next token if
-    that takes longer, and what a step gave to all answers goes out together.
+    Every write wakes the front up, on a core that computes the next token: at hundreds of tokens/s that slows decode
+    down by several percent, and no user reads that fast. So text waits for the interval at most, or for the next token
+    if that takes longer, and the events of one step are sent together.
 
     Args:
-        send: as Channel has it.
-        clock: seconds, monotonic.
+        send: as Channel.send().
+        clock: monotonic seconds.
 
     Attributes:
         interval: seconds between two pieces of text.
@@ -90,12 +87,12 @@ class Outbox:
         self._waiting: dict[int, list[TextDelta]] = {}
         self._sent_at = -math.inf
 
-    def serve(self, n_users: int) -> None:
-        """From now on, so many users may be answered at once."""
+    def set_users(self, n_users: int) -> None:
+        """Set the interval for the number of answers that may run at once."""
         self.interval = _TEXT_INTERVAL if n_users == 1 else _SERVED_TEXT_INTERVAL
 
     def add(self, events: Iterable[Event]) -> None:
-        """Send what a step gave, now or with the next ones; of one request, in its order."""
+        """Send the events of a step, now or with the next ones, in the order of each request."""
         due: list[Event] = []
         for event in events:
             if isinstance(event, TextDelta):
@@ -111,7 +108,7 @@ class Outbox:
 
 
 def _add(pieces: list[TextDelta], piece: TextDelta) -> None:
-    """One more piece; joined with the last one where both were drafted, or neither."""
+    """Append a piece; join it with the last one if both were drafted, or neither."""
     last = pieces[-1] if pieces else None
     if last is not None and last.drafted == piece.drafted:
         text, tokens = last.text + piece.text, last.tokens + piece.tokens

@@ -1,6 +1,6 @@
-"""Sequences of tokens become vectors: which of them go through the model together, and the context they do it in.
+"""Embeddings of token sequences: their batches, and a context of their own. Must not know texts.
 
-Owns that context; must not know texts. Every batch stands alone: nothing of it stays in the KV cache.
+The KV cache is emptied before every batch.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from llmrun.protocol.loading import Load
 
 BATCH_TOKENS = 512
-"""Tokens of short texts that go through the model together: attention over more would cost more than it saves."""
+"""Tokens of short texts in one batch: attention over more would cost more than it saves."""
 BATCH_TEXTS = 64
 
 
-def batches(lengths: Sequence[int], most_tokens: int, most_texts: int) -> Iterator[range]:
-    """Which sequences go together, in their order: as many as may; one that is longer goes alone."""
+def batches(lengths: Sequence[int], max_tokens: int, max_texts: int) -> Iterator[range]:
+    """Yield the sequences of each batch, in their order; a sequence longer than max_tokens is alone."""
     start = tokens = 0
     for index, length in enumerate(lengths):
-        if index > start and (tokens + length > most_tokens or index - start == most_texts):
+        if index > start and (tokens + length > max_tokens or index - start == max_texts):
             yield range(start, index)
             start, tokens = index, 0
         tokens += length
@@ -37,13 +37,12 @@ def batches(lengths: Sequence[int], most_tokens: int, most_texts: int) -> Iterat
 
 
 class Embedder:
-    """Makes vectors with a loaded model; what it needs for that is made when it is first used."""
+    """An embedding model over loaded weights; its context is created at the first use."""
 
     def __init__(self, weights: LlamaModel, load: Load) -> None:
-        """Over these weights, loaded so."""
         self._weights, self._load = weights, load
         self._context: LlamaContext | None = None
-        self._made_for = ("", 0)
+        self._pooling, self._n_batch = "", 0  # of the context
 
     @cached_property
     def _is_encoder(self) -> bool:
@@ -51,23 +50,23 @@ class Embedder:
 
     @property
     def n_ctx(self) -> int:
-        """Most tokens of a sequence. An encoder has vectors for no more positions than it was trained on."""
+        """Maximum length of a sequence. An encoder has vectors for no more positions than it was trained on."""
         return min(self._load.n_ctx, self._weights.n_ctx_train) if self._is_encoder else self._load.n_ctx
 
     def embed(self, sequences: Sequence[Sequence[int]], pooling: str) -> list[bytes]:
-        """The vector of each sequence, as float32; with a ranking head its scores.
+        """Return the vector of each sequence, as float32; its scores if the model has a ranking head.
 
         Args:
             sequences: token ids; none is empty or longer than n_ctx.
             pooling: as in EmbedTexts.
 
         Raises:
-            CancelledError: the flag was set.
-            OutOfMemoryError: there is no memory for the longest of them.
-            DecodeError: llama.cpp could not.
+            CancelledError: the cancel flag was set.
+            OutOfMemoryError: the longest sequence needs more memory.
+            DecodeError: llama.cpp failed.
         """
         lengths = [len(tokens) for tokens in sequences]
-        # Only the last token's vector is wanted, and only what stands before it counts: a piece at a time will do.
+        # A causal model's vector of the last token needs no wide batch: the sequence can be decoded in pieces.
         in_pieces = pooling == "last" and not self._is_encoder
         needed = BATCH_TOKENS if in_pieces else max(BATCH_TOKENS, *lengths)
         context = self._context_for(pooling, _rounded(min(needed, self.n_ctx)))
@@ -88,21 +87,20 @@ class Embedder:
         return vectors
 
     def _context_for(self, pooling: str, n_batch: int) -> LlamaContext:
-        """A context that takes so many tokens at once: llama.cpp aborts where more than n_ubatch see each other."""
-        made_pooling, made_batch = self._made_for
-        if self._context is not None and made_pooling == pooling and made_batch >= n_batch:
+        """Return a context with this batch size: llama.cpp aborts if more than n_ubatch tokens attend to each other."""
+        if self._context is not None and self._pooling == pooling and self._n_batch >= n_batch:
             return self._context
         if self._context is not None:
             self._context.close()
             self._context = None
-        together = 1 if self._weights.is_recurrent or self._weights.rope_depends_on_window else BATCH_TEXTS
+        n_seq_max = 1 if self._weights.is_recurrent or self._weights.rope_depends_on_window else BATCH_TEXTS
         load = replace(
             self._load,
             n_ctx=_rounded(self.n_ctx),
             n_ctx_start=n_batch,
             n_batch=n_batch,
             n_ubatch=n_batch,
-            n_seq_max=together,
+            n_seq_max=n_seq_max,
             n_cells=_rounded(self.n_ctx),
             n_parked=0,
             n_stream=0,
@@ -110,10 +108,10 @@ class Embedder:
             warm_up=False,
         )
         self._context = LlamaContext(self._weights, load, n_outputs=n_batch, pooling=pooling)
-        self._made_for = pooling, n_batch
+        self._pooling, self._n_batch = pooling, n_batch
         return self._context
 
 
 def _rounded(n_tokens: int) -> int:
-    """Up to as many as llama.cpp reserves memory for: as many of each text."""
+    """Round up to a multiple of the number of texts, as llama.cpp does when it reserves memory."""
     return -(-n_tokens // BATCH_TEXTS) * BATCH_TEXTS

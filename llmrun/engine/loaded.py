@@ -1,7 +1,4 @@
-"""A loaded model: what prepares its requests, the loop, and what embeds with it.
-
-Owns how these are put together, and where KV states are saved; must not know the pipe.
-"""
+"""A loaded model: its request preparer, its loop, its embedder, and its KV store. Must not know the pipe."""
 
 from __future__ import annotations
 
@@ -27,15 +24,7 @@ if TYPE_CHECKING:
 
 
 class LoadedModel:
-    """The loop over one model, and what prepares its requests.
-
-    Attributes:
-        preparer: for a thread of its own.
-        engine: the loop.
-        embedder: makes vectors of texts.
-        weights: what it computes with.
-        load: as it was loaded.
-    """
+    """The components that serve one model; only `preparer` may be used beside the loop's thread."""
 
     def __init__(
         self,
@@ -48,11 +37,16 @@ class LoadedModel:
         before: LoadedModel | None = None,
         prefixes: list[HostPrefix] | None = None,
     ) -> None:
-        """Over a model's context, and that of its draft model; one that does not predict text only embeds.
+        """Combine the components.
 
         Args:
+            weights: the model.
+            context: of the model.
+            load: the command that loaded it.
+            drafts: the draft model's context.
+            predicts: the model generates text; False for an encoder.
             before: the same weights with another context, which is closed.
-            prefixes: of that context.
+            prefixes: Engine.prefixes() of that context.
         """
         self.weights, self.load = weights, load
         draft_model = DraftModel(drafts, weights.vocabulary.n_tokens) if drafts is not None else None
@@ -84,15 +78,15 @@ class LoadedModel:
 
     @property
     def is_worn_out(self) -> bool:
-        """Whether a new engine serves better: a grammar that nobody waits for any more is read on, on a core."""
-        matcher = sys.modules.get("llmrun.engine.constraint.matcher")  # where there was a grammar
+        """A new process would serve better: an abandoned grammar compilation occupies a core and can't be stopped."""
+        matcher = sys.modules.get("llmrun.engine.constraint.matcher")  # imported by the first grammar
         return self._is_shared and matcher is not None and matcher.runaways() > 0
 
     def save(self, save: SaveState) -> StateSaved:
-        """Save an answer's KV state; nothing is saved where it can't be written, because it is only a cache.
+        """Save an answer's KV state. A failed write is only reported as zeros, because the file is only a cache.
 
         Raises:
-            UsageError: another answer came after it.
+            UsageError: another answer has taken its slot.
         """
         tokens = n_bytes = 0
         with suppress(OSError):
@@ -101,15 +95,15 @@ class LoadedModel:
 
 
 def _states(load: Load, weights: LlamaModel) -> KVStore | None:
-    """Where this model's KV states are saved; what they depend on is part of the key."""
+    """Return the store of this model's KV states, whose key names everything they depend on; None if disabled."""
     if not load.states:
         return None
     from llmrun.engine.core.states import KVStore, model_key
     from llmrun.engine.llama.library import VERSION
 
     with suppress(OSError):
-        cache = f"{load.kv_type_k} {load.kv_type_v} {load.flash_attention}"  # as it lies in memory
-        key = f"{model_key(Path(weights.path))} llama-cpp-python {VERSION} {cache}"
+        layout = f"{load.kv_type_k} {load.kv_type_v} {load.flash_attention}"
+        key = f"{model_key(Path(weights.path))} llama-cpp-python {VERSION} {layout}"
         for number, scale in by_default(load.adapters):
             key += f" {model_key(Path(load.adapters[number].path))} x {scale}"
         return KVStore(Path(load.states), key, load.states_bytes)

@@ -1,8 +1,8 @@
-"""The engine process: commands in on stdin, events out on what was stdout.
+"""The engine process: reads commands from stdin and writes events to a private copy of stdout.
 
-Owns the threads and the order of things; must not know terminals or files other than the model. One thread reads the
-pipe, one prepares requests, one owns llama.cpp. The front's death ends the process, even in the middle of a
-computation, and so does whatever goes wrong in a thread; SIGINT is the front's business.
+Owns the threads: one reads the pipe, one prepares requests, one owns llama.cpp. Must not know terminals, or files other
+than the model. The process ends when the front dies, even in the middle of a computation, and when a thread fails;
+SIGINT is left to the front.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ _PROGRESS_INTERVAL = 0.1  # seconds between two LoadProgress
 
 
 class Commands:
-    """What a cancel has to know: which commands wait, which are in the loop, and which one llama.cpp is busy with.
+    """The commands by state, for cancelling: waiting, in the loop, or running in llama.cpp's thread.
 
     Attributes:
-        answering: requests that were given to the loop.
-        busy: the command that is being done, None between two of them, when the loop may run.
+        answering: requests in the loop.
+        busy: the running command; None between commands, while the loop may run.
     """
 
     def __init__(self) -> None:
@@ -72,18 +72,18 @@ class Commands:
         self._waiting: dict[int, Command] = {}
 
     def add(self, command: Command) -> None:
-        """A command was read. One with the same number is superseded: a guess of what to load, by the load."""
+        """Add a waiting command; it replaces one with the same number: Load replaces Open."""
         with self._lock:
             self._waiting[command.request] = command
 
-    def waits(self, command: Command) -> bool:
-        """Whether nobody has taken a command up, or cancelled it."""
+    def is_waiting(self, command: Command) -> bool:
+        """Return whether a command was neither started, cancelled nor replaced."""
         return self._waiting.get(command.request) is command
 
     def take(self, command: Command, *, busy: bool = False) -> bool:
-        """Take a command up that waited, maybe to keep llama.cpp busy with; False where it waits no more."""
+        """Start a waiting command, as the running one if busy; return False if it is not waiting any more."""
         with self._lock:
-            if not self.waits(command):
+            if not self.is_waiting(command):
                 return False
             del self._waiting[command.request]
             self.busy = command.request if busy else self.busy
@@ -91,48 +91,47 @@ class Commands:
 
     @property
     def n_answers(self) -> int:
-        """How many answers wait to be taken up."""
+        """Waiting Generate commands."""
         with self._lock:
             return sum(isinstance(command, Generate) for command in self._waiting.values())
 
     @property
-    def any_waits(self) -> bool:
-        """Whether there are commands that nobody has taken up."""
+    def has_waiting(self) -> bool:
         return bool(self._waiting)
 
     def drop(self, request: int) -> Command | None:
-        """A command that still waited, and does so no more; None for any other."""
+        """Remove and return a waiting command; None if it is not waiting."""
         with self._lock:
             return self._waiting.pop(request, None)
 
 
 class EngineProcess:
-    """Takes commands in turn; see messages for what answers what."""
+    """The threads, and the handlers of all commands; messages.py names the events that answer each."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._outbox = Outbox(channel.send)
         self._flag = _native.CancelFlag()
         self._commands = Commands()
-        self._asked: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        # For the thread that owns llama.cpp: a command, and the argument of its handler.
-        self._inbox: queue.SimpleQueue[tuple[Command, Command | PreparedRequest]] = queue.SimpleQueue()
-        self._loading_ended = threading.Event()
+        self._to_prepare: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        # A command, and the argument of its handler.
+        self._to_compute: queue.SimpleQueue[tuple[Command, Command | PreparedRequest]] = queue.SimpleQueue()
+        self._load_finished = threading.Event()
         self._weights: LlamaModel | None = None
         self._draft_weights: LlamaModel | None = None
         self._contexts: list[LlamaContext] = []
         self._model: LoadedModel | None = None
-        # A handler for each command, by the thread that does it. The event that a handler returns goes to the front.
-        self._at_once: dict[type[Command], Callable[[Any], None]] = {
+        # The handlers of each thread. The event that a handler returns is sent to the front.
+        self._read_handlers: dict[type[Command], Callable[[Any], None]] = {
             Cancel: self._cancel,
-            GetStatus: lambda status: self._channel.send(self._condition(status)),
+            GetStatus: lambda status: self._channel.send(self._status(status)),
         }
-        self._in_preparing: dict[type[Command], Callable[[Any], Event]] = {
+        self._prepare_handlers: dict[type[Command], Callable[[Any], Event]] = {
             CountTokens: lambda count: self._preparer.count(count, self._channel.send),
             Tokenize: lambda tokenize: self._preparer.tokenize(tokenize),
             Detokenize: lambda detokenize: self._preparer.detokenize(detokenize),
         }
-        self._in_computing: dict[type[Command], Callable[[Any], Event | None]] = {
+        self._compute_handlers: dict[type[Command], Callable[[Any], Event | None]] = {
             Open: self._open,
             Load: self._load,
             Job: lambda job: JobDone(job.request, self._do_job(job)),
@@ -145,19 +144,19 @@ class EngineProcess:
     @property
     def handled(self) -> frozenset[type[Command]]:
         """The commands that have a handler."""
-        return frozenset((*self._at_once, *self._in_preparing, *self._in_computing))
+        return frozenset((*self._read_handlers, *self._prepare_handlers, *self._compute_handlers))
 
     def run(self) -> None:
-        """Serve until the front is gone. Prepares requests itself: a template's time is limited by a signal."""
+        """Serve until the front is gone. This thread prepares requests: signals limit a template's time, and only
+        reach the main thread."""
         for work in (self._read, self._compute):
-            threading.Thread(target=_or_end, args=(work,), daemon=True).start()
+            threading.Thread(target=_run_or_exit, args=(work,), daemon=True).start()
         while True:
-            self._prepare(self._asked.get())
+            self._prepare(self._to_prepare.get())
 
     # ---- the thread that reads -----------------------------------------------------------------------------
 
     def _read(self) -> None:
-        """Hand commands on, and stop what is cancelled."""
         while True:
             command = self._channel.receive()
             if command is None:
@@ -167,14 +166,14 @@ class EngineProcess:
             if type(command) not in self.handled:
                 unknown = UsageError(f"the engine has no handler for {type(command).__name__}")
                 self._channel.send(Failed.of(unknown, command.request))
-            elif (do := self._at_once.get(type(command))) is not None:
-                do(command)
+            elif (handle := self._read_handlers.get(type(command))) is not None:
+                handle(command)
             else:
                 self._commands.add(command)
-                self._asked.put(command)
+                self._to_prepare.put(command)
 
     def _cancel(self, cancel: Cancel) -> None:
-        """End what still waits; stop a computation that is this request's alone. Else it ends after the step."""
+        """Finish a waiting command; abort a computation that no other request shares; else finish after the step."""
         request, commands = cancel.request, self._commands
         command = commands.drop(request)
         if isinstance(command, Generate):
@@ -184,21 +183,16 @@ class EngineProcess:
         else:
             if commands.busy == request or (commands.busy is None and self._is_alone(request)):
                 self._flag.set()  # before the other thread can take the command, which clears the flag
-            self._hand_on(cancel)
+            self._to_compute.put((cancel, cancel))
 
-    def _hand_on(self, command: Command) -> None:
-        """Give a command to the thread that owns llama.cpp, with nothing prepared."""
-        self._inbox.put((command, command))
-
-    def _condition(self, status: GetStatus) -> EngineStatus:
-        """How busy the loop is, also while it computes."""
+    def _status(self, status: GetStatus) -> EngineStatus:
         waiting = self._commands.n_answers
         if self._model is None:
             return EngineStatus(status.request, waiting=waiting)
         return self._model.engine.status(status.request, waiting)
 
     def _is_alone(self, request: int) -> bool:
-        """Whether a batch that runs is this request's alone."""
+        """Return whether the running batch holds no other request."""
         return self._commands.answering == {request} or (
             self._model is not None and self._model.engine.runs_alone(request)
         )
@@ -206,34 +200,35 @@ class EngineProcess:
     # ---- the thread that prepares --------------------------------------------------------------------------
 
     def _prepare(self, command: Command) -> None:
-        if not self._commands.waits(command):
+        if not self._commands.is_waiting(command):
             return
         try:
             if isinstance(command, Generate):
-                self._inbox.put((command, self._preparer.prepare(command, self._channel.send)))
-            elif (do := self._in_preparing.get(type(command))) is not None:
-                self._answer(command, do(command))
+                self._to_compute.put((command, self._preparer.prepare(command, self._channel.send)))
+            elif (handle := self._prepare_handlers.get(type(command))) is not None:
+                self._answer(command, handle(command))
             else:
-                self._hand_on(command)
+                self._to_compute.put((command, command))
         except LlmrunError as error:
             self._answer(command, Failed.of(error, command.request))
-            self._hand_on(Cancel(command.request))  # the other thread looks whether it has to end
+            cancel = Cancel(command.request)
+            self._to_compute.put((cancel, cancel))  # wakes the other thread, which may have to exit
         if isinstance(command, Open | Load):
             environment.import_for_requests()
         if isinstance(command, Load):
-            self._loading_ended.wait()
-            self._loading_ended.clear()
+            self._load_finished.wait()
+            self._load_finished.clear()
             if self._model is not None and command.n_seq_max > 1:
-                environment.give_way()
-                self._model.preparer.look_ahead()
+                environment.lower_thread_priority()
+                self._model.preparer.read_vocabulary()
 
     @property
     def _preparer(self) -> Preparer:
-        return self._living_model().preparer
+        return self._loaded_model().preparer
 
-    def _living_model(self) -> LoadedModel:
+    def _loaded_model(self) -> LoadedModel:
         if self._model is None:
-            raise LlmrunError("a request came before a model")
+            raise LlmrunError("no model is loaded")
         return self._model
 
     def _answer(self, command: Command, event: Event) -> None:
@@ -245,63 +240,63 @@ class EngineProcess:
     def _compute(self) -> None:
         environment.load_libraries()
         while True:
-            while self._model is None or not self._model.engine.busy or not self._inbox.empty():
-                self._end_if_worn_out()
-                self._handle(*self._inbox.get())
+            while self._model is None or not self._model.engine.busy or not self._to_compute.empty():
+                self._exit_if_worn_out()
+                self._handle(*self._to_compute.get())
             events = self._model.engine.step()
             for event in events:
                 if isinstance(event, Finished | Failed):
                     self._commands.answering.discard(event.request)
             self._outbox.add(events)
 
-    def _end_if_worn_out(self) -> None:
-        """End the process where a new one serves better and nobody loses an answer: the front starts one when asked."""
+    def _exit_if_worn_out(self) -> None:
+        """Exit when idle if the process is worn out; the front starts a new one on demand."""
         model = self._model
-        if model is None or model.engine.busy or not self._inbox.empty() or self._commands.n_answers:
+        if model is None or model.engine.busy or not self._to_compute.empty() or self._commands.n_answers:
             return
         if model.is_worn_out:
             os._exit(0)
 
-    def _handle(self, command: Command, given: Command | PreparedRequest) -> None:
+    def _handle(self, command: Command, argument: Command | PreparedRequest) -> None:
         if isinstance(command, Cancel):
-            self._flag.clear()  # it may have stopped a batch in which other requests took part: they try again
+            self._flag.clear()  # if it stopped a batch with other requests, that is decoded again
             if self._model is not None:
                 self._model.engine.cancel(command.request)
         elif self._commands.take(command, busy=True):
             try:
-                event = self._in_computing[type(command)](given)
+                event = self._compute_handlers[type(command)](argument)
             except LlmrunError as error:
                 event = Failed.of(error, command.request)
             self._commands.busy = None
             if event is not None:
                 self._channel.send(event)
         if isinstance(command, Load):
-            self._loading_ended.set()
+            self._load_finished.set()
 
     def _open(self, command: Open) -> None:
-        with suppress(LlmrunError):  # Load will say what is wrong
+        with suppress(LlmrunError):  # Load will report it
             self._weights = self._load_weights(Load(command.path, 0, 0, gpu_layers=command.gpu_layers))
 
     def _generate(self, prepared: PreparedRequest) -> None:
-        self._living_model().engine.add(*prepared)
+        self._loaded_model().engine.add(*prepared)
         self._commands.answering.add(prepared.request)
 
     def _explain(self, command: Explain) -> AnswerExplanation:
-        sampler = self._living_model().engine.finished(command.answer).sampler
+        sampler = self._loaded_model().engine.finished(command.answer).sampler
         return AnswerExplanation(command.request, tuple(sampler.explain(command.last, command.candidates)))
 
     def _measure_steps(self, command: MeasureSteps) -> StepsMeasured:
-        return StepsMeasured(command.request, *self._living_model().engine.measure_steps(self._is_wanted))
+        return StepsMeasured(command.request, *self._loaded_model().engine.measure_steps(self._has_queued_command))
 
     def _save_state(self, command: SaveState) -> StateSaved:
-        return self._living_model().save(command)
+        return self._loaded_model().save(command)
 
-    def _is_wanted(self) -> bool:
-        """Whether somebody waits for what nobody has begun to do."""
-        return self._commands.any_waits or not self._inbox.empty()
+    def _has_queued_command(self) -> bool:
+        """Return whether a command is queued that no thread has started."""
+        return self._commands.has_waiting or not self._to_compute.empty()
 
     def _load_weights(self, load: Load, loaded: LlamaModel | None = None) -> LlamaModel:
-        """Return the loaded weights if they are those that are asked for; else free them, and load."""
+        """Return the loaded weights if they match the command; else free them, and load the right ones."""
         from llmrun.engine.llama.model import LlamaModel
 
         if loaded is not None and loaded.is_for(load):
@@ -312,11 +307,11 @@ class EngineProcess:
             return LlamaModel.of(load, self._flag)
 
     def _load(self, load: Load) -> Loaded:
-        """Load a model; where its weights are loaded already, make another context, and keep what the KV cache holds.
+        """Load a model. If its weights are loaded already, only replace the context, and keep the cached prefixes.
 
         Raises:
-            UsageError: the model that is loaded answers.
-            LlmrunError: it can't be loaded; no model is loaded then.
+            UsageError: the engine is answering.
+            LlmrunError: loading failed; no model is loaded then.
         """
         from llmrun.engine.llama.context import LlamaContext
         from llmrun.engine.llama.devices import devices
@@ -341,8 +336,8 @@ class EngineProcess:
         self._model = model = LoadedModel(
             weights, context, load, drafts, predicts=context.predicts, before=before, prefixes=prefixes
         )
-        self._outbox.serve(load.n_seq_max)
-        gc.freeze()  # whatever is there now stays; launch.py begins without collection to start sooner
+        self._outbox.set_users(load.n_seq_max)
+        gc.freeze()  # the objects so far live long; launch.py disables collection to start sooner
         gc.enable()
         return Loaded(
             n_ctx=context.n_ctx,
@@ -357,12 +352,12 @@ class EngineProcess:
         )
 
     def _unload(self) -> tuple[LoadedModel | None, list[HostPrefix]]:
-        """Free the contexts of the loaded model, if any; return it, and what its KV cache held."""
+        """Free the contexts of the loaded model, if any; return it, and its cached prefixes."""
         model = self._model
         if model is None:
             return None, []
         if model.engine.busy:
-            raise UsageError("the model can't be loaded again", why="it answers")
+            raise UsageError("the model can't be loaded again", why="it is answering")
         prefixes, self._model = model.engine.prefixes(), None
         while self._contexts:
             self._contexts.pop().close()
@@ -376,12 +371,12 @@ class EngineProcess:
             raise UsageError(f"the engine can't do the job {job.name!r:.40}", why=str(error)) from error
         command = kind.read(job.arguments)
         run = importlib.import_module(f"llmrun.engine.jobs.{kind.name}").run
-        gc.enable()  # launch.py begins without collection to start sooner
+        gc.enable()  # launch.py disables collection to start sooner
 
         def report(update: Any) -> None:
             self._channel.send(JobUpdate(job.request, as_dict(update)))
 
-        return as_dict(run(command, report, self._flag, *([self._living_model()] if kind.needs_model else ())))
+        return as_dict(run(command, report, self._flag, *([self._loaded_model()] if kind.needs_model else ())))
 
     @contextmanager
     def _reporting_progress(self, request: int) -> Iterator[None]:
@@ -400,8 +395,8 @@ class EngineProcess:
             thread.join()
 
 
-def _or_end(work: Callable[[], None]) -> None:
-    """Do what a thread does for ever. Where it can't, the process ends: nobody would answer what that thread has to."""
+def _run_or_exit(work: Callable[[], None]) -> None:
+    """Run a thread's endless loop; exit the process if it fails, because its commands would never be answered."""
     try:
         work()
     except BaseException:
@@ -410,13 +405,13 @@ def _or_end(work: Callable[[], None]) -> None:
 
 
 def main() -> None:
-    """Entry of the engine process; returns never."""
+    """Run the engine process; never return."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     environment.set_environment()
-    environment.no_core_dumps()
-    environment.share_the_interpreter()
+    environment.disable_core_dumps()
+    environment.shorten_switch_interval()
     _native.exit_when_closed(0)
-    _or_end(EngineProcess(Channel.private()).run)
+    _run_or_exit(EngineProcess(Channel.private()).run)
 
 
 if __name__ == "__main__":

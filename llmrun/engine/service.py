@@ -1,7 +1,7 @@
-"""How a request becomes what the loop takes.
+"""The preparation of requests for the loop: prompt, tokens, grammar and sampler.
 
-Owns templates and grammars of one model; must not know the pipe, nor the loop (loaded.py). Preparing needs no context,
-so that another thread than the loop's can do it: no step waits for a template or a grammar.
+Owns templates and grammars of one model; must not know the pipe, nor the loop (loaded.py). It needs no llama.cpp
+context, so that a thread of its own can do it, and no step waits for a template or a grammar.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ if TYPE_CHECKING:
     from llmrun.protocol.answer import AnswerSplitter
 
     Pieces = Sequence[list[int] | ImageChunk]
-    """What a picture is in a prompt: token ids, and what stands in place of some."""
+    """An image in a prompt: token ids around vectors."""
 
-_LONG_TOKEN = 32  # bytes; most are a few
+_LONG_TOKEN = 32  # bytes; most have a few
 
 
 class PreparedRequest(NamedTuple):
-    """A request as Engine.add() takes it."""
+    """The arguments of Engine.add()."""
 
     request: int
     tokens: list[int]
@@ -71,24 +71,24 @@ class PreparedRequest(NamedTuple):
 
 
 class TokenizedPrompt(NamedTuple):
-    """What is asked, as the model reads it.
+    """A prompt in text and tokens.
 
     Attributes:
-        text: of the prompt, without its pictures.
-        tokens: ids; negative ones stand for pictures.
-        pictures: and where they stand; None without any.
+        text: without its images.
+        tokens: ids; negative ones are images.
+        images: None without any.
     """
 
     text: str
     tokens: list[int]
-    pictures: PromptImages | None = None
+    images: PromptImages | None = None
 
 
 class Preparer:
-    """Turns requests into what the loop takes.
+    """The preparation of requests for one model.
 
     Attributes:
-        thinking_tags: the texts between which the model thinks, as its own chat template has them; None if it doesn't.
+        thinking_tags: the tags around reasoning in the model's own chat template; None if it has none.
     """
 
     def __init__(
@@ -102,9 +102,19 @@ class Preparer:
         adapters: Sequence[Adapter] = (),
         predicts: bool = True,
     ) -> None:
-        """For a model with these tokens, this chat template, and a context window of so many tokens."""
+        """Start without compiled templates.
+
+        Args:
+            vocabulary: the model's.
+            template: the model's chat template.
+            n_ctx: context window, in tokens.
+            draft_model: for requests with speculation.
+            projector: encodes images; None for a model without vision.
+            adapters: loaded with the model.
+            predicts: the model generates text; False for an encoder.
+        """
         self._projector = projector
-        self._lengths: dict[int, int] = {}  # of pictures that were looked at, in tokens
+        self._image_lengths: dict[int, int] = {}  # hash of an image's data -> tokens
         self._adapters, self._predicts = adapters, predicts
         self._draft_model = draft_model
         self._vocabulary = vocabulary
@@ -114,86 +124,86 @@ class Preparer:
         self._templates: dict[str, ChatTemplate] = {}
         self._control: ControlTexts | None = None
 
-    def look_ahead(self) -> None:
-        """Look through the vocabulary now, which the first grammar would otherwise do while others wait for Python."""
+    def read_vocabulary(self) -> None:
+        """Read the vocabulary now, which the first grammar would otherwise do while other requests wait."""
         from llmrun.engine.constraint.matcher import known_tokens
 
-        with suppress(LlmrunError):  # the grammar will say it
+        with suppress(LlmrunError):  # compile_grammar() will report it
             known_tokens(self._vocabulary)
 
     def prepare(self, generate: Generate, send: Callable[[Event], None]) -> PreparedRequest:
-        """All that a request needs before its first step.
+        """Prepare a request for its first step.
 
         Raises:
             BadTemplateError: there is no chat template, or it fails.
-            BadGrammarError: the grammar is broken, or asks for too much.
-            BadModelError: the vocabulary lacks what the prompt is made of.
+            BadGrammarError: the grammar is invalid or exceeds a limit.
+            BadModelError: the vocabulary has no tokens for the prompt.
             UsageError: the prompt is empty, or certainly too long, or the sampling parameters are invalid.
         """
         if not self._predicts:
             raise BadModelError("this model can't generate text", why="it is an encoder, made for embeddings")
-        asked = generate.asked
+        request = generate.asked
         syntax = None
-        matcher = None if offers_tools(asked) else self._matcher(asked.grammar)
-        text, tokens, pictures = self.prompt(generate, send)
-        if offers_tools(asked):
-            syntax = self._chat_template(asked.template).syntax
-            matcher = self._calls(asked, syntax)
+        matcher = None if offers_tools(request) else self._matcher(request.grammar)
+        text, tokens, images = self.prompt(generate, send)
+        if offers_tools(request):
+            syntax = self._chat_template(request.template).syntax
+            matcher = self._calls(request, syntax)
         calls = syntax is HARMONY
-        tags = thinking_tags(asked.template, calls=calls) or thinking_tags(self._template, calls=calls)
-        if matcher is not None and asked.prompt is None:
-            lead = lead_in(tags, thinks=asked.thinking is not False)
+        tags = thinking_tags(request.template, calls=calls) or thinking_tags(self._template, calls=calls)
+        if matcher is not None and request.prompt is None:
+            lead = lead_in(tags, thinks=request.thinking is not False)
             text += lead
             tokens += self._vocabulary.tokenize(lead, special=True)
         inside = tags is not None and opens(text, tags)
-        constraint = self._constraint(asked, matcher, syntax, tags, inside=inside)
-        sampling = self._sampling(asked, constraint)
-        said = tokens if pictures is None else text_only(tokens)
-        sampler = SequenceSampler(sampling, self._vocabulary, said, constraint, asked.remember, asked.logprobs)
-        extras = self._extras(asked, tags, syntax, inside=inside)
-        if pictures is not None:
+        constraint = self._constraint(request, matcher, syntax, tags, inside=inside)
+        sampling = self._sampling(request, constraint)
+        prompt = tokens if images is None else text_only(tokens)
+        sampler = SequenceSampler(sampling, self._vocabulary, prompt, constraint, request.remember, request.logprobs)
+        extras = self._extras(request, tags, syntax, inside=inside)
+        if images is not None:
             assert self._projector is not None
-            salt = f"{asked.salt} {generate.request}" if self._projector.is_exact else asked.salt
-            extras = replace(extras, pictures=pictures, salt=salt)
-        elif asked.speculation is not None:
+            salt = f"{request.salt} {generate.request}" if self._projector.is_exact else request.salt
+            extras = replace(extras, images=images, salt=salt)
+        elif request.speculation is not None:
             model = ModelDrafter(self._draft_model) if self._draft_model is not None else None
-            extras = replace(extras, drafting=Drafting(asked.speculation, _native.SuffixAutomaton(), tokens, model))
-        return PreparedRequest(generate.request, tokens, sampler, asked.limits, extras)
+            extras = replace(extras, drafting=Drafting(request.speculation, _native.SuffixAutomaton(), tokens, model))
+        return PreparedRequest(generate.request, tokens, sampler, request.limits, extras)
 
-    def _sampling(self, asked: AnswerRequest, constraint: Constraint | None) -> SamplingParams:
-        """How tokens are chosen: not the end token, where it is to be ignored.
+    def _sampling(self, request: AnswerRequest, constraint: Constraint | None) -> SamplingParams:
+        """Return the sampling parameters, with end tokens banned if the request ignores them.
 
         Raises:
-            UsageError: that would leave nothing to choose where a grammar ends.
+            UsageError: the request ignores end tokens and has a grammar, which needs them.
         """
-        if not asked.limits.ignores_end:
-            return asked.sampling
+        if not request.limits.ignores_end:
+            return request.sampling
         if constraint is not None:
-            raise UsageError("ignore_eos can't be used here", why="a grammar or a call of a tool has to end")
+            raise UsageError("ignore_eos can't be used here", why="a grammar or a tool call has to end")
         vocabulary = self._vocabulary
         ends = ((token, -math.inf) for token in range(vocabulary.n_tokens) if vocabulary.is_end(token))
-        return replace(asked.sampling, logit_bias=(*asked.sampling.logit_bias, *ends))
+        return replace(request.sampling, logit_bias=(*request.sampling.logit_bias, *ends))
 
     def _constraint(
-        self, asked: AnswerRequest, matcher: Matcher | None, syntax: Syntax | None, tags: Tags | None, *, inside: bool
+        self, request: AnswerRequest, matcher: Matcher | None, syntax: Syntax | None, tags: Tags | None, *, inside: bool
     ) -> Constraint | None:
-        """When the grammar begins to bind: with the answer, behind the thoughts, or with a call of a tool."""
-        if matcher is not None and syntax is not None and waits_for_call(asked):
+        """Return the constraint that applies the grammar to the right part: answer, text after reasoning, or call."""
+        if matcher is not None and syntax is not None and waits_for_call(request):
             from llmrun.engine.constraint.calls import ToolCallConstraint
 
-            thoughts = ReasoningTracker.begin(tags, inside=inside) if tags is not None else None
-            return ToolCallConstraint(matcher, self._vocabulary, syntax, thoughts)
+            reasoning = ReasoningTracker.begin(tags, inside=inside) if tags is not None else None
+            return ToolCallConstraint(matcher, self._vocabulary, syntax, reasoning)
         if matcher is None or tags is None:
             return matcher
         from llmrun.engine.constraint.reasoning import AfterReasoning
 
-        may_think = asked.prompt is None and asked.thinking is not False
+        may_think = request.prompt is None and request.thinking is not False
         return AfterReasoning(matcher, self._vocabulary, tags, inside=inside, may_think=may_think)
 
-    def _calls(self, asked: AnswerRequest, syntax: Syntax) -> Matcher:
+    def _calls(self, request: AnswerRequest, syntax: Syntax) -> Matcher:
         from llmrun.engine.constraint.calls import compile_calls
 
-        return compile_calls(asked, syntax, self._vocabulary, self._control_tokens(syntax.marks))
+        return compile_calls(request, syntax, self._vocabulary, self._control_tokens(syntax.marks))
 
     def _matcher(self, grammar: Grammar | None) -> Matcher | None:
         if grammar is None:
@@ -202,150 +212,150 @@ class Preparer:
 
         return compile_grammar(grammar, self._vocabulary)
 
-    def _extras(self, asked: AnswerRequest, tags: Tags | None, syntax: Syntax | None, *, inside: bool) -> Extras:
+    def _extras(self, request: AnswerRequest, tags: Tags | None, syntax: Syntax | None, *, inside: bool) -> Extras:
         thinking = guard = None
-        adapters = self.adapters_for(asked.adapters)
-        if tags is not None and asked.thinking_tokens is not None:
-            thinking = ThinkingBudget(tags, inside, asked.thinking_tokens)
-        if asked.stops_repeats:
+        adapters = self.adapters_for(request.adapters)
+        if tags is not None and request.thinking_tokens is not None:
+            thinking = ThinkingBudget(tags, inside, request.thinking_tokens)
+        if request.stops_repeats:
             from llmrun.engine.core.repeats import RepeatGuard
 
             guard = RepeatGuard()
         return Extras(
-            inside_thought=inside,
+            starts_in_reasoning=inside,
             thinking_tags=tags or (),
             thinking=thinking,
             guard=guard,
-            moves=asked.moves,
-            logprobs=LogprobStream() if asked.logprobs is not None else None,
-            salt=self._salt(asked.salt, adapters),
+            moves=request.moves,
+            logprobs=LogprobStream() if request.logprobs is not None else None,
+            salt=self._salt(request.salt, adapters),
             adapters=adapters,
             shown=self._control_tokens((*(tags or ()), *(syntax.marks if syntax else ()))),
             tool_syntax=syntax.name if syntax else "",
-            splitter=_splitter(tags, syntax, asked.tools, inside=inside),
+            splitter=_splitter(tags, syntax, request.tools, inside=inside),
         )
 
-    def adapters_for(self, asked: tuple[AdapterScale, ...] | None) -> tuple[AdapterScale, ...]:
-        """The adapters that an answer is computed with.
+    def adapters_for(self, requested: tuple[AdapterScale, ...] | None) -> tuple[AdapterScale, ...]:
+        """Return the adapters to compute an answer with; None requests the default ones.
 
         Raises:
             UsageError: there is no such adapter.
         """
-        if asked is None:
+        if requested is None:
             return by_default(self._adapters)
-        wrong = next((number for number, _ in asked if not 0 <= number < len(self._adapters)), None)
-        if wrong is not None:
-            raise UsageError(f"there is no adapter {wrong}", why=f"the model was loaded with {len(self._adapters)}")
-        return applied(asked)
+        invalid = next((number for number, _ in requested if not 0 <= number < len(self._adapters)), None)
+        if invalid is not None:
+            raise UsageError(f"there is no adapter {invalid}", why=f"the model was loaded with {len(self._adapters)}")
+        return applied(requested)
 
-    def _salt(self, asked: str, adapters: tuple[AdapterScale, ...]) -> str:
-        """What keeps prefixes apart: what the client says, and the adapters that they were computed with.
+    def _salt(self, requested: str, adapters: tuple[AdapterScale, ...]) -> str:
+        """Return the prefix salt, made of the client's salt and the adapters.
 
-        States without a salt may be saved, for those who load the model with the same adapters. No client can give a
-        salt that means other adapters than its own.
+        States without a salt may be saved to disk, for later loads with the same adapters. No client's salt can equal
+        that of other adapters.
         """
-        is_usual = adapters == by_default(self._adapters)
-        if not self._adapters or (is_usual and not asked):
-            return asked
-        return f"{'' if is_usual else [tuple(each) for each in adapters]}|{asked}"
+        is_default = adapters == by_default(self._adapters)
+        if not self._adapters or (is_default and not requested):
+            return requested
+        return f"{'' if is_default else [tuple(each) for each in adapters]}|{requested}"
 
     def count(self, count: CountTokens, send: Callable[[Event], None]) -> TokenCount:
-        """How many tokens a conversation has.
+        """Count the tokens of a conversation, and of each message.
 
         Raises:
             BadTemplateError: there is no chat template, or it fails.
-            BadModelError: the vocabulary lacks what the conversation is made of.
+            BadModelError: the vocabulary has no tokens for the conversation.
             UsageError: the prompt is empty, or its last message alone certainly too long.
         """
-        self._refuse_endless(count.asked.messages[-1:])
+        self._raise_if_too_long(count.asked.messages[-1:])
         tokenize, prompt = self._vocabulary.tokenize, self.prompt(count, send)
         each = [len(tokenize(message.content, special=False)) for message in count.asked.messages]
         for index, message in enumerate(count.asked.messages):
-            each[index] += sum(self._lengths[hash(picture.data)] for picture in message.pictures)
+            each[index] += sum(self._image_lengths[hash(image.data)] for image in message.pictures)
         return TokenCount(count.request, tuple(each), len(prompt.tokens))
 
     def tokenize(self, tokenize: Tokenize) -> Tokenized:
-        """The token ids of a text.
+        """Tokenize a text.
 
         Raises:
-            BadModelError: the vocabulary can't write it.
+            BadModelError: the vocabulary has no tokens for it.
             ContextOverflowError: it is certainly longer than the context window.
         """
-        self._refuse_endless([Message("user", tokenize.text)])
+        self._raise_if_too_long([Message("user", tokenize.text)])
         tokens = self._vocabulary.tokenize(tokenize.text, special=tokenize.special)
         return Tokenized(tokenize.request, tuple(tokens))
 
     def detokenize(self, detokenize: Detokenize) -> Detokenized:
-        """The text of tokens.
+        """Return the text of tokens.
 
         Raises:
             UsageError: the vocabulary has no such token.
         """
         vocabulary, tokens = self._vocabulary, detokenize.tokens
-        wrong = next((token for token in tokens if not 0 <= token < vocabulary.n_tokens), None)
-        if wrong is not None:
-            raise UsageError(f"there is no token {wrong}", why=f"the vocabulary has {vocabulary.n_tokens:,}")
+        invalid = next((token for token in tokens if not 0 <= token < vocabulary.n_tokens), None)
+        if invalid is not None:
+            raise UsageError(f"there is no token {invalid}", why=f"the vocabulary has {vocabulary.n_tokens:,}")
         data = b"".join(map(vocabulary.control_piece, tokens))
         return Detokenized(detokenize.request, data.decode("utf-8", "replace"))
 
     def prompt(
-        self, request: Generate | CountTokens, send: Callable[[Event], None] = lambda event: None
+        self, command: Generate | CountTokens, send: Callable[[Event], None] = lambda event: None
     ) -> TokenizedPrompt:
-        """What is asked, a rendered conversation or a plain text, as tokens.
+        """Return the tokens of a plain prompt or a conversation.
 
         Raises:
             BadTemplateError: there is no chat template, or it fails.
-            BadModelError: the vocabulary lacks what the prompt is made of.
+            BadModelError: the vocabulary has no tokens for the prompt.
             UsageError: the prompt is empty, or certainly too long.
         """
-        asked = request.asked
-        if asked.prompt is not None:
-            self._refuse_endless([Message("user", asked.prompt)])
-            parts: Sequence[Part | Image] = [Part(asked.prompt, False)]
+        request = command.asked
+        if request.prompt is not None:
+            self._raise_if_too_long([Message("user", request.prompt)])
+            parts: Sequence[Part | Image] = [Part(request.prompt, False)]
             empty = UsageError("the prompt is empty", hint="type something")
         else:
-            if isinstance(request, Generate):
-                self._refuse_endless(asked.messages, asked.tools)
+            if isinstance(command, Generate):
+                self._raise_if_too_long(request.messages, request.tools)
             with ALLOCATING:
-                send(Rendering(request.request))
-                template = self._chat_template(asked.template)
-                tools = asked.tools if offers_tools(asked) else ()
-                parts = template.render(asked.messages, self._control_texts(), thinking=asked.thinking, tools=tools)
-            send(Rendered(request.request))
+                send(Rendering(command.request))
+                template = self._chat_template(request.template)
+                tools = request.tools if offers_tools(request) else ()
+                parts = template.render(request.messages, self._control_texts(), thinking=request.thinking, tools=tools)
+            send(Rendered(command.request))
             empty = UsageError(
                 "the prompt is empty",
                 why="the chat template writes nothing for this conversation",
-                hint="another one goes with --template",
+                hint="choose another template with --template",
             )
         text = "".join(part.text for part in parts if isinstance(part, Part))
-        see = partial(self._note_image, request.request, send if isinstance(request, Generate) else None)
-        tokens, placed = self._tokens(parts, see)
+        encode = partial(self._encode_image, command.request, send if isinstance(command, Generate) else None)
+        tokens, placed = self._tokens(parts, encode)
         if not tokens:
             raise empty
         return TokenizedPrompt(text, tokens, PromptImages(placed) if placed else None)
 
-    def _note_image(self, request: int, send: Callable[[Event], None] | None, picture: Image) -> Pieces:
-        """A picture as tokens and vectors; send() is told about it.
+    def _encode_image(self, request: int, send: Callable[[Event], None] | None, image: Image) -> Pieces:
+        """Return the tokens and vectors of an image, and send ImageAccepted.
 
         Raises:
-            UsageError: the model can't see, or the picture is none.
-            BadModelError: the projector does not go with the model.
+            UsageError: the model has no vision, or the image is invalid.
+            BadModelError: the projector does not match the model.
         """
         if self._projector is None:
-            raise UsageError("this model can't look at pictures", why="it was loaded without a projector")
-        data, width, height = image_bytes(picture)
-        pieces = self._projector.pieces(data, picture.name or "the picture")
+            raise UsageError("this model can't read images", why="it was loaded without a projector")
+        data, width, height = image_bytes(image)
+        pieces = self._projector.pieces(data, image.name or "the image")
         n_tokens = sum(len(piece if isinstance(piece, list) else piece.ids) for piece in pieces)
-        self._lengths[hash(picture.data)] = n_tokens
+        self._image_lengths[hash(image.data)] = n_tokens
         if send is not None:
-            send(ImageAccepted(request, picture.name, width, height, n_tokens))
+            send(ImageAccepted(request, image.name, width, height, n_tokens))
         return pieces
 
-    def _refuse_endless(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
-        """Refuse what has more tokens than the context window, whatever they are: finding out which takes minutes.
+    def _raise_if_too_long(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
+        """Raise if the texts are longer than the context window in any tokenization; tokenizing them takes minutes.
 
         Raises:
-            ContextOverflowError: it has.
+            ContextOverflowError: they are.
         """
         texts = (*(text for message in messages for text in message.texts), *(text for tool in tools for text in tool))
         n_bytes = sum(len(text.encode("utf-8", "replace")) for text in texts)
@@ -353,38 +363,38 @@ class Preparer:
             return
         vocabulary = self._vocabulary
         longest = max(len(vocabulary.piece(token)) for token in range(vocabulary.n_tokens))
-        least = n_bytes // max(longest, 1)
-        if least > self._n_ctx:
+        minimum = n_bytes // max(longest, 1)
+        if minimum > self._n_ctx:
             raise ContextOverflowError(
-                f"the prompt is at least {least:,} tokens long, the context window {self._n_ctx:,}",
+                f"the prompt is at least {minimum:,} tokens long, the context window {self._n_ctx:,}",
                 hint="shorten it, or ask for a larger context window with --ctx",
             )
 
     def _tokens(
-        self, parts: Sequence[Part | Image], see: Callable[[Image], Pieces]
+        self, parts: Sequence[Part | Image], encode: Callable[[Image], Pieces]
     ) -> tuple[list[int], list[PlacedChunk]]:
-        """Token ids of a prompt, none where it has no text, and where its pictures stand.
+        """Return the token ids of a prompt, none for an empty one, and its images.
 
         Raises:
-            BadModelError: the vocabulary lacks some.
+            BadModelError: the vocabulary has no tokens for it.
         """
-        vocabulary, found, placed = self._vocabulary, list[int](), list[PlacedChunk]()
+        vocabulary, ids, placed = self._vocabulary, list[int](), list[PlacedChunk]()
         for part in parts:
             if isinstance(part, Part):
-                found += vocabulary.tokenize(part.text, special=part.special)
-            for piece in see(part) if isinstance(part, Image) else ():
+                ids += vocabulary.tokenize(part.text, special=part.special)
+            for piece in encode(part) if isinstance(part, Image) else ():
                 if isinstance(piece, list):
-                    found += piece
+                    ids += piece
                 else:
-                    placed.append(PlacedChunk(len(found), piece))
-                    found += piece.ids
-        tokens = vocabulary.with_bos(found)
-        placed = [each._replace(start=each.start + len(tokens) - len(found)) for each in placed]
-        said = text_only(tokens) if placed else tokens
-        lost = not found and any(part.text for part in parts if isinstance(part, Part))
-        if lost or (said and not 0 <= min(said) <= max(said) < vocabulary.n_tokens):
+                    placed.append(PlacedChunk(len(ids), piece))
+                    ids += piece.ids
+        tokens = vocabulary.with_bos(ids)
+        placed = [each._replace(start=each.start + len(tokens) - len(ids)) for each in placed]
+        plain = text_only(tokens) if placed else tokens
+        is_lost = not ids and any(part.text for part in parts if isinstance(part, Part))
+        if is_lost or (plain and not 0 <= min(plain) <= max(plain) < vocabulary.n_tokens):
             raise BadModelError(
-                "the model's vocabulary can't write this prompt",
+                "the model's vocabulary can't encode this prompt",
                 why="it has no token for some of its characters",
                 hint="the file is probably damaged, or badly converted: download another one",
             )
@@ -394,7 +404,7 @@ class Preparer:
         source = template or self._template
         if source is None:
             raise BadTemplateError(
-                "this model comes without a chat template",
+                "this model has no chat template",
                 hint="complete plain text with --raw, or give a template with --template chatml or --template FILE",
             )
         source = NAMED.get(source, source)
@@ -409,7 +419,7 @@ class Preparer:
         return self._control
 
     def _control_tokens(self, texts: Sequence[str]) -> frozenset[int]:
-        """Those that the texts are written with."""
+        """Return the control tokens in the tokenization of these texts."""
         tokens = (token for text in texts for token in self._vocabulary.tokenize(text, special=True))
         return frozenset(token for token in tokens if not self._vocabulary.piece(token))
 

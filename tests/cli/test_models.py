@@ -189,7 +189,7 @@ def test_show(full: Machine) -> None:
     assert facts["heads"] == "4, 2 for keys and values of 16"
     assert facts["context"] == "128 tokens"
     assert "KV cache       256 B per token, 32.8 kB for the whole context (f16)" in text
-    assert "chat template  none: `--template chatml` may do" in text
+    assert "chat template  none: try `--template chatml`" in text
 
 
 def test_metadata_can_not_steer_the_terminal(machine: Machine) -> None:

@@ -152,7 +152,7 @@ def test_a_command_without_a_handler_fails_alone() -> None:
 
     channel: Any = Front()
     process = EngineProcess(channel)
-    del process._in_preparing[Detokenize]
+    del process._prepare_handlers[Detokenize]
     with pytest.raises(EOFError):
         process._read()
     (failed,) = sent

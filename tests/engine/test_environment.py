@@ -18,12 +18,12 @@ def test_a_thread_that_gives_way_leaves_others_as_they_are() -> None:
 
     before, found = niceness(), []
 
-    def give_way() -> None:
+    def lower_priority() -> None:
         for _ in range(2):
-            environment.give_way()
+            environment.lower_thread_priority()
             found.append(niceness())
 
-    thread = threading.Thread(target=give_way)
+    thread = threading.Thread(target=lower_priority)
     thread.start()
     thread.join()
     assert niceness() == before

@@ -141,8 +141,8 @@ class Running:
 
     def end(self) -> None:
         self.channel.say(TheEnd())
-        self.process._asked.put(TheEnd())  # type: ignore[arg-type]
-        self.process._inbox.put(TheEnd())  # type: ignore[arg-type]
+        self.process._to_prepare.put(TheEnd())  # type: ignore[arg-type]
+        self.process._to_compute.put(TheEnd())  # type: ignore[arg-type]
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(PATIENCE)
@@ -152,7 +152,7 @@ class Running:
             work()
 
     def _prepare(self) -> None:
-        while not isinstance(command := self.process._asked.get(), TheEnd):
+        while not isinstance(command := self.process._to_prepare.get(), TheEnd):
             self.process._prepare(command)
 
     def gate_in_preparing(self, request: int) -> Gate:
@@ -211,7 +211,7 @@ def test_a_model_that_answers_is_not_loaded_again(running: Running) -> None:
     running.channel.say(ask(1, most=50))
     gate.wait()
     running.channel.say(Load("/model.gguf", 500, 500, n_seq_max=2, request=2))
-    assert eventually(lambda: not running.process._inbox.empty())
+    assert eventually(lambda: not running.process._to_compute.empty())
     gate.open()
     failed = running.channel.wait(lambda event: isinstance(event, Failed))
     assert isinstance(failed, Failed)
@@ -335,7 +335,7 @@ def in_a_batch(n_requests: int) -> tuple[Running, Gate]:
         if len({entry.sequence_id for entry in running.context.calls[call]}) == n_requests:
             gate.stop()
         elif call == 0:  # or the first has its whole answer before the second is prepared
-            assert eventually(lambda: bool(running.model.engine._waiting) or not running.process._inbox.empty())
+            assert eventually(lambda: bool(running.model.engine._waiting) or not running.process._to_compute.empty())
 
     running.context.before_decode = before_decode
     running.start()
@@ -363,7 +363,7 @@ def test_a_cancel_stops_a_batch_that_is_its_requests_alone() -> None:
 def test_a_cancel_waits_for_the_end_of_a_step_that_others_share() -> None:
     running, gate = in_a_batch(2)
     running.channel.say(Cancel(1))
-    assert eventually(lambda: not running.process._inbox.empty())
+    assert eventually(lambda: not running.process._to_compute.empty())
     assert not running.process._flag.is_set
     gate.open()
     assert running.channel.finished(1).reason == "cancelled"
@@ -379,7 +379,7 @@ def test_a_cancel_of_a_finished_request_stops_nobody() -> None:
     running.channel.say(ask(2))
     gate.wait()
     running.channel.say(Cancel(1))
-    assert eventually(lambda: not running.process._inbox.empty())
+    assert eventually(lambda: not running.process._to_compute.empty())
     assert not running.process._flag.is_set
     gate.open()
     assert running.channel.finished(2).reason == "length"
@@ -405,7 +405,7 @@ def test_whatever_comes_ends_the_measuring(more: Frame) -> None:
     running.channel.say(MeasureSteps(1))
     gate.wait()
     running.channel.say(more)
-    assert eventually(running.process._is_wanted)
+    assert eventually(running.process._has_queued_command)
     gate.open()
     assert running.channel.wait(lambda event: event.request == 1) == StepsMeasured(1, ())
     running.channel.say(ask(3))
@@ -446,7 +446,7 @@ def test_a_cancel_sets_the_flag_before_it_can_be_handled() -> None:
     process = EngineProcess(FakeChannel())  # type: ignore[arg-type]
     process._commands.answering.add(1)
     states: list[bool] = []
-    process._inbox = SimpleNamespace(put=lambda item: states.append(process._flag.is_set))  # type: ignore[assignment]
+    process._to_compute = SimpleNamespace(put=lambda item: states.append(process._flag.is_set))  # type: ignore[assignment]
     process._cancel(Cancel(1))
     assert states == [True]
 

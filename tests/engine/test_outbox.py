@@ -88,7 +88,7 @@ def test_what_a_step_gave_goes_out_together() -> None:
 
 def test_many_clients_text_waits_less() -> None:
     box, sent, clock = outbox()
-    box.serve(8)
+    box.set_users(8)
     for letter in "abc":
         box.add([TextDelta(1, letter, 1)])
         clock.now += 0.02

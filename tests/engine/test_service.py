@@ -206,7 +206,7 @@ class Lacking(FakeVocabulary):
 @pytest.mark.parametrize("tokens", [(), (-1,), (5, 260), (5, -1)])
 def test_a_vocabulary_that_lacks_the_prompts_tokens_is_a_bad_model(tokens: tuple[int, ...]) -> None:
     for asked in (chat("Hi"), Generate(1, AnswerRequest(prompt="Hi"))):
-        with pytest.raises(BadModelError, match="can't write this prompt"):
+        with pytest.raises(BadModelError, match="can't encode this prompt"):
             preparer(vocabulary=Lacking(*tokens)).prepare(asked, lambda event: None)
 
 

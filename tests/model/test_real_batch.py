@@ -46,7 +46,7 @@ def test_killed_again_and_again_every_row_has_one_line(llmrun: Installed, rows: 
     found = lines(out)
     assert Counter(line["row"] for line in found) == Counter(range(1, N_ROWS + 1))
     assert all(line["answer"] and line["error"] is None for line in found)
-    assert b"have their answers" in done.stderr
+    assert b"are already answered" in done.stderr
     before = out.read_bytes()
     assert llmrun.run(*command(rows)).returncode == 0
     assert out.read_bytes() == before
@@ -59,7 +59,7 @@ def test_ctrl_c_says_that_it_can_go_on(llmrun: Installed, rows: Path) -> None:
     running.process.send_signal(signal.SIGINT)
     status, stderr = running.end()
     assert status == 130
-    assert "the same command goes on from here" in stderr
+    assert "run the same command again to continue" in stderr
     assert len(lines(out)) >= 3
 
 

@@ -65,10 +65,10 @@ def test_a_guess_that_is_no_model_is_told_by_load(engine: Runner, tmp_path: Path
 
 def test_a_request_before_a_model_and_sigint(engine: Runner) -> None:
     """Ctrl-C reaches the whole process group; it is the front's business."""
-    with pytest.raises(LlmrunError, match="before a model"):
+    with pytest.raises(LlmrunError, match="no model is loaded"):
         list(engine.generate(ASK))
     os.kill(engine.pid, signal.SIGINT)
-    with pytest.raises(LlmrunError, match="before a model") as caught:
+    with pytest.raises(LlmrunError, match="no model is loaded") as caught:
         list(engine.generate(ASK))
     assert not isinstance(caught.value, EngineCrashedError)
     assert engine.alive
@@ -89,7 +89,7 @@ def test_a_command_that_can_not_be_read_fails_and_the_engine_lives(engine: Runne
         engine.do(EMBED, EmbedTexts((5,), "mean"))  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="can't be written as JSON"):
         engine.do(EMBED, EmbedTexts((object(),), "mean"))  # type: ignore[arg-type]
-    with pytest.raises(LlmrunError, match="before a model"):
+    with pytest.raises(LlmrunError, match="no model is loaded"):
         list(engine.generate(ASK))
     assert engine.pid == pid
     assert engine.alive
@@ -118,13 +118,13 @@ def test_pictures_go_through_the_pipe_and_a_hostile_one_ends_nothing(engine: Run
 
 def test_cancel_without_a_request(engine: Runner) -> None:
     engine.cancel()
-    with pytest.raises(LlmrunError, match="before a model"):
+    with pytest.raises(LlmrunError, match="no model is loaded"):
         list(engine.generate(ASK))
     assert engine.alive
 
 
 def test_the_engine_makes_no_core_dumps_and_no_debugger(engine: Runner) -> None:
-    with pytest.raises(LlmrunError, match="before a model"):
+    with pytest.raises(LlmrunError, match="no model is loaded"):
         list(engine.generate(ASK))
     assert psutil.Process(engine.pid).rlimit(psutil.RLIMIT_CORE) == (0, 0)
 

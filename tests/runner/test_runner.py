@@ -415,4 +415,4 @@ def test_a_death_ends_both(start: Start) -> None:
 
 
 def test_an_answer_to_something_else_ends_the_engine(start: Start) -> None:
-    assert crash(start("mistaken")).why == "it answered Generate with Counted"
+    assert crash(start("mistaken")).why == "it answered Generate with TokenCount"

@@ -1,8 +1,7 @@
-"""What goes into a batch: the waiting tokens of whoever has a share, and drafts behind them where they fit.
+"""The layout of one batch: waiting tokens of the scheduled sequences, and their drafts if there is space.
 
-Owns the batch's layout; must not know who runs, nor what is drawn from its logits. A draft takes what nobody else
-needs: rows, cells and positions that are left when everybody's own tokens have theirs. A picture has a batch to itself:
-vectors and tokens don't mix.
+Must not know scheduling or sampling. A draft only takes rows, cells and positions that remain after every sequence has
+its own tokens. An image has a batch to itself, because llama.cpp does not mix vectors and tokens.
 """
 
 from __future__ import annotations
@@ -10,25 +9,25 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
+from llmrun.engine.core.cell_budget import CellBudget
 from llmrun.engine.core.draft_model import DraftModel
 from llmrun.engine.core.drafts import Drafting
 from llmrun.engine.core.gate import StepShape
 from llmrun.engine.core.images import ImagePart
-from llmrun.engine.core.room import CellBudget
 from llmrun.engine.core.sequence import Sequence
 from llmrun.engine.llama.base import Context, Entry
 
 Batch = list[Entry] | ImagePart
-"""What goes through the model at once."""
+"""The input of one decode call."""
 
 
 class BatchPart(NamedTuple):
     """A sequence's part of a batch.
 
     Attributes:
-        sequence: whose tokens they are; its draft comes behind them.
-        end: how many of its tokens are in the KV cache when the batch is computed, the draft not counted.
-        rows: which of the batch's entries have logits for it: its last token and its draft.
+        sequence: the sequence; its draft follows its tokens.
+        end: the number of its tokens that are in the KV cache after the batch, not counting the draft.
+        rows: the batch's entries with logits for it: its last token and its draft.
     """
 
     sequence: Sequence
@@ -37,12 +36,12 @@ class BatchPart(NamedTuple):
 
 
 class BatchCapacity(NamedTuple):
-    """What a batch has room for.
+    """The limits for the drafts in a batch.
 
     Attributes:
-        rows: entries in all that a batch with a draft may have.
-        cells: of the KV cache that are free besides.
-        window: positions of each sequence.
+        rows: maximum number of entries in a batch with drafts.
+        cells: free cells of the KV cache, beyond those for the sequences' own tokens.
+        window: maximum length of a sequence.
     """
 
     rows: int
@@ -50,32 +49,32 @@ class BatchCapacity(NamedTuple):
     window: int
 
     @classmethod
-    def of(cls, context: Context, room: CellBudget, n_tokens: int, window: int) -> BatchCapacity:
-        """What there is beside so many tokens."""
-        return cls(min(context.n_batch, context.n_outputs), room.n_cells - room.used - n_tokens, window)
+    def of(cls, context: Context, budget: CellBudget, n_tokens: int, window: int) -> BatchCapacity:
+        """Return what remains beside n_tokens of the sequences' own tokens."""
+        return cls(min(context.n_batch, context.n_outputs), budget.n_cells - budget.used - n_tokens, window)
 
 
 def fill(
     chosen: Collection[tuple[Sequence, int]], spare: BatchCapacity | None, model: DraftModel | None
 ) -> tuple[list[BatchPart], Batch]:
-    """Lay a batch out of all that were chosen; where some stand at a picture, of the others, or of one of those.
+    """Build the next batch: either one image, or the tokens of every chosen sequence that is not at an image.
 
     Args:
-        chosen: who has a share of it, and how many tokens.
-        spare: room for drafts; None where there are to be none.
-        model: guesses for those that want it.
+        chosen: sequences, and the number of tokens of each in the batch.
+        spare: limits for drafts; None for a batch without drafts.
+        model: drafts for sequences that use a draft model.
     """
-    seeing = [pair for pair in chosen if pair[0].extras.pictures is not None and pair[0].is_at_image]
-    if seeing:
-        sequence, share = seeing[0]
-        pictures = sequence.extras.pictures
-        assert pictures is not None
-        part = pictures.next_part(sequence.n_cached, share, sequence.slot)
-        if part is not None and (len(seeing) == len(chosen) or pictures.takes_turn()):
+    at_image = [pair for pair in chosen if pair[0].extras.images is not None and pair[0].is_at_image]
+    if at_image:
+        sequence, share = at_image[0]
+        images = sequence.extras.images
+        assert images is not None
+        part = images.next_part(sequence.n_cached, share, sequence.slot)
+        if part is not None and (len(at_image) == len(chosen) or images.takes_turn()):
             return [BatchPart(sequence, sequence.n_cached + part.n_tokens, range(0))], part
-        chosen = [pair for pair in chosen if pair not in seeing]
+        chosen = [pair for pair in chosen if pair not in at_image]
     if spare is not None:
-        _guess(chosen, spare, model)
+        _draft(chosen, spare, model)
     parts: list[BatchPart] = []
     batch: list[Entry] = []
     for sequence, share in chosen:
@@ -89,8 +88,8 @@ def fill(
     return parts, batch
 
 
-def _guess(chosen: Collection[tuple[Sequence, int]], spare: BatchCapacity, model: DraftModel | None) -> None:
-    """Draft for each in turn. Where somebody prefills, for nobody."""
+def _draft(chosen: Collection[tuple[Sequence, int]], spare: BatchCapacity, model: DraftModel | None) -> None:
+    """Draft for each sequence in turn, unless one of them still prefills."""
     if any(share < sequence.n_waiting or not sequence.n_completion for sequence, share in chosen):
         return
     rows = n_tokens = sum(share for _, share in chosen)
@@ -98,13 +97,13 @@ def _guess(chosen: Collection[tuple[Sequence, int]], spare: BatchCapacity, model
     for sequence, share in chosen:
         if sequence.extras.drafting is not None:
             end = sequence.n_cached + share
-            most = min(spare.rows - rows, spare.cells - (rows - n_tokens), spare.window - end)
-            rows += sequence.plan_draft(sequence.extras.drafting, most, StepShape(rows, len(chosen), end - 1))
+            limit = min(spare.rows - rows, spare.cells - (rows - n_tokens), spare.window - end)
+            rows += sequence.plan_draft(sequence.extras.drafting, limit, StepShape(rows, len(chosen), end - 1))
             planned.append((sequence, sequence.extras.drafting))
     if model is not None:
         drafters = (drafting.model for _, drafting in planned)
-        wishing = [drafter for drafter in drafters if drafter is not None and drafter.wish is not None]
-        if wishing:
-            model.work(wishing)
+        requesting = [drafter for drafter in drafters if drafter is not None and drafter.n_requested is not None]
+        if requesting:
+            model.compute(requesting)
     for sequence, drafting in planned:
         sequence.draft = drafting.take(sequence.sampler.allowed)

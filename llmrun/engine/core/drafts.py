@@ -1,6 +1,6 @@
-"""Tokens that an answer may go on with, guessed before they are computed, so that one step can verify several.
+"""Speculative decoding of one answer: tokens drafted in advance, so that one step can verify several.
 
-Owns where guesses come from and what became of them; must not know batches, samplers or contexts.
+Owns the choice between drafters, and their success rates; must not know batches, samplers or contexts.
 """
 
 from __future__ import annotations
@@ -9,35 +9,35 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from llmrun.engine.core.draft_model import ModelDrafter
-from llmrun.engine.core.gate import MODEL, NOTHING, DraftChoice, Gate, StepShape
+from llmrun.engine.core.gate import MODEL, NO_DRAFT, DraftChoice, Gate, StepShape
 from llmrun.engine.core.prefix import common_prefix
 from llmrun.protocol.speculation import Speculation
 
-_LEAST_KNOWN = 15  # tokens of a guess that are compared with what comes, whether or not they are drafted
-_FEW_MISSING = 8  # tokens that a draft model reads beside guessing, at hardly more cost
-_MANY_MISSING = 64  # ... and without guessing
+_MIN_COMPARED = 15  # drafted tokens that are compared with the answer, verified by a step or not
+_CHEAP_PREFILL = 8  # tokens that a draft model reads in the step that drafts, at hardly more cost
+_MAX_PREFILL = 64  # with more missing tokens, the step only prefills
 
 
 class Drafter(Protocol):
-    """Guesses how a sequence goes on. Deterministic, so that a request takes the same steps again."""
+    """A source of drafts for one sequence. Deterministic, so that a repeated request takes the same steps."""
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """The sequence has these tokens behind the others."""
+        """Append tokens to the sequence."""
 
     def rewind(self, length: int) -> None:
-        """Only so many first tokens of the sequence stay."""
+        """Cut the sequence to its first tokens."""
 
-    def draft(self, most: int) -> tuple[list[int], int]:
-        """At most so many tokens, and how many last tokens of the sequence they are known to have followed."""
+    def draft(self, limit: int, /) -> tuple[list[int], int]:
+        """Return at most `limit` tokens, and the length of the match that they follow (or gate.MODEL)."""
 
 
 class _Draft(NamedTuple):
-    """What was expected to stand from a place of the sequence on.
+    """Drafted tokens.
 
     Attributes:
-        start: index of its first token in the sequence.
+        start: index of the first one in the sequence.
         tokens: all of them.
-        match: as Drafter.draft() gives it.
+        match: as from Drafter.draft().
     """
 
     start: int
@@ -46,16 +46,13 @@ class _Draft(NamedTuple):
 
 
 class Drafting:
-    """What is drafted for one answer.
+    """The drafts of one answer.
 
     Args:
-        speculation: how much may be.
-        drafter: has seen nothing; it reads the prompt now.
+        speculation: limits and step times.
+        drafter: new; it gets the prompt here.
         prompt: of the answer.
-        model: guesses where the drafter knows too little; as new.
-
-    Attributes:
-        model: see Args.
+        model: new; drafts when its expected gain is larger than the drafter's.
     """
 
     def __init__(
@@ -71,88 +68,87 @@ class Drafting:
         for each in self._drafters:
             each.extend(prompt)
         self._gate = Gate(speculation)
-        self._known = len(prompt)  # tokens that the drafters have
-        self._wanted = max(speculation.most, _LEAST_KNOWN)
-        self._guesses: list[_Draft] = []  # about the same place
+        self._n_known = len(prompt)  # tokens that the drafters have
+        self._n_compared = max(speculation.most, _MIN_COMPARED)
+        self._drafts: list[_Draft] = []  # all with the same start
         self._step = StepShape(1, 1, 0)  # the last one that a draft could have been added to ...
-        self._length = 0  # ... how many tokens were ...
-        self._seconds = 0.0  # ... and what the model took for it, by the table
+        self._length = 0  # ... the number of drafted tokens in it ...
+        self._seconds = 0.0  # ... and the draft model's time for them, by the table
 
-    def plan(self, tokens: Sequence[int], most: int, step: StepShape) -> int:
-        """How many tokens take() will give at most; mostly none.
+    def plan(self, tokens: Sequence[int], limit: int, step: StepShape) -> int:
+        """Return the maximum number of tokens that take() will return; mostly 0.
 
-        If the model has a wish then, DraftModel.work() has to come before take().
+        If the model's n_requested is not None afterwards, DraftModel.compute() has to run before take().
 
         Args:
             tokens: of the sequence.
-            most: how many there can be.
-            step: what they are added to.
+            limit: maximum number of drafted tokens.
+            step: the step without drafts.
         """
         for drafter in self._drafters:
-            drafter.extend(tokens[self._known :])
-        self._known = len(tokens)
+            drafter.extend(tokens[self._n_known :])
+        self._n_known = len(tokens)
         self._learn(tokens)
-        guessed, match = self._drafter.draft(self._wanted)
-        choice = self._gate.choose(match, min(most, len(guessed)), step) if match and most > 0 else NOTHING
-        self._guesses = [_Draft(len(tokens), guessed, match)]
+        drafted, match = self._drafter.draft(self._n_compared)
+        choice = self._gate.choose(match, min(limit, len(drafted)), step) if match and limit > 0 else NO_DRAFT
+        self._drafts = [_Draft(len(tokens), drafted, match)]
         self._step, self._length, self._seconds = step, choice.length, 0.0
         if self.model is not None:
-            self.model.wish = self._wish(self.model, most, choice) if most > 0 else None
-            self._length = max(self._length, self.model.wish or 0)
+            self.model.n_requested = self._model_request(self.model, limit, choice) if limit > 0 else None
+            self._length = max(self._length, self.model.n_requested or 0)
         return self._length
 
-    def take(self, allowed: Callable[[list[int]], int]) -> list[int]:
-        """The tokens to verify in the step that was planned.
+    def take(self, count_allowed: Callable[[list[int]], int]) -> list[int]:
+        """Return the tokens to verify in the planned step.
 
         Args:
-            allowed: how many first tokens of a draft can be chosen at all.
+            count_allowed: returns how many first tokens of a draft the grammar allows.
         """
-        start, tokens, match = self._guesses[0]
+        start, tokens, match = self._drafts[0]
         model, length = self.model, self._length
-        if model is not None and model.wish:
-            tokens, match = model.draft(self._wanted)
-            self._guesses.append(_Draft(start, tokens, match))
+        if model is not None and model.n_requested:
+            tokens, match = model.draft(self._n_compared)
+            self._drafts.append(_Draft(start, tokens, match))
             length = len(tokens)
-            self._gate.asked(sure=length > 0)
+            self._gate.learn_sureness(sure=length > 0)
             self._seconds = self._gate.draft_seconds(self._step, max(length, 1))
         if length:
-            possible = allowed(tokens[:length])
-            if possible < length:
-                length = self._gate.choose(match, possible, self._step).length if possible else 0
+            n_allowed = count_allowed(tokens[:length])
+            if n_allowed < length:
+                length = self._gate.choose(match, n_allowed, self._step).length if n_allowed else 0
         self._length = length
         return tokens[:length]
 
     def rewind(self, length: int) -> None:
-        """Tokens behind so many were taken back."""
+        """Cut the sequence to its first tokens after a retraction."""
         for drafter in self._drafters:
             drafter.rewind(length)
-        self._known = min(self._known, length)
-        self._guesses = []
+        self._n_known = min(self._n_known, length)
+        self._drafts = []
 
     def close(self) -> None:
-        """The answer ended."""
         if self.model is not None:
             self.model.close()
 
-    def _wish(self, model: ModelDrafter, most: int, choice: DraftChoice) -> int | None:
-        """What the model is to do: guess, only read, or nothing, where that would not pay, or less than this choice."""
+    def _model_request(self, model: ModelDrafter, limit: int, choice: DraftChoice) -> int | None:
+        """Return ModelDrafter.n_requested: None if the model would gain less than this choice, or nothing."""
         missing = model.count_missing()
-        if missing is None or (missing > _FEW_MISSING and not self._gate.is_worth_prefill(missing, self._step)):
+        if missing is None or (missing > _CHEAP_PREFILL and not self._gate.is_worth_prefill(missing, self._step)):
             return None
-        if missing > _MANY_MISSING:
+        if missing > _MAX_PREFILL:
             return 0
-        by_model = self._gate.choose(MODEL, most, self._step)
+        by_model = self._gate.choose(MODEL, limit, self._step)
         return by_model.length if by_model.rate > choice.rate else None
 
     def _learn(self, tokens: Sequence[int]) -> None:
-        """What became of the last guesses. A batch that failed is tried again: then there is nothing new to learn."""
-        guesses, self._guesses = self._guesses, []
-        if not guesses or len(tokens) == guesses[0].start:
+        """Compare the last drafts with the answer; skip this when a failed batch is tried again."""
+        drafts, self._drafts = self._drafts, []
+        if not drafts or len(tokens) == drafts[0].start:
             return
-        came = list(tokens[guesses[0].start :])
-        same = 0
-        for _, guessed, match in guesses:
-            same = common_prefix(came, guessed)
+        actual = list(tokens[drafts[0].start :])
+        n_same = 0
+        for _, drafted, match in drafts:
+            n_same = common_prefix(actual, drafted)
             if match:
-                self._gate.learn(match, same, missed=same < min(len(came), len(guessed)))
-        self._gate.stepped(self._step, self._length, min(same, self._length), self._seconds)
+                self._gate.learn(match, n_same, missed=n_same < min(len(actual), len(drafted)))
+        self._gate.record_step(self._step, self._length, min(n_same, self._length), self._seconds)

@@ -1,12 +1,11 @@
-"""How many tokens are worth drafting, by what decode steps cost and how often drafts came true. Pure.
+"""The decision how many tokens to draft, by the cost of decode steps and the acceptance rates so far. Pure.
 
-Owns that decision; must not know models or clocks: it depends on a table of step times and on the tokens so far alone,
-so that the same answer takes the same steps again.
+Must not know models or clocks: the decision depends on a table of step times and on the tokens so far alone, so that
+the same answer takes the same steps again.
 
-A draft that follows a match of m tokens comes true with the probability that its first token does, times that of a
-token behind a match of m + 1, and so on. Those are learned from every token of the answer, for what the sampler chose
-tells of any draft whether it would have come true, verified or not. What a draft model guesses comes true with one
-probability for all of its tokens; it costs steps of that model, also where it turns out to be unsure.
+The first token of a draft after a match of m tokens is accepted with probability p(m), the second with p(m + 1), and so
+on. Every token of the answer teaches these: it shows of any draft, verified or not, whether it was right. The tokens of
+a draft model all have one probability; its steps cost time, even if it turns out to be unsure.
 """
 
 from __future__ import annotations
@@ -18,169 +17,175 @@ from typing import NamedTuple
 from llmrun.protocol.speculation import Speculation, StepTimes
 
 MODEL = -1
-"""In place of the length of a match: a draft model guessed."""
-_MULTIPLE = 4  # kernels compute so many rows at once, and handle a remainder badly
-_LEAST_GAIN = 1.1  # expected: a table is never quite right
-_ALLOWED_LOSS = 0.01  # of the time that decoding took ...
-_ALLOWED_FAILURES = 5  # ... and what so many steps that verified in vain took longer
-_PRIOR = (0.15, 0.3, 0.45, 0.65, 0.8, 0.9)  # how often a token comes true behind a match of 1, 2, 3-4, 5-8, 9-16, more
-_MODEL_PRIOR = 0.8  # ... and one of which a draft model is sure
-_SURE_PRIOR = 0.7  # how often it is
+"""The length of a match, for drafts of a draft model."""
+_MULTIPLE = 4  # kernels compute this many rows at once, and handle a remainder badly
+_MIN_GAIN = 1.1  # expected: a table is never quite right
+_ALLOWED_LOSS = 0.01  # of the decoding time ...
+_ALLOWED_FAILURES = 5  # ... plus the extra time of this many steps whose drafts were rejected
+_PRIOR = (0.15, 0.3, 0.45, 0.65, 0.8, 0.9)  # acceptance after a match of 1, 2, 3-4, 5-8, 9-16, more tokens
+_MODEL_PRIOR = 0.8  # acceptance of a token that the draft model is sure of
+_SURE_PRIOR = 0.7  # how often the draft model is sure
 _PRIOR_WEIGHT = 4  # outcomes
-_NEWEST_SHARE = 0.1  # of the newest outcome, at least
+_NEWEST_SHARE = 0.1  # minimum weight of the newest outcome
 
 
 class StepShape(NamedTuple):
     """A decode step to which a draft may be added.
 
     Attributes:
-        rows: tokens that it computes anyway.
-        drawn: tokens that it gives anyway: one for each sequence.
+        rows: tokens that it decodes without drafts.
+        sampled: tokens that it yields without drafts: one per sequence.
         depth: tokens in the KV cache before it.
     """
 
     rows: int
-    drawn: int
+    sampled: int
     depth: int
 
 
 class DraftChoice(NamedTuple):
-    """How many tokens to draft, and what is expected of that: the larger the better."""
+    """The number of tokens to draft, and the expected tokens/s (a relative figure without step times)."""
 
     length: int
     rate: float
 
 
-NOTHING = DraftChoice(0, 0.0)
+NO_DRAFT = DraftChoice(0, 0.0)
 
 
 class _AcceptanceRate:
-    """How often something happens: of the outcomes so far, the newest ones count most."""
+    """A running probability in which the newest outcomes weigh most."""
 
     def __init__(self, prior: float) -> None:
         self.value = prior
         self._outcomes = _PRIOR_WEIGHT
 
-    def learn(self, happened: bool) -> None:
+    def learn(self, accepted: bool) -> None:
         self._outcomes += 1
-        self.value += max(1 / self._outcomes, _NEWEST_SHARE) * (happened - self.value)
+        self.value += max(1 / self._outcomes, _NEWEST_SHARE) * (accepted - self.value)
 
 
 class Gate:
-    """Decides for one answer.
+    """The draft lengths of one answer.
 
     Args:
-        speculation: without step times, as much is drafted as can be had.
+        speculation: without step times, drafts are as long as possible.
     """
 
     def __init__(self, speculation: Speculation) -> None:
-        self._most = speculation.most
+        self._limit = speculation.most
         self._times = StepTimes(speculation.times) if speculation.times else None
         self._draft_times = StepTimes(speculation.draft_times) if speculation.draft_times else None
-        self._chances = [*map(_AcceptanceRate, _PRIOR), _AcceptanceRate(_MODEL_PRIOR)]
+        self._rates = [*map(_AcceptanceRate, _PRIOR), _AcceptanceRate(_MODEL_PRIOR)]
         self._sure = _AcceptanceRate(_SURE_PRIOR)
-        # Seconds by the table: what steps took, what verifying gained, and what it takes longer.
+        # Seconds by the table: of all steps, gained by drafts, and the largest extra time of a step.
         self._decoding = self._gain = self._trial = 0.0
 
-    def choose(self, match: int, most: int, step: StepShape) -> DraftChoice:
-        """How many tokens to draft.
+    def choose(self, match: int, limit: int, step: StepShape) -> DraftChoice:
+        """Choose how many tokens to draft.
 
         Args:
-            match: how many last tokens are known to have been followed by the draft, or MODEL.
-            most: how many can be had.
-            step: what they are added to.
+            match: the number of last tokens that the draft has followed before, or MODEL.
+            limit: maximum number of tokens.
+            step: the step without drafts.
         """
-        most, first = min(most, self._most), self._chances[_kind(match)].value
+        limit, first = min(limit, self._limit), self._rates[_kind(match)].value
         if self._times is None:
-            return DraftChoice(max((step.rows + most) // _MULTIPLE * _MULTIPLE - step.rows, 0) or most, first)
+            return DraftChoice(max((step.rows + limit) // _MULTIPLE * _MULTIPLE - step.rows, 0) or limit, first)
         if self._gain < -_ALLOWED_LOSS * self._decoding - _ALLOWED_FAILURES * self._trial:
-            return NOTHING
+            return NO_DRAFT
         if match == MODEL and self._draft_times is None:
-            return NOTHING
+            return NO_DRAFT
         seconds, depth = self._times.seconds, step.depth
         plain = seconds(step.rows, depth)
-        best, best_rate = 0, _LEAST_GAIN * step.drawn / plain
+        best, best_rate = 0, _MIN_GAIN * step.sampled / plain
         sure = self._sure.value if match == MODEL else 1.0
         for width in self._times.widths:
             length = width - step.rows
-            if not 0 < length <= most:
+            if not 0 < length <= limit:
                 continue
-            taken = seconds(width, depth)
+            duration = seconds(width, depth)
             if match == MODEL:
-                taken = sure * taken + (1 - sure) * plain + self.draft_seconds(step, 1 + sure * (length - 1))
-            if step.drawn + sure * first * length > best_rate * taken:  # no later token comes true without the first
-                rate = (step.drawn + sure * self.expected(match, length)) / taken
+                duration = sure * duration + (1 - sure) * plain + self.draft_seconds(step, 1 + sure * (length - 1))
+            if step.sampled + sure * first * length > best_rate * duration:  # an upper bound, quickly computed
+                rate = (step.sampled + sure * self.expected(match, length)) / duration
                 if rate > best_rate:
                     best, best_rate = length, rate
-        return DraftChoice(best, best_rate) if best else NOTHING
+        return DraftChoice(best, best_rate) if best else NO_DRAFT
 
     def expected(self, match: int, length: int) -> float:
-        """How many tokens of a draft will come true."""
-        total, chance = 0.0, 1.0
+        """Return the expected number of accepted tokens of a draft."""
+        total, probability = 0.0, 1.0
         for kind in _kinds(match, length):
-            chance *= self._chances[kind].value
-            total += chance
+            probability *= self._rates[kind].value
+            total += probability
         return total
 
     def draft_seconds(self, step: StepShape, length: float) -> float:
-        """What a sequence's share of a draft model's steps takes, for so many tokens.
+        """Return one sequence's share of the draft model's time for a draft of this length.
 
-        All sequences of the step take part. The first of these steps computes two tokens, as a rule: what came last.
+        All sequences of the step take part. The first step of the draft model usually decodes two tokens per sequence.
         """
         if self._draft_times is None:
             return 0.0
-        seconds, n_sequences = self._draft_times.seconds, step.drawn
+        seconds, n_sequences = self._draft_times.seconds, step.sampled
         first, other = (seconds(rows * n_sequences, step.depth) for rows in (2, 1))
         return (first + (length - 1) * other) / n_sequences
 
     def is_worth_prefill(self, n_tokens: int, step: StepShape) -> bool:
-        """Whether a draft model is to read so many tokens that it has not seen.
+        """Return whether the draft model should prefill tokens that it has not seen.
 
-        Nobody knows how long the answer goes on. As long again as it did so far is a fair guess, prefill included; so
-        what its drafts would gain in that time has to pay for reading.
+        The answer is expected to take as long again as it took so far, prefill included. What drafts gain in that time
+        has to pay for the prefill.
         """
         if self._times is None:
             return True
-        choice = self.choose(MODEL, self._most, step)
+        choice = self.choose(MODEL, self._limit, step)
         if not choice.length or self._draft_times is None:
             return False
-        saved = 1 - step.drawn / self._times.seconds(step.rows, step.depth) / choice.rate
-        reading, read = (_prefill_seconds(times, n_tokens, step.depth) for times in (self._draft_times, self._times))
-        return reading <= saved * (read + self._decoding)
+        saved = 1 - step.sampled / self._times.seconds(step.rows, step.depth) / choice.rate
+        cost, prefill = (_prefill_seconds(times, n_tokens, step.depth) for times in (self._draft_times, self._times))
+        return cost <= saved * (prefill + self._decoding)
 
-    def learn(self, match: int, came_true: int, *, missed: bool) -> None:
-        """So many first tokens of a draft came true, and perhaps the next one did not."""
-        for index, kind in enumerate(_kinds(match, came_true + missed)):
-            self._chances[kind].learn(index < came_true)
+    def learn(self, match: int, n_accepted: int, *, missed: bool) -> None:
+        """Learn from a draft: its first n_accepted tokens were right, and if missed, the next one was wrong."""
+        for index, kind in enumerate(_kinds(match, n_accepted + missed)):
+            self._rates[kind].learn(index < n_accepted)
 
-    def asked(self, *, sure: bool) -> None:
-        """A draft model was asked, and sure of the next token, or not."""
+    def learn_sureness(self, *, sure: bool) -> None:
+        """Learn whether the draft model was sure of the first token of a draft."""
         self._sure.learn(sure)
 
-    def stepped(self, step: StepShape, drafted: int, came_true: int, drafting: float = 0.0) -> None:
-        """A step was computed, with so many tokens drafted, of which so many came true; drafting took so long."""
+    def record_step(self, step: StepShape, n_drafted: int, n_accepted: int, drafting: float = 0.0) -> None:
+        """Account for a step.
+
+        Args:
+            step: the step without drafts.
+            n_drafted: drafted tokens in it.
+            n_accepted: of these, the accepted ones.
+            drafting: seconds that the draft model took.
+        """
         if self._times is None:
             return
         plain = self._times.seconds(step.rows, step.depth)
-        longer = drafting
-        if drafted:
-            longer += self._times.seconds(step.rows + drafted, step.depth) - plain
-        self._decoding += plain + longer
-        self._gain += came_true * plain / step.drawn - longer
-        self._trial = max(self._trial, longer)
+        extra = drafting
+        if n_drafted:
+            extra += self._times.seconds(step.rows + n_drafted, step.depth) - plain
+        self._decoding += plain + extra
+        self._gain += n_accepted * plain / step.sampled - extra
+        self._trial = max(self._trial, extra)
 
 
 def _kinds(match: int, length: int) -> Iterator[int]:
-    """Which chance each token of a draft has."""
+    """Return the index of the acceptance rate for each token of a draft."""
     return repeat(_kind(MODEL), length) if match == MODEL else map(_kind, range(match, match + length))
 
 
 def _kind(match: int) -> int:
-    """Which of a gate's chances is about matches of this length."""
     return len(_PRIOR) if match == MODEL else min((match - 1).bit_length(), len(_PRIOR) - 1)
 
 
 def _prefill_seconds(times: StepTimes, n_tokens: int, depth: int) -> float:
-    """At most: a wide step takes no longer for each of its rows than a narrow one."""
+    """Return an upper bound: a wide step takes no longer per row than the widest one in the table."""
     widest = times.widths[-1]
     return n_tokens * times.seconds(widest, depth) / widest

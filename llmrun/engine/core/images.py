@@ -1,8 +1,8 @@
-"""Where the pictures of a prompt stand, and how they go through the model.
+"""The images of a prompt: their place among its tokens, and their way through the model.
 
-Owns what a batch may hold of them. In a sequence's tokens a picture is a run of negative numbers made of its hash, so
-that whatever compares tokens (prefixes, slots, saved states) never takes one picture for another; the vectors that
-stand for them are only made where they are computed. Must not know llama.cpp.
+In a sequence's tokens, an image is a run of negative numbers made from its hash, so that code which compares tokens
+(prefixes, slots, saved states) never mistakes one image for another. The vectors are computed only when they are
+decoded. Must not know llama.cpp.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from llmrun.engine.llama.base import ImageSpan
 
 
 def text_only(tokens: Sequence[int]) -> list[int]:
-    """The tokens without those that stand for pictures."""
+    """Return the tokens without those of images."""
     return [token for token in tokens if token >= 0]
 
 
 class ImageChunk(Protocol):
-    """A picture, or one part of a large one, as vectors in place of tokens.
+    """An image, or a tile of a large one, as vectors instead of tokens.
 
     Attributes:
-        ids: what stands for them in a sequence's tokens.
-        n_positions: that they take.
-        causal: whether each of them sees only those before it; else all go through the model at once.
-        seconds: what making the vectors took.
+        ids: its token ids in a sequence, all negative.
+        n_positions: positions that it occupies.
+        causal: each vector sees only those before it; otherwise all are decoded in one batch.
+        seconds: time that the vectors took.
     """
 
     @property
@@ -42,13 +42,13 @@ class ImageChunk(Protocol):
     def seconds(self) -> float: ...
 
     def positions(self, first: int, indexes: slice) -> Sequence[int]:
-        """Of the tokens with these indexes, see engine.llama.base.Embedded."""
+        """Return the positions of these vectors if the chunk begins at position first; see EmbeddedInput."""
 
     def address(self, first: int) -> int:
-        """Of the floats of the first vector that is wanted and those behind it; made where nobody wanted them yet."""
+        """Return the address of the floats from vector first on; compute the vectors at the first call."""
 
     def close(self) -> None:
-        """Give the memory back; nobody asks for vectors any more."""
+        """Free the vectors."""
 
 
 class PlacedChunk(NamedTuple):
@@ -59,13 +59,13 @@ class PlacedChunk(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The index behind its last token."""
+        """The index after its last token."""
         return self.start + len(self.chunk.ids)
 
 
 @dataclass(frozen=True, slots=True)
 class ImagePart:
-    """See engine.llama.base.Embedded."""
+    """The part of a chunk that one batch decodes; an engine.llama.base.EmbeddedInput."""
 
     placed: PlacedChunk
     start: int
@@ -74,30 +74,23 @@ class ImagePart:
 
     @property
     def span(self) -> ImageSpan:
-        """Of the whole chunk."""
         return ImageSpan(self.placed.start, self.placed.end, self.placed.chunk.n_positions)
 
     @property
     def causal(self) -> bool:
-        """Whether each position sees only those before it."""
         return self.placed.chunk.causal
 
     def positions(self, first: int) -> Sequence[int]:
-        """If the chunk begins at position first."""
-        inside = self.start - self.placed.start
-        return self.placed.chunk.positions(first, slice(inside, inside + self.n_tokens))
+        """Return the positions of the part's vectors if the chunk begins at position first."""
+        offset = self.start - self.placed.start
+        return self.placed.chunk.positions(first, slice(offset, offset + self.n_tokens))
 
     def address(self) -> int:
-        """Of the vectors."""
         return self.placed.chunk.address(self.start - self.placed.start)
 
 
 class PromptImages:
-    """The pictures of one prompt.
-
-    Args:
-        placed: in the order in which they stand there.
-    """
+    """The images of one prompt, in their order."""
 
     def __init__(self, placed: Sequence[PlacedChunk]) -> None:
         self._placed = placed
@@ -105,38 +98,36 @@ class PromptImages:
 
     @property
     def n_tokens(self) -> int:
-        """That they take."""
         return sum(len(each.chunk.ids) for each in self._placed)
 
     @property
     def seconds(self) -> float:
-        """What making their vectors took."""
+        """Time that the vectors took."""
         return sum(each.chunk.seconds for each in self._placed)
 
-    def at(self, position: int) -> PlacedChunk | None:
-        """The one that a token is part of."""
-        return next((each for each in self._placed if each.start <= position < each.end), None)
+    def at(self, index: int) -> PlacedChunk | None:
+        """Return the chunk that this token belongs to."""
+        return next((each for each in self._placed if each.start <= index < each.end), None)
 
-    def n_alike(self, start: int, end: int) -> int:
-        """How many of the tokens from start to end - 1 can go through the model together: text, or of one picture."""
-        inside = self.at(start)
-        if inside is not None:
-            return inside.end - start
+    def n_batchable(self, start: int, end: int) -> int:
+        """Return how many tokens from start on fit into one batch: text up to the next image, or one image."""
+        chunk = self.at(start)
+        if chunk is not None:
+            return chunk.end - start
         return min((each.start for each in self._placed if each.start > start), default=end) - start
 
     def next_part(self, start: int, share: int, slot: int) -> ImagePart | None:
-        """What comes next of a picture; None where text does."""
-        inside = self.at(start)
-        if inside is None:
+        """Return the part of an image that begins at a token, at most share tokens if causal; None for text."""
+        chunk = self.at(start)
+        if chunk is None:
             return None
-        return ImagePart(inside, start, share if inside.chunk.causal else inside.end - start, slot)
+        return ImagePart(chunk, start, share if chunk.chunk.causal else chunk.end - start, slot)
 
     def takes_turn(self) -> bool:
-        """Whether it is a picture's turn, where others could go on with text; every second time."""
+        """Return every second time True: images alternate with the text of other sequences."""
         self._had_turn = not self._had_turn
         return self._had_turn
 
     def close(self) -> None:
-        """Give the memory back."""
         for each in self._placed:
             each.chunk.close()

@@ -109,14 +109,14 @@ class Engine:
             request: number of the command that asks.
             waiting: requests that have arrived but were not added yet.
         """
-        room = self._slots.room
+        budget = self._slots.budget
         return EngineStatus(
             request,
             running=len(self._active),
             waiting=waiting + len(self._waiting),
-            cells=room.n_cells,
-            cells_used=room.used,
-            cells_shared=room.shared,
+            cells=budget.n_cells,
+            cells_used=budget.used,
+            cells_shared=budget.shared,
             prefix_queries=self._prefix_queries,
             prefix_hits=self._prefix_hits,
             prefilled=self._prefilled,
@@ -175,8 +175,8 @@ class Engine:
         except (Aborted, CacheFull, LlmrunError) as error:
             return self._roll_back(parts, error)
         seconds = self._clock() - began
-        if isinstance(batch, list) and len(batch) >= len(parts) + PrefillRate.LEAST:
-            self._rate.computed(len(batch), seconds)
+        if isinstance(batch, list) and len(batch) >= len(parts) + PrefillRate.MIN_TOKENS:
+            self._rate.record(len(batch), seconds)
         return self._advance(parts, seconds)
 
     # ---- admission -----------------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ class Engine:
             chosen.sort(key=lambda pair: pair[0].slot)
         spare = None
         if self._drafts and not self._suspects and (len(chosen) == 1 or self._context.unified):
-            spare = BatchCapacity.of(self._context, self._slots.room, sum(shares), self._window)
+            spare = BatchCapacity.of(self._context, self._slots.budget, sum(shares), self._window)
         parts, batch = fill(chosen, spare, self._draft_model)
         self._sole_request = parts[0].sequence.request if len(parts) == 1 else None
         return parts, batch
@@ -320,9 +320,9 @@ class Engine:
 
     def _relieve_full_cache(self) -> list[Event]:
         """Free cells before the batch is tried again: the KV cache was full sooner than counted."""
-        n_cells, room = self._context.n_cells, self._slots.room
-        if n_cells < room.n_cells:  # it could not grow to its planned size
-            room.n_cells = n_cells
+        n_cells, budget = self._context.n_cells, self._slots.budget
+        if n_cells < budget.n_cells:  # it could not grow to its planned size
+            budget.n_cells = n_cells
             self._window = min(self._window, n_cells)
             return []
         if self._slots.evict():
@@ -349,7 +349,7 @@ class Engine:
                 sequence.n_fed = end
                 sequence.n_drafted += len(sequence.draft)
             self._slots.append(sequence.slot, tokens)
-            sequence.metrics.computed(seconds)
+            sequence.metrics.record_decode(seconds)
             self._prefilled += max(0, min(end, sequence.n_prompt) - start)
             if rows:
                 sampling.append(part)
@@ -426,7 +426,7 @@ class Engine:
         """Append one token to the answer; return whether another one may follow."""
         vocabulary, extras = self._vocabulary, sequence.extras
         sequence.tokens.append(token)
-        sequence.metrics.sampled(self._clock())
+        sequence.metrics.record_token(self._clock())
         if vocabulary.is_end(token):
             events += self._finish(sequence, "stop")
             return False

@@ -1,4 +1,4 @@
-"""Which cached tokens a prompt can reuse, from the beginning on or after a gap. Pure."""
+"""The part of a KV cache that a prompt can reuse, from its beginning or after a gap. Pure."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from contextlib import suppress
 
 
 def common_prefix(cached: list[int], prompt: list[int]) -> int:
-    """How many first tokens are the same in both."""
+    """Return the length of the common prefix."""
     if not cached or not prompt or cached[0] != prompt[0]:
         return 0
     same, different = 1, min(len(cached), len(prompt))
     if cached[:different] == prompt[:different]:
         return different
-    while different - same > 1:  # slices are compared by C, as far as they are the same
+    while different - same > 1:  # bisection, because comparing slices runs in C
         middle = (same + different) // 2
         if cached[same:middle] == prompt[same:middle]:
             same = middle
@@ -22,34 +22,34 @@ def common_prefix(cached: list[int], prompt: list[int]) -> int:
 
 
 def reusable(cached: list[int], prompt: list[int]) -> int:
-    """How many first tokens of the prompt need no prefill.
+    """Return the number of first prompt tokens that need no prefill.
 
-    The prompt's last token is always computed again: its logits are what the first answer token is drawn from.
+    The prompt's last token is always decoded again: the first answer token is sampled from its logits.
     """
     return min(common_prefix(cached, prompt), len(prompt) - 1)
 
 
-def gap_after(cached: list[int], prompt: list[int], shared: int, least: int) -> int:
-    """How many cached tokens, from index shared on, have to go so that the prompt goes on as the cache does.
+def gap_after(cached: list[int], prompt: list[int], shared: int, minimum: int) -> int:
+    """Return how many cached tokens to drop at index shared, so that the cache continues as the prompt does.
 
-    That is what a conversation looks like after its oldest turns were dropped.
+    Such a gap appears when a conversation's oldest turns are truncated.
 
     Args:
         cached: token ids in the KV cache.
         prompt: token ids of the prompt.
-        shared: how many first tokens are the same in both.
-        least: fewer equal tokens after the gap are not worth it.
+        shared: length of the common prefix.
+        minimum: number of equal tokens after the gap that makes it worthwhile.
 
     Returns:
         The length of the gap; 0 if there is none.
     """
-    wanted = prompt[shared : shared + least]
-    if len(wanted) < least:
+    following = prompt[shared : shared + minimum]
+    if len(following) < minimum:
         return 0
     start = shared
     with suppress(ValueError):
         while True:
-            start = cached.index(wanted[0], start + 1)
-            if cached[start : start + least] == wanted:
+            start = cached.index(following[0], start + 1)
+            if cached[start : start + minimum] == following:
                 return start - shared
     return 0

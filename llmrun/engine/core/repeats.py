@@ -1,16 +1,16 @@
-"""Notices when an answer goes round in circles. Pure; must not know tokens, models or terminals.
+"""Detection of answers that repeat themselves. Pure; must not know tokens, models or terminals.
 
-A loop is the end of the text being one block, written again and again, back to back. Blocks that people do repeat
-(rules, empty table rows, zeros, tags, indentation) need to be repeated much longer than sentences before that counts.
+A text loops if it ends in copies of one block, back to back. Blocks that good texts do repeat (rules, empty table rows,
+zeros, tags, indentation) need many more copies than sentences.
 """
 
 from __future__ import annotations
 
 import re
 
-_SEED = 16  # characters that have to come again before a block is looked for
+_SEED = 16  # characters that have to recur before a block is searched
 _LONGEST_BLOCK = 4096  # characters
-_PROSE_SPAN, _PROSE_TIMES, _LONG_PROSE, _LONG_PROSE_TIMES = 600, 6, 300, 4
+_PROSE_SPAN, _PROSE_TIMES, _LONG_PROSE, _LONG_PROSE_TIMES = 600, 6, 300, 4  # spans and lengths in characters
 _OTHER_SPAN, _OTHER_TIMES = 1500, 8
 _PROSE_SHARE, _PROSE_WORDS = 0.8, 5
 _WORD = re.compile(r"[^\W\d_]+")
@@ -18,102 +18,98 @@ _BEGINNINGS = (re.compile(r"\n+"), re.compile(r"[.!?:;。！？]\s+|[。！？]"
 
 
 class RepeatGuard:
-    """Reads an answer as it comes; constant work for each character.
+    """An incremental detector with constant work per character.
 
-    Method: the last 16 characters are looked up among those of every earlier place. Where they stood before, their
-    distance is a candidate for the block's length; as long as each new character equals the one a block before it,
-    the candidate holds and the repeat grows. Comparing is exact, so nothing is found by accident of a hash.
+    The last 16 characters are looked up among all earlier ones. The distance to their last occurrence is a candidate
+    for the block's length, and stays one while each new character equals the one a block before it. The comparison is
+    exact, without a rolling hash.
     """
 
     def __init__(self) -> None:
         self._text = ""
-        # Where each run of _SEED characters ended last: a younger and an older part, so that it stays small.
+        # The last end of each run of _SEED characters, in two generations to bound memory.
         self._young: dict[str, int] = {}
         self._old: dict[str, int] = {}
-        self._start = 0  # place in the answer of _text's first character
+        self._start = 0  # index in the answer of _text's first character
         self._period = 0
-        self._matched = 0  # how many last characters equal the one a period before
-        self._needed = 0  # that many make a loop
-        self._found: str | None = None
+        self._n_matched = 0  # last characters that equal the one a period before
+        self._n_required = 0  # of these, to make a loop
+        self._block: str | None = None
 
     def push(self, text: str) -> str | None:
-        """The block that the answer goes on repeating, once that is clear; None before.
-
-        Args:
-            text: what was added to the answer.
-        """
-        if self._found is not None or not text:
-            return self._found
+        """Add text of the answer; return the repeated block as soon as a loop is certain."""
+        if self._block is not None or not text:
+            return self._block
         old = len(self._text)
         self._text += text
-        end = self._loop_in(old)
+        end = self._find_loop(old)
         if end is not None:
-            self._found = _named(self._text[end - self._period : end])
+            self._block = _rotate(self._text[end - self._period : end])
         if len(self._text) > 4 * _LONGEST_BLOCK:
             cut = len(self._text) - _LONGEST_BLOCK
             self._text, self._start = self._text[cut:], self._start + cut
-        return self._found
+        return self._block
 
-    def _loop_in(self, old: int) -> int | None:
-        """Take in the characters of _text from an index on; behind which of them the text ends in a loop, if any."""
+    def _find_loop(self, old: int) -> int | None:
+        """Read the characters of _text from index old on; return the index after the first one that ends in a loop."""
         text = self._text
         for index in range(old, len(text)):
             period = self._period
             if period:
                 if text[index] == text[index - period]:
-                    self._matched += 1
+                    self._n_matched += 1
                 else:
-                    self._period = self._matched = period = 0
+                    self._period = self._n_matched = period = 0
             if index + 1 < _SEED:
                 continue
             seed = text[index + 1 - _SEED : index + 1]
             if not period:
-                self._look_for(seed, self._start + index, index)
+                self._find_period(seed, index)
             self._young[seed] = self._start + index
-            if period and self._matched >= self._needed and self._is_loop(index):
+            if period and self._n_matched >= self._n_required and self._is_loop(index):
                 return index + 1
         if len(self._young) > _LONGEST_BLOCK:
             self._young, self._old = {}, self._young
         return None
 
-    def _look_for(self, seed: str, place: int, index: int) -> None:
-        """Where the same characters stood last; that far away each of the next ones is compared."""
-        before = self._young.get(seed)
-        if before is None:
-            before = self._old.get(seed)
-        if before is None:
+    def _find_period(self, seed: str, index: int) -> None:
+        """Start comparing with the last occurrence of the same characters."""
+        previous = self._young.get(seed)
+        if previous is None:
+            previous = self._old.get(seed)
+        if previous is None:
             return
-        period = place - before
+        period = self._start + index - previous
         if period <= min(_LONGEST_BLOCK, index):
-            self._period, self._matched = period, _SEED
+            self._period, self._n_matched = period, _SEED
             times = _LONG_PROSE_TIMES if period >= _LONG_PROSE else _PROSE_TIMES
-            self._needed = max(_PROSE_SPAN, times * period) - period
+            self._n_required = max(_PROSE_SPAN, times * period) - period
 
     def _is_loop(self, index: int) -> bool:
-        """Enough for prose was repeated; anything else has to go on for longer."""
-        needed = max(_OTHER_SPAN, _OTHER_TIMES * self._period) - self._period
-        if self._needed == needed or _is_prose(self._text[index + 1 - self._period : index + 1]):
+        """Return whether the copies suffice; they do for prose, other blocks need more."""
+        n_required = max(_OTHER_SPAN, _OTHER_TIMES * self._period) - self._period
+        if self._n_required == n_required or _is_prose(self._text[index + 1 - self._period : index + 1]):
             return True
-        self._needed = max(needed, self._needed)
-        return self._matched >= self._needed
+        self._n_required = max(n_required, self._n_required)
+        return self._n_matched >= self._n_required
 
 
 def _is_prose(block: str) -> bool:
-    """Whether a block is sentences, not a table, code, data or a drawing."""
-    texty = sum(character.isalpha() or character.isspace() for character in block)
-    if texty < _PROSE_SHARE * len(block):
+    """Return whether a block consists of sentences, not of a table, code, data or a drawing."""
+    n_letters = sum(character.isalpha() or character.isspace() for character in block)
+    if n_letters < _PROSE_SHARE * len(block):
         return False
-    # Where words are not written apart, each character counts as one.
+    # In scripts without spaces between words, each character counts as a word.
     words = {piece for word in _WORD.findall(block.casefold()) for piece in ((word,) if word.isascii() else word)}
     return len(words) >= _PROSE_WORDS
 
 
-def _named(block: str) -> str:
-    """The block from where a user would say that it begins: a line, a sentence, a word."""
+def _rotate(block: str) -> str:
+    """Return the block rotated to begin at a line, else at a sentence, else at a word."""
     if not block.strip():
         return block
     for beginning in _BEGINNINGS:
-        found = beginning.search(block)
-        if found:
-            return (block[found.end() :] + block[: found.end()]).strip()
+        match = beginning.search(block)
+        if match:
+            return (block[match.end() :] + block[: match.end()]).strip()
     return block

@@ -1,7 +1,7 @@
-"""One native sampler per sequence, made from what a user asked and what the model demands.
+"""The sampler of one sequence: a `_native.Sampler` with a grammar.
 
-Owns the translation of SamplingParams and a vocabulary into `_native.Sampler`, and of its errors into ours;
-must not know the generation loop. The arithmetic is in native/.
+Owns the translation of SamplingParams and a vocabulary into native arguments, and of native errors into ours; must not
+know the generation loop. The arithmetic is in native/.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
     from llmrun.engine.constraint.matcher import Constraint
     from llmrun.engine.llama.base import Vocabulary
 
-# llama_sampler_init_dry's bounds on one breaker.
-_MOST_BREAKER_BYTES = 40
-_MOST_TAIL_TOKENS = 20
+# llama_sampler_init_dry's limits of one breaker.
+_MAX_BREAKER_BYTES = 40
+_MAX_TAIL_TOKENS = 20
 
 
 class SequenceSampler:
-    """Chooses the tokens of one sequence and remembers them for the penalties.
+    """The sampler of one sequence, with its last tokens for the penalties.
 
-    For one thread at a time: one may make it, and another one sample.
+    Not thread-safe, but one thread may create it and another one sample.
 
     Attributes:
         seed: of its random generators, 0 to 2**32 - 1.
-        logprob: how likely the last token was, where that is noted.
+        logprob: the last token's log probability, if the request has logprobs.
     """
 
     def __init__(
@@ -52,13 +52,13 @@ class SequenceSampler:
         """Start a sequence.
 
         Args:
-            params: how to sample; without a seed, one is drawn.
+            params: sampling parameters; without a seed, a random one is chosen.
             vocabulary: the model's.
-            prompt: tokens that the penalties see, as in llama.cpp's server, and a watermark; a long prompt delays no
-                other thread.
+            prompt: token ids for the penalties, as in llama.cpp's server, and for a watermark; the native call releases
+                the interpreter's lock.
             constraint: the grammar that every token has to follow.
-            remember: how many last tokens explain() can be asked about.
-            logprobs: note how likely each token was, and so many of the likeliest; None notes nothing.
+            remember: number of last tokens that explain() can explain.
+            logprobs: number of likeliest tokens to report with each token's log probability; None reports nothing.
 
         Raises:
             UsageError: the parameters are invalid for this vocabulary.
@@ -86,22 +86,22 @@ class SequenceSampler:
         self._vocabulary = vocabulary
         self._constraint = constraint
         self._bans = any(bias == -math.inf for _, bias in params.logit_bias)
-        # The last tokens, and whether each was drawn, not forced; the native sampler remembers the draws.
+        # The last tokens, and whether each was sampled, not forced; the native sampler remembers the sampled ones.
         self._last: deque[tuple[int, bool]] = deque(maxlen=remember)
         self._logprobs = logprobs
         self.logprob: TokenLogprob | None = None
 
     def sample(self, address: int, refused: Collection[int] = ()) -> int:
-        """Choose the next token and make it part of the sequence.
+        """Sample the next token and append it to the sequence.
 
         Args:
             address: of the n_tokens float logits; they are only read.
-            refused: tokens that it must not be.
+            refused: token ids to exclude.
 
         Raises:
-            BadLogitsError: the logits are not numbers that can be sampled from.
-            BadGrammarError: the grammar became too much while it was followed.
-            OutOfMemoryError: there is none to sample with.
+            BadLogitsError: no token can be sampled from these logits.
+            BadGrammarError: the grammar exceeded a limit.
+            OutOfMemoryError: sampling needs more memory.
         """
         mask = self._constraint.mask() if self._constraint else None
         try:
@@ -110,40 +110,36 @@ class SequenceSampler:
             raise self._bad_logits(error, bool(refused)) from None
         except MemoryError:
             raise OutOfMemoryError("there is no memory to sample a token") from None
-        self._accepted(token, address)
+        self._record(token, address)
         return token
 
     def forced(self) -> list[int]:
-        """The tokens that have to come next because the grammar leaves no choice; mostly none."""
+        """Return the next tokens if the grammar leaves no choice; mostly none."""
         return self._constraint.forced() if self._constraint else []
 
     def allowed(self, tokens: list[int]) -> int:
-        """How many first tokens of a draft the grammar allows, as far as that can be told in advance."""
+        """Return how many first tokens of a draft the grammar allows, as far as it can tell in advance."""
         return self._constraint.allowed(tokens) if self._constraint else len(tokens)
 
     def follow(self, token: int) -> None:
-        """Make a forced token part of the sequence."""
+        """Append a forced token to the sequence."""
         self._native.accept(token)
-        self._accepted(token, 0)
+        self._record(token, 0)
 
-    def rewind(self, n_tokens: int, left: Sequence[int]) -> None:
-        """Take the last tokens back.
+    def rewind(self, n_tokens: int, remaining: Sequence[int]) -> None:
+        """Remove the last tokens.
 
         Args:
-            n_tokens: how many.
-            left: all tokens of the sequence that stay, prompt included.
+            n_tokens: their number.
+            remaining: all other tokens of the sequence, prompt included.
         """
         if self._constraint and n_tokens:
             self._constraint.rewind(n_tokens)
         dropped = [self._last.pop() for _ in range(min(n_tokens, len(self._last)))]
-        self._native.rewind(sum(drawn for _, drawn in dropped), left)
+        self._native.rewind(sum(is_sampled for _, is_sampled in dropped), remaining)
 
-    def _accepted(self, token: int, address: int) -> None:
-        """What has to be noted of a token that the native sampler has accepted.
-
-        Args:
-            address: of the logits that it was drawn from; 0 where it was forced.
-        """
+    def _record(self, token: int, address: int) -> None:
+        """Update the state outside of the native sampler; address is that of the logits, 0 for a forced token."""
         if self._constraint:
             self._constraint.accept(token)
         if self._last.maxlen:
@@ -152,34 +148,34 @@ class SequenceSampler:
             self.logprob = self._logprob(token, address, self._logprobs)
 
     def _logprob(self, token: int, address: int, count: int) -> TokenLogprob:
-        """By what the model gave, before any step of the chain; a forced token was certain."""
-        found = self._native.log_probabilities(address, token, count) if address else [(token, 0.0)]
-        (text, data, value), *top = [(*self._shown(each), logprob) for each, logprob in found]
+        """Return log probabilities from the raw logits, before any step of the chain; a forced token was certain."""
+        logprobs = self._native.log_probabilities(address, token, count) if address else [(token, 0.0)]
+        (text, data, value), *top = [(*self._text_and_bytes(each), logprob) for each, logprob in logprobs]
         return TokenLogprob(text, data, value, tuple(top))
 
-    def _shown(self, token: int) -> tuple[str, tuple[int, ...]]:
+    def _text_and_bytes(self, token: int) -> tuple[str, tuple[int, ...]]:
         data = self._vocabulary.piece(token) or self._vocabulary.control_piece(token)
         return data.decode("utf-8", "replace"), tuple(data)
 
     def explain(self, last: int, candidates: int) -> list[Choice]:
-        """How the last tokens were chosen, oldest first.
+        """Return how the last tokens were sampled, oldest first.
 
         Args:
-            last: how many tokens, at most what the constructor was told to remember.
-            candidates: how many of the likeliest to name for each.
+            last: number of tokens, at most the constructor's `remember`.
+            candidates: number of likeliest tokens to report for each.
         """
         choices: list[Choice] = []
-        draws = 0
-        for token, drawn in islice(reversed(self._last), last):
-            if drawn:
-                choices.append(self._choice(draws, candidates))
-                draws += 1
+        n_sampled = 0
+        for token, is_sampled in islice(reversed(self._last), last):
+            if is_sampled:
+                choices.append(self._choice(n_sampled, candidates))
+                n_sampled += 1
             else:
                 choices.append(Choice(self._text(token), forced=True))
         return choices[::-1]
 
-    def _choice(self, draws_ago: int, count: int) -> Choice:
-        chosen, steps = self._native.explain(draws_ago, count)
+    def _choice(self, samples_ago: int, count: int) -> Choice:
+        chosen, steps = self._native.explain(samples_ago, count)
         tokens = [token for token, _ in steps[0][2]]
         return Choice(
             self._text(chosen),
@@ -190,7 +186,6 @@ class SequenceSampler:
         )
 
     def _text(self, token: int) -> str:
-        """A token for people: its text, or what it does."""
         text = self._vocabulary.piece(token).decode("utf-8", "replace")
         return text or ("<end>" if self._vocabulary.is_end(token) else f"<token {token}>")
 
@@ -206,7 +201,7 @@ class SequenceSampler:
         if refused:
             return BadLogitsError(
                 "no token can be sampled",
-                why="every one that can come here begins a banned phrase",
+                why="every possible token begins a banned phrase",
                 hint="ban fewer phrases",
             )
         return BadLogitsError(
@@ -219,17 +214,17 @@ class SequenceSampler:
 def sample_rows(
     samplers: Sequence[SequenceSampler], addresses: Sequence[int], refused: Sequence[Collection[int]]
 ) -> list[int | LlmrunError]:
-    """Let each sequence choose its next token, as SequenceSampler.sample() does, in one native call for all.
+    """Sample the next token of several sequences as SequenceSampler.sample() does, in one native call.
 
     Args:
-        samplers: each of another sequence.
-        addresses: of the n_tokens float logits of each.
-        refused: tokens that each must not choose.
+        samplers: of different sequences.
+        addresses: of each sequence's n_tokens float logits.
+        refused: token ids to exclude for each.
 
     Returns:
-        The tokens. Where none could be chosen, the error that sample() raises: such a sequence can't go on.
+        The tokens; for a sequence that can't continue, the error that sample() raises.
     """
-    if len(samplers) == 1:  # one user's every token: making lists would take longer than what they spare
+    if len(samplers) == 1:  # a shortcut for a single user
         try:
             return [samplers[0].sample(addresses[0], refused[0])]
         except LlmrunError as error:
@@ -242,15 +237,15 @@ def sample_rows(
         except BadGrammarError as error:
             masks.append(None)
             errors[row] = error
-    drawn = _native.sample_rows([sampler._native for sampler in samplers], addresses, masks, refused)
+    sampled = _native.sample_rows([sampler._native for sampler in samplers], addresses, masks, refused)
     results: list[int | LlmrunError] = []
-    for row, (token, status) in enumerate(drawn):
+    for row, (token, status) in enumerate(sampled):
         try:
             if row in errors:
                 raise errors[row]
             if status == _native.Status.CHOSEN:
-                samplers[row]._accepted(token, addresses[row])
-            else:  # nothing has moved: once more, for the error
+                samplers[row]._record(token, addresses[row])
+            else:  # its state has not changed: sample again, for the error
                 token = samplers[row].sample(addresses[row], refused[row])
             results.append(token)
         except LlmrunError as error:
@@ -278,19 +273,19 @@ def _biases(params: SamplingParams, vocabulary: Vocabulary) -> list[tuple[int, f
     return [*params.logit_bias, *bans]
 
 
-# Looking through a whole vocabulary takes tenths of a second; the next request mostly has the same breakers.
-_known: WeakKeyDictionary[Vocabulary, dict[str, list[list[int]]]] = WeakKeyDictionary()
+# Searching a whole vocabulary takes tenths of a second; the next request mostly has the same breakers.
+_cache: WeakKeyDictionary[Vocabulary, dict[str, list[list[int]]]] = WeakKeyDictionary()
 
 
 def dry_breaker_tokens(breakers: Sequence[str], vocabulary: Vocabulary) -> list[list[int]]:
-    """Token sequences in which one of the breaker texts occurs, as llama_sampler_init_dry finds them.
+    """Return the token sequences that contain one of the breaker texts, as llama_sampler_init_dry finds them.
 
-    That is each token whose text contains the breaker; and each token whose text ends with the breaker's
-    beginning, followed by the tokens of the rest. Unlike there, control tokens have no text, and a rest
-    that begins inside a UTF-8 character is left out.
+    They are each token whose text contains the breaker; and each token whose text ends with the breaker's beginning,
+    followed by the tokens of the rest. Unlike in llama.cpp, control tokens have no text, and a rest that begins inside
+    a UTF-8 character is left out.
     """
-    known = _known.setdefault(vocabulary, {})
-    missing = [breaker for breaker in dict.fromkeys(breakers) if breaker and breaker not in known]
+    cached = _cache.setdefault(vocabulary, {})
+    missing = [breaker for breaker in dict.fromkeys(breakers) if breaker and breaker not in cached]
     if missing:
         words = [vocabulary.piece(token) for token in range(vocabulary.n_tokens)]
         by_last_byte = defaultdict[int, list[int]](list)
@@ -298,21 +293,21 @@ def dry_breaker_tokens(breakers: Sequence[str], vocabulary: Vocabulary) -> list[
             if word:
                 by_last_byte[word[-1]].append(token)
         for breaker in missing:
-            known[breaker] = _breaker_tokens(breaker, words, by_last_byte, vocabulary)
-    return [tokens for breaker in breakers if breaker for tokens in known[breaker]]
+            cached[breaker] = _breaker_tokens(breaker, words, by_last_byte, vocabulary)
+    return [tokens for breaker in breakers if breaker for tokens in cached[breaker]]
 
 
 def _breaker_tokens(
     breaker: str, words: Sequence[bytes], by_last_byte: Mapping[int, list[int]], vocabulary: Vocabulary
 ) -> list[list[int]]:
-    data = breaker.encode("utf-8", "replace")[:_MOST_BREAKER_BYTES]
+    data = breaker.encode("utf-8", "replace")[:_MAX_BREAKER_BYTES]
     found = [[token] for token, word in enumerate(words) if data in word]
     for length in range(1, len(data)):
         beginning, rest = data[:length], data[length:]
         near = [(token, words[token]) for token in by_last_byte.get(beginning[-1], [])]
         heads = [token for token, word in near if word.endswith(beginning) and data not in word]
         try:
-            tail = vocabulary.tokenize(rest.decode(), special=False)[:_MOST_TAIL_TOKENS] if heads else []
+            tail = vocabulary.tokenize(rest.decode(), special=False)[:_MAX_TAIL_TOKENS] if heads else []
         except UnicodeDecodeError:
             continue
         found += [[token, *tail] for token in heads]

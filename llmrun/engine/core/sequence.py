@@ -1,4 +1,4 @@
-"""One request's state while it is answered."""
+"""The state of one request in the generation loop."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """What a request may want besides an answer.
+    """The optional features of a request.
 
     Attributes:
-        inside_thought: the prompt ends where the model is to think.
-        thinking_tags: what encloses its thoughts; none where it does not think.
-        thinking: how long it may think.
+        starts_in_reasoning: the prompt ends inside the reasoning.
+        thinking_tags: the tags around the reasoning; none without reasoning.
+        thinking: limits the reasoning.
         guard: ends an answer that repeats itself.
-        moves: the conversation lost its oldest turns; what the KV cache holds behind them is moved, not computed again.
+        moves: the conversation was truncated; what the KV cache holds after the gap is moved, not computed again.
         shown: control tokens whose text is part of the answer.
-        logprobs: holds how likely the tokens were, as the sampler notes it, until their text is shown.
-        salt: prefixes are shared only among equal ones.
+        logprobs: holds the tokens' log probabilities until their text is shown.
+        salt: prefixes are shared only among requests with the same salt.
         tool_syntax: of its tool calls, see llmrun.protocol.toolcalls; "" if it can have none.
-        splitter: splits the answer into its parts; None if it is nothing but text.
-        drafting: guesses tokens, to be verified several in a step; None decodes one token a step.
-        pictures: of the prompt, and where they stand.
-        adapters: that it is computed with.
+        splitter: splits the answer into its parts; None if it is only text.
+        drafting: drafts tokens, to verify several in a step; None decodes one token a step.
+        images: of the prompt.
+        adapters: to compute with.
     """
 
-    inside_thought: bool = False
+    starts_in_reasoning: bool = False
     thinking_tags: tuple[str, ...] = ()
     thinking: ThinkingBudget | None = None
     guard: RepeatGuard | None = None
@@ -56,33 +56,33 @@ class Extras:
     tool_syntax: str = ""
     splitter: AnswerSplitter | None = None
     drafting: Drafting | None = None
-    pictures: PromptImages | None = None
+    images: PromptImages | None = None
     adapters: tuple[AdapterScale, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A prompt and the answer that grows behind it.
+    """A prompt and its answer so far.
 
     Attributes:
-        number: they are counted as they come.
+        number: its place in the order of arrival.
         request: the front's number for it.
         tokens: prompt and answer.
-        n_prompt: how many of them are the prompt.
+        n_prompt: tokens of the prompt.
         admitted: it has, or had, a slot.
-        slot: llama.cpp's sequence id, whose KV cache it fills while it runs.
-        n_reused: how many of the prompt were in the KV cache already.
-        n_cached: how many of tokens are in the KV cache now.
-        n_fed: how many of tokens stand before the draft.
-        n_shown: how many answer tokens the text given out so far accounts for.
-        n_retracted: how many answer tokens were taken back.
-        draft: guessed tokens that go through the model behind all others in this step; never part of tokens.
-        n_drafted: how many went through the model so.
-        n_accepted: of these, that were chosen; those of this step's draft come when it ends.
-        n_steps: batches that gave at least one token.
-        refused: index of tokens -> what must not stand there, given what stands before.
-        cancelled: somebody asked it to stop.
-        passed: how many younger ones got in before it.
+        slot: llama.cpp's sequence id while it runs.
+        n_reused: prompt tokens that needed no prefill.
+        n_cached: tokens that are in the KV cache now.
+        n_fed: tokens before the draft.
+        n_shown: answer tokens that were sent with their text.
+        n_retracted: answer tokens that were retracted.
+        draft: tokens that this step decodes after all others, to verify them; never part of tokens.
+        n_drafted: drafted tokens that were decoded.
+        n_accepted: of these, the accepted ones; those of the current draft are added when it ends.
+        n_steps: batches with logits for this sequence.
+        refused: index in tokens -> token ids that are excluded there, given the tokens before.
+        cancelled: its client has cancelled it.
+        passed: number of younger sequences that were admitted before it.
         awaits_prefix: another sequence is prefilling a prefix that this one can reuse.
     """
 
@@ -112,19 +112,19 @@ class Sequence:
     awaits_prefix: bool = False
 
     def admit(self, slot: int, n_cached: int) -> None:
-        """It has a slot, which holds its first tokens."""
+        """Assign a slot, which holds the first n_cached tokens."""
         self.n_reused = min(self.n_reused, n_cached) if self.admitted else n_cached
         self.admitted, self.slot, self.n_cached = True, slot, n_cached
 
     def started(self) -> Started:
-        """The event for its admission."""
+        """Return the event for its admission."""
         extras = self.extras
         return Started(
             self.request,
             self.n_prompt,
             self.n_reused,
             self.sampler.seed,
-            extras.inside_thought,
+            extras.starts_in_reasoning,
             extras.thinking_tags,
             extras.tool_syntax,
         )
@@ -136,71 +136,75 @@ class Sequence:
 
     @property
     def n_ready(self) -> int:
-        """Tokens of these that can go through the model in one batch: as far as the next picture, or one picture."""
-        pictures = self.extras.pictures
-        return self.n_waiting if pictures is None else pictures.n_alike(self.n_cached, len(self.tokens))
+        """Waiting tokens that fit into one batch: text up to the next image, or one image."""
+        images = self.extras.images
+        return self.n_waiting if images is None else images.n_batchable(self.n_cached, len(self.tokens))
 
     @property
     def is_at_image(self) -> bool:
-        """Whether a picture comes next."""
+        """The next token to decode belongs to an image."""
         return self.tokens[self.n_cached] < 0
 
     @property
     def n_completion(self) -> int:
-        """Tokens sampled so far."""
+        """Tokens of the answer."""
         return len(self.tokens) - self.n_prompt
 
-    def plan_draft(self, drafting: Drafting, most: int, step: StepShape) -> int:
-        """How many tokens may be verified beside what a step computes anyway; mostly none, at most so many."""
+    def plan_draft(self, drafting: Drafting, limit: int, step: StepShape) -> int:
+        """Return the maximum number of tokens that this step verifies for the sequence; mostly 0."""
         if self.limits.max_tokens is not None:
-            most = min(most, self.limits.max_tokens - self.n_completion - 1)
-        return drafting.plan(self.tokens, most, step)
+            limit = min(limit, self.limits.max_tokens - self.n_completion - 1)
+        return drafting.plan(self.tokens, limit, step)
 
     @property
     def n_verified(self) -> int:
-        """How many first tokens of the draft were chosen."""
+        """Tokens of the current draft that were accepted."""
         return common_prefix(self.tokens[self.n_fed :], self.draft)
 
     def end_draft(self) -> None:
-        """No more tokens are drawn in this step."""
         self.n_accepted += self.n_verified
         self.draft = []
 
     def retract(self, n_tokens: int) -> int:
-        """Take back the answer's last tokens and refuse the first of them there; how many tokens are left."""
-        left = len(self.tokens) - n_tokens
+        """Remove the answer's last tokens, and refuse the first of them there; return the number of tokens left."""
+        remaining = len(self.tokens) - n_tokens
         self.end_draft()
         if self.extras.drafting is not None:
-            self.extras.drafting.rewind(left)
-        self.refused = {index: tokens for index, tokens in self.refused.items() if index <= left}
-        self.refused.setdefault(left, set()).add(self.tokens[left])
-        del self.tokens[left:]
-        self.sampler.rewind(n_tokens, self.tokens if self.extras.pictures is None else text_only(self.tokens))
+            self.extras.drafting.rewind(remaining)
+        self.refused = {index: tokens for index, tokens in self.refused.items() if index <= remaining}
+        self.refused.setdefault(remaining, set()).add(self.tokens[remaining])
+        del self.tokens[remaining:]
+        self.sampler.rewind(n_tokens, self.tokens if self.extras.images is None else text_only(self.tokens))
         if self.extras.thinking is not None:
             self.extras.thinking.rewind(self.n_completion)
         if self.extras.logprobs is not None:
             self.extras.logprobs.retract(n_tokens)
-        self.metrics.retracted(n_tokens)
+        self.metrics.retract(n_tokens)
         self.n_retracted += n_tokens
         self.n_shown = min(self.n_shown, self.n_completion)
-        return left
+        return remaining
 
     def end_reason(self, text: str, window: int) -> tuple[str, str]:
-        """Why it ends with its last token, which made text safe to show, and what there is to say; or ""."""
+        """Return the finish reason and its detail; "" if the answer continues.
+
+        Args:
+            text: the text that became safe to show with the last token.
+            window: maximum number of tokens.
+        """
         if self.text.stopped_by:
             return "stop", self.text.stopped_by
-        extras, most = self.extras, self.limits.max_tokens
+        extras, limit = self.extras, self.limits.max_tokens
         if extras.thinking is not None:
             extras.thinking.push(self.text.decoded)
         repeated = extras.guard.push(text) if extras.guard is not None else None
         if repeated is not None:
             return "repeats", repeated
-        full = len(self.tokens) > window
-        return ("length", "") if full or (most is not None and self.n_completion >= most) else ("", "")
+        is_full = len(self.tokens) > window or (limit is not None and self.n_completion >= limit)
+        return ("length", "") if is_full else ("", "")
 
     def end(self) -> None:
-        """It is answered no further."""
-        for extra in (self.extras.drafting, self.extras.pictures):
+        """Free what the finished request no longer needs."""
+        for extra in (self.extras.drafting, self.extras.images):
             if extra is not None:
                 extra.close()
 
@@ -227,8 +231,7 @@ class Sequence:
         return TextDelta(self.request, text, self.n_shown - before, logprobs, drafted, parts)
 
     def stats(self, n_ctx: int) -> Stats:
-        """What it cost up to now."""
-        drafting, pictures = self.extras.drafting, self.extras.pictures
+        drafting, images = self.extras.drafting, self.extras.images
         return Stats(
             prompt_tokens=self.n_prompt,
             reused_tokens=self.n_reused,
@@ -247,6 +250,6 @@ class Sequence:
             accepted_tokens=self.n_accepted + self.n_verified,
             decode_steps=self.n_steps,
             draft_steps=drafting.model.n_steps if drafting is not None and drafting.model is not None else 0,
-            picture_tokens=pictures.n_tokens if pictures is not None else 0,
-            picture_seconds=pictures.seconds if pictures is not None else 0.0,
+            picture_tokens=images.n_tokens if images is not None else 0,
+            picture_seconds=images.seconds if images is not None else 0.0,
         )

@@ -1,7 +1,7 @@
-"""What each slot of the KV cache holds, and which slot a prompt gets.
+"""The slots of the KV cache: their contents, and the choice of a slot for each prompt.
 
-Owns every change of the KV cache but decode(): a token is only said to be cached when its keys and values really are.
-Idle slots are the parked prefixes; what no slot is left for is stowed. Must not know who waits, or for what.
+Owns every change of the KV cache except decode(), so that its record of cached tokens is always true. Idle slots hold
+the parked prefixes; prefixes beyond those go to host memory. Must not know the waiting requests.
 """
 
 from __future__ import annotations
@@ -10,22 +10,21 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from llmrun.engine.core.cell_budget import CellBudget
 from llmrun.engine.core.host_prefix_cache import HostPrefix, HostPrefixCache
 from llmrun.engine.core.prefix import common_prefix, gap_after, reusable
-from llmrun.engine.core.room import CellBudget
-from llmrun.engine.core.state_saver import StateSaver
 from llmrun.engine.llama.base import Context
 from llmrun.errors import LlmrunError
 
 if TYPE_CHECKING:
     from llmrun.engine.core.states import KVStore, SavedState
 
-_WORTH_READING = 64  # tokens: fewer are prefilled faster than files are looked through
-_WORTH_MOVING = 32
-_CHEAP_CELLS = 256  # of parked prefixes, that nobody notices: llama.cpp looks at so many at a time
-_STOWED_SHARE = 4  # one part in so many of what the cells can hold may be stowed besides
-_SPLIT_STEPS = 4  # so long a gap is left to whoever comes next: moving somebody takes as long as a step or two
-_SPARE_SHARE = 32  # one part in so many of the cells stays free when somebody is let in: all the others grow
+_MIN_RESTORED = 64  # tokens: fewer are prefilled faster than files are searched
+_MIN_MOVED = 32
+_CHEAP_CELLS = 256  # of parked prefixes, without effect on speed: llama.cpp reads this many at a time
+_HOST_SHARE = 4  # host memory may hold 1/N of the tokens that the cells can hold
+_SPLIT_STEPS = 4  # a gap may be filled by a new sequence meanwhile: moving one takes as long as a step or two
+_SPARE_SHARE = 32  # 1/N of the cells stays free at an admission, because running sequences grow
 
 
 class Slots:
@@ -34,8 +33,8 @@ class Slots:
     Attributes:
         cached: slot -> the tokens whose keys and values it holds.
         idle: slots without a sequence.
-        room: cells that are used.
-        saver: writes what is shared or evicted to disk; None without a store.
+        budget: counts the used cells.
+        saver: writes shared and evicted prefixes to disk; None without a store.
     """
 
     def __init__(
@@ -46,38 +45,41 @@ class Slots:
         exact: bool = False,
         prefixes: Sequence[HostPrefix] = (),
     ) -> None:
-        """All slots are empty.
+        """Start with empty slots.
 
         Args:
-            states: KV states saved on disk, where a prompt's beginning may be found.
-            exact: only whole batches of a prompt are reused, because another width of batch rounds otherwise.
-            prefixes: of another context over the same weights, see prefixes().
+            context: with the KV cache.
+            states: KV states on disk, searched for prefixes of prompts.
+            exact: reuse only whole batches of a prompt, because other batch widths round differently.
+            prefixes: prefixes() of another context with the same weights.
         """
         self._exact = exact
         self._context = context
         self._states = states
-        self.saver = StateSaver(states) if states is not None else None
+        self.saver = states.background_saver() if states is not None else None
         self.cached: dict[int, list[int]] = {slot: [] for slot in range(context.n_seq_max + context.n_parked)}
         self.idle = set(self.cached)
-        self.room = CellBudget(context.n_cells)
-        self._stowed = HostPrefixCache(prefixes)
-        self._prompts = dict.fromkeys(self.cached, 0)  # how many first tokens were the last request's prompt
+        self.budget = CellBudget(context.n_cells)
+        self._host_cache = HostPrefixCache(prefixes)
+        self._n_prompt = dict.fromkeys(self.cached, 0)  # slot -> first tokens that were the last request's prompt
         self._salts = dict.fromkeys(self.cached, "")  # of the last request
-        self._went_on: set[int] = set()  # slots whose conversation had more than one turn
-        self._used: dict[int, int] = dict.fromkeys(self.cached, 0)  # when, in releases
-        self._releases = 0
-        self._split_steps = 0  # so often, one after the other, sequences that run had gaps between them
+        self._multi_turn: set[int] = set()  # slots whose conversation had more than one turn
+        self._last_used: dict[int, int] = dict.fromkeys(self.cached, 0)  # slot -> its last release
+        self._n_releases = 0
+        self._n_split_steps = 0  # consecutive steps with gaps between the slots of running sequences
 
     def cached_prefix(self, tokens: list[int], salt: str) -> int:
-        """How many first tokens of a sequence need no prefill, as far as that can be told without trying."""
+        """Return the number of first tokens that need no prefill: an estimate, without those on disk."""
         live = self._longest(tokens, salt, self.cached if self._context.shares else self.idle)[1]
-        return max(live, self._stowed.longest(tokens, salt)[1])
+        return max(live, self._host_cache.longest(tokens, salt)[1])
 
     def admits(self, tokens: list[int], salt: str, pending: int) -> bool:
-        """Whether the cells can hold these tokens, beside the slots that are not idle and what is to come into those.
+        """Return whether the cells can hold these tokens beside the running sequences.
 
         Args:
-            pending: how many tokens that is.
+            tokens: of the sequence to admit.
+            salt: of its request.
+            pending: tokens that running sequences still have to prefill.
         """
         if not self._context.shares:
             return True
@@ -86,149 +88,147 @@ class Slots:
         if source in busy and not self._context.unified:
             shared = 0  # it is copied
         lengths = {} if source in busy else {source: shared}
-        held = self.room.held({*busy, source}, lengths)
-        spare = self.room.n_cells // _SPARE_SHARE
-        return held + pending + len(tokens) - shared + spare <= self.room.n_cells
+        used = self.budget.count({*busy, source}, lengths)
+        spare = self.budget.n_cells // _SPARE_SHARE
+        return used + pending + len(tokens) - shared + spare <= self.budget.n_cells
 
     def make_room(self, n_tokens: int) -> bool:
-        """Evict idle slots, those not used for longest first, until so many more tokens fit; whether they do."""
-        while not self.room.admits(n_tokens):
+        """Evict idle slots, least recently used first, until n_tokens more fit; return whether they fit."""
+        while not self.budget.admits(n_tokens):
             if not self.evict():
                 return False
         return True
 
     def evict(self) -> bool:
-        """Empty the idle slot that was not used for longest; False if all idle ones are empty."""
+        """Empty the least recently used idle slot; return False if all idle ones are empty."""
         parked = self._parked()
         if parked and not self._offload(parked[0]):
-            if parked[0] in self._went_on:
-                self._save_soon(parked[0])
+            if parked[0] in self._multi_turn:
+                self._save_slot_soon(parked[0])
             self.truncate(parked[0], 0)
         return bool(parked)
 
-    def _save_soon(self, slot: int) -> None:
-        """What a slot holds goes to disk, if that is worth it."""
-        self._offer(self.cached[slot], self._salts[slot], lambda: self._context.state(slot))
+    def _save_slot_soon(self, slot: int) -> None:
+        self._save_soon(self.cached[slot], self._salts[slot], lambda: self._context.state(slot))
 
-    def _offer(self, tokens: list[int], salt: str, read: Callable[[], bytearray]) -> None:
-        """A prefix goes to disk, if that is worth it; only then its state is read."""
-        if self.saver is not None and not salt and self.saver.wants(tokens):
+    def _save_soon(self, tokens: list[int], salt: str, read: Callable[[], bytearray]) -> None:
+        """Queue a prefix for the disk if that is worthwhile; only then read its state."""
+        if self.saver is not None and not salt and self.saver.accepts(tokens):
             with suppress(LlmrunError):
                 state = read()
                 if state:
                     self.saver.save(tokens, state)
 
     def _parked(self) -> list[int]:
-        """Idle slots that hold something, the one not used for longest first."""
-        return sorted((slot for slot in self.idle if self.cached[slot]), key=self._used.__getitem__)
+        """Return idle slots that are not empty, least recently used first."""
+        return sorted((slot for slot in self.idle if self.cached[slot]), key=self._last_used.__getitem__)
 
     def _offload_parked(self) -> None:
-        """Stow parked prefixes until their cells are so few that they make nobody's answer slower."""
+        """Move parked prefixes to host memory until the remaining ones no longer slow running sequences down."""
         if not self._context.unified or len(self.idle) == len(self.cached):
             return
-        held_by_busy = self.room.held({*self.cached} - self.idle)
+        n_running = self.budget.count({*self.cached} - self.idle)
         for slot in self._parked():
-            if self.room.used - held_by_busy <= _CHEAP_CELLS:
+            if self.budget.used - n_running <= _CHEAP_CELLS:
                 return
-            freed = self.room.used - self.room.held({*self.cached} - {slot})
-            if 2 * freed > len(self.cached[slot]):  # else most of its cells are others' too, and would be twice there
+            freed = self.budget.used - self.budget.count({*self.cached} - {slot})
+            if 2 * freed > len(self.cached[slot]):  # otherwise most of its cells are shared: they would stay
                 self._offload(slot)
 
     def _offload(self, slot: int) -> bool:
-        """Move what a parked slot holds out of the cache, in place of what was stowed longest ago; whether it went."""
-        stowed = self._offload_copy(slot)
-        if stowed:
+        """Move a parked slot's prefix to host memory; return whether that was possible."""
+        is_copied = self._offload_copy(slot)
+        if is_copied:
             self.truncate(slot, 0)
-        return stowed
+        return is_copied
 
     def _offload_copy(self, slot: int) -> bool:
-        """Stow a copy of what a parked slot holds."""
-        tokens, most = self.cached[slot], self.room.n_cells // _STOWED_SHARE
-        if not self._context.shares or not _WORTH_READING <= len(tokens) <= most:
+        """Copy a parked slot's prefix to host memory, and discard the oldest ones there to make room."""
+        tokens, limit = self.cached[slot], self.budget.n_cells // _HOST_SHARE
+        if not self._context.shares or not _MIN_RESTORED <= len(tokens) <= limit:
             return False
-        while self._stowed.n_tokens + len(tokens) > most:
-            self._lose(self._stowed.take_oldest())
+        while self._host_cache.n_tokens + len(tokens) > limit:
+            self._discard(self._host_cache.pop_oldest())
         copy = self._copy(slot)
         if copy is not None:
-            self._stowed.put(copy)
+            self._host_cache.put(copy)
         return copy is not None
 
     def _copy(self, slot: int) -> HostPrefix | None:
-        """Return a copy of a parked slot's prefix; None where it can't be read out."""
+        """Return a copy of a parked slot's prefix; None if llama.cpp can't export it."""
         with suppress(LlmrunError):
             state = self._context.state(slot)
             if state:
-                prompt, went_on = self._prompts[slot], slot in self._went_on
-                return HostPrefix(list(self.cached[slot]), state, self._salts[slot], prompt, went_on)
+                n_prompt, is_multi_turn = self._n_prompt[slot], slot in self._multi_turn
+                return HostPrefix(list(self.cached[slot]), state, self._salts[slot], n_prompt, is_multi_turn)
         return None
 
     def prefixes(self) -> list[HostPrefix]:
-        """Return copies of all parked prefixes, for another context over the same weights."""
-        return [*self._stowed.prefixes, *filter(None, map(self._copy, self._parked()))]
+        """Return copies of all parked prefixes, for another context with the same weights."""
+        return [*self._host_cache.prefixes, *filter(None, map(self._copy, self._parked()))]
 
-    def _lose(self, prefix: HostPrefix) -> None:
-        """What is stowed no longer goes to disk, if that is worth it."""
-        if prefix.went_on:
-            self._offer(prefix.tokens, prefix.salt, lambda: prefix.state)
+    def _discard(self, prefix: HostPrefix) -> None:
+        if prefix.is_multi_turn:
+            self._save_soon(prefix.tokens, prefix.salt, lambda: prefix.state)
 
     def take(self, tokens: list[int], n_prompt: int, salt: str, *, moves: bool) -> tuple[int, int]:
-        """Give a sequence an idle slot, holding as many of its first tokens as can be had without prefill.
+        """Assign an idle slot to a sequence, with as long a prefix of it as is cached anywhere.
 
         Args:
-            tokens: the sequence's.
-            n_prompt: how many of them are its prompt.
-            salt: nothing is reused that was computed for another one.
-            moves: the conversation may have lost its oldest turns; what is cached behind them may be moved.
+            tokens: of the sequence.
+            n_prompt: the number of them that are its prompt.
+            salt: of its request; nothing with another salt is reused.
+            moves: the conversation may have been truncated; what is cached after the gap may be moved.
 
         Returns:
-            The slot, and how many tokens it holds.
+            The slot, and the number of tokens that it holds.
         """
         self._choose_kv_layout(len(tokens))
         if moves:
-            any(self._compact(slot, tokens) for slot in sorted(self.idle) if self._salts[slot] == salt)
-        slot, copied = self._choose(tokens, salt)
-        keep = reusable(self.cached[slot], tokens) if self._salts[slot] == salt else 0
+            any(self._close_gap(slot, tokens) for slot in sorted(self.idle) if self._salts[slot] == salt)
+        slot, is_copied = self._choose(tokens, salt)
+        length = reusable(self.cached[slot], tokens) if self._salts[slot] == salt else 0
         if self._exact:
-            keep = min(keep, self._prompts[slot]) // self._context.n_batch * self._context.n_batch
+            length = min(length, self._n_prompt[slot]) // self._context.n_batch * self._context.n_batch
         else:
-            keep = self._restore(slot, tokens, salt, keep)
-        self._went_on.discard(slot)
-        if keep > self._prompts[slot] and not copied:  # of the answer, too
-            self._went_on.add(slot)
+            length = self._restore(slot, tokens, salt, length)
+        self._multi_turn.discard(slot)
+        if length > self._n_prompt[slot] and not is_copied:  # the prompt contains tokens of the last answer
+            self._multi_turn.add(slot)
         self.idle.remove(slot)
-        self._prompts[slot], self._salts[slot] = n_prompt, salt
-        kept = self.truncate(slot, keep)
+        self._n_prompt[slot], self._salts[slot] = n_prompt, salt
+        length = self.truncate(slot, length)
         self._offload_parked()
-        return slot, kept
+        return slot, length
 
     def release(self, slot: int) -> None:
-        """A slot's sequence has left; what it holds is kept, for prompts that begin alike."""
+        """Mark a slot as idle; its tokens stay, as a prefix for later prompts."""
         self.idle.add(slot)
-        self._releases += 1
-        self._used[slot] = self._releases
+        self._n_releases += 1
+        self._last_used[slot] = self._n_releases
         self._offload_parked()
 
     def append(self, slot: int, tokens: list[int]) -> None:
-        """Tokens went through the model."""
+        """Record that tokens were decoded."""
         self.cached[slot] += tokens
-        self.room.append(slot, len(tokens))
+        self.budget.append(slot, len(tokens))
 
     def truncate(self, slot: int, length: int) -> int:
-        """Cut a slot to its first tokens, or to none where the model can't; how many are left."""
+        """Cut a slot to its first tokens, or to none if the model can't; return the number left."""
         if not self._context.forget(slot, length):
             length = 0
             self._context.forget(slot, 0)
         del self.cached[slot][length:]
-        self.room.cut(slot, length)
+        self.budget.cut(slot, length)
         return length
 
     @contextmanager
-    def set_aside(self, slot: int) -> Iterator[bool]:
-        """Empty a slot for a while; False, and nothing is done, where what it holds could not be put back."""
+    def emptied(self, slot: int) -> Iterator[bool]:
+        """Empty a slot until the context ends; yield False, and do nothing, if it could not be restored."""
         tokens, state = self.cached[slot][:], bytearray()
         if tokens:
             state = self._context.state(slot)
-            if not state or self.room.is_shared(slot, 0):
+            if not state or self.budget.is_shared(slot, 0):
                 yield False
                 return
             self.truncate(slot, 0)
@@ -239,15 +239,15 @@ class Slots:
                 self.append(slot, tokens)
 
     def _choose(self, tokens: list[int], salt: str) -> tuple[int, bool]:
-        """An idle slot for a prompt, and whether it has what another slot knows of it."""
+        """Return an idle slot for a prompt, and whether a prefix was copied into it from another slot."""
         if not self._context.shares:
             return self._longest(tokens, salt, self.idle)[0], False
         source, shared = self._longest(tokens, salt, self.cached)
         if shared and source in self.idle and shared in (len(self.cached[source]), len(tokens) - 1, len(tokens)):
-            return source, False  # it goes on from there, or is asked again: nothing of use is lost
+            return source, False  # the prompt continues the slot, or repeats its prompt: nothing of use is lost
         others = self.idle - {source} if shared else self.idle
-        slot = min(others or self.idle, key=self._inconvenience)
-        if self._holds_more(slot):
+        slot = min(others or self.idle, key=self._cost)
+        if self._has_unique_prefix(slot):
             self._offload_copy(slot)
         if slot == source or not shared:
             return slot, False
@@ -256,45 +256,45 @@ class Slots:
             return self._longest(tokens, salt, self.idle)[0], False
         self.cached[slot], self._salts[slot] = self.cached[source][:shared], salt
         if self._context.unified:
-            self.room.share(source, slot, shared)
+            self.budget.share(source, slot, shared)
         else:
-            self.room.append(slot, shared)
-        self._save_soon(slot)  # two prompts begin so: others will, also after a restart
+            self.budget.append(slot, shared)
+        self._save_slot_soon(slot)  # two prompts share this prefix: later ones will, also after a restart
         return slot, True
 
-    def _holds_more(self, slot: int) -> bool:
-        """Whether a slot holds much that no other one does."""
-        held, others = self.cached[slot], {*self.cached} - {slot}
-        known = self._longest(held, self._salts[slot], others)[1] if others else 0
-        return len(held) - known >= _WORTH_READING
+    def _has_unique_prefix(self, slot: int) -> bool:
+        """Return whether a slot holds enough tokens that no other one holds."""
+        tokens, others = self.cached[slot], {*self.cached} - {slot}
+        shared = self._longest(tokens, self._salts[slot], others)[1] if others else 0
+        return len(tokens) - shared >= _MIN_RESTORED
 
-    def _inconvenience(self, slot: int) -> tuple[int, bool, int, int]:
-        """How badly an idle slot suits a new sequence: whether it makes gaps, and what is lost by it."""
-        gaps = 0 if self._context.unified else len(_runs({*self.cached} - self.idle | {slot}))
-        return gaps, bool(self.cached[slot]), self._used[slot], slot
+    def _cost(self, slot: int) -> tuple[int, bool, int, int]:
+        """Return a sort key of idle slots for a new sequence: the fewest gaps, then empty, then least recently used."""
+        runs = 0 if self._context.unified else len(_runs({*self.cached} - self.idle | {slot}))
+        return runs, bool(self.cached[slot]), self._last_used[slot], slot
 
     def _choose_kv_layout(self, n_tokens: int) -> None:
-        """Choose the KV cache's layout for who runs and one that comes with so many tokens."""
+        """Choose the KV cache's layout for the running sequences and a new one of n_tokens."""
         busy = {*self.cached} - self.idle
-        longest = max([n_tokens, *(max(len(self.cached[slot]), self._prompts[slot]) for slot in busy)])
+        longest = max([n_tokens, *(max(len(self.cached[slot]), self._n_prompt[slot]) for slot in busy)])
         if self._context.choose_kv_layout(longest):
             for slot in self.cached:
-                self.room.cut(slot, 0)
+                self.budget.cut(slot, 0)
             for slot, tokens in self.cached.items():
-                self.room.append(slot, len(tokens))
+                self.budget.append(slot, len(tokens))
 
     def compact(self) -> list[tuple[int, int]]:
-        """Move a sequence next to the others, if for some steps it was not: a batch with a gap goes through in parts.
+        """Move a sequence next to the others, after several steps with a gap: llama.cpp splits such batches.
 
         Returns:
-            From which slot to which, if one was moved.
+            The old and the new slot, if a sequence was moved.
         """
-        split = self._context.shares and not self._context.unified
-        runs = sorted(_runs({*self.cached} - self.idle), key=len) if split else []
-        self._split_steps = self._split_steps + 1 if len(runs) > 1 else 0
-        if self._split_steps < _SPLIT_STEPS:
+        has_streams = self._context.shares and not self._context.unified
+        runs = sorted(_runs({*self.cached} - self.idle), key=len) if has_streams else []
+        self._n_split_steps = self._n_split_steps + 1 if len(runs) > 1 else 0
+        if self._n_split_steps < _SPLIT_STEPS:
             return []
-        self._split_steps = 0
+        self._n_split_steps = 0
         source = runs[0][0]
         target = min(self.idle & {runs[-1][0] - 1, runs[-1][-1] + 1})
         if not self._offload(target):
@@ -306,82 +306,92 @@ class Slots:
         return []
 
     def _move(self, source: int, target: int) -> None:
-        """What is said of a slot is true of another one now, and it is empty."""
+        """Record that a slot's cells were copied to another one, and empty it."""
         self.append(target, self.cached[source])
-        self._prompts[target], self._salts[target] = self._prompts[source], self._salts[source]
-        self._went_on.discard(target)
-        if source in self._went_on:
-            self._went_on.add(target)
+        self._n_prompt[target], self._salts[target] = self._n_prompt[source], self._salts[source]
+        self._multi_turn.discard(target)
+        if source in self._multi_turn:
+            self._multi_turn.add(target)
         self.idle.remove(target)
         self.truncate(source, 0)
         self.release(source)
 
     def _longest(self, tokens: list[int], salt: str, slots: Collection[int]) -> tuple[int, int]:
-        """Which of some slots knows most of a prompt, and how much; of equal ones, the one that loses least by it."""
-        best, most, shared = -1, 0, tokens[:0]
+        """Return the slot with the longest prefix of a prompt, and its length; of equal ones, the shortest slot."""
+        best, longest, shared = -1, 0, tokens[:0]
         for slot in slots:
-            cached, fits = self.cached[slot], self._salts[slot] == salt
-            if most and not (fits and cached[:most] == shared):
-                continue  # it knows less, as one comparison shows
-            known = most + common_prefix(cached[most:], tokens[most:]) if fits else 0
-            if best < 0 or (known, -len(cached), -slot) > (most, -len(self.cached[best]), -best):
-                best, most, shared = slot, known, tokens[:known]
-        return best, most
+            cached, is_same_salt = self.cached[slot], self._salts[slot] == salt
+            if longest and not (is_same_salt and cached[:longest] == shared):
+                continue  # its prefix is shorter, as one comparison shows
+            length = longest + common_prefix(cached[longest:], tokens[longest:]) if is_same_salt else 0
+            if best < 0 or (length, -len(cached), -slot) > (longest, -len(self.cached[best]), -best):
+                best, longest, shared = slot, length, tokens[:length]
+        return best, longest
 
-    def _compact(self, slot: int, tokens: list[int]) -> bool:
-        """Where the oldest turns left the prompt, let what the cache holds behind them follow what is in front.
+    def _close_gap(self, slot: int, tokens: list[int]) -> bool:
+        """Drop a slot's cells of turns that a truncated conversation has lost, and move those after them.
 
-        Turns that are dropped were in the last prompt. What is missing of the answer behind it are thoughts, and what
-        was computed with them in view must not be used without them.
+        The gap has to lie in the last prompt. A gap in the answer after it is reasoning, and tokens that attended to
+        reasoning must not be reused without it.
         """
         cached = self.cached[slot]
         shared = common_prefix(cached, tokens)
-        gap = gap_after(cached, tokens, shared, _WORTH_MOVING)
-        if not gap or shared + gap > self._prompts[slot] or self.room.is_shared(slot, shared):
+        gap = gap_after(cached, tokens, shared, _MIN_MOVED)
+        if not gap or shared + gap > self._n_prompt[slot] or self.budget.is_shared(slot, shared):
             return False
         if not self._context.drop(slot, shared, shared + gap):
             return False
         del cached[shared : shared + gap]
-        self.room.drop(slot, shared, shared + gap)
-        self._prompts[slot] -= gap
+        self.budget.drop(slot, shared, shared + gap)
+        self._n_prompt[slot] -= gap
         return True
 
-    def _restore(self, slot: int, tokens: list[int], salt: str, keep: int) -> int:
-        """Read a state in that was stowed or saved where it spares much prefill; how many tokens can be kept now."""
-        stowed, known = self._stowed.longest(tokens, salt)
-        if stowed is not None and known >= keep + _WORTH_READING:
-            self._stowed.take(stowed)
-            self._prompts[slot] = stowed.n_prompt
-            return self._put_in(slot, stowed.tokens, stowed.state, tokens)
-        saved = None if salt else self._saved(tokens, keep)
-        if saved is None:
-            return keep
-        keep = self._put_in(slot, saved.tokens, saved.state, tokens)
-        if keep and self.saver is not None:
-            self.saver.know(saved.tokens)
-        return keep
+    def _restore(self, slot: int, tokens: list[int], salt: str, length: int) -> int:
+        """Load a state from host memory or disk into a slot if that saves enough prefill.
 
-    def _put_in(self, slot: int, held: list[int], state: bytes | bytearray, tokens: list[int]) -> int:
-        """Put the state of the tokens that it held into a slot; how many of a sequence's tokens can be kept of it."""
+        Args:
+            slot: to load into.
+            tokens: of the sequence.
+            salt: of its request.
+            length: number of its first tokens that the slot holds.
+
+        Returns:
+            The new length.
+        """
+        prefix, shared = self._host_cache.longest(tokens, salt)
+        if prefix is not None and shared >= length + _MIN_RESTORED:
+            self._host_cache.remove(prefix)
+            self._n_prompt[slot] = prefix.n_prompt
+            return self._load_state(slot, prefix.tokens, prefix.state, tokens)
+        saved = None if salt else self._find_saved(tokens, length)
+        if saved is None:
+            return length
+        length = self._load_state(slot, saved.tokens, saved.state, tokens)
+        if length and self.saver is not None:
+            self.saver.note_saved(saved.tokens)
+        return length
+
+    def _load_state(self, slot: int, cached: list[int], state: bytes | bytearray, tokens: list[int]) -> int:
+        """Replace a slot by a state of the cached tokens; return the number of a sequence's tokens that it holds."""
         self.truncate(slot, 0)
         with suppress(LlmrunError):  # it is only a cache
-            if self.make_room(len(held)) and self._context.set_state(slot, state, len(held)):
-                self.append(slot, held)
-                return reusable(held, tokens)
+            if self.make_room(len(cached)) and self._context.set_state(slot, state, len(cached)):
+                self.append(slot, cached)
+                return reusable(cached, tokens)
         return self.truncate(slot, 0)
 
-    def _saved(self, tokens: list[int], keep: int) -> SavedState | None:
-        if self._states is not None and len(tokens) - keep >= _WORTH_READING:
+    def _find_saved(self, tokens: list[int], length: int) -> SavedState | None:
+        if self._states is not None and len(tokens) - length >= _MIN_RESTORED:
             with suppress(LlmrunError, OSError):
-                saved = self._states.find(tokens, longer_than=keep + _WORTH_READING)
+                saved = self._states.find(tokens, longer_than=length + _MIN_RESTORED)
                 return saved if saved is not None and len(saved.tokens) <= self._context.n_ctx else None
         return None
 
     def save(self, slot: int) -> tuple[int, int]:
-        """Save a slot's KV state; how many tokens were saved, in how many bytes.
+        """Save a slot's KV state; return the numbers of tokens and bytes, zeros if nothing was saved.
 
         Raises:
-            OSError: it can't be written.
+            OSError: the file can't be written.
         """
         tokens = self.cached[slot]
         if self._states is None or not tokens or self._salts[slot]:
@@ -392,7 +402,7 @@ class Slots:
 
 
 def _runs(slots: Collection[int]) -> list[list[int]]:
-    """Slots in rows of neighbours."""
+    """Return the slots as runs of adjacent ones."""
     runs: list[list[int]] = []
     for slot in sorted(slots):
         if runs and slot == runs[-1][-1] + 1:

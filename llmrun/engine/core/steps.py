@@ -1,7 +1,4 @@
-"""How long decode steps of several widths take here: what gate.py decides by.
-
-Owns the measuring; must not know who asked for it. What the KV cache held, it holds afterwards.
-"""
+"""The measurement of decode steps of several widths, for gate.py. The KV cache is the same afterwards."""
 
 from __future__ import annotations
 
@@ -13,10 +10,10 @@ from llmrun.engine.core.slots import Slots
 from llmrun.engine.llama.base import Aborted, CacheFull, Context, Entry
 from llmrun.protocol.speculation import StepTables, StepTime
 
-_WIDTHS = (4, 8, 16)  # beside 1
-_ROUNDS = 5  # and one to warm up
-_LEAST_DEPTH = 256  # tokens in the KV cache; fewer say nothing about more of them
-_MOST_SPREAD = 1.5  # times as long as the fastest quarter of equal steps the slowest one may take
+_WIDTHS = (4, 8, 16)  # compared with 1
+_ROUNDS = 5  # after one to warm up
+_MIN_DEPTH = 256  # tokens in the KV cache; too few don't show the cost of attention
+_MAX_SPREAD = 1.5  # ratio of the upper to the lower quartile of equal steps; more means that the machine is busy
 
 
 def measure_steps(
@@ -24,58 +21,58 @@ def measure_steps(
     slots: Slots,
     draft_model: DraftModel | None,
     clock: Callable[[], float],
-    interrupted: Callable[[], bool],
+    is_interrupted: Callable[[], bool],
 ) -> StepTables:
-    """Step times behind an empty KV cache, and behind the longest sequence that it holds.
+    """Measure step times with an empty KV cache, and after the longest sequence that it holds.
 
     Args:
-        context: with no sequence running.
+        context: no sequence may be running in it.
         slots: of the context.
-        draft_model: whose steps are measured too, behind what it has read.
-        clock: seconds, monotonic.
-        interrupted: whether something else has to be done; asked before each step.
+        draft_model: measured too, after its longest sequence.
+        clock: monotonic seconds.
+        is_interrupted: checked before each step.
 
     Returns:
-        The times; none where it was interrupted, or something else computed meanwhile.
+        The times; none if the measurement was interrupted, or disturbed by other load.
     """
     longest = max(slots.cached, key=lambda slot: len(slots.cached[slot]))
     shortest = min(slots.cached, key=lambda slot: len(slots.cached[slot]))
     depth = len(slots.cached[longest])
-    fits = depth + max(_WIDTHS) <= context.n_ctx and slots.room.admits(max(_WIDTHS))
-    found: list[StepTime] = []
-    of_drafts: list[StepTime] = []
+    fits = depth + max(_WIDTHS) <= context.n_ctx and slots.budget.admits(max(_WIDTHS))
+    times: list[StepTime] = []
+    draft_times: list[StepTime] = []
     try:
-        if depth >= _LEAST_DEPTH and fits:
-            found += _measured(context, longest, depth, clock, interrupted)
-        with slots.set_aside(shortest) as is_empty:
+        if depth >= _MIN_DEPTH and fits:
+            times += _measure(context, longest, depth, clock, is_interrupted)
+        with slots.emptied(shortest) as is_empty:
             if is_empty:
-                found += _measured(context, shortest, 0, clock, interrupted)
-        if draft_model is not None and draft_model.deepest[1] + max(_WIDTHS) <= draft_model.context.n_ctx:
-            of_drafts += _measured(draft_model.context, *draft_model.deepest, clock, interrupted)
+                times += _measure(context, shortest, 0, clock, is_interrupted)
+        if draft_model is not None and draft_model.longest_sequence[1] + max(_WIDTHS) <= draft_model.context.n_ctx:
+            draft_times += _measure(draft_model.context, *draft_model.longest_sequence, clock, is_interrupted)
     except (Aborted, CacheFull):
         return StepTables()
-    return StepTables(tuple(found), tuple(of_drafts))
+    return StepTables(tuple(times), tuple(draft_times))
 
 
-def _measured(
-    context: Context, slot: int, depth: int, clock: Callable[[], float], interrupted: Callable[[], bool]
+def _measure(
+    context: Context, slot: int, depth: int, clock: Callable[[], float], is_interrupted: Callable[[], bool]
 ) -> list[StepTime]:
-    """The step times at one depth.
+    """Measure step times at one depth.
 
-    Steps of all widths take turns with those of one row, as they do in an answer. A graph is built anew where the width
-    changes, there and back: both ways are counted for the wide step.
+    Steps of all widths alternate with those of one row, as in an answer. llama.cpp rebuilds its graph when the width
+    changes: both rebuilds count as part of the wide step.
 
     Raises:
-        Aborted: something else has to be done, or is done beside this: what a step takes is not the same twice.
+        Aborted: the measurement was interrupted, or equal steps differ too much.
     """
 
     def seconds(width: int) -> float:
-        if interrupted():
+        if is_interrupted():
             raise Aborted
         began = clock()
         try:
             context.decode([Entry(token, depth + token, slot, True) for token in range(width)])
-            context.logits(width - 1)  # waits for it
+            context.logits(width - 1)  # waits for the computation
             return clock() - began
         finally:
             context.forget(slot, depth)
@@ -90,7 +87,7 @@ def _measured(
             wide[width].append(verified + max(0.0, after - before))
     plain = plain[len(widths) :]
     fast, _, slow = quantiles(plain, n=4)
-    if slow > _MOST_SPREAD * fast:
+    if slow > _MAX_SPREAD * fast:
         raise Aborted
     first = StepTime(1, depth, median(plain))
     return [first, *(StepTime(width, depth, median(wide[width][1:])) for width in widths)]

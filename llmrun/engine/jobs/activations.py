@@ -1,7 +1,6 @@
-"""Sums the squares of what a model's matrices are multiplied with, column by column, while ggml computes.
+"""Sums of the squared inputs of a model's matrices, column by column, collected while ggml computes.
 
-Owns the arithmetic, which is llama.cpp's (tools/imatrix/imatrix.cpp); must not know what text the model reads, nor
-files.
+Owns the arithmetic, which is llama.cpp's (tools/imatrix/imatrix.cpp); must not know texts or files.
 """
 
 from __future__ import annotations
@@ -14,34 +13,29 @@ from llmrun.engine.llama.tensors import GgmlTensor, TensorNumbers, operation_num
 from llmrun.errors import BadModelError
 
 _F32 = 0
-_LEAST_ROWS = 16  # of the tokens of a matrix product; fewer are not text
+_MIN_ROWS = 16  # tokens of a matrix product; fewer are not a text
 
 
 @dataclass(slots=True)
 class Sums:
-    """Of one tensor.
+    """The sums of one tensor."""
 
-    Attributes:
-        squares: float64 [matrices, columns].
-        counts: int64 [experts], or [1] where every matrix reads everything.
-    """
-
-    squares: Any
-    counts: Any
+    squares: Any  # float64 [matrices, columns]
+    counts: Any  # int64 [experts], or [1] if every matrix reads all rows
 
 
 class Activations:
-    """Watches a context: sees every step of a computation.
+    """The sums of all tensors, collected by an evaluation callback.
 
     Attributes:
-        sums: tensor -> what was summed so far.
+        sums: tensor name -> its sums.
     """
 
     def __init__(self, *, includes_output: bool) -> None:
-        """Begin with nothing.
+        """Start without sums.
 
         Args:
-            includes_output: "output.weight" counts too.
+            includes_output: include "output.weight".
         """
         self.sums: dict[str, Sums] = {}
         self._includes_output = includes_output
@@ -49,33 +43,33 @@ class Activations:
         numbers = operation_numbers()
         self._mul_mat, self._mul_mat_id = numbers["MUL_MAT"], numbers["MUL_MAT_ID"]
         self._seen = 0  # tensors of this computation
-        self._last = 0  # tensors of the first one: what comes after them need not be computed
-        self._source: tuple[Any, Any] = (None, None)  # what was summed last, and its sums
+        self._last = 0  # tensors of the first computation: later ones end after as many
+        self._source: tuple[Any, Any] = (None, None)  # the input summed last, and its sums
 
     def begin(self) -> None:
-        """Another piece of text goes through the model."""
+        """Prepare for the next chunk of text."""
         self._last = self._last or self._seen
         self._seen, self._source = 0, (None, None)
 
     def watch(self, tensor: GgmlTensor, ask: bool) -> bool:
-        """Whether a tensor is wanted, if that is asked; otherwise it is there, and False ends the computation.
+        """Observe a tensor, see llama.context.Watch; end the computation after the last required tensor.
 
         Raises:
             BadModelError: the model computed numbers that are not finite.
         """
         if ask:
-            return self._wants(tensor)
+            return self._is_required(tensor)
         self._add(tensor)
         self._seen += 1
         return self._seen != self._last
 
-    def _wants(self, tensor: GgmlTensor) -> bool:
+    def _is_required(self, tensor: GgmlTensor) -> bool:
         if tensor.op == self._mul_mat_id:
             return True
         if tensor.op != self._mul_mat:
             return False
         weights, inputs = tensor.source(0), tensor.source(1)
-        if inputs.ne[1] < _LEAST_ROWS or inputs.type != _F32:
+        if inputs.ne[1] < _MIN_ROWS or inputs.type != _F32:
             return False
         name = weights.plain_name
         return name.startswith("blk.") or (self._includes_output and name == "output.weight")
@@ -104,7 +98,7 @@ class Activations:
 
 
 def _dense(inputs: Any, n_outer: int, n_inner: int) -> tuple[Any, Any]:
-    """Sums over all rows, of each of the weights' matrices; more inputs than matrices take turns with them.
+    """Return the sums over all rows for each of the weights' matrices, which are broadcast over more inputs.
 
     Args:
         inputs: float32 [outer, inner, rows, columns].
@@ -125,10 +119,10 @@ def _dense(inputs: Any, n_outer: int, n_inner: int) -> tuple[Any, Any]:
 
 
 def _experts(inputs: Any, chosen: Any, n_experts: int) -> tuple[Any, Any]:
-    """Sums of each expert over the tokens that were given to it.
+    """Return the sums of each expert over its tokens.
 
     Args:
-        inputs: float32 [1, tokens, inputs of a token, columns]: one for all of its experts, or one for each.
+        inputs: float32 [1, tokens, inputs of a token, columns]: one input for all of its experts, or one for each.
         chosen: int32 [tokens, experts of a token].
     """
     import numpy as np

@@ -1,7 +1,7 @@
-"""What each branch of a beam search may go on with: the model's log-probabilities, penalties, biases, grammar, stops.
+"""Candidates of each branch of a beam search: log-probabilities after penalties, biases, grammar and bans.
 
-Owns the text and the grammar's place of every branch; must not know contexts, or which branches are kept. As in
-transformers, penalties act on log-probabilities, and nothing is normalised again behind them.
+Owns the text and the grammar state of every branch; must not know contexts, or the choice of branches. As in
+transformers, penalties act on log-probabilities, which are not normalized again.
 """
 
 from __future__ import annotations
@@ -23,90 +23,81 @@ if TYPE_CHECKING:
     from llmrun.engine.constraint.matcher import Matcher
     from llmrun.engine.llama.base import Vocabulary
 
-_SPARE = 64  # candidates more, where some may be banned
+_SPARE = 64  # additional candidates, because some may be banned
 
 
 @dataclass
 class BeamState:
-    """One running answer.
+    """One running branch."""
 
-    Attributes:
-        sequence_id: of its cells in the KV cache.
-        tokens: of its answer.
-        text: of those.
-        matcher: where it is in the grammar, None without one.
-        logits: address of those behind its last token.
-    """
-
-    sequence_id: int
-    tokens: list[int] = field(default_factory=list)
+    sequence_id: int  # in the KV cache
+    tokens: list[int] = field(default_factory=list)  # of the answer
     text: bytes = b""
-    matcher: Matcher | None = None
-    logits: int = 0
+    matcher: Matcher | None = None  # its state in the grammar, None without one
+    logits: int = 0  # address of the logits after its last token
 
 
 class Branches:
-    """search.Continuations of a model's logits.
+    """beam_search.Continuations from a model's logits.
 
     Attributes:
-        of: node -> the branch that ends there.
-        ends_known: tokens that end an answer.
+        by_node: node -> the branch that ends there.
+        end_tokens: tokens that end an answer.
     """
 
     def __init__(
         self, prompt: Sequence[int], vocabulary: Vocabulary, sampling: SamplingParams, limits: Limits, root: BeamState
     ) -> None:
         """Begin with one branch, the empty answer."""
-        self.of = {ROOT: root}
-        self.ends_known = frozenset(filter(vocabulary.is_end, range(vocabulary.n_tokens)))
+        self.by_node = {ROOT: root}
+        self.end_tokens = frozenset(filter(vocabulary.is_end, range(vocabulary.n_tokens)))
         self._prompt, self._vocabulary, self._sampling = prompt, vocabulary, sampling
         self._native = _native.Sampler(vocabulary.n_tokens, seed=0)
         self._stops = [text.encode() for text in limits.stop]
         self._bans = [text.casefold() for text in limits.ban]
         suppressed = [(token, -math.inf) for token in vocabulary.suppressed if token < vocabulary.n_tokens]
-        ends = [(token, -math.inf) for token in self.ends_known if limits.ignores_end]
+        ends = [(token, -math.inf) for token in self.end_tokens if limits.ignores_end]
         self._biases = [*sampling.logit_bias, *suppressed, *ends]
         penalties = (sampling.repeat_penalty - 1, sampling.frequency_penalty, sampling.presence_penalty)
         self._penalizes = sampling.repeat_last_n > 0 and any(penalties)
 
     def child(self, branch: BeamState, token: int, sequence_id: int) -> BeamState:
-        """The branch, a token further; its own grammar stays where it is."""
+        """Return a copy of the branch with one token more; the branch's own matcher does not change."""
         matcher = branch.matcher.copy() if branch.matcher is not None else None
         if matcher is not None:
             matcher.accept(token)
         return BeamState(sequence_id, [*branch.tokens, token], branch.text + self._vocabulary.piece(token), matcher)
 
     def ends(self, beam: Beam, token: int) -> bool:
-        """See search.Continuations: an end token, or the end of a stop text."""
-        if token in self.ends_known:
+        """Return whether the token is an end token, or completes a stop text."""
+        if token in self.end_tokens:
             return True
         return bool(self._stops) and any(stop in self._text(beam, token) for stop in self._stops)
 
-    def shown(self, text: bytes) -> str:
-        """An answer's text without the stop text that ended it."""
+    def without_stop(self, text: bytes) -> str:
+        """Return an answer's text without the stop text that ended it."""
         found = [place for stop in self._stops if (place := text.find(stop)) >= 0]
         return text[: min(found, default=len(text))].decode("utf-8", "replace")
 
     def likeliest(self, beam: Beam, count: int, lowered: Mapping[int, float]) -> Sequence[tuple[int, float]]:
-        """See search.Continuations."""
-        branch = self.of[beam.node]
-        wanted = count + _SPARE if self._bans else count
+        branch = self.by_node[beam.node]
+        limit = count + _SPARE if self._bans else count
         try:
-            found = self._native.log_probabilities(branch.logits, 0, wanted)[1:]
+            found = self._native.log_probabilities(branch.logits, 0, limit)[1:]
         except _native.BadLogits as error:
-            why = "its logits are not numbers that can be compared"
-            raise BadLogitsError(f"the model produced {error.logit:g} at token {error.token}", why=why) from None
+            reason = "its logits are not numbers that can be compared"
+            raise BadLogitsError(f"the model produced {error.logit:g} at token {error.token}", why=reason) from None
         if lowered or self._penalizes or self._biases or branch.matcher is not None:
-            found = self._changed(branch, found[0], wanted, lowered)
+            found = self._adjusted(branch, found[0], limit, lowered)
         return [pair for pair in found if not (self._bans and self._is_banned(beam, pair[0]))][:count]
 
-    def _changed(
+    def _adjusted(
         self, branch: BeamState, likeliest: tuple[int, float], count: int, lowered: Mapping[int, float]
     ) -> list[tuple[int, float]]:
-        """The likeliest tokens when all that changes log-probabilities has done so, in transformers' order.
+        """Return the most likely tokens after biases, penalties and grammar, in transformers' order.
 
         Args:
-            likeliest: token and log-probability of one that the model itself gives.
+            likeliest: token and log-probability of one of the model's tokens, for normalization.
         """
         import numpy as np
 
@@ -128,7 +119,7 @@ class Branches:
         return sorted(found, key=lambda pair: (-pair[1], pair[0]))
 
     def _penalize(self, values: Any, branch: BeamState) -> None:
-        """Lower the tokens that were there lately, in the prompt too."""
+        """Penalize the tokens among the last repeat_last_n ones, the prompt's included."""
         sampling = self._sampling
         seen = [*self._prompt, *branch.tokens][-sampling.repeat_last_n :]
         for token, count in Counter(seen).items():
@@ -137,7 +128,7 @@ class Branches:
             values[token] = value - count * sampling.frequency_penalty - sampling.presence_penalty
 
     def _text(self, beam: Beam, token: int) -> bytes:
-        return self.of[beam.node].text + self._vocabulary.piece(token)
+        return self.by_node[beam.node].text + self._vocabulary.piece(token)
 
     def _is_banned(self, beam: Beam, token: int) -> bool:
         text = self._text(beam, token).decode("utf-8", "ignore").casefold()

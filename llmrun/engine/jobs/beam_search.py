@@ -1,4 +1,4 @@
-"""Beam search: which branches go on, which answers are finished, and when nothing better can come.
+"""Beam search: choice of branches, finished answers, and the end of the search.
 
 Owns scores, stop rules and groups; must not know models, texts or grammars. The rules are those of transformers'
 GenerationMixin._beam_search and HammingDiversityLogitsProcessor, of vLLM's LLM.beam_search, and of TensorRT-LLM's
@@ -15,19 +15,14 @@ from llmrun.protocol.jobs.beams import ROOT, BeamSettings
 
 
 class Beam(NamedTuple):
-    """A branch that goes on.
+    """A running branch."""
 
-    Attributes:
-        node: its last one in the tree.
-        total: sum of its log-probabilities.
-    """
-
-    node: int
-    total: float
+    node: int  # its last one in the tree
+    total: float  # sum of its log-probabilities
 
 
 class Node(NamedTuple):
-    """A token of the tree, see protocol's TreeNode."""
+    """A token of the tree, as in the protocol's TreeNode."""
 
     parent: int
     token: int
@@ -37,7 +32,7 @@ class Node(NamedTuple):
 
 
 class Hypothesis(NamedTuple):
-    """A branch that has come to its end: of its own, where its node says so, or at the longest length."""
+    """A finished branch: by an end token or a stop text, as its node says, or by the maximum length."""
 
     node: int
     total: float
@@ -45,17 +40,17 @@ class Hypothesis(NamedTuple):
 
 
 class Continuations(Protocol):
-    """What branches may go on with."""
+    """The candidates of branches."""
 
     def likeliest(self, beam: Beam, count: int, lowered: Mapping[int, float]) -> Sequence[tuple[int, float]]:
-        """Tokens and their log-probabilities, the likeliest first, fewer where not as many are possible.
+        """Return up to `count` tokens and their log-probabilities, the most likely first.
 
         Args:
-            lowered: token -> what is taken from its log-probability.
+            lowered: token -> penalty on its log-probability.
         """
 
     def ends(self, beam: Beam, token: int) -> bool:
-        """Whether the branch ends with this token."""
+        """Return whether the branch ends with this token."""
 
 
 class _Candidate(NamedTuple):
@@ -70,7 +65,7 @@ class BeamSearch:
     """One search, a step at a time.
 
     Attributes:
-        tree: all nodes so far, in the order in which they came.
+        tree: all nodes, in order of creation.
         length: tokens of each running branch.
     """
 
@@ -81,33 +76,32 @@ class BeamSearch:
 
         Args:
             n_prompt: tokens of the prompt.
-            longest: most tokens of an answer.
-            n_ends: how many tokens of the vocabulary end an answer.
-            whole: any answer that came to its end is better than all that were cut off.
+            longest: maximum tokens of an answer.
+            n_ends: number of end tokens in the vocabulary.
+            whole: rank every finished answer above all truncated ones.
         """
         self.tree: list[Node] = []
         self.length = 0
         self._settings, self._n_prompt, self._longest, self._whole = settings, n_prompt, longest, whole
-        # transformers' search in groups is an older one. It judges a group by its best candidate, though that one may
-        # have ended, and takes nothing more from one that is done, at the longest length neither.
+        # transformers' group search is an older implementation: it compares a group's best candidate, even one that
+        # has ended, with its answers, and ignores a group's running beams once it is done, even at the maximum length.
         self._in_groups = settings.groups > 1
         n_ends = n_ends if settings.length_rule == "transformers" else 1
-        self._fan = max(2, 1 + n_ends)  # candidates for each beam: enough that as many as there are beams go on
+        self._fan = max(2, 1 + n_ends)  # candidates for each beam, so that enough remain if some end
         size = settings.beams // settings.groups
         self._groups = [_Group(size) for _ in range(settings.groups)]
 
     @property
     def over(self) -> bool:
-        """Whether nothing better can come."""
         return not self.running
 
     @property
     def running(self) -> list[Beam]:
-        """The branches that go on, each group's best one first."""
+        """The running branches, each group's best one first."""
         return [beam for group in self._groups for beam in group.running]
 
     def step(self, continuations: Continuations) -> None:
-        """Let every branch go on by a token."""
+        """Extend every branch by a token."""
         self.length += 1
         is_last = self.length >= self._longest
         chosen = Counter[int]()  # by earlier groups, in this step
@@ -121,24 +115,24 @@ class BeamSearch:
             self.cut()
 
     def cut(self) -> None:
-        """End here: what runs becomes answers as it is."""
+        """End the search: running branches become answers of reason "length"."""
         for group in self._groups:
             for beam in group.running:
                 self._finish(group, beam)
             group.running = []
 
     def answers(self) -> list[Hypothesis]:
-        """The best ones of all groups, the best first."""
+        """Return the best answers of all groups, the best first."""
         found = [answer for group in self._groups for answer in group.finished]
         return sorted(found, key=self._order)
 
     def path(self, node: int) -> list[int]:
-        """Numbers of the nodes from the root to this one."""
-        found = []
+        """Return the numbers of the nodes from the root to this one."""
+        nodes = []
         while node != ROOT:
-            found.append(node)
+            nodes.append(node)
             node = self.tree[node].parent
-        return found[::-1]
+        return nodes[::-1]
 
     def _step(self, group: _Group, continuations: Continuations, lowered: Mapping[int, float]) -> None:
         count = self._fan * group.size
@@ -152,14 +146,13 @@ class BeamSearch:
         ends_all = self._settings.length_rule == "vllm"
         group.running = []
         for rank, candidate in enumerate(candidates if ends_all else candidates[:count]):
-            counts = ends_all or rank < group.size  # one that ends further down would be worse than what goes on
+            counts = ends_all or rank < group.size  # one that ends at a lower rank is worse than the running ones
             if candidate.ended and counts:
-                self._finish(group, self._grown(candidate))
+                self._finish(group, self._add_node(candidate))
             elif not candidate.ended and len(group.running) < group.size:
-                group.running.append(self._grown(candidate))
+                group.running.append(self._add_node(candidate))
 
-    def _grown(self, candidate: _Candidate) -> Beam:
-        """The candidate as a node of the tree."""
+    def _add_node(self, candidate: _Candidate) -> Beam:
         self.tree.append(
             Node(candidate.beam.node, candidate.token, candidate.logprob, candidate.total, candidate.ended)
         )
@@ -173,11 +166,11 @@ class BeamSearch:
         del group.finished[group.size :]
 
     def _order(self, answer: Hypothesis) -> tuple[bool, float]:
-        """By which answers are sorted."""
+        """Return the sort key of an answer."""
         return self._whole and not self.tree[answer.node].ended, -answer.score
 
     def _length(self, n_tokens: int, *, ended: bool) -> int:
-        """What a sum is divided by a power of."""
+        """Return the length of the length penalty."""
         return self._n_prompt + n_tokens - ended if self._settings.length_rule == "vllm" else n_tokens
 
     def _is_done(self, group: _Group) -> bool:
@@ -186,20 +179,20 @@ class BeamSearch:
             return not group.running
         if settings.early_stopping == "true":
             return True
-        grows = settings.early_stopping == "never" and settings.length_penalty > 0  # longer ones may be better
+        grows = settings.early_stopping == "never" and settings.length_penalty > 0  # longer answers may score higher
         length = self._longest if grows else self.length
         best = group.best if self._in_groups else group.running[0].total
         return bool(best / length**settings.length_penalty <= group.finished[-1].score)
 
 
 class _Group:
-    """Beams that compete with one another. At first there is the empty answer.
+    """Beams that compete with one another, at first the empty answer.
 
     Attributes:
-        size: how many there may be.
-        best: sum of the last step's best candidate.
-        running: that go on, the best one first.
-        finished: answers, the best one first.
+        size: maximum number of beams, and of finished answers.
+        best: total of the last step's best candidate.
+        running: the best first.
+        finished: the best first.
     """
 
     def __init__(self, size: int) -> None:

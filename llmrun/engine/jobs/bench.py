@@ -1,8 +1,7 @@
-"""The job `bench`: llama-bench's tests, its way: random tokens, a cleared KV cache, a clock around the decode calls.
+"""The job `bench`: llama-bench's tests and method: random tokens, an empty KV cache, a clock around the decode calls.
 
-Owns the measuring of one test in this process, and the model that is kept for the next one; must not know parameters,
-limits, or what is made of the figures. Chat tests are chat.py's. What a repetition needs is made before its clock
-starts: between two decode calls Python only goes to the next of the prepared batches.
+Owns the measurement of one test in this process, and the model cached for the next one; must not know parameters,
+limits, or the use of the figures. Chat tests are in bench_chat.py. Batches are prepared before the clock starts.
 """
 
 from __future__ import annotations
@@ -33,45 +32,40 @@ _RESET_PEAK = "5"  # proc(5)
 
 @dataclass(frozen=True, slots=True)
 class BenchWork:
-    """Decode calls, prepared.
-
-    Attributes:
-        batches: what each of them computes.
-        one_by_one: each one is waited for, since its logits would be wanted.
-    """
+    """Prepared decode calls."""
 
     batches: Sequence[Sequence[Entry]]
-    one_by_one: bool = False
+    one_by_one: bool = False  # wait for each batch, as for its logits
 
 
 class BenchContext:
-    """A context in which the same work can be done again and again.
+    """A context with prepared work of random tokens.
 
     Attributes:
         context: llama.cpp's.
-        load: what it was made for.
+        load: its settings.
     """
 
     def __init__(self, model: LlamaModel, load: Load, seed: int) -> None:
-        """Make the context. seed is of the random tokens; for the errors see LlamaContext."""
+        """Create the context; raises as LlamaContext."""
         self.context, self.load = LlamaContext(model, load), load
         self._random = random.Random(seed)  # noqa: S311 - the same tokens every time is the point
 
     def prompt(self, n_tokens: int, start: int = 0) -> BenchWork:
-        """The decode calls of a prompt of random tokens, from position start on."""
+        """Return the decode calls of a prompt of random tokens, from position start on."""
         tokens, size = self._tokens(n_tokens), self.context.n_batch
         return BenchWork([_batch(tokens[i : i + size], start + i) for i in range(0, n_tokens, size)])
 
     def answer(self, n_tokens: int, start: int = 0) -> BenchWork:
-        """The decode calls of random tokens, one by one."""
+        """Return the decode calls of random tokens, one by one."""
         tokens = self._tokens(n_tokens)
         return BenchWork([_batch([token], start + i) for i, token in enumerate(tokens)], one_by_one=True)
 
     def do(self, work: BenchWork) -> None:
-        """Compute it; waits until the last token is computed.
+        """Decode the batches; wait until the last token is computed.
 
         Raises:
-            DecodeError: llama.cpp can't.
+            DecodeError: llama.cpp failed.
         """
         decode, synchronize = self.context.decode, self.context.synchronize
         for batch in work.batches:
@@ -81,26 +75,26 @@ class BenchContext:
         synchronize()
 
     def _tokens(self, count: int) -> list[int]:
-        """Random ones behind the begin-of-sequence token, where the model wants one: as llama-bench has them."""
+        """Return random tokens, the first a begin-of-sequence token if the model uses one, as in llama-bench."""
         vocabulary = self.context.vocabulary
         tokens = self._random.choices(range(vocabulary.n_tokens), k=count)
         return [vocabulary.bos, *tokens[1:]] if count and vocabulary.adds_bos else tokens
 
 
 def _batch(tokens: Sequence[int], start: int) -> list[Entry]:
-    """One decode call, with the logits of its last token."""
+    """Return the entries of one decode call, with the logits of its last token."""
     last = len(tokens) - 1
     return [Entry(token, start + index, 0, index == last) for index, token in enumerate(tokens)]
 
 
 @dataclass(slots=True)
 class _ReusableState:
-    """What stays in memory between two jobs. depth is how many tokens `state` holds."""
+    """The weights, context and state cached between two jobs."""
 
     weights: LlamaModel
     load_ns: int
     context: BenchContext | None = None
-    depth: int = 0
+    depth: int = 0  # tokens in `state`
     state: bytes = b""
 
     def drop_context(self) -> None:
@@ -113,7 +107,7 @@ class _ReusableState:
         self.weights.close()
 
 
-_kept: list[_ReusableState] = []  # one at most
+_cached: list[_ReusableState] = []  # at most one
 
 
 def run(command: Bench, report: Report, flag: _native.CancelFlag) -> BenchResult:
@@ -127,8 +121,8 @@ def run(command: Bench, report: Report, flag: _native.CancelFlag) -> BenchResult
     test = command.test
     load = replace(command.load, n_ctx=test.n_tokens + test.n_depth, n_ctx_start=test.n_tokens + test.n_depth)
     _reset_peak()
-    kept = _with_weights(load, report, flag)
-    context = _with_context(kept, load, command.seed)
+    cached = _with_weights(load, report, flag)
+    context = _with_context(cached, load, command.seed)
     energy = Energy(with_gpus=load.gpu_layers != 0 and supports_offload())
     measure = _measure_chat if test.chat else _measure
     with _no_collection():
@@ -137,40 +131,43 @@ def run(command: Bench, report: Report, flag: _native.CancelFlag) -> BenchResult
             _warm_up(context, test)
         repetitions = []
         for number in range(command.repetitions):
-            repetition = measure(kept, context, test, command.seed + number, energy, report)
+            repetition = measure(cached, context, test, command.seed + number, energy, report)
             repetitions.append(repetition)
             report(BenchUpdate("measured", repetition))
     peak = _peak()
     return BenchResult(
-        describe(kept.weights), tuple(repetitions), kept.load_ns, peak - len(kept.state) if peak is not None else None
+        describe(cached.weights),
+        tuple(repetitions),
+        cached.load_ns,
+        peak - len(cached.state) if peak is not None else None,
     )
 
 
 def _with_weights(load: Load, report: Report, flag: _native.CancelFlag) -> _ReusableState:
-    """The kept model where it is the one, else another one in its place."""
-    if _kept and _kept[0].weights.is_for(load):
-        return _kept[0]
-    while _kept:
-        _kept.pop().close()
+    """Return the cached model if it has the same load settings, else replace it."""
+    if _cached and _cached[0].weights.is_for(load):
+        return _cached[0]
+    while _cached:
+        _cached.pop().close()
     report(BenchUpdate("loading"))
     began = time.perf_counter_ns()
     weights = LlamaModel.of(load, flag)
-    kept = _ReusableState(weights, time.perf_counter_ns() - began)
-    _kept.append(kept)
-    len(weights.vocabulary.control_texts)  # what collects them would compete with the first test
-    return kept
+    cached = _ReusableState(weights, time.perf_counter_ns() - began)
+    _cached.append(cached)
+    len(weights.vocabulary.control_texts)  # waits for the thread that collects them: it would disturb the first test
+    return cached
 
 
-def _with_context(kept: _ReusableState, load: Load, seed: int) -> BenchContext:
-    """The kept context where it is the one, else another one in its place."""
-    if kept.context is None or kept.context.load != load:
-        kept.drop_context()
-        kept.context = BenchContext(kept.weights, load, seed)
-    return kept.context
+def _with_context(cached: _ReusableState, load: Load, seed: int) -> BenchContext:
+    """Return the cached context if it has the same load settings, else replace it."""
+    if cached.context is None or cached.context.load != load:
+        cached.drop_context()
+        cached.context = BenchContext(cached.weights, load, seed)
+    return cached.context
 
 
 def _warm_up(context: BenchContext, test: BenchTest) -> None:
-    """As llama-bench does: the prompt once, and one token."""
+    """Decode the prompt once and one token, as llama-bench does."""
     context.context.clear()
     if test.n_prompt:
         context.do(context.prompt(test.n_prompt))
@@ -179,11 +176,11 @@ def _warm_up(context: BenchContext, test: BenchTest) -> None:
 
 
 def _measure(
-    kept: _ReusableState, context: BenchContext, test: BenchTest, seed: int, energy: Energy, report: Report
+    cached: _ReusableState, context: BenchContext, test: BenchTest, seed: int, energy: Energy, report: Report
 ) -> Repetition:
     context.context.clear()
     if test.n_depth:
-        _fill(kept, context, test.n_depth, report)
+        _fill(cached, context, test.n_depth, report)
     depth = test.n_depth
     work = [context.prompt(test.n_prompt, depth), context.answer(test.n_gen, depth + test.n_prompt)]
     before = energy.read()
@@ -194,18 +191,18 @@ def _measure(
     return Repetition(ns, energy.since(before))
 
 
-def _fill(kept: _ReusableState, context: BenchContext, depth: int, report: Report) -> None:
-    """Let the KV cache hold so many tokens: from the state that was saved, where there is one that fits."""
-    if kept.depth == depth and context.context.set_state(0, kept.state, depth):
+def _fill(cached: _ReusableState, context: BenchContext, depth: int, report: Report) -> None:
+    """Fill the KV cache with `depth` tokens, from the saved state if it has as many."""
+    if cached.depth == depth and context.context.set_state(0, cached.state, depth):
         return
     report(BenchUpdate("depth"))
     context.context.clear()
     context.do(context.prompt(depth))
-    kept.depth, kept.state = depth, bytes(context.context.state(0))
+    cached.depth, cached.state = depth, bytes(context.context.state(0))
 
 
 def _measure_chat(
-    kept: _ReusableState, context: BenchContext, test: BenchTest, seed: int, energy: Energy, report: Report
+    cached: _ReusableState, context: BenchContext, test: BenchTest, seed: int, energy: Energy, report: Report
 ) -> Repetition:
     from llmrun.engine.jobs.bench_chat import BenchConversation
 
@@ -220,7 +217,7 @@ def _measure_chat(
 
 
 def describe(weights: LlamaModel) -> BenchModel:
-    """What llama.cpp says of the model and of itself."""
+    """Return llama.cpp's description of the model, the machine and its build."""
     found = devices()
     commit, version = build()
     return BenchModel(
@@ -239,7 +236,7 @@ def describe(weights: LlamaModel) -> BenchModel:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """No garbage collection while the clock runs."""
+    """Disable garbage collection inside the block."""
     gc.collect()
     gc.disable()
     try:
@@ -249,13 +246,13 @@ def _no_collection() -> Iterator[None]:
 
 
 def _reset_peak() -> None:
-    """Let the peak of resident memory begin anew, where the system can do that."""
+    """Reset the peak of resident memory, if the system can do that."""
     with suppress(OSError):
         _CLEAR_REFS.write_text(_RESET_PEAK, encoding="ascii")
 
 
 def _peak() -> int | None:
-    """Largest resident set of this process since _reset_peak(), in bytes."""
+    """Return the largest resident set of this process since _reset_peak(), in bytes."""
     try:
         lines = _STATUS.read_text(encoding="ascii", errors="replace").splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))

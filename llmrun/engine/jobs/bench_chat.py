@@ -1,8 +1,8 @@
-"""Chat tests of the bench: an answer as `llmrun run` makes it, and where its time goes.
+"""Chat tests of the job `bench`: an answer as in `llmrun run`, and the parts of its time.
 
-Owns the stopwatch between the generation loop and llama.cpp; must not know how often, or for whom. The loop is
-loop.Engine itself, with our sampler at its defaults, text and streaming. Only the model's end tokens are forbidden:
-every answer has to be as long as the test says.
+Owns the stopwatch between the generation loop and llama.cpp; must not know repetitions. The loop is loop.Engine itself,
+with our sampler at its defaults, text and streaming. Only the model's end tokens are forbidden, because every answer
+has to be as long as the test says.
 """
 
 from __future__ import annotations
@@ -33,10 +33,9 @@ _TEXT = (
 
 
 class _Stopwatch:
-    """What the loop asks of the context goes through here, and is timed: all else is sampling and text.
+    """A context and its vocabulary in one, whose calls from the loop are timed.
 
-    It is the context and its vocabulary at once. The loop samples between logits() and is_end(), and turns the token
-    into text until the next decode().
+    The loop samples between logits() and is_end(), and detokenizes until the next decode().
     """
 
     def __init__(self, context: LlamaContext) -> None:
@@ -58,19 +57,16 @@ class _Stopwatch:
         self._mark = 0
 
     def decode(self, batch: Sequence[Entry] | EmbeddedInput) -> None:
-        """See base.Context."""
         if self.token_times:
             self.text_ns += time.perf_counter_ns() - self._mark
         self.context.decode(batch)
 
     def logits(self, index: int) -> int:
-        """See base.Context."""
         address = self.context.logits(index)
         self._mark = time.perf_counter_ns()
         return address
 
     def is_end(self, token: int) -> bool:
-        """See base.Context."""
         now = time.perf_counter_ns()
         self.sampling_ns += now - self._mark
         self.token_times.append(now)
@@ -79,10 +75,9 @@ class _Stopwatch:
 
 
 class BenchConversation:
-    """One prompt, and the answer to it. The context has to be empty."""
+    """One prompt and its answer, in an empty context."""
 
     def __init__(self, context: LlamaContext, test: BenchTest, seed: int) -> None:
-        """seed is of the sampler."""
         self._stopwatch = _Stopwatch(context)
         self._engine = Engine(self._stopwatch)
         self._test = test
@@ -92,23 +87,23 @@ class BenchConversation:
         self._sampling = SamplingParams(seed=seed, logit_bias=tuple((token, -math.inf) for token in ends))
 
     def fill(self) -> None:
-        """Let the KV cache hold the beginning of the prompt, as far as that is the test's depth.
+        """Fill the KV cache with the prompt's first n_depth tokens.
 
         Raises:
-            LlmrunError: llama.cpp can't compute it.
+            LlmrunError: llama.cpp failed.
         """
         self._run(self._prompt()[: self._test.n_depth], 1, lambda *events: None)
         self._stopwatch.sampling_ns = self._stopwatch.text_ns = 0
         self._stopwatch.token_times.clear()
 
     def answer(self, send: Callable[[str], None]) -> tuple[int, BenchAnswer]:
-        """Ask and answer. send gets the text as it comes.
+        """Generate an answer; send its text as it comes.
 
         Returns:
-            Nanoseconds from the question's text to the end of the answer's, and what they were spent on.
+            Nanoseconds from the prompt's text to the end of the answer's, and their parts.
 
         Raises:
-            LlmrunError: llama.cpp can't compute it.
+            LlmrunError: llama.cpp failed.
         """
         first_text: list[int] = []
 
@@ -126,7 +121,7 @@ class BenchConversation:
         return ns, BenchAnswer((first_text or [began + ns])[0] - began, gaps, watch.sampling_ns, watch.text_ns)
 
     def _prompt(self) -> list[int]:
-        """The test's tokens of a text that never ends."""
+        """Return the tokens of the prompt, n_depth included."""
         return self._stopwatch.tokenize(self._text, special=False)[: self._test.n_depth + self._test.n_prompt]
 
     def _run(self, prompt: list[int], n_tokens: int, hand_on: Callable[..., None]) -> None:

@@ -1,4 +1,4 @@
-"""The job `build`: what the installed llama.cpp was built with, and on what it can compute."""
+"""The job `build`: the build features and devices of the installed llama.cpp."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llmrun.protocol.jobs.build import Build
 
 
 def parse_system_info(text: str) -> dict[str, tuple[str, ...]]:
-    """Backend -> its features, from llama_print_system_info's "CPU : AVX2 = 1 | FMA = 1 | CUDA : ARCHS = 500 | "."""
+    """Parse llama_print_system_info's "CPU : AVX2 = 1 | FMA = 1 | CUDA : ARCHS = 500 | ": backend -> features."""
     found: dict[str, tuple[str, ...]] = {}
     backend = ""
     for part in text.split("|"):
@@ -27,6 +27,6 @@ def parse_system_info(text: str) -> dict[str, tuple[str, ...]]:
 
 
 def run(command: Empty, report: Callable[[Empty], None], flag: _native.CancelFlag) -> Build:
-    """Describe it."""
+    """Describe the build."""
     start()
     return Build(parse_system_info(features()), gpus(), supports_offload(), is_built())

@@ -1,7 +1,7 @@
-"""Lets a model write the text that shows which of its weights matter, so that nobody needs to bring one.
+"""Calibration text for an importance matrix, written by the model itself.
 
-Owns how it is asked and how its texts become one row of tokens; the generation loop is loop.py's, the prompts come with
-the command. Many texts are written at the same time: a batch reads the weights once for all of them.
+Owns the requests and the joining of the texts; the generation loop is loop.Engine, the prompts come with the command.
+Many texts are written in parallel: a batch reads the weights once for all of them.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from llmrun.protocol.messages import AnswerRequest, Failed, Finished, Generate, 
 from llmrun.protocol.params import Limits, SamplingParams
 
 PARALLEL = 16
-"""Texts at the same time; each needs memory for its own KV cache."""
-_LEAST_TOKENS = 48  # of one text, unless it ends by itself
-# As it comes, only without what is next to impossible: of small models that would be noise.
+"""Texts written in parallel; each needs memory for its own KV cache."""
+_MIN_TOKENS = 48  # of one text, unless it ends by itself
+# The model's own distribution without the most unlikely tokens: of small models those would be noise.
 _SAMPLING = SamplingParams(temperature=1.0, top_k=0, top_p=0.98, min_p=0.01)
 
 
@@ -38,13 +38,13 @@ class _Piece:
 
 
 class Author:
-    """Writes with one model."""
+    """A generation loop that writes texts with one model."""
 
     def __init__(self, model: LlamaModel, threads: int, n_ctx: int) -> None:
-        """Make room for the texts.
+        """Create the context.
 
         Raises:
-            UsageError: the model can't write.
+            UsageError: the model can't generate text.
         """
         self._model = model
         load = Load(
@@ -56,13 +56,12 @@ class Author:
             raise UsageError(
                 "this model can't write its own calibration text",
                 why=error.why,
-                hint="give it one: --calibration FILE",
+                hint="name a text: --calibration FILE",
             ) from None
         self._engine = Engine(self._context)
         self._preparer = Preparer(model.vocabulary, model.chat_template, self._context.n_ctx)
 
     def close(self) -> None:
-        """Give the memory back."""
         self._context.close()
 
     def write(
@@ -73,26 +72,26 @@ class Author:
         seed: int,
         report: Callable[[int, float], None],
     ) -> tuple[list[int], str]:
-        """Write until there are so many tokens, prompts included, or the time is over.
+        """Write until there are n_tokens tokens, prompts included, or the time is over.
 
         Args:
-            prompts: taken in turn, as often as needed; questions are left out where the model has no chat template.
-            report: gets (tokens so far, seconds so far).
+            prompts: used in turn, repeatedly; questions are left out if the model has no usable chat template.
+            report: receives (tokens, seconds).
 
         Returns:
-            The tokens of all texts, and what of them can be read.
+            The tokens of all texts, and the readable text.
 
         Raises:
             BadModelError: the model computes logits that are not numbers.
         """
         usable = self._usable(prompts)
-        # Many subjects are worth more than long texts: each gets its share.
-        most = max(_LEAST_TOKENS, n_tokens // len(usable))
+        # Many subjects are worth more than long texts: all get equal shares.
+        max_tokens = max(_MIN_TOKENS, n_tokens // len(usable))
         pieces: list[_Piece] = []
         n_written, running, began = 0, 0, time.monotonic()
         while n_written < n_tokens and time.monotonic() - began < seconds:
             while running < PARALLEL:
-                pieces.append(self._begin(usable[len(pieces) % len(usable)], len(pieces), seed, most))
+                pieces.append(self._begin(usable[len(pieces) % len(usable)], len(pieces), seed, max_tokens))
                 running += 1
             for event in self._engine.step():
                 if isinstance(event, Failed):
@@ -109,31 +108,31 @@ class Author:
         return self._joined(pieces)
 
     def _usable(self, prompts: Sequence[CalibrationPrompt]) -> list[CalibrationPrompt]:
-        """All of them, or only those without a chat template, where there is none that leaves room for an answer."""
+        """Return all prompts, or only the plain ones if the chat template fails or fills half of the context."""
         questions = [prompt for prompt in prompts if prompt.is_question]
         with suppress(BadTemplateError):
             if questions and len(self._tokens(questions[0])) <= self._context.n_ctx // 2:
                 return list(prompts)
         return [prompt for prompt in prompts if not prompt.is_question]
 
-    def _begin(self, prompt: CalibrationPrompt, number: int, seed: int, most: int) -> _Piece:
-        """Give a request to the loop."""
+    def _begin(self, prompt: CalibrationPrompt, number: int, seed: int, max_tokens: int) -> _Piece:
+        """Add a request to the loop."""
         tokens = self._tokens(prompt)
         sampling = replace(_SAMPLING, seed=(seed + number) % 2**32)
         room = max(1, self._context.n_ctx - len(tokens))
         sampler = SequenceSampler(sampling, self._model.vocabulary, tokens)
-        self._engine.add(number, tokens, sampler, Limits(min(most, room)))
+        self._engine.add(number, tokens, sampler, Limits(min(max_tokens, room)))
         return _Piece(prompt, tokens)
 
     def _tokens(self, prompt: CalibrationPrompt) -> list[int]:
         if prompt.is_question:
-            asked = AnswerRequest((Message("user", prompt.text),))
+            request = AnswerRequest((Message("user", prompt.text),))
         else:
-            asked = AnswerRequest(prompt=prompt.text)
-        return self._preparer.prompt(Generate(0, asked))[1]
+            request = AnswerRequest(prompt=prompt.text)
+        return self._preparer.prompt(Generate(0, request))[1]
 
     def _joined(self, pieces: Sequence[_Piece]) -> tuple[list[int], str]:
-        """All texts one after another: each as it stood in the model's context, but for the mark of its beginning."""
+        """Concatenate all texts as they were in the model's context, without begin-of-sequence tokens."""
         vocabulary = self._model.vocabulary
         tokens: list[int] = []
         for piece in pieces:

@@ -1,6 +1,6 @@
-"""The job `embed`: texts become tokens as the model's makers lay them out, then vectors.
+"""The job `embed`: embeddings of texts, or scores of texts against a query.
 
-Owns that layout, and what is cut off of a text that is too long; embedding.py owns the model's part.
+Owns the model's token layout and the truncation of long texts; embedding.py computes.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def run(
 
     Raises:
         CancelledError: the flag was set.
-        ContextOverflowError: a text is too long, and may not be cut; or a query leaves no room for any.
-        OutOfMemoryError: there is no memory for the longest one.
-        UsageError: there is nothing to embed, or no such token.
+        ContextOverflowError: a text is too long and must not be truncated, or the query leaves no room for a document.
+        OutOfMemoryError: there is no memory for the longest text.
+        UsageError: a text has no tokens, or a token id is invalid.
     """
     vocabulary, embedder = loaded.weights.vocabulary, loaded.embedder
     sequences = _sequences(vocabulary, command, loaded.weights.rerank_template)
@@ -37,55 +37,55 @@ def run(
         worst = max(truncated, key=lambda index: len(sequences[index]))
         raise ContextOverflowError(
             f"text {worst + 1} has {len(sequences[worst]):,} tokens, the context window {embedder.n_ctx:,}",
-            hint="shorten it, or let its end be cut off",
+            hint="shorten it, or allow truncation",
         )
     vectors = embedder.embed(cut, command.pooling)
     return TextsEmbedded(base64.b64encode(b"".join(vectors)).decode(), tuple(map(len, cut)), truncated)
 
 
 class _Sequence:
-    """A text's tokens, and those around it that are never cut off."""
+    """A text's tokens, and the tokens around it that are never truncated."""
 
-    def __init__(self, before: Sequence[int], tokens: Sequence[int], behind: Sequence[int]) -> None:
-        self._before, self._tokens, self._behind = before, tokens, behind
+    def __init__(self, before: Sequence[int], tokens: Sequence[int], after: Sequence[int]) -> None:
+        self._before, self._tokens, self._after = before, tokens, after
 
     def __len__(self) -> int:
-        return len(self._before) + len(self._tokens) + len(self._behind)
+        return len(self._before) + len(self._tokens) + len(self._after)
 
-    def within(self, most: int) -> list[int]:
-        """All of it, without as much of the text's end as is too much.
+    def within(self, limit: int) -> list[int]:
+        """Return at most `limit` tokens; cut the end of the text if there are more.
 
         Raises:
-            ContextOverflowError: what stands around the text is too long already.
-            UsageError: it has no tokens.
+            ContextOverflowError: the tokens around the text alone exceed the limit.
+            UsageError: there are no tokens.
         """
-        kept = len(self._tokens) - max(len(self) - most, 0)
-        if kept < 0:
+        length = len(self._tokens) - max(len(self) - limit, 0)
+        if length < 0:
             raise ContextOverflowError("the query leaves no room for a document", hint="shorten it")
         if not len(self):
             raise UsageError("a text has no tokens", why="the model's vocabulary has none for any of its characters")
-        return [*self._before, *self._tokens[:kept], *self._behind]
+        return [*self._before, *self._tokens[:length], *self._after]
 
 
 def _sequences(vocabulary: LlamaVocabulary, command: EmbedTexts, template: str) -> list[_Sequence]:
     if command.tokens:
-        known = range(vocabulary.n_tokens)
-        wrong = next((each for tokens in command.tokens for each in tokens if each not in known), None)
-        if wrong is not None:
-            raise UsageError(f"there is no token {wrong}", why=f"the vocabulary has {vocabulary.n_tokens:,}")
+        valid = range(vocabulary.n_tokens)
+        invalid = next((each for tokens in command.tokens for each in tokens if each not in valid), None)
+        if invalid is not None:
+            raise UsageError(f"there is no token {invalid}", why=f"the vocabulary has {vocabulary.n_tokens:,}")
         return [_Sequence((), tokens, ()) for tokens in command.tokens]
     if command.query is not None and template:
         return _templated(vocabulary, template, command.query, command.texts)
-    before, behind = vocabulary.around_text
+    before, after = vocabulary.around_text
     if command.query is not None:
         before = [*before, *vocabulary.tokenize(command.query, special=False), *vocabulary.between_texts]
-    return [_Sequence(before, vocabulary.tokenize(text, special=False), behind) for text in command.texts]
+    return [_Sequence(before, vocabulary.tokenize(text, special=False), after) for text in command.texts]
 
 
 def _templated(vocabulary: LlamaVocabulary, template: str, query: str, texts: Sequence[str]) -> list[_Sequence]:
-    """As the file's template for ranking says. Only its own text may be control tokens, not what is put into it.
+    """Lay out query and documents by the file's reranking template. Only the template's text can be control tokens.
 
-    What stands between two of those goes through the tokenizer in one piece, because words are joined across its parts.
+    The text between two control tokens is tokenized as a whole, because words may span template and document.
     """
     control = ControlTexts(vocabulary.control_texts).pattern
 
@@ -101,6 +101,6 @@ def _templated(vocabulary: LlamaVocabulary, template: str, query: str, texts: Se
     left = max((found.end() for found in control.finditer(start)), default=0)
     found = control.search(end)
     right = found.start() if found else len(end)
-    before, behind, asked = tokens(start[:left]), tokens(end[right:]), start[left:].replace("{query}", query)
-    plain = (vocabulary.tokenize(asked + text + end[:right], special=False) for text in texts)
-    return [_Sequence(before, found, behind) for found in plain]
+    before, after, prefix = tokens(start[:left]), tokens(end[right:]), start[left:].replace("{query}", query)
+    plain = (vocabulary.tokenize(prefix + text + end[:right], special=False) for text in texts)
+    return [_Sequence(before, found, after) for found in plain]

@@ -1,6 +1,6 @@
-"""Input embeddings: where a text's tokens lie in the space that the model begins in, and what lies near them.
+"""Input embeddings of a text's tokens: their projection on a plane, and their nearest neighbours in the vocabulary.
 
-Owns what is computed of the embedding matrix. The nearest tokens are exact: each row of the vocabulary is looked at.
+Owns the computation on the embedding matrix. The neighbours are exact: every row is compared.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from llmrun.protocol.jobs.explain import EmbeddedToken, EmbeddingPlane, Neighbou
 
 _NEIGHBOURS = 5
 _NO_NEIGHBOUR = -2.0  # less than any cosine
-_LOOKED_THROUGH = 64  # of the nearest rows: some are no text
-_CONTROL_TOKENS = 16  # that show where training left the rows that it hardly touched
+_NEAREST = 64  # nearest rows to search, because some are not text
+_CONTROL_TOKENS = 16  # examples of rows that training hardly changed
 
 
 def embeddings(weights: FileWeights, vocabulary: Vocabulary, tokens: Sequence[int]) -> EmbeddingPlane | None:
-    """Where tokens lie, each once; None where the file has no such matrix.
+    """Return the plane of these tokens, each once; None if the file has no embedding matrix.
 
-    A row nearer to a control token than to a token of the text is not among that token's neighbours: rows that training
-    hardly touched lie together, control tokens among them, and would be near to every rare word.
+    A row nearer to a control token than to a token of the text is not that token's neighbour: rows that training hardly
+    changed lie close together, control tokens among them, and would be near every rare word.
     """
     matrix = weights.find("token_embd.weight")
     if matrix is None:
@@ -33,7 +33,7 @@ def embeddings(weights: FileWeights, vocabulary: Vocabulary, tokens: Sequence[in
     own = list(dict.fromkeys(tokens))
     rows = _rows(weights, matrix, own)
     control = _directions(_rows(weights, matrix, _control_tokens(vocabulary)))
-    nearest = TopK(len(own), _LOOKED_THROUGH)
+    nearest = TopK(len(own), _NEAREST)
     directions = _directions(rows)
     for start, chunk in weights.chunks(matrix, len(own)):
         others = _directions(chunk).T
@@ -64,28 +64,28 @@ def _rows(weights: FileWeights, matrix: Tensor, tokens: Sequence[int]) -> Array:
 
 
 def _directions(rows: Array) -> Array:
-    """Vectors of length 1; zeros stay."""
+    """Normalize vectors to length 1; zeros stay."""
     return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.finfo(np.float32).tiny)
 
 
 class _Plane:
-    """The plane that shows most of how vectors differ (principal component analysis).
+    """The plane of the first two principal components of some vectors.
 
     Attributes:
-        share: of their variance that it shows, 0 to 1.
+        share: share of the variance in the plane, 0 to 1.
     """
 
     def __init__(self, rows: Array) -> None:
         self._middle = rows.mean(axis=0)
         _, lengths, axes = np.linalg.svd(rows - self._middle, full_matrices=False)
-        # An axis has no direction of its own: its largest element points up.
+        # The sign of an axis is arbitrary: make its largest element positive.
         axes = axes[:2] * np.sign(np.take_along_axis(axes[:2], np.abs(axes[:2]).argmax(1)[:, None], 1))
-        self._axes = np.zeros((2, rows.shape[1]))  # one token has a place, but no axis
+        self._axes = np.zeros((2, rows.shape[1]))  # a single token gives fewer than two axes
         self._axes[: len(axes)] = axes
         variances = lengths**2
         self.share = float(variances[:2].sum() / (variances.sum() or 1.0))
 
     def __call__(self, vector: Array) -> tuple[float, float]:
-        """A vector's place."""
+        """Return a vector's coordinates in the plane."""
         x, y = self._axes @ (vector - self._middle)
         return float(x), float(y)

@@ -1,10 +1,9 @@
-"""The job `evaluate`: how well a model predicts a text, alone or beside a reference model.
+"""The job `evaluate`: a model's quality of prediction on a text, alone or compared with a reference model.
 
-Owns the way through the text: which tokens are read together, which positions are scored, and who reads them. It is
-llama-perplexity's: the text is tokenized whole and cut into chunks of n_ctx tokens; the first token of each becomes the
-begin-of-sequence token where the model wants one; only the second half of a chunk is scored, so that there is always
-some context. Both models read the same part of a chunk one after the other, and their logits are compared where
-llama.cpp left them: no file of logits, no copy of them.
+Owns the chunks, the scored positions and the order of decoding. The method is llama-perplexity's: the text is tokenized
+as a whole and cut into chunks of n_ctx tokens; the first token of each becomes the begin-of-sequence token if the model
+uses one; only the second half of a chunk is scored, so that there is always some context. Both models decode each batch
+in turn, and their logits are compared in llama.cpp's memory: without a file or copy of them.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from llmrun.engine.jobs.evaluate_scores import (
     divergence,
     joined,
     perplexity,
-    stretches,
+    position_ranges,
 )
 from llmrun.engine.llama.base import Context, Entry, Vocabulary
 from llmrun.engine.llama.context import LlamaContext
@@ -37,15 +36,15 @@ from llmrun.protocol.jobs.evaluate import Evaluate, EvaluateResult, EvaluateUpda
 from llmrun.protocol.loading import Load
 
 BATCH = 512
-"""Tokens that are read at once. More would take more memory for their logits and be no faster."""
+"""Tokens of a decode call. More would take more memory for logits and be no faster."""
 _SHORTEST_CHUNK = 32
-_CHECKED = 1024  # tokens whose texts have to be the same in both vocabularies, beside those of the text
+_CHECKED = 1024  # tokens whose texts must be equal in both vocabularies, besides those of the text
 
 Report = Callable[[EvaluateUpdate], None]
 
 
 def run(command: Evaluate, report: Report, flag: _native.CancelFlag) -> EvaluateResult:
-    """Measure a model.
+    """Evaluate a model.
 
     Raises:
         UsageError: the text is too short, or the reference has another vocabulary.
@@ -76,7 +75,7 @@ def _naming_the_reference() -> Iterator[None]:
 
 
 def open_context(model: LlamaModel, command: Evaluate) -> LlamaContext:
-    """A context that gives the logits of a whole batch."""
+    """Create a context that returns the logits of a whole batch."""
     load = Load(
         model.path,
         n_ctx=command.n_ctx,
@@ -103,62 +102,54 @@ def _too_short(n_tokens: int, command: Evaluate) -> UsageError:
 
 
 def _no_numbers(name: str, where: str) -> BadLogitsError:
-    hint = "llmrun verify MODEL tells whether its file is damaged"
+    hint = "check the file for damage with `llmrun verify MODEL`"
     return BadLogitsError(f"{name} computed logits that are not numbers", why=where, hint=hint)
 
 
 def check_vocabulary(model: Vocabulary, reference: Vocabulary, tokens: list[int], text: str) -> None:
-    """Both models have to mean the same by a token, or there is nothing to compare.
+    """Require the same vocabulary of both models.
 
     Raises:
-        UsageError: they don't.
+        UsageError: the vocabularies differ.
     """
-    why = ""
+    reason = ""
     if model.n_tokens != reference.n_tokens:
-        why = f"the model knows {model.n_tokens:,} tokens and the reference {reference.n_tokens:,}"
+        reason = f"the model has {model.n_tokens:,} tokens and the reference {reference.n_tokens:,}"
     elif reference.with_bos(reference.tokenize(text, special=False)) != tokens:
-        why = "their tokenizers cut the text differently"
+        reason = "their tokenizers split the text differently"
     else:
         spread = range(0, model.n_tokens, max(1, model.n_tokens // _CHECKED))
         different = [token for token in {*tokens, *spread} if model.piece(token) != reference.piece(token)]
         if different:
-            why = f"token {different[0]} is another text in each"
-    if why:
+            reason = f"token {different[0]} has another text in each"
+    if reason:
         raise UsageError(
             "these models can't be compared: they have different vocabularies",
-            why=why,
-            hint="a reference of the same model, e.g. its F16 or Q8_0 file",
+            why=reason,
+            hint="use a reference of the same model, e.g. its F16 or Q8_0 file",
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Which tokens make a chunk, and which of its positions are scored.
+    """The tokens of each chunk, and its scored positions."""
 
-    Args:
-        tokens: of the whole text.
-        begin: what each chunk begins with in place of its own tokens: the begin-of-sequence token, or nothing.
-        n_ctx: tokens of a chunk.
-        first: position of the first one whose prediction is scored; the last one's is not, for want of a next token.
-    """
-
-    tokens: list[int]
-    begin: list[int]
-    n_ctx: int
-    first: int
+    tokens: list[int]  # of the whole text
+    begin: list[int]  # replaces the first tokens of each chunk: the begin-of-sequence token, or nothing
+    n_ctx: int  # tokens of a chunk
+    first: int  # first position whose prediction is scored; the last position's has no next token to score
 
     @property
     def chunks(self) -> int:
-        """How many whole chunks there are."""
+        """The number of whole chunks."""
         return len(self.tokens) // self.n_ctx
 
     def chunk(self, index: int) -> list[int]:
-        """Its tokens."""
         own = self.tokens[index * self.n_ctx : (index + 1) * self.n_ctx]
         return [*self.begin, *own[len(self.begin) :]]
 
     def batches(self, index: int, size: int) -> list[list[Entry]]:
-        """What is to be decoded one after the other, in an empty sequence 0."""
+        """Return the batches to decode in order, starting with an empty sequence 0."""
         entries = [
             Entry(token, position, 0, self.first <= position < self.n_ctx - 1)
             for position, token in enumerate(self.chunk(index))
@@ -167,11 +158,11 @@ class Layout:
 
 
 class Evaluation:
-    """One measurement: reads chunk after chunk, and tells after each what is known.
+    """One evaluation, which reports partial figures after each chunk.
 
     Args:
-        contexts: the model's, and its reference's where there is one, each with an empty sequence 0.
-        tokens: of the text; none only asks for needles.
+        contexts: the model's and the reference's, if there is one, each with an empty sequence 0.
+        tokens: of the text; empty for needles only.
         begin: see Layout.
     """
 
@@ -192,18 +183,18 @@ class Evaluation:
         self._lengths = lengths
 
     def run(self) -> EvaluateResult:
-        """Read everything."""
+        """Decode and score everything."""
         self._report(EvaluateUpdate(0, self._total))
         for index in range(self._chunks):
             self._scores.append(self.score_chunk(index))
-            self._report(EvaluateUpdate(self._done, self._total, self._so_far()))
+            self._report(EvaluateUpdate(self._done, self._total, self._figures()))
         for length in self._lengths:
             self._needles += self._find_needles(length)
-            self._report(EvaluateUpdate(self._done, self._total, self._so_far()))
-        return self._so_far()
+            self._report(EvaluateUpdate(self._done, self._total, self._figures()))
+        return self._figures()
 
     def score_chunk(self, index: int) -> Array:
-        """Read a chunk; gives the scores of its positions, in their order."""
+        """Decode a chunk; return the scores of its positions, in order."""
         size = min(context.n_batch for context in self._contexts)
         parts = []
         for context in self._contexts:
@@ -219,16 +210,16 @@ class Evaluation:
         began = time.perf_counter()
         context.decode(batch)
         self._decode_seconds += time.perf_counter() - began
-        self._done = min(self._done + len(batch), self._total)  # questions about needles are not counted before
+        self._done = min(self._done + len(batch), self._total)  # the total leaves out the questions about needles
         self._report(EvaluateUpdate(self._done, self._total))
 
     def _score(self, batch: list[Entry], chunk: int, targets: list[int]) -> Array:
-        """Scores of those positions of the batch whose logits were asked for."""
+        """Return the scores of the batch's positions with logits."""
         began = time.perf_counter()
-        wanted = [(index, entry) for index, entry in enumerate(batch) if entry.wants_logits]
-        scores = np.zeros(len(wanted), SCORE)
+        scored = [(index, entry) for index, entry in enumerate(batch) if entry.wants_logits]
+        scores = np.zeros(len(scored), SCORE)
         model, *references = self._contexts
-        for place, (index, entry) in enumerate(wanted):
+        for place, (index, entry) in enumerate(scored):
             token = targets[entry.position + 1]
             row = scores[place]  # a view
             row["chunk"], row["position"] = chunk, entry.position
@@ -242,37 +233,37 @@ class Evaluation:
         return scores
 
     def _check(self, scores: Array, chunk: int) -> None:
-        for column, name in (("nll", "the model"), ("reference_nll", "the reference"), ("kld", "one of both")):
+        for column, name in (("nll", "the model"), ("reference_nll", "the reference"), ("kld", "one of the models")):
             if not np.isfinite(scores[column]).all():
                 raise _no_numbers(name, f"in chunk {chunk + 1} of the text")
 
     def _find_needles(self, length: int) -> list[Needle]:
         haystack = needles.Haystack(self._contexts[0].vocabulary, self._begin, length)
         answers = [needles.ask(context, haystack, self._rows, self._decode) for context in self._contexts]
-        for name, given in zip(("the model", "the reference"), answers, strict=False):
-            if any(math.isnan(probability) for _, probability in given):
+        for name, own_answers in zip(("the model", "the reference"), answers, strict=False):
+            if any(math.isnan(probability) for _, probability in own_answers):
                 raise _no_numbers(name, f"in a text of {length:,} tokens")
         model, *references = answers
         found = []
         for index, (depth, answer) in enumerate(zip(needles.DEPTHS, model, strict=True)):
-            beside = references[0][index] if references else (None, None)
-            found.append(Needle(length, depth, answer[0], answer[1], *beside))
+            reference_answer = references[0][index] if references else (None, None)
+            found.append(Needle(length, depth, answer[0], answer[1], *reference_answer))
         return found
 
-    def _so_far(self) -> EvaluateResult:
+    def _figures(self) -> EvaluateResult:
         compared = len(self._contexts) > 1
         scores = joined(self._scores)
         counted = scores[scores["position"] >= self._command.n_ctx // 2]
-        there = len(counted) > 0
+        has_scores = len(counted) > 0
         return EvaluateResult(
             chunks=len(self._scores),
             chunks_there=self._layout.chunks,
             n_ctx=self._command.n_ctx,
             positions=len(counted),
-            perplexity=perplexity(counted) if there else None,
+            perplexity=perplexity(counted) if has_scores else None,
             bits_per_byte=bits_per_byte(counted),
-            divergence=divergence(counted) if there and compared else None,
-            by_position=stretches(scores, self._command.n_ctx, compared=compared)
+            divergence=divergence(counted) if has_scores and compared else None,
+            by_position=position_ranges(scores, self._command.n_ctx, compared=compared)
             if self._command.every_position
             else (),
             needles=tuple(self._needles),

@@ -1,8 +1,8 @@
-"""From logits to scores, and from scores to figures with intervals.
+"""Scores from logits, and figures with intervals from scores.
 
 Owns the mathematics; must not know models, texts or the pipe. Names, standard errors and quantiles are those of
-llama.cpp's tools/perplexity; the intervals are ours. llama-perplexity compares with log-probabilities that it stored
-in 16 bits and leaves out what is less likely than e^-16; here both rows of logits are complete.
+llama.cpp's tools/perplexity; the intervals are ours. llama-perplexity compares with log-probabilities that it stored in
+16 bits, without tokens less likely than e^-16; here both rows of logits are complete.
 """
 
 from __future__ import annotations
@@ -19,36 +19,32 @@ import numpy as np
 from llmrun.protocol.jobs.evaluate import BLOCKS, LEAST_BLOCKS, Divergence, Figure, PositionRange
 from llmrun.student import half_width, positive_interval
 
-Array = Any  # of numpy; its own types say little more
+Array = Any  # NumPy's array; its own types say little more
 
 SCORE = np.dtype(
     [
         ("chunk", np.int32),
-        ("position", np.int32),  # in its chunk, of the last token that the models have seen
-        ("nll", np.float64),  # negative log-likelihood of the token that follows, in nats
-        ("top", np.bool_),  # whether that token is the model's likeliest
+        ("position", np.int32),  # of the last token before the prediction, in its chunk
+        ("nll", np.float64),  # negative log-likelihood of the next token, in nats
+        ("top", np.bool_),  # that token is the model's most likely one
         ("n_bytes", np.int32),  # of that token
         ("reference_nll", np.float64),  # NaN without a reference
         ("reference_top", np.bool_),
-        ("kld", np.float64),  # of the reference from the model, in nats
-        ("same_top", np.bool_),  # whether both find the same token likeliest
+        ("kld", np.float64),  # D(reference || model), in nats
+        ("same_top", np.bool_),  # both have the same most likely token
     ]
 )
-"""What is known about one position. Fields behind n_bytes need a reference."""
+"""The scores of one position. The fields after n_bytes need a reference."""
 
-_ENOUGH = 20  # blocks of the larger size, or blocks of the smaller one are taken
+_MIN_LARGE_BLOCKS = 20  # with fewer blocks of the larger size, the smaller size is used
 
-_Z = 1.959964  # 97.5 % of a normal distribution lie below
-_LARGEST_LOG = 700.0  # of what a float can hold
-_FEWEST = 10  # llama-perplexity gives no errors for less
+_Z = 1.959964  # 97.5 % quantile of the normal distribution
+_MAX_LOG = 700.0  # exp() of more overflows
+_MIN_POSITIONS = 10  # llama-perplexity gives no errors for fewer
 
 
 class Rows:
-    """Reads rows of logits where they lie. The buffers are made once: three rows, which stay in the core's cache.
-
-    Args:
-        n_vocab: floats of a row.
-    """
+    """A scorer of rows of logits in llama.cpp's memory. Its three buffers are reused and stay in the core's cache."""
 
     def __init__(self, n_vocab: int) -> None:
         self._row = ctypes.c_float * n_vocab
@@ -57,14 +53,14 @@ class Rows:
         self._weights = np.empty(n_vocab, np.float32)
 
     def score(self, address: int, token: int) -> tuple[float, bool]:
-        """A token's negative log-likelihood, and whether it is the likeliest; NaN where there are no probabilities."""
+        """Return a token's negative log-likelihood, NaN for invalid logits, and whether it is the most likely token."""
         logits, top = self._shifted(address, self._model)
         own = float(logits[token])
         np.exp(logits, out=logits)
         return math.log(logits.sum(dtype=np.float64)) - own, top == token
 
     def compare(self, address: int, reference: int, token: int, row: Array) -> None:
-        """Write everything about a position to its row of scores, see SCORE.
+        """Write a position's scores to its row of SCORE.
 
         With p the reference's probabilities and q the model's, the divergence is sum(p * (ln p - ln q)), and
         ln p = a - ln(sum(exp(a))) with a the logits less their maximum.
@@ -84,11 +80,11 @@ class Rows:
         log_model = math.log(np.exp(model, out=model).sum(dtype=np.float64))
         row["nll"], row["top"] = log_model - own, top == token
         row["reference_nll"], row["reference_top"] = log_base - own_base, reference_top == token
-        row["kld"] = max(difference + log_model - log_base, 0.0)  # rounding may leave less
+        row["kld"] = max(difference + log_model - log_base, 0.0)  # rounding may give a negative number
         row["same_top"] = top == reference_top
 
     def _shifted(self, address: int, out: Array) -> tuple[Array, int]:
-        """A row less its maximum, and where that is."""
+        """Return a row less its maximum, and the maximum's index."""
         row: Any = self._row.from_address(address)  # ctypes arrays are buffers, which NumPy's types don't know
         logits = np.frombuffer(row, np.float32)
         top = int(logits.argmax())
@@ -99,18 +95,18 @@ class Rows:
 
 
 def perplexity(scores: Array, column: str = "nll") -> Figure:
-    """Exp of the mean negative log-likelihood."""
+    """Return exp of the mean negative log-likelihood."""
     return _exp(_mean(scores[column], _blocks(scores)))
 
 
 def bits_per_byte(scores: Array) -> float:
-    """How many bits the model would need for a byte of the text."""
+    """Return the bits per byte of the text in a code made for the model."""
     n_bytes = int(scores["n_bytes"].sum())
     return float(scores["nll"].sum()) / math.log(2) / n_bytes if n_bytes else 0.0
 
 
 def divergence(scores: Array) -> Divergence:
-    """How the model differs from its reference at these positions."""
+    """Compare the model with its reference at these positions."""
     blocks = _blocks(scores)
     kld, nll, base = scores["kld"], scores["nll"], scores["reference_nll"]
     ordered = np.sort(kld)
@@ -135,28 +131,28 @@ def divergence(scores: Array) -> Divergence:
     )
 
 
-def stretches(scores: Array, n_ctx: int, *, compared: bool) -> tuple[PositionRange, ...]:
-    """Figures by position: 0 to 512, to 1,024, to 2,048 and so on up to the chunk's end."""
-    found = []
-    for start, end in edges(n_ctx):
+def position_ranges(scores: Array, n_ctx: int, *, compared: bool) -> tuple[PositionRange, ...]:
+    """Return figures by position: 0 to 512, to 1,024, to 2,048 and so on up to the chunk's end."""
+    ranges = []
+    for start, end in range_bounds(n_ctx):
         part = scores[(scores["position"] >= start) & (scores["position"] < end)]
         if not len(part):
             continue
-        stretch = PositionRange(start, end, len(part), perplexity(part))
+        figures = PositionRange(start, end, len(part), perplexity(part))
         if compared:
             blocks = _blocks(part)
-            stretch = PositionRange(
-                *(start, end, len(part), stretch.perplexity),
-                perplexity(part, "reference_nll"),
-                _positive_mean(part["kld"], blocks),
-                _share(part["same_top"], blocks),
+            figures = replace(
+                figures,
+                reference_perplexity=perplexity(part, "reference_nll"),
+                divergence=_positive_mean(part["kld"], blocks),
+                same_top=_share(part["same_top"], blocks),
             )
-        found.append(stretch)
-    return tuple(found)
+        ranges.append(figures)
+    return tuple(ranges)
 
 
-def edges(n_ctx: int) -> list[tuple[int, int]]:
-    """Where stretches begin and end."""
+def range_bounds(n_ctx: int) -> list[tuple[int, int]]:
+    """Return the bounds of position_ranges()."""
     bounds = [0, 512]
     while bounds[-1] < n_ctx:
         bounds.append(2 * bounds[-1])
@@ -165,13 +161,13 @@ def edges(n_ctx: int) -> list[tuple[int, int]]:
 
 
 def _blocks(scores: Array) -> Array:
-    """The number of the block that each position belongs to."""
+    """Return the number of each position's block."""
     place = scores["position"] - scores["position"].min()
     for size in BLOCKS:
         in_chunk = place // size
         keys = scores["chunk"].astype(np.int64) * (int(in_chunk.max()) + 1) + in_chunk
         found, blocks = np.unique(keys, return_inverse=True)
-        if len(found) >= _ENOUGH:
+        if len(found) >= _MIN_LARGE_BLOCKS:
             break
     return blocks
 
@@ -179,11 +175,11 @@ def _blocks(scores: Array) -> Array:
 def _mean(values: Array, blocks: Array) -> Figure:
     """Return the mean; its interval is Student's t over the blocks' sums of deviations from it (a ratio estimate).
 
-    With fewer than LEAST_BLOCKS there is none.
+    With fewer than LEAST_BLOCKS blocks there is no interval.
     """
     count = len(values)
     mean = float(np.mean(values))
-    error = math.sqrt(float(np.var(values)) / (count - 1)) if count > _FEWEST else 0.0
+    error = math.sqrt(float(np.var(values)) / (count - 1)) if count > _MIN_POSITIONS else 0.0
     sums = np.bincount(blocks, values - mean)
     if len(sums) < LEAST_BLOCKS:
         return Figure(mean, error)
@@ -192,20 +188,20 @@ def _mean(values: Array, blocks: Array) -> Figure:
 
 
 def _positive_mean(values: Array, blocks: Array) -> Figure:
-    """Return the mean of values that are not negative; neither is its interval."""
+    """Return the mean of non-negative values, with a non-negative interval."""
     mean = _mean(values, blocks)
     return mean if mean.half is None else Figure(mean.value, mean.error, *positive_interval(mean.value, mean.half))
 
 
 def _share(flags: Array, blocks: Array) -> Figure:
-    """Return how often something holds. Wilson's interval has a width at 0 % and 100 % too."""
+    """Return the share of true flags. Wilson's interval has a width at 0 % and 100 % too."""
     mean = _mean(flags, blocks)
     share, half, count = mean.value, mean.half, float(len(flags))
     if half is None:
         return mean
     variance = share * (1 - share)
     if half > 0 and variance > 0:
-        count = min(count, variance * (_Z / half) ** 2)  # as many independent positions would tell as much
+        count = min(count, variance * (_Z / half) ** 2)  # the effective number of independent positions
     square = _Z * _Z / count
     middle = (share + square / 2) / (1 + square)
     width = _Z / (1 + square) * math.sqrt(variance / count + square / (4 * count))
@@ -215,7 +211,7 @@ def _share(flags: Array, blocks: Array) -> Figure:
 def _quantile(values: Array, ordered: Array, blocks: Array, share: float) -> Figure:
     """Return a quantile, between neighbours as llama-perplexity does it.
 
-    Its interval is Woodruff's: that of the share of values below it, read back through the sample's own distribution.
+    Its interval is Woodruff's: that of the share of values below it, mapped back by the sample's quantiles.
     """
     value = _at(ordered, share)
     half = _mean(values <= value, blocks).half
@@ -231,7 +227,7 @@ def _at(ordered: Array, share: float) -> float:
 
 
 def _exp(log: Figure) -> Figure:
-    figure = _mapped(log, lambda value: math.exp(min(value, _LARGEST_LOG)))
+    figure = _mapped(log, lambda value: math.exp(min(value, _MAX_LOG)))
     return replace(figure, error=figure.value * log.error)
 
 
@@ -241,13 +237,13 @@ def _root(square: Figure) -> Figure:
 
 
 def _mapped(figure: Figure, function: Callable[[float], float]) -> Figure:
-    """Return a figure's value and interval on another, rising scale."""
+    """Return a figure's value and interval under an increasing function."""
     ends = (None if end is None else function(end) for end in (figure.low, figure.high))
     return Figure(function(figure.value), figure.error, *ends)
 
 
 def _correlation(one: Array, other: Array) -> float:
-    """Pearson's; 1 where nothing varies, as between a model and itself."""
+    """Return Pearson's correlation; 1 if a model's values are all equal."""
     scale = float(np.std(one) * np.std(other))
     if not scale:
         return 1.0
@@ -255,5 +251,5 @@ def _correlation(one: Array, other: Array) -> float:
 
 
 def joined(parts: Sequence[Array]) -> Array:
-    """Scores of several chunks as one array."""
+    """Concatenate the scores of several chunks."""
     return np.concatenate(parts) if parts else np.empty(0, SCORE)

@@ -2,7 +2,7 @@
 
 Owns the order of passes and the result; explain_collector.py observes, logit_lens.py reads the residual stream. The
 second context uses the same weights, without flash attention, which computes no attention weights. Its logits may
-differ in their last digits from those that the answer was sampled from.
+differ in their last digits from the logits of the answer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from llmrun.engine.jobs.file_weights import FileWeights
 from llmrun.engine.jobs.logit_lens import Lens
 from llmrun.engine.jobs.tokenize import pieces
 from llmrun.engine.llama.base import Entry
-from llmrun.engine.llama.context import LlamaContext
+from llmrun.engine.llama.context import LlamaContext, Watch
 from llmrun.engine.llama.tensors import GgmlTensor
 from llmrun.engine.loaded import LoadedModel
 from llmrun.errors import UsageError
@@ -29,28 +29,25 @@ from llmrun.protocol.jobs import Empty
 from llmrun.protocol.jobs.explain import ExplainRun, RunCollected, WatchedLayer
 
 WATCHED = 128
-"""Positions at the end of a sequence that are looked at; logits and attention of more would take much memory."""
+"""Observed positions at the end of a sequence; logits and attention of more would take much memory."""
 _PLAIN_TYPES = frozenset({"f32", "f16", "bf16"})  # of values; others need flash attention
-_REPEATS = 3  # of the decode step that is timed
+_REPEATS = 3  # of the timed decode step
 
 
 def run(
     command: ExplainRun, report: Callable[[Empty], None], flag: _native.CancelFlag, loaded: LoadedModel
 ) -> RunCollected:
-    """Look at an answer that has ended.
+    """Explain a finished answer.
 
     Raises:
-        UsageError: nothing is remembered about it, or it is about a picture.
+        UsageError: its KV state was reused, or its prompt has images.
         OutOfMemoryError: a second context does not fit.
     """
-    answered = loaded.engine.finished(command.answer)
-    if answered.extras.pictures is not None:
-        raise UsageError("an answer about a picture can't be explained", why="only tokens can be looked at again")
-    if answered.extras.pictures is not None:
-        why = "a picture goes through the model as vectors, which are kept nowhere"
-        raise UsageError("an answer about a picture can't be explained", why=why)
-    tokens, n_prompt = list(answered.tokens), answered.n_prompt
-    with closing(_Replay(loaded, tokens, answered.extras.adapters)) as replay:
+    answer = loaded.engine.finished(command.answer)
+    if answer.extras.images is not None:
+        raise UsageError("an answer about an image can't be explained", why="only tokens can be computed again")
+    tokens, n_prompt = list(answer.tokens), answer.n_prompt
+    with closing(_Replay(loaded, tokens, answer.extras.adapters)) as replay:
         first = replay.first
         chosen = range(first if command.everywhere else max(first, n_prompt - 1), len(tokens))
         collector = Collector(first, len(tokens), [position - first for position in chosen])
@@ -58,7 +55,7 @@ def run(
         prefill, decode = replay.timed()
     weights, vocabulary = FileWeights(loaded.weights.header, loaded.load.threads), loaded.weights.vocabulary
     lens = Lens(weights)
-    columns = lens.columns(collector.kept, logits, chosen, tokens)
+    columns = lens.columns(collector.streams, logits, chosen, tokens)
     embedded = embeddings(weights, vocabulary, tokens[first:])
     shown = [*tokens, *(token for column in columns for cell in column.cells for token in cell.candidates)]
     shown += [near.token for each in embedded.tokens for near in each.neighbours] if embedded else []
@@ -71,7 +68,7 @@ def run(
         embeddings=embedded,
         layers=_timed_layers(collector.layers(), prefill, decode),
         flash_attention=loaded.load.flash_attention != "off",
-        pictures=collector.pictures(),
+        pictures=collector.examples(),
         lens=columns,
         lens_refused=lens.refused,
         lens_difference=lens.difference,
@@ -88,10 +85,10 @@ def _timed_layers(layers: Sequence[WatchedLayer], prefill: Stopwatch, decode: St
 
 
 class _Replay:
-    """Computes a sequence again and again.
+    """Repeated computation of a sequence.
 
     Attributes:
-        first: first position that is watched.
+        first: the first observed position.
     """
 
     def __init__(self, loaded: LoadedModel, tokens: list[int], adapters: tuple[AdapterScale, ...]) -> None:
@@ -111,21 +108,19 @@ class _Replay:
             flash_attention="off",
             kv_type_v=loaded.load.kv_type_v if loaded.load.kv_type_v in _PLAIN_TYPES else "f16",
         )
-        self._watch: Callable[[GgmlTensor, bool], bool] = _nothing
-        self._context = LlamaContext(loaded.weights, load, n_outputs=watched, watch=self._called)
+        self._watch: Watch = _ignore
+        self._context = LlamaContext(
+            loaded.weights, load, n_outputs=watched, watch=lambda tensor, ask: self._watch(tensor, ask)
+        )
         self._context.adapt(adapters)
 
-    def _called(self, tensor: GgmlTensor, ask: bool) -> bool:
-        return self._watch(tensor, ask)
-
     def close(self) -> None:
-        """Free the context."""
         self._context.close()
 
     def collect(self, collector: Collector, chosen: Sequence[int]) -> Any:
-        """Everything that the collector wants to see; gives the logits of the chosen positions, float32.
+        """Compute with the collector as callback; return the logits of the chosen positions, float32.
 
-        Every position asks for logits, or llama.cpp would leave most of them out of the last layer.
+        Every position requests logits, or llama.cpp would leave most of them out of the last layer.
         """
         import numpy as np
 
@@ -139,7 +134,7 @@ class _Replay:
         return np.array(rows)
 
     def timed(self) -> tuple[Stopwatch, Stopwatch]:
-        """How long the layers take: for all watched positions at once, and for the last one alone."""
+        """Measure the time of the layers: for all observed positions at once, and for the last one alone."""
         if not (self._context.cuts and self._context.forget(0, self.first)):
             self._fill()
         prefill = self._timed_once(self.first)
@@ -157,20 +152,18 @@ class _Replay:
         return stopwatch
 
     def _fill(self) -> None:
-        """Let the KV cache hold what stands before the watched positions."""
+        """Fill the KV cache with the tokens before the observed positions."""
         self._context.clear()
-        self._watch = _nothing
+        self._watch = _ignore
         for start in range(0, self.first, WATCHED):
-            self._decode(start, _nothing, min(start + WATCHED, self.first))
+            self._decode(start, _ignore, min(start + WATCHED, self.first))
 
-    def _decode(self, start: int, watch: Callable[[GgmlTensor, bool], bool], end: int | None = None) -> None:
+    def _decode(self, start: int, watch: Watch, end: int | None = None) -> None:
         self._watch = watch
-        wants = end is None
-        entries = [Entry(token, start + place, 0, wants) for place, token in enumerate(self._tokens[start:end])]
+        entries = [Entry(token, start + place, 0, end is None) for place, token in enumerate(self._tokens[start:end])]
         self._context.decode(entries)
         self._context.synchronize()
 
 
-def _nothing(tensor: GgmlTensor, ask: bool) -> bool:
-    """Asks for no result."""
+def _ignore(tensor: GgmlTensor, ask: bool) -> bool:
     return False

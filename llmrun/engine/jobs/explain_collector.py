@@ -1,8 +1,8 @@
-"""Sees what a model computes: the residual stream and what is added to it, attention, experts; and how long that takes.
+"""Evaluation callbacks that collect the residual stream, its additions, attention and experts, or each layer's time.
 
-Owns llama.cpp's names of these (src/models/), which vary a little with the architecture: what has no known name is left
-out. Numbers are reduced as they come, because their memory is used again at once, and all attention of a long prompt
-would take gigabytes.
+Owns llama.cpp's names of these tensors (src/models/), which vary a little with the architecture: unknown names are left
+out. Numbers are reduced at once, because llama.cpp reuses their memory, and all attention weights of a long prompt take
+gigabytes.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ _COMPUTED = 16  # GGML_TENSOR_FLAG_COMPUTE
 _EMBEDDINGS = frozenset({"embd", "model.embed_tokens", "model.input_embed", "inp_scaled"})  # the last is Gemma's second
 _RESIDUAL, _ATTENTION, _EXPERTS = "l_out", "kq_soft_max", "ffn_moe_topk"
 _BETWEEN = frozenset({"ffn_inp", "sa_out"})  # the residual stream between attention and the feed-forward part
-_FEED_FORWARD = "ffn_out"  # where there is no such place
-_WANTED = frozenset({_RESIDUAL, _ATTENTION, _EXPERTS, _FEED_FORWARD, *_BETWEEN})
-_DIGITS = 5  # of shares
+_FEED_FORWARD = "ffn_out"  # for models with parallel attention and feed-forward parts
+_OBSERVED = frozenset({_RESIDUAL, _ATTENTION, _EXPERTS, _FEED_FORWARD, *_BETWEEN})
+_DIGITS = 5  # of attention weights
 
 
-def _layer_of(name: str) -> tuple[str, int]:
-    """A node's name without its layer, and the layer; -1 for what is in none."""
+def _split_layer(name: str) -> tuple[str, int]:
+    """Return a tensor's name without its layer, and the layer; -1 for tensors outside of layers."""
     base, _, number = name.rpartition("-")
     return (base, int(number)) if base and number.isdecimal() else (name, -1)
 
 
 class Stopwatch:
-    """Notes when each layer is done.
+    """A timer of each layer.
 
     Attributes:
         layers: layer -> seconds.
-        seconds: of everything.
+        seconds: in total.
     """
 
     def __init__(self) -> None:
@@ -48,10 +48,10 @@ class Stopwatch:
         self._began = self._last = 0.0
 
     def watch(self, tensor: GgmlTensor, ask: bool) -> bool:
-        """See llmrun.engine.llama.context.Watch."""
+        """Note the time of each layer's last tensor; see llama.context.Watch."""
         if not self._began:
             self._began = self._last = time.perf_counter()
-        name, layer = _layer_of(tensor.plain_name)
+        name, layer = _split_layer(tensor.plain_name)
         if name != _RESIDUAL or layer < 0 or not tensor.flags & _COMPUTED:
             return False
         if not ask:
@@ -61,94 +61,93 @@ class Stopwatch:
         return True
 
     def stop(self) -> None:
-        """All is computed."""
         self.seconds = time.perf_counter() - self._began
 
 
 class Collector:
-    """Watches one decode of positions first to size - 1.
+    """Figures of one decode of positions [first, size).
 
     Args:
-        first: of the positions.
-        size: of the whole sequence.
-        wanted: places among the watched positions whose residual stream is kept.
+        size: tokens of the whole sequence.
+        chosen: indexes among the decoded positions whose residual streams are returned.
 
     Attributes:
         embedding: see RunCollected.
-        kept: layer -> float32 [wanted, width]: the residual stream behind it.
+        streams: layer -> float32 [chosen, width]: the residual stream after it.
     """
 
-    def __init__(self, first: int, size: int, wanted: Sequence[int]) -> None:
+    def __init__(self, first: int, size: int, chosen: Sequence[int]) -> None:
         self.embedding: tuple[float, ...] = ()
-        self.kept: dict[int, Array] = {}
-        self._first, self._size, self._wanted = first, size, list(wanted)
+        self.streams: dict[int, Array] = {}
+        self._first, self._size, self._chosen = first, size, list(chosen)
         self._numbers = TensorNumbers()
         self._layers: dict[int, WatchedLayer] = {}
-        self._stream: Array | None = None  # the residual stream as it was seen last
-        self._fed: Array | None = None  # what the feed-forward part is about to add to it
-        self._best: dict[str, tuple[float, int, int, Array]] = {}  # role -> how well it fits, layer, head, shares
+        self._stream: Array | None = None  # the last residual stream
+        self._feed_forward: Array | None = None  # output of the feed-forward part that is not yet in the stream
+        self._best: dict[str, tuple[float, int, int, Array]] = {}  # role -> score, layer, head, attention weights
 
     def watch(self, tensor: GgmlTensor, ask: bool) -> bool:
-        """See llmrun.engine.llama.context.Watch."""
-        name, layer = _layer_of(tensor.plain_name)
-        is_wanted = name in _EMBEDDINGS if layer < 0 else name in _WANTED
-        if ask or not is_wanted:
-            return is_wanted and bool(tensor.flags & _COMPUTED)
+        """Collect a tensor's figures; see llama.context.Watch."""
+        name, layer = _split_layer(tensor.plain_name)
+        is_observed = name in _EMBEDDINGS if layer < 0 else name in _OBSERVED
+        if ask or not is_observed:
+            return is_observed and bool(tensor.flags & _COMPUTED)
         if layer < 0:
             self._stream = self._rows(tensor)
             self.embedding = _norms(self._stream)
             return True
-        seen = self._layers.get(layer) or WatchedLayer()
+        figures = self._layers.get(layer) or WatchedLayer()
         if name == _ATTENTION:
-            seen = replace(seen, heads=self._attention(layer, self._numbers(tensor)[0]))
+            figures = replace(figures, heads=self._attention(layer, self._numbers(tensor)[0]))
         elif name == _EXPERTS:
-            chosen = self._numbers(tensor, ctypes.c_int32)[0, 0]
-            seen = replace(seen, experts=tuple(tuple(map(int, row)) for row in chosen))
+            active = self._numbers(tensor, ctypes.c_int32)[0, 0]
+            figures = replace(figures, experts=tuple(tuple(map(int, row)) for row in active))
         else:
-            seen = self._with_stream(seen, name, layer, self._rows(tensor))
-        self._layers[layer] = seen
+            figures = self._with_stream(figures, name, layer, self._rows(tensor))
+        self._layers[layer] = figures
         return True
 
     def layers(self) -> list[WatchedLayer]:
-        """What was seen, in the order of the layers."""
+        """Return the figures in the order of the layers."""
         return [self._layers.get(number) or WatchedLayer() for number in range(max(self._layers, default=-1) + 1)]
 
-    def pictures(self) -> tuple[HeadAttention, ...]:
-        """The heads that fit a role best; each has one role."""
+    def examples(self) -> tuple[HeadAttention, ...]:
+        """Return the head that fits each role best; each head has one role."""
         best = self._best.items()
         return tuple(HeadAttention(role, layer, head, self._shares(rows)) for role, (_, layer, head, rows) in best)
 
     def _rows(self, tensor: GgmlTensor) -> Array:
-        """A vector for each position, copied."""
+        """Copy the vector of each position."""
         return np.array(self._numbers(tensor)[0, 0])
 
-    def _with_stream(self, seen: WatchedLayer, name: str, layer: int, rows: Array) -> WatchedLayer:
-        """What came to the residual stream since it was seen last."""
+    def _with_stream(self, figures: WatchedLayer, name: str, layer: int, rows: Array) -> WatchedLayer:
+        """Add the norms of the residual stream and of its additions since the last tensor."""
         if name == _FEED_FORWARD:
-            self._fed = rows
-            return seen
+            self._feed_forward = rows
+            return figures
         if name in _BETWEEN:
-            return replace(seen, attention=self._added(rows))
-        if self._fed is not None and not seen.attention and self._fed.shape == rows.shape:
-            seen = replace(seen, attention=self._added(rows - self._fed))
+            return replace(figures, attention=self._added(rows))
+        before = self._feed_forward
+        if before is not None and not figures.attention and before.shape == rows.shape:
+            figures = replace(figures, attention=self._added(rows - before))
         if len(rows) == self._size - self._first:
-            self.kept[layer] = rows[self._wanted]
-        self._fed, added = None, self._added(rows)
-        return replace(seen, feed_forward=added if seen.attention else (), residual=_norms(rows))
+            self.streams[layer] = rows[self._chosen]
+        self._feed_forward, added = None, self._added(rows)
+        return replace(figures, feed_forward=added if figures.attention else (), residual=_norms(rows))
 
     def _added(self, stream: Array) -> tuple[float, ...]:
-        """Norms of what the residual stream has gained, where it has as many positions as before."""
+        """Return the norms of the stream's change; () if the number of positions changed too."""
         before, self._stream = self._stream, stream
         return _norms(stream - before) if before is not None and before.shape == stream.shape else ()
 
     def _attention(self, layer: int, shares: Array) -> tuple[HeadFigures, ...]:
-        """What each head does, and which of them are the best examples.
+        """Return the figures of each head; remember the best examples.
 
         Args:
             shares: float32 [heads, positions, cells of the KV cache]; a cell is a position, as the cache was empty.
         """
         if shares.shape[1] != self._size - self._first or shares.shape[2] < self._size:
-            return ()  # a window that has passed: its cells are used again, for other positions
+            return ()  # a sliding window that has passed: its cells are reused for other positions
         shares = shares[:, :, : self._size]
         at = np.arange(self._first, self._size)
         rows = np.arange(len(at))
@@ -166,8 +165,8 @@ class Collector:
         return tuple(found)
 
     def _offer(self, layer: int, head: int, figures: HeadFigures, shares: Array) -> None:
-        """A head takes the first role that it fits better than all heads before it."""
-        rest = 1 - figures.first  # a head that looks at the first token rests, which is no example of anything else
+        """Assign a head to the first role that it fits better than all heads before it."""
+        rest = 1 - figures.first  # attention to the first token (an attention sink) is no example of another role
         scores = {
             "previous": figures.previous,
             "first": figures.first,
@@ -180,7 +179,7 @@ class Collector:
                 return
 
     def _shares(self, shares: Array) -> tuple[tuple[float, ...], ...]:
-        """Rows up to each position itself; what comes after it is masked."""
+        """Return the rows up to each position itself; later positions are masked."""
         return tuple(
             tuple(round(float(share), _DIGITS) for share in row[: self._first + place + 1])
             for place, row in enumerate(shares)

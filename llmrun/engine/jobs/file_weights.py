@@ -1,6 +1,6 @@
-"""Weights as a model's file has them: memory may hold them repacked, or on a GPU.
+"""Weights read from a model's file, because memory may hold them repacked or on a GPU; and a top-k over their chunks.
 
-Owns where a tensor's rows lie in the file, and that no more of a large one is unpacked at a time than is needed.
+Owns the place of a tensor's rows in the file, and the size of the chunks in which a large matrix is dequantized.
 """
 
 from __future__ import annotations
@@ -14,15 +14,11 @@ from llmrun.engine.llama.quants import Array, Quants
 from llmrun.gguf.header import Header, Tensor
 from llmrun.gguf.split import other_parts
 
-_MOST_ELEMENTS = 1 << 22  # that are unpacked, or computed from what is, at a time
+_MAX_ELEMENTS = 1 << 22  # of a dequantized chunk, and of a result computed from it
 
 
 class FileWeights:
-    """The tensors of a model's file, or of its parts.
-
-    Attributes:
-        header: the file's.
-    """
+    """The tensors of a model's file, or of its parts."""
 
     def __init__(self, header: Header, threads: int) -> None:
         self.header = header
@@ -30,24 +26,24 @@ class FileWeights:
         self._quants = Quants(threads)
 
     def find(self, *names: str) -> Tensor | None:
-        """The first tensor that there is."""
+        """Return the first tensor that exists."""
         return next((self._tensors[name] for name in names if name in self._tensors), None)
 
     def rows(self, tensor: Tensor, start: int = 0, end: int = 1) -> Array:
-        """Some of a matrix, float32 [rows, columns]."""
+        """Return rows [start, end) of a matrix, float32 [rows, columns]."""
         kind, columns = self._quants.numbers[tensor.type.upper()], tensor.shape[0]
         size = self._quants.row_bytes(kind, columns)
         data = np.memmap(self._part(tensor), np.uint8, "r", tensor.offset + start * size, (end - start) * size)
         return self._quants.unpack(kind, np.array(data), columns)
 
     def chunks(self, tensor: Tensor, n_vectors: int) -> Iterator[tuple[int, Array]]:
-        """A whole matrix, some rows at a time, each time with the number of the first.
+        """Yield a whole matrix in chunks of rows, each with the index of its first row.
 
         Args:
-            n_vectors: that each row will be multiplied with; the more, the fewer rows come at a time.
+            n_vectors: vectors that each row will be multiplied with; more make the chunks smaller.
         """
         columns, count = tensor.shape[:2]
-        step = max(1, _MOST_ELEMENTS // max(columns, n_vectors))
+        step = max(1, _MAX_ELEMENTS // max(columns, n_vectors))
         for start in range(0, count, step):
             yield start, self.rows(tensor, start, min(start + step, count))
 
@@ -57,11 +53,11 @@ class FileWeights:
 
 
 class TopK:
-    """Keeps the highest numbers of each row while the columns pass by.
+    """The highest numbers of each row of a matrix that is computed in chunks of columns.
 
     Attributes:
         numbers: float32 [rows, up to count], the highest first.
-        columns: int64 of the same shape: where they stand.
+        columns: int64 of the same shape: their columns.
     """
 
     def __init__(self, n_rows: int, count: int) -> None:
@@ -70,7 +66,7 @@ class TopK:
         self._count = count
 
     def take(self, start: int, numbers: Array) -> None:
-        """The next columns, from this one on: float32 [rows, columns]."""
+        """Add the next columns, from column `start` on: float32 [rows, columns]."""
         count = min(self._count, numbers.shape[1])
         places = np.sort(np.argpartition(-numbers, count - 1, axis=1)[:, :count], axis=1)
         found = np.concatenate([self.numbers, np.take_along_axis(numbers, places, 1)], axis=1)

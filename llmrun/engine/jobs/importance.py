@@ -1,7 +1,7 @@
-"""The job `importance`: a text goes through the model, and what its matrices are multiplied with is summed.
+"""The job `importance`: decode a text and sum the squared inputs of the model's matrices.
 
-Owns how a text is cut and read, which is llama-imatrix's way: pieces of one length, each on its own, with the mark of a
-beginning in place of its first token. activations.py sums; calibration.py writes a text where there is none.
+Owns the chunks, which are llama-imatrix's: of one length, independent, with the begin-of-sequence token instead of the
+first token. activations.py sums; calibration.py writes a text if there is none.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from llmrun.protocol.jobs.importance import Importance, ImportanceSums, Importan
 from llmrun.protocol.loading import Load
 
 _UPDATE_SECONDS = 0.1
-_MOST_TOKEN_BYTES = 32  # a text is not looked at beyond what its tokens can be made of
-_LEAST_TOKENS = 16  # shorter pieces are not counted
+_MAX_TOKEN_BYTES = 32  # estimate that limits the bytes read from a file
+_MIN_TOKENS = 16  # of a text
 
 Report = Callable[[ImportanceUpdate], None]
 
 
 def run(command: Importance, report: Report, flag: _native.CancelFlag) -> ImportanceSums:
-    """Read a text, or let the model write one and read that; write the sums.
+    """Decode a text, written by the model if there is none; save the sums.
 
     Raises:
-        BadModelError: the model can't be loaded, or computes something that is not a number.
+        BadModelError: the model can't be loaded, or computes invalid numbers.
         UsageError: the text is too short, or the model can't write one.
         ModelNotFoundError: the text can't be read.
         OutOfMemoryError: the context does not fit.
@@ -69,25 +69,24 @@ def run(command: Importance, report: Report, flag: _native.CancelFlag) -> Import
 
 
 def _text(command: Importance) -> str:
-    """The calibration text; "" where the model is to write it."""
+    """Return the calibration text; "" if the model writes it."""
     if not command.text:
         return ""
     try:
         path = Path(command.text)
         with path.open("rb") as file:
-            data = file.read(min(_MOST_TOKEN_BYTES * command.n_tokens, path.stat().st_size))
+            data = file.read(min(_MAX_TOKEN_BYTES * command.n_tokens, path.stat().st_size))
         return data.decode("utf-8-sig", "replace")
     except OSError as error:
         raise ModelNotFoundError(f"can't read {command.text!r}", why=error.strerror or str(error)) from None
 
 
 def _write(model: LlamaModel, command: Importance, n_ctx: int, report: Report) -> tuple[list[int], str]:
-    """Let the model write."""
-    tell = _Pace(report)
+    limited = _LimitedReport(report)
 
     def progress(done: int, seconds: float) -> None:
         share = max(done / command.n_tokens, seconds / command.seconds)
-        tell(ImportanceUpdate("writing", done, command.n_tokens, min(share, 1.0)))
+        limited(ImportanceUpdate("writing", done, command.n_tokens, min(share, 1.0)))
 
     author = Author(model, command.threads, n_ctx)
     try:
@@ -97,16 +96,16 @@ def _write(model: LlamaModel, command: Importance, n_ctx: int, report: Report) -
 
 
 def _pieces(tokens: list[int], n_ctx: int, command: Importance) -> list[list[int]]:
-    """Whole pieces only, as in llama-imatrix; of a text that is shorter than one, what there is.
+    """Return full chunks only, as in llama-imatrix; a shorter text as one chunk.
 
     Raises:
-        UsageError: that is next to nothing.
+        UsageError: the text is too short.
     """
     tokens = tokens[: max(command.n_tokens, n_ctx)]
-    if len(tokens) < _LEAST_TOKENS:
+    if len(tokens) < _MIN_TOKENS:
         raise UsageError(
             "the calibration text is too short",
-            why=f"it has {len(tokens)} tokens, and at least {_LEAST_TOKENS} are needed; 4,000 are good",
+            why=f"it has {len(tokens)} tokens, and at least {_MIN_TOKENS} are needed; 4,000 are good",
             hint="name a longer one, or let the model write its own: --imatrix auto",
         )
     starts = range(0, max(len(tokens) - n_ctx, 0) + 1, n_ctx)
@@ -115,13 +114,13 @@ def _pieces(tokens: list[int], n_ctx: int, command: Importance) -> list[list[int
 
 @contextmanager
 def _context(model: LlamaModel, activations: Activations, n_ctx: int, threads: int) -> Iterator[LlamaContext]:
-    """A context that shows all it computes.
+    """Yield a context with the evaluation callback.
 
-    Every token asks for logits, or llama.cpp would leave most tokens out of the last layer; the logits themselves are
+    Every token requests logits, or llama.cpp would leave most tokens out of the last layer; the logits themselves are
     never computed: activations.py ends each computation before.
 
     Raises:
-        OutOfMemoryError: it does not fit.
+        OutOfMemoryError: the context does not fit.
     """
     load = Load(model.path, n_ctx, n_ctx, n_batch=n_ctx, n_ubatch=n_ctx, threads=threads)
     try:
@@ -136,8 +135,8 @@ def _context(model: LlamaModel, activations: Activations, n_ctx: int, threads: i
 
 
 def _read(context: LlamaContext, pieces: list[list[int]], activations: Activations, report: Report) -> None:
-    """Let each piece go through the model on its own."""
-    tell, vocabulary = _Pace(report), context.vocabulary
+    """Decode each chunk in an empty context."""
+    limited, vocabulary = _LimitedReport(report), context.vocabulary
     done, total = 0, sum(map(len, pieces))
     for piece in pieces:
         context.clear()
@@ -148,11 +147,11 @@ def _read(context: LlamaContext, pieces: list[list[int]], activations: Activatio
         except DecodeError as error:
             raise LlmrunError("llama.cpp could not read the calibration text", why=error.why) from None
         done += len(piece)
-        tell(ImportanceUpdate("reading", done, total, done / total))
+        limited(ImportanceUpdate("reading", done, total, done / total))
 
 
 def _save(activations: Activations, path: str) -> tuple[TensorSums, ...]:
-    """Write all sums and counts, one tensor after another."""
+    """Write all sums and counts, tensor by tensor."""
     import numpy as np
 
     tensors = []
@@ -170,8 +169,8 @@ def _save(activations: Activations, path: str) -> tuple[TensorSums, ...]:
     return tuple(tensors)
 
 
-class _Pace:
-    """Sends updates on, not more often than anybody can see."""
+class _LimitedReport:
+    """A rate limit for updates."""
 
     def __init__(self, report: Report) -> None:
         self._report = report

@@ -1,7 +1,7 @@
-"""The job `kernels`: how fast ggml computes what a model is made of: matrices, attention, small operations.
+"""The job `kernels`: the speed of ggml's kernels for matrices, attention and small operations.
 
-Owns the measuring, with ggml's own kernels on the threads that a model would get: what a processor's data sheet
-promises says little about the kernel that a type really runs on. Must not know models or what is made of the figures.
+Owns the measurement, with ggml's own kernels on a model's number of threads: a processor's data sheet says little about
+the kernel that a type uses. Must not know models or the use of the figures.
 """
 
 from __future__ import annotations
@@ -19,27 +19,26 @@ from llmrun.protocol.jobs import Empty
 from llmrun.protocol.jobs.kernels import LONG_ROW, SHORT_ROW, MachineSpeed, MeasureKernels, Rates
 
 HEAD_LENGTHS = (64, 96, 128, 256)
-"""Head lengths whose attention is measured; kernels prefer some by far."""
+"""Measured head lengths; kernels are much faster for some of them."""
 
-_LARGE = (64 << 20, 384 << 20)  # bytes of the matrices for decode, at least and at most
-_MOST_MATRICES = 600
-_CACHES = 1.5  # matrices for decode are as large as so many last-level caches, so that they come from memory
+_LARGE = (64 << 20, 384 << 20)  # minimum and maximum bytes of the matrices for decode
+_MAX_MATRICES = 600
+_CACHES = 1.5  # size of the matrices for decode in last-level caches, so that they are read from memory
 _SMALL = 2 << 20  # bytes of a matrix for prefill, which computes more than it reads
 _PROMPT = 128  # tokens of a prefill
-_POSITIONS = 1024  # that attention looks back at: few enough for a cache, since reading them is reckoned apart
+_POSITIONS = 1024  # of the KV cache: few enough for a CPU cache, because memory reads are estimated separately
 _HEADS = 16
 _KV_HEADS = 4
 _OPERATIONS = 300
-_SECONDS = 0.02  # after that a measurement is not repeated ...
-_REPEATS = 9  # ... nor more often than that; the first turn only warms up
+_SECONDS = 0.02  # in total, after which a measurement is not repeated
+_REPEATS = 9  # maximum, after one that warms up
 
 
 def run(command: MeasureKernels, report: Callable[[Empty], None], flag: _native.CancelFlag) -> MachineSpeed:
-    """Measure."""
     _keep_memory()
     start()
     ggml = Operations(command.threads, worker_device(command.worker, command.device) if command.worker else 0)
-    # Of matrices for decode: two where a cache is so large that it may hold a small model.
+    # Two sizes of matrices for decode if a cache is so large that it may hold a small model.
     sizes = sorted({_LARGE[0], min(max(int(_CACHES * command.cache), _LARGE[0]), _LARGE[1])})
     return MachineSpeed(
         read=_one_token(ggml, TENSOR_TYPES["F32"].number, ggml.plain, sizes[-1]),
@@ -62,15 +61,16 @@ def _rates(ggml: Operations, kind: int, sizes: Sequence[int]) -> Rates:
 
 
 def _one_token(ggml: Operations, kind: int, buffer: int, n_bytes: int, columns: int = LONG_ROW) -> float:
-    """Bytes/s of square matrices, as many as have that size together, times one token, one after the other.
+    """Measure bytes/s of n_bytes of square matrices times one token, one after the other.
 
-    Threads meet before and after each, as in a model: with repacked matrices of 512 x 512, two threads take three
-    times as long as for one that is as large as all together. A worker gets that one: it would read the long graph.
+    Threads synchronize before and after each, as in a model: with repacked matrices of 512 x 512, two threads take
+    three times as long as for a single matrix of the total size. A worker gets the single one, because it would have to
+    receive the long graph.
     """
     row = ggml.row_size(kind, columns)
     if ggml.is_remote:
         return _products(ggml, kind, buffer, (columns, _rows(n_bytes, row)))
-    return _products(ggml, kind, buffer, (columns, columns), count=min(n_bytes // (columns * row), _MOST_MATRICES))
+    return _products(ggml, kind, buffer, (columns, columns), count=min(n_bytes // (columns * row), _MAX_MATRICES))
 
 
 def _rows(n_bytes: int, row: int) -> int:
@@ -80,20 +80,20 @@ def _rows(n_bytes: int, row: int) -> int:
 def _products(
     ggml: Operations, kind: int, buffer: int, shape: tuple[int, int], *, tokens: int = 1, count: int = 1
 ) -> float:
-    """Bytes/s of so many matrices, the first times so many tokens, each other one times what came out before.
+    """Measure bytes/s of a chain of `count` products: the first matrix times the tokens, each other times the result.
 
-    0 where the buffer is not made for the type.
+    Returns 0 if the buffer does not support the type.
 
     Args:
-        shape: elements of a row, and rows; the same where there are several.
+        shape: elements of a row, and rows; equal if count is more than 1.
     """
     columns, rows = shape
     with ggml.tensors() as weights, ggml.tensors() as values:
         result = ggml.tensor(values, TENSOR_TYPES["F32"].number, columns, tokens)
         for _ in range(count):
             result = ggml.mul_mat(values, ggml.tensor(weights, kind, columns, rows), result)
-        with ggml.memory(weights, buffer) as there:
-            if not there or not ggml.supports(result):
+        with ggml.memory(weights, buffer) as is_allocated:
+            if not is_allocated or not ggml.supports(result):
                 return 0.0
             with ggml.memory(values, ggml.plain):
                 return float(count * rows * ggml.row_size(kind, columns) / _seconds(ggml, result))
@@ -104,7 +104,7 @@ def _attention(ggml: Operations, kind: int, tokens: int) -> dict[int, float]:
     for length in HEAD_LENGTHS:
         with ggml.tensors() as context:
             query = ggml.tensor(context, TENSOR_TYPES["F32"].number, length, tokens, _HEADS)
-            # As in llama.cpp's cache: all heads of a position, then the next position.
+            # The layout of llama.cpp's cache: all heads of a position, then the next position.
             cells = (ggml.tensor(context, kind, length, _KV_HEADS, _POSITIONS) for _ in range(2))
             keys, values = (ggml.permute(context, cell, 0, 2, 1, 3) for cell in cells)
             mask = ggml.tensor(context, TENSOR_TYPES["F16"].number, _POSITIONS, tokens)
@@ -128,7 +128,7 @@ def _seconds(ggml: Operations, result: int) -> float:
 
 
 def _keep_memory() -> None:
-    """Let glibc keep freed memory: the system takes longer to give the same pages again than a measurement."""
+    """Make glibc keep freed memory: returning pages and getting them again takes longer than a measurement."""
     with contextlib.suppress(AttributeError, OSError):
         library = ctypes.CDLL(None)
         for option in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD

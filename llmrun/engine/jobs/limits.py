@@ -1,4 +1,4 @@
-"""The job `limits`: measures what this machine could do at most. The loops are native/limits.cpp's."""
+"""The job `limits`: the machine's peak memory bandwidth and multiply-add rates, measured by native/limits.cpp."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def run(command: MeasureLimits, report: Callable[[Empty], None], flag: _native.C
     """Measure.
 
     Raises:
-        OutOfMemoryError: there is no memory to read from.
+        OutOfMemoryError: there is no memory for the buffer.
     """
     try:
         read = _native.read_rate(command.n_bytes, command.threads, command.seconds)
     except MemoryError:
-        raise OutOfMemoryError(f"there are no {command.n_bytes:,} bytes of memory to read from") from None
+        raise OutOfMemoryError(f"there is no memory for a buffer of {command.n_bytes:,} bytes") from None
     share = command.seconds / len(_KINDS)
     return MeasuredLimits(read, *(_native.multiply_add_rate(kind, command.threads, share) for kind in _KINDS))

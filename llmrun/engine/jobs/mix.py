@@ -1,12 +1,12 @@
-"""The job `mix`: what each type would cost each tensor, in Kullback-Leibler divergence of the model's answers.
+"""The job `mix`: the expected loss of each tensor with each type, in Kullback-Leibler divergence of the predictions.
 
-Two measurements, multiplied. The first is exact to some per cent: a sample of a tensor's rows is quantized to each type
-and back; its error is sum(w * (q - x)^2) / sum(w * x^2), with w the importance of a column: the relative error of what
-the tensor computes. The second says what that error means for the answers, which differs between tensors by orders of
-magnitude: one group of tensors after the other (of one kind, in neighbouring layers) is quantized coarsely in memory,
-the model reads a short text, and its predictions are compared with those of the full model. As long as errors are
-small, the divergence is linear in them and adds up over tensors (Malinovskii et al., "Pushing the Limits of Large
-Language Model Quantization via the Linearity Theorem", 2024), so that the product is what to expect.
+The loss is the product of two measurements. The first is exact to some per cent: a sample of a tensor's rows is
+quantized to each type and back; its error is sum(w * (q - x)^2) / sum(w * x^2), with w the importance of a column: the
+relative error of the tensor's output. The second is the sensitivity of the predictions to that error, which differs
+between tensors by orders of magnitude: each group of tensors (of one kind, in neighbouring layers) is quantized
+coarsely in memory, the model decodes a short text, and its predictions are compared with those of the full model. As
+long as errors are small, the divergence is linear in them and adds up over tensors (Malinovskii et al., "Pushing the
+Limits of Large Language Model Quantization via the Linearity Theorem", 2024).
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from llmrun.gguf.reader import read_header
 from llmrun.protocol.jobs.mix import MeasureMix, MeasureUpdate, MixMeasurement
 
 _SAMPLE = 1 << 16  # elements of each tensor
-_FEWEST_ROWS = 16
-_COARSE = "Q4_0"  # what groups are quantized to: fast, and about as coarse as what will be chosen
-_TOKENS, _FEWEST_TOKENS = 384, 64  # that are read: fewer by models of more than ...
+_MIN_ROWS = 16
+_COARSE = "Q4_0"  # type for groups: fast, and about as coarse as the types that will be chosen
+_TOKENS, _MIN_TOKENS = 384, 64  # decoded; fewer with models of more than ...
 _SMALL_MODEL = 4 * 10**8  # weights
-_ERRORS_SHARE = 0.3  # of the time, roughly
-_SMALLEST = 1e-9  # nats: below, a group's divergence can't be told from rounding
+_ERRORS_SHARE = 0.3  # approximate share of the time
+_MIN_DIVERGENCE = 1e-9  # nats; a smaller one is rounding
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 
 Report = Callable[[MeasureUpdate], None]
@@ -43,8 +43,8 @@ def run(command: MeasureMix, report: Report, flag: _native.CancelFlag) -> MixMea
     """Measure.
 
     Raises:
-        BadModelError: llama.cpp can't load the model, or it computes something that is not a number.
-        OutOfMemoryError: there is no memory for it.
+        BadModelError: llama.cpp can't load the model, or it computes invalid numbers.
+        OutOfMemoryError: the context does not fit.
     """
     quants = Quants(command.threads)
     weights = Weights(command.files, quants)
@@ -61,11 +61,7 @@ def run(command: MeasureMix, report: Report, flag: _native.CancelFlag) -> MixMea
 
 
 class Weights:
-    """A model's tensors as they lie in its files.
-
-    Args:
-        files: in their order.
-    """
+    """A model's tensors in its files."""
 
     def __init__(self, files: Iterable[str], quants: Quants) -> None:
         paths = list(files)
@@ -75,7 +71,7 @@ class Weights:
         self._data = [np.memmap(path, np.uint8, "r") for path in paths]
 
     def kind(self, name: str) -> int:
-        """ggml's number of a tensor's type."""
+        """Return ggml's number of a tensor's type."""
         return self.quants.numbers[self.tensors[name].type]
 
     def _stored(self, name: str) -> Array:
@@ -83,22 +79,22 @@ class Weights:
         return self._data[tensor.part][tensor.offset : tensor.offset + tensor.n_bytes]
 
     def _sample(self, name: str) -> tuple[Array, Array]:
-        """Some rows, spread evenly, always the same: float32 [rows, columns], and which of the matrices each is in."""
+        """Return an even, deterministic sample of rows, float32 [rows, columns], and the index of each row's matrix."""
         tensor = self.tensors[name]
         columns, rows_of_matrix = tensor.shape[0], (*tensor.shape, 1)[1]
         total = tensor.n_elements // columns
-        count = min(total, max(_FEWEST_ROWS, _SAMPLE // columns))
+        count = min(total, max(_MIN_ROWS, _SAMPLE // columns))
         chosen = ((np.arange(count) + np.random.default_rng(0).random(count)) * total / count).astype(int)
         data = self._stored(name).reshape(total, -1)[chosen]
         return self.quants.unpack(self.kind(name), data.reshape(-1), columns), chosen // rows_of_matrix
 
     def errors(self, name: str, kinds: Iterable[int], importance: Array | None, *, helps: bool = True) -> list[float]:
-        """What a tensor's output would be off by with each type: squared, and relative.
+        """Return the relative squared error of a tensor's output with each type.
 
         Args:
             kinds: ggml's numbers of types.
-            importance: float32, of each column of each of the tensor's matrices.
-            helps: quantizing knows the importance, too.
+            importance: float32 for each column of each of the tensor's matrices.
+            helps: quantize with the importance, too.
         """
         rows, matrices = self._sample(name)
         columns, own = rows.shape[1], self.kind(name)
@@ -120,11 +116,11 @@ class Weights:
         return list(self.quants.run(error, kinds))
 
     def coarse_error(self, name: str, importance: Array | None) -> float:
-        """The same for what coarse() does."""
+        """Return the error with the coarse type of the groups."""
         return self.errors(name, [self.quants.numbers[_COARSE]], importance, helps=False)[0]
 
     def through_f16(self, name: str, *, coarse: bool = False) -> Array:
-        """A whole tensor as bytes of F16, maybe after it was quantized coarsely."""
+        """Return a whole tensor as bytes of F16, optionally rounded to the coarse type."""
         through = self.quants.numbers[_COARSE] if coarse else None
         return self.quants.repack(self.kind(name), self._stored(name), self.tensors[name].shape[0], through, F16)
 
@@ -133,28 +129,28 @@ def _weighted(rows: Array, weight: Array) -> float:
     return float(np.square(rows).sum(axis=0, dtype=np.float64) @ weight)
 
 
-# ---- what an error of one tensor means for the answers ---------------------------------------------
+# ---- sensitivity of the predictions ----------------------------------------------------------------
 
 
 def _slopes(
     model: LlamaModel, command: MeasureMix, weights: Weights, coarse_errors: dict[str, float], report: Report
 ) -> tuple[dict[str, float], int, int]:
-    """Of each tensor the divergence that a relative error of 1 would bring, were it linear; groups and positions."""
-    wish = max(_FEWEST_TOKENS, min(_TOKENS, _TOKENS * _SMALL_MODEL // weights.n_elements))
+    """Return each tensor's divergence per relative error, the number of groups, and that of compared positions."""
+    n_tokens = max(_MIN_TOKENS, min(_TOKENS, _TOKENS * _SMALL_MODEL // weights.n_elements))
     vocabulary = model.vocabulary
     tokens = vocabulary.with_bos(vocabulary.tokenize(command.text, special=False))
-    tokens = tokens[: min(wish, model.n_ctx_train or wish)]
+    tokens = tokens[: min(n_tokens, model.n_ctx_train or n_tokens)]
     reader = Reader(model, tokens, command.candidates, command.threads)
     if not reader.predicts:
         return dict.fromkeys(command.candidates, 1.0), 0, 0
     try:
-        reader.read()  # warm, and the tensors are known
+        reader.read()  # warms up and finds the tensors
         began = time.monotonic()
         reader.set_reference()
         groups = grouped(sorted(reader.known), int(command.seconds / max(time.monotonic() - began, 1e-3)))
         slopes: dict[str, float] = {}
         for done, names in enumerate(groups, 1):
-            divergence = max(_divergence(reader, weights, names), _SMALLEST)
+            divergence = max(_divergence(reader, weights, names), _MIN_DIVERGENCE)
             slopes |= dict.fromkeys(names, divergence / max(sum(coarse_errors[name] for name in names), 1e-12))
             report(MeasureUpdate(_ERRORS_SHARE + (1 - _ERRORS_SHARE) * done / len(groups)))
         unused = dict.fromkeys(command.candidates, min(slopes.values(), default=1.0))
@@ -164,9 +160,9 @@ def _slopes(
 
 
 def _divergence(reader: Reader, weights: Weights, names: list[str]) -> float:
-    """What quantizing a group coarsely changes in what the model says.
+    """Return the divergence that quantizing a group coarsely adds.
 
-    Computing with F16 in place of another type changes something by itself, which is not to be counted.
+    Computing with F16 instead of another type adds some divergence by itself, which is subtracted.
     """
     with reader.swapped({name: weights.through_f16(name, coarse=True) for name in names}, F16, 2):
         divergence = reader.divergence()
@@ -176,14 +172,14 @@ def _divergence(reader: Reader, weights: Weights, names: list[str]) -> float:
         return divergence - reader.divergence()
 
 
-def grouped(names: Iterable[str], most: int) -> list[list[str]]:
-    """Tensors of one kind in neighbouring layers, in about as many groups as are asked for, at least one a kind."""
+def grouped(names: Iterable[str], limit: int) -> list[list[str]]:
+    """Group tensors of one kind in neighbouring layers, in about `limit` groups, at least one a kind."""
     kinds: dict[str, list[tuple[int, str]]] = {}
     for name in names:
         found = _LAYER.fullmatch(name)
         kind, layer = (found[2], int(found[1])) if found else (name, 0)
         kinds.setdefault(kind, []).append((layer, name))
-    bands = max(1, most // max(len(kinds), 1))
+    bands = max(1, limit // max(len(kinds), 1))
     groups = []
     for members in kinds.values():
         members.sort()

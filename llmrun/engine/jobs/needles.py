@@ -1,10 +1,9 @@
-"""Facts hidden in a long text, and whether a model finds them.
+"""Needles in a haystack: facts hidden in a long text, and questions about them.
 
-Owns the text, which the program makes up itself (the same one every time), and the questions; must not know how logits
-become probabilities. All facts stand in one text, at depths from its beginning to its end, so that the text is read
-once; each question follows it and begins as the fact did, so that a model without any training in following
-instructions can answer too. The answer is not generated: the right one is read, and found is what greedy decoding
-would have found, token for token.
+Owns the text, which is generated (always the same), and the questions; must not know the computation of probabilities.
+All facts are in one text, at depths from its beginning to its end, so that the text is decoded once. Each question
+follows the text and begins like its fact, so that a model without instruction tuning can answer too. The answer is not
+generated: the right answer is decoded, and found if greedy decoding would give the same tokens.
 """
 
 from __future__ import annotations
@@ -13,11 +12,12 @@ import math
 import random
 from collections.abc import Callable, Iterator
 
+from llmrun.engine.core.prefix import common_prefix
 from llmrun.engine.jobs.evaluate_scores import Rows
 from llmrun.engine.llama.base import Context, Entry, Vocabulary
 
 SHORTEST = 512
-"""Tokens of a text; in a shorter one there would be little else than facts."""
+"""Minimum tokens of a text; a shorter one would consist mostly of facts."""
 DEPTHS = tuple(tenth / 10 for tenth in range(11))
 
 FACTS = (
@@ -33,7 +33,7 @@ FACTS = (
     ("The name of the judge's parrot is", " Napoleon"),
     ("The doctor's telephone number is", " 58206"),
 )
-"""How each question begins, and its answer, which nobody could guess. As many as there are depths."""
+"""Beginning of each question, and its answer, which can't be guessed. As many as there are depths."""
 
 _SEED = 20_480
 _TIMES = ("In the morning", "At noon", "Late at night", "Every autumn", "On a quiet day", "After the rain", "In winter")
@@ -56,37 +56,37 @@ _ENDS = (
 
 Decode = Callable[[Context, list[Entry]], None]
 Answer = tuple[bool, float]
-"""Whether the right answer was found, and its probability."""
+"""Is the right answer found, and its probability."""
 
 
 def lengths(n_ctx: int) -> list[int]:
-    """How long the texts are in which facts are hidden: the whole context window, half of it, a quarter."""
+    """Return the lengths of the texts: a quarter of the context window, half of it, all of it."""
     return [length for length in (n_ctx // 4, n_ctx // 2, n_ctx) if length >= SHORTEST]
 
 
 def sentences() -> Iterator[str]:
-    """Sentences without any sense or number, for ever."""
+    """Yield random sentences without numbers, endlessly."""
     chance = random.Random(_SEED)  # noqa: S311 - the same text every time is the point
     while True:
         yield " ".join(chance.choice(part) for part in (_TIMES, _PEOPLE, _DEEDS, _THINGS, _ENDS)) + "\n"
 
 
 class Haystack:
-    """The text with its facts, as tokens, and the questions behind it.
+    """The text with its facts, as tokens, and the questions after it.
 
     Attributes:
         tokens: of the text.
-        questions: of each fact: the tokens of its question with the right answer, and where the answer begins there.
+        questions: for each fact the tokens of its question with the right answer, and the index of the answer in them.
     """
 
     def __init__(self, vocabulary: Vocabulary, begin: list[int], length: int) -> None:
-        """Make one whose longest question ends at `length` tokens."""
+        """Create a text whose longest question ends at `length` tokens."""
         facts, tokenize = [], vocabulary.tokenize
         self.questions: list[tuple[list[int], int]] = []
         shift = 4 * length.bit_length()  # each length has the facts at other depths, because some are easier
         for question, answer in (FACTS[(number + shift) % len(FACTS)] for number in range(len(DEPTHS))):
-            whole, asked = (tokenize(text, special=False) for text in (question + answer, question))
-            self.questions.append((whole, _shared(whole, asked)))
+            whole, prefix = (tokenize(text, special=False) for text in (question + answer, question))
+            self.questions.append((whole, common_prefix(whole, prefix)))
             facts.append(tokenize(f"{question}{answer}.\n", special=False))
         longest = max(len(whole) for whole, _ in self.questions)
         room = length - len(begin) - longest - sum(map(len, facts))
@@ -103,37 +103,32 @@ class Haystack:
         self.tokens = [*begin, *(token for tokens in hay for token in tokens)]
 
 
-def _shared(one: list[int], other: list[int]) -> int:
-    """How many tokens both begin with."""
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-
-
 def ask(context: Context, haystack: Haystack, rows: Rows, decode: Decode) -> list[Answer]:
-    """Read the text once, and every question behind it."""
+    """Decode the text once, and every question after it."""
     answers = []
     context.forget(0, 0)
     _read(context, haystack.tokens, 0, len(haystack.tokens), decode)
     for number, (tokens, answer) in enumerate(haystack.questions):
         start = len(haystack.tokens)
-        if number and not context.forget(0, start):  # a recurrent model's memory can't be cut
+        if number and not context.forget(0, start):  # a recurrent state can't be cut
             context.forget(0, 0)
             _read(context, haystack.tokens, 0, start, decode)
         answers.append(_answer(context, tokens, start, answer, rows, decode))
     return answers
 
 
-def _read(context: Context, tokens: list[int], start: int, wanted: int, decode: Decode) -> None:
-    """Decode tokens from position `start` on; those from index `wanted` on give logits."""
+def _read(context: Context, tokens: list[int], start: int, first: int, decode: Decode) -> None:
+    """Decode tokens from position `start` on, with logits from index `first` on."""
     for begin in range(0, len(tokens), context.n_batch):
         part = tokens[begin : begin + context.n_batch]
-        entries = [Entry(token, start + begin + i, 0, begin + i >= wanted) for i, token in enumerate(part)]
+        entries = [Entry(token, start + begin + i, 0, begin + i >= first) for i, token in enumerate(part)]
         decode(context, entries)
 
 
 def _answer(context: Context, tokens: list[int], start: int, answer: int, rows: Rows, decode: Decode) -> Answer:
-    """Whether each token from index `answer` on is the likeliest one, and the probability of all of them.
+    """Decode a question; return whether each token from index `answer` on is the most likely, and their probability.
 
-    A question is shorter than a batch, so the logits of all its tokens are there at the end.
+    A question is shorter than a batch, so the logits of all its tokens are available at the end.
     """
     _read(context, tokens, start, answer - 1, decode)
     scored = [rows.score(context.logits(index - 1), tokens[index]) for index in range(answer, len(tokens))]

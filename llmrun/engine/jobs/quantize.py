@@ -1,7 +1,7 @@
-"""The job `quantize`: llama_model_quantize, what its log tells, and the proof that the file is good.
+"""The job `quantize`: llama_model_quantize, the parsing of its log, and the verification of the file.
 
-Owns how llama.cpp is asked and understood; must not know where files go or what people are told. It reads the source
-mapped into memory and computes a tensor on all threads at a time. Its only word meanwhile is its log.
+Must not know where files go, or what the user is shown. llama.cpp reads the mapped source and quantizes one tensor at a
+time on all threads; its log is the only report of its progress.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from llmrun.protocol.jobs.quantize import Quantize, Quantized, QuantizeUpdate
 
 _UPDATE_SECONDS = 0.1
 _SYNC_SECONDS = 0.5
-_DISK = "iostream error"  # all that C++ says when a write fails
+_DISK = "iostream error"  # C++'s message for a failed write
 _MEMORY = "bad_alloc"
 _PATTERN = re.compile(r"regex|regular expression")
 
@@ -33,17 +33,17 @@ _AFTER = re.compile(r"converting to (?P<written>\w+) \.\.|size = .*-> .*\((?P<pl
 _SIZE = re.compile(r"size = +[\d.]+ MiB")
 _FALLBACK = re.compile(r"warning: (?P<name>.+?) +- ncols .*\(required for type +(?P<wanted>\w+)\)")
 _UNIMPORTANT = re.compile(r"====== .*: (?:did not find weights|imatrix size .* tensor size \d+) for (?P<name>.+)$")
-_FAILED = re.compile(r"failed to quantize: (?P<why>.*)$")
+_FAILED = re.compile(r"failed to quantize: (?P<reason>.*)$")
 
 
 def run(command: Quantize, report: Callable[[QuantizeUpdate], None], flag: _native.CancelFlag) -> Quantized:
-    """Say what would be written, or write and verify it.
+    """Write and verify the file, or only report its types.
 
     Raises:
-        BadModelError: llama.cpp refuses the model, or what was written is not what it should be.
-        UsageError: llama.cpp refuses a regular expression, or the importance matrix is not one.
+        BadModelError: llama.cpp refuses the model, or the file fails the verification.
+        UsageError: llama.cpp refuses a regular expression, or the file is not an importance matrix.
         ResourceError: the file can't be written.
-        OutOfMemoryError: there is no memory for it.
+        OutOfMemoryError: there is no memory for a tensor.
     """
     check_layout()
     log = _Log()
@@ -61,36 +61,27 @@ def run(command: Quantize, report: Callable[[QuantizeUpdate], None], flag: _nati
 
 
 class _Log:
-    """Makes sense of llama.cpp's log.
-
-    Attributes:
-        types: tensor -> type that it gets.
-        wanted: tensor -> type that its rows did not allow.
-        needs_imatrix: llama.cpp will refuse to write this without an importance matrix.
-        done: how many tensors are written.
-        unimportant: tensors that the importance matrix has no weights for.
-        error: the last thing that was wrong.
-    """
+    """A parser of llama.cpp's log."""
 
     def __init__(self) -> None:
-        self.types: dict[str, str] = {}
+        self.types: dict[str, str] = {}  # these four as in Quantized
         self.wanted: dict[str, str] = {}
         self.needs_imatrix = False
-        self.done = 0
         self.unimportant: list[str] = []
-        self.error = ""
+        self.done = 0  # tensors written
+        self.error = ""  # the last error
         self._tensor = ""
-        self._begun = ""
+        self._partial = ""  # line without its end
 
     def add(self, text: str) -> None:
-        """A piece of the log: lines come in several."""
-        *lines, self._begun = (self._begun + text).split("\n")
+        """Parse a piece of the log; a line comes in several."""
+        *lines, self._partial = (self._partial + text).split("\n")
         for line in lines:
             self._line(line)
 
     def _line(self, line: str) -> None:
-        if found := _FAILED.search(line):  # it may have begun as a tensor's
-            self.error = found["why"]
+        if found := _FAILED.search(line):  # first, because it may follow a tensor's text on the same line
+            self.error = found["reason"]
         elif found := _TENSOR.match(line):
             self._tensor = found["name"]
             self.types[self._tensor] = found["before"].upper()
@@ -102,7 +93,7 @@ class _Log:
             self.needs_imatrix = True
         elif "error" in line.lower() and not self.error:
             self.error = line.strip()
-        if found := _AFTER.search(line):  # on a line of its own when there was a warning in between
+        if found := _AFTER.search(line):  # on a separate line after a warning
             self.types[self._tensor] = (found["written"] or found["planned"]).upper()
         if _SIZE.search(line):
             self.done += 1
@@ -110,28 +101,28 @@ class _Log:
 
 @contextmanager
 def _reporting(target: str, log: _Log, report: Callable[[QuantizeUpdate], None]) -> Iterator[None]:
-    """Inside, tell how far the file is, and bring it to the disk bit by bit, so that its end need not wait for it."""
-    over = threading.Event()
+    """Report progress inside the block, and sync the file meanwhile, so that the final sync is short."""
+    is_done = threading.Event()
 
-    def tell() -> None:
-        while not over.wait(_UPDATE_SECONDS):
+    def report_progress() -> None:
+        while not is_done.wait(_UPDATE_SECONDS):
             with suppress(OSError):
                 report(QuantizeUpdate(log.done, Path(target).stat().st_size))
 
     def sync() -> None:
-        with suppress(OSError):  # the front syncs once more and hears of every error
+        with suppress(OSError):  # the front's final sync raises every error
             descriptor = os.open(target, os.O_RDONLY)
-            while not over.wait(_SYNC_SECONDS):
+            while not is_done.wait(_SYNC_SECONDS):
                 os.fsync(descriptor)
             os.close(descriptor)
 
-    threads = [threading.Thread(target=each, daemon=True) for each in (tell, sync)]
+    threads = [threading.Thread(target=each, daemon=True) for each in (report_progress, sync)]
     for thread in threads:
         thread.start()
     try:
         yield
     finally:
-        over.set()
+        is_done.set()
         threads[0].join()
 
 
@@ -154,8 +145,8 @@ def _quantize(command: Quantize, log: _Log) -> None:
 
 
 def _facts(name: str, imatrix: ImatrixFile) -> dict[str, str | int]:
-    """What llama-quantize writes into the file's metadata about an importance matrix."""
-    facts: dict[str, str | int] = {"file": name}  # not the whole path: who gets the model need not know it
+    """Return llama-quantize's metadata about an importance matrix."""
+    facts: dict[str, str | int] = {"file": name}  # not the whole path, which is private
     if imatrix.datasets:
         facts["dataset"] = imatrix.datasets[0]
     facts["entries_count"] = len(imatrix.entries)
@@ -164,16 +155,13 @@ def _facts(name: str, imatrix: ImatrixFile) -> dict[str, str | int]:
     return {f"quantize.imatrix.{key}": value for key, value in facts.items()}
 
 
-# ---- is what was written good? ---------------------------------------------------------------------
-
-
 def _verify(command: Quantize, types: dict[str, str]) -> None:
-    """Read the file as a stranger would.
+    """Verify the written file.
 
     Raises:
-        BadModelError: its tensors are not those that were meant, not finite, or llama.cpp does not load it.
+        BadModelError: its types differ from the log's, numbers are not finite, or llama.cpp can't load it.
     """
     tensors = read_header(Path(command.target)).tensors
     if {tensor.name: tensor.type for tensor in tensors} != types:
-        raise BadModelError("the new file's tensors are not those that were meant", hint="run the same command again")
+        raise BadModelError("the new file's tensors are not those of the log", hint="run the same command again")
     require_sound(command.target, tensors, command.threads)

@@ -1,6 +1,6 @@
-"""The job `score`: a text's own tokens, each by its probability behind those before it.
+"""The job `score`: the log-probability of each token of a text.
 
-Owns which windows a long text is read in; evaluate.py reads and scores them as chunks, of which all positions count.
+Owns the windows of a long text; evaluate.py decodes and scores them as chunks of which all positions count.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ def run(command: ScoreText, report: Report, flag: _native.CancelFlag) -> ScoredT
     Raises:
         UsageError: the text is too short.
         BadModelError: the file is not a model that predicts text.
-        BadLogitsError: the model computes something that is not a probability.
+        BadLogitsError: the model computes invalid logits.
     """
     report(EvaluateUpdate(0, 0))
     model = LlamaModel(command.model, command.gpu_layers, flag)
     vocabulary = model.vocabulary
     tokens, begin = vocabulary.with_bos(vocabulary.tokenize(command.text, special=False)), vocabulary.with_bos([])
     if len(tokens) < 2:
-        why = f"it is {'one token' if tokens else 'empty'}, and nothing before it predicts it"
-        raise UsageError("the text is too short to be scored", why=why)
+        reason = f"it is {'one token, which has no context' if tokens else 'empty'}"
+        raise UsageError("the text is too short to be scored", why=reason)
     evaluate = Evaluate(
         model.path,
         "",
@@ -49,10 +49,10 @@ def score(command: Evaluate, context: Context, tokens: list[int], begin: list[in
     """Score tokens.
 
     Args:
-        command: how they are read; n_ctx is at most how many they are.
+        command: settings; n_ctx is at most the number of tokens.
         context: the model's, with an empty sequence 0.
-        tokens: of the text, with what stands before every text.
-        begin: that, or nothing.
+        tokens: of the text, after `begin`.
+        begin: the begin-of-sequence token, or nothing.
     """
     starts = window_starts(len(tokens), command.n_ctx)
     windows = [token for start in starts for token in tokens[start : start + command.n_ctx]]
@@ -70,6 +70,6 @@ def score(command: Evaluate, context: Context, tokens: list[int], begin: list[in
 
 
 def window_starts(n_tokens: int, n_ctx: int) -> list[int]:
-    """Where the windows over a text begin: each is whole, and has half of the one before it at least."""
+    """Return the first index of each window over a text: full windows that overlap by half or more."""
     last = n_tokens - n_ctx
     return [*range(0, last, max(n_ctx // 2, 1)), last]

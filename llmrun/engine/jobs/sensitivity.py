@@ -1,7 +1,7 @@
-"""How much a model's answers change when some of its matrices do: one matrix is swapped in memory, and it reads again.
+"""Sensitivity of a model's predictions to changes of its matrices, which are swapped in memory.
 
-Owns the reading and the comparing, and ggml's tensors while they are swapped; must not know what they are swapped for.
-Nothing is written to the model's file or its mapping: a tensor is pointed at other data, and back.
+Owns the decoding and comparison, and ggml's tensors while they are swapped; must not know the new data's meaning. The
+model's file and its mapping stay unchanged: a tensor is pointed at other data, and back.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from llmrun.engine.llama.tensors import GgmlTensor
 from llmrun.errors import BadLogitsError, BadModelError
 from llmrun.protocol.loading import Load
 
-_LOGITS = 1 << 24  # floats that are compared: 64 MiB
-_SKIPPED = 16  # positions at a text's beginning, where there is no context to predict from
+_LOGITS = 1 << 24  # maximum floats to compare: 64 MiB
+_SKIPPED = 16  # positions at a text's beginning, which have too little context
 
 
 class Reader:
-    """A model that reads the same tokens again and again.
+    """A model that decodes the same tokens repeatedly.
 
     Args:
         tokens: of a text.
-        names: of the tensors that will be swapped.
+        names: of the tensors to swap.
 
     Raises:
-        OutOfMemoryError: its context does not fit.
+        OutOfMemoryError: the context does not fit.
 
     Attributes:
-        positions: how many are compared.
-        predicts: whether the model predicts text at all; encoders don't, and nothing can be read with them.
+        positions: number of compared positions.
+        predicts: the model predicts text; encoders don't, and can't be read with.
     """
 
     def __init__(self, model: LlamaModel, tokens: list[int], names: Collection[str], threads: int) -> None:
-        self._wanted = frozenset(names)
+        self._names = frozenset(names)
         self._found: dict[str, dict[int, GgmlTensor]] = {}
         n_vocab, size = model.vocabulary.n_tokens, len(tokens)
         later = range(min(_SKIPPED, size // 2), size)
@@ -49,33 +49,32 @@ class Reader:
         self.positions, self._first = len(scored), scored[0]
         self._batch = [Entry(token, position, 0, position in scored) for position, token in enumerate(tokens)]
         load = Load(model.path, size, size, n_batch=size, n_ubatch=size, threads=threads)
-        # Tensors elsewhere would be copies.
-        self._context = LlamaContext(model, load, n_outputs=self.positions, watch=self._look, on_processor=True)
+        # Tensors on a GPU would be copies.
+        self._context = LlamaContext(model, load, n_outputs=self.positions, watch=self._watch, on_processor=True)
         self.predicts = self._context.predicts
         self._reference: Array | None = None
         self._probabilities: Array | None = None
 
-    def _look(self, tensor: GgmlTensor, ask: bool) -> bool:
-        """Note where the tensors are; no result is asked for."""
+    def _watch(self, tensor: GgmlTensor, ask: bool) -> bool:
+        """Note the addresses of the tensors; observe no result."""
         for address in filter(None, tensor.src):
             source = GgmlTensor.from_address(address)
-            if source.plain_name in self._wanted and not source.view_src:
+            if source.plain_name in self._names and not source.view_src:
                 self._found.setdefault(source.plain_name, {})[address] = source
         return False
 
     def close(self) -> None:
-        """Free the context."""
         self._context.close()
 
     def read(self) -> Array:
-        """Log-probabilities of all tokens at the compared positions, float32 [positions, vocabulary]."""
+        """Compute the log-probabilities of all tokens at the compared positions, float32 [positions, vocabulary]."""
         self._context.clear()
         try:
             self._context.decode(self._batch)
         except DecodeError as error:
             raise BadModelError("llama.cpp could not read a text with this model", why=error.why) from None
         rows, columns = self.positions, self._context.vocabulary.n_tokens
-        # Rows lie one after the other.
+        # Rows are adjacent in memory.
         memory: Any = (ctypes.c_float * (rows * columns)).from_address(self._context.logits(self._first))
         logits = np.frombuffer(memory, np.float32).reshape(rows, columns)
         logits = logits - logits.max(axis=1, keepdims=True)
@@ -85,12 +84,12 @@ class Reader:
         return logits
 
     def set_reference(self) -> None:
-        """What the model says now is what later readings are compared with."""
+        """Store the model's present predictions for divergence()."""
         self._reference = self.read()
         self._probabilities = np.exp(self._reference)
 
     def divergence(self) -> float:
-        """Mean Kullback-Leibler divergence of the reference from what the model says now, in nats."""
+        """Return the mean Kullback-Leibler divergence D(reference || model), in nats."""
         assert self._reference is not None
         assert self._probabilities is not None
         difference = self._reference - self.read()
@@ -99,12 +98,12 @@ class Reader:
 
     @property
     def known(self) -> frozenset[str]:
-        """Tensors that the model has used, and that can be swapped."""
+        """The tensors that the model has used, and that can be swapped."""
         return frozenset(self._found)
 
     @contextmanager
     def swapped(self, data: Mapping[str, Array], kind: int, element_bytes: int) -> Iterator[None]:
-        """Inside, some tensors hold other numbers.
+        """Swap the data of some tensors inside the block.
 
         Args:
             data: tensor -> all of its elements, contiguous.

@@ -1,7 +1,4 @@
-"""The job `tokenize`: llama.cpp's own tokenizer says which tokens a text is.
-
-Owns what is told about each token; must not know how tokens came to be, nor who looks at them.
-"""
+"""The job `tokenize`: the tokens of a text and their pieces, from llama.cpp's tokenizer."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ def run(command: TokenizeText, report: Callable[[Empty], None], flag: _native.Ca
     """Tokenize a text.
 
     Raises:
-        BadModelError: the vocabulary can't be loaded, or can't write the text.
+        BadModelError: the vocabulary can't be loaded, or can't tokenize the text.
     """
     vocabulary = _vocabulary(command.model, flag)
     tokens = vocabulary.tokenize(command.text, special=command.special)
@@ -29,12 +26,12 @@ def run(command: TokenizeText, report: Callable[[Empty], None], flag: _native.Ca
 
 @lru_cache(1)
 def _vocabulary(model: str, flag: _native.CancelFlag) -> Vocabulary:
-    """Of a model's file. Never closed: that waits until all of it was looked at, and the process ends sooner."""
+    """Load the vocabulary of a model's file. It is never closed: that would wait for the thread that reads it."""
     return LlamaModel(model, 0, flag, vocabulary_only=True).vocabulary
 
 
 def pieces(vocabulary: Vocabulary, tokens: list[int]) -> tuple[VocabularyPiece, ...]:
-    """What tokens stand for, each once, in the order in which they occur first."""
+    """Return the pieces of tokens, each once, in the order of first occurrence."""
     return tuple(_piece(vocabulary, token) for token in dict.fromkeys(tokens))
 
 

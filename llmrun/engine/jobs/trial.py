@@ -1,7 +1,4 @@
-"""The job `trial`: whether a file that was just written is good. Its numbers are finite, and llama.cpp loads it.
-
-Owns the proof; must not know who wrote the file.
-"""
+"""The job `trial`: verify a written model file. Its numbers must be finite, and llama.cpp must load it."""
 
 from __future__ import annotations
 
@@ -21,20 +18,16 @@ from llmrun.protocol.jobs.trial import TryFile
 
 
 def run(command: TryFile, report: Callable[[Empty], None], flag: _native.CancelFlag) -> Empty:
-    """Try the file.
-
-    Raises:
-        BadModelError: it is not good; says why.
-    """
+    """Verify the file; raises as require_sound()."""
     require_sound(command.path, read_header(Path(command.path)).tensors, command.threads)
     return Empty()
 
 
 def require_sound(path: str, tensors: Sequence[Tensor], threads: int) -> None:
-    """See that every number is finite, and that llama.cpp loads the file.
+    """Require that every number is finite, and that llama.cpp loads the file.
 
     Raises:
-        BadModelError: one is not, or it does not.
+        BadModelError: the file fails; with the reason.
     """
     if broken := _not_finite(path, tensors, threads):
         raise BadModelError(f"{broken} of the new file holds numbers that are not finite")
@@ -42,41 +35,41 @@ def require_sound(path: str, tensors: Sequence[Tensor], threads: int) -> None:
 
 
 def require_loads(path: str) -> None:
-    """See that llama.cpp loads everything but the weights.
+    """Require that llama.cpp loads everything but the weights.
 
     Raises:
-        BadModelError: it does not; with its own words.
+        BadModelError: llama.cpp can't load the file; with its own error.
     """
-    heard: list[str] = []
-    with log_to(heard.append):
+    log: list[str] = []
+    with log_to(log.append):
         loads = loads_without_weights(path)
     if not loads:
-        lines = "".join(heard).splitlines()
-        why = next((line.strip() for line in lines if "error" in line.lower()), "")
-        raise BadModelError(f"llama.cpp can't load {Path(path).name}", why=why)
+        lines = "".join(log).splitlines()
+        reason = next((line.strip() for line in lines if "error" in line.lower()), "")
+        raise BadModelError(f"llama.cpp can't load {Path(path).name}", why=reason)
 
 
 def _not_finite(path: str, tensors: Sequence[Tensor], n_threads: int) -> str:
-    """The first tensor that ggml finds a number in which is none; "" when all are well."""
+    """Return the first tensor with a number that is not finite; "" without any."""
     from concurrent.futures import ThreadPoolExecutor
 
     is_valid, numbers = row_check(), type_numbers()
-    # A private mapping, because ctypes tells addresses of writable memory only.
+    # A private mapping, because ctypes gives addresses of writable memory only.
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as data:  # noqa: PTH123
         start = ctypes.c_char.from_buffer(data)
         address = ctypes.addressof(start)
 
         def check(tensor: Tensor) -> bool:
-            good = is_valid(numbers[tensor.type], address + tensor.offset, tensor.n_bytes)
-            if hasattr(mmap, "MADV_DONTNEED"):  # the pages are the file's own: they need not count as ours
+            is_finite = is_valid(numbers[tensor.type], address + tensor.offset, tensor.n_bytes)
+            if hasattr(mmap, "MADV_DONTNEED"):  # release the pages, which would count as the process's memory
                 first = -(-tensor.offset // mmap.PAGESIZE) * mmap.PAGESIZE
                 if tensor.offset + tensor.n_bytes - first >= mmap.PAGESIZE:
                     data.madvise(mmap.MADV_DONTNEED, first, tensor.offset + tensor.n_bytes - first)
-            return bool(good)
+            return bool(is_finite)
 
         try:
             with ThreadPoolExecutor(n_threads) as pool:
                 results = zip(tensors, pool.map(check, tensors), strict=True)
-                return next((tensor.name for tensor, good in results if not good), "")
+                return next((tensor.name for tensor, is_finite in results if not is_finite), "")
         finally:
             del start

@@ -1,10 +1,10 @@
-// The page of an explained answer: one token is chosen, and everything shows what the model did at that token.
-// All text comes from the data and is put in as text, never as markup. explain.py makes the elements that this fills.
+// The page of an explained answer: fills the elements of explain.html.jinja with the figures of the chosen token.
+// All text comes from the data and is inserted as text, never as markup.
 "use strict";
 
-// What each step leaves of the candidates, the likeliest first: {index, share, count} are `count` of them, each with this
-// share. The others, which only their number and their sum are known of, count as alike, and have no index.
-const KEEP = {
+// The sampler's steps on candidates, the likeliest first: {index, share, count} are `count` candidates with this share
+// each. Of all other candidates only the number and the sum are known: they count as equal, and have no index.
+const STEPS = {
   top_k(kept, k) {
     let room = k || Infinity;
     return kept.map(each => {
@@ -27,7 +27,7 @@ const KEEP = {
       : [{ ...kept[0], count: 1 }],
 };
 
-/** What the sampler makes of probabilities, the likeliest first, and of `others`: [how many, probability of each]. */
+/** Apply the sampler's steps to probabilities, the likeliest first, and to `others`: [number, probability of each]. */
 function recompute(probabilities, others, order, values) {
   const normed = all => {
     const kept = all.filter(({ count }) => count > 0);
@@ -37,7 +37,7 @@ function recompute(probabilities, others, order, values) {
   const rest = others[1] ? [{ share: others[1], count: others[0] }] : [];
   let kept = normed([...probabilities.map((share, index) => ({ index, share, count: 1 })), ...rest]);
   for (const step of order) {
-    const left = normed(KEEP[step](kept, values[step]));
+    const left = normed(STEPS[step](kept, values[step]));
     kept = left.length ? left : [{ ...kept[0], count: 1, share: 1 }];
   }
   const shares = probabilities.map(() => 0);
@@ -62,7 +62,7 @@ function start(data) {
     return made;
   }
 
-  /** A table; a cell is a text, or a share of 1 that is drawn as a bar. side: "n" where columns hold numbers. */
+  /** Make a table; a cell is a text, or a share of 1 that is drawn as a bar. side: "n" for columns of numbers. */
   function table(headings, rows, side = "n") {
     const heads = headings.map((each, column) => make("th", { scope: "col", class: column ? side : "" }, each));
     const cell = (value, column) => {
@@ -75,15 +75,15 @@ function start(data) {
     return make("div", { class: "wide", tabindex: 0 }, whole);
   }
 
-  /** A line for each series over the layers, and the same as a table. Series: [name, values, what a value is called] */
+  /** Draw a line for each series over the layers, and a table. Series: [name, values, formatter of a value] */
   function lines(view, title, series) {
-    const most = Math.max(...series.flatMap(([, values]) => values)) || 1;
+    const maximum = Math.max(...series.flatMap(([, values]) => values)) || 1;
     const count = series[0][1].length;
-    const x = index => (index * 720) / Math.max(count - 1, 1), y = value => 178 - (value / most) * 170;
+    const x = index => (index * 720) / Math.max(count - 1, 1), y = value => 178 - (value / maximum) * 170;
     const paths = series.map(([, values], number) =>
       make("path", { class: `line k${number}`, d: "M" + values.map((v, i) => `${x(i)} ${y(v)}`).join("L") }));
-    const said = series.map(([each, values, shown]) => `${each} from ${shown(values[0])} to ${shown(values.at(-1))}`);
-    const label = `${title}: ${said.join("; ")}`;
+    const parts = series.map(([each, values, shown]) => `${each} from ${shown(values[0])} to ${shown(values.at(-1))}`);
+    const label = `${title}: ${parts.join("; ")}`;
     const size = { viewBox: "0 0 720 180", preserveAspectRatio: "none", class: "plot lines" };
     const axis = make("line", { x1: 0, x2: 720, y1: 179, y2: 179, class: "axis" });
     const picture = make("svg", { ...size, role: "img", "aria-label": label }, axis, ...paths);
@@ -94,17 +94,17 @@ function start(data) {
     const folded = make("details", {}, make("summary", {}, "As a table"), numbers);
     folded.open = Boolean(view.querySelector("details")?.open);
     view.replaceChildren(
-      make("p", { class: "small" }, `${title}, up to ${series[0][2](most)}`), picture,
+      make("p", { class: "small" }, `${title}, up to ${series[0][2](maximum)}`), picture,
       make("p", { class: "ends small" }, ...ends), make("p", { class: "small" }, ...keys), folded);
   }
 
-  // The plane of the embeddings has one scale for both axes, whatever is chosen.
+  // The plane of the embeddings has one scale for both axes and all tokens.
   const spots = data.places?.flatMap(each => [each, ...each[3]]) ?? [];
   const ends = [1, 2].map(axis => spots.map(spot => spot[axis])).map(all => [Math.min(...all), Math.max(...all)]);
   const unit = Math.max((ends[0][1] - ends[0][0]) / 560, (ends[1][1] - ends[1][0]) / 340) || 1;
   const from = (value, axis) => (value - (ends[axis][0] + ends[axis][1]) / 2) / unit;
 
-  /** Dots with names, [token, x, y, kind], the most important first: a name that would cover another is left out. */
+  /** Draw dots with names, [token, x, y, kind], the most important first; names that overlap are left out. */
   function plane(dots, label) {
     const taken = [];
     const drawn = dots.map(([token, x, y, kind]) => {
@@ -130,9 +130,9 @@ function start(data) {
       const { at } = chosen;
       const below = parts => (parts.length ? [make("ul", {}, ...parts.map(tree))] : []);
       const tree = ([text, parts]) => make("li", {}, make("code", {}, text), ...below(parts));
-      const where = data.first + at + 1, part = where <= data.prompt ? "the prompt" : "the answer";
+      const position = data.first + at + 1, part = position <= data.prompt ? "the prompt" : "the answer";
       const made = data.trees[at];
-      const place = ` is token ${where} of ${length}, in ${part}; its number in the vocabulary is ${data.tokens[at]}.`;
+      const place = ` is token ${position} of ${length}, in ${part}; its number in the vocabulary is ${data.tokens[at]}.`;
       view.replaceChildren(
         make("p", {}, make("b", {}, name(at)), place),
         ...(made?.[1].length ? [make("ul", { class: "tree" }, tree(made))] : []));
@@ -142,12 +142,12 @@ function start(data) {
       const others = data.places.filter(([each]) => each !== token).map(each => [...each.slice(0, 3), "own"]);
       const dots = [[token, x, y, "chosen"], ...near.map(each => [...each.slice(0, 3), "near"]), ...others];
       const rows = near.map(([each, , , cosine]) => [data.names[each], cosine.toFixed(2)]);
-      const said = near.length ? `the nearest are ${rows.map(row => row.join(" ")).join(", ")}`
-        : "a control token, whose neighbours say nothing";
+      const text = near.length ? `the nearest are ${rows.map(row => row.join(" ")).join(", ")}`
+        : "a control token, whose neighbours have no meaning";
       view.replaceChildren(
-        plane(dots, `Embeddings in a plane, ${data.names[token]} among ${others.length} others: ${said}`),
+        plane(dots, `Embeddings in a plane, ${data.names[token]} among ${others.length} others: ${text}`),
         near.length ? table([`nearest to ${data.names[token]}`, "cosine"], rows)
-          : make("p", {}, `${data.names[token]} is ${said}.`));
+          : make("p", {}, `${data.names[token]} is ${text}.`));
       const wide = view.firstChild, dot = view.querySelector(".chosen circle").getBoundingClientRect();
       wide.scrollLeft = dot.left - wide.getBoundingClientRect().left - wide.clientWidth / 2;
     },
@@ -158,25 +158,25 @@ function start(data) {
     },
     lens(view) {
       const column = data.lens[chosen.at], [ids, shares, next, rank] = column[chosen.layer];
-      const came = chosen.at + 1 < data.tokens.length ? name(chosen.at + 1) : "";
-      const said = came && `; the token that came, ${came}, is number ${rank + 1} with ${percent(next)}`;
+      const following = chosen.at + 1 < data.tokens.length ? name(chosen.at + 1) : "";
+      const text = following && `; the actual next token, ${following}, is number ${rank + 1} with ${percent(next)}`;
       const candidates = table(["candidate", "probability"], ids.map((id, place) => [data.names[id], shares[place]]));
       const path = view.lastElementChild ?? make("div", {});
       view.replaceChildren(
-        make("p", {}, `After ${name(chosen.at)}, behind layer ${chosen.layer + 1}${said}:`), candidates, path);
-      path.hidden = !came;
-      const title = "Probability of the token that came, behind each layer";
-      if (came) lines(path, title, [[came, column.map(cell => cell[2]), percent]]);
+        make("p", {}, `After ${name(chosen.at)} and layer ${chosen.layer + 1}${text}:`), candidates, path);
+      path.hidden = !following;
+      const title = "Probability of the actual next token, after each layer";
+      if (following) lines(path, title, [[following, column.map(cell => cell[2]), percent]]);
     },
     attention(view) {
       for (const row of all(".heads .row")) row.setAttribute("y", chosen.at);
-      const said = ([token, share]) => `${data.names[token]} ${percent(share)}`;
-      const rows = data.heads.map(([head, looks]) => [head, looks[chosen.at].map(said).join(", ")]);
-      view.replaceChildren(table(["head", `looks from ${name(chosen.at)} most at`], rows, "w"));
+      const text = ([token, share]) => `${data.names[token]} ${percent(share)}`;
+      const rows = data.heads.map(([head, looks]) => [head, looks[chosen.at].map(text).join(", ")]);
+      view.replaceChildren(table(["head", `tokens that ${name(chosen.at)} attends to most`], rows, "w"));
     },
     experts(view) {
       document.querySelector(".strip .column").setAttribute("x", chosen.at);
-      const rows = data.experts.map(([layer, woken]) => [`${layer + 1}`, woken[chosen.at].join(" ")]);
+      const rows = data.experts.map(([layer, active]) => [`${layer + 1}`, active[chosen.at].join(" ")]);
       view.replaceChildren(table(["layer", `experts of ${name(chosen.at)}, the heaviest first`], rows, "w"));
     },
     time(view) {
@@ -188,11 +188,11 @@ function start(data) {
       const at = data.first + chosen.at + 1, choice = data.choices[at - (length - data.choices.length)];
       document.querySelector(".sliders").hidden = !choice || choice.forced;
       if (!choice || choice.forced) {
-        const why = choice ? "the grammar left no choice"
+        const reason = choice ? "the grammar left no choice"
           : at >= length ? "the answer ends"
-          : at < data.prompt ? "the prompt goes on, so nothing was drawn"
-          : "this choice is not remembered";
-        view.replaceChildren(make("p", {}, `After ${name(chosen.at)}: ${why}.`));
+          : at < data.prompt ? "the prompt continues, so nothing was drawn"
+          : "the logits of this choice were not stored";
+        view.replaceChildren(make("p", {}, `After ${name(chosen.at)}: ${reason}.`));
         return;
       }
       const values = Object.fromEntries(sliders.map(each => [each.name, Number(each.value)]));
@@ -211,11 +211,11 @@ function start(data) {
       const [number, each] = choice.others;
       const how = `The last column is computed in this page, by these four steps alone, from the ${choice.model.length} `
         + `likeliest candidates. The other ${number.toLocaleString("en")}, to which the model gave `
-        + `${percent(number * each)} together, are taken to be alike.`;
-      const came = `After ${name(chosen.at)} the model chose ${choice.text}. `
-        + `With the sliders as they stand its probability is ${likely}:`;
+        + `${percent(number * each)} together, are taken as equal.`;
+      const summary = `After ${name(chosen.at)} the model chose ${choice.text}. `
+        + `With these settings of the sliders its probability is ${likely}:`;
       view.replaceChildren(
-        make("p", {}, came), table(["candidate", ...headings, "by the sliders"], rows),
+        make("p", {}, summary), table(["candidate", ...headings, "by the sliders"], rows),
         make("p", { class: "small" }, how));
     },
   };

@@ -18,7 +18,7 @@ from llmrun.ui.terminal.format import counted, milliseconds, percent, rate
 from llmrun.ui.terminal.sanitize import clean
 
 if TYPE_CHECKING:
-    from jinja2 import Environment
+    from jinja2.environment import Environment
 
 _FOLDER = Path(__file__).parent
 
@@ -39,7 +39,10 @@ def render(template: str, *, scripts: Sequence[str] = ("sort.js",), **data: obje
 
 
 def _environment() -> Environment:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    # From its submodules: a process that renders chat templates has an empty `jinja2` (engine/llama/submodules.py).
+    from jinja2.environment import Environment
+    from jinja2.loaders import FileSystemLoader
+    from jinja2.runtime import StrictUndefined
 
     environment = Environment(
         loader=FileSystemLoader(_FOLDER),

@@ -1,4 +1,4 @@
-"""The machine a result is from, as names and values for people. Owns the words; must not look at the machine."""
+"""The machine of a result as names and values. Owns the words; must not inspect the machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from llmrun.protocol.sizes import readable_size
 
 
 def machine_facts(machine: Machine) -> list[tuple[str, str]]:
-    """(what, as it is) of everything that is known; untrusted text, since results come from elsewhere."""
+    """Return (name, value) of all known facts. Results can be from other machines, so the texts are untrusted."""
     facts = [
         ("Machine", machine.name),
         ("Processor", machine.cpu),

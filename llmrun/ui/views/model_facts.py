@@ -1,7 +1,7 @@
-"""What is known of a model, as people read it: `llmrun show` without --json.
+"""The facts about a model as text: `llmrun show` without --json.
 
-Owns the words and their order; must not know where the facts come from. Any of them may be missing: of a model that is
-neither on this disk nor to be reached, only the catalogue knows something.
+Owns the words and their order; must not know the source of the facts. Any fact may be missing: a model that is neither
+on this disk nor reachable has only its entry in the catalogue.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ Facts = Mapping[str, Any]
 
 
 def show_model(output: Output, facts: Facts, *, stderr: bool = False) -> None:
-    """One fact a line.
+    """Print one fact on each line.
 
     Args:
         facts: as `llmrun show --json` prints them.
-        stderr: it goes there, because it is not the command's result.
+        stderr: print there, because the facts are not the command's result.
     """
     rows = [
         ("name", facts.get("name")),
@@ -51,7 +51,7 @@ def show_model(output: Output, facts: Facts, *, stderr: bool = False) -> None:
         ("made for", _purpose(facts)),
         ("before queries", _quoted(facts, "query")),
         ("before documents", _quoted(facts, "document")),
-        ("pictures", _projector(facts)),
+        ("images", _projector(facts)),
         ("sampling advice", _listed(facts.get("recommended_sampling"))),
         ("other quants", _others(facts)),
         ("path", facts.get("path")),
@@ -62,11 +62,11 @@ def show_model(output: Output, facts: Facts, *, stderr: bool = False) -> None:
 
 def _repository(facts: Facts) -> str:
     repository = facts.get("repository") or ""
-    return f"{repository} (its makers want their terms accepted first)" if facts.get("gated") else repository
+    return f"{repository} (accept its terms on the hub first)" if facts.get("gated") else repository
 
 
 def _purpose(facts: Facts) -> str:
-    """What a model does that does not answer."""
+    """Return the purpose of an embedding or reranking model; "" for other models."""
     pooling, advice = facts.get("pooling"), facts.get("embedding_advice")
     if pooling == "rank":
         return "ranking documents (llmrun rerank)"
@@ -74,12 +74,12 @@ def _purpose(facts: Facts) -> str:
         return ""
     kinds = {"mean": "the mean of all tokens", "cls": "the first token's vector", "last": "the last token's vector"}
     words = f"embeddings: {kinds[pooling]}" if pooling in kinds else "embeddings"
-    least = advice["least_dimensions"] if advice else 0
-    return f"{words}, may be cut to {least} dimensions (llmrun embed)" if least else f"{words} (llmrun embed)"
+    minimum = advice["least_dimensions"] if advice else 0
+    return f"{words}, may be cut to {minimum} dimensions (llmrun embed)" if minimum else f"{words} (llmrun embed)"
 
 
 def _quoted(facts: Facts, role: str) -> str:
-    """The makers' prompt of an embedding model."""
+    """Return the prompt that an embedding model's authors recommend for queries or documents."""
     text = (facts.get("embedding_advice") or {}).get(role)
     return repr(text) if text else ""
 
@@ -130,14 +130,14 @@ def _heads(facts: Facts) -> str:
         return ""
     kinds = f"{heads}, {kv_heads} for keys and values" if kv_heads != heads else heads
     width = f" of {facts['key_length']}" if facts.get("key_length") else ""
-    return kinds + width + (", kept in a compressed form" if facts.get("latent_attention") else "")
+    return kinds + width + (", stored in compressed form" if facts.get("latent_attention") else "")
 
 
 def _per_layer(value: object) -> str:
-    """A number, or the range of one number per layer."""
+    """Return a number, or the range of a number for each layer."""
     if isinstance(value, tuple | list):
-        least, most = min(value, default=0), max(value, default=0)
-        return f"{least} to {most} by layer" if least != most else str(most)
+        low, high = min(value, default=0), max(value, default=0)
+        return f"{low} to {high} by layer" if low != high else str(high)
     return str(value) if value else ""
 
 
@@ -187,7 +187,7 @@ def _tokenizer(facts: Facts) -> str:
 def _template(facts: Facts) -> str:
     if "chat_template" not in facts:
         return ""
-    return (facts.get("template_kind") or "yes") if facts["chat_template"] else "none: `--template chatml` may do"
+    return (facts.get("template_kind") or "yes") if facts["chat_template"] else "none: try `--template chatml`"
 
 
 def _others(facts: Facts) -> str:

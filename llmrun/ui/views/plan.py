@@ -1,7 +1,4 @@
-"""The table of `llmrun plan`.
-
-Owns its columns and words; must not know where the figures come from.
-"""
+"""The table of `llmrun plan`. Owns columns and words; must not know the source of the figures."""
 
 from __future__ import annotations
 
@@ -16,11 +13,11 @@ from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.tables import Column, show_table
 
 
-def show_estimates(output: Output, rows: Sequence[QuantEstimate], hardware: Hardware, why: str = "") -> None:
-    """One line for each quantization on stdout, what it is compared with on stderr.
+def show_estimates(output: Output, rows: Sequence[QuantEstimate], hardware: Hardware, reason: str = "") -> None:
+    """Print a line for each quantization on stdout, and the hardware on stderr.
 
     Args:
-        why: one of them would be taken, in words.
+        reason: of the choice of a quantization; "" for none.
     """
     contexts = [column.n_ctx for column in rows[0].contexts] if rows else []
     columns = (
@@ -34,15 +31,15 @@ def show_estimates(output: Output, rows: Sequence[QuantEstimate], hardware: Hard
     )
     show_table(output, columns, [_cells(row) for row in rows])
     output.note(f"memory: {_memory(hardware)}")
-    if why:
-        output.note(why)
+    if reason:
+        output.note(reason)
     for row in rows[:1]:
         _note_network(output, row)
     if any(not at.fits for row in rows for at in row.contexts):
-        output.note("(in brackets): does not fit with something left to the rest of the system")
+        output.note("(in brackets): leaves too little memory for the rest of the system")
     best = next((row for row in rows if row.n_ctx), None)
     if best is None:
-        output.note("none of them fits: `llmrun list --all` shows smaller models")
+        output.note("none fits: run `llmrun list --all` for smaller models")
 
 
 def _note_network(output: Output, row: QuantEstimate) -> None:
@@ -50,13 +47,13 @@ def _note_network(output: Output, row: QuantEstimate) -> None:
         output.note(note)
     cost = row.network
     if cost is not None:
-        took = f"{1000 * cost.seconds:,.1f}" + (f" of {1000 / row.decode_rate:,.1f}" if row.decode_rate else "")
+        times = f"{1000 * cost.seconds:,.1f}" + (f" of {1000 / row.decode_rate:,.1f}" if row.decode_rate else "")
         each = f"{counted(cost.round_trips, 'round trip')} and {cost.n_bytes / 1e3:,.0f} kB"
-        output.note(f"network: {each} for each token of an answer take {took} ms")
+        output.note(f"network: {each} for each token of an answer take {times} ms")
 
 
 def context_name(n_ctx: int) -> str:
-    """E.g. "32k" of 32,768, "5,000" of 5,000."""
+    """Return a short name of a context size, e.g. "32k" for 32,768, "5,000" for 5,000."""
     return f"{n_ctx // 1024}k" if n_ctx % 1024 == 0 else f"{n_ctx:,}"
 
 
@@ -78,7 +75,7 @@ def _needed(at: ContextEstimate) -> str:
 
 
 def _decode(row: QuantEstimate) -> str:
-    """At the start of a conversation, and at the end of the largest context that fits."""
+    """Return the speed at the start of a conversation, and at the end of the largest context that fits."""
     if row.decode_rate is None:
         return ""
     ends = [at.decode_rate for at in row.contexts if at.fits and at.decode_rate is not None]
@@ -89,12 +86,10 @@ def _decode(row: QuantEstimate) -> str:
 
 def _verdict(row: QuantEstimate) -> str:
     gpu = next((at for at in row.contexts if at.fits and at.vram_bytes), None)
-    where = ""
-    if gpu is not None:
-        where = f", {described(gpu.gpu_layers, gpu.cpu_experts)}"
+    placement = f", {described(gpu.gpu_layers, gpu.cpu_experts)}" if gpu is not None else ""
     if row.verdict == "fits with less context":
-        return f"fits with --ctx {row.n_ctx}{where}"
-    return f"{row.verdict}{where}"
+        return f"fits with --ctx {row.n_ctx}{placement}"
+    return f"{row.verdict}{placement}"
 
 
 def _memory(hardware: Hardware) -> str:

@@ -1,6 +1,6 @@
-"""How far a quantization is, and what came out.
+"""The progress and the result of a quantization, on stderr or as JSON on stdout.
 
-Owns the words and the drawing; must not know how files are made. Always on stderr, except JSON.
+Owns the words and the drawing; must not know how files are written.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from llmrun.ui.terminal.progress import Pace, time_left
 if TYPE_CHECKING:
     from llmrun.quantize.job import Preview, QuantizedFile
 
-_STEPS = 10_000  # of a whole, for Pace, which counts
+_STEPS = 10_000  # of the whole, because Pace counts integers
 _LAST = "checking"
 
 
 class Stages:
-    """Stages that follow each other are being shown. It is called with (stage, its share done: 0 to 1)."""
+    """A live display of consecutive stages; call it with (stage, share of it that is done, 0 to 1)."""
 
     def __init__(self, activity: Activity, title: str, clock: Callable[[], float]) -> None:
         self._activity, self._title, self._clock = activity, title, clock
@@ -33,7 +33,7 @@ class Stages:
         self.say, self.pause = activity.note, activity.pause
 
     def __call__(self, name: str, share: float) -> None:
-        """As often as one likes; another name begins another stage."""
+        """Update the display; a new name begins a new stage."""
         begins = name != self._name
         if begins:
             self._pace.restart()
@@ -44,16 +44,15 @@ class Stages:
     def _left(self, share: float) -> str:
         if share >= 1.0:
             return _LAST if self._name == "quantizing" else ""
-        left = self._pace.seconds_left(_STEPS)
-        return time_left(left)
+        return time_left(self._pace.seconds_left(_STEPS))
 
 
 @contextmanager
 def stages(output: Output, title: str, *, clock: Callable[[], float] = time.monotonic) -> Iterator[Stages]:
-    """Show stages until the block ends, however it ends.
+    """Show stages until the end of the block.
 
     Args:
-        title: what is being made; untrusted text.
+        title: name of the file in progress; untrusted text.
         clock: monotonic seconds.
     """
     with Activity(output, clock=clock) as activity:
@@ -61,7 +60,7 @@ def stages(output: Output, title: str, *, clock: Callable[[], float] = time.mono
 
 
 def show_preview(output: Output, preview: Preview, kind: str, target: str) -> None:
-    """What would come out, without a file: `--dry-run`."""
+    """Print the expected result of `--dry-run`, which writes no file."""
     if output.json:
         output.result_json(
             {
@@ -86,10 +85,10 @@ def show_preview(output: Output, preview: Preview, kind: str, target: str) -> No
 
 
 def show_done(output: Output, done: QuantizedFile, extra: Mapping[str, Any] | None = None) -> None:
-    """What came out.
+    """Print the result.
 
     Args:
-        extra: for the JSON.
+        extra: further fields of the JSON output.
     """
     if output.json:
         output.result_json(

@@ -1,6 +1,6 @@
-"""The report card on a terminal and in files, and how far the making of one is.
+"""The report card on a terminal and in files, and the progress of a report.
 
-Owns the layout of the terminal's table and of Markdown, and which format a file gets; must not measure or judge.
+Owns the layouts of the terminal and of Markdown, and the format of each file; must not measure or judge.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from llmrun.bench.formats import escape, markdown_table
 from llmrun.errors import CancelledError, UsageError
 from llmrun.quantize.report.card import Card, to_json
 from llmrun.quantize.report.job import ReportUpdate
@@ -27,34 +28,34 @@ from llmrun.ui.views.machine_facts import machine_facts
 from llmrun.ui.views.report_text import finished, headings, how, legend, lines, notes, took, wall
 
 FORMATS = (".md", ".json", ".html")
-"""Endings of files that a card can be written to."""
+"""Suffixes of files for cards."""
 
 _DOING = {"quantizing": "quantizing", "judging": "measuring quality", "timing": "measuring speed"}
 _GAP = 2
 
 
 def checked_target(path: Path) -> Path:
-    """A file that a card can be written to; ask before hours of measuring.
+    """Return a path for a card; check it before hours of measuring.
 
     Raises:
-        UsageError: by its ending it has no format, or its folder is not there.
+        UsageError: the suffix names no format, or the folder does not exist.
     """
     if path.suffix.lower() not in FORMATS:
         raise UsageError(
-            f"a report can't be written to {str(path)!r}",
-            why="the file's ending tells the format",
-            hint=f"one of {', '.join(path.stem + suffix for suffix in FORMATS)}",
+            f"invalid report file {str(path)!r}",
+            why="the suffix must name the format",
+            hint=f"use one of {', '.join(path.stem + suffix for suffix in FORMATS)}",
         )
     check_target(path)
     return path
 
 
 def write(card: Card, path: Path) -> None:
-    """Write a card in the format that the file's ending tells; what is there is replaced once the new one is complete.
+    """Write a card in the format of the file's suffix. An existing file is replaced once the new one is complete.
 
     Raises:
-        UsageError: it tells none.
-        ResourceError: it can't be written there.
+        UsageError: the suffix names no format.
+        ResourceError: the file can't be written.
     """
     suffix = checked_target(path).suffix.lower()
     if suffix == ".html":
@@ -67,10 +68,10 @@ def write(card: Card, path: Path) -> None:
 
 
 def show(output: Output, card: Card) -> None:
-    """A card on stdout: as a table, or as JSON where that is wanted; how it was measured stands on stderr.
+    """Print a card on stdout as a table or JSON, and the method on stderr.
 
     Raises:
-        CancelledError: once everything is shown, when somebody stopped the report: the exit status should tell.
+        CancelledError: after the output, if the user stopped the report: the exit status should tell.
     """
     if output.json:
         output.result_json(_data(card))
@@ -86,7 +87,7 @@ def show(output: Output, card: Card) -> None:
 
 
 def json_text(card: Card) -> str:
-    """A card as a JSON document."""
+    """Return a card as a JSON document."""
     return json.dumps(_data(card), ensure_ascii=False, indent=2, allow_nan=False) + "\n"
 
 
@@ -95,11 +96,11 @@ def _data(card: Card) -> dict[str, Any]:
     return to_json(card, verdicts(card.rows), best.type if best else "")
 
 
-# ---- terminal --------------------------------------------------------------------------------------
+# ---- terminal
 
 
 def _show_table(output: Output, card: Card) -> None:
-    """One table where there is room for the verdicts, or no terminal; else they stand below it."""
+    """Print the table; on a narrow terminal the verdicts are below it."""
     rows = lines(card)
     columns = [Column(name, right=name not in ("TYPE", "VERDICT")) for name in headings(card)]
     columns[0] = Column("TYPE", style="bold")
@@ -114,7 +115,7 @@ def _show_table(output: Output, card: Card) -> None:
 
 
 def _show_notes(output: Output, sentences: Sequence[str]) -> None:
-    """On a terminal with an empty line between the table and them."""
+    """Print notes on stderr, with an empty line before them on a terminal."""
     for sentence in [""] * output.stderr_is_terminal + [*sentences]:
         output.note(sentence)
 
@@ -130,23 +131,23 @@ def _show_verdict(output: Output, kind: str, words: str, indent: int) -> None:
         output.text(" " * (indent + _GAP) + line)
 
 
-# ---- Markdown --------------------------------------------------------------------------------------
+# ---- Markdown
 
 
 def markdown(card: Card) -> str:
-    """A card as Markdown, its table aligned for those who read the source."""
-    parts = [f"# {_escaped(card.name)}: quantized"]
+    """Return a card as Markdown with an aligned table."""
+    parts = [f"# {_markdown_text(card.name)}: quantized"]
     line = wall(card)
     if line:
-        parts.append(f"**{_escaped(line)}**")
+        parts.append(f"**{_markdown_text(line)}**")
     parts.append(_markdown_table(card))
     parts.append("\n".join(f"- **{name}**: {meaning}" for name, meaning in legend()))
     parts.append("## How it was measured")
-    parts.append("\n".join(f"- {_escaped(sentence)}" for sentence in how(card)))
+    parts.append("\n".join(f"- {_markdown_text(sentence)}" for sentence in how(card)))
     facts = [*machine_facts(card.machine), ("Measured", took(card)), ("Source", card.source)]
-    parts.append("\n".join(f"- {_escaped(name)}: {_escaped(value)}" for name, value in facts))
+    parts.append("\n".join(f"- {_markdown_text(name)}: {_markdown_text(value)}" for name, value in facts))
     if notes(card):
-        parts += ["## Notes", "\n".join(f"- {_escaped(note)}" for note in notes(card))]
+        parts += ["## Notes", "\n".join(f"- {_markdown_text(note)}" for note in notes(card))]
     return "\n\n".join(parts) + "\n"
 
 
@@ -154,46 +155,32 @@ def _markdown_table(card: Card) -> str:
     names = [name.capitalize() if name not in ("KLD", "PPL") else name for name in headings(card)]
     names = [name.replace(" mb", " (MB)").replace(" gb", " (GB)").replace("Ram", "RAM") for name in names]
     names = [f"{name} (t/s)" if name in ("Prefill", "Decode") else name for name in names]
-    rows = [[_escaped(cell) for cell in line] for line in lines(card)]
-    widths = [max(width(row[i]) for row in (names, *rows)) for i in range(len(names))]
-    right = [name not in ("Type", "Verdict") for name in names]
-    rule = ["-" * (wide - 1) + ":" if is_right else "-" * wide for wide, is_right in zip(widths, right, strict=True)]
-    return "\n".join(_markdown_row(cells, widths, right) for cells in (names, rule, *rows))
+    return markdown_table(names, [[clean(cell) for cell in line] for line in lines(card)], ("Type", "Verdict"))
 
 
-def _markdown_row(cells: list[str], widths: list[int], right: list[bool]) -> str:
-    padded = []
-    for cell, wide, is_right in zip(cells, widths, right, strict=True):
-        space = " " * (wide - width(cell))
-        padded.append(space + cell if is_right else cell + space)
-    return f"| {' | '.join(padded)} |"
+def _markdown_text(text: str) -> str:
+    return escape(clean(text))
 
 
-def _escaped(text: str) -> str:
-    """Untrusted text that stays text in Markdown; an underscore within a word is one there too."""
-    text = clean(text)
-    return "".join(f"\\{char}" if char in "\\`*[]<>|#" else "&amp;" if char == "&" else char for char in text)
-
-
-# ---- progress --------------------------------------------------------------------------------------
+# ---- progress
 
 
 @contextmanager
 def report_progress(
     output: Output, *, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Callable[[ReportUpdate], None]]:
-    """Show how far a report is until the block ends; each type gets a line as soon as its speed was measured once.
+    """Show the progress of a report until the end of the block, and a line for each type once its speed is known.
 
     Args:
         clock: monotonic seconds.
     """
-    said: set[str] = set()
+    reported: set[str] = set()
     with Activity(output, clock=clock) as activity:
 
         def show(update: ReportUpdate) -> None:
             row = update.row
-            if row is not None and row.type not in said and (row.failure or update.doing == "timing"):
-                said.add(row.type)
+            if row is not None and row.type not in reported and (row.failure or update.doing == "timing"):
+                reported.add(row.type)
                 activity.note(finished(row))
             activity.show(_doing(update), update.share, time_left(update.seconds_left))
 

@@ -1,4 +1,4 @@
-"""What a report card says, as words and cells: the same in a terminal, in Markdown and on a page.
+"""The words and cells of a report card, the same on a terminal, in Markdown and on a page.
 
 Owns wording and rounding; must not know the layout.
 """
@@ -11,21 +11,20 @@ import time
 from llmrun.protocol.sizes import readable_size
 from llmrun.quantize.report.card import Card, CardRow, CardSpeed
 from llmrun.quantize.report.verdict import compare, recommended, verdicts
-from llmrun.ui.terminal.format import rate, seconds
+from llmrun.ui.terminal.format import counted, rate, seconds
 
-NONE = "–"
-"""Stands for what was not measured."""
-_QUIET_SPREAD = 1.3  # of the rounds, fastest to slowest
+NONE = "–"  # not measured
+_QUIET_SPREAD = 1.3  # fastest round to slowest round of a quiet machine
 
 
 def unit_of(card: Card) -> tuple[str, float]:
-    """The unit for sizes that suits the largest file, and its bytes."""
-    most = max((row.n_bytes or 0 for row in card.rows), default=0)
-    return ("GB", 1e9) if most >= 10e9 else ("MB", 1e6)
+    """Return the unit of sizes for the largest file, and its number of bytes."""
+    largest = max((row.n_bytes or 0 for row in card.rows), default=0)
+    return ("GB", 1e9) if largest >= 10e9 else ("MB", 1e6)
 
 
 def headings(card: Card) -> tuple[str, ...]:
-    """Of the columns, short enough for 80 cells."""
+    """Return the headings of the columns, short enough for 80 cells."""
     unit = unit_of(card)[0]
     return ("TYPE", f"SIZE {unit}", "BITS", "PREFILL", "DECODE", f"RAM {unit}", "KLD", "SAME %", "PPL", "VERDICT")
 
@@ -53,19 +52,19 @@ def _line(row: CardRow, verdict: str, unit: float) -> tuple[str, ...]:
 
 
 def fixed(value: float | None, unit: float, decimals: int) -> str:
-    """A number in a unit, or a dash."""
+    """Return a number in a unit, or a dash."""
     return NONE if value is None or not math.isfinite(value) else f"{value / unit:,.{decimals}f}"
 
 
 def speed(value: float | None) -> str:
-    """Tokens/s to three digits, or a dash."""
+    """Return tokens/s with three digits, or a dash."""
     if value is None or not math.isfinite(value):
         return NONE
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 
 def with_error(value: float | None, error: float | None) -> str:
-    """A number with as many digits as its error allows, e.g. "0.031 ±0.002"."""
+    """Return a number with the digits that its error allows, e.g. "0.031 ±0.002"."""
     if value is None or not math.isfinite(value):
         return NONE
     if error is None or not math.isfinite(error) or error <= 0:
@@ -75,18 +74,18 @@ def with_error(value: float | None, error: float | None) -> str:
 
 
 def wall(card: Card) -> str:
-    """The memory wall in one line: what the recommended type saves and costs; "" when there is none."""
+    """Return the gains and the loss of the recommended type in one line; "" without such a type."""
     best, source = recommended(card.rows), card.source_row
     if best is None or source is None or not source.n_bytes or not best.n_bytes:
         return ""
     pace = decode_words(best, source)
-    said = [f"{pace} decode" if pace else "", f"KLD {with_error(best.quality.kld, None)}"]
-    changes = ", ".join(filter(None, said))
+    parts = [f"{pace} decode" if pace else "", f"KLD {with_error(best.quality.kld, None)}"]
+    changes = ", ".join(filter(None, parts))
     return f"{source.type} {readable_size(source.n_bytes)} → {best.type} {readable_size(best.n_bytes)}: {changes}"
 
 
 def decode_words(row: CardRow, other: CardRow) -> str:
-    """How the decode speed of one compares with another's: "2.0x faster"; "" when not both were measured."""
+    """Return a comparison of decode speeds, e.g. "2.0x faster"; "" unless both were measured."""
     if not row.decode.median or not other.decode.median:
         return ""
     ratio = row.decode.median / other.decode.median
@@ -96,48 +95,48 @@ def decode_words(row: CardRow, other: CardRow) -> str:
 
 
 def how(card: Card) -> list[str]:
-    """How it was measured, a sentence each."""
+    """Return sentences about the method."""
     method = card.method
-    threads = f"{method.threads} {'thread' if method.threads == 1 else 'threads'}"
-    said = [
-        f"Speed: prompts of {method.prompt_tokens} tokens and answers of {method.answer_tokens}, {threads}, the median "
+    sentences = [
+        f"Speed: prompts of {method.prompt_tokens} tokens and answers of {method.answer_tokens}, "
+        f"{counted(method.threads, 'thread')}, the median "
         f"of {method.rounds} rounds in which all types take turns."
     ]
     if method.n_tokens:
-        said.append(f"Quality: {method.n_tokens:,} tokens of {method.text}, read side by side with the source.")
+        sentences.append(f"Quality: {method.n_tokens:,} tokens of {method.text}, read side by side with the source.")
     if method.imatrix:
-        said.append(f"Importance matrix: {method.imatrix}.")
-    said.append("Memory: the most that the engine process had in RAM, file pages included.")
-    return said
+        sentences.append(f"Importance matrix: {method.imatrix}.")
+    sentences.append("Memory: peak resident memory of the engine process, file pages included.")
+    return sentences
 
 
 def legend() -> list[tuple[str, str]]:
-    """What the columns mean, for those who want to know."""
+    """Return the meaning of each column."""
     return [
         ("bits", "per weight, scales included"),
-        ("prefill, decode", "tokens/s of reading a prompt, and of writing an answer"),
+        ("prefill, decode", "tokens/s of reading a prompt, and of generating an answer"),
         (
             "KLD",
             "Kullback-Leibler divergence of the next token's probabilities from the source's, in nats; 0 is identical",
         ),
-        ("same %", "how often both find the same token most likely"),
-        ("PPL", "perplexity on the text; only the difference to the source's tells something"),
+        ("same %", "share of positions with the same most likely token"),
+        ("PPL", "perplexity on the text; only its difference to the source's is meaningful"),
     ]
 
 
 def notes(card: Card) -> list[str]:
-    """What else should be known."""
-    said = list(card.notes)
-    said += [f"{row.type}: {note}" for row in card.rows for note in row.notes if note not in card.notes]
+    """Return notes and warnings."""
+    texts = list(card.notes)
+    texts += [f"{row.type}: {note}" for row in card.rows for note in row.notes if note not in card.notes]
     spread = max((_spread(speed) for row in card.rows for speed in (row.prefill, row.decode)), default=1.0)
     if spread > _QUIET_SPREAD:
-        said.append(
+        texts.append(
             f"the machine was busy: the same speed was up to {spread:.1f}x higher in one round than in another, so "
-            "only large differences can be seen; measure again when it is quiet"
+            "only large differences are visible; measure again on a quiet machine"
         )
     if not card.is_complete:
-        said.append("stopped before the end: what has a dash was not measured, and speeds are of fewer rounds")
-    return said
+        texts.append("stopped before the end: a dash is not measured, and speeds are of fewer rounds")
+    return texts
 
 
 def _spread(speed: CardSpeed) -> float:
@@ -145,18 +144,18 @@ def _spread(speed: CardSpeed) -> float:
 
 
 def finished(row: CardRow) -> str:
-    """What is known of a type, in one line, as it is being measured."""
+    """Return the known figures of a type in one line, while the report runs."""
     if row.failure:
         return f"{row.type}: {row.failure}"
-    said = [readable_size(row.n_bytes)] if row.n_bytes else []
+    parts = [readable_size(row.n_bytes)] if row.n_bytes else []
     if row.quality.kld is not None and not row.is_source:
-        said.append(f"KLD {with_error(row.quality.kld, None)}")
+        parts.append(f"KLD {with_error(row.quality.kld, None)}")
     if row.decode.median:
-        said.append(f"decode {rate(row.decode.median)}")
-    return f"{row.type}: {', '.join(said)}"
+        parts.append(f"decode {rate(row.decode.median)}")
+    return f"{row.type}: {', '.join(parts)}"
 
 
 def took(card: Card) -> str:
-    """When and how long, e.g. "2026-11-21 10:04, 3 min 12 s"."""
+    """Return the start and the duration, e.g. "2026-11-21 10:04, 3 min 12 s"."""
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(card.started))
     return f"{when}, {seconds(card.seconds)}"

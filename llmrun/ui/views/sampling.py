@@ -1,6 +1,6 @@
-"""How tokens were chosen, for people: where each sampling value comes from, and what each step of the chain did.
+"""The sampler's settings with their origins, and the steps of one choice.
 
-Owns the words and the layout; must not know where the figures come from. Beside an answer it is on stderr.
+Owns the words and the layout; must not know the source of the figures. Beside an answer the output is on stderr.
 """
 
 from __future__ import annotations
@@ -16,19 +16,23 @@ _BAR_CELLS = 8
 
 
 def show_sampling(output: Output, rows: Sequence[tuple[str, str, str]]) -> None:
-    """Every sampling parameter as (flag, value, origin)."""
+    """Print the sampling parameters.
+
+    Args:
+        rows: (flag, value, origin) of each.
+    """
     columns = (Column("SAMPLING", style="bold"), Column("VALUE"), Column("FROM", style="dim"))
     show_table(output, columns, rows, stderr=True)
 
 
 def least_certain(choices: Sequence[Choice]) -> Choice:
-    """The token that the model itself was least certain of; one that the grammar forced only where all were."""
+    """Return the choice with the least model probability; a token that a grammar forced only if all were forced."""
     free = [choice for choice in choices if not choice.forced]
     return min(free, key=lambda choice: choice.steps[0].probabilities[choice.chosen], default=choices[-1])
 
 
 def show_choice(output: Output, choice: Choice, *, stderr: bool = True) -> None:
-    """The candidates of one token, their probabilities after each step, and which step cut whom."""
+    """Print the candidates of one token, with their probabilities after each step or the step that cut them."""
     say = output.note if stderr else output.sentence
     if choice.forced:
         say(f"{choice.text!r}: the grammar left no choice.")

@@ -1,6 +1,6 @@
 """A scored text: shaded on a terminal, a line for each token in a pipe, or JSON.
 
-Owns the layout; must not know where the figures come from.
+Owns the layout; must not know the source of the figures.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from llmrun.ui.views.evaluate import digits
 
 
 def show_score(output: Output, found: ScoredText) -> None:
-    """The tokens, and what they come to."""
+    """Print the tokens and the text's perplexity."""
     facts = [("perplexity", digits(found.perplexity.value)), ("bits per byte", digits(found.bits_per_byte))]
     if found.windows > 1:
         output.note(
@@ -48,13 +48,13 @@ def _shaded(found: ScoredText) -> str:
 
 
 def _entry(token: ScoredToken) -> TokenLogprob:
-    """A token as answers have them; the first one of a text surprises nobody."""
+    """Return a token as in an answer; the first one, which has no probability, counts as certain."""
     data = bytes.fromhex(token.data)
     return TokenLogprob(data.decode("utf-8", "replace"), tuple(data), token.logprob or 0.0, ())
 
 
 def score_json(model: str, found: ScoredText) -> dict[str, Any]:
-    """All of it as JSON data."""
+    """Return the scored text as JSON data."""
     entries = map(_entry, found.tokens)
     tokens = [
         {"id": token.id, "token": entry.text, "bytes": list(entry.bytes), "logprob": token.logprob}

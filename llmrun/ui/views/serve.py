@@ -1,6 +1,6 @@
-"""What `llmrun serve`, `ps` and `stop` show: a start page, one live line on a terminal, a log anywhere else.
+"""The output of `llmrun serve` and `ps`: a start page, one live line on a terminal, a log anywhere else.
 
-Owns the words; must not know how the server does what it tells.
+Owns the words; must not know how the server works.
 """
 
 from __future__ import annotations
@@ -25,32 +25,24 @@ _REDRAW_SECONDS = 0.5
 
 
 class ServeFigures(NamedTuple):
-    """How the server does; seconds, None where nothing was measured yet.
+    """A server's current metrics."""
 
-    Attributes:
-        running, waiting: answers.
-        rate: tokens/s of all together.
-        ttft, itl: time to first token and inter-token latency, median and 95th percentile.
-        acceptance: share of drafted tokens that were accepted; None where none were drafted.
-        cells_used, cells: of the KV cache; 0 of 0 where no model is loaded.
-    """
-
-    running: int
+    running: int  # answers
     waiting: int
-    rate: float
-    ttft: tuple[float | None, float | None]
-    itl: tuple[float | None, float | None]
-    acceptance: float | None = None
-    cells_used: int = 0
-    cells: int = 0
+    rate: float  # tokens/s of all answers
+    ttft: tuple[float | None, float | None]  # time to first token: median and p95 in seconds, None if not measured
+    itl: tuple[float | None, float | None]  # inter-token latency, the same
+    acceptance: float | None = None  # share of drafted tokens that were accepted; None without drafts
+    cells_used: int = 0  # of the KV cache
+    cells: int = 0  # 0 while no model is loaded
 
 
 class ServeView:
-    """Shows a server on stderr.
+    """The view of a server on stderr.
 
     Args:
-        log_json: one JSON object a request, and nothing else.
-        clock: seconds, monotonic.
+        log_json: one JSON object for each request, and nothing else.
+        clock: monotonic seconds.
         wall_clock: Unix time.
     """
 
@@ -68,34 +60,34 @@ class ServeView:
         self._is_drawn = False
 
     def begin(self, address: str, models: Sequence[str], *, has_keys: bool) -> None:
-        """The start page."""
+        """Print the start page."""
         if self._log_json:
             return
         key = " -H 'Authorization: Bearer KEY'" if has_keys else ""
-        question = {"messages": [{"role": "user", "content": "Hi"}]}
-        body = json.dumps(question if models else {"model": "MODEL", **question})
-        self.note(f"Serving at {address} (OpenAI: {address}/v1). Ctrl-C ends it.")
-        self.note("Models: " + (", ".join(models) if models else "those of llmrun list, loaded when asked for"))
+        request = {"messages": [{"role": "user", "content": "Hi"}]}
+        body = json.dumps(request if models else {"model": "MODEL", **request})
+        self.note(f"Serving at {address} (OpenAI: {address}/v1). Press Ctrl-C to stop.")
+        self.note("Models: " + (", ".join(models) if models else "all of llmrun list, loaded on demand"))
         self._output.note(f"curl {address}/v1/chat/completions{key} --json '{body}'", is_command=True)
 
     def loaded(self, name: str, n_ctx: int, parallel: int, load_seconds: float) -> None:
-        """A model is in memory."""
+        """Print that a model is in memory."""
         clients = f" for each of {parallel} clients" if parallel > 1 else ""
         self.note(f"{name} is loaded in {seconds(load_seconds)}: context {n_ctx:,} tokens{clients}")
 
     def failed(self, error: LlmrunError) -> None:
-        """A model can't be loaded; the server goes on."""
+        """Print that a model can't be loaded; the server continues."""
         self._clear()
         self._output.error(error)
 
     def note(self, text: str) -> None:
-        """A line of its own."""
+        """Print a line above the live line."""
         if not self._log_json:
             self._clear()
             self._output.note(text)
 
     def served(self, request: AccessRecord) -> None:
-        """A request was answered: a line of the log; beside the live line only what went wrong."""
+        """Log an answered request; beside the live line only an error."""
         if self._log_json:
             facts = {"time": round(self._wall_clock(), 3), **request._asdict(), **request.facts}
             del facts["facts"]
@@ -105,17 +97,17 @@ class ServeView:
             self.note(log_line(request))
 
     def show(self, figures: ServeFigures) -> None:
-        """How the server does, redrawn at most twice a second."""
+        """Redraw the live line, at most twice a second."""
         now = self._clock()
         if not self.is_live or now - self._drawn_at < _REDRAW_SECONDS:
             return
         self._drawn_at, self._is_drawn = now, True
-        columns = max(self._output.columns(stderr=True) - len("^C"), 20)  # which the terminal writes behind it
+        columns = max(self._output.columns(stderr=True) - len("^C"), 20)  # which the terminal prints after the line
         self._output.stderr.write(_CLEAR + _fitting(live_line(figures), columns))
         self._output.stderr.flush()
 
     def end(self) -> None:
-        """Nothing more is drawn."""
+        """Remove the live line."""
         self._clear()
 
     def _clear(self) -> None:
@@ -125,7 +117,7 @@ class ServeView:
 
 
 def live_line(figures: ServeFigures) -> str:
-    """E.g. "2 running, 0 waiting · 131.2 t/s · TTFT 58/120 ms · inter-token 8.9/12 ms · KV 12%": medians/p95."""
+    """Return e.g. "2 running, 0 waiting · 131.2 t/s · TTFT 58/120 ms · inter-token 8.9/12 ms": medians/p95."""
     parts = [f"{figures.running} running, {figures.waiting} waiting", rate(figures.rate, whole=True)]
     parts += [
         f"{name} {_short(middle)}/{_short(late)} ms"
@@ -140,34 +132,34 @@ def live_line(figures: ServeFigures) -> str:
 
 
 def _fitting(line: str, columns: int) -> str:
-    """As many of a line's parts as fit: half a figure reads as another one."""
+    """Return the parts of a line that fit: half of a number would read as another number."""
     while cut(line, columns) != line and " · " in line:
         line = line.rpartition(" · ")[0]
     return cut(line, columns)
 
 
 def _short(seconds: float) -> str:
-    """In milliseconds, without decimals where there are more telling digits."""
+    """Return milliseconds, with a decimal below 10."""
     return f"{1000 * seconds:.{1 if seconds < 0.01 else 0}f}"
 
 
 def log_line(request: AccessRecord) -> str:
-    """E.g. "127.0.0.1 POST /v1/chat/completions 200 in 1.20 s: smollm2, 32 + 10 tokens, 31 cached, stop"."""
+    """Return e.g. "127.0.0.1 POST /v1/chat/completions 200 in 1.20 s: smollm2, 32 + 10 tokens, 31 cached, stop"."""
     facts = request.facts
-    told = [str(facts["model"])] if "model" in facts else []
+    details = [str(facts["model"])] if "model" in facts else []
     if "prompt_tokens" in facts:
-        told.append(f"{facts['prompt_tokens']:,} + {facts.get('completion_tokens', 0):,} tokens")
-        told.append(f"{facts.get('cached_tokens', 0):,} cached")
-    why = facts.get("error", facts.get("reason"))
-    told += [str(why)] if why else []
+        details.append(f"{facts['prompt_tokens']:,} + {facts.get('completion_tokens', 0):,} tokens")
+        details.append(f"{facts.get('cached_tokens', 0):,} cached")
+    reason = facts.get("error", facts.get("reason"))
+    details += [str(reason)] if reason else []
     line = f"{request.client} {request.method} {request.path} {request.status} in {seconds(request.seconds)}"
-    return clean(f"{line}: {', '.join(told)}" if told else line)
+    return clean(f"{line}: {', '.join(details)}" if details else line)
 
 
 def show_servers(output: Output, servers: Sequence[tuple[str, int, float, Sequence[str]]]) -> None:
-    """A table of (address, process id, seconds since the start, models in memory)."""
+    """Print a table of (address, process id, seconds since the start, models in memory)."""
     if not servers:
-        output.note("No server runs. `llmrun serve smollm2` starts one.")
+        output.note("No server is running. Start one with `llmrun serve smollm2`.")
         return
     columns = [
         Column("ADDRESS", style="bold"),

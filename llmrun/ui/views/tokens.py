@@ -1,6 +1,6 @@
-"""A text's tokens on a terminal: coloured pieces, their ids and bytes, how each came, and what each script costs.
+"""A text's tokens on a terminal: coloured pieces, ids and bytes, merge trees, and counts by script.
 
-Owns the drawing; must not know where the tokens come from.
+Owns the drawing; must not know the source of the tokens.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 _SHADES = ("black on #a6dcef", "black on #f8c8a0", "black on #c3e6b5", "black on #e5c1e8", "black on #f5e79e")
 _CONTROL = "bold white on #a03050"
-_MOST_ROWS = 40  # of a table that nobody asked for
+_MAX_ROWS = 40  # of the table without --table
 _VISIBLE = str.maketrans({"\n": "↵", "\t": "⇥", "\r": "␍"})
 
 
 def pieces_text(tokens: Sequence[Token], *, color: bool) -> Text:
-    """A text in which one can see the tokens: each has a colour; without colours, a bar between them."""
+    """Return a text with its tokens in colours; without colours, with bars between the tokens."""
     from rich.text import Text
 
     text = Text()
@@ -42,9 +42,9 @@ def pieces_text(tokens: Sequence[Token], *, color: bool) -> Text:
 
 
 def show_tokens(output: Output, tokens: Sequence[Token], *, table: bool) -> None:
-    """The pieces, and each token's id and bytes where there are few or that is asked for."""
+    """Print the pieces, and a table of ids and bytes if `table` is set or the tokens are few."""
     output.console().print(pieces_text(tokens, color=output.stdout_has_color), soft_wrap=False)
-    if not table and len(tokens) > _MOST_ROWS:
+    if not table and len(tokens) > _MAX_ROWS:
         return
     output.text("")
     columns = (Column("ID", right=True, style="cyan"), Column("TOKEN", style="bold"), Column("BYTES", style="dim"))
@@ -64,7 +64,7 @@ def _rows(group: TokenGroup) -> Iterable[tuple[str, str, str]]:
 def show_scripts(
     output: Output, name: str, tokens: Sequence[Token], counts: Sequence[ScriptCount], n_vocab: int
 ) -> None:
-    """What each script costs, and how many tokens there are in all."""
+    """Print the counts of each script, and the total number of tokens."""
     show_table(output, _SCRIPT_COLUMNS, [_script_row(count) for count in counts])
     n_control = sum(token.is_control for token in tokens)
     control = f", {n_control:,} of them control tokens" if n_control else ""
@@ -97,10 +97,10 @@ def _ratio(count: int, of: int) -> str:
 
 
 def show_compared(output: Output, sides: Sequence[tuple[str, Sequence[Token], Sequence[ScriptCount]]]) -> None:
-    """The same text as the tokens of two models: the pieces, and what each script costs in each.
+    """Print the same text as tokens of two models, and each script's number of tokens.
 
     Args:
-        sides: name, tokens and counts of each.
+        sides: name, tokens and counts of each model.
     """
     for name, tokens, _ in sides if output.stdout_is_terminal else ():
         output.sentence(f"{name}: {counted(len(tokens), 'token')}")
@@ -120,24 +120,24 @@ def show_compared(output: Output, sides: Sequence[tuple[str, Sequence[Token], Se
 
 
 def show_merges(output: Output, rule: MergeRule | None, tokens: Sequence[Token]) -> None:
-    """How each different token came."""
+    """Print the merge tree of each distinct token."""
     from rich.tree import Tree
 
     if rule is None:
-        output.note("How these tokens came can't be shown: the vocabulary is of a kind that has no merges.")
+        output.note("Can't show merges: this kind of vocabulary has none.")
         return
     output.sentence(rule.words)
     console, start, shown = output.console(), 0, set()
     for origin in rule.origins([token.id for token in tokens]):
-        made = tokens[start : start + origin.n_tokens]
-        ids, start = tuple(token.id for token in made), start + origin.n_tokens
+        group = tokens[start : start + origin.n_tokens]
+        ids, start = tuple(token.id for token in group), start + origin.n_tokens
         if ids in shown:
             continue
         shown.add(ids)
         label = " ".join(f"{each:,}" for each in ids)
         if origin.node is None:
-            text = repr(made[0].data.decode("utf-8", "replace"))
-            console.print(f"{clean(text)}  {label}: taken whole, before any rule", style="dim")
+            text = repr(group[0].data.decode("utf-8", "replace"))
+            console.print(f"{clean(text)}  {label}: a whole token, without merges", style="dim")
         else:
             tree = Tree(_node_text(origin.node, label))
             _grow(tree, origin.node)
@@ -161,7 +161,7 @@ def _node_text(node: MergeNode, ids: str) -> Text:
 
 
 def bytes_shown(data: bytes) -> str:
-    """Bytes as text in quotes where they are some, in hex elsewhere."""
+    """Return bytes as text in quotes, or in hex if they are no UTF-8."""
     try:
         return clean(repr(data.decode()))
     except UnicodeDecodeError:
@@ -169,6 +169,6 @@ def bytes_shown(data: bytes) -> str:
 
 
 def _visible(group: TokenGroup) -> str:
-    """A group's text on one row; where tokens share a character, how many they are."""
+    """Return a group's text on one row, with the number of tokens if they share a character."""
     text = clean(group.text.translate(_VISIBLE)) or "·"
     return text if len(group.tokens) == 1 else f"{text}×{len(group.tokens)}"

@@ -1,6 +1,6 @@
-"""Tools and their calls as a user sees them before anything runs. Owns the drawing; must not know who runs them.
+"""Tools and their calls, shown before anything runs. Owns the drawing; must not run tools.
 
-What a model wants to call is shown whole, and what could hide in it as escapes: somebody decides by it.
+A call is shown whole, with invisible characters as escapes: the user decides by it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from llmrun.protocol.messages import Tool, ToolCall
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.sanitize import clean
 
-_MOST_OF_RESULT = 160  # characters
+_MAX_RESULT = 160  # characters
 
 
 def show_call(output: Output, call: ToolCall) -> None:
-    """The name, and each argument on lines of its own; on stderr."""
+    """Print a call's name and arguments on stderr."""
     output.note(f"● {call.name}", dim=False)
     try:
         arguments = load_json(call.arguments).items()
@@ -32,13 +32,13 @@ def show_call(output: Output, call: ToolCall) -> None:
 
 
 def show_result(output: Output, text: str) -> None:
-    """The beginning of what a call came to."""
-    line = " ".join(clean(text[: 4 * _MOST_OF_RESULT]).split())
-    output.note(f"  → {line if len(line) <= _MOST_OF_RESULT else line[: _MOST_OF_RESULT - 1] + '…'}")
+    """Print the beginning of a call's result on stderr."""
+    line = " ".join(clean(text[: 4 * _MAX_RESULT]).split())
+    output.note(f"  → {line if len(line) <= _MAX_RESULT else line[: _MAX_RESULT - 1] + '…'}")
 
 
 def show_tools(output: Output, tools: Sequence[Tool]) -> None:
-    """One line for each, its arguments and the first line of its description."""
+    """Print a line for each tool: its arguments and the first line of its description."""
     for tool in tools:
         arguments = ", ".join(load_json(tool.parameters).get("properties", {}))
         description = tool.description.strip().partition("\n")[0]
@@ -50,5 +50,5 @@ def _shown(value: Any) -> str:
 
 
 def _visible(text: str) -> str:
-    """The text as it is, or as JSON where a terminal would not show all of it."""
+    """Return the text as it is, or as JSON if a terminal would not show all of it."""
     return text if clean(text, newlines=True) == text else json.dumps(text)

@@ -1,4 +1,4 @@
-"""What `llmrun tune` shows: a line for every setting that was tried, and a table at the end.
+"""The output of `llmrun tune`: a line for each trial, and a table at the end.
 
 Owns the words; must not know how anything is measured.
 """
@@ -23,11 +23,11 @@ from llmrun.ui.terminal.tables import Column, show_table
 
 _CLEAR = "\r\x1b[K"
 _COLUMNS = 79
-_BUSY = "not tried while other programs compute, which changes what is best"
+_BUSY = "not tried while other programs compute, because that changes the best settings"
 
 
 class TuneView:
-    """Shows the steps of a search on stderr: what was tried as lines, and on a terminal what is being tried."""
+    """The view of a search on stderr: finished trials as lines, and on a terminal the current step."""
 
     def __init__(self, output: Output, budget: float) -> None:
         self._output = output
@@ -36,11 +36,11 @@ class TuneView:
         self._status = False
 
     def __enter__(self) -> TuneView:
-        self._output.note(f"trying settings for {self._budget:g} seconds; Ctrl-C stops it and changes nothing")
+        self._output.note(f"trying settings for {self._budget:g} seconds; press Ctrl-C to stop without changes")
         return self
 
     def show(self, step: Step) -> None:
-        """The next step."""
+        """Show the next step."""
         if not isinstance(step, Trial):
             self._show_status(f"{step.seconds:3.0f} of {self._budget:g} s: {step.what}")
         elif step.verdict in ("no time", "busy"):
@@ -67,32 +67,32 @@ class TuneView:
         self._clear()
         if error is not None:
             return
-        for verdict, why in (("no time", f"no time was left for (--seconds {2 * self._budget:g})"), ("busy", _BUSY)):
+        for verdict, reason in (("no time", f"no time was left for (--seconds {2 * self._budget:g})"), ("busy", _BUSY)):
             changes = ", ".join(dict.fromkeys(self._skipped[verdict]))
             if changes:
-                self._output.note(f"{why}: {changes}")
+                self._output.note(f"{reason}: {changes}")
 
 
-def line_of(tried: Trial) -> str:
-    """E.g. "repack off                      prefill  ×1.63 (1.58 to 1.69)  faster"."""
-    goal = f"{tried.goal} at {tried.depth:,} tokens" if tried.depth else tried.goal
-    return f"{tried.change:<34}{goal:<24}{times(tried.ratio) if tried.ratio else '':<24}{tried.verdict}".rstrip()
+def line_of(trial: Trial) -> str:
+    """Return e.g. "repack off                      prefill  ×1.63 (1.58 to 1.69)  faster"."""
+    goal = f"{trial.goal} at {trial.depth:,} tokens" if trial.depth else trial.goal
+    return f"{trial.change:<34}{goal:<24}{times(trial.ratio) if trial.ratio else '':<24}{trial.verdict}".rstrip()
 
 
 def times(ratio: Ratio | Verdict) -> str:
-    """A ratio with its interval, e.g. "×1.63 (1.58 to 1.69)"."""
+    """Return a ratio with its interval, e.g. "×1.63 (1.58 to 1.69)"."""
     mean = ratio.ratio if isinstance(ratio, Verdict) else ratio.mean
     return f"×{mean:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
 
 
 def show_outcome(
-    output: Output, name: str, outcome: TuneOutcome, kept: TunedSettings | None, steps: Sequence[StepTime] = ()
+    output: Output, name: str, outcome: TuneOutcome, stored: TunedSettings | None, steps: Sequence[StepTime] = ()
 ) -> None:
-    """Default and tuned settings side by side on stdout, and the gain; what to make of it on stderr.
+    """Print default and tuned settings and the gain on stdout, and advice on stderr.
 
     Args:
-        kept: what is remembered now; None where nothing can be.
-        steps: how long decode steps take, where that was measured.
+        stored: settings that are stored now; None if none can be.
+        steps: times of decode steps, if measured.
     """
     found = outcome.found
     tests = [each.name for each in (found.prefill_test, found.decode_test)]
@@ -107,21 +107,21 @@ def show_outcome(
     _show_gain(output, name, found)
     for each in found.unsure:
         changes = ", ".join(each.profile.settings.changes(found.tuned.default.settings))
-        output.note(f"not sure enough to keep: {changes}: prefill {times(each.prefill)}, decode {times(each.decode)}")
+        output.note(f"too uncertain to store: {changes}: prefill {times(each.prefill)}, decode {times(each.decode)}")
     for warning in outcome.warnings:
         output.note(f"meanwhile {warning.text}")
     if outcome.warnings:
-        output.note("that hides differences, and can change what is best: tune again when it is quieter")
+        output.note("this hides differences and can change the best settings: tune again on a quieter machine")
     if steps:
         output.note(f"measured for drafts: {step_words(steps)}")
-    if kept is None:
+    if stored is None:
         return
-    if kept == found.tuned and kept.others:
+    if stored == found.tuned and stored.others:
         output.note(
-            f"remembered for models of this shape on this machine; llmrun tune {shlex.quote(name)} --forget undoes it"
+            f"stored for models of this shape on this machine; undo with llmrun tune {shlex.quote(name)} --forget"
         )
-    if kept != found.tuned:
-        output.note(f"what was known stays: {kept.summary}")
+    if stored != found.tuned:
+        output.note(f"the stored settings stay: {stored.summary}")
 
 
 def _show_gain(output: Output, name: str, found: SearchResult) -> None:
@@ -133,9 +133,9 @@ def _show_gain(output: Output, name: str, found: SearchResult) -> None:
     profiles = [profile.settings.changes(tuned.default.settings, in_answers=True) for profile in tuned.others]
     changes = sorted({change for each in profiles for change in each})
     if changes:
-        output.note(f"other kernels round otherwise: a --temp 0 answer can change ({', '.join(changes)})")
+        output.note(f"other kernels round differently: a --temp 0 answer can change ({', '.join(changes)})")
     if len(tuned.others) > 1 or any("slower" in (each.prefill.kind, each.decode.kind) for each in found.compared):
-        output.note("which of them is used depends on how long prompt and answer are going to be")
+        output.note("the expected lengths of prompt and answer decide between them")
 
 
 def _default_cells(profile: Profile) -> list[str]:
@@ -154,16 +154,16 @@ def _cells(compared: Improvement, default: Profile) -> list[str]:
 
 
 def step_words(times: Sequence[StepTime]) -> str:
-    """How much longer wide decode steps take, e.g. "steps of 4, 8 rows take 1.9, 2.9 times as long as one of 1"."""
+    """Return the cost of wide decode steps, e.g. "steps of 4, 8 rows take 1.9, 2.9 times as long as one of 1"."""
     shallow = min(each.depth for each in times)
-    took = {each.width: each.seconds for each in times if each.depth == shallow}
-    wide = {width: long / took[1] for width, long in sorted(took.items()) if width > 1}
+    seconds_of = {each.width: each.seconds for each in times if each.depth == shallow}
+    wide = {width: long / seconds_of[1] for width, long in sorted(seconds_of.items()) if width > 1}
     rows, ratios = ", ".join(map(str, wide)), ", ".join(f"{ratio:.1f}" for ratio in wide.values())
     return f"steps of {rows} rows take {ratios} times as long as one of 1"
 
 
 def as_json(name: str, outcome: TuneOutcome, steps: Sequence[StepTime] = ()) -> dict[str, Any]:
-    """Everything, for --json."""
+    """Return the whole outcome as JSON data."""
     found = outcome.found
     return {
         "model": name,

@@ -278,7 +278,7 @@ def test_defaults_that_are_best_are_said_to_be() -> None:
     )
     nothing = replace(TUNED, others=())
     show_outcome(out, "tiny", outcome(tuned=nothing, compared=(), unsure=unsure), nothing)
-    assert "not sure enough to keep: repack off: prefill ×1.10 (0.80 to 1.40), decode" in stderr.getvalue()
+    assert "too uncertain to store: repack off: prefill ×1.10 (0.80 to 1.40), decode" in stderr.getvalue()
     assert stdout.getvalue().splitlines()[-1] == "tiny: the defaults are best here"
     assert "--forget" not in stderr.getvalue()
 
@@ -301,7 +301,7 @@ def test_steps_are_lines_and_what_was_left_out_is_said() -> None:
     assert lines[1].split() == ["repack", "off", "prefill", "failed"]
     assert lines[2:] == [
         "no time was left for (--seconds 60): ubatch 128",
-        "not tried while other programs compute, which changes what is best: 2 threads",
+        "not tried while other programs compute, because that changes the best settings: 2 threads",
     ]
     assert stdout.getvalue() == ""
     assert "at 512 tokens" in line_of(Trial("repack off", "decode", "slower", None, 512))

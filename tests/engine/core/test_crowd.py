@@ -83,8 +83,8 @@ def assert_books_are_right(talk: Conversation) -> None:
     slots = talk.engine._slots
     for slot, tokens in slots.cached.items():
         assert talk.context.cached(slot) == tokens
-    assert slots.room.used == talk.context.n_used
-    assert slots.room.used <= talk.context.n_cells
+    assert slots.budget.used == talk.context.n_used
+    assert slots.budget.used <= talk.context.n_cells
 
 
 def test_parked_prefixes_go_first_and_those_not_used_for_longest_before_others() -> None:

@@ -65,9 +65,9 @@ class Pair(Conversation):
 
 def assert_consistent(pair: Pair) -> None:
     """What is said to be cached is what the draft model saw."""
-    for seat in pair.draft_model._seats:
-        assert pair.small.cached(seat.number) == seat.tokens
-        assert seat.owner is None
+    for slot in pair.draft_model._slots:
+        assert pair.small.cached(slot.number) == slot.tokens
+        assert slot.owner is None
 
 
 def ending(tokens: Sequence[int]) -> Sequence[float]:

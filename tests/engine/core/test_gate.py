@@ -9,7 +9,7 @@ import pytest
 from llmrun.engine.core.gate import Gate, StepShape
 from llmrun.protocol.speculation import Speculation, StepTime, StepTimes
 
-ALONE = StepShape(rows=1, drawn=1, depth=0)
+ALONE = StepShape(rows=1, sampled=1, depth=0)
 CHEAP = tuple(StepTime(width, 0, seconds) for width, seconds in ((1, 1.0), (4, 1.2), (8, 1.4), (16, 1.8)))
 LINEAR = tuple(StepTime(width, 0, float(width)) for width in (1, 4, 8, 16))
 
@@ -66,11 +66,11 @@ def test_depth_decides_too() -> None:
 
 
 def test_a_draft_has_to_pay_for_all_who_wait_for_it() -> None:
-    crowd = StepShape(rows=4, drawn=4, depth=0)
+    crowd = StepShape(rows=4, sampled=4, depth=0)
     assert sure().choose(5, 100, crowd).length == 12
     dear = (*CHEAP[:3], StepTime(16, 0, 9.0))
     assert sure(dear).choose(5, 100, crowd).length == 4
-    assert sure().choose(5, 100, crowd._replace(rows=16, drawn=16)).length == 0
+    assert sure().choose(5, 100, crowd._replace(rows=16, sampled=16)).length == 0
 
 
 def test_what_would_have_come_true_opens_the_gate_and_what_would_not_closes_it() -> None:
@@ -103,8 +103,8 @@ def test_the_loss_is_bounded_whatever_comes(seed: int) -> None:
     hostile = draws.random()
     for _ in range(2000):
         drafted = gate.choose(8, 15, ALONE).length
-        came_true = 0 if draws.random() < hostile else draws.randint(0, drafted)
-        gate.stepped(ALONE, drafted, came_true)
+        n_accepted = 0 if draws.random() < hostile else draws.randint(0, drafted)
+        gate.record_step(ALONE, drafted, n_accepted)
         spent += StepTimes(CHEAP).seconds(1 + drafted, 0)
-        plain += 1 + came_true
+        plain += 1 + n_accepted
         assert spent - plain <= 0.01 * spent + 6 * 0.8 + 1e-9

@@ -137,7 +137,7 @@ def test_the_prefix_that_knows_most_is_found() -> None:
         stowed.put(prefix)
     assert stowed.longest([1, 2, 3, 4], "") == (long, 3)
     assert stowed.longest([7], "") == (None, 0)
-    stowed.take(long)
+    stowed.remove(long)
     assert stowed.longest([1, 2, 3, 4], "") == (short, 2)
-    assert stowed.take_oldest() is short
+    assert stowed.pop_oldest() is short
     assert stowed.n_tokens == 4

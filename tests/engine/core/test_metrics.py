@@ -10,7 +10,7 @@ from llmrun.engine.core.metrics import Metrics, PrefillRate
 def metrics(*token_times: float) -> Metrics:
     made = Metrics(arrived=10.0)
     for time in token_times:
-        made.sampled(time)
+        made.record_token(time)
     return made
 
 
@@ -42,11 +42,11 @@ def test_decode_runs_from_the_first_token_to_the_last() -> None:
 
 def test_decode_calls_before_the_first_token_are_prefill() -> None:
     made = Metrics(arrived=0.0)
-    made.computed(0.5)
-    made.computed(0.25)
-    made.sampled(1.0)
-    made.computed(0.125)
-    made.sampled(2.0)
+    made.record_decode(0.5)
+    made.record_decode(0.25)
+    made.record_token(1.0)
+    made.record_decode(0.125)
+    made.record_token(2.0)
     assert made.prefill_seconds == 0.75
     assert made.model_seconds == 0.125
     assert made.overhead_seconds == 0.875
@@ -54,9 +54,9 @@ def test_decode_calls_before_the_first_token_are_prefill() -> None:
 
 def test_overhead_is_per_token_and_never_negative() -> None:
     made = metrics(0.0, 1.0, 2.0, 3.0)
-    made.computed(1.5)
+    made.record_decode(1.5)
     assert made.overhead_seconds == 0.5
-    made.computed(99.0)
+    made.record_decode(99.0)
     assert made.overhead_seconds == 0.0
 
 
@@ -86,11 +86,11 @@ def test_quantile_is_the_nearest_rank(gaps: list[int], q: float, quantile: int) 
 def test_how_many_tokens_go_through_in_a_time() -> None:
     rate = PrefillRate()
     assert rate.tokens_within(0.1) == 64, "nothing is known"
-    rate.computed(500, 1.0)
+    rate.record(500, 1.0)
     assert rate.tokens_within(0.1) == 48
-    rate.computed(1500, 1.0)
+    rate.record(1500, 1.0)
     assert rate.tokens_within(0.1) == 96
     assert rate.tokens_within(1.0) == 1000
-    rate.computed(1, 10.0)
-    rate.computed(1, 0.0)
-    assert rate.tokens_within(1e-9) == PrefillRate.LEAST == 8
+    rate.record(1, 10.0)
+    rate.record(1, 0.0)
+    assert rate.tokens_within(1e-9) == PrefillRate.MIN_TOKENS == 8

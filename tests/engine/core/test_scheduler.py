@@ -45,7 +45,7 @@ def test_where_half_is_too_little_for_a_piece_they_take_turns() -> None:
 
 def test_a_batch_is_as_large_as_is_worthwhile_where_that_is_no_long_pause() -> None:
     rate = PrefillRate()
-    rate.computed(500, 1.0)
+    rate.record(500, 1.0)
     assert mixed_tokens(rate, 5000) == 48
     assert mixed_tokens(rate, 5000, PIECE) == PIECE
     assert mixed_tokens(rate, 5000, 200) == 48, "that would be a pause of 0.4 seconds"

@@ -66,7 +66,7 @@ def assert_consistent(talk: Conversation) -> None:
     """What is said to be cached is what the model saw, and every cell is counted."""
     slots = talk.engine._slots
     assert {slot: talk.context.cached(slot) for slot in slots.cached} == slots.cached
-    assert slots.room.used == talk.context.n_used
+    assert slots.budget.used == talk.context.n_used
 
 
 def ending(tokens: Sequence[int]) -> Sequence[float]:

@@ -51,7 +51,7 @@ def test_two_depths_are_measured_and_the_conversation_stays(n_seq_max: int) -> N
     assert [time[:2] for time in times] == [time[:2] for time in expected(400) + expected(0)]
     assert [time.seconds for time in times] == pytest.approx([time.seconds for time in expected(400) + expected(0)])
     assert talk.context.cached() == cached == talk.engine._slots.cached[0]
-    assert talk.engine._slots.room.used == talk.context.n_used
+    assert talk.engine._slots.budget.used == talk.context.n_used
 
 
 @pytest.mark.parametrize("n_tokens", [10, 990])
@@ -77,7 +77,7 @@ def test_whatever_interrupts_leaves_everything_as_it_was(step: int, fault: type[
         talk.context.faults[step] = fault()
     assert talk.engine.measure_steps(interrupted).times == ()
     assert talk.context.cached() == cached == talk.engine._slots.cached[0]
-    assert talk.engine._slots.room.used == talk.context.n_used
+    assert talk.engine._slots.budget.used == talk.context.n_used
 
 
 def test_an_error_is_told_and_leaves_everything_as_it_was() -> None:
@@ -94,7 +94,7 @@ def test_a_state_that_does_not_come_back_is_not_said_to_be_cached() -> None:
     talk.context.state = lambda sequence_id: bytearray(b"bad")  # type: ignore[method-assign]
     assert {time.depth for time in talk.engine.measure_steps(never).times} == {0, 400}
     assert talk.context.cached() == talk.engine._slots.cached[0] == []
-    assert talk.engine._slots.room.used == 0
+    assert talk.engine._slots.budget.used == 0
 
 
 def test_nothing_is_measured_where_somebody_is_answered_or_nothing_can_be_cut() -> None:

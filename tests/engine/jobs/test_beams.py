@@ -80,7 +80,7 @@ def searched(
 ) -> BeamsFound:
     kept = steps if steps is not None else []
     branches = Branches(prompt, model.vocabulary, sampling, limits or Limits(longest), root or BeamState(0))
-    search = BeamSearch(settings, len(prompt), longest, n_ends=len(branches.ends_known), whole=whole)
+    search = BeamSearch(settings, len(prompt), longest, n_ends=len(branches.end_tokens), whole=whole)
     wanted = load(n_ctx=cells, n_ctx_start=start, n_seq_max=settings.beams, n_cells=cells, n_batch=32)
     with closing(LlamaContext(model, wanted)) as context:
         return BeamDecoder(context, search, branches, told or kept.append).run(prompt)
@@ -172,7 +172,7 @@ def test_models_whose_memory_cannot_fork_are_refused(trait: str) -> None:
     traits = dict.fromkeys(("is_recurrent", "rope_depends_on_window", "translates"), False) | {trait: True}
     loaded: Any = SimpleNamespace(weights=SimpleNamespace(**traits))
     command = SearchBeams(AnswerRequest(prompt="hello"), BeamSettings(2))
-    with pytest.raises(UsageError, match="can't search with beams"):
+    with pytest.raises(UsageError, match="does not support --beams"):
         run(command, lambda step: None, _native.CancelFlag(), loaded)
 
 

@@ -195,9 +195,9 @@ class FakeModel:
 @pytest.mark.parametrize(
     ("reference", "why"),
     [
-        (FakeModel(n_vocab=300), "knows 260 tokens and the reference 300"),
-        (FakeModel(shift=1), "cut the text differently"),
-        (FakeModel(other=ord("s")), "token 115 is another text"),
+        (FakeModel(n_vocab=300), "has 260 tokens and the reference 300"),
+        (FakeModel(shift=1), "split the text differently"),
+        (FakeModel(other=ord("s")), "token 115 has another text"),
     ],
 )
 def test_models_of_different_vocabularies_are_not_compared(reference: Any, why: str) -> None:

@@ -212,13 +212,13 @@ def test_few_positions_are_no_reason_to_fail() -> None:
         assert evaluate_scores.perplexity(some_scores(1, count)).value > 1
 
 
-def test_stretches() -> None:
-    assert evaluate_scores.edges(512) == [(0, 512)]
-    assert evaluate_scores.edges(300) == [(0, 300)]
-    assert evaluate_scores.edges(3000) == [(0, 512), (512, 1024), (1024, 2048), (2048, 3000)]
+def test_position_ranges() -> None:
+    assert evaluate_scores.range_bounds(512) == [(0, 512)]
+    assert evaluate_scores.range_bounds(300) == [(0, 300)]
+    assert evaluate_scores.range_bounds(3000) == [(0, 512), (512, 1024), (1024, 2048), (2048, 3000)]
     scores = some_scores(2, 1500)
     scores["position"] -= 1500
-    near, middle, far = evaluate_scores.stretches(scores, 1501, compared=True)
+    near, middle, far = evaluate_scores.position_ranges(scores, 1501, compared=True)
     assert (near.start, near.end, near.positions) == (0, 512, 1024)
     assert (far.start, far.end, far.positions) == (1024, 1501, 2 * 476)
     part = scores[scores["position"] >= 1024]
@@ -229,7 +229,7 @@ def test_stretches() -> None:
         middle.reference_perplexity
         == evaluate_scores.divergence(scores[scores["position"] // 512 == 1]).reference_perplexity
     )
-    assert all(stretch.divergence is None for stretch in evaluate_scores.stretches(scores, 1501, compared=False))
+    assert all(stretch.divergence is None for stretch in evaluate_scores.position_ranges(scores, 1501, compared=False))
 
 
 def test_an_interval_has_its_figure_inside() -> None:

@@ -71,7 +71,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a matrix, a few rows are in memory at a time, as of that of a real model."""
-    monkeypatch.setattr("llmrun.engine.jobs.file_weights._MOST_ELEMENTS", 900)
+    monkeypatch.setattr("llmrun.engine.jobs.file_weights._MAX_ELEMENTS", 900)
 
 
 @pytest.fixture
@@ -225,7 +225,7 @@ def test_a_control_token_has_a_place_but_no_neighbours(answered: Callable[..., L
 def test_a_lens_that_does_not_give_the_models_own_logits_is_refused(
     answered: Callable[..., LoadedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llmrun.engine.jobs.logit_lens._MOST_DIFFERENCE", -1.0)
+    monkeypatch.setattr("llmrun.engine.jobs.logit_lens._MAX_DIFFERENCE", -1.0)
     found = looked_at(answered())
     assert (found.lens, found.lens_refused) == ((), "differs")
 
@@ -264,13 +264,13 @@ def test_an_answer_that_nobody_remembers(answered: Callable[..., LoadedModel]) -
         run(ExplainRun(7), lambda update: None, _native.CancelFlag(), answered())
 
 
-def test_an_answer_about_a_picture_is_refused(
+def test_an_answer_about_an_image_is_refused(
     answered: Callable[..., LoadedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = answered()
     sequence = loaded.engine.finished(1)
-    monkeypatch.setattr(sequence, "extras", replace(sequence.extras, pictures=object()))  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="picture"):
+    monkeypatch.setattr(sequence, "extras", replace(sequence.extras, images=object()))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="about an image"):
         looked_at(loaded)
 
 

@@ -46,7 +46,7 @@ def test_a_mixture_with_windows_and_stretched_positions() -> None:
     )
     assert facts == {
         "parameters": "30,000,000,000, of which a token uses 3,000,000,000",
-        "heads": "16 to 32 by layer, 4 for keys and values of 128, kept in a compressed form",
+        "heads": "16 to 32 by layer, 4 for keys and values of 128, stored in compressed form",
         "experts": "128, of which a token uses 8",
         "context": "131,072 tokens",
         "positions": "RoPE, base 1,000,000, 64 elements of a head; yarn ×4 from 32,768 tokens",
@@ -86,7 +86,7 @@ def test_texts() -> None:
         quants={"Q8_0": 8_000_000_000},
     )
     assert facts == {
-        "repository": "a/b (its makers want their terms accepted first)",
+        "repository": "a/b (accept its terms on the hub first)",
         "tokenizer": "gpt2 (qwen2), 151,936 tokens",
         "special tokens": "bos <s> · eos </s>",
         "chat template": "chatml",
@@ -94,6 +94,6 @@ def test_texts() -> None:
         "other quants": "Q8_0 (8.0 GB)",
     }
     assert shown(quants=["Q4_0", "Q8_0"], chat_template=False) == {
-        "chat template": "none: `--template chatml` may do",
+        "chat template": "none: try `--template chatml`",
         "other quants": "Q4_0, Q8_0",
     }

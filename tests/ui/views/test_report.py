@@ -180,7 +180,7 @@ def test_the_ending_tells_the_format(tmp_path: Path, name: str, start: str) -> N
 
 
 def test_a_bad_target_is_told_before_anything_is_measured(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="can't be written") as caught:
+    with pytest.raises(UsageError, match="invalid report file") as caught:
         checked_target(tmp_path / "card.pdf")
     assert "card.md" in caught.value.hint
     with pytest.raises(UsageError, match="no folder"):

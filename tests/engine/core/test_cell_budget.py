@@ -6,7 +6,7 @@ import itertools
 import random
 from collections import Counter
 
-from llmrun.engine.core.room import CellBudget
+from llmrun.engine.core.cell_budget import CellBudget
 
 
 class Cells:
@@ -28,7 +28,7 @@ class Cells:
     def drop(self, slot: int, start: int, end: int) -> None:
         del self.slots[slot][start:end]
 
-    def held(self, slots: list[int]) -> int:
+    def count(self, slots: list[int]) -> int:
         return len(set(itertools.chain.from_iterable(self.slots[slot] for slot in slots)))
 
     def n_shared(self) -> int:
@@ -41,22 +41,22 @@ class Cells:
 
 
 def test_what_is_shared_counts_once() -> None:
-    room = CellBudget(100)
-    room.append(0, 60)
-    room.share(0, 1, 40)
-    assert room.used == 60
-    room.append(1, 10)
-    assert (room.used, room.admits(30), room.admits(31)) == (70, True, False)
-    room.cut(0, 0)
-    assert room.used == 50, "the shared cells stay for the other one"
-    room.cut(1, 0)
-    assert room.used == 0
+    budget = CellBudget(100)
+    budget.append(0, 60)
+    budget.share(0, 1, 40)
+    assert budget.used == 60
+    budget.append(1, 10)
+    assert (budget.used, budget.admits(30), budget.admits(31)) == (70, True, False)
+    budget.cut(0, 0)
+    assert budget.used == 50, "the shared cells stay for the other one"
+    budget.cut(1, 0)
+    assert budget.used == 0
 
 
 def test_random_histories_against_the_twin() -> None:
     rng = random.Random(6)
     for _ in range(100):
-        room, twin = CellBudget(10_000), Cells()
+        budget, twin = CellBudget(10_000), Cells()
         for _ in range(60):
             slot, other = rng.sample(range(5), 2)
             length = len(twin.slots[slot])
@@ -68,18 +68,18 @@ def test_random_histories_against_the_twin() -> None:
                 arguments = (slot, rng.randint(0, length + 2))
             elif action == "share":
                 arguments = (slot, other, start)
-            elif room.is_shared(slot, start):
+            elif budget.is_shared(slot, start):
                 continue
             else:
                 arguments = (slot, start, end)
-            getattr(room, action)(*arguments)
+            getattr(budget, action)(*arguments)
             getattr(twin, action)(*arguments)
-            assert room.used == twin.held(list(range(5)))
-            assert room.shared == twin.n_shared()
+            assert budget.used == twin.count(list(range(5)))
+            assert budget.shared == twin.n_shared()
             for count in range(6):
                 some = rng.sample(range(5), count)
-                assert room.held(some) == twin.held(some)
+                assert budget.count(some) == twin.count(some)
             for each in range(5):
-                assert room.length(each) == len(twin.slots[each])
-                first = rng.randint(0, room.length(each))
-                assert room.is_shared(each, first) == twin.is_shared(each, first)
+                assert budget.length(each) == len(twin.slots[each])
+                first = rng.randint(0, budget.length(each))
+                assert budget.is_shared(each, first) == twin.is_shared(each, first)

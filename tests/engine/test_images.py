@@ -276,7 +276,7 @@ def _refusal(model: LoadedModel) -> LlmrunError:
 def test_a_model_without_a_projector_says_so(opened: Open) -> None:
     refused = _refusal(opened(projector=""))
     assert isinstance(refused, UsageError)
-    assert "can't look at pictures" in refused.what
+    assert "can't read images" in refused.what
 
 
 def test_a_projector_of_another_model_is_refused_by_name(opened: Open, tmp_path: Path) -> None:
