@@ -5,15 +5,15 @@ Pure; must not know JSON shapes, HTTP or engine processes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from llmrun.errors import LlmrunError
 from llmrun.protocol.messages import (
-    AnswerPart,
     AnswerRequest,
     Event,
     Finished,
+    PartKind,
     Started,
     Stats,
     TextDelta,
@@ -105,26 +105,25 @@ class AnswerReader:
         """Return the parts of an event; none if it is not of the answer itself."""
         if isinstance(event, TextDelta):
             self._logprobs += event.logprobs
-            return list(self._parts(event.answer_parts))
+            return [part for kind, text in event.answer_parts if (part := self._part(kind, text)) is not None]
         if isinstance(event, Started):
             self.is_started = True
             return [ResponseStarted(self._choice, event.prompt_tokens, event.reused_tokens)]
         return [self._finished(event)] if isinstance(event, Finished) else []
 
-    def _parts(self, parts: tuple[AnswerPart, ...]) -> Iterator[Part]:
-        for kind, text in parts:
-            if kind == "text":
-                logprobs, self._logprobs = self._logprobs, ()
-                yield AnswerText(self._choice, text, logprobs)
-            elif kind == "reasoning":
-                yield ReasoningText(self._choice, text)
-            elif kind == "call":
-                self._n_calls += 1
-                yield CallStarted(self._choice, self._n_calls - 1, self._new_id(), text)
-            elif kind == "arguments":
-                yield CallArguments(self._choice, self._n_calls - 1, text)
-            elif kind == "call_end":
-                self._n_complete_calls += 1
+    def _part(self, kind: PartKind, text: str) -> Part | None:
+        if kind == "text":
+            logprobs, self._logprobs = self._logprobs, ()
+            return AnswerText(self._choice, text, logprobs)
+        if kind == "reasoning":
+            return ReasoningText(self._choice, text)
+        if kind == "call":
+            self._n_calls += 1
+            return CallStarted(self._choice, self._n_calls - 1, self._new_id(), text)
+        if kind == "arguments":
+            return CallArguments(self._choice, self._n_calls - 1, text)
+        self._n_complete_calls += kind == "call_end"
+        return None
 
     def _finished(self, event: Finished) -> ResponseFinished:
         if event.reason != "stop":

@@ -15,12 +15,14 @@ from enum import Enum, auto
 from typing import Any, NamedTuple
 
 from llmrun.errors import ContextOverflowError, LlmrunError
+from llmrun.protocol.messages import TextDelta
 from llmrun.server import sse
 from llmrun.server.answer_parts import CompletionRequest, Envelope, ResponseFinished, ResponseStarted, Writer
 from llmrun.server.answers import AnswerEvent, ResponseStreams
 from llmrun.server.guard import Headers, Receive, Scope, Send
 from llmrun.server.http_errors import AnswerTimeoutError, BusyError, DrainingError
 from llmrun.server.http_messages import ErrorBody, parse_json, read_body, send_error, send_json
+from llmrun.server.listener import CHUNK_WRITER, ChunkWriter
 from llmrun.server.metrics import ServerMetrics
 from llmrun.server.pool import Pool, PooledModel
 
@@ -129,8 +131,10 @@ class HttpExchange:
         self._pool, self._traffic, self._metrics, self._sampling = state
         self._log: dict[str, Any] = scope["state"]
         self._receive, self._send = receive, send
-        self._inbox: asyncio.Queue[AnswerEvent | _Signal] = asyncio.Queue()
-        self.put = self._inbox.put_nowait
+        self._direct: ChunkWriter | None = scope.get("extensions", {}).get(CHUNK_WRITER)
+        self._inbox: asyncio.Queue[AnswerEvent | _Signal | Exception] = asyncio.Queue()
+        self._is_waiting = False  # for the next event, and everything before it was sent
+        self._answers: ResponseStreams | None = None
         self._writer: Writer | None = None
         self._is_stream = False
         self._has_sent_headers = False
@@ -169,7 +173,7 @@ class HttpExchange:
                 await self._pool.ready(pooled)
             await send_json(self._send, 200, writer.whole())
             return
-        answers = ResponseStreams(self._pool, pooled, completion, self.put, self._metrics)
+        self._answers = answers = ResponseStreams(self._pool, pooled, completion, self.put, self._metrics)
         watchers = [asyncio.ensure_future(self._watch_client()), asyncio.ensure_future(self._watch_clock())]
         try:
             answers.start()
@@ -189,6 +193,8 @@ class HttpExchange:
         chunk = bytearray()
         try:
             for event in await self._next_events():
+                if isinstance(event, Exception):
+                    raise event
                 if isinstance(event, _Signal):
                     self._raise_on(event)
                     chunk += await self._keep_alive(writer)
@@ -203,9 +209,40 @@ class HttpExchange:
             if self._is_stream and chunk:
                 await self._send_chunk(bytes(chunk))
 
-    async def _next_events(self) -> list[AnswerEvent | _Signal]:
+    def put(self, event: AnswerEvent | _Signal) -> None:
+        """Take an event, in the event loop. Text of a running answer is handled at once, without waking the task."""
+        if self._is_waiting and isinstance(event, tuple) and isinstance(event[1], TextDelta) and self._is_ready():
+            try:
+                self._take_text(event)
+            except Exception as error:  # raised in the task: other requests go on
+                self._is_waiting = False
+                self._inbox.put_nowait(error)
+        else:
+            self._is_waiting = False
+            self._inbox.put_nowait(event)
+
+    def _is_ready(self) -> bool:
+        """Return whether text can be handled without the task: no data waits for a slow client."""
+        if not self._is_stream:
+            return True
+        return self._has_sent_headers and self._direct is not None and self._direct.is_ready
+
+    def _take_text(self, event: AnswerEvent) -> None:
+        assert self._answers is not None
+        assert self._writer is not None
+        chunk = b"".join(map(self._writer.feed, self._answers.take(event)))
+        if self._is_stream and chunk:
+            assert self._direct is not None
+            self._direct.write(chunk)
+            self._sent_at = time.monotonic()
+
+    async def _next_events(self) -> list[AnswerEvent | _Signal | Exception]:
         """Wait for one event; return all that have arrived by then."""
-        events = [await self._inbox.get()]
+        self._is_waiting = self._inbox.empty()
+        try:
+            events = [await self._inbox.get()]
+        finally:
+            self._is_waiting = False
         while not self._inbox.empty():
             events.append(self._inbox.get_nowait())
         return events

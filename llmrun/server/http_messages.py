@@ -1,4 +1,4 @@
-"""JSON in HTTP messages: read the body of a request, send a response or an error.
+"""Bodies of HTTP messages: read the JSON of a request, send a response, or an error.
 
 Owns the limits of a body; must not know fields or routes.
 """
