@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from llmrun.batch.rows import PendingRow, Row, protocol_of
 from llmrun.errors import LlmrunError
 from llmrun.server.answer_parts import AccumulatedAnswer, Envelope, Part, ResponseFinished, ResponseStarted
-from llmrun.server.protocols.openai import error_body, reason_of
+from llmrun.server.protocols.openai import error_body, finish_reason
 
 
 class FinishedRow(NamedTuple):
@@ -76,7 +76,7 @@ def result_of(row: Row, parts: Sequence[Part], error: LlmrunError | None, key: s
         **own,
         "answer": collected.text,
         **thoughts,
-        "finish_reason": reason_of(collected),
+        "finish_reason": finish_reason(collected),
         "prompt_tokens": stats.prompt_tokens,
         "completion_tokens": stats.completion_tokens,
         "error": None,

@@ -72,7 +72,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 async def send_json(send: Send, status: int, body: Any, extra: Headers | None = None) -> None:
     """Send a whole JSON response."""
-    data = sse.to_json(body).encode()
+    data = sse.to_json(body)
     headers: Headers = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": [*headers, *(extra or ())]})
     await send({"type": "http.response.body", "body": data})
