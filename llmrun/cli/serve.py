@@ -294,7 +294,7 @@ async def _watch(serving: Serving, view: ServeView, entry: ServerFile | None, se
             entry.write(now)
             written = now
         if view.is_live:
-            conditions = (await serving.conditions()).values()
+            conditions = (await serving.statuses()).values()
             used, cells = sum(each.cells_used for each in conditions), sum(each.cells for each in conditions)
             view.show(ServeFigures(*serving.metrics.figures, used, cells))
         await asyncio.sleep(_WATCH_SECONDS)
