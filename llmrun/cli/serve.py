@@ -114,7 +114,7 @@ def serve(
     )
     allow_many_connections()
     listening = bind(host, port)
-    from llmrun.server.serving import ServeOptions
+    from llmrun.server.serving import ServeOptions, run_in_event_loop
 
     output = Output(json=log_json)
     policy = _policy(host, listening, key_file, allow_origin or [], allow_host or [])
@@ -134,7 +134,7 @@ def serve(
         adapters=loading.adapters,
         sampling=marking,
     )
-    asyncio.run(_run(output, options, listening, log_json=log_json))
+    run_in_event_loop(_run(output, options, listening, log_json=log_json))
 
 
 def _give_way() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ from llmrun.server import exchange
 from llmrun.server.guard import Policy
 from llmrun.server.listener import ChunkWriter
 from llmrun.server.protocols.ollama_models import VERSION
+from llmrun.server.serving import run_in_event_loop
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
 STREAM = {**HI, "stream": True}
@@ -331,6 +335,23 @@ def test_text_of_a_running_stream_is_written_without_waking_its_task(
     answer = parse(received)
     texts = [event["choices"][0]["delta"].get("content", "") for event in answer.events]
     assert ("".join(texts), answer.body.endswith(b"data: [DONE]\n\n")) == ("Hello", True)
+
+
+def test_uvloop_runs_the_server_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    loops: list[str] = []
+
+    async def main() -> None:
+        loops.append(type(asyncio.get_running_loop()).__module__.partition(".")[0])
+
+    def run(coroutine: Coroutine[Any, Any, None]) -> None:
+        loops.append("uvloop")
+        coroutine.close()
+
+    monkeypatch.setitem(sys.modules, "uvloop", SimpleNamespace(run=run))
+    run_in_event_loop(main())
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+    run_in_event_loop(main())
+    assert loops == ["uvloop", "asyncio"]
 
 
 def test_a_response_without_chunks_is_sent_by_its_task(serve: Serve) -> None:
