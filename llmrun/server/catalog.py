@@ -11,7 +11,7 @@ from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
 from llmrun.models.hashing import promised_sha256
 from llmrun.models.store.installed import Installed
-from llmrun.models.store.store import everything
+from llmrun.models.store.store import all_models
 from llmrun.server.http_errors import model_not_found
 from llmrun.server.protocols.ollama_models import ModelDescription
 
@@ -25,12 +25,12 @@ class ModelCatalog:
 
     def created(self) -> dict[str, int]:
         """Return names and Unix times of files."""
-        return {each.name: int(each.modified) for each in everything(self._settings)}
+        return {each.name: int(each.modified) for each in all_models(self._settings)}
 
     def described(self) -> list[ModelDescription]:
         """Return the models whose headers are readable."""
         found: list[ModelDescription] = []
-        for each in everything(self._settings):
+        for each in all_models(self._settings):
             try:
                 found.append(_describe(each, self._header(each)))
             except (LlmrunError, OSError):
@@ -45,7 +45,7 @@ class ModelCatalog:
             BadModelError: its file is damaged.
         """
         name = name.removesuffix(":latest")
-        for each in everything(self._settings):
+        for each in all_models(self._settings):
             if each.name == name:
                 header = self._header(each)
                 return _describe(each, header), header
