@@ -116,7 +116,7 @@ def serve(
     )
     allow_many_connections()
     listening = bind(host, port)
-    from llmrun.server.serving import ServeOptions
+    from llmrun.server.serving import ServeOptions, run_in_event_loop
 
     output = Output(json=log_json)
     policy = _policy(host, listening, key_file, allow_origin or [], allow_host or [])
@@ -136,7 +136,7 @@ def serve(
         adapters=loading.adapters,
         sampling=marking,
     )
-    asyncio.run(_run(output, options, listening, parent, log_json=log_json))
+    run_in_event_loop(_run(output, options, listening, parent, log_json=log_json))
 
 
 def _give_way() -> None:
@@ -302,7 +302,7 @@ async def _watch(
             entry.write(now)
             written = now
         if view.is_live:
-            conditions = (await serving.conditions()).values()
+            conditions = (await serving.statuses()).values()
             used, cells = sum(each.cells_used for each in conditions), sum(each.cells for each in conditions)
             view.show(ServeFigures(*serving.metrics.figures, used, cells))
         await asyncio.sleep(_WATCH_SECONDS)

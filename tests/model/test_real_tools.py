@@ -17,8 +17,7 @@ from llmrun.protocol.messages import AnswerRequest, Finished, Generate, Message,
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.toolcalls import SYNTAXES
 from llmrun.runner.client import EngineClient
-from llmrun.server.answer_parts import CallArguments, CallStarted, Part
-from llmrun.server.toolcalls import AnswerReader
+from llmrun.server.answer_parts import AnswerReader, CallArguments, CallStarted, Part
 
 PLACE: dict[str, Any] = {
     "type": "object",
