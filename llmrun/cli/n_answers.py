@@ -15,8 +15,9 @@ from llmrun.protocol.codec import as_dict
 from llmrun.protocol.logprobs import logprob_entries
 from llmrun.protocol.messages import AnswerRequest, Event, Finished
 from llmrun.reply import Reply
+from llmrun.ui.answer.columns import SeedIndex
 from llmrun.ui.answer.meter import summary_of_all
-from llmrun.ui.answer.n_answers import SeedIndex, n_answers_view
+from llmrun.ui.answer.n_answers import n_answers_view
 from llmrun.ui.terminal.output import Output
 
 

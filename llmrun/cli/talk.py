@@ -18,7 +18,6 @@ from llmrun.chat.store.store import Sessions
 from llmrun.chat.store.turns import Question
 from llmrun.cli.answering import DisplayOptions, cancelling, on_ctrl_c, show, show_again, show_attached
 from llmrun.cli.options import LoadingOptions
-from llmrun.cli.slash.commands import find
 from llmrun.cli.tools import Tools
 from llmrun.errors import CancelledError, LlmrunError, TerminatedError, UsageError
 from llmrun.model.chat_model import ChatModel
@@ -62,6 +61,7 @@ class Chat:
         shown_as: DisplayOptions,
         attached: Attachments,
         tools: Tools,
+        find_command: Callable[[str], Callable[[Chat, str], None] | None],
     ) -> None:
         self.store = store
         self.conversation = conversation
@@ -71,6 +71,7 @@ class Chat:
         self.shown_as = shown_as
         self.attached = attached
         self.tools = tools
+        self._find_command = find_command
         self.models = ExitStack()
         self.leaves = False
 
@@ -131,7 +132,7 @@ class Chat:
     def obey(self, message: str) -> None:
         """Do what a command says, or say why that is impossible."""
         word = message.split()[0]
-        command = find(word)
+        command = self._find_command(word)
         if command is None:
             self.output.note(f"There is no command {word}; /? lists them. As a message: /{short(message)}")
             return
@@ -197,7 +198,7 @@ class Chat:
     def _show_round(self, events: Events) -> Finished:
         """Show an answer of the model's, which may end in calls."""
         # Whatever is raised here, what came of the answer is saved before the store is closed.
-        with closing(events), keyboard(self.output, echoes=False), cancelling(self.conversation.model):
+        with closing(events), keyboard(self.output.stdin, echoes=False), cancelling(self.conversation.model):
             finished = show(self.output, events, self.conversation.model, self.shown_as)
             for _ in events:
                 pass  # the turn is saved behind its last event

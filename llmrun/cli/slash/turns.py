@@ -48,7 +48,7 @@ def _show_and_choose(chat: Chat, seeds: list[int], events: Generator[Event, None
     from llmrun.cli.n_answers import stream
 
     conversation, output = chat.conversation, chat.output
-    with closing(events), keyboard(output, echoes=False), cancelling(conversation.model):
+    with closing(events), keyboard(output.stdin, echoes=False), cancelling(conversation.model):
         finished = stream(output, conversation.model, events, seeds, chat.shown_as)
     numbers = {str(place + 1): "" for place in range(conversation.n_versions)}
     if len(numbers) > 1:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from llmrun.protocol.messages import Event, Failed, Finished, Started, TextDelta
 from llmrun.ui.answer.meter import Meter, fit
@@ -17,9 +17,6 @@ from llmrun.ui.answer.page import Page, in_ascii
 from llmrun.ui.answer.view import STATUS_SECONDS, TEXT_SECONDS, LiveView, terminal_size
 from llmrun.ui.terminal.ansi import DIM, paint
 from llmrun.ui.terminal.cells import TAB, char_width, cut, width
-
-if TYPE_CHECKING:
-    from llmrun.ui.answer.n_answers import SeedIndex
 
 _LEAST_CELLS = 24
 _GAP = " │ "
@@ -93,6 +90,25 @@ class CellRows:
     def n_rows(self) -> int:
         """How many there are, with one that grows."""
         return len(self.done) + bool(self._used)
+
+
+class SeedIndex:
+    """Which of several answers an event belongs to: their seeds differ, and Started tells it.
+
+    Args:
+        seeds: of the answers, in their order.
+    """
+
+    def __init__(self, seeds: Sequence[int]) -> None:
+        self._free = dict(zip(seeds, range(len(seeds)), strict=True))
+        self._of: dict[int, int] = {}
+
+    def of(self, event: Event) -> int:
+        """The place of the answer; one that ends before it began takes any that is free."""
+        if event.request not in self._of:
+            seed = event.seed if isinstance(event, Started) else next(iter(self._free))
+            self._of[event.request] = self._free.pop(seed)
+        return self._of[event.request]
 
 
 class _Column:

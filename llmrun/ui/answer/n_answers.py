@@ -10,31 +10,12 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 
-from llmrun.protocol.messages import Event, Finished, Started
-from llmrun.ui.answer.columns import ColumnsView, fit_beside
+from llmrun.protocol.messages import Event, Finished
+from llmrun.ui.answer.columns import ColumnsView, SeedIndex, fit_beside
 from llmrun.ui.answer.page import Page, Think
 from llmrun.ui.answer.view import View, answer_view, can_show
 from llmrun.ui.terminal.ansi import DIM, paint
 from llmrun.ui.terminal.output import Output
-
-
-class SeedIndex:
-    """Which of several answers an event belongs to: their seeds differ, and Started tells it.
-
-    Args:
-        seeds: of the answers, in their order.
-    """
-
-    def __init__(self, seeds: Sequence[int]) -> None:
-        self._free = dict(zip(seeds, range(len(seeds)), strict=True))
-        self._of: dict[int, int] = {}
-
-    def of(self, event: Event) -> int:
-        """The place of the answer; one that ends before it began takes any that is free."""
-        if event.request not in self._of:
-            seed = event.seed if isinstance(event, Started) else next(iter(self._free))
-            self._of[event.request] = self._free.pop(seed)
-        return self._of[event.request]
 
 
 def n_answers_view(

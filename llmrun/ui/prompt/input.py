@@ -78,7 +78,7 @@ class ChatInput:
         self._prompt: Prompt | None = None
         self._prefilled = ""
         self._moves = output.cursor_moves or (output.stderr_cursor_moves and not output.stdout_is_terminal)
-        self._before = terminal_mode(output) if output.stdin_is_terminal else None
+        self._before = terminal_mode(output.stdin) if output.stdin_is_terminal else None
         if isinstance(output.stdin, io.TextIOWrapper):
             output.stdin.reconfigure(encoding="utf-8", errors="replace")  # possible before the first read only
 
@@ -109,7 +109,7 @@ class ChatInput:
             self._prompt.close()
             self._prompt = None
         if self._before is not None:
-            restore_terminal_mode(self._output, self._before)
+            restore_terminal_mode(self._output.stdin, self._before)
 
     def __enter__(self) -> ChatInput:
         return self

@@ -175,7 +175,7 @@ class Output:
         from llmrun.ui.terminal.keyboard import keyboard
 
         answer = ""
-        with keyboard(self, echoes=True):
+        with keyboard(self.stdin, echoes=True):
             self.stderr.write(self._wrapped(clean(question)) + " ")
             self.stderr.flush()
             try:
