@@ -161,14 +161,18 @@ def talk_with(
             expected=A_CHAT,
         ) as loaded:
             tools = Tools(output, box, tooling.allowed)
-            manner = ChatSettings(
+            chat_settings = ChatSettings(
                 flags=flags,
-                asked=replace(wanted.asked, remember=REMEMBERED if typed.interactive else 0, tools=tools.offered),
+                request=replace(wanted.asked, remember=REMEMBERED if typed.interactive else 0, tools=tools.offered),
                 overflow=(saving.overflow or (Overflow.ask if output.can_ask else Overflow.stop)).value,
                 keep=saving.keep,
             )
             conversation = Conversation(
-                loaded, saved, manner, on_note=output.note, on_overflow=lambda misfit: _ask_policy(output, misfit)
+                loaded,
+                saved,
+                chat_settings,
+                on_note=output.note,
+                on_overflow=lambda misfit: _ask_policy(output, misfit),
             )
             markdown = not (wanted.plain or wanted.asked.grammar)
             shown_as = DisplayOptions(stats, markdown, think=wanted.thoughts, end_line=True)

@@ -409,7 +409,7 @@ class AnswerOptions:
     @property
     def sees(self) -> bool:
         """Whether there are pictures to look at."""
-        return self.attached is not None and bool(self.attached.pictures)
+        return self.attached is not None and bool(self.attached.images)
 
 
 def wanted(
@@ -456,7 +456,7 @@ def _attached(files: Sequence[str], images: Sequence[str]) -> Attachments | None
         return None
     from llmrun.chat.attachments import attach, attach_image_files
 
-    return replace(attach(files), pictures=attach_image_files(images))
+    return replace(attach(files), images=attach_image_files(images))
 
 
 def read_constraint(grammar: str | None, json_schema: str | None) -> Grammar | None:

@@ -189,7 +189,7 @@ def _with_files(output: Output, text: str, wanted: AnswerOptions) -> str:
     """The prompt behind the files that go along."""
     if wanted.attached is None:
         return text
-    show_attached(output, replace(wanted.attached, pictures=()))  # the engine says more of them
+    show_attached(output, replace(wanted.attached, images=()))  # the engine says more of them
     return wanted.attached.before(text)
 
 

@@ -1,7 +1,7 @@
-"""The process that has the functions of a Python file: `functions.py FILE FOLDER`.
+"""The process that runs the functions of a Python file: `functions.py FILE FOLDER`.
 
-Owns which functions are tools, their JSON schemas, and how they are called; must not know the chat. A call can't be
-interrupted: to cancel it is to end the process.
+Owns the selection of functions, their JSON schemas, and calls; must not know the chat. A call can't be interrupted:
+to cancel it, the process is ended.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Adapters = Mapping[str, TypeAdapter[Any]]
 
 
 class _Untitled(GenerateJsonSchema):
-    """Without the titles, which only repeat the names."""
+    """JSON schemas without titles, which only repeat the names."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def _read(descriptor: int, requests: queue.SimpleQueue[dict[str, Any]]) -> None:
-    """Hand requests on. A cancel, or the end of the chat, ends this process and all that the functions started."""
+    """Queue requests. A cancel, or the end of the chat, ends this process and all that the functions started."""
     with os.fdopen(descriptor) as lines:
         for line in lines:
             request = load_json(line)
@@ -80,7 +80,7 @@ def _loaded(file: str) -> ModuleType:
 
 
 def public_functions(module: ModuleType) -> dict[str, Callable[..., Any]]:
-    """The functions that a module defines itself and that no underscore hides."""
+    """Return the public functions defined in a module itself."""
     return {
         name: value
         for name, value in vars(module).items()
@@ -89,12 +89,12 @@ def public_functions(module: ModuleType) -> dict[str, Callable[..., Any]]:
 
 
 def adapter(function: Any) -> TypeAdapter[Any]:
-    """What knows a function's arguments. To validate them is to call it."""
+    """Return the adapter of a function's arguments. Validating arguments with it calls the function."""
     return TypeAdapter(function)
 
 
 def described(name: str, function: Callable[..., Any]) -> dict[str, Any]:
-    """What a model is told of a function: its type hints and its docstring, in any of the usual styles.
+    """Return a function as a model sees it: type hints as a schema, and the docstring, in any of the usual styles.
 
     Raises:
         TypeError: its arguments can't be an object.
@@ -113,7 +113,7 @@ def described(name: str, function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def answered(adapters: Adapters, asked: Mapping[str, Any]) -> dict[str, str]:
-    """What a call came to."""
+    """Call a function; return its result or its error."""
     try:
         value = adapters[asked["call"]].validate_python(asked["arguments"])
         if inspect.iscoroutine(value):

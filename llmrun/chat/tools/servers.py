@@ -1,7 +1,7 @@
-"""The process that has the tools of an MCP server: `servers.py FOLDER COMMAND ARGUMENT...`.
+"""The process that runs an MCP server: `servers.py FOLDER COMMAND ARGUMENT...`.
 
-Owns the session with the server, which it starts and ends; must not know the chat. A call that is cancelled leaves the
-server alive.
+Owns the session with the server, which it starts and ends; must not know the chat. A cancelled call leaves the server
+alive.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ async def _tools(client: Client) -> list[dict[str, Any]]:
 
 
 async def _answer(client: Client, asked: dict[str, Any]) -> dict[str, str]:
-    """What a call came to.
+    """Call a tool; return its result or its error.
 
     Raises:
         MCPError: the server is gone.
@@ -86,7 +86,7 @@ async def _answer(client: Client, asked: dict[str, Any]) -> dict[str, str]:
 
 
 def _text(result: CallToolResult) -> str:
-    """What a model can read of a result."""
+    """Return the part of a result that a model can read."""
     if not result.content and result.structured_content is not None:
         return json.dumps(result.structured_content, ensure_ascii=False)
     return "\n".join(
