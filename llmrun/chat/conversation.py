@@ -64,11 +64,8 @@ class ChatSettings:
     """The request settings of a chat, which may change between turns."""
 
     flags: Mapping[str, Any] = field(default_factory=dict)  # sampling parameters of the command line
-    # sampling parameters set in the chat; they override the flags
-    session: dict[str, Any] = field(default_factory=dict)
-    request: AnswerRequest = field(
-        default_factory=AnswerRequest
-    )  # every answer's request, without messages and sampling
+    session: dict[str, Any] = field(default_factory=dict)  # sampling parameters set in the chat, which override flags
+    request: AnswerRequest = field(default_factory=AnswerRequest)  # of each answer, without messages and sampling
     overflow: Overflow = "stop"  # policy for a conversation that is longer than the context window
     keep: int = 0  # number of first turns that are never dropped
 
@@ -129,7 +126,7 @@ class Conversation:
         except LlmrunError:
             if question.images and not self._was_read:
                 self.chat.undo()
-                self._note("The question and its images were taken back.")
+                self._note("The question and its images were removed.")
             raise
 
     def retry(self, answer: Answering | None = None) -> Generator[Event, None, None]:
@@ -164,16 +161,16 @@ class Conversation:
     def _n_answers(self, seeds: Sequence[int]) -> Generator[Event, None, None]:
         """Yield the events of several answers, and save each, however it ends."""
         self._turn = turn = self._new_turn(any_seed=True)
-        response: dict[int, ResponseAccumulator] = {}
+        responses: dict[int, ResponseAccumulator] = {}
         self._versions, self.last, self.calls = [], None, ()
         try:
             for event in self.model.answer(*with_seeds(self._request(turn), seeds)):
                 if isinstance(event, ImageAccepted):
-                    continue  # reported when the question was request
-                response.setdefault(event.request, ResponseAccumulator()).take(event)
+                    continue  # reported with the question
+                responses.setdefault(event.request, ResponseAccumulator()).take(event)
                 yield event
         finally:
-            for _, each in sorted(response.items()):
+            for _, each in sorted(responses.items()):
                 self._save_version(turn, each)
 
     def _save_version(self, turn: _OpenTurn, response: ResponseAccumulator) -> None:
@@ -191,7 +188,7 @@ class Conversation:
         return len(self._versions)
 
     def keep(self, place: int) -> None:
-        """Continue with one of the answers of retry_n(), count from 0."""
+        """Continue with one of the answers of retry_n(), counted from 0."""
         entry, finished = self._versions[place]
         self.chat.take_answer(entry)
         self.last = finished if place == self.n_versions - 1 else None  # the engine can explain only the last one
@@ -210,8 +207,7 @@ class Conversation:
         """Count the tokens in the context window.
 
         After an answer: the tokens of its statistics (Stats.context_used), with its reasoning. If the next prompt will
-        have
-        others, the tokens of the next prompt.
+        have others, the tokens of the next prompt.
         """
         count = self._count([*self._system(), *self._messages_of(self.chat.window())])
         answer = self.chat.last_answer
@@ -275,8 +271,8 @@ class Conversation:
         """Yield the events of one answer of the model; without calls it ends the turn."""
         request = self._request(turn)
         response, self.last, self.calls, self._was_read = ResponseAccumulator(), None, (), False
-        n_images = sum(len(each.pictures) for each in request.messages)
-        n_known = n_images - (0 if turn.rounds else len(turn.question.images))
+        n_known = sum(len(each.pictures) for each in request.messages)  # images of earlier questions
+        n_known -= 0 if turn.rounds else len(turn.question.images)
         try:
             for event in self._events(turn, request, answer or self.model.answer):
                 if isinstance(event, ImageAccepted):
@@ -352,7 +348,7 @@ class Conversation:
             self.chat.release()
             self.chat = self.chat.in_memory()
             step(self.chat)
-            return f"This chat is not saved from here on: {error}. /export FILE writes it somewhere else."
+            return f"This chat is no longer saved: {error}. /export FILE writes it elsewhere."
         return ""
 
     def _note(self, note: str) -> None:
@@ -387,9 +383,9 @@ class Conversation:
 
         The size of tools and images is unknown.
         """
-        unknown = any(message.role == "tool" or message.pictures for message in messages)
-        unknown = unknown or bool(self.settings.request.tools)
-        return not unknown and sum(len(m.content.encode()) + _MARKER_BYTES for m in messages) <= window.room
+        if self.settings.request.tools or any(message.role == "tool" or message.pictures for message in messages):
+            return False
+        return sum(len(m.content.encode()) + _MARKER_BYTES for m in messages) <= window.room
 
     def _choose(self, messages: Sequence[Message], window: Window) -> tuple[Drop, Policy]:
         """Return the turns to drop, and the policy."""
@@ -436,9 +432,8 @@ class Conversation:
 
     def _tokens_of(self, turn: WindowTurn) -> int:
         ends_with_question = turn.messages[-1].role == "user"  # as some templates require
-        count = self._count(
-            turn.messages if ends_with_question else [*turn.messages, Message("user", "")], with_tools=False
-        )
+        messages = turn.messages if ends_with_question else [*turn.messages, Message("user", "")]
+        count = self._count(messages, with_tools=False)
         return sum(message.tokens for message in _sizes(turn.messages, count))
 
     def _plain_answer(self, messages: Sequence[Message], sampling: SamplingParams) -> str:
@@ -451,10 +446,10 @@ class Conversation:
             stops_repeats=True,
             speculation=self.model.speculation(),
         )
-        received = ResponseAccumulator()
+        response = ResponseAccumulator()
         for event in self.model.answer(request):
-            received.take(event)
-        return received.text
+            response.take(event)
+        return response.text
 
     def _to_send(self, turn: _OpenTurn) -> list[Message]:
         question = self._with_images(Message("user", turn.question.content), turn.question.images)

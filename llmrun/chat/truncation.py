@@ -18,9 +18,9 @@ Policy = Literal["stop", "roll", "middle", "summarize"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 
 SUMMARY_QUESTION = "Please summarize our conversation so far."
-"""What a summary answers: together they are a turn like any other, which every chat template can render."""
+"""The question before a summary, so that every chat template can render both as a turn."""
 
-_QUOTED = 40  # characters of a question that a line quotes
+_QUOTED = 40  # characters of a quoted question
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ def _order(policy: Policy, keep: int, end: int) -> list[int]:
 def _full(total: int, window: Window) -> DoesNotFit:
     return DoesNotFit(
         why=f"the conversation has {total + window.overhead:,} tokens, {_room(window)}",
-        hint="/clear begins anew, /undo takes the last turn back, --overflow roll drops the oldest turns",
+        hint="/clear starts anew, /undo removes the last turn, --overflow roll drops the oldest turns",
         over=total - window.room,
     )
 

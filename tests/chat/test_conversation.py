@@ -495,7 +495,7 @@ def test_a_question_whose_picture_can_not_be_read_is_taken_back(talk: Talk, pict
     with pytest.raises(EngineCrashedError):
         list(talk.conversation.ask(Question("What is it?", images=(picture,))))
     assert talk.texts() == ["one", "answer 1"]
-    assert talk.notes == ["The question and its images were taken back."]
+    assert talk.notes == ["The question and its images were removed."]
 
 
 def test_an_exported_chat_names_its_images(talk: Talk, picture: ImageFile) -> None:

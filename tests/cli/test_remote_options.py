@@ -261,7 +261,7 @@ def test_a_server_is_asked_for_several_answers_at_once(server: FarServer, start:
     chat.wait(lambda: any(line.count("Seine") == 2 for line in chat.lines))  # before either has ended
     assert any("1. seed" in line and "2. seed" in line for line in chat.lines)
     chat.press("c")
-    chat.wait(lambda: any(line.startswith("Which one stays?") for line in chat.lines))
+    chat.wait(lambda: any(line.startswith("Which answer to keep?") for line in chat.lines))
 
 
 @on_a_terminal
@@ -290,7 +290,7 @@ def test_commands_work_or_say_why_not(server: FarServer, start: Start) -> None:
     assert any("server" in line for line in chat.ask("/set"))
     assert any("timed over the network" in line for line in chat.ask("/stats"))
     assert any("About" in line and "tokens." in line for line in chat.ask("/context"))
-    assert any("Going on with other" in line for line in chat.ask("/model other"))
+    assert any("Switched to other" in line for line in chat.ask("/model other"))
     assert "Hello there" in chat.ask("And now?")
     last = server.answered()[-1].body
     assert (last["model"], last["temperature"]) == ("other", 0.5)

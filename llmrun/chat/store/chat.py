@@ -50,7 +50,7 @@ class SavedChat:
         self.open_elsewhere = self.is_detached = False
         self._entries: list[TurnEntry] = []
         if session is not None:
-            # Before it is read: whoever had it has written all then.
+            # Locked before it is read: another process can't change it after that.
             self.open_elsewhere = not locks.claim(session)
             try:
                 self.reload()
@@ -218,7 +218,7 @@ class SavedChat:
             UsageError: there is no turn yet.
         """
         if self.id is None:
-            raise UsageError("nothing was said in this chat yet", hint="ask something first")
+            raise UsageError("this chat has no turns yet", hint="ask something first")
         return self._whole(self.id)
 
     def in_memory(self) -> SavedChat:
@@ -256,8 +256,8 @@ class SavedChat:
 
     def _save(self, place: int, part: Question | Answer) -> None:
         """Save a question or an answer after the first `place` entries, as the new end of the branch."""
-        kept = self._entries[:place]
-        parent = kept[-1].id if kept else None
+        before = self._entries[:place]
+        parent = before[-1].id if before else None
         now = self._clock()
         with self._writing():
             session, name = self._session(part.shown if isinstance(part, Question) else "", now)
@@ -266,14 +266,14 @@ class SavedChat:
             self._connection.execute("UPDATE sessions SET updated = ? WHERE id = ?", (now, session))
         if self.id is None:
             self._locks.claim(session)
-        self.id, self.name, self._entries = session, name, [*kept, added]
+        self.id, self.name, self._entries = session, name, [*before, added]
 
     def _session(self, first: str, now: float) -> tuple[int, str]:
         """Return the chat's id and name; insert its row with the first question."""
         if self.id is not None:
             return self.id, self.name
-        wanted = self.name or rows.name_from(first)
-        name = rows.free_name(self._connection, wanted)  # somebody may have taken it meanwhile
+        # Another chat may have taken the name meanwhile.
+        name = rows.free_name(self._connection, self.name or rows.name_from(first))
         return rows.add_session(self._connection, name, self.system, self.branch, now), name
 
     def _move(self, head: int | None, entries: list[TurnEntry]) -> None:

@@ -201,12 +201,12 @@ class _Reader:
                 return
         if type(turn) is not int:
             self.damage.append(f"{where} has no turn number")
-        said = self.text(content, f"{where}: its text")
+        text = self.text(content, f"{where}: its text")
         part: Question | Answer
         if role == "user":
-            part = Question(said, self.text(typed, f"{where}: what was typed"), self._pictures(pictures, where))
+            part = Question(text, self.text(typed, f"{where}: what was typed"), self._pictures(pictures, where))
         else:
-            part = self._answer(said, reasoning, model, facts, where)
+            part = self._answer(text, reasoning, model, facts, where)
         time = self.time(created, f"{where}: its time")
         self.entries[number] = TurnEntry(number, above.id if above else None, time, part)
 

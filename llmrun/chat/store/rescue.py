@@ -69,8 +69,8 @@ def copy_readable(old: sqlite3.Connection, new: sqlite3.Connection) -> str:
             continue
         rows.add_tree(new, found.tree, _name(found.tree.name, session))
         whole, partly = whole + (not found.damage), partly + bool(found.damage)
-    said = f"{whole} of {whole + partly + lost} chats are whole in a new one" if whole + partly else ""
-    return f"{said}, {partly} in part" if said and partly else said
+    summary = f"{whole} of {whole + partly + lost} chats are whole in a new one" if whole + partly else ""
+    return f"{summary}, {partly} in part" if summary and partly else summary
 
 
 def _name(name: str, session: int) -> str:

@@ -17,8 +17,7 @@ from llmrun.models.fingerprint import ModelFingerprint
 if TYPE_CHECKING:
     import sqlite3
 
-MAIN = "main"
-"""The branch that every chat begins with."""
+MAIN = "main"  # the first branch of every chat
 
 _LONGEST_NAME = 80
 _SLUG_LENGTH = 40
@@ -32,11 +31,11 @@ def checked_name(name: str) -> str:
         UsageError: it is empty, too long, a number, begins with "-" or "#", or is not printable.
     """
     name = name.strip()
-    # A number is an id, and "#7" is how ends without a name are called.
+    # A number is an id, and "#7" is an end without a name.
     if not name or len(name) > _LONGEST_NAME or not name.isprintable() or name.isdecimal() or name[0] in "-#":
         raise UsageError(
             f"{name!r} can't be a name",
-            why=f"a name has 1 to {_LONGEST_NAME} printable characters, is no number, and begins with neither - nor #",
+            why=f"a name has 1 to {_LONGEST_NAME} printable characters, and is not a number or begins with - or #",
         )
     return name
 

@@ -77,7 +77,7 @@ class Sessions:
             reading.prepare(self._connection)
             self._locks = _own(folder) if folder else NoLocks()
         self._clock, self._on_damage = clock, on_damage
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
 
     def all(self) -> list[SessionFacts]:
         """Return every sound chat, the last used one first."""
@@ -93,7 +93,7 @@ class Sessions:
                 found.append(SessionFacts.of(session, tree))
             found.sort(key=lambda facts: (facts.updated, facts.id), reverse=True)
         for session in sorted(damaged):
-            self._tell(session)
+            self._report(session)
         return found
 
     def names(self) -> list[str]:
@@ -184,9 +184,9 @@ class Sessions:
         Raises:
             UsageError: the name is invalid.
         """
-        wanted = rows.checked_name(name or tree.name)
+        checked = rows.checked_name(name or tree.name)
         with self._database.writing():
-            session = rows.add_tree(self._connection, tree, wanted)
+            session = rows.add_tree(self._connection, tree, checked)
         return self._opened(session)
 
     def tree(self, which: str = "") -> Tree:
@@ -241,7 +241,7 @@ class Sessions:
                 raise
             return search.search_trees((tree for _, tree in self._sound_trees()), text, limit)
         for session in sorted(damaged):
-            self._tell(session)
+            self._report(session)
         return found
 
     def close(self) -> None:
@@ -260,7 +260,7 @@ class Sessions:
         return SavedChat(self._database, self._locks, self._clock, session=session)
 
     def _id_of(self, which: str) -> int:
-        # In a damaged file a chat may be out of reach but by its id, as all() reads it.
+        # A damaged file may give access to a chat only by its id, as all() reads it.
         found = self._ids(which) or [facts.id for facts in self.all() if facts.name.lower() == which.lower()]
         if not found:
             raise self._no_such(which)
@@ -275,7 +275,7 @@ class Sessions:
         for facts in self.all():
             if self._damage(facts.id) is None:
                 return facts.id
-            self._tell(facts.id)
+            self._report(facts.id)
         raise self._no_such("")
 
     def _read(self, session: int) -> reading.ChatReading:
@@ -294,14 +294,14 @@ class Sessions:
         """Yield the sound chats of a damaged file, newest first; report the others."""
         for session in reversed(self._ids()):
             if self._damage(session):
-                self._tell(session)
+                self._report(session)
             else:
                 yield session, self._read(session).tree
 
-    def _tell(self, session: int) -> None:
+    def _report(self, session: int) -> None:
         """Report once that a chat is left out."""
-        if session not in self._told:
-            self._told.add(session)
+        if session not in self._reported:
+            self._reported.add(session)
             error = self._damage(session)
             self._on_damage(f"Left out: {error or f'the saved chat {session} is damaged'}. Try: {_REPAIR}")
 
@@ -325,7 +325,7 @@ class Sessions:
 
     def _no_such(self, which: str) -> UsageError:
         if not which:
-            return UsageError("there is no saved chat yet", hint="llmrun chat begins one")
+            return UsageError("there is no saved chat yet", hint="llmrun chat starts one")
         hint = did_you_mean(which, [facts.name for facts in self.all()], "llmrun sessions list shows all")
         return UsageError(f"there is no saved chat called {which}", hint=hint)
 

@@ -22,10 +22,10 @@ _NO_STATS = Stats()
 _PLAIN_DEFAULTS = as_dict(SamplingParams())
 
 INTERRUPTED = "interrupted"
-"""Why an answer ended whose engine or command died: it is kept as far as it came."""
+"""Reason of an answer whose engine or command died: the partial answer is saved."""
 
 SUMMARY = 0
-"""In place of a question's id: the summary of what left before."""
+"""Stands for a summary instead of a question's id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +179,10 @@ def plain_facts(answer: Answer) -> dict[str, Any]:
         from llmrun.protocol.watermark import fingerprint
 
         plain["sampling"]["watermark_key"] = fingerprint(answer.sampling.watermark_key)
-    # JSON knows no infinity.
+    # JSON has no infinity.
     biases = answer.sampling.logit_bias
     plain["sampling"]["logit_bias"] = [[token, "-inf" if bias == -float("inf") else bias] for token, bias in biases]
-    if answer.model.server:  # which has values of its own for what was not set, and nobody knows them
+    if answer.model.server:  # the server's own defaults are unknown
         sampling = plain["sampling"].items()
         plain["sampling"] = {name: value for name, value in sampling if value != _PLAIN_DEFAULTS[name]}
     return plain

@@ -38,24 +38,24 @@ class _Untitled(GenerateJsonSchema):
 
 def main() -> None:
     """Answer calls until the chat ends."""
-    asking = ToolPrompt()
+    chat = ToolPrompt()
     file, folder = sys.argv[1:]
     os.chdir(folder)
     sys.path[0] = os.path.dirname(file)  # noqa: PTH120 - what `python FILE` has there
     requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(asking.requests, requests), daemon=True).start()
+    threading.Thread(target=_read, args=(chat.requests, requests), daemon=True).start()
     listing = requests.get()
     try:
         functions = public_functions(_loaded(file))
         tools = [described(name, function) for name, function in functions.items()]
-    except BaseException as error:  # it may even leave by SystemExit
-        asking.tell(listing, end=in_words(error))
+    except BaseException as error:  # even SystemExit
+        chat.tell(listing, end=in_words(error))
         return
-    asking.tell(listing, tools=tools)
+    chat.tell(listing, tools=tools)
     adapters = {name: adapter(function) for name, function in functions.items()}
     while True:
         call = requests.get()
-        asking.tell(call, **answered(adapters, call))
+        chat.tell(call, **answered(adapters, call))
 
 
 def _read(descriptor: int, requests: queue.SimpleQueue[dict[str, Any]]) -> None:
@@ -70,7 +70,7 @@ def _read(descriptor: int, requests: queue.SimpleQueue[dict[str, Any]]) -> None:
 
 
 def _loaded(file: str) -> ModuleType:
-    name = f"tools of {file}"  # no other module is called that
+    name = f"tools of {file}"  # a unique name
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     assert spec.loader is not None
@@ -112,13 +112,13 @@ def described(name: str, function: Callable[..., Any]) -> dict[str, Any]:
     return {"name": name, "description": (doc.description or "").strip(), "parameters": schema}
 
 
-def answered(adapters: Adapters, asked: Mapping[str, Any]) -> dict[str, str]:
+def answered(adapters: Adapters, request: Mapping[str, Any]) -> dict[str, str]:
     """Call a function; return its result or its error."""
     try:
-        value = adapters[asked["call"]].validate_python(asked["arguments"])
+        value = adapters[request["call"]].validate_python(request["arguments"])
         if inspect.iscoroutine(value):
             value = asyncio.run(value)
         text = value if isinstance(value, str) else to_json(value, fallback=str).decode()
-    except BaseException as error:  # whatever it is, the model hears of it
+    except BaseException as error:  # the model gets every error
         return {"error": limited(in_words(error))}
     return {"result": limited(text)}

@@ -15,8 +15,7 @@ import time
 from contextlib import suppress
 from typing import NoReturn
 
-LEAVE_SECONDS = 6
-"""What an MCP server has to end in."""
+LEAVE_SECONDS = 6  # for an MCP server to end
 _END_SECONDS = 5  # a process in an uninterruptible call may outlive SIGKILL
 _PR_SET_CHILD_SUBREAPER = 36  # prctl.h
 

@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-_MOST_CHARACTERS = 10_000
+_MAX_CHARACTERS = 10_000
 
 
 class ToolPrompt:
@@ -41,8 +41,8 @@ class ToolPrompt:
 
 def limited(text: str) -> str:
     """Return a result for the model, cut off at a limit, with a line that says so."""
-    more = len(text) - _MOST_CHARACTERS
-    return text if more <= 0 else f"{text[:_MOST_CHARACTERS]}\n[{more:,} more characters were cut off]"
+    more = len(text) - _MAX_CHARACTERS
+    return text if more <= 0 else f"{text[:_MAX_CHARACTERS]}\n[{more:,} more characters were cut off]"
 
 
 def in_words(error: BaseException) -> str:

@@ -26,10 +26,10 @@ from llmrun.protocol.codec import load_json
 from llmrun.protocol.messages import Tool
 from llmrun.runner.launch import EngineHandle, launch
 
-_START_SECONDS = 120  # a server may be fetched first
-_CANCEL_SECONDS = 2  # what a call has to end in
-_MOST_BYTES = 1 << 26  # of an answer
-_MOST_OF_LOG = 4096
+_START_SECONDS = 120  # a server may be downloaded first
+_CANCEL_SECONDS = 2  # for a call to end
+_MAX_BYTES = 1 << 26  # of an answer
+_LOG_TAIL = 4096
 
 STOPPED = "the user stopped it"
 
@@ -65,7 +65,7 @@ class ToolSource:
     def _start(self) -> None:
         self._launched: EngineHandle | None = launch(self._command)
         self._listing = ""  # the id of the request for the tools
-        with suppress(_ToolProcessExited):  # tools() will say why
+        with suppress(_ToolProcessExited):  # tools() reports the reason
             self._listing = self._send(list=True)
 
     def tools(self) -> list[Tool]:
@@ -80,7 +80,7 @@ class ToolSource:
                 raise _ToolProcessExited(f"it is not ready after {_START_SECONDS} seconds")
             return [Tool(tool["name"], tool["description"], json.dumps(tool["parameters"])) for tool in answer["tools"]]
         except _ToolProcessExited as error:
-            why = "; ".join(filter(None, (str(error), self._last_words())))
+            why = "; ".join(filter(None, (str(error), self._last_log_line())))
             raise UsageError(f"there are no tools in {self._name}", why=why) from None
 
     def call(self, name: str, arguments: dict[str, Any], seconds: float) -> CallResult:
@@ -186,7 +186,7 @@ class ToolSource:
             if not poll.poll(max(0.0, ends - time.monotonic()) * 1000):
                 return None
             data = os.read(pipe, 1 << 16)
-            if not data or len(self._received) > _MOST_BYTES:
+            if not data or len(self._received) > _MAX_BYTES:
                 raise self._gone()
             self._received += data
         line = bytes(self._received[:end])
@@ -200,11 +200,11 @@ class ToolSource:
             self._launched.process.wait(_CANCEL_SECONDS)
         return _ToolProcessExited(f"its process ended with status {self._launched.process.poll()}")
 
-    def _last_words(self) -> str:
+    def _last_log_line(self) -> str:
         log = self._launched.log if self._launched else None
         if log is None:
             return ""
-        log.seek(max(0, log.seek(0, os.SEEK_END) - _MOST_OF_LOG))
+        log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_TAIL))
         lines = log.read().decode("utf-8", "replace").strip().splitlines()
         return lines[-1].strip() if lines else ""
 

@@ -159,8 +159,8 @@ class Blocks:
         lines, n_open = [*self._open, *new], len(self._open)
         closed = [*self._closed, *(_without_text(line, n_open + index, parsed) for index, line in enumerate(new))]
         self._kind = _left_open(found)
-        n_kept = {BlockKind.BLANK: 0, BlockKind.TABLE: 2}.get(self._kind, 1)
-        begin = set(range(parsed.first, parsed.first + n_kept))
+        n_lines = {BlockKind.BLANK: 0, BlockKind.TABLE: 2}.get(self._kind, 1)
+        begin = set(range(parsed.first, parsed.first + n_lines))
         order = sorted({container.line for container in found.path} | begin)
         self._open = [lines[index] if index in begin else closed[index] for index in order]
         self._closed = [closed[index] for index in order]
@@ -197,13 +197,13 @@ class Blocks:
 
     def _after_blank(self, line: str) -> tuple[Container, ...]:
         """Return the containers that an empty line leaves open: items, and quotes as far as it has their marks."""
-        n_quotes, kept = line.count(">"), []
+        n_quotes, path = line.count(">"), []
         for container in self._path:
             n_quotes -= not container.marker
             if n_quotes < 0:
                 break
-            kept.append(container)
-        return tuple(kept)
+            path.append(container)
+        return tuple(path)
 
 
 def _leading_blanks(line: str, text: str, path: Sequence[Container], n_old: int) -> str:

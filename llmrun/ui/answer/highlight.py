@@ -1,8 +1,7 @@
 """Syntax highlighting of code, line by line.
 
 Owns the colours; pygments lexes and Rich's theme maps its tokens to styles. The lexer's state is kept from line to
-line,
-so the colours of a line depend only on the lines before it.
+line, so the colours of a line depend only on the lines before it.
 """
 
 from __future__ import annotations

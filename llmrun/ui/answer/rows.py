@@ -39,8 +39,7 @@ class RowWriter:
         """Start a text; return the prefix of its first row.
 
         Without prefixes, a row is filled with blanks where the next word does not fit, and the terminal wraps by
-        itself: copied
-        text is one line, and a resized terminal wraps it anew.
+        itself: copied text is one line, and a resized terminal wraps it anew.
         """
         self._rest, self._fresh, self._column = rest, True, width(first.plain)
         return self.painted(first)

@@ -120,8 +120,7 @@ def answer_view(
         stats: show figures, live and at the end; without them only the wait for the first token is shown.
         markdown: render Markdown, on a terminal that can; elsewhere the text is written as it is.
         think: display of the reasoning. In a pipe "on" writes the whole text with its tags; other values write the
-            answer
-            alone.
+            answer alone.
         end_line: end the answer with a newline off a terminal too.
         short: summarize only the main figures, and not at all before tool calls.
         times: of decode steps, if known: for the figures of drafts.

@@ -33,8 +33,7 @@ def read_typed(text: str) -> str:
     """Return the message or command that a typed text stands for.
 
     Removes the outer fences of a block or of a command, and the first of two leading slashes, which marks a message.
-    Any
-    other text stays as it is.
+    Any other text stays as it is.
     """
     body = text.strip()
     if not (body.startswith(_FENCE) or is_command(body)):

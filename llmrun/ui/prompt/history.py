@@ -23,8 +23,7 @@ def open_history(path: Path | None) -> History:
 
     Args:
         path: made with mode 0600 in a directory of mode 0700. None, or an unwritable place, keeps the history of this
-            chat
-            only.
+            chat only.
     """
     if path is None:
         return PrivateHistory()

@@ -43,15 +43,13 @@ class ChatInput:
     """A reader of messages. Use it in a `with`, which restores the terminal.
 
     The keys are those of KEYS. A paste is one message, whatever it contains. Ctrl-C drops the typed text, hints on an
-    empty
-    line, and leaves the second time. A terminal that can't move its cursor is read line by line, with its own keys
-    only.
+    empty line, and leaves the second time. A terminal that can't move its cursor is read line by line, with its own
+    keys only.
 
     Args:
         output: without a terminal at stdin, each line of stdin is a message.
         history: file of earlier input; made with mode 0600 in a directory of mode 0700. None, or an unwritable place,
-            keeps
-            the history of this chat only.
+            keeps the history of this chat only.
         commands: slash commands that Tab completes, with their slashes.
         session_options: for prompt_toolkit's PromptSession; used by tests for input and output.
 
@@ -59,8 +57,7 @@ class ChatInput:
         commands: the completion of each slash command's arguments, if any; may be replaced at any time.
         multiline: Enter makes a newline and Alt-Enter sends; multiline_hint explains it.
         is_command: the last message is a command, see drafts.is_command(): typed, not pasted with more lines, not
-            between
-            fences, and not from a pipe.
+            between fences, and not from a pipe.
     """
 
     def __init__(

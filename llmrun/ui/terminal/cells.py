@@ -99,8 +99,7 @@ def advance(column: int, text: str, columns: int) -> int:
 
     Args:
         column: cells left of the cursor, 0 to columns. `columns` is the state in which the last cell of a row is taken,
-            and
-            the cursor wraps only when the next character comes.
+            and the cursor wraps only when the next character comes.
         text: sanitized text, with newlines and tabs.
         columns: of the terminal, at minimum 2.
     """

@@ -19,8 +19,7 @@ class Pace:
     """Speed and remaining time of a transfer, smoothed.
 
     The speed is an exponential average over time: bytes of `smooth_seconds` ago count a third. Bytes present before the
-    first
-    call don't count.
+    first call don't count.
     """
 
     def __init__(self, smooth_seconds: float = 8.0) -> None:

@@ -179,8 +179,7 @@ def show_table(
     """Print a table on stdout. Headings are left out when all are empty.
 
     On a narrow terminal, cells are wrapped between words, and excerpts cut; if that is not enough, each row becomes a
-    record
-    of several lines.
+    record of several lines.
 
     Args:
         columns: one for each cell of a row.
