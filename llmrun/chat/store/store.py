@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from llmrun.chat.store import reading, rows, search
 from llmrun.chat.store.chat import SavedChat
@@ -251,9 +250,7 @@ class Sessions:
     def __enter__(self) -> Sessions:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _opened(self, session: int) -> SavedChat:

@@ -6,7 +6,6 @@ Owns the names, and the text that a model gets for a refused or failed call; mus
 from __future__ import annotations
 
 from collections.abc import Iterable
-from types import TracebackType
 
 from llmrun.chat.tools.source import CallResult, ToolSource
 from llmrun.errors import UsageError
@@ -79,7 +78,5 @@ class Toolbox:
     def __enter__(self) -> Toolbox:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 from llmrun.ui.terminal.ansi import DIM, paint
@@ -73,9 +72,7 @@ class Activity:
         self._suspendable.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.pause()
         self._suspendable.__exit__()
 
