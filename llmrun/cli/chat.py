@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class Overflow(str, Enum):
-    """What `--overflow` takes."""
+    """The values of `--overflow`."""
 
     ask = "ask"
     stop = "stop"
@@ -185,10 +185,10 @@ def talk_with(
 
 @contextmanager
 def _store(output: Output, saving: SessionOptions) -> Iterator[Sessions]:
-    """Where the chat is saved: only in memory when it is private, or new and the disk refuses.
+    """Open the store of saved chats: in memory for a private chat, or for a new one if the disk refuses.
 
     Raises:
-        ResourceError: the disk refuses, and the chat is one that may be saved there.
+        ResourceError: the disk refuses, and the chat may be saved there.
     """
     try:
         folder = None if saving.private else folder_in(load_settings().state_dir)
@@ -205,7 +205,7 @@ def _store(output: Output, saving: SessionOptions) -> Iterator[Sessions]:
 
 
 def _saved_chat(store: Sessions, saving: SessionOptions, system: str) -> SavedChat:
-    """The chat that goes on, or a new one."""
+    """Return the chat to resume, or a new one."""
     if saving.session is not None:
         if not store.has(saving.session):
             return store.new(saving.session, system=system)
@@ -223,10 +223,10 @@ def _saved_chat(store: Sessions, saving: SessionOptions, system: str) -> SavedCh
 
 
 def _last_model(saved: SavedChat, server: Server | None) -> str:
-    """The name or path of the model that answered last in a chat; "" is the only one of a server that is new to it.
+    """Return the name or path of the model of the last answer; "" for the only model of another server.
 
     Raises:
-        UsageError: nobody did, or a server that the user did not name again.
+        UsageError: there is no answer yet, or it is of a server that the user did not name again.
     """
     used = saved.last_answer.model if saved.last_answer is not None else ModelFingerprint("")
     if server is not None:
@@ -241,7 +241,7 @@ def _last_model(saved: SavedChat, server: Server | None) -> str:
 
 
 def _last_adapters(output: Output, saved: SavedChat, model: str) -> tuple[Adapter, ...]:
-    """The adapters of the model that answered last in a chat, if it goes on with that; what is missing is said."""
+    """Return the adapters of the last answer, if the chat goes on with its model; report missing ones."""
     answer = saved.last_answer
     if answer is None or not answer.adapters:
         return ()
@@ -258,7 +258,7 @@ def _last_adapters(output: Output, saved: SavedChat, model: str) -> tuple[Adapte
 
 
 def _ask_policy(output: Output, misfit: DoesNotFit) -> Policy:
-    """What to do about a conversation that is too long; a user has to say."""
+    """Ask the user for a policy for a conversation that is too long."""
     output.note(f"The context window is full: {misfit.why}.")
     answers = {
         "r": "roll: the oldest turns",

@@ -1,4 +1,4 @@
-"""A conversation over a fake model and a real store: what is sent, what leaves, what is saved, what is said of it."""
+"""A conversation over a fake model and a real store: requests, truncation, saving, notes."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def test_a_chat_on_a_full_disk_says_so_and_goes_on(tmp_path: Path, question: str
     talk.model.says = "word " * 4000
     talk.say(question)
     talk.say("three")
-    assert [note.partition(":")[0] for note in talk.notes] == ["This chat is not saved from here on"]
+    assert [note.partition(":")[0] for note in talk.notes] == ["This chat is no longer saved"]
     assert "disk is full" in talk.notes[0]
     assert "/export" in talk.notes[0]
     chat = talk.conversation.chat
@@ -295,7 +295,7 @@ def test_several_answers_are_decoded_together_where_there_is_memory(talk: Talk, 
     assert talk.notes == ([note] if most == 1 else [])
 
 
-def test_each_of_several_answers_has_its_own_thoughts(talk: Talk) -> None:
+def test_each_of_several_answers_has_its_own_reasoning(talk: Talk) -> None:
     talk.say("one")
     talk.model.says = "<think>hm</think>yes"
     list(talk.conversation.retry_n([5, 6]))
@@ -330,7 +330,7 @@ def test_nothing_to_retry(talk: Talk) -> None:
         list(talk.conversation.edit(Question("x")))
 
 
-def test_thoughts_are_saved_but_not_sent_again(talk: Talk) -> None:
+def test_reasoning_is_saved_but_not_sent_again(talk: Talk) -> None:
     talk.model.says = "<think>\nhm\n</think>\n\nYes."
     talk.say("one")
     assert talk.texts() == ["one", "Yes."]
@@ -433,7 +433,7 @@ def test_random_conversations_over_the_limit(policy: Overflow, tmp_path: Path) -
 
 
 @pytest.fixture
-def picture(tmp_path: Path) -> ImageFile:
+def image(tmp_path: Path) -> ImageFile:
     path = tmp_path / "cat.png"
     path.write_bytes(b"\x89PNG\r\n\x1a\ncat")
     return ImageFile.of(read_image(str(path)))
@@ -444,9 +444,9 @@ def seen(talk: Talk) -> list[list[tuple[str, str]]]:
     return [[(each.name, each.data) for each in message.pictures] for message in talk.model.seen[-1]]
 
 
-def test_a_picture_is_sent_with_its_question_each_time(talk: Talk, picture: ImageFile) -> None:
-    cat = [("cat.png", base64.b64encode(Path(picture.path).read_bytes()).decode())]
-    list(talk.conversation.ask(Question("What is it?", images=(picture,))))
+def test_an_image_is_sent_with_its_question_each_time(talk: Talk, image: ImageFile) -> None:
+    cat = [("cat.png", base64.b64encode(Path(image.path).read_bytes()).decode())]
+    list(talk.conversation.ask(Question("What is it?", images=(image,))))
     assert seen(talk) == [cat]
     talk.say("And now?")
     assert seen(talk) == [cat, [], []]
@@ -458,12 +458,12 @@ def test_a_picture_is_sent_with_its_question_each_time(talk: Talk, picture: Imag
 
 
 @pytest.mark.parametrize("change", ["gone", "other"])
-def test_a_picture_that_is_gone_is_said_once_and_the_chat_goes_on(talk: Talk, picture: ImageFile, change: str) -> None:
-    list(talk.conversation.ask(Question("What is it?", images=(picture,))))
+def test_a_missing_image_is_reported_once_and_the_chat_goes_on(talk: Talk, image: ImageFile, change: str) -> None:
+    list(talk.conversation.ask(Question("What is it?", images=(image,))))
     if change == "gone":
-        Path(picture.path).unlink()
+        Path(image.path).unlink()
     else:
-        Path(picture.path).write_bytes(b"\x89PNG\r\n\x1a\ndog")
+        Path(image.path).write_bytes(b"\x89PNG\r\n\x1a\ndog")
     talk.conversation = Conversation(
         talk.model,  # type: ignore[arg-type]
         talk.chat,
@@ -479,8 +479,8 @@ def test_a_picture_that_is_gone_is_said_once_and_the_chat_goes_on(talk: Talk, pi
     assert ("no such file" if change == "gone" else "has changed") in note
 
 
-def test_a_model_that_can_not_see_is_told_that_there_was_a_picture(talk: Talk, picture: ImageFile) -> None:
-    list(talk.conversation.ask(Question("What is it?", images=(picture,))))
+def test_a_model_without_image_input_is_told_of_images(talk: Talk, image: ImageFile) -> None:
+    list(talk.conversation.ask(Question("What is it?", images=(image,))))
     talk.model.sees = False
     talk.say("one")
     talk.say("two")
@@ -489,17 +489,17 @@ def test_a_model_that_can_not_see_is_told_that_there_was_a_picture(talk: Talk, p
     assert talk.notes == ["fake can't see images: cat.png is left out"]
 
 
-def test_a_question_whose_picture_can_not_be_read_is_taken_back(talk: Talk, picture: ImageFile) -> None:
+def test_a_question_whose_image_can_not_be_read_is_removed(talk: Talk, image: ImageFile) -> None:
     talk.say("one")
     talk.model.dies = True
     with pytest.raises(EngineCrashedError):
-        list(talk.conversation.ask(Question("What is it?", images=(picture,))))
+        list(talk.conversation.ask(Question("What is it?", images=(image,))))
     assert talk.texts() == ["one", "answer 1"]
     assert talk.notes == ["The question and its images were removed."]
 
 
-def test_an_exported_chat_names_its_images(talk: Talk, picture: ImageFile) -> None:
-    list(talk.conversation.ask(Question("What is it?", images=(picture,))))
+def test_an_exported_chat_names_its_images(talk: Talk, image: ImageFile) -> None:
+    list(talk.conversation.ask(Question("What is it?", images=(image,))))
     tree = talk.chat.tree()
     assert read_json(export(tree, "json")).entries == tree.entries
-    assert picture.path in export(tree, "markdown")
+    assert image.path in export(tree, "markdown")

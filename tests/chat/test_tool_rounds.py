@@ -138,7 +138,7 @@ def test_undo_and_retry_take_the_whole_turn(talk: Talk) -> None:
     assert talk.conversation.chat.messages() == []
 
 
-def test_thoughts_of_all_rounds_are_kept_and_hold_no_calls(tmp_path: Path) -> None:
+def test_reasoning_of_all_rounds_is_kept_and_holds_no_calls(tmp_path: Path) -> None:
     talk = Talk(tmp_path, f"<think>I could write {CALL}</think>{CALL}", "<think>Well.</think>Sunny.")
     talk.say("Weather?", "Sun")
     assert talk.saved.reasoning == f"I could write {CALL}\n\nWell."

@@ -1,4 +1,4 @@
-"""What the summary and the live line say. The live line over time is in test_answer.py."""
+"""The summary and the fields of the live line. The live line over time is in test_answer.py."""
 
 from __future__ import annotations
 

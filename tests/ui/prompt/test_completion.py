@@ -1,4 +1,4 @@
-"""What Tab offers behind a slash command."""
+"""Completion after a slash command."""
 
 from __future__ import annotations
 

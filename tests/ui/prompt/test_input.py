@@ -1,4 +1,4 @@
-"""What comes out of the chat's input for what is typed, pasted, or piped in."""
+"""Messages from typed, pasted and piped input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `llmrun evaluate` prints: running figures, tables, JSON, and what Ctrl-C leaves."""
+"""The output of `llmrun evaluate`: running figures, tables, JSON, and the end by Ctrl-C."""
 
 from __future__ import annotations
 
