@@ -135,7 +135,7 @@ def test_a_disk_that_refuses(start: Start) -> None:
 
 def test_seed_is_set_like_every_sampling_value(start: Start) -> None:
     chat = start("normal")
-    assert any("no command /seed" in line for line in chat.ask("/seed 7"))
+    assert any("Unknown command /seed" in line for line in chat.ask("/seed 7"))
     assert any("now 7." in line for line in chat.ask("/set seed 7"))
 
 
@@ -216,7 +216,7 @@ def test_edited_questions_keep_their_files(start: Start, tmp_path: Path) -> None
     assert exported.read_text().count("The river is the Seine.") == 2
 
 
-def test_files_that_go_along(start: Start, tmp_path: Path) -> None:
+def test_attached_files(start: Start, tmp_path: Path) -> None:
     for name in ("a.txt", "b.txt", "my notes.txt"):
         (tmp_path / name).write_text("x" * 35)
     chat = start("normal")
@@ -225,7 +225,7 @@ def test_files_that_go_along(start: Start, tmp_path: Path) -> None:
     assert any("3 files, about 30 tokens" in line for line in chat.ask(f"/file {tmp_path}/my notes.txt"))
     assert any("my notes.txt: 35 B, about 10 tokens" in line for line in chat.ask("/files"))
     assert any("2 files" in line for line in chat.ask("/file --drop a.txt"))
-    assert any("does not go along" in line for line in chat.ask("/file --drop c.txt"))
+    assert any("is not attached" in line for line in chat.ask("/file --drop c.txt"))
     assert any("/file --drop needs a name" in line for line in chat.ask("/file --drop"))
     assert any("1 file," in line for line in chat.ask("/file --drop b.txt"))
     assert any("Nothing is attached" in line for line in chat.ask("/file --drop 'my notes.txt'"))
