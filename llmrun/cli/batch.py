@@ -69,39 +69,36 @@ def asked(
 
 RowsArgument = Annotated[
     Path | None,
-    typer.Argument(metavar="IN", help=".jsonl (also OpenAI's batch files), .csv, .tsv, .parquet, or lines."),
+    typer.Argument(metavar="IN", help=".jsonl (OpenAI batch files too), .csv, .tsv, .parquet, or text lines."),
 ]
 OutOption = Annotated[
     Path | None,
-    typer.Option(
-        "-o", "--output", metavar="OUT.jsonl", help="Output file, one line per row. Default: IN.answers.jsonl"
-    ),
+    typer.Option("-o", "--output", metavar="OUT.jsonl", help="File for the answers. Default: IN.answers.jsonl"),
 ]
 RowPromptOption = Annotated[
     str | None,
     typer.Option(
-        "--prompt",
-        metavar="TEXT",
-        help='Prompt for each row, with columns in braces: "Classify: {text}".',
-        rich_help_panel="Prompt",
+        "--prompt", metavar="TEXT", help='Prompt for each row, e.g. "Classify: {text}".', rich_help_panel="Prompt"
     ),
 ]
 ParallelOption = Annotated[
     int | None,
-    typer.Option("--parallel", "-np", metavar="ROWS", help="Rows decoded together. Default: as many as fit, up to 64."),
+    typer.Option(
+        "--parallel", "-np", metavar="ROWS", help="Rows answered at the same time. Default: as many as fit, up to 64."
+    ),
 ]
 RayOption = Annotated[
     str | None,
     typer.Option(
         "--ray",
         metavar="ADDRESS|local",
-        help="Run on all nodes of a Ray cluster: its address, auto, or local to start one here.",
+        help="Use all nodes of a Ray cluster: an address, auto, or local to start one here.",
         rich_help_panel="Engine",
     ),
 ]
-RetryErrorsOption = Annotated[bool, typer.Option("--retry-errors", help="Ask failed rows again.")]
+RetryErrorsOption = Annotated[bool, typer.Option("--retry-errors", help="Try rows that failed again.")]
 DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Show the number of rows, tokens and minutes; do nothing.")
+    bool, typer.Option("--dry-run", help="Print the number of rows and tokens and the time to expect; answer nothing.")
 ]
 
 
@@ -127,10 +124,11 @@ def batch(
 ) -> None:
     """Answer a file of prompts, many in parallel.
 
-    A row is a text, an object with "prompt" or "messages", a table's row with --prompt, or a line of an OpenAI batch
-    file. Answers are written as they come, so not in the order of the rows: each has its row's number and id. Stopped
-    or killed at any time, the same command goes on where it was, and no row is lost or answered twice. A row that
-    fails has its error, and the exit status is 10. With --at, a server's only model needs no name.
+    A row is a text, an object with "prompt" or "messages", a table row with --prompt, or a line of an OpenAI batch
+    file. Answers are written as they finish, not in the order of the rows; each carries its row's number and id. If
+    the command is interrupted, run it again: it continues, and no row is lost or answered twice. A row that fails
+    gets an error instead of an answer, and the exit status is 10. With --at, MODEL may be left out if the server has
+    only one.
     """
     from llmrun.batch.plan import plan_batch
     from llmrun.batch.results import ResultFile

@@ -28,43 +28,42 @@ BeamsOption = Annotated[
     typer.Option(
         "--beams",
         metavar="B",
-        help="Search for the likeliest answer with B branches; see llmrun help beams.",
+        help="Search for the likeliest answer with B beams; see llmrun help beams.",
         rich_help_panel=_PANEL,
     ),
 ]
 LengthPenaltyOption = Annotated[
     float | None,
-    typer.Option("--length-penalty", help="Above 0 prefers long answers, below 0 short ones.", rich_help_panel=_PANEL),
+    typer.Option(
+        "--length-penalty", help="Prefer long answers (above 0) or short ones (below 0).", rich_help_panel=_PANEL
+    ),
 ]
 EarlyStoppingOption = Annotated[
     str | None,
     typer.Option(
         "--early-stopping",
         metavar="true|false|never",
-        help="Stop with B answers, when no branch looks better, or when none can become better.",
+        help="Stop at B answers; when no beam looks better than the worst of them; or when none can become better.",
         autocompletion=complete_words(*EARLY_STOPPING),
         rich_help_panel=_PANEL,
     ),
 ]
 BeamGroupsOption = Annotated[
     int | None,
-    typer.Option(
-        "--beam-groups",
-        metavar="G",
-        help="Number of groups of beams that differ from each other.",
-        rich_help_panel=_PANEL,
-    ),
+    typer.Option("--beam-groups", metavar="G", help="Divide the beams into G diverse groups.", rich_help_panel=_PANEL),
 ]
 DiversityOption = Annotated[
     float | None,
-    typer.Option("--diversity", help="Penalty that keeps the groups apart, such as 0.5.", rich_help_panel=_PANEL),
+    typer.Option(
+        "--diversity", help="Penalty for tokens that another group has chosen, e.g. 0.5.", rich_help_panel=_PANEL
+    ),
 ]
 LengthRuleOption = Annotated[
     str | None,
     typer.Option(
         "--length-rule",
         metavar="|".join(LENGTH_RULES),
-        help="Library whose length penalty, stops and defaults are used.",
+        help="Library whose length penalty, stop rule and defaults to use.",
         autocompletion=complete_words(*LENGTH_RULES),
         rich_help_panel=_PANEL,
     ),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _DEFAULT_TOKENS = 64
 _MOST_FAR_CLIENTS = 1024
-_PANEL = "Several clients at once"
+_PANEL = "Load test"
 # Lists of other tests and other ways to load: the model is loaded as `llmrun serve` does.
 _FOREIGN = {
     "prompts": "-p", "answers": "-n", "pairs": "-pg", "chats": "--chat", "depths": "-d", "batches": "-b",
@@ -69,7 +69,7 @@ def load_test_options(
         typer.Option(
             "--clients",
             metavar="NUMBER",
-            help="Measure N clients of one engine instead, e.g. 1,2,4,8.",
+            help="Measure one engine under this many clients at once instead, e.g. 1,2,4,8.",
             rich_help_panel=_PANEL,
         ),
     ] = None,
@@ -78,7 +78,7 @@ def load_test_options(
         typer.Option(
             "--tokens",
             metavar="TOKENS",
-            help=f"Of each answer. Default: {_DEFAULT_TOKENS}; with --speculate 400, where the model goes on so long.",
+            help=f"Length of each answer. Default: {_DEFAULT_TOKENS}; with --speculate up to 400.",
             rich_help_panel=_PANEL,
         ),
     ] = None,

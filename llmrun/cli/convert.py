@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmrun.cli.completion import complete_words
-from llmrun.cli.options import JsonOption
+from llmrun.cli.options import JsonOption, OutputFileYesOption
 from llmrun.cli.replacing import check_output_file
 from llmrun.errors import UsageError
 from llmrun.ui.terminal.output import Output
@@ -37,12 +37,12 @@ def convert(
         typer.Option(
             "--with",
             metavar="convert_hf_to_gguf.py",
-            help="Use llama.cpp's own converter, in a Python with torch; the file is verified.",
+            help="Run llama.cpp's own converter instead, in a Python with torch; the result is verified.",
         ),
     ] = None,
     python: Annotated[
         str,
-        typer.Option(metavar="PATH", help="Python of --with. Default: that of .venv beside the script, else python3."),
+        typer.Option(metavar="PATH", help="Python for --with. Default: the .venv beside the script, else python3."),
     ] = "",
     base: Annotated[
         str,
@@ -51,13 +51,13 @@ def convert(
             help="Base model of a LoRA adapter (PEFT folder): a folder, GGUF file or name.",
         ),
     ] = "",
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Replace OUT without asking.")] = False,
+    yes: OutputFileYesOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Make a GGUF file from a Hugging Face folder.
+    """Convert a Hugging Face folder to a GGUF file.
 
-    The folder may be that of a LoRA adapter, as PEFT saves it: see llmrun help lora. Needs neither torch nor
-    transformers, unless --with names llama.cpp's own converter.
+    The folder may also hold a LoRA adapter saved by PEFT: see llmrun help lora. Needs neither torch nor transformers,
+    except for --with.
     """
     output = Output(json=json)
     kind = type_.lower()

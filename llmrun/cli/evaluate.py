@@ -45,10 +45,10 @@ def _sample(
         ),
     ] = None,
     chunks: Annotated[
-        str, typer.Option("--chunks", metavar="N|all", help="Maximum number of chunks. Default: 20,480 tokens.")
+        str, typer.Option("--chunks", metavar="N|all", help="Maximum number of chunks. Default: 20,480 tokens of text.")
     ] = "",
     long: Annotated[
-        bool, typer.Option("--long", help="Measure by position too, and hide facts in long texts to be found.")
+        bool, typer.Option("--long", help="Add figures by position, and test finding facts in long texts.")
     ] = False,
 ) -> _TextSample:
     """What is wrong with them is said before a model is looked for.
@@ -76,20 +76,21 @@ def evaluate(
             "--reference",
             "-r",
             metavar="MODEL",
-            help="Reference model to compare with: the same one in more bits.",
+            help="Compare with this model, usually the same model at a higher precision.",
             autocompletion=complete_model,
         ),
     ] = "",
     yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Measure how well a model predicts a text.
+    """Measure the perplexity of a model, and its distance from a reference.
 
-    With --reference, also how far it is from that model. Figures are llama-perplexity's, and compare where text, --ctx
-    and --chunks are the same. So is the error, which takes positions for independent; the interval does not, and needs
-    3 chunks of 512 tokens, or 10 of 128.
-    --cache-type-k and -v are the model's, not the reference's: a model beside itself shows what they cost.
-    Ctrl-C shows what is known by then.
+    The figures and their standard errors are those of llama-perplexity: compare them only for the same text, --ctx and
+    --chunks. The standard error treats positions as independent; the 95 % interval does not, and needs 3 chunks of 512
+    tokens, or 10 of 128.
+
+    --cache-type-k and --cache-type-v apply to the model, not to the reference: compare a model with itself to measure
+    their cost. Ctrl-C prints the figures so far.
     """
     from llmrun.cli.loading import model_file
     from llmrun.models.store.in_use import using

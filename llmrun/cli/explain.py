@@ -37,12 +37,12 @@ def explain(
     model: ModelArgument,
     prompt: PromptArgument = None,
     answer: Annotated[
-        int, typer.Option("--answer", metavar="TOKENS", help="Maximum length of the explained answer.")
+        int, typer.Option("--answer", metavar="TOKENS", help="Maximum length of the answer to explain.")
     ] = _ANSWER_TOKENS,
     raw: RawOption = False,
     system: SystemOption = None,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write everything as one interactive HTML page.")
+        Path | None, typer.Option("--html", metavar="FILE", help="Write everything as an interactive HTML page.")
     ] = None,
     json: JsonOption = False,
     *,
@@ -51,9 +51,9 @@ def explain(
 ) -> None:
     """Show what a model computes between a prompt and its answer.
 
-    The answer is the one that `llmrun run` gives with the same options. Then prompt and answer go through the model
-    once more, and every step of that is looked at: tokens, layers, logit lens, attention, KV cache, time, sampling.
-    --html has it for each token, --json as numbers.
+    The answer is the one that `llmrun run` gives with the same options. Prompt and answer are then computed once more
+    to show every step: tokens, layers, logit lens, attention, KV cache, times, sampling. --html shows the steps for
+    each token; --json prints them as numbers.
     """
     from llmrun.insight.explain import CANDIDATES, MOST_TOKENS, PAGE_CANDIDATES, explain_answer
 

@@ -57,7 +57,7 @@ def show_help(
         ),
     ],
 ) -> None:
-    """Show help on a command or topic."""
+    """Show the help of a command or topic."""
     if words[0] in TOPICS and len(words) == 1:
         from llmrun.cli.reflow import reflow
 

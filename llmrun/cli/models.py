@@ -25,11 +25,11 @@ _MOST_MATCHES = 1000
 def pull(
     model: ModelArgument,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be downloaded; download nothing.")
+        bool, typer.Option("--dry-run", help="Print what would be downloaded; download nothing.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Download a model or its newer file, or finish an interrupted download."""
+    """Download a model, update it, or resume an interrupted download."""
     from llmrun.cli.loading import fetch, refresh
     from llmrun.models.location import locate
 
@@ -84,11 +84,11 @@ def _show_download_size(output: Output, spec: ModelSpec, settings: Settings) -> 
 
 
 def list_models(
-    every: Annotated[bool, typer.Option("--all", help="Also the models that llmrun knows by name.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="List the models that llmrun knows by name too.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only names, one per line.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """List installed models, also Ollama's and LM Studio's."""
+    """List the models on this disk, including those of Ollama and LM Studio."""
     from llmrun.ui.terminal.sanitize import clean
     from llmrun.ui.terminal.tables import InstalledRow, show_installed
 
@@ -111,11 +111,11 @@ def list_models(
 
 
 def search(
-    words: Annotated[list[str], typer.Argument(metavar="WORDS", help="Text in the repository's name.")],
-    limit: Annotated[int, typer.Option("--limit", "-n", help="Maximum number of repositories.")] = 20,
+    words: Annotated[list[str], typer.Argument(metavar="WORDS", help="Words in the name of the repository.")],
+    limit: Annotated[int, typer.Option("--limit", "-n", help="Maximum number of repositories to show.")] = 20,
     json: JsonOption = False,
 ) -> None:
-    """Search for models by name, here and on the hub."""
+    """Search for models by name, in the built-in list and on the hub."""
     from llmrun.models import hub
     from llmrun.ui.terminal.tables import MatchRow, show_matches
 

@@ -18,18 +18,18 @@ from llmrun.ui.terminal.output import Output
 START_PAGE = """\
 llmrun runs large language models on this machine.
 
-  llmrun run smollm2 "Why is the sky blue?"   one answer
-  llmrun chat smollm2                         a conversation
-  llmrun list --all                           models to choose from
-  llmrun doctor                               what this machine can do
-  llmrun --help                               every command\
+  llmrun run smollm2 "Why is the sky blue?"   answer one prompt
+  llmrun chat smollm2                         start a chat
+  llmrun list --all                           list models to choose from
+  llmrun doctor                               check this machine
+  llmrun --help                               show all commands\
 """
 OPTIONS = {
-    "--version": "Print versions and leave.",
-    "--debug": "Show tracebacks of errors; works behind every command.",
+    "--version": "Print versions and exit.",
+    "--debug": "Show tracebacks of errors; works after every command.",
     "--install-completion": "Install completion for the current shell.",
-    "--show-completion": "Show completion for the current shell, to copy or change it.",
-    "--help, -h": "Show this message; llmrun COMMAND --help, or llmrun help COMMAND, shows a command's.",
+    "--show-completion": "Print the completion script for the current shell, to copy or change it.",
+    "--help, -h": "Show this message. llmrun COMMAND --help shows the help of a command.",
 }
 _EPILOG = 'Start with: llmrun run smollm2 "Why is the sky blue?"'
 _BOLD, _CYAN, _DIM, _YELLOW = "\x1b[1m", "\x1b[1;36m", "\x1b[2m", "\x1b[1;33m"

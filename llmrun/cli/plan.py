@@ -32,13 +32,13 @@ def plan(
     draft: DraftOption = None,
     rpc: RpcOption = None,
     every: Annotated[
-        bool, typer.Option("--all", help="Show every quant of the repository, even if one is installed.")
+        bool, typer.Option("--all", help="Show every quant of the repository, even if one is on this disk.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
     """Predict memory and speed of each quant of a model on this machine.
 
-    Downloads nothing. Speeds are predicted from what llama.cpp's kernels do here, which is measured once.
+    Downloads nothing. Speeds are predicted from the speed of llama.cpp's kernels here, which is measured once.
     """
     from llmrun.gguf.pooling import makes_embeddings
     from llmrun.models.location import find_projector

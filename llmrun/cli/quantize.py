@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmrun.cli.completion import complete_model, complete_type
-from llmrun.cli.options import JsonOption, with_options
+from llmrun.cli.options import JsonOption, OutputFileYesOption, with_options
 from llmrun.cli.replacing import check_output_file
 from llmrun.errors import UsageError, require_within
 from llmrun.planning.plan import CONTEXT_BOUNDS, LoadPreferences
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from llmrun.quantize.evaluate import EvaluatedText
     from llmrun.quantize.source import SourceFile
 
-_MIX, _IMPORTANCE, _SEVERAL = "A mix of types", "Importance matrix", "Several types"
+_MIX, _IMPORTANCE, _SEVERAL = "Mixed types", "Importance matrix", "Several types"
 USUAL_TYPES = "Q8_0,Q5_K_M,Q4_K_M,IQ4_NL,Q4_0"
 
 
@@ -56,8 +56,8 @@ def tensors(
     ] = None,
     output_type: Annotated[str, typer.Option(metavar="TYPE", help="Type of the output matrix.")] = "",
     embedding_type: Annotated[str, typer.Option(metavar="TYPE", help="Type of the token embedding.")] = "",
-    pure: Annotated[bool, typer.Option("--pure", help="Use the same type for every matrix.")] = False,
-    keep_output: Annotated[bool, typer.Option("--keep-output", help="Leave the output matrix as it is.")] = False,
+    pure: Annotated[bool, typer.Option("--pure", help="Use one type for every matrix, instead of a mix.")] = False,
+    keep_output: Annotated[bool, typer.Option("--keep-output", help="Keep the output matrix as it is.")] = False,
 ) -> TensorOptions:
     """Options of single tensors.
 
@@ -91,9 +91,12 @@ def goal(
     bpw: Annotated[
         float | None, typer.Option(metavar="BITS", help="Average bits per weight, e.g. 4.5.", rich_help_panel=_MIX)
     ] = None,
-    fit: Annotated[bool, typer.Option("--fit", help="Fit this machine's memory.", rich_help_panel=_MIX)] = False,
+    fit: Annotated[
+        bool, typer.Option("--fit", help="Use the largest size that fits on this machine.", rich_help_panel=_MIX)
+    ] = False,
     ctx: Annotated[
-        int | None, typer.Option("--ctx", "-c", metavar="TOKENS", help="Context for --fit.", rich_help_panel=_MIX)
+        int | None,
+        typer.Option("--ctx", "-c", metavar="TOKENS", help="Context window for --fit.", rich_help_panel=_MIX),
     ] = None,
 ) -> SizeGoal:
     """Options that say a size.
@@ -124,14 +127,14 @@ def importance(
     imatrix: Annotated[
         str,
         typer.Option(
-            metavar="auto|FILE", help="Importance matrix: measured now, or a file.", rich_help_panel=_IMPORTANCE
+            metavar="auto|FILE", help="Importance matrix: compute it now, or read a file.", rich_help_panel=_IMPORTANCE
         ),
     ] = "",
     calibration: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Text for --imatrix auto. Default: what the model itself writes.",
+            help="Text for --imatrix auto. Default: text that the model writes itself.",
             rich_help_panel=_IMPORTANCE,
         ),
     ] = None,
@@ -175,16 +178,17 @@ def several(
         str,
         typer.Option(
             metavar="TYPE,...",
-            help="Make each of these types and measure size, speed and quality; a folder as OUT keeps the files.",
+            help="Make and compare these types: size, speed, quality. A folder as OUT keeps the files.",
             rich_help_panel=_SEVERAL,
         ),
     ] = "",
     report: Annotated[
-        bool, typer.Option("--report", help=f"The same, of {USUAL_TYPES} by default.", rich_help_panel=_SEVERAL)
+        bool,
+        typer.Option("--report", help=f"Compare several types; by default {USUAL_TYPES}.", rich_help_panel=_SEVERAL),
     ] = False,
     report_to: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write the report to a .html, .md or .json file.", rich_help_panel=_SEVERAL),
+        typer.Option(metavar="FILE", help="Write the report as .html, .md or .json.", rich_help_panel=_SEVERAL),
     ] = None,
     text: Annotated[
         Path | None,
@@ -210,7 +214,7 @@ def several(
     if report_to is not None:
         from llmrun.ui.views.report import checked_target
 
-        checked_target(report_to)
+        checked_target(report_to, "--report-to")
     names = [name for name in (types or USUAL_TYPES).split(",") if name.strip()]
     return MultipleTypes(tuple(map(file_type, names)), report_to, read_text(text) if text is not None else None)
 
@@ -227,13 +231,14 @@ TypeOption = Annotated[
     typer.Option(
         "--type",
         metavar="TYPE",
-        help="int4 (the best 4-bit type here, the default), int8, Q4_K_M, Q6_K, ...",
+        help="int4 (best 4-bit type for this machine, the default), int8, Q4_K_M, Q6_K, ...",
         autocompletion=complete_type,
     ),
 ]
-ThreadsOption = Annotated[int | None, typer.Option("--threads", "-t", min=1, max=512, help="Default: all.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show the result without writing it.")]
-ReplaceOption = Annotated[bool, typer.Option("--yes", "-y", help="Replace files without asking.")]
+ThreadsOption = Annotated[
+    int | None, typer.Option("--threads", "-t", min=1, max=512, help="CPU threads. Default: all.")
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only print the size and types that would result.")]
 
 
 @with_options(tensors=tensors, goal=goal, importance=importance, several=several)
@@ -247,12 +252,12 @@ def quantize(
     type_: TypeOption = "",
     threads: ThreadsOption = None,
     dry_run: DryRunOption = False,
-    yes: ReplaceOption = False,
+    yes: OutputFileYesOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Make a smaller file of a model.
+    """Quantize a model to a smaller file.
 
-    The source stays as it is; the new file is verified before it gets its name.
+    The source is not changed; the new file is verified before it gets its name.
     """
     from llmrun.quantize.choice import AUTO, QuantizeOptions, read_options
     from llmrun.quantize.source import find

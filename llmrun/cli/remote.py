@@ -22,7 +22,7 @@ AtOption = Annotated[
     typer.Option(
         "--at",
         metavar="URL",
-        help="Ask an OpenAI-compatible server instead of an engine here. Default: LLMRUN_SERVER.",
+        help="Use this OpenAI-compatible server instead of an engine on this machine. Default: $LLMRUN_SERVER.",
         autocompletion=complete_servers,
         rich_help_panel=_PANEL,
     ),
@@ -32,7 +32,7 @@ KeyFileOption = Annotated[
     typer.Option(
         "--key-file",
         metavar="FILE",
-        help="File with the server's API key. Default: LLMRUN_SERVER_KEY, or LLMRUN_SERVER_KEY_FILE.",
+        help="File with the server's API key. Default: $LLMRUN_SERVER_KEY or $LLMRUN_SERVER_KEY_FILE.",
         rich_help_panel=_PANEL,
     ),
 ]

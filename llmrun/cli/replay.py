@@ -22,25 +22,27 @@ from llmrun.ui.terminal.output import Output
 
 @with_options(loading=loading)
 def replay(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Recording that `llmrun run --record FILE` wrote.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Recording written by `llmrun run --record FILE`.")],
     *,
     model: Annotated[
         str,
-        typer.Option("--model", help="Another name or path for the recorded model.", autocompletion=complete_model),
+        typer.Option(
+            "--model", help="Name or path of the recorded model, if it has changed.", autocompletion=complete_model
+        ),
     ] = "",
     watermark_key: Annotated[
         str | None,
         typer.Option(
             "--watermark-key",
             metavar="KEY",
-            help="Watermark key of the recorded answer; @FILE reads it from a file.",
+            help="Key of a watermarked answer; @FILE reads it from a file.",
         ),
     ] = None,
     loading: LoadingOptions,
 ) -> None:
-    """Repeat a recorded answer and compare the bytes.
+    """Answer a recorded prompt again and compare the bytes.
 
-    The model is loaded as it was then, but for what an option changes.
+    The model is loaded with the recorded settings, except those that an option changes.
     """
     output = Output()
     record = _with_key(read(file), watermark_key)

@@ -11,7 +11,7 @@ RpcOption = Annotated[
     typer.Option(
         "--rpc",
         metavar="HOST:PORT,...",
-        help="RPC workers that hold a part of the layers; each runs `llmrun worker`.",
+        help="RPC workers that hold a part of the layers; start each with `llmrun worker`.",
         rich_help_panel="Engine",
     ),
 ]

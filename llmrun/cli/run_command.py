@@ -37,20 +37,20 @@ ModelOrServedArgument = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="A name of `llmrun list --all`, owner/repo[:quant], URL or path; with --at, the server's name for it, "
-        "or default.",
+        help="A name from `llmrun list --all`, owner/repo[:quant], URL or path. With --at: a model of the server, or "
+        "default for its only one.",
         autocompletion=complete_model,
     ),
 ]
-PromptArgument = Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help="Prompt; - reads stdin.")]
+PromptArgument = Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help="Prompt; - reads it from stdin.")]
 RawOption = Annotated[
-    bool, typer.Option("--raw", help="Continue the text without a chat template.", rich_help_panel="Prompt")
+    bool, typer.Option("--raw", help="Continue the text, without the chat template.", rich_help_panel="Prompt")
 ]
 PromptCacheOption = Annotated[
     bool,
     typer.Option(
         "--prompt-cache",
-        help="Save the prompt's KV state on disk and reuse it for prompts with the same prefix.",
+        help="Save the prompt's KV cache to disk, for the next prompt that begins the same way.",
         rich_help_panel="Prompt",
     ),
 ]
@@ -59,7 +59,7 @@ RecordOption = Annotated[
     typer.Option(
         "--record",
         metavar="FILE",
-        help="Write a recording for llmrun replay.",
+        help="Record everything that `llmrun replay` needs to give the same answer again.",
         rich_help_panel="Answer",
     ),
 ]
@@ -68,8 +68,8 @@ AnswersOption = Annotated[
     typer.Option(
         "--answers",
         "-N",
-        metavar="COUNT",
-        help="Number of answers, decoded together, each with its own seed.",
+        metavar="N",
+        help="Answer the prompt N times, side by side, each time with another seed.",
         rich_help_panel="Answer",
     ),
 ]
@@ -77,8 +77,8 @@ LogprobsOption = Annotated[
     int | None,
     typer.Option(
         "--logprobs",
-        metavar="COUNT",
-        help="Shade each token by its probability, and list the COUNT likeliest ones where it was surprising.",
+        metavar="N",
+        help="Shade each token of the answer by its probability, and list the N likeliest tokens where it was low.",
         rich_help_panel="Answer",
     ),
 ]
@@ -86,14 +86,14 @@ EventsOption = Annotated[
     bool,
     typer.Option(
         "--json",
-        help="Print the engine's events, one JSON object per line; with --answers, a list of answers.",
+        help="Print the engine's events as JSON lines; with --answers, one JSON list of the answers.",
         rich_help_panel="Answer",
     ),
 ]
 ExplainOption = Annotated[
     bool,
     typer.Option(
-        "--explain-sampling", help="Print the origin of each sampling value on stderr.", rich_help_panel="Sampling"
+        "--explain-sampling", help="Print each sampling value and its origin to stderr.", rich_help_panel="Sampling"
     ),
 ]
 
@@ -118,7 +118,7 @@ def run(
     flags: Mapping[str, Any],
     beams: BeamSettings | None,
 ) -> None:
-    """Answer one prompt. Text from stdin is put before it."""
+    """Answer one prompt. Text from stdin is put before the prompt."""
     output = Output(json=json)
     others = {
         "--record": record is not None,
@@ -142,7 +142,14 @@ def run(
     expected = ExpectedUse(len(text.encode()) // _BYTES_A_TOKEN, wanted.asked.limits.max_tokens or _ANSWER_TOKENS)
     loading = replace(loading, wishes=replace(loading.wishes, parallel=answers, as_alone=True))
     with open_chat_model(
-        output, model, loading, wanted.asked, flags, sees=wanted.sees, keeps_states=prompt_cache, expected=expected
+        output,
+        model,
+        loading,
+        wanted.asked,
+        flags,
+        sees=wanted.has_images,
+        keeps_states=prompt_cache,
+        expected=expected,
     ) as loaded:
         sampling = _sampling(output, loaded, flags, is_explained=explain_sampling)
         asked = asked_for(output, loaded, text, wanted, raw=raw)
@@ -272,7 +279,7 @@ def _save_state(output: Output, model: ChatModel) -> None:
 def asked_for(output: Output, model: ChatModel, text: str, wanted: AnswerOptions, *, raw: bool) -> AnswerRequest:
     """A text as a conversation, or to be continued where there is no chat template."""
     if raw or not (wanted.asked.template or has_template(output, model)):
-        if wanted.sees:
+        if wanted.has_images:
             raise UsageError("--image needs a chat template", hint="leave out --raw, or name one with --template")
         prompt = "\n\n".join(filter(None, (wanted.system, text)))
         return replace(wanted.asked, prompt=prompt, template=None, thinking=None, thinking_tokens=None)

@@ -14,17 +14,16 @@ from llmrun.ui.terminal.output import Output
 @with_options(wishes=load_preferences)
 def score(
     model: ModelArgument,
-    text: Annotated[str, typer.Argument(metavar="TEXT|FILE|-", help="A text, or the name of a file; - is stdin.")],
+    text: Annotated[str, typer.Argument(metavar="TEXT|FILE|-", help="Text, or name of a file; - is stdin.")],
     wishes: LoadPreferences,
     ctx: CtxOption = None,
     yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Show the probability of each token of a text.
+    """Show the probability of each token of a text, and the perplexity.
 
-    And the text's perplexity. The text is read as it is, without a chat template. In a pipe each token is a line: its
-    log-probability, and its text in quotes. A text that is longer than the context window is read in windows that
-    overlap by half.
+    The text is read as it is, without a chat template. In a pipe, each line has the log-probability of a token and its
+    text in quotes. A text longer than the context window is read in windows that overlap by half.
     """
     from llmrun.cli.loading import model_file
     from llmrun.cli.tokenize import read_content

@@ -45,7 +45,7 @@ ModelsArgument = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="MODEL...",
-        help="Models to load at start; the first answers requests that name none. Others load on first use.",
+        help="Models to load at start; the first is the default. Other models are loaded on first use.",
         autocompletion=complete_model,
     ),
 ]
@@ -65,7 +65,7 @@ AllowOriginOption = Annotated[
     typer.Option(
         "--allow-origin",
         metavar="ORIGIN",
-        help="Origin of web pages that may send requests, e.g. https://example.org or app://; may be repeated.",
+        help="Accept requests from web pages of this origin, e.g. https://example.org or app://; may be repeated.",
         rich_help_panel="Network",
     ),
 ]
@@ -74,15 +74,17 @@ AllowHostOption = Annotated[
     typer.Option(
         "--allow-host",
         metavar="NAME",
-        help="Another host name of this server; may be repeated.",
+        help="Accept this host name in requests too; may be repeated.",
         rich_help_panel="Network",
     ),
 ]
 KeepOption = Annotated[str, typer.Option("--keep", metavar="TIME", help="Unload a model after this idle time.")]
-ParallelOption = Annotated[int, typer.Option("--parallel", "-np", help="Number of answers decoded together.")]
-QueueOption = Annotated[int, typer.Option("--queue", help="Maximum number of queued requests; more get 503.")]
-GraceOption = Annotated[str, typer.Option("--grace", metavar="TIME", help="Time for running answers after Ctrl-C.")]
-TimeoutOption = Annotated[str, typer.Option("--timeout", metavar="TIME", help="Maximum duration of an answer.")]
+ParallelOption = Annotated[int, typer.Option("--parallel", "-np", help="Requests answered at the same time.")]
+QueueOption = Annotated[int, typer.Option("--queue", help="Requests that may wait; further ones get 503.")]
+GraceOption = Annotated[
+    str, typer.Option("--grace", metavar="TIME", help="Time to finish running answers after Ctrl-C.")
+]
+TimeoutOption = Annotated[str, typer.Option("--timeout", metavar="TIME", help="Time limit of an answer.")]
 LogJsonOption = Annotated[bool, typer.Option("--log-json", help="Log each request as a JSON object on stderr.")]
 
 

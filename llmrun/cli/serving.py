@@ -28,13 +28,17 @@ def list_servers(json: JsonOption = False) -> None:
 
 
 def stop(
-    port: Annotated[int | None, typer.Option("--port", "-p", help="Port of the server, if several run.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="Stop all servers.")] = False,
-    now: Annotated[bool, typer.Option("--now", help="End running answers with an error instead of waiting.")] = False,
+    port: Annotated[
+        int | None, typer.Option("--port", "-p", help="Port of the server to stop, if several are running.")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Stop all running servers.")] = False,
+    now: Annotated[
+        bool, typer.Option("--now", help="End running answers with an error instead of finishing them.")
+    ] = False,
 ) -> None:
     """Stop a running server.
 
-    Running answers are finished first, within the time of `serve --grace`.
+    Running answers are finished first, within the time that `serve --grace` allows.
     """
     output = Output()
     for server in _meant(running_servers(load_settings().state_dir), port, every=every):

@@ -18,9 +18,9 @@ from llmrun.ui.terminal.output import Output
 
 
 def show(model: ModelArgument, json: JsonOption = False) -> None:
-    """Show the facts in a model's file, installed or on the hub.
+    """Show the metadata of a model, downloaded or not.
 
-    Of a model that is not on this disk, only the file's start is fetched.
+    For a model that is not on this disk, only the beginning of the file is downloaded.
     """
     output = Output(json=json)
     settings = load_settings()

@@ -10,7 +10,7 @@ import typer
 
 from llmrun.cli.completion import complete_installed
 from llmrun.cli.models import as_plain
-from llmrun.cli.options import JsonOption
+from llmrun.cli.options import JsonOption, RemovalYesOption
 from llmrun.config import Settings, load_settings
 from llmrun.errors import IntegrityError, ModelNotFoundError, UsageError, did_you_mean
 from llmrun.models.registry import load_catalogue, resolve
@@ -23,17 +23,14 @@ from llmrun.ui.terminal.output import Output
 if TYPE_CHECKING:
     from llmrun.models.store.removal import Removal
 
-YesOption = Annotated[
-    bool, typer.Option("--yes", "-y", help="Don't ask for confirmation; required without a terminal.")
-]
 NamesArgument = Annotated[
     list[str],
-    typer.Argument(metavar="MODEL...", help="Names of `llmrun list`.", autocompletion=complete_installed),
+    typer.Argument(metavar="MODEL...", help="Names from `llmrun list`.", autocompletion=complete_installed),
 ]
 
 
-def remove(models: NamesArgument, yes: YesOption = False, json: JsonOption = False) -> None:
-    """Remove models from this disk."""
+def remove(models: NamesArgument, yes: RemovalYesOption = False, json: JsonOption = False) -> None:
+    """Delete models from this disk."""
     from llmrun.models.store.in_use import removing
     from llmrun.models.store.removal import plan_removal
     from llmrun.models.store.removal import remove as do_remove
@@ -66,14 +63,14 @@ def remove(models: NamesArgument, yes: YesOption = False, json: JsonOption = Fal
 
 
 def collect_garbage(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed; remove nothing.")] = False,
-    young_too: Annotated[bool, typer.Option("--all", help="Remove files younger than a day too.")] = False,
-    yes: YesOption = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")] = False,
+    young_too: Annotated[bool, typer.Option("--all", help="Include files younger than a day.")] = False,
+    yes: RemovalYesOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Remove leftovers of interrupted downloads and updates.
+    """Delete leftovers of interrupted downloads and updates.
 
-    That is: parts of downloads, bytes without a name, old revisions, locks. Shows them and asks before.
+    These are partial downloads, unreferenced blobs, old revisions and locks. Lists them and asks first.
     """
     from llmrun.models.store.collect import collect, discard
     from llmrun.ui.terminal.tables import FileRow, show_files
@@ -103,17 +100,19 @@ def collect_garbage(
 
 
 def import_file(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="GGUF file; the first part of a split model.")],
-    name: Annotated[str, typer.Option("--name", metavar="OWNER/NAME", help="Name. Default: local/FILE.")] = "",
-    move: Annotated[bool, typer.Option("--move", help="Move the file instead of copying it.")] = False,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="GGUF file; for a split model, its first part.")],
+    name: Annotated[
+        str, typer.Option("--name", metavar="OWNER/NAME", help="Name of the model. Default: local/FILE.")
+    ] = "",
+    move: Annotated[bool, typer.Option("--move", help="Move the file into the cache instead of copying it.")] = False,
     link: Annotated[
         bool, typer.Option("--link", help="Link to the file instead of copying it; it must stay there.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Give a model file a name for all commands.
+    """Add a model file to the cache under a name.
 
-    The file is copied into the cache, where it is found.
+    Every command then finds the model by this name.
     """
     from llmrun.models.store.importing import import_model
     from llmrun.ui.terminal.progress import download_progress
@@ -136,11 +135,11 @@ def import_file(
 def verify(
     models: Annotated[
         list[str] | None,
-        typer.Argument(metavar="MODEL...", help="Default: every model.", autocompletion=complete_installed),
+        typer.Argument(metavar="MODEL...", help="Models to verify. Default: all.", autocompletion=complete_installed),
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Verify the checksums of installed models."""
+    """Verify the checksums of downloaded models."""
     from llmrun.models.hashing import VerificationResult, verify
     from llmrun.ui.terminal.progress import download_progress
     from llmrun.ui.terminal.tables import FileRow, show_files

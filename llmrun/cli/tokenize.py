@@ -23,24 +23,24 @@ _MOST_BYTES = 4 << 20  # of a text; its tokens cross the pipe in one frame
 
 def tokenize(
     model: ModelArgument,
-    text: Annotated[str, typer.Argument(metavar="TEXT|FILE|-", help="A text, or the name of a file; - is stdin.")],
+    text: Annotated[str, typer.Argument(metavar="TEXT|FILE|-", help="Text, or name of a file; - is stdin.")],
     merges: Annotated[bool, typer.Option("--merges", help="Show the merges of each token as a tree.")] = False,
-    table: Annotated[bool, typer.Option("--table", help="Print a row for each token, for long texts too.")] = False,
+    table: Annotated[bool, typer.Option("--table", help="Print one row per token, for long texts too.")] = False,
     compare: Annotated[
         str,
         typer.Option(
-            "--compare", metavar="MODEL", help="Compare with another model's tokens.", autocompletion=complete_model
+            "--compare", metavar="MODEL", help="Compare with the tokens of this model.", autocompletion=complete_model
         ),
     ] = "",
     plain: Annotated[
-        bool, typer.Option("--plain", help="Treat the text of control tokens as plain text; add none in front.")
+        bool, typer.Option("--plain", help="Treat control tokens in the text as plain text; add none.")
     ] = False,
     yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Show a text as a model's tokens.
+    """Split a text into the tokens of a model.
 
-    Only the vocabulary is loaded. In a pipe the ids are printed, one a line.
+    Only the vocabulary is loaded. In a pipe, the token ids are printed, one per line.
     """
     output = Output(json=json)
     content = read_content(output, text)

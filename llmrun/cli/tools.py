@@ -34,8 +34,8 @@ def tooling(
         typer.Option(
             "--tools",
             metavar="FILE.py|mcp:COMMAND",
-            help="Let the model call the functions of a Python file, or the tools of an MCP server; may be repeated. "
-            "See `llmrun help tools`.",
+            help="Let the model call the functions of a Python file or the tools of an MCP server; may be repeated. "
+            "See llmrun help tools.",
             rich_help_panel=_PANEL,
         ),
     ] = None,
@@ -46,7 +46,7 @@ def tooling(
         ),
     ] = None,
     tool_timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Maximum duration of a call.", rich_help_panel=_PANEL)
+        float, typer.Option(metavar="SECONDS", help="Time limit of a call.", rich_help_panel=_PANEL)
     ] = 60,
 ) -> ToolOptions:
     """The options of a command whose model may call tools.

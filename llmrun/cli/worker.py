@@ -38,13 +38,13 @@ def worker(
         bool, typer.Option("--cache", help="Cache large weights on this disk, so that they are sent only once.")
     ] = False,
     anyone: Annotated[
-        bool, typer.Option("--allow-anyone", help="Required with a --host beyond loopback: nothing protects this port.")
+        bool, typer.Option("--allow-anyone", help="Required with a --host beyond loopback: the port has no protection.")
     ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show llama.cpp's log.")] = False,
 ) -> None:
-    """Run an RPC worker: hold layers of a model that runs on another machine.
+    """Run an RPC worker: compute layers of a model for another machine.
 
-    Computes them for `llmrun run MODEL --rpc HOST:PORT`; one program at a time, until Ctrl-C.
+    Used by `llmrun run MODEL --rpc HOST:PORT` there; serves one program at a time, until Ctrl-C.
     """
     from llmrun.planning.hardware import probe
     from llmrun.protocol.jobs.worker import WORKER, ServeDevices

@@ -159,7 +159,7 @@ def test_single_tensors(engine: Engine) -> None:
         (("tiny-F16.gguf", "--dry-run", "--imatrix", "auto"), "--dry-run would wait for --imatrix auto"),
         (("tiny-F16.gguf", "--types", "q4_0", "--type", "q4_0"), "a report takes its types from --types"),
         (("tiny-F16.gguf", "--types", "q4_0,q4_9"), "there is no type 'q4_9'"),
-        (("tiny-F16.gguf", "--report-to", "x.txt"), "invalid report file 'x.txt'"),
+        (("tiny-F16.gguf", "--report-to", "x.txt"), "invalid --report-to 'x.txt'"),
         (("tiny-F16.gguf", "out.gguf", "--types", "q4_0"), "'out.gguf' can't be the file of several types"),
     ],
 )
