@@ -73,7 +73,7 @@ RowsArgument = Annotated[
 ]
 OutOption = Annotated[
     Path | None,
-    typer.Option("-o", "--output", metavar="OUT.jsonl", help="File for the answers. Default: IN.answers.jsonl"),
+    typer.Option("-o", "--output", metavar="OUT.jsonl", help="File for the answers. Default: IN.answers.jsonl."),
 ]
 RowPromptOption = Annotated[
     str | None,
@@ -97,9 +97,7 @@ RayOption = Annotated[
     ),
 ]
 RetryErrorsOption = Annotated[bool, typer.Option("--retry-errors", help="Try rows that failed again.")]
-DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Print the number of rows and tokens and the time to expect; answer nothing.")
-]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only count rows and tokens and predict the time.")]
 
 
 @with_options(asked=asked, loading=loading, flags=sampling_flags)
@@ -125,10 +123,9 @@ def batch(
     """Answer a file of prompts, many in parallel.
 
     A row is a text, an object with "prompt" or "messages", a table row with --prompt, or a line of an OpenAI batch
-    file. Answers are written as they finish, not in the order of the rows; each carries its row's number and id. If
-    the command is interrupted, run it again: it continues, and no row is lost or answered twice. A row that fails
-    gets an error instead of an answer, and the exit status is 10. With --at, MODEL may be left out if the server has
-    only one.
+    file. Answers are written as they finish, each with its row's number and id. Run the same command again to continue
+    after an interruption. A failed row gets an error, and the exit status is 10. With --at, MODEL may be left out if
+    the server has only one.
     """
     from llmrun.batch.plan import plan_batch
     from llmrun.batch.results import ResultFile

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmrun.bench.parameters import KV_TYPES
+from llmrun.cli.bench_history import OutputOptions, deliver, kind_of_file, look_back, output_options, save
 from llmrun.cli.bench_load import LoadTestOptions, load_test_options
 from llmrun.cli.completion import BENCH_ACTIONS, complete_bench, complete_words
-from llmrun.cli.options import JsonOption, LoraOption, YesOption, adapters_of, with_options
-from llmrun.cli.replacing import check_output_file
+from llmrun.cli.options import LoraOption, YesOption, adapters_of, with_options
 from llmrun.cli.rpc import RpcOption, workers_of
 from llmrun.config import load_settings
 from llmrun.errors import OutOfMemoryError, UsageError
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from llmrun.protocol.adapters import Adapter
     from llmrun.protocol.loading import Load
 
-_TESTS, _LOADING, _RESULTS = "Tests", "Engine", "Results"
-_FORMATS = ("table", "md", "csv", "json", "jsonl", "html")
+_TESTS, _LOADING = "Tests", "Loading"
 
 Lists = list[str] | None
 
@@ -156,98 +155,6 @@ def measurement_options(
     return MeasurementOptions(repetitions, warm_up, interleave, delay, limits)
 
 
-@dataclass(frozen=True, slots=True)
-class OutputOptions:
-    """Options of the result: its format, its file and the history."""
-
-    kind: str  # one of _FORMATS: on stdout, or of the file
-    file: Path | None  # instead of stdout
-    copy: Path | None  # a file in addition to stdout; its suffix is its format
-    save: bool  # in the history
-    machine: str
-    compare: tuple[str, str] | None
-    versus: str  # another program to measure
-
-    def check_files(self, output: Output, *, yes: bool) -> None:
-        """Raise as check_output_file() unless the files may be written."""
-        for file in filter(None, (self.file, self.copy)):
-            check_output_file(output, file, yes=yes)
-
-
-def output_options(
-    form: Annotated[
-        str,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="FORMAT|FILE",
-            help=f"Format ({', '.join(_FORMATS)}), or a file with one of these suffixes.",
-            rich_help_panel=_RESULTS,
-            autocompletion=complete_words(*_FORMATS),
-        ),
-    ] = "table",
-    save: Annotated[
-        bool, typer.Option("--save/--no-save", help="Save the result in the history.", rich_help_panel=_RESULTS)
-    ] = True,
-    machine: Annotated[
-        str,
-        typer.Option("--machine", metavar="NAME", help="Name of this machine in the result.", rich_help_panel=_RESULTS),
-    ] = "",
-    compare: Annotated[
-        tuple[str, str] | None,
-        typer.Option(
-            "--compare",
-            metavar="A B",
-            help="Compare two results: files, history numbers, machines, versions or models.",
-            rich_help_panel=_RESULTS,
-        ),
-    ] = None,
-    versus: Annotated[
-        str,
-        typer.Option(
-            "--vs",
-            metavar="PROGRAM",
-            help="Measure llama-bench or ollama too, alternately.",
-            rich_help_panel=_RESULTS,
-            autocompletion=complete_words("llama-bench", "ollama"),
-        ),
-    ] = "",
-    json: JsonOption = False,
-) -> OutputOptions:
-    """Collect the options of the result.
-
-    Raises:
-        UsageError: there is no such format or program.
-    """
-    if versus:
-        from llmrun.bench.external import kind_of
-
-        kind_of(versus)
-    kind, file = _target(form)
-    if json and file is None and kind not in ("table", "json"):
-        raise UsageError(f"--json and -o {form} exclude each other", hint="give one of them")
-    if json:
-        return OutputOptions("json", None, file, save, machine, compare, versus)
-    return OutputOptions(kind, file, None, save, machine, compare, versus)
-
-
-def _target(form: str) -> tuple[str, Path | None]:
-    """Return the format, and the file if -o names one."""
-    if form in _FORMATS:
-        return form, None
-    file = Path(form)
-    if kind_of_file(file) not in _FORMATS[1:]:
-        raise UsageError(
-            f"invalid -o {form}", why=f"must be one of {', '.join(_FORMATS)}, or a file that ends so", hint="-o md"
-        )
-    return kind_of_file(file), file
-
-
-def kind_of_file(file: Path) -> str:
-    """Return the format that a file's suffix names."""
-    return file.suffix.removeprefix(".").lower()
-
-
 @with_options(lists=bench_arguments, load=load_test_options, how=measurement_options, after=output_options)
 def bench(
     models: Annotated[
@@ -279,7 +186,7 @@ def bench(
     Tests are named and done as in llama-bench: pp512 is the prefill of 512 tokens, tg128 decodes 128 random tokens.
     chat128+64 is a real answer as `llmrun run` gives it: with sampling, text and streaming.
     """
-    from llmrun.cli import bench_history, bench_load, bench_speculation
+    from llmrun.cli import bench_load, bench_speculation
 
     output = Output(json=after.kind in {"json", "jsonl"})
     if models and models[0] == "run":
@@ -293,7 +200,7 @@ def bench(
         bench_load.measure(output, models or (), load, lists, how, after, yes=yes)
         return
     if after.compare is not None or (models and models[0] in BENCH_ACTIONS):
-        _look_back(output, [*(models or []), *(after.compare or ())], after)
+        look_back(output, [*(models or []), *(after.compare or ())], after)
         return
     if not models:
         raise UsageError("bench needs a model", hint="llmrun bench smollm2")
@@ -302,34 +209,13 @@ def bench(
         request = _request(output, found, cases, hardware, how, after.machine)
         result, error = _measure(output, request, hardware, after)
     if result.rows and after.save:
-        bench_history.save(output, result)
+        save(output, result)
     if result.rows and after.kind != "table":
-        bench_history.deliver(output, result, after.kind, after.file)
+        deliver(output, result, after.kind, after.file)
     if result.rows and after.copy is not None:
-        bench_history.deliver(output, result, kind_of_file(after.copy), after.copy)
+        deliver(output, result, kind_of_file(after.copy), after.copy)
     if error is not None:
         raise error
-
-
-def _look_back(output: Output, words: Sequence[str], after: OutputOptions) -> None:
-    """Show, compare or remove saved results.
-
-    Raises:
-        UsageError: there is no such result, or the number of them is wrong.
-    """
-    from llmrun.cli import bench_history
-
-    if words[0] == "rm":
-        bench_history.remove(output, words[1:])
-    elif words[0] == "history":
-        bench_history.show(output, words[1:], after.kind, after.file)
-        if after.copy is not None:
-            bench_history.show(output, words[1:], kind_of_file(after.copy), after.copy)
-    else:
-        sides = after.compare or tuple(words[1:])
-        if len(sides) != 2:
-            raise UsageError("compare takes two results", hint="llmrun bench compare 1 2")
-        bench_history.compare(output, (sides[0], sides[1]), after.kind)
 
 
 @contextmanager

@@ -17,7 +17,8 @@ from llmrun.errors import UsageError, require_within
 
 if TYPE_CHECKING:
     from llmrun.bench.load import LoadOutcome, LoadRequest
-    from llmrun.cli.bench import BenchArguments, MeasurementOptions, OutputOptions
+    from llmrun.cli.bench import BenchArguments, MeasurementOptions
+    from llmrun.cli.bench_history import OutputOptions
     from llmrun.remote.server import Server
     from llmrun.ui.terminal.output import Output
 

@@ -12,7 +12,8 @@ from llmrun.config import load_settings
 from llmrun.errors import UsageError, require_within
 
 if TYPE_CHECKING:
-    from llmrun.cli.bench import BenchArguments, MeasurementOptions, OutputOptions
+    from llmrun.cli.bench import BenchArguments, MeasurementOptions
+    from llmrun.cli.bench_history import OutputOptions
     from llmrun.ui.terminal.output import Output
 
 _DEFAULT_TOKENS = 400

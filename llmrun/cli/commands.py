@@ -65,5 +65,38 @@ COMMANDS = {
 }
 """Name -> command, in the order of the help; `help` itself is in no panel."""
 
+# Options in `llmrun COMMAND --help` of commands with many options; `--help-all` shows all.
+BASICS = {
+    "run": "--system --file --image --max-tokens --json-schema --think --stats --json --temp --seed --ctx --gpu-layers",
+    "chat": "--continue --session --private --system --file --think --temp --at --ctx --gpu-layers",
+    "batch": "--output --prompt --parallel --retry-errors --dry-run --system --max-tokens --json-schema --temp --at",
+    "serve": "--host --port --key-file --allow-origin --keep --parallel --timeout --ctx --gpu-layers "
+    "--speculate --draft",
+    "bench": "--n-prompt --n-gen --n-depth --threads --gpu-layers --repetitions --output --compare --vs --clients "
+    "--speculate",
+    "explain": "--answer --raw --system --html --json --temp --seed --ctx",
+    "replay": "--model --ctx --threads --gpu-layers --speculate --verbose",
+    "quantize": "--type --size --fit --imatrix --types --report --report-to --threads --dry-run",
+    "evaluate": "--reference --text --chunks --long --ctx --threads --gpu-layers --json",
+}
+
+# Topic of `llmrun help` -> the command and panel whose options it lists.
+OPTION_TOPICS = {
+    "answer": ("run", "Answer"),
+    "beams": ("run", "Beam search"),
+    "engine": ("run", "Engine"),
+    "prompt": ("run", "Prompt"),
+    "sampling": ("run", "Sampling"),
+    "servers": ("run", "Remote server"),
+    "tools": ("chat", "Tools"),
+}
+
+BENCH_COMMANDS = {
+    "bench history": CommandEntry("", "bench_history", "history", "List saved results, or show one."),
+    "bench compare": CommandEntry("", "bench_history", "compare", "Compare two results: different, or noise."),
+    "bench rm": CommandEntry("", "bench_history", "remove", "Remove results from the history."),
+}
+"""Commands of two words; other words after `bench` are models."""
+
 ALIASES = {"ls": "list", "remove": "rm"}
 """Names of the same commands in other programs; the help does not show them."""

@@ -46,12 +46,14 @@ def complete_words(*words: str) -> Callable[[str], list[str]]:
     return lambda incomplete: [word for word in words if word.startswith(incomplete)]
 
 
-def complete_bench(context: typer.Context, incomplete: str) -> list[str | tuple[str, str]]:
-    """What follows `llmrun bench`: models and what else it does; behind that, numbers of its history."""
-    earlier = context.params.get("models") or ()
-    if not earlier or earlier[0] not in BENCH_ACTIONS:
-        actions = () if earlier else BENCH_ACTIONS
-        return [*(word for word in actions if word.startswith(incomplete)), *complete_model(incomplete)]
+def complete_bench(context: typer.Context, incomplete: str) -> list[str]:
+    """Complete what follows `llmrun bench`: models and actions."""
+    actions = () if context.params.get("models") else BENCH_ACTIONS
+    return [*(word for word in actions if word.startswith(incomplete)), *complete_model(incomplete)]
+
+
+def complete_result(incomplete: str) -> list[tuple[str, str]]:
+    """Complete numbers of the bench history, with a description each."""
     from llmrun.bench.history import History
     from llmrun.config import load_settings
 

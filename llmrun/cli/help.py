@@ -10,8 +10,9 @@ from typing import Annotated
 
 import typer
 
-from llmrun.cli.commands import ALIASES, COMMANDS
+from llmrun.cli.commands import ALIASES, COMMANDS, OPTION_TOPICS
 from llmrun.cli.completion import complete_words
+from llmrun.cli.pages import panel_help
 from llmrun.errors import UsageError
 from llmrun.ui.terminal.output import Output
 
@@ -32,12 +33,16 @@ EXIT_CODES = {
 }
 
 TOPICS = (
+    "answer",
     "beams",
     "embeddings",
+    "engine",
     "exit-codes",
     "images",
     "inference",
     "lora",
+    "prompt",
+    "sampling",
     "scale",
     "servers",
     "speculation",
@@ -63,6 +68,11 @@ def show_help(
 
         output = Output()
         output.text(reflow(topic(words[0]), output.columns()))
+        if words[0] in OPTION_TOPICS:
+            name, panel = OPTION_TOPICS[words[0]]
+            root = context.find_root()
+            command = root.command.get_command(root, name)  # type: ignore[attr-defined]
+            output.text("\n" + panel_help(typer.Context(command, parent=root, info_name=name), panel))
     elif words[0] in COMMANDS or words[0] in ALIASES:
         context.find_root().command.main([*words, "--help"], prog_name="llmrun", standalone_mode=False)
     else:

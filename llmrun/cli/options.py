@@ -151,7 +151,7 @@ LoraOption = Annotated[
     typer.Option(
         "--lora",
         metavar="FILE[:SCALE]",
-        help="LoRA adapter to apply, and its scale (default: 1); may be repeated. See llmrun help lora.",
+        help="LoRA adapter to apply, with a scale of 1 or SCALE; may be repeated. See llmrun help lora.",
         rich_help_panel="Engine",
     ),
 ]
@@ -346,7 +346,7 @@ ImagesOption = Annotated[
     typer.Option(
         "--image",
         metavar="FILE",
-        help="Put an image before the prompt, for a vision model; may be repeated.",
+        help="Put an image before the prompt; may be repeated.",
         rich_help_panel="Prompt",
     ),
 ]

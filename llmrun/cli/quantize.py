@@ -184,7 +184,7 @@ def several(
     ] = "",
     report: Annotated[
         bool,
-        typer.Option("--report", help=f"Compare several types; by default {USUAL_TYPES}.", rich_help_panel=_SEVERAL),
+        typer.Option("--report", help=f"Compare several types. Default: {USUAL_TYPES}.", rich_help_panel=_SEVERAL),
     ] = False,
     report_to: Annotated[
         Path | None,
@@ -224,14 +224,15 @@ SourceArgument = Annotated[
     typer.Argument(metavar="SRC", help="GGUF file, model name, or Hugging Face folder.", autocompletion=complete_model),
 ]
 OutArgument = Annotated[
-    Path | None, typer.Argument(metavar="[OUT.gguf]", help="Default: NAME-TYPE.gguf in the current folder.")
+    Path | None,
+    typer.Argument(metavar="[OUT.gguf]", help="Output file. Default: NAME-TYPE.gguf in this folder."),
 ]
 TypeOption = Annotated[
     str,
     typer.Option(
         "--type",
         metavar="TYPE",
-        help="int4 (best 4-bit type for this machine, the default), int8, Q4_K_M, Q6_K, ...",
+        help="Q4_K_M, Q6_K, ..., int8, or int4: the best 4-bit type for this machine. Default: int4.",
         autocompletion=complete_type,
     ),
 ]

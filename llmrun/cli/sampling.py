@@ -17,7 +17,7 @@ from llmrun.protocol.params import DEFAULTS, SERVER, SamplingParams, check_param
 # SamplingParams field -> flag, help.
 FLAGS: dict[str, tuple[str, str]] = {
     "temperature": ("--temp", "Temperature; 0 is greedy."),
-    "seed": ("--seed", "Seed of the random generator; the same seed gives the same answer."),
+    "seed": ("--seed", "Seed of the random generator."),
     "top_k": ("--top-k", "Keep the k likeliest tokens; 0 is off."),
     "top_p": ("--top-p", "Keep the likeliest tokens until their probabilities add up to this; 1 is off."),
     "min_p": ("--min-p", "Keep tokens with at least this fraction of the top token's probability; 0 is off."),
