@@ -1,4 +1,4 @@
-"""How a command shows a model's answer, and how Ctrl-C stops it; the same for `run` and `chat`."""
+"""Display of answers for `run` and `chat`: display options, Ctrl-C, notes on attached files."""
 
 from __future__ import annotations
 
@@ -22,28 +22,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DisplayOptions:
-    """How answers are shown.
+    """Options of displaying answers."""
 
-    Attributes:
-        stats: figures during the answer and after it; None is a few, where stdout and stderr are a terminal.
-        markdown: as Markdown, where the terminal can.
-        think: what is shown of a model's thoughts, "on", "hide" or "fold".
-        end_line: an answer ends with a newline in a pipe too.
-        tints: drafted tokens are coloured.
-        shades: all tokens are, by how likely they were.
-    """
-
-    stats: bool | None = None
+    stats: bool | None = None  # None: a few figures, if stdout and stderr are a terminal
     markdown: bool = True
-    think: Literal["on", "hide", "fold"] = "fold"
-    end_line: bool = False
-    tints: bool = False
-    shades: bool = False
+    think: Literal["on", "hide", "fold"] = "fold"  # the part of the reasoning to show
+    end_line: bool = False  # end the answer with a newline in a pipe too
+    tints: bool = False  # colour drafted tokens
+    shades: bool = False  # colour all tokens by probability
 
 
 @contextmanager
 def on_ctrl_c(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
-    """Inside, Ctrl-C does this."""
+    """Call a handler on Ctrl-C inside the block."""
     before = signal.signal(signal.SIGINT, handler)
     try:
         yield
@@ -52,12 +43,12 @@ def on_ctrl_c(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]
 
 
 def cancelling(what: ChatModel | Toolbox) -> AbstractContextManager[None]:
-    """Inside, Ctrl-C stops the model's answer, or a tool's call, instead of the command."""
+    """Cancel the model's answer, or a tool's call, on Ctrl-C inside the block."""
     return on_ctrl_c(lambda number, frame: what.cancel())
 
 
 def show(output: Output, events: Iterable[Event], model: ChatModel, shown_as: DisplayOptions) -> Finished:
-    """Show an answer as it comes; gives its last event."""
+    """Show an answer as it is generated, and return its last event."""
     if output.json:
         return _to_the_end(events, output.event_json)
     pictures: list[ImageAccepted] = []
@@ -81,19 +72,18 @@ def show(output: Output, events: Iterable[Event], model: ChatModel, shown_as: Di
 
 
 def show_again(output: Output, text: str, shown_as: DisplayOptions) -> None:
-    """Show an answer that was given before as it was shown then, without its thoughts."""
+    """Show a saved answer, without its reasoning."""
     events = (Started(1, 0, 0, 0), TextDelta(1, text, 0), Finished(1, "stop", Stats()))
     with answer_view(output, stats=False, markdown=shown_as.markdown, end_line=shown_as.end_line) as view:
         _to_the_end(events, view.show)
 
 
 def is_on_terminal(output: Output) -> bool:
-    """Whether a user sees both the answer and what is said of it."""
     return output.stdout_is_terminal and output.stderr_is_terminal
 
 
 def collecting(events: Iterable[Event], deltas: list[TextDelta]) -> Iterator[Event]:
-    """The events, their text kept."""
+    """Yield events and collect their text."""
     for event in events:
         if isinstance(event, TextDelta):
             deltas.append(event)
@@ -101,7 +91,7 @@ def collecting(events: Iterable[Event], deltas: list[TextDelta]) -> Iterator[Eve
 
 
 def _keeping(events: Iterable[Event], pictures: list[ImageAccepted]) -> Iterator[Event]:
-    """The events; what is told of pictures is kept until the answer is there: a line would break into the live one."""
+    """Yield events and collect notes on images: a note would break into the live display."""
     for event in events:
         if isinstance(event, ImageAccepted):
             pictures.append(event)
@@ -109,7 +99,7 @@ def _keeping(events: Iterable[Event], pictures: list[ImageAccepted]) -> Iterator
 
 
 def show_attached(output: Output, attached: Attachments) -> None:
-    """Say which files go along, before they are sent."""
+    """Print the files that are sent with the prompt."""
     for note in attached.notes:
         output.note(note)
     for file in attached.files:

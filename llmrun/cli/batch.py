@@ -1,4 +1,4 @@
-"""`llmrun batch`: a file of prompts, answered side by side."""
+"""`llmrun batch`: answers to a file of prompts, computed in parallel."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def asked(
     think_tokens: ThinkTokensOption = None,
     loop_guard: LoopGuardOption = True,
 ) -> tuple[str | None, AnswerRequest]:
-    """The system prompt, and how every row is asked that does not say it itself. Raises as options.wanted()."""
+    """Return the system prompt, and the request for rows without fields of their own. Raises as options.wanted()."""
     options = wanted(
         system, template, max_tokens, stop, None, grammar, json_schema, think, think_tokens, loop_guard=loop_guard
     )
@@ -161,7 +161,7 @@ def batch(
 
 
 def _engine(at: str | None, key_file: Path | None, ray: str | None, loading: LoadingOptions) -> LoadingOptions:
-    """How the model is loaded, or the far server that has it.
+    """Return the options of loading the model, with the remote server if there is one.
 
     Raises:
         UsageError: both, or the server can't be meant.
@@ -175,7 +175,7 @@ def _engine(at: str | None, key_file: Path | None, ray: str | None, loading: Loa
 
 
 def _model_and_rows(model: str, rows: Path | None, loading: LoadingOptions) -> tuple[str, Path]:
-    """What was typed; a server's only model needs no name, so that one word is the rows."""
+    """Return model and file. With a server, a single argument is the file."""
     if rows is not None:
         return model, rows
     if loading.server is None:
@@ -193,7 +193,7 @@ def _answering(
     parallel: int | None,
     recipe: RowTemplate,
 ) -> Iterator[RowAnswerer]:
-    """What answers the rows: a far server, the engines of a Ray cluster, or one here."""
+    """Yield the engine for the rows: a remote server, a Ray cluster, or an engine here."""
     if loading.server is not None:
         yield _far(output, loading.server, name, parallel, recipe)
         return
@@ -227,7 +227,7 @@ def _answering(
 
 
 def _far(output: Output, server: Server, name: str, parallel: int | None, recipe: RowTemplate) -> RowAnswerer:
-    """A far server. What it can't be told of what was typed is refused; of what a row says, with the row."""
+    """Return a remote engine. Raise for options that the server does not support; rows are checked one by one."""
     from llmrun.batch.remote import RemoteEngine
     from llmrun.remote.request_body import require_told
 
@@ -238,10 +238,10 @@ def _far(output: Output, server: Server, name: str, parallel: int | None, recipe
 
 
 def _read(rows: Path, out: Path) -> list[Row]:
-    """All rows.
+    """Return all rows.
 
     Raises:
-        UsageError: there are none, or the answers would be written over them.
+        UsageError: the file has no rows, or is the output file.
     """
     from llmrun.batch.rows import read_rows
 
@@ -256,10 +256,10 @@ def _read(rows: Path, out: Path) -> list[Row]:
 def _answer(
     output: Output, answering: RowAnswerer, plan: BatchPlan, results: ResultFile, total: int, out: Path
 ) -> None:
-    """Answer what is left.
+    """Answer the remaining rows.
 
     Raises:
-        RowsFailedError: rows have errors, of this run or an earlier one.
+        RowsFailedError: rows failed, in this run or an earlier one.
     """
     from llmrun.batch.ledger import BatchProgress, Ledger
     from llmrun.ui.views.batch import BatchView

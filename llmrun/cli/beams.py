@@ -1,4 +1,4 @@
-"""Beam search: its options, what excludes it, and how what it finds is shown."""
+"""Beam search: options, conflicts with other options, and display of results."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ def beam_options(
     diversity: DiversityOption = None,
     length_rule: LengthRuleOption = None,
 ) -> BeamSettings | None:
-    """The options of beam search; None where it is not wanted.
+    """Collect the options of beam search; None if it is off.
 
     Raises:
-        UsageError: a value is invalid, or there are no beams that it could be for.
+        UsageError: a value is invalid, or --beams is missing.
     """
     others = {
         "--length-penalty": length_penalty,
@@ -104,13 +104,13 @@ def beam_options(
 def refuse_with_beams(
     asked: AnswerRequest, loading: LoadingOptions, flags: Mapping[str, Any], others: Mapping[str, object]
 ) -> None:
-    """See that nothing is asked for that means nothing where tokens are not drawn.
+    """Raise for options that beam search cannot obey.
 
     Args:
-        others: flag -> what was given, if anything.
+        others: flag -> its value, if given.
 
     Raises:
-        UsageError: something is.
+        UsageError: such an option is given.
     """
     drawn = {FLAGS[name][0]: True for name in flags if name not in _MEANT}
     given = {
@@ -130,11 +130,11 @@ def refuse_with_beams(
 def search(
     output: Output, model: Model, asked: AnswerRequest, settings: BeamSettings, shown_as: DisplayOptions
 ) -> None:
-    """Search, and show what was found: the best answer on stdout, everything else on stderr.
+    """Search, then print the best answer to stdout and everything else to stderr.
 
     Raises:
-        CancelledError: Ctrl-C ended it; what there was is shown.
-        CutOffError: the answer had to follow a grammar, and is cut off.
+        CancelledError: Ctrl-C; the partial result is shown.
+        CutOffError: a limit cut off an answer that must follow a grammar.
     """
     with cancelling(model):
         found, tree = searched(output, model, asked, settings)
@@ -160,7 +160,7 @@ def search(
 def searched(
     output: Output, model: Model, asked: AnswerRequest, settings: BeamSettings
 ) -> tuple[BeamsFound, list[TreeNode]]:
-    """Search, and draw the tree meanwhile; what was found, and the tree."""
+    """Search and draw the tree meanwhile; return the result and the tree."""
     from llmrun.ui.views.beams import BeamsView
 
     if model.thinks:
@@ -170,11 +170,7 @@ def searched(
 
 
 def show_rest(output: Output, model: Model, settings: BeamSettings, found: BeamsFound, *, is_free: bool) -> None:
-    """What stands behind the best answer: the others, and what the search took.
-
-    Args:
-        is_free: no grammar says what an answer may be.
-    """
+    """Show the other answers and the cost of the search."""
     from llmrun.ui.views.beams import show_cost, show_others
 
     show_others(output, found)

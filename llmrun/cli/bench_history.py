@@ -188,10 +188,10 @@ def look_back(output: Output, words: Sequence[str], after: OutputOptions) -> Non
 
 
 def show_comparison(output: Output, sides: tuple[str, str], kind: str) -> None:
-    """Set the second side against the first.
+    """Compare the second result with the first.
 
     Raises:
-        UsageError: one of them is nothing, or they have no test in common.
+        UsageError: a result does not exist, or they have no test in common.
     """
     from llmrun.bench.compare import compare_results, resolve
     from llmrun.ui.views.bench_history import show_comparison as show_view
@@ -207,10 +207,10 @@ def show_comparison(output: Output, sides: tuple[str, str], kind: str) -> None:
 
 
 def show(output: Output, which: Sequence[str], kind: str, file: Path | None) -> None:
-    """What was measured before: a list, or one result in a format.
+    """List saved results, or show one in a format.
 
     Args:
-        which: nothing, or a result's number or "last"; then what is shown is that.
+        which: the number of a result, or "last"; empty lists all.
 
     Raises:
         UsageError: there is no such result.
@@ -239,13 +239,13 @@ def show(output: Output, which: Sequence[str], kind: str, file: Path | None) -> 
 
 
 def remove_results(output: Output, which: Sequence[str]) -> None:
-    """Forget results.
+    """Remove results.
 
     Args:
-        which: their numbers, or "last".
+        which: numbers, or "last".
 
     Raises:
-        UsageError: there is no such result; those before it are gone.
+        UsageError: there is no such result; those before it are removed.
     """
     if not which:
         raise UsageError("which result?", hint="llmrun bench rm 3; llmrun bench history lists them")
@@ -255,11 +255,7 @@ def remove_results(output: Output, which: Sequence[str]) -> None:
 
 
 def deliver(output: Output, result: Result, kind: str, file: Path | None) -> None:
-    """A result in a format, on stdout or in a file.
-
-    Raises:
-        LlmrunError: the file can't be written.
-    """
+    """Write a result in a format to stdout or a file. Raises as put()."""
     from llmrun.bench.formats import write
 
     if kind == "html":
@@ -272,7 +268,7 @@ def deliver(output: Output, result: Result, kind: str, file: Path | None) -> Non
 
 
 def put(output: Output, text: str, file: Path | None) -> None:
-    """A text, on stdout or in a file.
+    """Write a text to stdout or a file.
 
     Raises:
         LlmrunError: the file can't be written.
@@ -287,7 +283,7 @@ def put(output: Output, text: str, file: Path | None) -> None:
 
 
 def save(output: Output, result: Result) -> None:
-    """Keep a result in the history, where that can be written."""
+    """Save a result in the history, if it can be written."""
     try:
         with _history(output) as history:
             entry = history.add(result)
@@ -298,7 +294,7 @@ def save(output: Output, result: Result) -> None:
 
 @contextmanager
 def _history(output: Output) -> Iterator[History]:
-    """The history; what has to be told about opening it is told."""
+    """Open the history; print its note, if any."""
     from llmrun.bench.history import History
 
     with History(load_settings()) as history:

@@ -1,4 +1,4 @@
-"""`llmrun bench --speculate`: what drafting tokens gains here."""
+"""`llmrun bench --speculate`: the gain of speculative decoding on this machine."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def measure(
     *,
     yes: bool,
 ) -> None:
-    """Measure a model, and show it. What was measured before Ctrl-C or a failure is shown too.
+    """Measure a model and show the result, also a partial one after Ctrl-C or a failure.
 
     Raises:
-        UsageError: an option has nothing to do with it, or is out of bounds.
+        UsageError: an option does not apply, or is out of bounds.
     """
     from llmrun.bench.speculation import measure as measure_gains
     from llmrun.cli.loading import fetch, find_draft

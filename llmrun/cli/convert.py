@@ -1,4 +1,4 @@
-"""`llmrun convert`: a Hugging Face folder becomes a GGUF file."""
+"""`llmrun convert`: a Hugging Face folder converted to a GGUF file."""
 
 from __future__ import annotations
 
@@ -104,10 +104,10 @@ def _convert_adapter(output: Output, folder: Path, base: Path | None, target: Pa
 
 
 def _base(name: str) -> Path | None:
-    """The folder or file that a base model's name means; None without a name.
+    """Return the folder or file of a base model; None without a name.
 
     Raises:
-        ModelNotFoundError: it is not on this disk.
+        ModelNotFoundError: the model is not on this disk.
     """
     if not name or Path(name).is_dir():
         return Path(name) if name else None
@@ -143,14 +143,14 @@ def _show(output: Output, done: ConvertedModel, use: str = 'llmrun run {} "Hello
 
 
 def _target(folder: Path, out: Path | None, kind: str, *, is_known: bool, is_adapter: bool) -> Path:
-    """The file to write: what was named, or the folder's name with the type, in the folder that was named or here.
+    """Return the output file: the given name, or the folder's name with the type, in the given folder or this one.
 
     Args:
-        is_known: our own converter knows the model's types.
-        is_adapter: requests name it as its file is called, so that there is no type in that.
+        is_known: our own converter supports the architecture.
+        is_adapter: requests use the file name, so it has no type.
 
     Raises:
-        UsageError: it can't be a model's file.
+        UsageError: the name is not that of a GGUF file.
     """
     if out is None or out.is_dir():
         from llmrun.convert.job import stored_type

@@ -1,4 +1,4 @@
-"""`llmrun doctor`: what this machine and this installation can do."""
+"""`llmrun doctor`: checks of this machine and the installation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`llmrun embed` and `llmrun rerank`: texts as vectors, and documents in the order of a query."""
+"""`llmrun embed` and `llmrun rerank`: embeddings of texts, and documents sorted by relevance."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def embed_loading(
     verbose: VerboseOption = False,
     yes: YesOption = False,
 ) -> LoadingOptions:
-    """The options of a command that loads a model to embed with it."""
+    """Collect the options of loading a model for embeddings."""
     return LoadingOptions(LoadPreferences(ctx, threads, gpu_layers), OFF, verbose, yes)
 
 
@@ -79,7 +79,7 @@ def embedding(
         typer.Option("--truncate/--no-truncate", help="Cut off texts that are too long, or refuse them with an error."),
     ] = True,
 ) -> EmbedOptions:
-    """The options that say how texts become vectors."""
+    """Collect the options of embeddings."""
     return EmbedOptions(None if role == "none" else role, prompt, pooling, dimensions, normalize, truncate)
 
 
@@ -161,10 +161,10 @@ def rerank(
 
 
 def read_texts(output: Output, words: Sequence[str], usage: str) -> list[str]:
-    """The texts of arguments: themselves, or the lines of a file of that name, or of stdin for "-".
+    """Return the texts of arguments: the argument, or the lines of a file of that name, or of stdin for "-".
 
     Raises:
-        UsageError: there is none, one is blank, or a file can't be read.
+        UsageError: there is no text, one is blank, or a file can't be read.
     """
     if not words and not output.stdin_is_terminal:
         words = ["-"]
@@ -195,7 +195,7 @@ def _lines(data: bytes, name: str) -> list[str]:
 
 
 def _check_array(file: Path, *, json: bool) -> None:
-    """Raise UsageError unless an array can have that name."""
+    """Raise UsageError unless an array file can have the name."""
     if json:
         raise UsageError("--json and --output exclude each other", hint="give one of them")
     if file.suffix.lower() != ".npy":
@@ -203,7 +203,7 @@ def _check_array(file: Path, *, json: bool) -> None:
 
 
 def _shown_parts(output: Output, model: Model, texts: Sequence[str], options: EmbedOptions) -> Iterator[TextVectors]:
-    """The vectors as they come; says how far that is, and at last what was cut off."""
+    """Yield the vectors as they are computed; show the progress, and note truncated texts at the end."""
     from llmrun.model.embeddings import Embedding
     from llmrun.ui.terminal.activity import Activity
 

@@ -1,4 +1,4 @@
-"""`llmrun evaluate`: how well a model predicts a text, and how far it is from a reference."""
+"""`llmrun evaluate`: perplexity of a model, and its distance from a reference."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _TextSample:
-    """What a model is measured on, see llmrun.quantize.evaluate.evaluate()."""
+    """A text to measure a model on; see llmrun.quantize.evaluate.evaluate()."""
 
     text: EvaluatedText
     n_ctx: int | None
@@ -51,7 +51,7 @@ def _sample(
         bool, typer.Option("--long", help="Add figures by position, and test finding facts in long texts.")
     ] = False,
 ) -> _TextSample:
-    """What is wrong with them is said before a model is looked for.
+    """Collect the options of the text, checked before a model is loaded.
 
     Raises:
         UsageError: an option is invalid, or the text can't be read.
@@ -123,7 +123,7 @@ def evaluate(
 
 
 class _EvaluationOutput:
-    """The figures that came last, all of them or not."""
+    """The latest figures, complete or not."""
 
     def __init__(self) -> None:
         self.found: EvaluateResult | None = None
@@ -131,7 +131,7 @@ class _EvaluationOutput:
         self._began = time.monotonic()
 
     def kept_before(self, show: Callable[[EvaluateUpdate], None]) -> Callable[[EvaluateUpdate], None]:
-        """What keeps an update's figures and then shows it."""
+        """Return a function that stores the figures of an update before it is shown."""
 
         def keep(update: EvaluateUpdate) -> None:
             self.found = update.so_far or self.found
@@ -140,7 +140,6 @@ class _EvaluationOutput:
         return keep
 
     def show(self, output: Output, about: EvaluationSubject) -> None:
-        """Print what there is."""
         from llmrun.protocol.jobs.evaluate import least_chunks
         from llmrun.quantize.evaluate import verdict
         from llmrun.ui.terminal.format import seconds

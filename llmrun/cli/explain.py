@@ -1,4 +1,4 @@
-"""`llmrun explain`: what a model does between a prompt and its answer."""
+"""`llmrun explain`: the computation between a prompt and its answer."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def explain(
 
 
 def _check_page(file: Path, *, json: bool) -> None:
-    """Raise UsageError unless a page can have that name."""
+    """Raise UsageError unless an HTML page can have the name."""
     if json:
         raise UsageError("--json and --html exclude each other", hint="give one of them")
     if file.suffix.lower() != ".html":

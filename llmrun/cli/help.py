@@ -1,6 +1,6 @@
-"""`llmrun help`: the help of a command, and topics that belong to no single one.
+"""`llmrun help`: the help of a command or topic.
 
-Each topic is a text of topics/, but the exit codes: what they mean is asserted by tests.
+Topics are files in topics/, except the exit codes, which tests compare with the errors.
 """
 
 from __future__ import annotations
@@ -80,7 +80,6 @@ def show_help(
 
 
 def topic(name: str) -> str:
-    """The text of a topic."""
     if name == "exit-codes":
         return "\n".join(f"{status:>4}  {meaning}" for status, meaning in EXIT_CODES.items())
     return Path(__file__).with_name("topics").joinpath(f"{name}.txt").read_text(encoding="utf-8").rstrip()

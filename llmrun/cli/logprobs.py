@@ -1,4 +1,4 @@
-"""What `run --logprobs` adds to `run`: an answer shaded by how likely each token was."""
+"""`run --logprobs`: an answer shaded by the probabilities of its tokens."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ from llmrun.ui.terminal.output import Output
 
 
 def check_logprobs(output: Output, count: int, answers: int) -> None:
-    """See that log-probabilities can be shown.
-
-    Raises:
-        UsageError: they can't.
-    """
+    """Raise UsageError if log-probabilities can't be shown."""
     require_within("--logprobs", count, (0, MOST_TOP_LOGPROBS))
     if output.json:
         return
@@ -28,7 +24,7 @@ def check_logprobs(output: Output, count: int, answers: int) -> None:
 
 
 def show_logprobs(output: Output, deltas: Sequence[TextDelta], count: int) -> None:
-    """Below the answer, what its colours mean; and where it surprised, so many of the likeliest tokens."""
+    """Print the legend of the colours, and the N likeliest tokens where the answer's token was unlikely."""
     from llmrun.ui.answer.surprise import show_legend, show_surprises
 
     tokens = [token for delta in deltas for token in delta.logprobs]

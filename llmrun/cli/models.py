@@ -1,4 +1,4 @@
-"""`llmrun pull`, `list` and `search`: which models there are, and how they get here."""
+"""`llmrun pull`, `list` and `search`: models on this disk and on the hub."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def pull(
 
 
 def _show_download_size(output: Output, spec: ModelSpec, settings: Settings) -> None:
-    """What `llmrun pull` would download.
+    """Print the download size of a model.
 
     Raises:
-        UsageError: the model is of no repository.
+        UsageError: the model has no repository.
         LlmrunError: as the download would.
     """
     from llmrun.models import hub
@@ -146,7 +146,7 @@ def search(
 
 
 def as_plain(model: Installed) -> dict[str, Any]:
-    """A model on this disk as JSON data. Times are ISO 8601, sizes bytes."""
+    """Return a model on this disk as JSON data. Times are ISO 8601, sizes bytes."""
     times = {
         name: datetime.fromtimestamp(getattr(model, name), timezone.utc).isoformat(timespec="seconds")
         for name in ("modified", "used")
@@ -162,7 +162,7 @@ def _show_catalogue(
     quiet: bool = False,
     others: Sequence[Installed] = (),
 ) -> None:
-    """Models that are known by name, behind those of the others that go by no such name."""
+    """Print the built-in list of models, after models on this disk that it lacks."""
     from llmrun.ui.terminal.sanitize import clean
     from llmrun.ui.terminal.tables import CatalogueRow, show_catalogue
 
@@ -180,7 +180,6 @@ def _show_catalogue(
 
 
 def _plain_installed(model: Installed) -> dict[str, Any]:
-    """A model on this disk as a row of the catalogue."""
     facts = {"alias": model.name, "parameters": "", "quant": model.quant, "n_bytes": model.size}
     return {**facts, "licence": "", "installed": True}
 

@@ -1,4 +1,4 @@
-"""`llmrun plan`: what a model would take and give on this machine, before any of it is downloaded."""
+"""`llmrun plan`: predicted memory and speed of a model on this machine, before a download."""
 
 from __future__ import annotations
 
@@ -78,11 +78,11 @@ def plan(
 
 
 def _draft(name: str, header: Header, settings: Settings) -> Header:
-    """The header of a model that is to draft. What is not on this disk tells nothing of its tokens.
+    """Return the header of a draft model.
 
     Raises:
-        ModelNotFoundError: it is not on this disk.
-        UsageError: it does not go with the other model.
+        ModelNotFoundError: the model is not on this disk, so its vocabulary is unknown.
+        UsageError: its vocabulary differs from the model's.
     """
     from llmrun.gguf.reader import read_header
     from llmrun.models.location import locate, not_on_disk
@@ -96,7 +96,7 @@ def _draft(name: str, header: Header, settings: Settings) -> Header:
 
 
 def _chosen(spec: ModelSpec, candidates: list[QuantCandidate], hardware: Hardware) -> tuple[str | None, str]:
-    """The quant that `llmrun run` would take, None when none fits; and why, "" where nothing was to be chosen."""
+    """Return the quant that `llmrun run` would use, None if none fits, and the reason, "" if there was no choice."""
     from llmrun.errors import OutOfMemoryError
     from llmrun.planning.choice import best, is_open
 
@@ -112,10 +112,10 @@ def _chosen(spec: ModelSpec, candidates: list[QuantCandidate], hardware: Hardwar
 def _candidates(
     output: Output, name: str, settings: Settings, *, every: bool
 ) -> tuple[ModelSpec, list[QuantCandidate]]:
-    """The file that is here, or everything that the hub has; and what the name means.
+    """Return the local file or all files on the hub, and the parsed name.
 
     Raises:
-        NetworkError: the hub can't be reached; what the catalogue knows is said before.
+        NetworkError: the hub can't be reached; the facts of the built-in list are printed first.
     """
     from llmrun.gguf.reader import read_header
     from llmrun.models.location import locate
@@ -147,7 +147,7 @@ def _show_facts(output: Output, spec: ModelSpec) -> None:
 
 
 def _worker_speeds(output: Output, hardware: Hardware, speed: MachineSpeed | None) -> tuple[MachineSpeed, ...] | None:
-    """Of each worker's devices; None where that can't be measured."""
+    """Measure the devices of each worker; None if that fails."""
     from llmrun.planning.hardware_details import probe_details
     from llmrun.planning.speed import worker_speeds
 

@@ -1,4 +1,4 @@
-"""`llmrun quantize`: a model becomes a smaller one."""
+"""`llmrun quantize`: a model quantized to a smaller file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ USUAL_TYPES = "Q8_0,Q5_K_M,Q4_K_M,IQ4_NL,Q4_0"
 
 @dataclass(frozen=True, slots=True)
 class TensorOptions:
-    """Wishes for single tensors, and for all of them. Fields as in quantize.job.Request."""
+    """Types of single tensors and of all; fields as in quantize.job.QuantizeRequest."""
 
     overrides: tuple[tuple[str, str], ...]
     output_type: str
@@ -38,7 +38,6 @@ class TensorOptions:
 
     @property
     def flags(self) -> list[str]:
-        """Those that came."""
         given = {
             "--tensor-type": self.overrides,
             "--output-type": self.output_type,
@@ -59,7 +58,7 @@ def tensors(
     pure: Annotated[bool, typer.Option("--pure", help="Use one type for every matrix, instead of a mix.")] = False,
     keep_output: Annotated[bool, typer.Option("--keep-output", help="Keep the output matrix as it is.")] = False,
 ) -> TensorOptions:
-    """Options of single tensors.
+    """Collect the options of single tensors.
 
     Raises:
         UsageError: one is invalid.
@@ -99,10 +98,10 @@ def goal(
         typer.Option("--ctx", "-c", metavar="TOKENS", help="Context window for --fit.", rich_help_panel=_MIX),
     ] = None,
 ) -> SizeGoal:
-    """Options that say a size.
+    """Collect the options of the file size.
 
     Raises:
-        UsageError: they contradict each other, or are invalid.
+        UsageError: an option is invalid, or two exclude each other.
     """
     given = [flag for flag, value in (("--size", size), ("--bpw", bpw is not None), ("--fit", fit)) if value]
     if len(given) > 1:
@@ -117,7 +116,7 @@ def goal(
 
 @dataclass(frozen=True, slots=True)
 class ImportanceOptions:
-    """Where the importance matrix comes from: "", "auto" or a file; and the text to collect it on."""
+    """The source of the importance matrix: "", "auto" or a file, and the calibration text."""
 
     source: str
     text: Path | None
@@ -139,10 +138,10 @@ def importance(
         ),
     ] = None,
 ) -> ImportanceOptions:
-    """Options of the importance matrix.
+    """Collect the options of the importance matrix.
 
     Raises:
-        UsageError: a file is not there, or not needed.
+        UsageError: a file does not exist, or is not needed.
     """
     if calibration is not None and imatrix not in ("", "auto"):
         raise UsageError("--calibration says nothing here", why="--imatrix names a file that is finished")
@@ -158,14 +157,7 @@ def _require_file(flag: str, path: Path | None, kind: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class MultipleTypes:
-    """Several types to make and measure side by side.
-
-    Attributes:
-        types: names of types.FILE_TYPES or types.BEST_4_BIT.
-        file: where the report goes besides the terminal.
-        text: what quality is measured on; None is what `llmrun evaluate` reads by default.
-        wishes: how they are loaded to be measured.
-    """
+    """Several types to make and measure."""
 
     types: tuple[str, ...]
     file: Path | None
@@ -199,10 +191,10 @@ def several(
         ),
     ] = None,
 ) -> MultipleTypes | None:
-    """Options of a report; None where none is wished.
+    """Collect the options of a report; None without one.
 
     Raises:
-        UsageError: a type is unknown, the report's file can't be one, or the text can't be read.
+        UsageError: a type is unknown, the report file is invalid, or the text can't be read.
     """
     from llmrun.quantize.evaluate import read_text
     from llmrun.quantize.types import file_type
@@ -283,7 +275,7 @@ def quantize(
 def _quantize(
     output: Output, source: str, out: Path | None, wish: QuantizeOptions, *, may_replace: bool, dry_run: bool
 ) -> None:
-    """Make one file, or say what it would be."""
+    """Make one file, or predict the result."""
     from llmrun.quantize.choice import decide
     from llmrun.quantize.job import preview
     from llmrun.quantize.job import quantize as run
@@ -319,7 +311,7 @@ def _report(
     *,
     may_replace: bool,
 ) -> None:
-    """Make and measure several types; the files stay where OUT is a folder."""
+    """Make and measure several types; keep the files if OUT is a folder."""
     from llmrun.quantize.choice import importance_matrix, resolve_type
     from llmrun.quantize.report import make_report
     from llmrun.quantize.report.local_measurements import require_text
@@ -357,10 +349,10 @@ def _report(
 
 
 class _Target:
-    """The file to write: what was named, or a name made of the model's and a label; asks once whether it may.
+    """The output file: the given name, or one made of the model's name and a label. Asks once before replacing.
 
     Raises:
-        UsageError: what was named can't be a model's file.
+        UsageError: the given name is not that of a GGUF file.
     """
 
     def __init__(self, output: Output, found: SourceFile, out: Path | None, *, may_replace: bool) -> None:
@@ -375,15 +367,14 @@ class _Target:
 
     @property
     def folder(self) -> Path:
-        """Where it will be."""
         return self._out.parent if self._is_named else self._out
 
     def __call__(self, label: str) -> Path:
-        """The file.
+        """Return the output file for a label.
 
         Raises:
-            UsageError: it is one that is read, or is there and nobody can be asked.
-            CancelledError: it must not be replaced.
+            UsageError: the file is an input, or exists and there is no terminal to ask on.
+            CancelledError: the user refused to replace it.
         """
         from llmrun.models.store.new_file import refuse_inputs
 
@@ -396,7 +387,6 @@ class _Target:
         return self._settled
 
     def check(self, path: Path) -> None:
-        """Raise as check_output_file() unless a file may be written there."""
         check_output_file(self._output, path, yes=self._may_replace)
 
 

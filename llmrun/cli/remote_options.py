@@ -1,7 +1,4 @@
-"""A far server in place of an engine here, for `run` and `chat`: what goes along with --at, and what does not.
-
-Owns what is refused and in which words; must not know how a server is asked.
-"""
+"""Remote servers for `run` and `chat`: options that --at excludes, and opening the server's model."""
 
 from __future__ import annotations
 
@@ -27,13 +24,13 @@ _KEPT = frozenset({"--beams", "--record", "--prompt-cache"})
 
 
 def refuse_with_remote(loading: LoadingOptions, others: Mapping[str, bool] = {}) -> None:
-    """See that a server, if one answers, is not asked for what only an engine on this machine can do.
+    """Raise for options that need an engine on this machine, if a server is given.
 
     Args:
-        others: flag that is not one of loading's -> whether it was given.
+        others: flag outside LoadingOptions -> whether it was given.
 
     Raises:
-        UsageError: something is.
+        UsageError: such an option is given.
     """
     if loading.server is None:
         return
@@ -66,17 +63,17 @@ def refuse_with_remote(loading: LoadingOptions, others: Mapping[str, bool] = {})
 def open_at(
     output: Output, server: Server, name: str, asked: AnswerRequest, flags: Mapping[str, Any], *, sees: bool = False
 ) -> Iterator[RemoteModel]:
-    """A server's model, its connections closed afterwards.
+    """Open a server's model; close its connections afterwards.
 
     Args:
-        name: as the server lists it; "" or ANY_MODEL is the only one that there is.
-        asked: what answers are to be like, as far as that is known.
-        flags: sampling parameters that were typed.
-        sees: it has to look at pictures.
+        name: as the server lists it; "" or ANY_MODEL for its only one.
+        asked: the request, as far as it is known.
+        flags: sampling parameters as typed.
+        sees: images will be sent.
 
     Raises:
-        UsageError: the server can't be told something that is asked for.
-        LlmrunError: it can't be reached, or does not have the model.
+        UsageError: the server does not support an option.
+        LlmrunError: the server can't be reached, or does not have the model.
     """
     from llmrun.cli.remote import served_model
     from llmrun.models.location import require_projector

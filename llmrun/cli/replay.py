@@ -1,4 +1,4 @@
-"""`llmrun replay`: a recorded answer once more."""
+"""`llmrun replay`: a recorded answer computed again."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def replay(
 
 
 def _first_difference(text: str, recorded: str) -> int | None:
-    """Index of the first character in which two texts differ; None if they are equal."""
+    """Return the index of the first different character of two texts; None if they are equal."""
     if text == recorded:
         return None
     shorter = min(len(text), len(recorded))
@@ -85,10 +85,10 @@ def _first_difference(text: str, recorded: str) -> int | None:
 
 
 def _with_key(record: Recording, key: str | None) -> Recording:
-    """A record whose watermark can be left again: it has only the key's fingerprint.
+    """Return the record with the watermark key, since it has only the key's fingerprint.
 
     Raises:
-        UsageError: the key is missing, or another one.
+        UsageError: the key is missing or different.
     """
     sampling = record.answer.sampling
     if not sampling.watermark:
@@ -102,7 +102,7 @@ def _with_key(record: Recording, key: str | None) -> Recording:
 
 
 def _recorded(record: Recording) -> LoadPreferences:
-    """How the model was loaded."""
+    """Return the recorded parameters of loading."""
     kv_types, flash_attention = record.place.get("KV cache", "f16 f16"), record.place.get("flash attention", "auto")
     type_k, _, type_v = kv_types.partition(" ")
     return LoadPreferences(
@@ -111,7 +111,7 @@ def _recorded(record: Recording) -> LoadPreferences:
 
 
 def _changed(wishes: LoadPreferences, typed: LoadPreferences) -> LoadPreferences:
-    """Wishes with all that is typed and not the default."""
+    """Return the recorded preferences with the typed ones that are not defaults."""
     changes = {each.name: getattr(typed, each.name) for each in fields(LoadPreferences)}
     return replace(
         wishes, **{name: value for name, value in changes.items() if value != getattr(LoadPreferences(), name)}

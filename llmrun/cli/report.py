@@ -1,4 +1,4 @@
-"""`llmrun report`: several quants of a model side by side; `llmrun quantize --report` by a name of its own."""
+"""`llmrun report`: several quants of a model compared; the same as `llmrun quantize --report`."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ RpcOption = Annotated[
 
 
 def workers_of(rpc: str | None) -> tuple[str, ...]:
-    """--rpc as endpoints. Raises as read_endpoints()."""
+    """Return the endpoints of --rpc. Raises as read_endpoints()."""
     if rpc is None:
         return ()
     from llmrun.runner.workers import read_endpoints  # few starts have any

@@ -169,7 +169,7 @@ def run(
 
 
 def _check(output: Output, answers: int, logprobs: int | None, record: Path | None, *, yes: bool) -> None:
-    """Raise UsageError where an option's value is invalid, or two exclude each other."""
+    """Raise UsageError if an option is invalid, or two exclude each other."""
     require_within("--answers", answers, PARALLEL_BOUNDS)
     if logprobs is not None:
         from llmrun.cli.logprobs import check_logprobs
@@ -183,7 +183,7 @@ def _check(output: Output, answers: int, logprobs: int | None, record: Path | No
 
 
 def _sampling(output: Output, model: ChatModel, flags: Mapping[str, Any], *, is_explained: bool) -> SamplingParams:
-    """What the answer is drawn with, and on stderr where each value comes from."""
+    """Return the sampling parameters; print their origins to stderr on request."""
     sampling, origins = model.sampling(flags)
     if is_explained:
         from llmrun.ui.views.sampling import show_sampling
@@ -193,7 +193,7 @@ def _sampling(output: Output, model: ChatModel, flags: Mapping[str, Any], *, is_
 
 
 def _with_files(output: Output, text: str, wanted: AnswerOptions) -> str:
-    """The prompt behind the files that go along."""
+    """Return the prompt after the attached files."""
     if wanted.attached is None:
         return text
     show_attached(output, replace(wanted.attached, pictures=()))  # the engine says more of them
@@ -203,7 +203,7 @@ def _with_files(output: Output, text: str, wanted: AnswerOptions) -> str:
 def _show(
     output: Output, model: ChatModel, asked: AnswerRequest, shown_as: DisplayOptions, answers: int, record: Path | None
 ) -> Finished:
-    """Show what is answered, and write down what is wanted of it besides."""
+    """Show the answer; write the recording and log-probabilities on request."""
     with cancelling(model):
         if answers > 1:
             from llmrun.cli.n_answers import show_n_answers
@@ -226,7 +226,7 @@ def _show(
 def _chat(
     model: str, stats: bool | None, wanted: AnswerOptions, loading: LoadingOptions, flags: Mapping[str, Any]
 ) -> None:
-    """A conversation, where there is no prompt and somebody who can type."""
+    """Start a chat, if there is no prompt and a terminal."""
     from llmrun.cli.chat import SessionOptions, talk_with
     from llmrun.cli.tools import tooling
 
@@ -235,10 +235,10 @@ def _chat(
 
 
 def _note_limit(output: Output, asked: AnswerRequest, finished: Finished) -> None:
-    """Which limit ended an answer, where that was not asked for.
+    """Print the limit that ended an answer, unless it was requested.
 
     Raises:
-        CutOffError: the answer had to follow a grammar, and does so no more.
+        CutOffError: the answer had to follow a grammar, and is incomplete.
     """
     stats = finished.stats
     full = stats.is_full
@@ -251,10 +251,10 @@ def _note_limit(output: Output, asked: AnswerRequest, finished: Finished) -> Non
 
 
 def refuse_file_names(words: list[str]) -> None:
-    """See that the shell has not made one file for -f, and a prompt of the others, out of a pattern.
+    """Raise if the shell has expanded a pattern: one file for -f, and the others as the prompt.
 
     Raises:
-        UsageError: it has.
+        UsageError: a word of the prompt is a file.
     """
     names = [word for word in words if not word.isspace() and " " not in word and os.path.isfile(word)]  # noqa: PTH113
     if names:
@@ -268,7 +268,7 @@ def refuse_file_names(words: list[str]) -> None:
 
 
 def _save_state(output: Output, model: ChatModel) -> None:
-    """Keep the prompt's KV state; the answer is there whether that succeeds or not."""
+    """Save the prompt's KV state; print a note if that fails."""
     try:
         if not model.save_state(prompt_only=True).tokens:
             output.note("The next prompt will be read anew: its KV state can't be written, or there is no room for it.")
@@ -277,7 +277,7 @@ def _save_state(output: Output, model: ChatModel) -> None:
 
 
 def asked_for(output: Output, model: ChatModel, text: str, wanted: AnswerOptions, *, raw: bool) -> AnswerRequest:
-    """A text as a conversation, or to be continued where there is no chat template."""
+    """Return a text as a conversation, or as a prompt to continue without a chat template."""
     if raw or not (wanted.asked.template or has_template(output, model)):
         if wanted.has_images:
             raise UsageError("--image needs a chat template", hint="leave out --raw, or name one with --template")
@@ -290,10 +290,10 @@ def asked_for(output: Output, model: ChatModel, text: str, wanted: AnswerOptions
 
 
 def read_prompt(output: Output, words: list[str]) -> str:
-    """The prompt: the arguments' words, with what a pipe brings before them or in place of a lone "-".
+    """Return the prompt: stdin, then the words; a lone "-" stands for stdin.
 
     Raises:
-        UsageError: there is nothing to ask.
+        UsageError: the prompt is empty.
     """
     piped = "" if output.stdin_is_terminal and "-" not in words else _read_all(output)
     typed = " ".join(_decoded(word) for word in words if word != "-")
@@ -306,7 +306,7 @@ def read_prompt(output: Output, words: list[str]) -> str:
 
 
 def _decoded(word: str) -> str:
-    """An argument as UTF-8, whatever the locale took it for."""
+    """Decode an argument as UTF-8, in any locale."""
     return os.fsencode(word).decode("utf-8", "replace")
 
 
@@ -316,13 +316,12 @@ def _read_all(output: Output) -> str:
 
 
 def has_template(output: Output, model: ChatModel) -> bool:
-    """Whether the model can be talked to; says so when it can't."""
+    """Return whether the model has a chat template; print a note if not."""
     if not model.has_template:
         output.note(f"{model.name} has no chat template: the text is continued (--template gives it one)")
     return model.has_template
 
 
 def conversation(system: str | None, text: str) -> list[Message]:
-    """A user's message, behind the system prompt if there is one."""
     first = [Message("system", system)] if system else []
     return [*first, Message("user", text)]

@@ -1,4 +1,4 @@
-"""The flags of the sampler, one for each field of SamplingParams, and how their values are read and shown."""
+"""The sampler's flags, one for each field of SamplingParams, with parsing and display of their values."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ _INTEGERS = {"seed", "top_k", "repeat_last_n", "dry_allowed_length", "dry_last_n
 
 
 def sampling_flags(**options: Any) -> dict[str, Any]:
-    """The options of a command that samples: what was typed, in the types of SamplingParams.
+    """Collect the sampling options as typed, in the types of SamplingParams.
 
-    What was not typed stays out, so that the model's own recommendation can count.
+    Missing options are left out, so that the model's own recommendation applies.
 
     Raises:
-        UsageError: a value is out of its bounds, or can't be read; names the flag.
+        UsageError: a value is out of bounds or malformed; names the flag.
     """
     given = {name: value for name, value in options.items() if value is not None and value != []}
     if given.get("watermark"):
@@ -71,7 +71,7 @@ def sampling_flags(**options: Any) -> dict[str, Any]:
 
 
 def _read(name: str, value: Any, label: str) -> Any:
-    """A parameter's value in the type of SamplingParams. label is what the user calls it."""
+    """Parse a parameter's value to the type in SamplingParams. label is its name in errors."""
     if name == "dry_breakers":
         value = tuple(value)
     elif name == "logit_bias":
@@ -84,7 +84,7 @@ def _read(name: str, value: Any, label: str) -> Any:
 
 
 def read_key(text: str | None, label: str) -> str:
-    """A watermark's key, that of the file behind an @, or the environment's. label is what the user calls it.
+    """Return a watermark key: the text, the content of the file after an @, or the environment variable.
 
     Raises:
         UsageError: the file can't be read, or there is no key.
@@ -113,15 +113,15 @@ def _sampling_parameter(name: str) -> inspect.Parameter:
 
 
 def read_value(name: str, text: str, before: str = "") -> tuple[str, Any]:
-    """A sampling parameter that was set within a chat: its field's name, and its value.
+    """Parse a sampling parameter that is set within a chat; return its field and its value.
 
     Args:
-        name: the field's, or its flag's with or without dashes.
+        name: that of the field, or of its flag with or without dashes.
         text: the value.
-        before: what errors put before the name.
+        before: text in errors before the name.
 
     Raises:
-        UsageError: there is no such parameter, or its value is invalid.
+        UsageError: the parameter does not exist, or its value is invalid.
     """
     spelled = name.lstrip("-").replace("_", "-").lower()
     known = {flag.lstrip("-"): field for field, (flag, _) in FLAGS.items()}
@@ -141,7 +141,7 @@ def read_value(name: str, text: str, before: str = "") -> tuple[str, Any]:
 
 
 def shown_value(name: str, value: Any) -> str:
-    """A sampling parameter's value as the flag takes it."""
+    """Return a sampling parameter's value in the syntax of its flag."""
     if name == "seed":
         return "random" if value is None else str(value)
     if name == "order":
@@ -158,7 +158,7 @@ def shown_value(name: str, value: Any) -> str:
 
 
 def sampling_rows(params: SamplingParams, origins: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """Every sampling parameter as (flag, value, where the value comes from); a server does not tell its own."""
+    """Return every sampling parameter as (flag, value, origin of the value); the values of a server are unknown."""
     return [
         (flag, "" if origins[name] == SERVER else shown_value(name, getattr(params, name)), origins[name])
         for name, (flag, _) in FLAGS.items()
@@ -174,10 +174,10 @@ def _bias(text: str, label: str) -> tuple[int, float]:
 
 
 def watermark_flags(**options: Any) -> dict[str, Any]:
-    """The options of a command that marks what others ask for; see sampling_flags().
+    """Collect the watermark options of a server; see sampling_flags().
 
     Raises:
-        UsageError: a value can't be read, or there is no key.
+        UsageError: a value is malformed, or there is no key.
     """
     return sampling_flags(**options)
 

@@ -1,4 +1,4 @@
-"""`llmrun score`: how likely each token of a text is to a model."""
+"""`llmrun score`: the probability of each token of a text."""
 
 from __future__ import annotations
 

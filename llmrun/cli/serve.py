@@ -140,9 +140,9 @@ def serve(
 
 
 def _give_way() -> None:
-    """Let engines compute before what they computed is sent: else every step waits, with all who are answered.
+    """Lower the priority of this thread below the engines': sending must not delay decode steps.
 
-    Only Linux has a niceness of threads; that of others would be the engines' too.
+    Only Linux has a niceness per thread; on others it would apply to the engines too.
     """
     thread = threading.get_native_id()
     if sys.platform == "linux" and os.getpriority(os.PRIO_PROCESS, thread) < _SENDING_NICENESS:
@@ -150,10 +150,10 @@ def _give_way() -> None:
 
 
 def _seconds(flag: str, text: str) -> float:
-    """E.g. "5m", "1h30m", "90"; -1 or "forever" is for ever.
+    """Parse a time such as "5m", "1h30m" or "90"; -1 and "forever" are infinite.
 
     Raises:
-        UsageError: it is none of these.
+        UsageError: the text is none of these.
     """
     if text in {"-1", "forever"}:
         return _FOR_EVER
@@ -164,10 +164,10 @@ def _seconds(flag: str, text: str) -> float:
 
 
 def _policy(host: str, listening: socket.socket, key_file: Path | None, origins: list[str], hosts: list[str]) -> Policy:
-    """Who may ask.
+    """Return the access policy.
 
     Raises:
-        UsageError: everybody could, beyond this machine; or the key file can't be read.
+        UsageError: the server would be open to other machines without a key, or the key file can't be read.
     """
     from llmrun.server.guard import LOOPBACK, Policy, read_keys
 
@@ -187,13 +187,10 @@ def _policy(host: str, listening: socket.socket, key_file: Path | None, origins:
 
 
 def _fetch_missing(output: Output, names: tuple[str, ...], loading: LoadingOptions) -> DraftFile | None:
-    """Models of the command line that are not on this disk are downloaded before anybody is served.
-
-    Returns:
-        The file of the one that drafts.
+    """Download missing models before the first request; return the file of the draft model.
 
     Raises:
-        UsageError: nobody knows for which model, or an adapter or projector does not fit the first one.
+        UsageError: the draft's model is ambiguous, or an adapter or projector does not fit the first model.
     """
     from llmrun.cli.loading import find_draft
     from llmrun.models.location import find_projector, locate
@@ -218,7 +215,7 @@ def _fetch_missing(output: Output, names: tuple[str, ...], loading: LoadingOptio
 
 
 def _check_adapters(adapters: tuple[Adapter, ...], model: Path | None) -> None:
-    """See now that they fit, not when the first request comes. Raises as adapter_bytes()."""
+    """Raise before the first request if an adapter does not fit. Raises as adapter_bytes()."""
     from llmrun.gguf.reader import read_header
     from llmrun.models.adapters import adapter_bytes
 

@@ -1,4 +1,4 @@
-"""`llmrun ps` and `llmrun stop`: the servers that run on this machine."""
+"""`llmrun ps` and `llmrun stop`: the servers on this machine."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def stop(
 
 
 def _what_happens(server: RunningServer, *, now: bool) -> str:
-    """Say what becomes of a server that was asked to end, and of its answers."""
+    """Describe how the server and its answers end."""
     if now:
         return "ends now; running answers end with an error"
     begins = "is ending already:" if server.is_ending else "takes no more requests:"
@@ -56,15 +56,15 @@ def _what_happens(server: RunningServer, *, now: bool) -> str:
 
 
 def at_most(grace_seconds: float | None) -> str:
-    """Say how long a server waits for its answers; None is for ever."""
+    """Describe the time limit of a server's last answers; None is no limit."""
     return "" if grace_seconds is None else f", in {grace_seconds:g} s at most"
 
 
 def _meant(servers: list[RunningServer], port: int | None, *, every: bool) -> list[RunningServer]:
-    """Which of the servers to end.
+    """Return the servers to stop.
 
     Raises:
-        UsageError: none, or nobody can tell which.
+        UsageError: there is none, or the choice is ambiguous.
     """
     found = [server for server in servers if port in (None, server.port)]
     if not found:

@@ -1,4 +1,4 @@
-"""`llmrun sessions`: the saved chats. Nothing goes without a yes."""
+"""`llmrun sessions`: the saved chats. Nothing is deleted without confirmation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ app = typer.Typer(help="List, show, search, export and repair saved chats.", add
 
 
 class ExportFormat(str, Enum):
-    """What `--format` takes; the values are those of sessions.export.Format."""
+    """Values of `--format`; those of chat.store.export.Format."""
 
     markdown = "markdown"
     json = "json"
@@ -39,7 +39,7 @@ class ExportFormat(str, Enum):
 
 
 def complete_session(incomplete: str) -> list[str]:
-    """Names of saved chats, for the Tab key."""
+    """Complete names of saved chats."""
     try:
         with _sessions() as sessions:
             names = sessions.names()
@@ -251,7 +251,7 @@ def search_sessions(
 
 @contextmanager
 def _sessions(output: Output | None = None) -> Iterator[Sessions]:
-    """The saved chats; what has to be told about opening them is told."""
+    """Open the saved chats; print notes about damaged ones."""
     from llmrun.chat.store.store import Sessions, folder_in
 
     on_damage = output.note if output else lambda line: None
@@ -283,7 +283,7 @@ def _plain(facts: SessionFacts) -> dict[str, Any]:
 
 
 def _print(output: Output, text: str) -> None:
-    """A whole text on stdout: as it is for a program, without what could steer it for a terminal."""
+    """Print a whole text: unchanged in a pipe, without control characters on a terminal."""
     from llmrun.ui.terminal.sanitize import clean
 
     text = text.removesuffix("\n")

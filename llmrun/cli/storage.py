@@ -1,4 +1,4 @@
-"""`llmrun rm`, `gc`, `import` and `verify`: the disk that models take. Nothing goes without a yes."""
+"""`llmrun rm`, `gc`, `import` and `verify`: models on this disk. Nothing is deleted without confirmation."""
 
 from __future__ import annotations
 
@@ -169,11 +169,11 @@ def verify(
 
 
 def installed_model(name: str, settings: Settings) -> Installed:
-    """The model on this disk that a name means: a name of `llmrun list`, or anything that leads to the same file.
+    """Return the model on this disk with a name of `llmrun list`, or with another name of the same file.
 
     Raises:
-        ModelNotFoundError: it is not on this disk; names the near ones.
-        UsageError: it is a file that is not in the cache; or it can be several models.
+        ModelNotFoundError: the model is not on this disk; suggests similar names.
+        UsageError: the file is not in the cache, or the name is ambiguous.
     """
     models = everything(settings)
     for model in models:
@@ -197,7 +197,7 @@ def installed_model(name: str, settings: Settings) -> Installed:
 
 
 def _only_one(name: str, meant: list[Installed], models: list[Installed]) -> Installed:
-    """The one model that a repository's name can mean: nobody should lose another quant than they think of."""
+    """Return the only model of a repository; raise if there are several, so that no other quant is removed."""
     if not meant:
         raise _not_here(name, models)
     if len(meant) > 1:
@@ -213,7 +213,7 @@ def _not_here(name: str, models: list[Installed]) -> ModelNotFoundError:
 
 
 def _loaded_by(error: UsageError, removal: Removal, settings: Settings) -> UsageError:
-    """Say which processes have a model loaded, and how to end them."""
+    """Describe the processes that have a model loaded, and how to end them."""
     from llmrun.models.store.in_use import holders
     from llmrun.server.registry import running_servers
 
@@ -229,10 +229,10 @@ def _loaded_by(error: UsageError, removal: Removal, settings: Settings) -> Usage
 
 
 def _ask(output: Output, question: str, *, yes: bool, command: str) -> bool:
-    """Return whether the user agrees; say that nothing happens otherwise.
+    """Return whether the user agrees; print a note if not.
 
     Raises:
-        UsageError: no user can be asked.
+        UsageError: there is no terminal to ask on.
     """
     if yes:
         return True
@@ -258,7 +258,7 @@ def _refuse_damaged(damaged: list[Installed]) -> None:
 
 
 def _as_path(text: str) -> str:
-    """A file's name that can't be mistaken for an alias or a repository."""
+    """Return a file name that can't be mistaken for an alias or a repository."""
     from llmrun.models.store.other_programs import PROGRAMS
 
     is_name = text.partition("/")[0].lower() in PROGRAMS and not Path(text).exists()

@@ -1,4 +1,4 @@
-"""`llmrun tokenize`: a text as a model's tokens, how each came, and what each script costs."""
+"""`llmrun tokenize`: a text as tokens, their merges, and the cost of each script."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def tokenize_with(output: Output, name: str, text: str, *, special: bool, yes: b
 
 
 def read_content(output: Output, text: str) -> str:
-    """What TEXT|FILE|- means.
+    """Return the text of TEXT|FILE|-.
 
     Raises:
         UsageError: a file can't be read, or is too long.

@@ -83,7 +83,7 @@ def tune(
 
 
 def _found(output: Output, name: str, *, yes: bool) -> tuple[ModelSpec, Path]:
-    """What a name means, and the model's file, fetched where it is missing."""
+    """Return the parsed name and the model's file, downloaded if necessary."""
     from llmrun.cli.loading import fetch
     from llmrun.models.location import locate
 

@@ -1,4 +1,4 @@
-"""`llmrun watermark`: whether a text carries the mark of a key."""
+"""`llmrun watermark`: detection of the watermark of a key in a text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`llmrun worker`: this machine's memory and processor for a model that runs on another one."""
+"""`llmrun worker`: memory and compute of this machine for a model on another one."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ def worker(
 
 
 def _address(host: str, *, anyone: bool) -> IPv4Address:
-    """Where to listen.
+    """Return the address to listen on.
 
     Raises:
-        UsageError: it is not an IPv4 address, or others could reach it and nobody allowed that.
+        UsageError: the address is not IPv4, or is open to others without --allow-anyone.
     """
     try:
         address = IPv4Address("127.0.0.1" if host == "localhost" else host)
@@ -83,7 +83,7 @@ def _address(host: str, *, anyone: bool) -> IPv4Address:
 
 
 def _shown(output: Output, address: IPv4Address, port: int) -> Callable[[ServedDevices], None]:
-    """What says, once it can be reached, what is served and how."""
+    """Return a function that prints the served devices once the worker can be reached."""
 
     def show(served: ServedDevices) -> None:
         _wait_for(f"127.0.0.1:{port}" if address.is_unspecified else f"{address}:{port}")
@@ -100,7 +100,7 @@ def _shown(output: Output, address: IPv4Address, port: int) -> Callable[[ServedD
 
 
 def _wait_for(endpoint: str) -> None:
-    """Until the worker answers, which it does a moment after it was told to serve. Raises NetworkError."""
+    """Wait until the worker answers, shortly after its start. Raises NetworkError."""
     ends_at = time.monotonic() + _START_SECONDS
     while True:
         try:
