@@ -136,7 +136,7 @@ def batch(
     if loading.draft is not None or loading.speculate:
         raise UsageError("a batch drafts nothing", why="many rows side by side use the hardware fully as it is")
     output = Output(json=json)
-    loading = replace(loading, wishes=replace(loading.wishes, exact=exact))
+    loading = replace(loading, preferences=replace(loading.preferences, exact=exact))
     loading = _engine(at, key_file, ray, loading)
     model, rows = _model_and_rows(model, rows, loading)
     out = out or rows.with_name(f"{rows.stem}.answers.jsonl")
@@ -198,7 +198,7 @@ def _answering(
         yield _far(output, loading.server, name, parallel, recipe)
         return
     if address is not None:
-        if loading.wishes.workers:
+        if loading.preferences.workers:
             raise UsageError("--ray and --rpc exclude each other", why="a worker serves one engine at a time")
         try:
             from llmrun.batch.cluster import connected
@@ -207,7 +207,7 @@ def _answering(
         from llmrun.batch.node import NodeJob
 
         activity.show("waiting for a node of the Ray cluster that has the model")
-        job = NodeJob(name, loading.wishes, parallel, loading.adapters, loading.projector)
+        job = NodeJob(name, loading.preferences, parallel, loading.adapters, loading.projector)
         with connected(address, job) as cluster:
             yield cluster
         return
@@ -223,7 +223,7 @@ def _answering(
     projector = find_projector(path, loading.projector)
     prepared = partial(prepare, located.spec, path, warm_up=True, projector=projector, adapters=adapters)
     with using(path):
-        yield LocalEngine(prepared, loading.wishes, parallel, adapters)
+        yield LocalEngine(prepared, loading.preferences, parallel, adapters)
 
 
 def _far(output: Output, server: Server, name: str, parallel: int | None, recipe: RowTemplate) -> RowAnswerer:

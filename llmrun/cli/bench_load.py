@@ -116,7 +116,7 @@ def measure(
         _measure_remote(output, server, models[0] if models else None, typed, lists, how, after)
         return
     clients = _clients(typed, PARALLEL_BOUNDS)
-    wishes = LoadPreferences(
+    preferences = LoadPreferences(
         threads=number_of_threads("--clients", lists), parallel=max(clients), workers=lists.workers
     )
     tokens = typed.tokens or _DEFAULT_TOKENS
@@ -125,7 +125,7 @@ def measure(
     path = located.path or fetch(output, located.spec, settings, yes=yes)
     name = path.stem if located.spec.path else models[0]
     with using(path):
-        model = prepare(located.spec, path, wishes, warm_up=True, adapters=lists.adapters)
+        model = prepare(located.spec, path, preferences, warm_up=True, adapters=lists.adapters)
         if PROMPT_TOKENS + tokens > model.plan.n_ctx:
             raise UsageError(
                 f"invalid --tokens {tokens}",

@@ -49,14 +49,17 @@ def measure(
         raise UsageError(f"{_FLAG} measures one model", hint=f"llmrun bench smollm2 {_FLAG}")
     refuse_others(_FLAG, lists, how, after)
     require_within("--tokens", asked.tokens, (2, MOST_TOKENS))
-    wishes, settings = LoadPreferences(threads=number_of_threads(_FLAG, lists), workers=lists.workers), load_settings()
+    preferences, settings = (
+        LoadPreferences(threads=number_of_threads(_FLAG, lists), workers=lists.workers),
+        load_settings(),
+    )
     located = locate(models[0], settings)
     path = located.path or fetch(output, located.spec, settings, yes=yes)
     name = path.stem if located.spec.path else models[0]
     drafts = find_draft(output, asked.draft, settings, yes=yes)
     with using(path), using(drafts.path) if drafts is not None else nullcontext():
         model = prepare(
-            located.spec, path, wishes, warm_up=True, expected=A_CHAT, draft=drafts, adapters=lists.adapters
+            located.spec, path, preferences, warm_up=True, expected=A_CHAT, draft=drafts, adapters=lists.adapters
         )
         for note in model.plan.notes:
             output.note(note)

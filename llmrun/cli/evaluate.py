@@ -65,11 +65,11 @@ def _sample(
     return _TextSample(read_text(text) if text is not None else default_text(), ctx, count, long)
 
 
-@with_options(sample=_sample, wishes=load_preferences)
+@with_options(sample=_sample, preferences=load_preferences)
 def evaluate(
     model: ModelArgument,
     sample: _TextSample,
-    wishes: LoadPreferences,
+    preferences: LoadPreferences,
     reference: Annotated[
         str,
         typer.Option(
@@ -114,7 +114,7 @@ def evaluate(
                 n_ctx=sample.n_ctx,
                 chunks=sample.chunks,
                 long=sample.long,
-                preferences=wishes,
+                preferences=preferences,
                 on_update=result.kept_before(show),
             )
             result.is_whole = True

@@ -62,7 +62,7 @@ def explain(
     if html is not None:
         _check_page(html, json=json)
         check_output_file(output, html, yes=loading.yes)
-    if loading.wishes.workers:
+    if loading.preferences.workers:
         raise UsageError("explain can't look into other machines", hint="leave out --rpc")
     text = read_prompt(output, prompt or [])
     request = AnswerRequest(limits=Limits(answer), remember=MOST_TOKENS)

@@ -95,7 +95,7 @@ def open_model(
     model = prepare(
         located.spec,
         path,
-        loading.wishes,
+        loading.preferences,
         warm_up=warm_up,
         verbose=loading.verbose,
         keeps_states=keeps_states,

@@ -251,7 +251,7 @@ def load_preferences(
 class LoadingOptions:
     """Options of loading a model, or the remote server to use instead."""
 
-    wishes: LoadPreferences
+    preferences: LoadPreferences
     speculate: int | None  # see planning.speculation.DraftPolicy.most; None if not specified
     verbose: bool
     yes: bool  # download without asking
@@ -282,12 +282,12 @@ def loading(
     yes: YesOption = False,
 ) -> LoadingOptions:
     """Collect the options of a command that loads a model."""
-    wishes = load_preferences(threads, gpu_layers, cache_type_k, cache_type_v, flash_attention)
+    preferences = load_preferences(threads, gpu_layers, cache_type_k, cache_type_v, flash_attention)
     most = None if speculate is None else read_speculate(speculate)
     if most == OFF and draft is not None:
         raise UsageError("--draft and --speculate off exclude each other", hint="give one of them")
-    wishes = replace(wishes, n_ctx=ctx, cpu_experts=cpu_experts, workers=workers_of(rpc))
-    return LoadingOptions(wishes, most, verbose, yes, draft, adapters_of(lora), mmproj)
+    preferences = replace(preferences, n_ctx=ctx, cpu_experts=cpu_experts, workers=workers_of(rpc))
+    return LoadingOptions(preferences, most, verbose, yes, draft, adapters_of(lora), mmproj)
 
 
 def adapters_of(lora: list[str] | None) -> tuple[Adapter, ...]:

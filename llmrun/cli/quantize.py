@@ -162,7 +162,7 @@ class MultipleTypes:
     types: tuple[str, ...]
     file: Path | None
     text: EvaluatedText | None
-    wishes: LoadPreferences = LoadPreferences()
+    preferences: LoadPreferences = LoadPreferences()
 
 
 def several(
@@ -339,7 +339,7 @@ def _report(
                 name=found.name,
                 text=several.text,
                 imatrix=imatrix,
-                preferences=replace(several.wishes, threads=wish.threads),
+                preferences=replace(several.preferences, threads=wish.threads),
                 keep=out,
                 on_update=on_update,
             )

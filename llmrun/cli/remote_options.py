@@ -34,21 +34,21 @@ def refuse_with_remote(loading: LoadingOptions, others: Mapping[str, bool] = {})
     """
     if loading.server is None:
         return
-    wishes = loading.wishes
+    preferences = loading.preferences
     loads = {
-        "--ctx": wishes.n_ctx is not None,
-        "--threads": wishes.threads is not None,
-        "--gpu-layers": wishes.gpu_layers is not None,
-        "--n-cpu-moe": wishes.cpu_experts is not None,
-        "--cache-type-k": wishes.cache_type_k != "f16",
-        "--cache-type-v": wishes.cache_type_v != "f16",
-        "--flash-attention": wishes.flash_attention != "auto",
-        "--exact": wishes.exact,
+        "--ctx": preferences.n_ctx is not None,
+        "--threads": preferences.threads is not None,
+        "--gpu-layers": preferences.gpu_layers is not None,
+        "--n-cpu-moe": preferences.cpu_experts is not None,
+        "--cache-type-k": preferences.cache_type_k != "f16",
+        "--cache-type-v": preferences.cache_type_v != "f16",
+        "--flash-attention": preferences.flash_attention != "auto",
+        "--exact": preferences.exact,
         "--speculate": loading.speculate is not None,
         "--draft": loading.draft is not None,
         "--mmproj": loading.projector is not None,
         "--lora": bool(loading.adapters),
-        "--rpc": bool(wishes.workers),
+        "--rpc": bool(preferences.workers),
         "--verbose": loading.verbose,
     }
     kept = {flag: is_given for flag, is_given in others.items() if flag in _KEPT}

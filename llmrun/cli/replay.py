@@ -46,7 +46,7 @@ def replay(
     """
     output = Output()
     record = _with_key(read(file), watermark_key)
-    loading = replace(loading, wishes=_changed(_recorded(record), loading.wishes))
+    loading = replace(loading, preferences=_changed(_recorded(record), loading.preferences))
     used, draft = record.answer.model, record.draft
     if loading.draft is None and draft is not None:
         loading = replace(loading, draft=draft.name or draft.path)
@@ -110,11 +110,11 @@ def _recorded(record: Recording) -> LoadPreferences:
     )
 
 
-def _changed(wishes: LoadPreferences, typed: LoadPreferences) -> LoadPreferences:
+def _changed(preferences: LoadPreferences, typed: LoadPreferences) -> LoadPreferences:
     """Return the recorded preferences with the typed ones that are not defaults."""
     changes = {each.name: getattr(typed, each.name) for each in fields(LoadPreferences)}
     return replace(
-        wishes, **{name: value for name, value in changes.items() if value != getattr(LoadPreferences(), name)}
+        preferences, **{name: value for name, value in changes.items() if value != getattr(LoadPreferences(), name)}
     )
 
 

@@ -23,11 +23,11 @@ from llmrun.cli.quantize import (
 from llmrun.planning.plan import LoadPreferences
 
 
-@with_options(importance=importance, wishes=load_preferences)
+@with_options(importance=importance, preferences=load_preferences)
 def report(
     source: SourceArgument,
     importance: ImportanceOptions,
-    wishes: LoadPreferences,
+    preferences: LoadPreferences,
     out: Annotated[
         Path | None,
         typer.Argument(metavar="[FOLDER]", help="Keep the files in this folder. Default: they are deleted afterwards."),
@@ -52,5 +52,5 @@ def report(
         checked_target(to, "--output")
     asked = several(types, report=True, report_to=to, text=text)
     assert asked is not None
-    asked = replace(asked, wishes=wishes)
-    inspect.unwrap(quantize)(source, tensors(), goal(), importance, asked, out, threads=wishes.threads, yes=yes)
+    asked = replace(asked, preferences=preferences)
+    inspect.unwrap(quantize)(source, tensors(), goal(), importance, asked, out, threads=preferences.threads, yes=yes)

@@ -140,7 +140,7 @@ def run(
         return
     text = _with_files(output, read_prompt(output, prompt or []), wanted)
     expected = ExpectedUse(len(text.encode()) // _BYTES_A_TOKEN, wanted.asked.limits.max_tokens or _ANSWER_TOKENS)
-    loading = replace(loading, wishes=replace(loading.wishes, parallel=answers, as_alone=True))
+    loading = replace(loading, preferences=replace(loading.preferences, parallel=answers, as_alone=True))
     with open_chat_model(
         output,
         model,

@@ -11,11 +11,11 @@ from llmrun.planning.plan import LoadPreferences
 from llmrun.ui.terminal.output import Output
 
 
-@with_options(wishes=load_preferences)
+@with_options(preferences=load_preferences)
 def score(
     model: ModelArgument,
     text: Annotated[str, typer.Argument(metavar="TEXT|FILE|-", help="Text, or name of a file; - is stdin.")],
-    wishes: LoadPreferences,
+    preferences: LoadPreferences,
     ctx: CtxOption = None,
     yes: YesOption = False,
     json: JsonOption = False,
@@ -38,7 +38,7 @@ def score(
     content = read_content(output, text)
     path = model_file(output, model, yes=yes)
     with using(path), reading(output) as show:
-        found = measure(path, content, n_ctx=ctx, preferences=wishes, on_update=show)
+        found = measure(path, content, n_ctx=ctx, preferences=preferences, on_update=show)
     if json:
         output.result_json(score_json(path.name, found))
     else:

@@ -108,7 +108,7 @@ def serve(
     marking: Mapping[str, Any],
 ) -> None:
     """Serve models over HTTP to OpenAI, Anthropic and Ollama clients."""
-    wishes = replace(loading.wishes, parallel=parallel, exact=exact)
+    preferences = replace(loading.preferences, parallel=parallel, exact=exact)
     require_within("--port", port, (0, 65_535))
     require_within("--queue", queue, (0, 10_000))
     keep_seconds, grace_seconds, answer_seconds = (
@@ -124,7 +124,7 @@ def serve(
     options = ServeOptions(
         names,
         policy,
-        wishes,
+        preferences,
         keep_seconds,
         queue,
         answer_seconds,
