@@ -134,7 +134,7 @@ def batch(
 
     require_within("--parallel", parallel, PARALLEL_BOUNDS)
     if loading.draft is not None or loading.speculate:
-        raise UsageError("a batch drafts nothing", why="many rows side by side use the hardware fully as it is")
+        raise UsageError("a batch uses no drafts", why="many rows in parallel already use the hardware fully")
     output = Output(json=json)
     loading = replace(loading, preferences=replace(loading.preferences, exact=exact))
     loading = _engine(at, key_file, ray, loading)

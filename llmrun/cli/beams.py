@@ -123,7 +123,7 @@ def refuse_with_beams(
     }
     flag = next((flag for flag, is_given in given.items() if is_given), None)
     if flag is not None:
-        why = "a search keeps the likeliest branches, and draws none" if flag in drawn else ""
+        why = "beam search does not sample" if flag in drawn else ""
         raise UsageError(f"--beams and {flag} exclude each other", why=why, hint="give one of them")
 
 
@@ -150,7 +150,7 @@ def search(
     if found.is_cancelled:
         raise CancelledError("stopped by Ctrl-C")
     if best.reason == "length" and asked.grammar is not None:
-        why = "the beams have filled the KV cache" if found.is_full else "it is as long as it may be"
+        why = "the beams have filled the KV cache" if found.is_full else "the length limit is reached"
         hint = "a larger --ctx, or fewer beams" if found.is_full else "a larger --max-tokens, or none"
         raise CutOffError("the answer is cut off and incomplete", why=why, hint=hint)
     if found.is_full and not output.json:

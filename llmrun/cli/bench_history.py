@@ -235,7 +235,7 @@ def show(output: Output, which: Sequence[str], kind: str, file: Path | None) -> 
     elif entries:
         show_entries(output, entries)
     else:
-        output.note("Nothing was measured yet. `llmrun bench smollm2` begins.")
+        output.note("No results yet. Start with `llmrun bench smollm2`.")
 
 
 def remove_results(output: Output, which: Sequence[str]) -> None:
@@ -287,9 +287,9 @@ def save(output: Output, result: Result) -> None:
     try:
         with _history(output) as history:
             entry = history.add(result)
-        output.note(f"Kept as number {entry.number}: llmrun bench compare {entry.number} ...")
+        output.note(f"Saved as number {entry.number}: llmrun bench compare {entry.number} ...")
     except LlmrunError as error:  # the result itself is more important
-        output.note(f"it is not in the history: {error}")
+        output.note(f"the result was not saved in the history: {error}")
 
 
 @contextmanager

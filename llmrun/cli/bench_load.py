@@ -53,7 +53,7 @@ class LoadTestOptions:
         if self.clients is not None and with_drafts:
             raise UsageError("--clients and --speculate exclude each other", hint="give one of them")
         if self.clients is None and not with_drafts and self.tokens is not None:
-            hint = f"-n {self.tokens} measures one answer of so many tokens"
+            hint = f"-n {self.tokens} measures one answer of {self.tokens} tokens"
             raise UsageError("--tokens needs --clients or --speculate", hint=hint)
 
 
@@ -179,7 +179,7 @@ def _measure_remote(
     outcome = measure_load(request, view.progress, lambda: client)
     view.clear()
     if client.has_usage is False:
-        output.note(f"{server.host} does not count tokens: pieces of text are counted in their place")
+        output.note(f"{server.host} does not count tokens: pieces of text are counted instead")
     _end(output, request, outcome, after)
 
 

@@ -154,4 +154,4 @@ class _EvaluationOutput:
             output.result_json({**facts, "verdict": words, "seconds": elapsed})
             return
         show_evaluated(output, about, self.found, words)
-        output.note(f"took {seconds(elapsed)}" if self.is_whole else "stopped: these are the figures up to there")
+        output.note(f"took {seconds(elapsed)}" if self.is_whole else "stopped: these are the figures so far")

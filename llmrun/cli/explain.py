@@ -63,7 +63,7 @@ def explain(
         _check_page(html, json=json)
         check_output_file(output, html, yes=loading.yes)
     if loading.preferences.workers:
-        raise UsageError("explain can't look into other machines", hint="leave out --rpc")
+        raise UsageError("explain needs all layers on this machine", hint="leave out --rpc")
     text = read_prompt(output, prompt or [])
     request = AnswerRequest(limits=Limits(answer), remember=MOST_TOKENS)
     with open_model(output, model, loading) as loaded:

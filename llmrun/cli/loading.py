@@ -149,16 +149,14 @@ def fetch(output: Output, spec: ModelSpec, settings: Settings, *, yes: bool) -> 
     from llmrun.ui.terminal.progress import download_progress
 
     def on_size(n_bytes: int | None) -> None:
-        amount = (
-            "its server does not say how large it is" if n_bytes is None else f"{readable_size(n_bytes)} to download"
-        )
+        amount = "its size is unknown" if n_bytes is None else f"{readable_size(n_bytes)} to download"
         missing = f"{spec.name} is not on this disk; {amount}"
         is_small = n_bytes is not None and n_bytes <= _UNASKED_BYTES
         if yes or (is_small and not output.can_ask):
             output.note(missing)
         elif not output.can_ask:
             hint = f"llmrun {shlex.join(['pull', spec.name])}, or --yes"
-            raise UsageError(missing, why="nobody can be asked here whether that is wanted", hint=hint)
+            raise UsageError(missing, why="there is no terminal to ask on", hint=hint)
         elif not output.confirm(f"{missing}. Download it?", enter=True):
             raise not_on_disk(spec.name)
 

@@ -16,11 +16,11 @@ def check_logprobs(output: Output, count: int, answers: int) -> None:
     if output.json:
         return
     if answers > 1:
-        why = "the text of one answer is shaded"
+        why = "only one answer can be shaded"
         raise UsageError("--logprobs and --answers exclude each other", why=why, hint="--json has both")
     if not (output.cursor_moves and output.stdout_has_color):
-        why = "it colours the text, and here are no colours"
-        raise UsageError("--logprobs has nothing to show it with", why=why, hint="--json tells it for each token")
+        why = "it colours the text, and there are no colours here"
+        raise UsageError("--logprobs needs colours", why=why, hint="--json prints them for each token")
 
 
 def show_logprobs(output: Output, deltas: Sequence[TextDelta], count: int) -> None:

@@ -64,7 +64,7 @@ def _show_download_size(output: Output, spec: ModelSpec, settings: Settings) -> 
     from llmrun.planning.choice import chooser
 
     if spec.repository is None:
-        raise UsageError(f"{spec.name} is of no repository, so nobody can say what would come")
+        raise UsageError(f"{spec.name} has no repository, so its download is unknown")
     offer = offered(spec, settings, output.note, choose=chooser(settings, output.note))
     facts = {
         "model": spec.name,
@@ -107,7 +107,7 @@ def list_models(
         now = time.time()
         show_installed(output, [InstalledRow(m.name, m.size, m.quant, now - m.used, m.place) for m in installed])
     else:
-        output.note("No models on this disk yet. `llmrun list --all` shows what there is to choose from.")
+        output.note("No models on this disk yet. `llmrun list --all` lists models to choose from.")
 
 
 def search(
@@ -132,7 +132,7 @@ def search(
         if json:
             output.result_json({"catalogue": _plain_entries(known, settings), "hub": None})
         elif known:
-            output.note("That is what llmrun itself knows; the hub can't be asked.")
+            output.note("Only the built-in list; the hub can't be reached.")
         raise
     if json:
         plain = [asdict(match) for match in matches]

@@ -56,9 +56,7 @@ def plan(
     hardware = this_machine(workers, measures_links=True)
     if projector := find_projector(candidates[0].header.path):
         n_bytes = projector.stat().st_size
-        output.note(
-            f"{projector.name}, which lets it see pictures, takes {readable_size(n_bytes)} of the memory besides"
-        )
+        output.note(f"{projector.name}, the projector for images, takes another {readable_size(n_bytes)} of memory")
         hardware = replace(hardware, memory_available=max(hardware.memory_available - n_bytes, 0))
     speed = _speed(output, hardware, candidates, settings)
     contexts = contexts_for(candidates[0].header, wished)
@@ -74,7 +72,7 @@ def plan(
     else:
         show_estimates(output, rows, hardware, why)
         if makes_embeddings(candidates[0].header):
-            output.note("It is made for embeddings: PREFILL is how fast it reads texts, and nothing is decoded.")
+            output.note("It is made for embeddings: PREFILL is the speed of reading texts, and nothing is decoded.")
 
 
 def _draft(name: str, header: Header, settings: Settings) -> Header:
@@ -156,7 +154,7 @@ def _worker_speeds(output: Output, hardware: Hardware, speed: MachineSpeed | Non
     try:
         return worker_speeds(speed, hardware.workers, probe_details().last_cache)
     except LlmrunError as error:
-        output.note(f"{error}; so nothing is said about speed" + (f" ({error.hint})" if error.hint else ""))
+        output.note(f"{error}; so speeds are unknown" + (f" ({error.hint})" if error.hint else ""))
         return None
 
 
@@ -170,8 +168,8 @@ def _speed(
     try:
         speed = speed_of(hardware, types_of(candidates), settings.state_dir, cache=probe_details().last_cache)
         if speed.others >= BUSY:
-            output.note(f"other programs use {speed.others:.1f} cores just now: without them it is faster than told")
+            output.note(f"other programs are using {speed.others:.1f} cores: without them it is faster than predicted")
         return speed
     except LlmrunError as error:
-        output.note(f"{error}; so nothing is said about speed")
+        output.note(f"{error}; so speeds are unknown")
         return None

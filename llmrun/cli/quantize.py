@@ -107,7 +107,7 @@ def goal(
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)} exclude each other", hint="give one of them")
     if ctx is not None and not fit:
-        raise UsageError("--ctx says nothing here", why="it is for --fit", hint=f"--fit --ctx {ctx}")
+        raise UsageError("--ctx has no effect here", why="it is for --fit", hint=f"--fit --ctx {ctx}")
     require_within("--bpw", bpw, (1, 32))
     require_within("--ctx", ctx, CONTEXT_BOUNDS)
     label = size.replace(" ", "") if size else f"{bpw:g}bpw" if bpw else "fit" if fit else ""
@@ -144,7 +144,7 @@ def importance(
         UsageError: a file does not exist, or is not needed.
     """
     if calibration is not None and imatrix not in ("", "auto"):
-        raise UsageError("--calibration says nothing here", why="--imatrix names a file that is finished")
+        raise UsageError("--calibration has no effect here", why="--imatrix names a file that is finished")
     _require_file("--imatrix", None if imatrix in ("", "auto") else Path(imatrix), "or the word auto")
     _require_file("--calibration", calibration, "of text")
     return ImportanceOptions("auto" if calibration else imatrix, calibration)
@@ -201,7 +201,7 @@ def several(
 
     if not (types or report or report_to):
         if text is not None:
-            raise UsageError("--text says nothing here", why="it is for --report")
+            raise UsageError("--text has no effect here", why="it is for --report")
         return None
     if report_to is not None:
         from llmrun.ui.views.report import checked_target
@@ -265,9 +265,9 @@ def quantize(
     if several is None:
         _quantize(output, source, out, wish, may_replace=yes or dry_run, dry_run=dry_run)
     elif type_ or goal or dry_run:
-        raise UsageError("a report takes its types from --types", hint="--types Q8_0,Q4_K_M --report")
+        raise UsageError("a report needs --types instead of --type", hint="--types Q8_0,Q4_K_M --report")
     elif tensors.flags:
-        raise UsageError(f"{tensors.flags[0]} says nothing here", why="a report compares types as they are")
+        raise UsageError(f"{tensors.flags[0]} has no effect here", why="a report compares types as they are")
     else:
         _report(output, find(source), out, wish, several, may_replace=yes)
 

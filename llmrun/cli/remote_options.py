@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 ANY_MODEL = "default"
 """In place of a model's name: the only one that the server has."""
-_LOADS = "the server has loaded its model in its own way"
-_KEEPS = "a server gives neither its logits nor its KV cache away"
+_LOADS = "the server has loaded its model already"
+_KEEPS = "a server does not give access to its logits and KV cache"
 _KEPT = frozenset({"--beams", "--record", "--prompt-cache"})
 
 
@@ -84,7 +84,7 @@ def open_at(
     except ModelNotFoundError:
         if len(name.split()) > 1:
             hint = f"llmrun run --at {server.url} {ANY_MODEL} {shlex.quote(name)}"
-            raise UsageError(f"{name!r} stands where the model's name does", hint=hint) from None
+            raise UsageError(f"{name!r} is in the place of the model's name", hint=hint) from None
         raise
     with closing(RemoteModel(server, served, output.note)) as model:
         model.sampling(flags)

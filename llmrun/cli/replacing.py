@@ -27,6 +27,6 @@ def check_output_file(output: Output, target: Path, *, yes: bool, hint: str = "-
     if yes or not target.is_file():
         return
     if not output.can_ask:
-        raise UsageError(f"{str(target)!r} is there already", why="nobody can be asked here", hint=hint)
-    if not output.confirm(f"{target} is there already. Replace it?"):
+        raise UsageError(f"{str(target)!r} exists already", why="there is no terminal to ask on", hint=hint)
+    if not output.confirm(f"{target} exists already. Replace it?"):
         raise CancelledError("nothing was written")

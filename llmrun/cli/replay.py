@@ -97,7 +97,7 @@ def _with_key(record: Recording, key: str | None) -> Recording:
 
     key = read_key(key, "--watermark-key")
     if fingerprint(key) != sampling.watermark_key:
-        raise UsageError("the answer was marked with another --watermark-key")
+        raise UsageError("the answer was watermarked with another --watermark-key")
     return replace(record, answer=replace(record.answer, sampling=replace(sampling, watermark_key=key)))
 
 
@@ -121,5 +121,5 @@ def _changed(preferences: LoadPreferences, typed: LoadPreferences) -> LoadPrefer
 def _number(record: Recording, name: str) -> int:
     value = record.place.get(name, "")
     if not value.isdecimal():
-        raise UsageError("the record does not say how it was made", why=f"{name} is {value or 'missing'}")
+        raise UsageError("the recording is incomplete", why=f"{name} is {value or 'missing'}")
     return int(value)

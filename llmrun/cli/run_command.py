@@ -261,8 +261,8 @@ def refuse_file_names(words: list[str]) -> None:
         suffixes = {os.path.splitext(name)[1] for name in names}  # noqa: PTH122
         pattern = f"*{suffixes.pop()}" if len(suffixes) == 1 else "*"
         raise UsageError(
-            f"{names[0]!r} is a file, and stands where the prompt does",
-            why="-f takes one word, and the shell makes several of an unquoted pattern",
+            f"{names[0]!r} is a file in the place of the prompt",
+            why="-f takes one word, and the shell expands an unquoted pattern to several",
             hint=f"-f '{pattern}', or -f before each file",
         )
 
@@ -271,9 +271,9 @@ def _save_state(output: Output, model: ChatModel) -> None:
     """Save the prompt's KV state; print a note if that fails."""
     try:
         if not model.save_state(prompt_only=True).tokens:
-            output.note("The next prompt will be read anew: its KV state can't be written, or there is no room for it.")
+            output.note("The prompt's KV state was not saved: it can't be written, or there is no room for it.")
     except LlmrunError as error:
-        output.note(f"The next prompt will be read anew: {error}")
+        output.note(f"The prompt's KV state was not saved: {error}")
 
 
 def asked_for(output: Output, model: ChatModel, text: str, wanted: AnswerOptions, *, raw: bool) -> AnswerRequest:

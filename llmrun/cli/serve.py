@@ -177,7 +177,7 @@ def _policy(host: str, listening: socket.socket, key_file: Path | None, origins:
     if not is_loopback and not keys:
         raise UsageError(
             f"--host {host} opens the server to other machines",
-            why="without a key everybody who can reach this one could use it",
+            why="without a key, anyone who can reach this machine could use the server",
             hint=f"openssl rand -hex 16 > keys.txt; llmrun serve --host {host} --key-file keys.txt",
         )
     own = () if is_loopback else (socket.gethostname(), f"{socket.gethostname()}.local")
@@ -258,7 +258,7 @@ async def _run(output: Output, options: ServeOptions, listening: socket.socket, 
         if serving.is_busy and now:
             ended_by.append(error)
         elif serving.is_busy and not serving.is_ending:
-            view.note(f"Ending when all is answered{at_most(grace)}; Ctrl-C again ends it now.")
+            view.note(f"Stopping when running answers are finished{at_most(grace)}; Ctrl-C again stops now.")
         serving.end(now=now)
 
     loop.add_signal_handler(signal.SIGINT, lambda: end(CancelledError("stopped by Ctrl-C"), now=serving.is_ending))

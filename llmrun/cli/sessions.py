@@ -170,7 +170,7 @@ def import_session(
     if json:
         output.result_json(_plain(facts))
     else:
-        output.note(f"Saved as {facts.name}. `llmrun chat MODEL --session {shlex.quote(facts.name)}` goes on with it.")
+        output.note(f"Saved as {facts.name}. `llmrun chat MODEL --session {shlex.quote(facts.name)}` continues it.")
 
 
 @app.command("repair")
@@ -192,7 +192,7 @@ def rename_session(name: NameArgument, new: Annotated[str, typer.Argument(metava
     output = Output()
     with _sessions(output) as sessions:
         sessions.rename(name, new)
-    output.note(f"{name} is called {new.strip()} now.")
+    output.note(f"Renamed {name} to {new.strip()}.")
 
 
 @app.command("rm")
@@ -246,7 +246,7 @@ def search_sessions(
         rows = [(h.session, str(h.turn), who[h.role], ago(now - h.created), h.excerpt) for h in hits]
         show_table(output, columns, rows)
     else:
-        output.note(f"Nobody said {' '.join(words)!r} in a saved chat.")
+        output.note(f"No message contains {' '.join(words)!r} in a saved chat.")
 
 
 @contextmanager
@@ -294,6 +294,6 @@ def _ask(output: Output, question: str, *, yes: bool, command: str) -> None:
     if yes:
         return
     if not output.can_ask:
-        raise UsageError("nothing is done without a yes", why="nobody can be asked here", hint=command)
+        raise UsageError("this needs confirmation", why="there is no terminal to ask on", hint=command)
     if not output.confirm(question):
         raise CancelledError("nothing was done")

@@ -46,9 +46,9 @@ def remove(models: NamesArgument, yes: RemovalYesOption = False, json: JsonOptio
                 pass  # better said before the question than after it
         except UsageError as error:
             raise _loaded_by(error, removal, settings) from None
-        output.note(f"{removal.model.name}: {removal.model.path}, {readable_size(removal.freed)} come free")
+        output.note(f"{removal.model.name}: {removal.model.path}, frees {readable_size(removal.freed)}")
         for other in removal.shared:
-            output.note(f"  not all of its bytes: {other} needs some")
+            output.note(f"  shared with {other}, so not all of its bytes")
     question = f"Remove {counted(len(removals), 'model')}?"
     if not _ask(output, question, yes=yes, command=shlex.join(["llmrun", "rm", "-y", *models])):
         return
@@ -59,7 +59,7 @@ def remove(models: NamesArgument, yes: RemovalYesOption = False, json: JsonOptio
             [{"name": r.model.name, "path": str(r.model.path), "freed_bytes": r.freed} for r in removals]
         )
     else:
-        output.note(f"Removed; {readable_size(sum(removal.freed for removal in removals))} came free.")
+        output.note(f"Freed {readable_size(sum(removal.freed for removal in removals))}.")
 
 
 def collect_garbage(
@@ -94,7 +94,7 @@ def collect_garbage(
     question = f"Remove {counted(len(going), 'file')}?"
     if going and not dry_run and _ask(output, question, yes=yes, command="llmrun gc -y"):
         freed = discard(leftovers)
-        output.note(f"Removed; {readable_size(freed)} came free.")
+        output.note(f"Freed {readable_size(freed)}.")
     if json:
         output.result_json({"files": plain, "freed_bytes": freed})
 
@@ -237,7 +237,7 @@ def _ask(output: Output, question: str, *, yes: bool, command: str) -> bool:
     if yes:
         return True
     if not output.can_ask:
-        raise UsageError("nothing is removed without a yes", why="nobody can be asked here", hint=command)
+        raise UsageError("removal needs confirmation", why="there is no terminal to ask on", hint=command)
     if output.confirm(question):
         return True
     output.note("Nothing was removed.")
@@ -253,7 +253,7 @@ def _refuse_damaged(damaged: list[Installed]) -> None:
         f"{counted(len(damaged), 'model')} {'is' if len(damaged) == 1 else 'are'} damaged: {names}",
         why="the bytes are not those that were installed",
         hint=" && ".join(f"llmrun rm -y {name} && llmrun pull {name}" for name in ours)
-        or "let the program it belongs to fetch it again",
+        or "download it again with the program that owns it",
     )
 
 

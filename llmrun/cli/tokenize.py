@@ -111,7 +111,7 @@ def read_content(output: Output, text: str) -> str:
     found: str = data.decode("utf-8", "replace")
     lost = found.count("\ufffd") - data.count("\ufffd".encode())
     if lost:
-        output.note("what is not UTF-8 is read as U+FFFD, as models are given it")
+        output.note("invalid UTF-8 is read as U+FFFD, as in prompts")
     return found
 
 

@@ -102,7 +102,7 @@ class Tools:
         if name in self._allowed:
             return True
         if not self._output.can_ask:
-            self._output.note(f"Not run: nobody can be asked here. --yes-to {name} lets it run.")
+            self._output.note(f"Not run: there is no terminal to ask on. --yes-to {name} allows it.")
             return False
         answers = {"y": "yes", "a": "always: this tool runs without asking from now on", "n": "no"}
         chosen = self._output.choose("Run it?", answers, explained=not self._has_asked)

@@ -63,7 +63,7 @@ def detect(
     else:
         _show(output, finding)
     if is_public(key):
-        output.note("This key stands in documentation: anybody can leave its mark, so that it proves nothing.")
+        output.note("This key is published in documentation: anyone can use it, so the mark proves nothing.")
 
 
 def _verdict(finding: WatermarkFinding) -> str:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _START_SECONDS = 10.0
 _LOOK_SECONDS = 0.02
 _OPEN = (
-    "ggml's RPC knows no passwords: whoever reaches this port can run programs as you "
+    "ggml's RPC has no authentication: anyone who can reach this port can run programs as you "
     "(CVE-2024-42477, CVE-2024-42478, CVE-2024-42479)"
 )
 
