@@ -33,6 +33,7 @@ EXIT_CODES = {
 }
 
 TOPICS = (
+    "agents",
     "answer",
     "beams",
     "embeddings",

@@ -58,7 +58,7 @@ def root_help() -> str:
 def command_help(context: Any, *, shows_all: bool = False) -> str:
     """Return the help of a command, with its BASICS only unless shows_all."""
     command = context.command
-    parameters = command.get_params(context)
+    parameters = [each for each in command.get_params(context) if not getattr(each, "hidden", False)]
     basics = [*BASICS.get(command.name, "").split(), "--yes", "--help", HELP_ALL]
     if command.name not in BASICS:
         shown = [each for each in parameters if each.opts != [HELP_ALL]]
@@ -84,7 +84,7 @@ def panel_help(context: Any, panel: str) -> str:
 def _panels(context: Any, parameters: Sequence[Any]) -> dict[str, dict[str, str]]:
     panels: dict[str, dict[str, str]] = {"Arguments": {}, "Options": {}}
     for parameter in parameters:
-        name, text = parameter.get_help_record(context) or ("", "")
+        name, text = parameter.get_help_record(context)
         panel = getattr(parameter, "rich_help_panel", None) or f"{parameter.param_type_name.title()}s"
         panels.setdefault(panel, {})[_METAVAR.sub(_metavar, name)] = _with_default(text, parameter)
     commands = getattr(context.command, "commands", {})

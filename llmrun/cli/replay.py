@@ -42,7 +42,7 @@ def replay(
 ) -> None:
     """Answer a recorded prompt again and compare the bytes.
 
-    The model is loaded with the recorded settings, except those that an option changes.
+    The model is loaded with the recorded settings; options override them.
     """
     output = Output()
     record = _with_key(read(file), watermark_key)

@@ -61,7 +61,7 @@ def tooling(
 
 
 class Tools:
-    """The tools of a chat, and those that run without asking."""
+    """The tools of a chat, and the permission of each."""
 
     def __init__(self, output: Output, toolbox: Toolbox | None, allowed: tuple[str, ...]) -> None:
         """Wait until the tools are known.

@@ -173,7 +173,7 @@ def options_of(*words: str) -> dict[str, str]:
     command: Any = root.get_command(None, words[0])  # type: ignore[attr-defined]
     for word in words[1:]:
         command = command.commands[word]
-    parameters = [each for each in command.params if each.param_type_name == "option"]
+    parameters = [each for each in command.params if each.param_type_name == "option" and not each.hidden]
     return {next(name for name in each.opts if name.startswith("--")): each.rich_help_panel for each in parameters}
 
 
