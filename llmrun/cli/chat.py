@@ -75,20 +75,17 @@ def saving(
             rich_help_panel="Chat",
         ),
     ] = None,
-    private: Annotated[bool, typer.Option("--private", help="Save nothing.", rich_help_panel="Chat")] = False,
+    private: Annotated[bool, typer.Option("--private", help="Do not save the chat.", rich_help_panel="Chat")] = False,
     overflow: Annotated[
         Overflow | None,
         typer.Option(
-            help="When the context window is full: stop, drop the oldest turns or those in the middle, or summarize "
-            "the oldest. Default: ask on a terminal, else stop.",
+            help="When the context window is full: ask, stop, drop the oldest turns (roll), drop turns in the middle, "
+            "or summarize the oldest. Default: ask on a terminal, else stop.",
             rich_help_panel="Chat",
         ),
     ] = None,
     keep: Annotated[
-        int,
-        typer.Option(
-            metavar="TURNS", min=0, help="Number of first turns that are never dropped.", rich_help_panel="Chat"
-        ),
+        int, typer.Option(metavar="TURNS", min=0, help="Never drop the first N turns.", rich_help_panel="Chat")
     ] = 0,
 ) -> SessionOptions:
     """The options that only a chat has.
@@ -107,8 +104,8 @@ def chat(
         str,
         typer.Argument(
             metavar="[MODEL]",
-            help="A name, owner/repo[:quant], URL or path. Default: the model of the chat that goes on, or the only "
-            "one of the server that --at names.",
+            help="A name, owner/repo[:quant], URL or path. Default: the model of the continued chat, or the only "
+            "model of the --at server.",
             autocompletion=complete_model,
         ),
     ] = "",
@@ -122,7 +119,7 @@ def chat(
     loading: LoadingOptions,
     flags: Mapping[str, Any],
 ) -> None:
-    """Chat with a model. Ctrl-C stops an answer and keeps it, Ctrl-D quits."""
+    """Chat with a model. Ctrl-C stops an answer and keeps it; Ctrl-D exits."""
     loading = replace(loading, server=remote_server(at, key_file))
     refuse_with_remote(loading)
     talk_with(model, stats, wanted, tooling, saving, loading, flags)
@@ -155,7 +152,7 @@ def talk_with(
             loading,
             wanted.asked,
             flags,
-            sees=wanted.sees,
+            sees=wanted.has_images,
             warm_up=typed.interactive,
             keeps_states=not saving.private,
             expected=A_CHAT,

@@ -286,7 +286,7 @@ def test_commands_work_or_say_why_not(server: FarServer, start: Start) -> None:
     for command in ("/why", "/explain", "/beams", "/show", "/speculation"):
         assert any(f"{command} needs a model that is loaded here" in line for line in chat.ask(command)), command
     assert any("does not support --min-p" in line for line in chat.ask("/set min_p 0.1"))
-    assert any("--temp is 0.5" in line for line in chat.ask("/set temp 0.5"))
+    assert any("--temp is now 0.5" in line for line in chat.ask("/set temp 0.5"))
     assert any("server" in line for line in chat.ask("/set"))
     assert any("timed over the network" in line for line in chat.ask("/stats"))
     assert any("About" in line and "tokens." in line for line in chat.ask("/context"))

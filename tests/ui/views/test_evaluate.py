@@ -221,4 +221,4 @@ def test_ctrl_c_leaves_what_is_known(invoke: Any, options: tuple[str, ...]) -> N
         assert json.loads(done.stdout)["complete"] is False
     else:
         assert cells(done.stdout.splitlines(), "perplexity  ")[0] == "14.66"
-        assert "stopped: these are the figures up to there" in done.stderr
+        assert "stopped: these are the figures so far" in done.stderr
