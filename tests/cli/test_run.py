@@ -191,7 +191,7 @@ def test_several_answers_on_a_terminal_stand_side_by_side(terminal: Callable[...
     [
         (["--logprobs", "21"], "invalid --logprobs 21"),
         (["--logprobs", "-1"], "invalid --logprobs -1"),
-        (["--logprobs", "2"], "--logprobs has nothing to show it with"),
+        (["--logprobs", "2"], "--logprobs needs colours"),
         (["--logprobs", "2", "-N", "2"], "--logprobs and --answers exclude each other"),
     ],
 )
