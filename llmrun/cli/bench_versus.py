@@ -1,4 +1,4 @@
-"""`llmrun bench --vs PROGRAM`: another program measured beside us, in turns."""
+"""`llmrun bench --vs PROGRAM`: llmrun and another program measured alternately."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from llmrun.ui.views.bench_history import show_versus
 def measure(
     output: Output, request: BenchRequest, hardware: Hardware, program: str, *, shows_table: bool
 ) -> BenchOutcome:
-    """Every case of every model on both sides. What was measured before Ctrl-C or a failure comes back with it.
+    """Measure every case of every model on both sides. Ctrl-C or a failure returns the partial result.
 
     Raises:
-        UsageError: there is no such program, or it would measure the models without their adapters.
+        UsageError: the program does not exist, or would ignore the adapters of the models.
     """
     if any(model.adapters for model in request.models):
         raise UsageError("--lora and --vs exclude each other", hint="give one of them")

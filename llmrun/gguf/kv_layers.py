@@ -6,11 +6,9 @@ memory plans. A pure function of a header's numbers.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from llmrun.gguf.header import Header
+from typing import Any, Protocol
 
 _STATE_BYTES = 4  # f32
 _MOST_LAYERS = 512  # LLAMA_MAX_LAYERS; a file that states more is refused elsewhere
@@ -39,6 +37,31 @@ _FIXED_WINDOWS = {"smallthinker": 4096}  # whatever the file states, if it state
 _INDEXED = frozenset({"deepseek32", "glm-dsa"})  # keep a second, smaller key of every token
 
 
+class Shape(Protocol):
+    """The figures of a header that the layers' memory depends on; see header.Header."""
+
+    @property
+    def architecture(self) -> str: ...
+    @property
+    def metadata(self) -> Mapping[str, Any]: ...
+    @property
+    def n_layers(self) -> int: ...
+    @property
+    def n_embd(self) -> int: ...
+    @property
+    def key_length(self) -> int: ...
+    @property
+    def value_length(self) -> int: ...
+    @property
+    def is_latent(self) -> bool: ...
+    @property
+    def sliding_window(self) -> int: ...
+    def model_key(self, name: str) -> str: ...
+    def model_count(self, name: str) -> int: ...
+    def heads_of(self, layer: int) -> int: ...
+    def kv_heads_of(self, layer: int) -> int: ...
+
+
 @dataclass(frozen=True, slots=True)
 class KvLayer:
     """What one layer keeps. elements: of a token's keys and values; window: of how many tokens at most, 0 is all."""
@@ -47,7 +70,7 @@ class KvLayer:
     window: int
 
 
-def kv_layers(header: Header) -> tuple[KvLayer, ...]:
+def kv_layers(header: Shape) -> tuple[KvLayer, ...]:
     """The layers that keep keys and values, each once: layers that look at another one's are left out."""
     if header.architecture in _RECURRENT:
         return ()
@@ -62,7 +85,7 @@ def kv_layers(header: Header) -> tuple[KvLayer, ...]:
     return tuple(found)
 
 
-def recurrent_bytes(header: Header) -> int:
+def recurrent_bytes(header: Shape) -> int:
     """Bytes that the recurrent layers keep for a sequence, however long it is."""
     n_layers = _n_layers(header) - header.model_count("nextn_predict_layers")
     if header.architecture in _RECURRENT or header.architecture in _HYBRID_THROUGHOUT:
@@ -72,7 +95,7 @@ def recurrent_bytes(header: Header) -> int:
     return max(count, 0) * _state_elements(header) * _STATE_BYTES
 
 
-def window_of(header: Header) -> int:
+def window_of(header: Shape) -> int:
     """Tokens that a layer with a sliding window looks back at; 0 where llama.cpp uses none."""
     if header.architecture not in _WINDOW_PATTERNS:
         return 0
@@ -87,11 +110,11 @@ def window_of(header: Header) -> int:
     return _DEFAULT_WINDOWS.get(header.architecture, 0)
 
 
-def _n_layers(header: Header) -> int:
+def _n_layers(header: Shape) -> int:
     return min(header.n_layers, _MOST_LAYERS)
 
 
-def _own_layers(header: Header) -> int:
+def _own_layers(header: Shape) -> int:
     """Those at the end that predict further tokens are not used, and some models share the last layers' keys."""
     n_layers = _n_layers(header)
     if header.architecture == "gemma3n":
@@ -102,7 +125,7 @@ def _own_layers(header: Header) -> int:
     return n_layers - predicting if predicting < n_layers else n_layers
 
 
-def sliding_layers(header: Header) -> list[bool]:
+def sliding_layers(header: Shape) -> list[bool]:
     """Whether each layer has a sliding window."""
     n_layers = _n_layers(header)
     if not header.sliding_window:
@@ -119,7 +142,7 @@ def sliding_layers(header: Header) -> list[bool]:
     return [layer % period != dense for layer in range(n_layers)]
 
 
-def _recurrent(header: Header) -> list[bool]:
+def _recurrent(header: Shape) -> list[bool]:
     """Whether each layer keeps a state in place of keys and values."""
     layers = range(_n_layers(header))
     if header.architecture in _HYBRID_BY_HEADS:
@@ -134,14 +157,14 @@ def _recurrent(header: Header) -> list[bool]:
     return [(layer + 1) % interval != 0 for layer in layers]
 
 
-def _only_feeds_forward(header: Header, layer: int) -> bool:
+def _only_feeds_forward(header: Shape, layer: int) -> bool:
     """Nemotron-H has layers with neither attention nor state."""
     widths = header.metadata.get(header.model_key("feed_forward_length"))
     nemotron = header.architecture.startswith("nemotron_h")
     return nemotron and isinstance(widths, tuple) and layer < len(widths) and bool(widths[layer])
 
 
-def _elements(header: Header, layer: int, *, sliding: bool) -> int:
+def _elements(header: Shape, layer: int, *, sliding: bool) -> int:
     heads = header.kv_heads_of(layer)
     ending = "_swa" if sliding else ""
     key = header.model_count(f"attention.key_length{ending}") or header.key_length
@@ -152,7 +175,7 @@ def _elements(header: Header, layer: int, *, sliding: bool) -> int:
     return heads * (key + value) + indexer
 
 
-def _state_elements(header: Header) -> int:
+def _state_elements(header: Shape) -> int:
     """Elements of one recurrent layer's two states, as llama_hparams::n_embd_r and n_embd_s count them."""
     count = header.model_count
     width = header.n_embd

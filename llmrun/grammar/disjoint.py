@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llmrun.grammar.reach import follow, in_place
+from llmrun.grammar.schema_tree import Schema
 from llmrun.grammar.values import TYPES, types_allowed, types_of_value
-
-if TYPE_CHECKING:
-    from llmrun.grammar.schema import Schema
 
 _MAX_STEPS = 50_000
 _HINT = "write anyOf, or give each object a required property with a const of its own"

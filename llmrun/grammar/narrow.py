@@ -10,7 +10,8 @@ import json
 from typing import Any
 
 from llmrun.grammar.reach import follow, in_place
-from llmrun.grammar.schema import FORMATS, Schema
+from llmrun.grammar.schema import FORMATS
+from llmrun.grammar.schema_tree import Schema
 from llmrun.grammar.values import IN_PLACE
 
 # What says how objects and lists look; two schemas about one value that both do could contradict each other.

@@ -6,12 +6,10 @@ Owns the two questions only: whether a schema is defined by nothing but itself, 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from llmrun.grammar.schema_tree import Schema
 from llmrun.grammar.values import IN_PLACE, types_allowed
-
-if TYPE_CHECKING:
-    from llmrun.grammar.schema import Schema
 
 
 def in_place(part: dict[str, Any]) -> list[tuple[Any, str | int]]:

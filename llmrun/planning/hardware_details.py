@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-_TEXT_BYTES = 4096
+from llmrun.protocol.system_files import read_text
+
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "": 1}
 _DISPLAY = "0x03"  # PCI class of graphics cards, also of those without a screen
 _MAKERS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
@@ -53,25 +54,17 @@ def probe_details(root: Path = Path("/")) -> Details:
     if not sys.platform.startswith("linux"):
         return Details()
     caches = dict(_caches(root))
-    throttle = _text(root / _FIRST_CPU / "thermal_throttle/core_throttle_count")
+    throttle = read_text(root / _FIRST_CPU / "thermal_throttle/core_throttle_count")
     return Details(
         l2_cache=caches.get(2, 0),
         last_cache=max(caches.values(), default=0),
         numa_nodes=len(list(_entries(root / "sys/devices/system/node", r"node\d+"))),
         memory_kind=_memory_kind(root),
         on_battery=_on_battery(root),
-        governor=_text(root / _FIRST_CPU / "cpufreq/scaling_governor"),
+        governor=read_text(root / _FIRST_CPU / "cpufreq/scaling_governor"),
         throttled=int(throttle) if throttle.isdecimal() else None,
         graphics=tuple(_graphics(root)),
     )
-
-
-def _text(path: Path) -> str:
-    try:
-        with path.open("rb", buffering=0) as file:
-            return (file.read(_TEXT_BYTES) or b"").decode(errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def _entries(folder: Path, pattern: str) -> Iterator[Path]:
@@ -87,8 +80,8 @@ def _entries(folder: Path, pattern: str) -> Iterator[Path]:
 def _caches(root: Path) -> Iterator[tuple[int, int]]:
     """Level and size of the first core's data caches."""
     for entry in _entries(root / _FIRST_CPU / "cache", r"index\d+"):
-        level, size = _text(entry / "level"), parse_cache_size(_text(entry / "size"))
-        if level.isdecimal() and size and _text(entry / "type") != "Instruction":
+        level, size = read_text(entry / "level"), parse_cache_size(read_text(entry / "size"))
+        if level.isdecimal() and size and read_text(entry / "type") != "Instruction":
             yield int(level), size
 
 
@@ -102,7 +95,7 @@ def _memory_kind(root: Path) -> str:
     """Where an EDAC driver is loaded it tells the kind without root."""
     for controller in _entries(root / "sys/devices/system/edac/mc", r"mc\d+"):
         for module in _entries(controller, r"(dimm|rank)\d+"):
-            kind = _text(module / "dimm_mem_type")
+            kind = read_text(module / "dimm_mem_type")
             if kind and kind != "Unknown":
                 return kind.removeprefix("Unbuffered-").removeprefix("Registered-")
     return ""
@@ -112,18 +105,20 @@ def _on_battery(root: Path) -> bool | None:
     """Whether a battery is being emptied; None without a battery."""
     supplies = list(_entries(root / "sys/class/power_supply", r".+"))
     # A mouse has a battery too, whose scope is "Device".
-    batteries = [path for path in supplies if _text(path / "type") == "Battery" and _text(path / "scope") != "Device"]
-    mains = [_text(path / "online") for path in supplies if _text(path / "type") in {"Mains", "USB"}]
+    batteries = [
+        path for path in supplies if read_text(path / "type") == "Battery" and read_text(path / "scope") != "Device"
+    ]
+    mains = [read_text(path / "online") for path in supplies if read_text(path / "type") in {"Mains", "USB"}]
     if not batteries:
         return None
     if "1" in mains:
         return False
-    return any(_text(path / "status") == "Discharging" for path in batteries)
+    return any(read_text(path / "status") == "Discharging" for path in batteries)
 
 
 def _graphics(root: Path) -> Iterator[str]:
     """One maker for each graphics card on the PCI bus, the driver's leave not asked."""
     for device in _entries(root / "sys/bus/pci/devices", r".+"):
-        maker = _MAKERS.get(_text(device / "vendor"))
-        if maker and _text(device / "class").startswith(_DISPLAY):
+        maker = _MAKERS.get(read_text(device / "vendor"))
+        if maker and read_text(device / "class").startswith(_DISPLAY):
             yield maker

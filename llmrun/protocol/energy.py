@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from llmrun.protocol.system_files import read_number, read_text
+
 _POWERCAP = Path("/sys/class/powercap")
 _COUNTED = ("package-", "dram")  # the zones inside a package, but its memory, are part of it
 
@@ -28,14 +30,14 @@ class Energy:
     """
 
     def __init__(self, with_gpus: bool, folder: Path = _POWERCAP) -> None:
-        self._zones = {path: turn for path in _zones(folder) if (turn := _number(path / "max_energy_range_uj"))}
+        self._zones = {path: wrap for path in _zones(folder) if (wrap := read_number(path / "max_energy_range_uj"))}
         self._gpus = _Nvml() if with_gpus else None
 
     def read(self) -> Counters:
         """Return the present values of the counters that can be read."""
         found: dict[str, float] = {}
         for zone in self._zones:
-            if (counted := _number(zone / "energy_uj")) is not None:
+            if (counted := read_number(zone / "energy_uj")) is not None:
                 found[str(zone)] = counted / 1e6
         for index, joules in enumerate(self._gpus.joules() if self._gpus else ()):
             found[f"gpu{index}"] = joules
@@ -55,19 +57,7 @@ class Energy:
 
 def _zones(folder: Path) -> list[Path]:
     """Return the folders of CPU packages and memory."""
-    found = []
-    for name in sorted(folder.glob("*-rapl:*/name")):
-        with suppress(OSError):
-            if name.read_text(encoding="ascii", errors="replace").startswith(_COUNTED):
-                found.append(name.parent)
-    return found
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None
+    return [name.parent for name in sorted(folder.glob("*-rapl:*/name")) if read_text(name).startswith(_COUNTED)]
 
 
 class _Nvml:

@@ -226,7 +226,7 @@ def test_show_without_a_hub_tells_what_the_catalogue_knows(machine: Machine) -> 
 
 def test_rm_needs_a_yes(full: Machine) -> None:
     said = full.error("rm", "maker/tiny-GGUF", status=2)
-    assert "7.8 kB come free" in said
+    assert "frees 7.8 kB" in said
     assert "try: llmrun rm -y maker/tiny-GGUF" in said
     assert full.store.installed()
     assert (

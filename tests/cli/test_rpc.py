@@ -19,7 +19,7 @@ from llmrun.protocol.loading import Load
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (("explain", "m", "hi"), "explain can't look into other machines"),
+        (("explain", "m", "hi"), "explain needs all layers on this machine"),
         (("bench", "m", "-ngl", "3"), "--rpc and -ngl exclude each other"),
     ],
 )

@@ -38,7 +38,7 @@ def test_a_pipe_gets_ids(tokenize: Callable[..., Any], tmp_path: Path) -> None:
     done = tokenize(str(file))
     assert done.stdout.split()[:2] == ["1", str(HI)]
     assert done.stdout.split()[2:] == [str(SPELLING_VOCABULARY.index(f"<0x{byte:02X}>")) for byte in b"\xef\xbf\xbd"]
-    assert "not UTF-8" in done.stderr
+    assert "invalid UTF-8" in done.stderr
 
 
 def test_json(tokenize: Callable[..., Any]) -> None:

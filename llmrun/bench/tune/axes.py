@@ -16,6 +16,7 @@ from llmrun.gguf.header import Header
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import repacked_types
 from llmrun.planning.settings import EngineSettings, words
+from llmrun.protocol.system_files import read_text
 
 PREFILL, DECODE = "prefill", "decode"
 """Goals of tuning; they want different settings."""
@@ -100,10 +101,7 @@ def _memory_axes(header: Header, hardware: Hardware, *, huge_pages: Path) -> lis
 
 def _policy(file: Path) -> str:
     """Return Linux's policy for huge pages: "always", "madvise" (on request) or "never"."""
-    try:
-        found = re.search(r"\[(\w+)\]", file.read_text(encoding="ascii", errors="replace"))
-    except OSError:
-        return "never"
+    found = re.search(r"\[(\w+)\]", read_text(file))
     return found[1] if found else "never"
 
 

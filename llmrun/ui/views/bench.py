@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from llmrun.bench.parameters import Case
 from llmrun.bench.results import BenchRow, Limit, Result
 from llmrun.protocol.sizes import readable_size
+from llmrun.ui.terminal.activity import StatusLine
 from llmrun.ui.terminal.cells import cut, width
 from llmrun.ui.terminal.format import counted, milliseconds, rate_of_bytes, seconds
 from llmrun.ui.terminal.output import Output
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from llmrun.bench.run import Progress
 
 _DIM, _BOLD, _YELLOW, _RESET = "\x1b[2m", "\x1b[1m", "\x1b[33m", "\x1b[0m"
-_CLEAR = "\r\x1b[2K"
 _GAP = "  "
 _MAX_NAME = 22
 _NOTE_WIDTH = 14
@@ -78,20 +78,18 @@ class BenchView:
         self._columns = _columns(models, cases)
         self._shows_rows = shows_rows
         self._has_heading = False
-        self._has_line = False
-        self._last = ""
+        self._status = StatusLine(output)
+        self._line = ""
 
     def progress(self, progress: Progress) -> None:
         """Redraw the progress line, on a terminal."""
-        output = self._output
-        if not output.stderr_cursor_moves or output.json:
-            return
         share = progress.done / max(progress.total, 1)
         phase = {"measured": "measuring", "answering": "measuring"}.get(progress.phase, progress.phase)
         text = f"{share:4.0%}  {clean(progress.model)}  {progress.test}  {progress.repetition}/{progress.repetitions}"
         line = f"{text}  {phase}"
-        if line != self._last:
-            self._write_line(line)
+        if line != self._line:
+            self._line = line
+            self._status.show(line)
 
     def row(self, row: BenchRow) -> None:
         """Print a finished row."""
@@ -115,10 +113,8 @@ class BenchView:
 
     def clear(self) -> None:
         """Remove the live line."""
-        if self._has_line:
-            self._output.stderr.write(_CLEAR)
-            self._output.stderr.flush()
-            self._has_line, self._last = False, ""
+        self._line = ""
+        self._status.clear()
 
     def end(self, result: Result) -> None:
         """Print partial rows and details on stdout, and disturbances on stderr."""
@@ -131,14 +127,6 @@ class BenchView:
                 self._output.sentence(line)
         for line in disturbances(result):
             self._output.note(line)
-
-    def _write_line(self, line: str) -> None:
-        styled = cut(line, max((self._output.columns(stderr=True) or 80) - 1, 20))
-        if self._output.stderr_has_color:
-            styled = f"{_DIM}{styled}{_RESET}"
-        self._output.stderr.write(_CLEAR + styled)
-        self._output.stderr.flush()
-        self._has_line, self._last = True, line
 
     def _styled(self, code: str, text: str) -> str:
         color = self._output.stdout_is_terminal and self._output.stdout_has_color

@@ -1,4 +1,4 @@
-"""What fills the context window, as it is drawn."""
+"""The view of the context window's content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is seen of a quantization: a bar or lines, a preview, a result."""
+"""The view of a quantization: a bar or lines, a preview, a result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How choices are shown: shares, who was cut where, and the token that was drawn."""
+"""The view of choices: shares, the sampler's cuts, and the chosen token."""
 
 from __future__ import annotations
 
