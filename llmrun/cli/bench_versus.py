@@ -24,7 +24,7 @@ def measure(
         raise UsageError("--lora and --vs exclude each other", hint="give one of them")
     if hardware.workers:
         raise UsageError("--rpc and --vs exclude each other", hint="give one of them")
-    rival = find(program)
+    external = find(program)
     view = BenchView(output, [model.name for model in request.models], request.cases, shows_rows=False)
     found: list[ExternalComparison] = []
     error: LlmrunError | None = None
@@ -37,10 +37,10 @@ def measure(
                     model, case = pairs[at]
                     share = at * total + done, len(pairs) * total
                     turn = min(done // 2 + 1, total // 2)
-                    view.progress(Progress(model.name, case.test.name, *share, rival.name, turn, total // 2))
+                    view.progress(Progress(model.name, case.test.name, *share, external.name, turn, total // 2))
 
                 one = versus(
-                    rival,
+                    external,
                     lambda model=model, case=case: ours(model, case),  # type: ignore[misc]
                     model,
                     case,
@@ -51,8 +51,8 @@ def measure(
     except LlmrunError as stopped:
         error = stopped
     finally:
-        rival.close()
+        external.close()
     view.clear()
     if found and shows_table:
-        show_versus(output, found, rival.name)
+        show_versus(output, found, external.name)
     return BenchOutcome(result_of(found), error)
