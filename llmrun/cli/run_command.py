@@ -151,9 +151,12 @@ def run(
         keeps_states=prompt_cache,
         expected=expected,
     ) as loaded:
-        sampling = _sampling(output, loaded, flags, is_explained=explain_sampling)
-        asked = asked_for(output, loaded, text, wanted, raw=raw)
-        asked = replace(asked, sampling=sampling, speculation=loaded.speculation(), logprobs=logprobs)
+        asked = replace(
+            asked_for(output, loaded, text, wanted, raw=raw),
+            sampling=_sampling(output, loaded, flags, is_explained=explain_sampling),
+            speculation=loaded.speculation(),
+            logprobs=logprobs,
+        )
         markdown = not (wanted.plain or raw or asked.grammar)
         shown_as = DisplayOptions(stats, markdown, wanted.thoughts, end_line=not raw, shades=logprobs is not None)
         if beams is not None:
@@ -162,6 +165,10 @@ def run(
         finished = _show(output, loaded, asked, shown_as, answers, record)
         if prompt_cache and finished.stats.prompt_tokens - finished.stats.reused_tokens >= _WORTH_SAVING:
             _save_state(output, loaded)
+    _report_end(output, asked, finished)
+
+
+def _report_end(output: Output, asked: AnswerRequest, finished: Finished) -> None:
     if finished.reason == "cancelled":
         raise CancelledError("stopped by Ctrl-C")
     if finished.reason == "length":

@@ -48,8 +48,7 @@ def tune(
     from llmrun.planning.hardware import probe
 
     check_preferences(seconds, depth)
-    output = Output(json=json)
-    settings = load_settings()
+    output, settings = Output(json=json), load_settings()
     spec, path = _found(output, model, yes=yes)
     name = spec.name
     header, hardware = read_header(path), probe()
