@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from llmrun import _native
@@ -180,9 +180,12 @@ class Preparer:
             return request.sampling
         if constraint is not None:
             raise UsageError("ignore_eos can't be used here", why="a grammar or a tool call has to end")
+        return replace(request.sampling, logit_bias=(*request.sampling.logit_bias, *self._end_bans))
+
+    @cached_property
+    def _end_bans(self) -> tuple[tuple[int, float], ...]:
         vocabulary = self._vocabulary
-        ends = ((token, -math.inf) for token in range(vocabulary.n_tokens) if vocabulary.is_end(token))
-        return replace(request.sampling, logit_bias=(*request.sampling.logit_bias, *ends))
+        return tuple((token, -math.inf) for token in range(vocabulary.n_tokens) if vocabulary.is_end(token))
 
     def _constraint(
         self, request: AnswerRequest, matcher: Matcher | None, syntax: Syntax | None, tags: Tags | None, *, inside: bool
