@@ -16,6 +16,8 @@ TUNE_FILE = "tune.json"
 """In Settings.state_dir: what `llmrun tune` found."""
 STEPS_FILE = "steps.json"
 """Beside it: how long decode steps take."""
+ATTENTION_FILE = "attention.json"
+"""Beside it: how long they take with flash attention and without."""
 
 
 @dataclass(frozen=True, slots=True)

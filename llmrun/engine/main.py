@@ -286,7 +286,10 @@ class EngineProcess:
         return AnswerExplanation(command.request, tuple(sampler.explain(command.last, command.candidates)))
 
     def _measure_steps(self, command: MeasureSteps) -> StepsMeasured:
-        return StepsMeasured(command.request, *self._loaded_model().engine.measure_steps(self._has_queued_command))
+        model = self._loaded_model()
+        tables = model.engine.measure_steps(self._has_queued_command)
+        attention = model.compare_attention(self._has_queued_command) if command.attention else ()
+        return StepsMeasured(command.request, *tables, attention)
 
     def _save_state(self, command: SaveState) -> StateSaved:
         return self._loaded_model().save(command)

@@ -423,21 +423,21 @@ class Model:
         """
         engine = self._living_engine()
         for _ in range(_MEASURING_TRIES):
-            found = engine.measure_steps(MeasureSteps(engine.next_request()))
-            if self.drafting.remember(found.times, found.draft_times):
+            found = engine.measure_steps(MeasureSteps(engine.next_request(), self.drafting.lacks_attention))
+            if self.drafting.remember(*found[1:]):
                 return found.times
         return ()
 
     @contextmanager
     def measuring_steps(self) -> Iterator[None]:
         """The same while something else is waited for in this block, if it is of use; nothing is said if it fails."""
-        look = None
-        if self.drafting.lacks_times and self._runner is not None and self._runner.alive:
-            look = self._runner.start_measuring(MeasureSteps(self._runner.next_request()))
+        look, drafting, engine = None, self.drafting, self._runner
+        if engine is not None and engine.alive and (drafting.lacks_times or drafting.lacks_attention):
+            look = engine.start_measuring(MeasureSteps(engine.next_request(), drafting.lacks_attention))
         yield
         if look is not None:
             with suppress(LlmrunError):  # it can't be written
-                self.drafting.remember(*look())
+                drafting.remember(*look()[1:])
 
     @checked
     def explain(self, last: int, candidates: int = 8) -> AnswerExplanation:

@@ -17,6 +17,7 @@ from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import check
 from llmrun.model import Model
 from llmrun.models.registry import ModelSpec
+from llmrun.planning.attention import measured_attention
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.machine import this_machine
 from llmrun.planning.pairs import DraftFile, Drafts, plan_pair
@@ -84,6 +85,7 @@ def prepare(
     check(header)
     wishes, settings = wishes or LoadPreferences(), load_settings()
     hardware = _beside(this_machine(wishes.workers), promised, projector)
+    wishes = replace(wishes, measured_attention=measured_attention(header, hardware, settings.state_dir))
     planned = partial(
         plan_pair, header, draft, hardware, name=spec.name, repository=spec.repository or "", adapters=adapters
     )

@@ -16,12 +16,12 @@ from typing import Any
 from llmrun.config import STEPS_FILE
 from llmrun.errors import UsageError
 from llmrun.gguf.header import Header
-from llmrun.planning import measurement_cache
+from llmrun.planning import attention, measurement_cache
 from llmrun.planning.hardware import Hardware
 from llmrun.protocol.codec import from_json
 from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import Event, Finished, Stats
-from llmrun.protocol.speculation import Speculation, StepTables, StepTime, StepTimes
+from llmrun.protocol.speculation import AttentionTime, Speculation, StepTables, StepTime, StepTimes
 
 AUTO, OFF = -1, 0
 """Drafted tokens a step: as many as the measured step times say will pay; none."""
@@ -78,9 +78,10 @@ class DraftPolicy:
         self._draft: DraftPolicy | None = None  # it has step times of its own
         if draft is not None and load.draft is not None:
             self._draft = DraftPolicy(draft, hardware, load.draft, folder)
-        self._path = folder / STEPS_FILE
+        self._folder, self._path = folder, folder / STEPS_FILE
         self._times: tuple[StepTime, ...] | None = None  # read when they are needed
         self._surprises = 0
+        self._lacks_attention: bool | None = None  # read when it is needed
 
     @property
     def times(self) -> tuple[StepTime, ...]:
@@ -128,6 +129,15 @@ class DraftPolicy:
         is_known = self.times and self._surprises < _MOST_SURPRISES and (self._draft is None or self._draft.times)
         return self.most == AUTO and self.can_pay and not is_known
 
+    @property
+    def lacks_attention(self) -> bool:
+        """Flash attention on and off can be compared here, and were not."""
+        if self._lacks_attention is None:
+            header, hardware, folder = self._header, self._hardware, self._folder
+            is_known = attention.measured_attention(header, hardware, folder)
+            self._lacks_attention = attention.can_be_measured(hardware, self._load) and not is_known
+        return self._lacks_attention
+
     def noticing(self, events: Iterator[Event]) -> Iterator[Event]:
         """An answer's events, looked at: step times are old where several answers in turn took another time.
 
@@ -153,12 +163,20 @@ class DraftPolicy:
         """
         return not (self._header.n_experts or self._header.recurrent_bytes or self._load.exact)
 
-    def remember(self, times: tuple[StepTime, ...], draft_times: tuple[StepTime, ...] = ()) -> bool:
-        """Keep what was measured; whether that was anything.
+    def remember(
+        self,
+        times: tuple[StepTime, ...],
+        draft_times: tuple[StepTime, ...] = (),
+        attention_times: tuple[AttentionTime, ...] = (),
+    ) -> bool:
+        """Store what was measured; return whether there are step times.
 
         Raises:
             LlmrunError: the folder can't be written; this process knows it all the same.
         """
+        if attention_times:
+            self._lacks_attention = False
+            attention.remember(attention_times, self._header, self._hardware, self._folder)
         if not times:
             return False
         self._times, self._surprises = times, 0

@@ -81,13 +81,25 @@ class StepTables(NamedTuple):
     draft_times: tuple[StepTime, ...] = ()
 
 
+class AttentionTime(NamedTuple):
+    """The seconds of a plain decode step of one sequence with flash attention and without, after `depth` tokens."""
+
+    depth: int
+    on: float
+    off: float
+
+
 class MeasureSteps(NamedTuple):
     """How long decode steps of several widths take; answered by StepsMeasured.
 
     For when nobody waits for an answer: whatever else is asked ends it, and nothing was measured then.
+
+    Attributes:
+        attention: compare flash attention on and off, too.
     """
 
     request: int
+    attention: bool = False
 
 
 class StepsMeasured(NamedTuple):
@@ -100,3 +112,4 @@ class StepsMeasured(NamedTuple):
     request: int
     times: tuple[StepTime, ...] = ()
     draft_times: tuple[StepTime, ...] = ()
+    attention: tuple[AttentionTime, ...] = ()

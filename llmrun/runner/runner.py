@@ -28,7 +28,7 @@ from llmrun.protocol.messages import (
     Tokenize,
     Tokenized,
 )
-from llmrun.protocol.speculation import MeasureSteps, StepsMeasured, StepTables
+from llmrun.protocol.speculation import MeasureSteps, StepsMeasured
 from llmrun.runner.launch import EngineHandle, take_prestarted
 from llmrun.runner.requests import EngineRequests
 
@@ -171,17 +171,17 @@ class Runner:
         """
         return self._ask(measure, StepsMeasured)
 
-    def start_measuring(self, measure: MeasureSteps) -> Callable[[], StepTables]:
+    def start_measuring(self, measure: MeasureSteps) -> Callable[[], StepsMeasured]:
         """The same in the background: gives what looks, without waiting, for what was found so far.
 
         Whatever else is asked meanwhile ends it, and then nothing is ever found.
         """
         call = self._exchange.submit(measure)
 
-        def look() -> StepTables:
+        def look() -> StepsMeasured:
             self._exchange.pump(seconds=0)
             found = call.events.get() if not call.events.empty() else None
-            return StepTables(found.times, found.draft_times) if isinstance(found, StepsMeasured) else StepTables()
+            return found if isinstance(found, StepsMeasured) else StepsMeasured(measure.request)
 
         return look
 

@@ -209,13 +209,17 @@ class Pool:
     async def _measure_steps(self, kept: PooledModel) -> None:
         """Have an engine that nobody asks measure its decode steps; where somebody does ask, it stops, for now."""
         connection, model = kept.connection, kept.model
-        if connection is None or model is None or not model.drafting.lacks_times:
+        if connection is None or model is None:
+            return
+        drafting = model.drafting
+        if not (drafting.lacks_times or drafting.lacks_attention):
             return
         kept.can_measure = False  # what fails once is not tried for ever
         with suppress(LlmrunError):
-            found = await connection.ask(MeasureSteps(connection.next_request()), StepsMeasured)
+            measure = MeasureSteps(connection.next_request(), drafting.lacks_attention)
+            found = await connection.ask(measure, StepsMeasured)
             kept.can_measure = not found.times
-            await asyncio.to_thread(model.drafting.remember, found.times, found.draft_times)
+            await asyncio.to_thread(drafting.remember, *found[1:])
 
     async def _find(self, name: str) -> PooledModel:
         name = self.adapters.base(name).removesuffix(":latest") or next(iter(self.names), "")

@@ -54,6 +54,13 @@ def measure_steps(
     return StepTables(tuple(times), tuple(draft_times))
 
 
+def raise_if_disturbed(equal: list[float]) -> None:
+    """Raise Aborted if equal steps differ too much: the machine is busy."""
+    fast, _, slow = quantiles(equal, n=4)
+    if slow > _MAX_SPREAD * fast:
+        raise Aborted
+
+
 def _measure(
     context: Context, slot: int, depth: int, clock: Callable[[], float], is_interrupted: Callable[[], bool]
 ) -> list[StepTime]:
@@ -86,8 +93,6 @@ def _measure(
             plain.append(before)
             wide[width].append(verified + max(0.0, after - before))
     plain = plain[len(widths) :]
-    fast, _, slow = quantiles(plain, n=4)
-    if slow > _MAX_SPREAD * fast:
-        raise Aborted
+    raise_if_disturbed(plain)
     first = StepTime(1, depth, median(plain))
     return [first, *(StepTime(width, depth, median(wide[width][1:])) for width in widths)]
