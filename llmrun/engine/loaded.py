@@ -97,9 +97,11 @@ class LoadedModel:
         load = replace(self.load, n_ctx=ATTENTION_CELLS, n_ctx_start=ATTENTION_CELLS, n_seq_max=1)
         load = replace(load, n_cells=0, n_parked=0, n_stream=0)
         try:
-            with closing(LlamaContext(self.weights, replace(load, flash_attention="on"))) as on:
-                with closing(LlamaContext(self.weights, replace(load, flash_attention="off"))) as off:
-                    return measure_attention(on, off, time.perf_counter, is_interrupted)
+            with (
+                closing(LlamaContext(self.weights, replace(load, flash_attention="on"))) as on,
+                closing(LlamaContext(self.weights, replace(load, flash_attention="off"))) as off,
+            ):
+                return measure_attention(on, off, time.perf_counter, is_interrupted)
         except LlmrunError:  # there is no memory for them
             return ()
 
