@@ -146,7 +146,7 @@ def run(
     ) as loaded:
         sampling = _sampling(output, loaded, flags, is_explained=explain_sampling)
         asked = asked_for(output, loaded, text, wanted, raw=raw)
-        asked = replace(asked, sampling=sampling, speculation=loaded.speculation(), logprobs=logprobs)
+        asked = replace(asked, sampling=sampling, speculation=loaded.speculation(probes=True), logprobs=logprobs)
         markdown = not (wanted.plain or raw or asked.grammar)
         shown_as = DisplayOptions(stats, markdown, wanted.thoughts, end_line=not raw, shades=logprobs is not None)
         if beams is not None:

@@ -18,6 +18,7 @@ from llmrun.engine.core.draft_model import DraftModel, ModelDrafter
 from llmrun.engine.core.drafts import Drafting
 from llmrun.engine.core.images import ImageChunk, PlacedChunk, PromptImages, text_only
 from llmrun.engine.core.logprobs import LogprobStream
+from llmrun.engine.core.probe import StepProbe
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Extras
 from llmrun.engine.llama.base import ALLOCATING
@@ -165,6 +166,9 @@ class Preparer:
             assert self._projector is not None
             salt = f"{request.salt} {generate.request}" if self._projector.is_exact else request.salt
             extras = replace(extras, images=images, salt=salt)
+        elif request.speculation is not None and request.speculation.probes:
+            probe = StepProbe()
+            extras = replace(extras, drafting=probe, probe=probe)
         elif request.speculation is not None:
             model = ModelDrafter(self._draft_model) if self._draft_model is not None else None
             extras = replace(extras, drafting=Drafting(request.speculation, _native.SuffixAutomaton(), tokens, model))

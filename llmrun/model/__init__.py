@@ -130,8 +130,8 @@ class Model:
         """Whether answers can be drawn with a sampling parameter."""
         return True
 
-    def speculation(self) -> Speculation | None:
-        return self.drafting.wanted()
+    def speculation(self, *, probes: bool = False) -> Speculation | None:
+        return self.drafting.wanted(probes=probes)
 
     @checked
     def sampling(

@@ -10,18 +10,19 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from llmrun.config import STEPS_FILE
-from llmrun.errors import UsageError
+from llmrun.errors import LlmrunError, UsageError
 from llmrun.gguf.header import Header
 from llmrun.planning import attention, measurement_cache
 from llmrun.planning.hardware import Hardware
 from llmrun.protocol.codec import from_json
 from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import Event, Finished, Stats
-from llmrun.protocol.speculation import AttentionTime, Speculation, StepTables, StepTime, StepTimes
+from llmrun.protocol.speculation import AttentionTime, Speculation, StepsMeasured, StepTables, StepTime, StepTimes
 
 AUTO, OFF = -1, 0
 """Drafted tokens a step: as many as the measured step times say will pay; none."""
@@ -101,15 +102,18 @@ class DraftPolicy:
         guessed = tuple(each._replace(seconds=each.seconds * share) for each in times)
         return StepTables(times, draft.times or guessed)
 
-    def wanted(self, most: int | None = None) -> Speculation | None:
+    def wanted(self, most: int | None = None, *, probes: bool = False) -> Speculation | None:
         """What an answer is asked for with; None where nothing is drafted.
 
         Args:
             most: as the attribute, for this answer alone.
+            probes: measure step times in this answer if there are none yet.
         """
         most = self.most if most is None else most
         if most == AUTO:
-            return Speculation(DRAFT_BOUNDS[1], *self.measured) if self.can_pay and self.times else None
+            if self.can_pay and self.times:
+                return Speculation(DRAFT_BOUNDS[1], *self.measured)
+            return Speculation(DRAFT_BOUNDS[1], probes=True) if probes and self._can_probe else None
         return Speculation(most) if most else None
 
     @property
@@ -117,7 +121,7 @@ class DraftPolicy:
         """What an answer is asked for with, e.g. "none, because no step times are measured here yet"."""
         if self.most > 0:
             return f"up to {self.most} a step"
-        if self.wanted() is not None:
+        if self.most == AUTO and self.can_pay and self.times:
             return "as many as the measured step times say will pay"
         if self.most == OFF:
             return "none"
@@ -144,6 +148,10 @@ class DraftPolicy:
         Only where they had the engine for themselves.
         """
         for event in events:
+            if isinstance(event, StepsMeasured):
+                with suppress(LlmrunError):  # it can't be written
+                    self.remember(event.times)
+                continue
             if isinstance(event, Finished):
                 self._notice(event.stats)
             yield event
@@ -162,6 +170,11 @@ class DraftPolicy:
         Not where each row of a batch wakes experts of its own, nor where what was drafted can't be taken back.
         """
         return not (self._header.n_experts or self._header.recurrent_bytes or self._load.exact)
+
+    @property
+    def _can_probe(self) -> bool:
+        """A GPU computes after decode() has returned, so that the time of a step is not that of the call."""
+        return self.can_pay and self._load.n_seq_max == 1 and self._draft is None and not self._hardware.gpus
 
     def remember(
         self,

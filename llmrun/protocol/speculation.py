@@ -67,11 +67,13 @@ class Speculation(NamedTuple):
         times: where they are known, a step drafts only as many as they say will pay; without any, always as many as
             can be had.
         draft_times: where there is a draft model, those of its steps, measured or estimated.
+        probes: draft in some steps only to measure them; StepsMeasured comes before Finished.
     """
 
     most: int
     times: tuple[StepTime, ...] = ()
     draft_times: tuple[StepTime, ...] = ()
+    probes: bool = False
 
 
 class StepTables(NamedTuple):

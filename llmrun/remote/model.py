@@ -91,7 +91,7 @@ class RemoteModel:
         """
         require_told(self.server, self._model, asked, self._named_in(asked))
 
-    def speculation(self) -> None:
+    def speculation(self, *, probes: bool = False) -> None:
         """Nothing: the server drafts or does not."""
 
     def answer(self, *asked: AnswerRequest) -> Iterator[Event]:

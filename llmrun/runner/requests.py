@@ -57,7 +57,7 @@ _TICK_SECONDS = 0.1  # deadlines are looked at so often: a signal handler, or an
 # What each command is answered by, the end of it last; or Failed.
 _ANSWERS: dict[type[Command], tuple[type[Event], ...]] = {
     Load: (LoadProgress, Loaded),
-    Generate: (Rendering, Rendered, ImageAccepted, Started, PrefillProgress, TextDelta, Finished),
+    Generate: (Rendering, Rendered, ImageAccepted, Started, PrefillProgress, TextDelta, StepsMeasured, Finished),
     CountTokens: (Rendering, Rendered, TokenCount),
     Tokenize: (Tokenized,),
     MeasureSteps: (StepsMeasured,),

@@ -27,7 +27,7 @@ from llmrun.errors import ContextOverflowError, LlmrunError, UsageError
 from llmrun.protocol.engine_status import EngineStatus
 from llmrun.protocol.messages import Event, Failed, Finished, PrefillProgress
 from llmrun.protocol.params import Limits
-from llmrun.protocol.speculation import StepTables
+from llmrun.protocol.speculation import StepsMeasured, StepTables
 
 if TYPE_CHECKING:
     from llmrun.engine.core.draft_model import DraftModel
@@ -46,10 +46,6 @@ class Engine:
 
     An older request never waits for a younger one: when cells run out, the youngest sequence is preempted. It goes back
     to the front of the queue and later continues with the same tokens.
-
-    Attributes:
-        can_draft: drafts can be verified with this context.
-        prefixes: returns copies of what the KV cache holds, see Slots.prefixes().
     """
 
     def __init__(
@@ -350,6 +346,8 @@ class Engine:
                 sequence.n_drafted += len(sequence.draft)
             self._slots.append(sequence.slot, tokens)
             sequence.metrics.record_decode(seconds)
+            if sequence.extras.probe is not None:
+                sequence.extras.probe.record(seconds)
             self._prefilled += max(0, min(end, sequence.n_prompt) - start)
             if rows:
                 sampling.append(part)
@@ -448,7 +446,9 @@ class Engine:
 
     def _finish(self, sequence: Sequence, reason: str, detail: str = "") -> list[Event]:
         self._remove(sequence)
-        rest = sequence.last_deltas(sequence.text.finish(), is_cut_off=reason != "stop")
+        rest: list[Event] = [*sequence.last_deltas(sequence.text.finish(), is_cut_off=reason != "stop")]
+        if sequence.extras.probe is not None:
+            rest.append(StepsMeasured(sequence.request, sequence.extras.probe.times()))
         return [*rest, Finished(sequence.request, reason, sequence.stats(self._window), detail)]
 
     def _fail(self, sequence: Sequence, error: LlmrunError) -> Failed:

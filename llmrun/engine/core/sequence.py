@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from llmrun.engine.core.drafts import Drafting
     from llmrun.engine.core.images import PromptImages
     from llmrun.engine.core.logprobs import LogprobStream
+    from llmrun.engine.core.probe import StepProbe
     from llmrun.engine.core.repeats import RepeatGuard
     from llmrun.engine.prompt.thinking import ThinkingBudget
     from llmrun.protocol.answer import AnswerSplitter
@@ -41,6 +42,7 @@ class Extras:
         tool_syntax: of its tool calls, see llmrun.protocol.toolcalls; "" if it can have none.
         splitter: splits the answer into its parts; None if it is only text.
         drafting: drafts tokens, to verify several in a step; None decodes one token a step.
+        probe: the drafting, if it measures steps.
         images: of the prompt.
         adapters: to compute with.
     """
@@ -55,7 +57,8 @@ class Extras:
     salt: str = ""
     tool_syntax: str = ""
     splitter: AnswerSplitter | None = None
-    drafting: Drafting | None = None
+    drafting: Drafting | StepProbe | None = None
+    probe: StepProbe | None = None
     images: PromptImages | None = None
     adapters: tuple[AdapterScale, ...] = ()
 
@@ -150,7 +153,7 @@ class Sequence:
         """Tokens of the answer."""
         return len(self.tokens) - self.n_prompt
 
-    def plan_draft(self, drafting: Drafting, limit: int, step: StepShape) -> int:
+    def plan_draft(self, drafting: Drafting | StepProbe, limit: int, step: StepShape) -> int:
         """Return the maximum number of tokens that this step verifies for the sequence; mostly 0."""
         if self.limits.max_tokens is not None:
             limit = min(limit, self.limits.max_tokens - self.n_completion - 1)
