@@ -68,12 +68,11 @@ def prepare(
 
     Args:
         keeps_states: KV states that were saved are looked for, and save_state() saves more.
-        expected: what it is loaded for; settings of `llmrun tune` are only used where that is known.
+        expected: use; settings of `llmrun tune` need it.
         speculate: see DraftPolicy.most.
         draft: the model that drafts for it.
         promised: bytes of the free memory that other models may still come to take.
-        projector: turns pictures into what the model takes.
-        adapters: LoRA adapters that answers may be computed with.
+        projector, adapters: as in Load.
 
     Raises:
         BadModelError: the file is damaged, or no model that llama.cpp can run.
@@ -85,10 +84,10 @@ def prepare(
     check(header)
     wishes, settings = wishes or LoadPreferences(), load_settings()
     hardware = _beside(this_machine(wishes.workers), promised, projector)
-    wishes = replace(wishes, measured_attention=measured_attention(header, hardware, settings.state_dir))
     planned = partial(
         plan_pair, header, draft, hardware, name=spec.name, repository=spec.repository or "", adapters=adapters
     )
+    wishes = replace(wishes, measured_attention=measured_attention(header, hardware, settings.state_dir))
     plan, drafts = planned(wishes)
     keeps_states = keeps_states and settings.states_bytes > 0 and not wishes.workers  # it would cross the network
     load = replace(
