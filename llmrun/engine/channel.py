@@ -90,6 +90,11 @@ class Outbox:
         """Set the interval for the number of answers that may run at once."""
         self.interval = _TEXT_INTERVAL if n_users == 1 else 0.0
 
+    @property
+    def due(self) -> float:
+        """The time by the clock before which text waits."""
+        return self._sent_at + self.interval
+
     def add(self, events: Iterable[Event]) -> None:
         """Send the events of a step, now or with the next ones, in the order of each request."""
         due: list[Event] = []

@@ -243,11 +243,15 @@ class EngineProcess:
             while self._model is None or not self._model.engine.busy or not self._to_compute.empty():
                 self._exit_if_worn_out()
                 self._handle(*self._to_compute.get())
-            events = self._model.engine.step()
+            events = self._model.engine.step(self._continues)
             for event in events:
                 if isinstance(event, Finished | Failed):
                     self._commands.answering.discard(event.request)
             self._outbox.add(events)
+
+    def _continues(self, now: float) -> bool:
+        """Return whether decode may go on without its events being sent, and commands being handled."""
+        return now < self._outbox.due and self._to_compute.empty()
 
     def _exit_if_worn_out(self) -> None:
         """Exit when idle if the process is worn out; the front starts a new one on demand."""

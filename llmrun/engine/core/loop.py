@@ -13,9 +13,9 @@ from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING
 
 from llmrun.engine.core.batch import Batch, BatchCapacity, BatchPart, fill
+from llmrun.engine.core.decode_run import MAX_STEPS, decode_run
 from llmrun.engine.core.exclusive_scheduler import ExclusiveScheduler
 from llmrun.engine.core.metrics import Metrics, PrefillRate
-from llmrun.engine.core.prefix import common_prefix
 from llmrun.engine.core.sampler import SequenceSampler, sample_rows
 from llmrun.engine.core.scheduler import PIECE, mixed_tokens, schedule
 from llmrun.engine.core.sequence import Extras, Sequence
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from llmrun.engine.core.host_prefix_cache import HostPrefix
     from llmrun.engine.core.states import KVStore
 
-_MIN_PENDING_PREFIX = 64  # tokens; a shorter shared prefix is prefilled twice rather than waited for
 _ADMISSION_CANDIDATES = 8  # among the first N waiting sequences, the one with the longest cached prefix is admitted ...
 _MAX_PASSED = 8  # ... unless the oldest has been passed over this often
 _PLAIN = Extras()
@@ -63,10 +62,8 @@ class Engine:
         """Start without requests.
 
         Args:
-            context: computes the logits.
             clock: monotonic seconds.
             states: KV states on disk, searched for prefixes of prompts.
-            draft_model: drafts tokens for requests with speculation.
             exact, throughput: as in loading.Load.
             adapts: requests may choose adapters.
             prefixes: prefixes() of the previous engine with these weights.
@@ -99,12 +96,7 @@ class Engine:
         return self._sole_request == request
 
     def status(self, request: int, waiting: int = 0) -> EngineStatus:
-        """Return the load of the engine. Safe from any thread.
-
-        Args:
-            request: number of the command that asks.
-            waiting: requests that have arrived but were not added yet.
-        """
+        """Return the load of the engine; `waiting` requests were not added yet. Safe from any thread."""
         budget = self._slots.budget
         return EngineStatus(
             request,
@@ -127,14 +119,7 @@ class Engine:
         limits: Limits,
         extras: Extras = _PLAIN,
     ) -> None:
-        """Queue a request; step() answers it.
-
-        Args:
-            request: number that the events carry.
-            prompt: token ids, at least one.
-            sampler: made for this prompt.
-            limits: maximum length, stop texts and banned phrases.
-            extras: options besides the answer itself.
+        """Queue a request with at least one token; step() answers it.
 
         Raises:
             ContextOverflowError: the prompt alone is longer than the context window.
@@ -158,11 +143,18 @@ class Engine:
             if sequence.request == request:
                 sequence.cancelled = self._has_cancelled = True
 
-    def step(self) -> list[Event]:
-        """Return the events of admissions and cancels; without any, decode one batch and return its events."""
+    def step(self, continues: Callable[[float], bool] | None = None) -> list[Event]:
+        """Return the events of admissions and cancels; without any, decode and return the events of that.
+
+        Args:
+            continues: takes the time; a sole sequence may decode several tokens while it returns True. None: one batch.
+        """
         events = self._drop_cancelled() + self._admit() if self._has_cancelled or self._waiting else []
         if events or not self._active:
             return events
+        is_free = not (self._suspects or self._exclusive)
+        if continues and is_free and len(self._active) == 1 and self._active[0].is_plain and continues(self._clock()):
+            return self._run(self._active[0], continues)
         parts, batch = self._next_batch()
         self._n_batches += 1
         began = self._clock()
@@ -210,7 +202,7 @@ class Engine:
             if not free_slots or len(ready) == (1 if self._throughput else _ADMISSION_CANDIDATES):
                 break
             cached = self._slots.cached_prefix(sequence.tokens, sequence.extras.salt)
-            sequence.awaits_prefix = self._is_prefix_pending(sequence, cached)
+            sequence.awaits_prefix = self._context.shares and sequence.is_prefix_pending(self._active, cached)
             if sequence.awaits_prefix:
                 free_slots -= 1  # reserved for it
             else:
@@ -228,17 +220,6 @@ class Engine:
         for _, sequence in ready:
             sequence.passed += sequence.number < chosen.number
         return chosen
-
-    def _is_prefix_pending(self, sequence: Sequence, cached: int) -> bool:
-        """Return whether a running prefill will soon make much more of the prompt reusable than is cached now."""
-        remaining = len(sequence.tokens) - cached - 1
-        minimum = cached + (1 if sequence.awaits_prefix else max(1, min(_MIN_PENDING_PREFIX, remaining)))
-        return self._context.shares and any(
-            active.n_waiting > 1
-            and active.extras.salt == sequence.extras.salt
-            and common_prefix(active.tokens, sequence.tokens) >= minimum
-            for active in self._active
-        )
 
     def _preempt(self) -> None:
         """Move the youngest active sequence to the front of the queue and free its KV cells."""
@@ -297,6 +278,36 @@ class Engine:
         if self._throughput:
             return self._context.n_batch
         return mixed_tokens(self._rate, n_waiting, 0 if self._context.unified else PIECE + len(self._active))
+
+    def _run(self, sequence: Sequence, continues: Callable[[float], bool]) -> list[Event]:
+        """Decode several tokens of the only sequence, see decode_run.py."""
+        window = self._window - sequence.n_cached
+        most = min(MAX_STEPS, window, (sequence.limits.max_tokens or window) - sequence.n_completion)
+        can_undo = self._context.cuts or not (sequence.limits.stop or sequence.extras.guard)
+        most = most if can_undo and self._slots.make_room(most) else 1
+        self._sole_request = sequence.request
+        steps, failure = decode_run(self._context, sequence, most, continues, self._clock)
+        self._n_batches += len(steps)
+        self._slots.append(sequence.slot, [step.fed for step in steps])
+        events: list[Event] = []
+        n_done = 0
+        for _, sampled, seconds, now in steps:
+            n_done += 1
+            sequence.n_cached += 1
+            sequence.n_steps += 1
+            self._decoded += 1
+            sequence.metrics.record_decode(seconds)
+            if isinstance(sampled, LlmrunError):
+                events.append(self._fail(sequence, sampled))
+            elif self._append(sequence, sampled, events, now):
+                continue
+            break
+        if n_done < len(steps):
+            sequence.sampler.rewind(len(steps) - n_done, sequence.tokens)
+            self._truncate(sequence, sequence.n_cached)
+        if failure is not None and sequence in self._active:
+            events += self._roll_back([BatchPart(sequence, sequence.n_cached, range(0))], failure)
+        return events
 
     def _roll_back(self, parts: list[BatchPart], error: Aborted | CacheFull | LlmrunError) -> list[Event]:
         """Undo a batch that failed: cut the KV cache back, so that its tokens are computed again."""
@@ -397,11 +408,7 @@ class Engine:
     # ---- an answer -----------------------------------------------------------------------------------------
 
     def _append_with_forced(self, sequence: Sequence, token: int, events: list[Event]) -> bool:
-        """Append a sampled token and the tokens forced after it, which need no logits.
-
-        Returns:
-            False if the answer finished or a part of it was retracted.
-        """
+        """Append a sampled token and the tokens forced after it; return False if nothing may follow them now."""
         try:
             continues = self._append(sequence, token, events)
             for forced in self._forced(sequence) if continues else ():
@@ -420,11 +427,11 @@ class Engine:
             return self._vocabulary.tokenize(thinking.closing, special=True)
         return sequence.sampler.forced()
 
-    def _append(self, sequence: Sequence, token: int, events: list[Event]) -> bool:
+    def _append(self, sequence: Sequence, token: int, events: list[Event], now: float | None = None) -> bool:
         """Append one token to the answer; return whether another one may follow."""
         vocabulary, extras = self._vocabulary, sequence.extras
         sequence.tokens.append(token)
-        sequence.metrics.record_token(self._clock())
+        sequence.metrics.record_token(self._clock() if now is None else now)
         if vocabulary.is_end(token):
             events += self._finish(sequence, "stop")
             return False
@@ -464,14 +471,7 @@ class Engine:
     # ---- finished answers ----------------------------------------------------------------------------------
 
     def save(self, request: int, *, prompt_only: bool) -> tuple[int, int]:
-        """Save the KV state of a finished answer for later prompts with the same prefix.
-
-        Args:
-            request: number of the answer.
-            prompt_only: leave the answer out, because other questions will follow the same prompt.
-
-        Returns:
-            The numbers of tokens and bytes saved; zeros without a store, or if the store is too small.
+        """Save the KV state of a finished answer, or of its prompt; return the numbers of tokens and bytes saved.
 
         Raises:
             UsageError: another answer has taken its slot.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from llmrun.engine.prompt.thinking import ThinkingBudget
     from llmrun.protocol.answer import AnswerSplitter
     from llmrun.protocol.messages import AnswerPart
+
+_MIN_PENDING_PREFIX = 64  # tokens; a shorter shared prefix is prefilled twice rather than waited for
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +152,28 @@ class Sequence:
         return self.tokens[self.n_cached] < 0
 
     @property
+    def is_plain(self) -> bool:
+        """Sampling its next token needs nothing but the logits after the last one."""
+        extras = self.extras
+        others = extras.drafting, extras.images, extras.thinking
+        return self.n_waiting == 1 and self.sampler.is_plain and not self.limits.ban and others == (None, None, None)
+
+    @property
     def n_completion(self) -> int:
         """Tokens of the answer."""
         return len(self.tokens) - self.n_prompt
+
+    def is_prefix_pending(self, active: Iterable[Sequence], cached: int) -> bool:
+        """Return whether a running prefill will soon make much more of the prompt reusable than is cached now."""
+        minimum = cached + (
+            1 if self.awaits_prefix else max(1, min(_MIN_PENDING_PREFIX, len(self.tokens) - cached - 1))
+        )
+        return any(
+            each.n_waiting > 1
+            and each.extras.salt == self.extras.salt
+            and common_prefix(each.tokens, self.tokens) >= minimum
+            for each in active
+        )
 
     def plan_draft(self, drafting: Drafting | StepProbe, limit: int, step: StepShape) -> int:
         """Return the maximum number of tokens that this step verifies for the sequence; mostly 0."""
