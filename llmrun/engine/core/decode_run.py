@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from llmrun.engine.core.sampler import sample_rows
 from llmrun.engine.core.sequence import Sequence
 from llmrun.engine.llama.base import Aborted, CacheFull, Context, Entry
 from llmrun.errors import LlmrunError
@@ -41,7 +40,7 @@ def decode_run(
         The steps, and the failure of the next decode call, if one failed.
     """
     steps: list[RunStep] = []
-    decode, logits, is_end, samplers = context.decode, context.logits, context.vocabulary.is_end, [sequence.sampler]
+    decode, logits, sample, is_end = context.decode, context.logits, sequence.sampler.sample, context.vocabulary.is_end
     token, position, slot = sequence.tokens[-1], sequence.n_cached, sequence.slot
     now = clock()
     while True:
@@ -51,7 +50,11 @@ def decode_run(
         except (Aborted, CacheFull, LlmrunError) as failure:
             return steps, failure
         decoded = clock()
-        (sampled,) = sample_rows(samplers, [logits(0)], [()])
+        sampled: int | LlmrunError
+        try:
+            sampled = sample(logits(0))
+        except LlmrunError as error:
+            sampled = error
         now = clock()
         steps.append(RunStep(token, sampled, decoded - began, now))
         if isinstance(sampled, LlmrunError) or len(steps) >= most or is_end(sampled) or not continues(now):
