@@ -29,7 +29,7 @@ AUTO = "auto"
 
 @dataclass(frozen=True, slots=True)
 class QuantizeOptions:
-    """The user's options; fields without a comment are those of job.QuantizeRequest."""
+    """Options of the user; fields without a comment are those of job.QuantizeRequest."""
 
     type: str = BEST_4_BIT  # a name of types.FILE_TYPES or types.BEST_4_BIT
     goal: SizeGoal = field(default_factory=SizeGoal)  # a size instead of a type
@@ -159,11 +159,7 @@ def importance_matrix(
     on_progress: OnProgress,
     check_file: Callable[[Path], None],
 ) -> Path | None:
-    """Return the importance matrix: the user's file, or one that is collected and stored beside the target.
-
-    Args:
-        check_file: as in decide().
-    """
+    """Return the importance matrix: the user's file, or one that is collected and stored beside the target."""
     if not options.imatrix:
         return None
     from llmrun.quantize.calibration import collect, prepare_imatrix
@@ -187,5 +183,4 @@ def importance_matrix(
 
 
 def _has_gpu(hardware: Hardware) -> bool:
-    """Return whether a GPU will compute: one that ggml reported, or a Mac's."""
     return bool(hardware.gpus) or sys.platform == "darwin"

@@ -8,7 +8,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmrun.errors import BadModelError, ResourceError, UsageError
@@ -37,37 +38,24 @@ _OUTPUT, _EMBEDDING = "output.weight", "token_embd.weight"
 
 @dataclass(frozen=True, slots=True)
 class QuantizeRequest:
-    """The settings of one quantization.
+    """Settings of one quantization."""
 
-    Attributes:
-        source: the (first) GGUF file.
-        target: the file to write; an existing one stays until the new one is complete and verified.
-        type: a name of types.FILE_TYPES.
-        overrides: (regular expression, name of types.TENSOR_TYPES) for tensors whose name contains a match; the first
-            match counts.
-        output_type: type of the output matrix, a name of types.TENSOR_TYPES; "" for that of `type`.
-        embedding_type: the same for the token embedding.
-        imatrix: llama.cpp's importance matrix in GGUF.
-        threads: None for all cores.
-        pure: every matrix gets the same type.
-        keeps_output: the output matrix stays unchanged.
-    """
-
-    source: Path
-    target: Path
-    type: str
+    source: Path  # the (first) GGUF file
+    target: Path  # the file to write; an existing one stays until the new one is complete and verified
+    type: str  # a name of types.FILE_TYPES
+    # (regular expression, name of types.TENSOR_TYPES) for tensors whose name contains a match; the first match counts
     overrides: tuple[tuple[str, str], ...] = ()
-    output_type: str = ""
-    embedding_type: str = ""
-    imatrix: Path | None = None
-    threads: int | None = None
-    pure: bool = False
-    keeps_output: bool = False
+    output_type: str = ""  # type of the output matrix, a name of types.TENSOR_TYPES; "" for that of `type`
+    embedding_type: str = ""  # the same for the token embedding
+    imatrix: Path | None = None  # llama.cpp's importance matrix in GGUF
+    threads: int | None = None  # None for all cores
+    pure: bool = False  # every matrix gets the same type
+    keeps_output: bool = False  # the output matrix stays unchanged
 
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """The expected result of a quantization."""
+    """Expected result of a quantization."""
 
     source: Header
     types: Mapping[str, str]  # tensor -> new type, in the order of writing
@@ -84,7 +72,7 @@ class Preview:
 
 @dataclass(frozen=True, slots=True)
 class QuantizedFile:
-    """A file that was written and verified."""
+    """Written and verified file."""
 
     path: Path
     type: str  # of the request; most tensors have it
@@ -110,13 +98,9 @@ def preview(request: QuantizeRequest, engine: Runner | None = None) -> Preview:
         BadModelError: the source is damaged, or llama.cpp can't load it.
     """
     header = read_header(request.source)
-    _refuse_nonsense(request, header)
-    own = engine or Runner()
-    try:
+    _refuse_invalid(request, header)
+    with nullcontext(engine) if engine else closing(Runner()) as own:
         planned = own.do(QUANTIZE, _command(request, ""))
-    finally:
-        if engine is None:
-            own.close()
     if planned.needs_imatrix and request.imatrix is None:
         raise needs_imatrix(request.type)
     if planned.types.keys() != {tensor.name for tensor in header.tensors}:
@@ -126,8 +110,10 @@ def preview(request: QuantizeRequest, engine: Runner | None = None) -> Preview:
     head = header.file_size - header.weight_bytes
     found = Preview(header, planned.types, head + sum(map(padded, sizes.values())), ())
     _refuse_growth(request, header, found, sum(sizes.values()))
-    notes = (*_requantizing(request, header), *_without_experts(request, header), *_fallbacks(header, planned))
-    return Preview(header, planned.types, found.n_bytes, tuple(notes))
+    notes = [*_requantizing(request, header), *_fallbacks(header, planned)]
+    if request.type == "MXFP4_MOE" and not header.n_experts:
+        notes.append("MXFP4_MOE is for experts, and this model has none: all tensors get Q8_0")
+    return replace(found, notes=tuple(notes))
 
 
 def quantize(
@@ -147,13 +133,11 @@ def quantize(
     Raises:
         UsageError: the request is invalid.
         BadModelError: the source or the new file is damaged.
-        DiskFullError: there is no room for the file.
-        ResourceError: the file can't be written there.
+        DiskFullError, ResourceError: the file can't be written.
         EngineCrashedError: llama.cpp crashed.
     """
     began = time.monotonic()
-    own = engine or Runner()
-    try:
+    with nullcontext(engine) if engine else closing(Runner()) as own:
         estimate = estimate or preview(request, own)
         inputs = [request.source, *([request.imatrix] if request.imatrix else [])]
         new_file.refuse_inputs(request.target, inputs)
@@ -164,9 +148,6 @@ def quantize(
             made = read_header(path)
             if written.types != estimate.types:
                 raise BadModelError("the new file's tensors have unexpected types", hint="try again")
-    finally:
-        if engine is None:
-            own.close()
     return QuantizedFile(
         path=request.target,
         type=request.type,
@@ -216,7 +197,7 @@ def all_cores(hardware: Hardware) -> int:
 
 
 class _Share:
-    """The share of work done: tensors are weighted by the cost of their type; within a tensor, bytes count."""
+    """Share of finished work: tensors are weighted by the cost of their type; within a tensor, bytes count."""
 
     def __init__(self, estimate: Preview, *, weighted: bool = False) -> None:
         tensors = {tensor.name: tensor for tensor in estimate.source.tensors}
@@ -229,7 +210,6 @@ class _Share:
             self._work.append(work)
 
     def of(self, update: QuantizeUpdate) -> float:
-        """Return the share, 0 to 1."""
         done = min(update.tensors, len(self._work) - 1)
         work = self._work[done]
         if done + 1 < len(self._work):
@@ -243,7 +223,6 @@ class _Share:
 
 
 def needs_imatrix(name: str) -> UsageError:
-    """Return the error for a type that requires an importance matrix."""
     return UsageError(
         f"{name} needs an importance matrix",
         why="with so few bits per weight, llama.cpp refuses to quantize without one",
@@ -251,7 +230,7 @@ def needs_imatrix(name: str) -> UsageError:
     )
 
 
-def _refuse_nonsense(request: QuantizeRequest, header: Header) -> None:
+def _refuse_invalid(request: QuantizeRequest, header: Header) -> None:
     if request.type in NEED_IMATRIX and request.imatrix is None:
         raise needs_imatrix(request.type)
     tensors = {tensor.name: tensor for tensor in header.tensors}
@@ -295,12 +274,6 @@ def _requantizing(request: QuantizeRequest, header: Header) -> list[str]:
         f"the source is quantized already ({header.quant}), and lost precision is not restored: "
         f"{request.type} from a file in F16 or BF16 is better"
     ]
-
-
-def _without_experts(request: QuantizeRequest, header: Header) -> list[str]:
-    if request.type != "MXFP4_MOE" or header.n_experts:
-        return []
-    return ["MXFP4_MOE is for experts, and this model has none: all tensors get Q8_0"]
 
 
 def _fallbacks(header: Header, planned: Quantized) -> list[str]:

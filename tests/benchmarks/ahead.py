@@ -95,12 +95,12 @@ def served(options: argparse.Namespace, n_before: int) -> Iterator[Row]:
             sides = {"llmrun": partial(load, ours), "llama-server": partial(load, theirs)}
             found = peers.take_turns(options.rounds, sides).values()
             # Each of rate, TTFT, inter-token p50 and p95: our rounds and theirs.
-            rates, ttfts, p50s, p95s = ([[run[field] for run in runs] for runs in found] for field in range(4))
+            rates, ttfts, p50s, p95s = ([[float(run[field]) for run in runs] for runs in found] for field in range(4))
             name = f"{clients} clients, own prompts of {n_before} tokens" if n_before else f"{clients} clients"
             wanted = 1.05 if n_before else THROUGHPUT[clients]
-            yield Row(f"{name}, all together", *rates, "t/s", wanted)
-            yield Row(f"{name}, TTFT p50", *ttfts, "s", 1.0, less_is_better=True)
-            yield Row(f"{name}, inter-token p50", *p50s, "s", 1 / 1.1, less_is_better=True)
+            yield Row(f"{name}, all together", rates[0], rates[1], "t/s", wanted)
+            yield Row(f"{name}, TTFT p50", ttfts[0], ttfts[1], "s", 1.0, less_is_better=True)
+            yield Row(f"{name}, inter-token p50", p50s[0], p50s[1], "s", 1 / 1.1, less_is_better=True)
             if n_before:
                 limit = [0.120] * options.rounds
                 yield Row(f"{name}, inter-token p95 (beside 0.120)", p95s[0], limit, "s", 1.0, True)

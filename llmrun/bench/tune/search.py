@@ -22,7 +22,7 @@ from llmrun.errors import BadModelError, EngineCrashedError, ResourceError, Usag
 from llmrun.planning.settings import EngineSettings
 from llmrun.planning.tuned import Profile, TunedSettings
 from llmrun.protocol.jobs.bench import BenchTest
-from llmrun.student import student
+from llmrun.statistics import student
 
 SECONDS = 60.0
 LEAST_DEPTH, MOST_DEPTH = 1024, 2048

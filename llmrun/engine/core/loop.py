@@ -9,9 +9,10 @@ import itertools
 import time
 from bisect import insort
 from collections.abc import Callable, Collection
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from llmrun.engine.core.admission import CANDIDATES, MAX_PASSED, next_admission
 from llmrun.engine.core.batch import Batch, BatchCapacity, BatchPart, fill
 from llmrun.engine.core.decode_run import MAX_STEPS, decode_run
 from llmrun.engine.core.exclusive_scheduler import ExclusiveScheduler
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     from llmrun.engine.core.host_prefix_cache import HostPrefix
     from llmrun.engine.core.states import KVStore
 
-_ADMISSION_CANDIDATES = 8  # among the first N waiting sequences, the one with the longest cached prefix is admitted ...
-_MAX_PASSED = 8  # ... unless the oldest has been passed over this often
 _PLAIN = Extras()
 _age = attrgetter("number")
 
@@ -45,6 +44,11 @@ class Engine:
 
     An older request never waits for a younger one: when cells run out, the youngest sequence is preempted. It goes back
     to the front of the queue and later continues with the same tokens.
+
+    Args:
+        exact, throughput: as in loading.Load.
+        adapts: requests may choose adapters.
+        prefixes: prefixes() of the previous engine with these weights.
     """
 
     def __init__(
@@ -59,16 +63,8 @@ class Engine:
         adapts: bool = False,
         prefixes: list[HostPrefix] | None = None,
     ) -> None:
-        """Start without requests.
-
-        Args:
-            clock: monotonic seconds.
-            states: KV states on disk, searched for prefixes of prompts.
-            exact, throughput: as in loading.Load.
-            adapts: requests may choose adapters.
-            prefixes: prefixes() of the previous engine with these weights.
-        """
-        self.can_draft, self._throughput = context.cuts and not exact, throughput
+        self.can_draft = context.cuts and not exact  # drafts can be verified with this context
+        self._throughput = throughput
         self._drafts_requested = self._drafts = False  # by some request; in the next batch, unless the last one failed
         self._context, self._draft_model = context, draft_model
         self._exclusive = ExclusiveScheduler(context, exact=exact) if exact or adapts else None
@@ -96,7 +92,11 @@ class Engine:
         return self._sole_request == request
 
     def status(self, request: int, waiting: int = 0) -> EngineStatus:
-        """Return the load of the engine; `waiting` requests were not added yet. Safe from any thread."""
+        """Return the load of the engine. Safe from any thread.
+
+        Args:
+            waiting: requests that have arrived but were not added yet.
+        """
         budget = self._slots.budget
         return EngineStatus(
             request,
@@ -119,7 +119,7 @@ class Engine:
         limits: Limits,
         extras: Extras = _PLAIN,
     ) -> None:
-        """Queue a request with at least one token; step() answers it.
+        """Queue a request; step() answers it.
 
         Raises:
             ContextOverflowError: the prompt alone is longer than the context window.
@@ -152,8 +152,7 @@ class Engine:
         events = self._drop_cancelled() + self._admit() if self._has_cancelled or self._waiting else []
         if events or not self._active:
             return events
-        is_free = not (self._suspects or self._exclusive)
-        if continues and is_free and len(self._active) == 1 and self._active[0].is_plain and continues(self._clock()):
+        if continues is not None and self._can_run() and continues(self._clock()):
             return self._run(self._active[0], continues)
         parts, batch = self._next_batch()
         self._n_batches += 1
@@ -175,50 +174,27 @@ class Engine:
         return [event for sequence in gone for event in self._finish(sequence, "cancelled")]
 
     def _admit(self) -> list[Event]:
-        """Admit waiting sequences while the KV cache has room for their prompts."""
         events: list[Event] = []
         while (sequence := self._next_admission()) is not None:
             self._waiting.remove(sequence)
             extras = sequence.extras
-            slot, kept = self._slots.take(sequence.tokens, sequence.n_prompt, extras.salt, moves=extras.moves)
+            slot, n_cached = self._slots.take(sequence.tokens, sequence.n_prompt, extras.salt, moves=extras.moves)
             self._finished.pop(slot, None)
             first = not sequence.admitted
-            sequence.admit(slot, kept)
+            sequence.admit(slot, n_cached)
             insort(self._active, sequence, key=_age)
             if first:
                 self._prefix_queries += sequence.n_prompt
-                self._prefix_hits += kept
+                self._prefix_hits += n_cached
                 events.append(sequence.started())
         return events
 
     def _next_admission(self) -> Sequence | None:
-        """Return the next sequence to admit: among the first few that wait, the one with the longest cached prefix."""
-        is_idle = not self._active
-        if not self._waiting or (not is_idle and (self._admission_paused or self._suspects)):
+        if not self._waiting or (self._active and (self._admission_paused or self._suspects)):
             return None
-        ready: list[tuple[int, Sequence]] = []
-        free_slots = self._context.n_seq_max - len(self._active)
-        for sequence in self._waiting:
-            if not free_slots or len(ready) == (1 if self._throughput else _ADMISSION_CANDIDATES):
-                break
-            cached = self._slots.cached_prefix(sequence.tokens, sequence.extras.salt)
-            sequence.awaits_prefix = self._context.shares and sequence.is_prefix_pending(self._active, cached)
-            if sequence.awaits_prefix:
-                free_slots -= 1  # reserved for it
-            else:
-                ready.append((cached, sequence))
-        if not ready:
-            return None
-        chosen = ready[0][1]
-        if chosen.passed < _MAX_PASSED:
-            chosen = max(ready, key=itemgetter(0))[1]
-        pending = [active.n_waiting for active in self._active]
-        if not is_idle and not self._slots.admits(chosen.tokens, chosen.extras.salt, sum(pending)):
-            # While others still prefill, their prompts may turn out to share its prefix.
-            self._admission_paused = sum(pending) == len(pending)
-            return None
-        for _, sequence in ready:
-            sequence.passed += sequence.number < chosen.number
+        n_candidates = 1 if self._throughput else CANDIDATES
+        chosen, pauses = next_admission(self._waiting, self._active, self._slots, self._context, n_candidates)
+        self._admission_paused |= pauses
         return chosen
 
     def _preempt(self) -> None:
@@ -229,7 +205,7 @@ class Engine:
         self._slots.truncate(sequence.slot, 0)
         self._slots.release(sequence.slot)
         insort(self._waiting, sequence, key=_age)
-        sequence.passed = _MAX_PASSED
+        sequence.passed = MAX_PASSED
         self._admission_paused = True
 
     def _remove(self, sequence: Sequence) -> None:
@@ -258,7 +234,9 @@ class Engine:
             running, n_batch = self._suspects[:1] or self._active, self._context.n_batch
             if self._exclusive is not None:
                 running, n_batch = self._exclusive.next(running, self._active, self._n_mixed)
-            waiting = [sequence.n_ready for sequence in running]
+            waiting = [
+                self._slots.checkpoints.until_planned(each.slot, each.n_cached, each.n_ready) for each in running
+            ]
             shares = schedule(waiting, n_batch, self._n_mixed(sum(waiting)), self._n_batches)
             if self._slots.make_room(sum(shares)) or len(self._active) == 1:
                 break
@@ -279,12 +257,17 @@ class Engine:
             return self._context.n_batch
         return mixed_tokens(self._rate, n_waiting, 0 if self._context.unified else PIECE + len(self._active))
 
+    def _can_run(self) -> bool:
+        """Return whether a sole sequence decodes in a context whose last tokens can be cut."""
+        context, is_free = self._context, not (self._suspects or self._exclusive)
+        is_plain = len(self._active) == 1 and self._active[0].is_plain
+        return is_plain and is_free and context.cuts and not context.has_checkpoints
+
     def _run(self, sequence: Sequence, continues: Callable[[float], bool]) -> list[Event]:
         """Decode several tokens of the only sequence, see decode_run.py."""
         window = self._window - sequence.n_cached
         most = min(MAX_STEPS, window, (sequence.limits.max_tokens or window) - sequence.n_completion)
-        can_undo = self._context.cuts or not (sequence.limits.stop or sequence.extras.guard)
-        most = most if can_undo and self._slots.make_room(most) else 1
+        most = most if self._slots.make_room(most) else 1
         self._sole_request = sequence.request
         steps, failure = decode_run(self._context, sequence, most, continues, self._clock)
         self._n_batches += len(steps)
@@ -408,7 +391,7 @@ class Engine:
     # ---- an answer -----------------------------------------------------------------------------------------
 
     def _append_with_forced(self, sequence: Sequence, token: int, events: list[Event]) -> bool:
-        """Append a sampled token and the tokens forced after it; return False if nothing may follow them now."""
+        """Append a sampled token and those forced after it; return False if the answer finished or lost tokens."""
         try:
             continues = self._append(sequence, token, events)
             for forced in self._forced(sequence) if continues else ():
@@ -423,7 +406,7 @@ class Engine:
     def _forced(self, sequence: Sequence) -> list[int]:
         """Return the tokens that follow without sampling: the grammar's, or the end of the reasoning."""
         thinking = sequence.extras.thinking
-        if thinking is not None and thinking.used_up:
+        if thinking is not None and thinking.is_used_up:
             return self._vocabulary.tokenize(thinking.closing, special=True)
         return sequence.sampler.forced()
 
@@ -471,7 +454,13 @@ class Engine:
     # ---- finished answers ----------------------------------------------------------------------------------
 
     def save(self, request: int, *, prompt_only: bool) -> tuple[int, int]:
-        """Save the KV state of a finished answer, or of its prompt; return the numbers of tokens and bytes saved.
+        """Save the KV state of a finished answer for later prompts with the same prefix.
+
+        Args:
+            prompt_only: leave the answer out, because other questions will follow the same prompt.
+
+        Returns:
+            The numbers of tokens and bytes saved; zeros without a store, or if the store is too small.
 
         Raises:
             UsageError: another answer has taken its slot.

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from llmrun.engine.core.cell_budget import CellBudget
+from llmrun.engine.core.checkpoints import Checkpoints, turn_end
 from llmrun.engine.core.host_prefix_cache import HostPrefix, HostPrefixCache
 from llmrun.engine.core.prefix import common_prefix, gap_after, reusable
 from llmrun.engine.llama.base import Context
@@ -24,6 +25,7 @@ _MIN_MOVED = 32
 _CHEAP_CELLS = 256  # of parked prefixes, without effect on speed: llama.cpp reads this many at a time
 _HOST_SHARE = 4  # host memory may hold 1/N of the tokens that the cells can hold
 _SPLIT_STEPS = 4  # a gap may be filled by a new sequence meanwhile: moving one takes as long as a step or two
+_HOST_CHECKPOINTS = 2  # of a prefix in host memory: the last ones
 _SPARE_SHARE = 32  # 1/N of the cells stays free at an admission, because running sequences grow
 
 
@@ -32,8 +34,6 @@ class Slots:
 
     Attributes:
         cached: slot -> the tokens whose keys and values it holds.
-        idle: slots without a sequence.
-        budget: counts the used cells.
         saver: writes shared and evicted prefixes to disk; None without a store.
     """
 
@@ -45,15 +45,7 @@ class Slots:
         exact: bool = False,
         prefixes: Sequence[HostPrefix] = (),
     ) -> None:
-        """Start with empty slots.
-
-        Args:
-            context: with the KV cache.
-            states: KV states on disk, searched for prefixes of prompts.
-            exact: reuse only whole batches of a prompt, because other batch widths round differently.
-            prefixes: prefixes() of another context with the same weights.
-        """
-        self._exact = exact
+        self._exact = exact  # reuse only whole batches of a prompt, because other batch widths round differently
         self._context = context
         self._states = states
         self.saver = states.background_saver() if states is not None else None
@@ -61,6 +53,7 @@ class Slots:
         self.idle = set(self.cached)
         self.budget = CellBudget(context.n_cells)
         self._host_cache = HostPrefixCache(prefixes)
+        self.checkpoints = Checkpoints(context, self.cached, at_batches=exact)
         self._n_prompt = dict.fromkeys(self.cached, 0)  # slot -> first tokens that were the last request's prompt
         self._salts = dict.fromkeys(self.cached, "")  # of the last request
         self._multi_turn: set[int] = set()  # slots whose conversation had more than one turn
@@ -77,8 +70,6 @@ class Slots:
         """Return whether the cells can hold these tokens beside the running sequences.
 
         Args:
-            tokens: of the sequence to admit.
-            salt: of its request.
             pending: tokens that running sequences still have to prefill.
         """
         if not self._context.shares:
@@ -160,7 +151,8 @@ class Slots:
             state = self._context.state(slot)
             if state:
                 n_prompt, is_multi_turn = self._n_prompt[slot], slot in self._multi_turn
-                return HostPrefix(list(self.cached[slot]), state, self._salts[slot], n_prompt, is_multi_turn)
+                tokens, last = list(self.cached[slot]), tuple(self.checkpoints.of(slot)[-_HOST_CHECKPOINTS:])
+                return HostPrefix(tokens, state, self._salts[slot], n_prompt, is_multi_turn, last)
         return None
 
     def prefixes(self) -> list[HostPrefix]:
@@ -175,8 +167,6 @@ class Slots:
         """Assign an idle slot to a sequence, with as long a prefix of it as is cached anywhere.
 
         Args:
-            tokens: of the sequence.
-            n_prompt: the number of them that are its prompt.
             salt: of its request; nothing with another salt is reused.
             moves: the conversation may have been truncated; what is cached after the gap may be moved.
 
@@ -184,10 +174,11 @@ class Slots:
             The slot, and the number of tokens that it holds.
         """
         self._choose_kv_layout(len(tokens))
+        shared = self._shared_anywhere(tokens, salt) if self._context.has_checkpoints else 0
         if moves:
             any(self._close_gap(slot, tokens) for slot in sorted(self.idle) if self._salts[slot] == salt)
         slot, is_copied = self._choose(tokens, salt)
-        length = reusable(self.cached[slot], tokens) if self._salts[slot] == salt else 0
+        length = self._reach(slot, reusable(self.cached[slot], tokens)) if self._salts[slot] == salt else 0
         if self._exact:
             length = min(length, self._n_prompt[slot]) // self._context.n_batch * self._context.n_batch
         else:
@@ -198,6 +189,9 @@ class Slots:
         self.idle.remove(slot)
         self._n_prompt[slot], self._salts[slot] = n_prompt, salt
         length = self.truncate(slot, length)
+        if self._context.has_checkpoints:
+            end = turn_end(tokens[:n_prompt], self._context.vocabulary.is_end)
+            self.checkpoints.plan(slot, {min(shared, end), end}, length)
         self._offload_parked()
         return slot, length
 
@@ -209,18 +203,30 @@ class Slots:
         self._offload_parked()
 
     def append(self, slot: int, tokens: list[int]) -> None:
-        """Record that tokens were decoded."""
         self.cached[slot] += tokens
         self.budget.append(slot, len(tokens))
+        self.checkpoints.record(slot, len(self.cached[slot]), self._n_prompt[slot])
 
     def truncate(self, slot: int, length: int) -> int:
-        """Cut a slot to its first tokens, or to none if the model can't; return the number left."""
+        """Cut a slot to its first tokens, to a checkpoint within them, or to none; return the number left."""
         if not self._context.forget(slot, length):
-            length = 0
-            self._context.forget(slot, 0)
+            length = self.checkpoints.go_back(slot, length)
         del self.cached[slot][length:]
         self.budget.cut(slot, length)
+        self.checkpoints.cut(slot, length)
         return length
+
+    def _reach(self, slot: int, length: int) -> int:
+        """Return to how many of its first `length` tokens a slot can be cut."""
+        if self._context.cuts or length >= len(self.cached[slot]):
+            return length
+        found = self.checkpoints.deepest(slot, length)
+        return found.length if found is not None else 0
+
+    def _shared_anywhere(self, tokens: list[int], salt: str) -> int:
+        """Return the longest prefix that a prompt shares with any slot, whether or not it can be reused."""
+        same = (slot for slot in self.cached if self._salts[slot] == salt)
+        return max((common_prefix(self.cached[slot], tokens) for slot in same), default=0)
 
     @contextmanager
     def emptied(self, slot: int) -> Iterator[bool]:
@@ -252,9 +258,12 @@ class Slots:
         if slot == source or not shared:
             return slot, False
         self.truncate(slot, 0)
-        if not self._context.copy(source, slot, shared):
+        found = self.checkpoints.deepest(source, shared)
+        checkpoint = found.state if found is not None and found.length == shared else None
+        if not self._context.copy(source, slot, shared, checkpoint):
             return self._longest(tokens, salt, self.idle)[0], False
         self.cached[slot], self._salts[slot] = self.cached[source][:shared], salt
+        self.checkpoints.copy(source, slot, shared)
         if self._context.unified:
             self.budget.share(source, slot, shared)
         else:
@@ -286,8 +295,7 @@ class Slots:
     def compact(self) -> list[tuple[int, int]]:
         """Move a sequence next to the others, after several steps with a gap: llama.cpp splits such batches.
 
-        Returns:
-            The old and the new slot, if a sequence was moved.
+        Return its old and new slot, or nothing.
         """
         has_streams = self._context.shares and not self._context.unified
         runs = sorted(_runs({*self.cached} - self.idle), key=len) if has_streams else []
@@ -318,6 +326,13 @@ class Slots:
 
     def _longest(self, tokens: list[int], salt: str, slots: Collection[int]) -> tuple[int, int]:
         """Return the slot with the longest prefix of a prompt, and its length; of equal ones, the shortest slot."""
+        if not self._context.cuts:
+            same = [slot for slot in slots if self._salts[slot] == salt]
+            reach = dict.fromkeys(slots, 0) | {
+                slot: self._reach(slot, common_prefix(self.cached[slot], tokens)) for slot in same
+            }
+            best = max(reach, key=lambda slot: (reach[slot], -len(self.cached[slot]), -slot))
+            return best, reach[best]
         best, longest, shared = -1, 0, tokens[:0]
         for slot in slots:
             cached, is_same_salt = self.cached[slot], self._salts[slot] == salt
@@ -347,22 +362,17 @@ class Slots:
         return True
 
     def _restore(self, slot: int, tokens: list[int], salt: str, length: int) -> int:
-        """Load a state from host memory or disk into a slot if that saves enough prefill.
-
-        Args:
-            slot: to load into.
-            tokens: of the sequence.
-            salt: of its request.
-            length: number of its first tokens that the slot holds.
-
-        Returns:
-            The new length.
-        """
+        """Load a state from host memory or disk into a slot if that saves enough prefill; return the new length."""
         prefix, shared = self._host_cache.longest(tokens, salt)
+        if prefix is not None and not self._context.cuts and shared < len(prefix.tokens):
+            shared = max((each.length for each in prefix.checkpoints if each.length <= shared), default=0)
         if prefix is not None and shared >= length + _MIN_RESTORED:
             self._host_cache.remove(prefix)
             self._n_prompt[slot] = prefix.n_prompt
-            return self._load_state(slot, prefix.tokens, prefix.state, tokens)
+            length = self._load_state(slot, prefix.tokens, prefix.state, tokens)
+            if length:
+                self.checkpoints.put(slot, prefix.checkpoints)
+            return self._reach(slot, length)
         saved = None if salt else self._find_saved(tokens, length)
         if saved is None:
             return length
@@ -402,7 +412,6 @@ class Slots:
 
 
 def _runs(slots: Collection[int]) -> list[list[int]]:
-    """Return the slots as runs of adjacent ones."""
     runs: list[list[int]] = []
     for slot in sorted(slots):
         if runs and slot == runs[-1][-1] + 1:

@@ -47,6 +47,11 @@ class _Stopwatch:
         self.n_batch, self.n_outputs, self.cuts = context.n_batch, context.n_outputs, context.cuts
         self.adapt, self.forget, self.drop, self.copy = context.adapt, context.forget, context.drop, context.copy
         self.state, self.set_state = context.state, context.set_state
+        self.has_checkpoints, self.checkpoint, self.go_back = (
+            context.has_checkpoints,
+            context.checkpoint,
+            context.go_back,
+        )
         known = context.vocabulary
         self.n_tokens, self.suppressed, self.control_texts = known.n_tokens, known.suppressed, known.control_texts
         self.bos_text, self.eos_text = known.bos_text, known.eos_text
@@ -87,11 +92,7 @@ class BenchConversation:
         self._sampling = SamplingParams(seed=seed, logit_bias=tuple((token, -math.inf) for token in ends))
 
     def fill(self) -> None:
-        """Fill the KV cache with the prompt's first n_depth tokens.
-
-        Raises:
-            LlmrunError: llama.cpp failed.
-        """
+        """Fill the KV cache with the prompt's first n_depth tokens."""
         self._run(self._prompt()[: self._test.n_depth], 1, lambda *events: None)
         self._stopwatch.sampling_ns = self._stopwatch.text_ns = 0
         self._stopwatch.token_times.clear()
@@ -121,7 +122,6 @@ class BenchConversation:
         return ns, BenchAnswer((first_text or [began + ns])[0] - began, gaps, watch.sampling_ns, watch.text_ns)
 
     def _prompt(self) -> list[int]:
-        """Return the tokens of the prompt, n_depth included."""
         return self._stopwatch.tokenize(self._text, special=False)[: self._test.n_depth + self._test.n_prompt]
 
     def _run(self, prompt: list[int], n_tokens: int, hand_on: Callable[..., None]) -> None:

@@ -94,10 +94,11 @@ def test_dropped_tokens_are_not_explained() -> None:
     assert explained[0] == explained[1]
 
 
-def test_bans_and_models_that_cannot_cut_take_no_step_back() -> None:
+def test_models_that_cannot_cut_take_no_step_back() -> None:
     talk = Conversation(endless, cuts=False)
     answered(talk, in_runs=True, most=30, stop=("h",))
     assert len(talk.context.cached()) == len(talk.context.calls[0]) + len(talk.context.calls) - 1
+    assert not talk.engine._can_run()
 
 
 def test_random_interleavings() -> None:
