@@ -13,6 +13,8 @@ TUNE_FILE = "tune.json"
 """In Settings.state_dir: results of `llmrun tune`."""
 STEPS_FILE = "steps.json"
 """Beside it: measured times of decode steps."""
+ATTENTION_FILE = "attention.json"
+"""Beside it: measured times with flash attention and without."""
 
 
 @dataclass(frozen=True, slots=True)

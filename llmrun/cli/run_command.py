@@ -154,7 +154,7 @@ def run(
         asked = replace(
             asked_for(output, loaded, text, wanted, raw=raw),
             sampling=_sampling(output, loaded, flags, is_explained=explain_sampling),
-            speculation=loaded.speculation(),
+            speculation=loaded.speculation(probes=True),
             logprobs=logprobs,
         )
         markdown = not (wanted.plain or raw or asked.grammar)

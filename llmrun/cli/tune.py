@@ -56,10 +56,12 @@ def tune(
     if forget:
         _forget(output, name, header, hardware, settings.state_dir)
         return
+    from llmrun.planning.attention import measured_attention
     from llmrun.planning.plan import LoadPreferences, make_plan
     from llmrun.ui.views.tune import TuneView, as_json, show_outcome
 
-    plan = make_plan(header, hardware, LoadPreferences(), name=name)
+    measured = measured_attention(header, hardware, settings.state_dir)
+    plan = make_plan(header, hardware, LoadPreferences(measured_attention=measured), name=name)
     try:
         with TuneView(output, seconds) as view:
             outcome = find_fastest(header, hardware, plan, seconds=seconds, depth=depth, kv=kv, on_step=view.show)

@@ -51,7 +51,9 @@ from llmrun.protocol.questions import (
     AnswerExplanation,
     EngineStatus,
     ExplainChoices,
+    MeasureSteps,
 )
+from llmrun.protocol.speculation import StepTables
 
 if TYPE_CHECKING:
     from llmrun.engine.core.host_prefix_cache import HostPrefix
@@ -142,7 +144,7 @@ class EngineProcess:
         }
         self._compute_questions: dict[str, Callable[[int, Any], Any]] = {
             EXPLAIN_CHOICES.name: lambda _, command: self._explain(command),
-            MEASURE_STEPS.name: lambda _, command: self._loaded_model().engine.measure_steps(self._has_queued_command),
+            MEASURE_STEPS.name: lambda _, command: self._measure_steps(command),
             SAVE_STATE.name: lambda _, command: self._loaded_model().save(command),
         }
 
@@ -248,11 +250,15 @@ class EngineProcess:
             while self._model is None or not self._model.engine.busy or not self._to_compute.empty():
                 self._exit_if_worn_out()
                 self._handle(*self._to_compute.get())
-            events = self._model.engine.step()
+            events = self._model.engine.step(self._continues)
             for event in events:
                 if isinstance(event, Finished | Failed):
                     self._commands.answering.discard(event.request)
             self._outbox.add(events)
+
+    def _continues(self, now: float) -> bool:
+        """Return whether decode may go on without its events being sent, and commands being handled."""
+        return now < self._outbox.due and self._to_compute.empty()
 
     def _exit_if_worn_out(self) -> None:
         """Exit when idle if the process is worn out; the front starts a new one on demand."""
@@ -289,6 +295,12 @@ class EngineProcess:
     def _explain(self, command: ExplainChoices) -> AnswerExplanation:
         sampler = self._loaded_model().engine.finished(command.answer).sampler
         return AnswerExplanation(tuple(sampler.explain(command.last, command.candidates)))
+
+    def _measure_steps(self, command: MeasureSteps) -> StepTables:
+        model = self._loaded_model()
+        tables = model.engine.measure_steps(self._has_queued_command)
+        attention = model.compare_attention(self._has_queued_command) if command.attention else ()
+        return tables._replace(attention=attention)
 
     def _has_queued_command(self) -> bool:
         return self._commands.has_waiting or not self._to_compute.empty()

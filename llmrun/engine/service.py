@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from llmrun import _native
@@ -18,6 +18,7 @@ from llmrun.engine.core.draft_model import DraftModel, ModelDrafter
 from llmrun.engine.core.drafts import Drafting
 from llmrun.engine.core.images import ImageChunk, PlacedChunk, PromptImages, text_only
 from llmrun.engine.core.logprobs import LogprobStream
+from llmrun.engine.core.probe import StepProbe
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Extras
 from llmrun.engine.llama.base import ALLOCATING
@@ -143,6 +144,9 @@ class Preparer:
             assert self._projector is not None
             salt = f"{request.salt} {generate.request}" if self._projector.is_exact else request.salt
             extras = replace(extras, images=images, salt=salt)
+        elif request.speculation is not None and request.speculation.probes:
+            probe = StepProbe()
+            extras = replace(extras, drafting=probe, probe=probe)
         elif request.speculation is not None:
             model = ModelDrafter(self._draft_model) if self._draft_model is not None else None
             extras = replace(extras, drafting=Drafting(request.speculation, _native.SuffixAutomaton(), tokens, model))
@@ -154,9 +158,12 @@ class Preparer:
             return request.sampling
         if constraint is not None:
             raise UsageError("ignore_eos can't be used here", why="a grammar or a tool call has to end")
+        return replace(request.sampling, logit_bias=(*request.sampling.logit_bias, *self._end_bans))
+
+    @cached_property
+    def _end_bans(self) -> tuple[tuple[int, float], ...]:
         vocabulary = self._vocabulary
-        ends = ((token, -math.inf) for token in range(vocabulary.n_tokens) if vocabulary.is_end(token))
-        return replace(request.sampling, logit_bias=(*request.sampling.logit_bias, *ends))
+        return tuple((token, -math.inf) for token in range(vocabulary.n_tokens) if vocabulary.is_end(token))
 
     def _constraint(
         self, request: AnswerRequest, matcher: Matcher | None, syntax: Syntax | None, tags: Tags | None, *, inside: bool

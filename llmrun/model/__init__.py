@@ -24,7 +24,6 @@ from llmrun.planning.plan import Plan
 from llmrun.planning.speculation import DraftPolicy
 from llmrun.protocol import questions
 from llmrun.protocol.arguments import checked, refuse_unknown
-from llmrun.protocol.jobs import Empty
 from llmrun.protocol.jobs.beams import BEAMS, BeamsFound, BeamStep, SearchBeams
 from llmrun.protocol.jobs.tokenize import TokenizeText
 from llmrun.protocol.loading import Load, Loaded
@@ -131,8 +130,8 @@ class Model:
         """Return whether a sampling parameter is supported."""
         return True
 
-    def speculation(self) -> Speculation | None:
-        return self.drafting.wanted()
+    def speculation(self, *, probes: bool = False) -> Speculation | None:
+        return self.drafting.wanted(probes=probes)
 
     @checked
     def sampling(
@@ -421,7 +420,7 @@ class Model:
         """
         engine = self._living_engine()
         for _ in range(_MEASURING_TRIES):
-            found = engine.do(questions.MEASURE_STEPS, Empty())
+            found = engine.do(questions.MEASURE_STEPS, questions.MeasureSteps(self.drafting.lacks_attention))
             if self.drafting.remember(*found):
                 return found.times
         return ()
@@ -430,9 +429,9 @@ class Model:
     def measuring_steps(self) -> Iterator[None]:
         """Measure decode steps while this block waits for something else, if their times are missing; failures are
         ignored."""
-        look = None
-        if self.drafting.lacks_times and self._runner is not None and self._runner.alive:
-            look = self._runner.begin(questions.MEASURE_STEPS, Empty())
+        look, drafting, engine = None, self.drafting, self._runner
+        if engine is not None and engine.alive and (drafting.lacks_times or drafting.lacks_attention):
+            look = engine.begin(questions.MEASURE_STEPS, questions.MeasureSteps(drafting.lacks_attention))
         yield
         with suppress(LlmrunError):  # it can't be written
             if look is not None and (found := look()) is not None:

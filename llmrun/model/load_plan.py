@@ -14,6 +14,7 @@ from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import check
 from llmrun.model import Model
 from llmrun.models.registry import ModelSpec
+from llmrun.planning.attention import measured_attention
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.machine import this_machine
 from llmrun.planning.pairs import DraftFile, Drafts, plan_pair
@@ -58,12 +59,11 @@ def prepare(
 
     Args:
         keeps_states: KV states that were saved are looked for, and save_state() saves more.
-        expected: what it is loaded for; settings of `llmrun tune` are only used where that is known.
+        expected: use; settings of `llmrun tune` need it.
         speculate: see DraftPolicy.most.
         draft: the model that drafts for it.
         promised: bytes of the free memory that other models may still come to take.
-        projector: turns pictures into what the model takes.
-        adapters: LoRA adapters that answers may be computed with.
+        projector, adapters: as in Load.
 
     Raises:
         BadModelError: the file is damaged, or no model that llama.cpp can run.
@@ -78,6 +78,8 @@ def prepare(
     planned = partial(
         plan_pair, header, draft, hardware, name=spec.name, repository=spec.repository or "", adapters=adapters
     )
+    attention = measured_attention(header, hardware, settings.state_dir)
+    preferences = replace(preferences, measured_attention=attention)
     plan, drafts = planned(preferences)
     keeps_states = keeps_states and settings.states_bytes > 0 and not preferences.workers  # it would cross the network
     load = replace(

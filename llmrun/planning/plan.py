@@ -74,6 +74,7 @@ class LoadPreferences:
 
     Attributes:
         n_ctx: context window in tokens.
+        measured_attention: the faster flash attention setting of one sequence here, see attention.py; "" if unknown.
         threads: that compute at the same time.
         gpu_layers: how many layers go to the GPU; -1 is all.
         as_alone: each of several answers is to be what its seed gives alone, so flash attention is as for one.
@@ -99,6 +100,7 @@ class LoadPreferences:
     cpu_experts: int | None = None
     as_alone: bool = False
     workers: tuple[str, ...] = ()
+    measured_attention: str = ""
 
     def __post_init__(self) -> None:
         require_within("--parallel", self.parallel, PARALLEL_BOUNDS)
@@ -307,14 +309,10 @@ def _gpu_notes(header: HeaderFacts, hardware: Hardware, wishes: LoadPreferences,
 def choose_flash_attention(header: HeaderFacts, hardware: Hardware, wishes: LoadPreferences) -> str:
     """Return the flash attention setting of one sequence, the same for all commands whose figures are to be equal.
 
-    The user's wish; else off where decode is faster without by much more than prefill is slower, and memory is left.
-    On x86, ggml's kernel for it goes through the KV cache once for every head. Without it, a step behind 2,000 tokens
-    takes 0.70 of the time and prefill there 1.35 (SmolLM2; 0.75 and 1.09 on a model of 1B; 0.81 and 1.16 without
-    AVX-512). A conversation, whose earlier turns are in the cache, decodes most of the time. With several sequences it
-    is slower behind few tokens, or where they share a pool.
+    The user's wish; else off if that was measured to be faster and memory is left; else llama.cpp's own choice.
     """
     asked = wishes.flash_attention, wishes.cache_type_k, wishes.cache_type_v
-    if asked != ("auto", "f16", "f16") or hardware.gpus or hardware.workers or "avx2" not in hardware.cpu_flags:
+    if asked != ("auto", "f16", "f16") or hardware.gpus or hardware.workers or wishes.measured_attention != "off":
         return wishes.flash_attention
     alone = _Room(header, hardware, replace(wishes, parallel=1, exact=False), "", "")
     try:

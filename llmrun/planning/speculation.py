@@ -10,18 +10,19 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from llmrun.config import STEPS_FILE
-from llmrun.errors import UsageError
+from llmrun.errors import LlmrunError, UsageError
 from llmrun.gguf.header import Header
-from llmrun.planning import measurement_cache
+from llmrun.planning import attention, measurement_cache
 from llmrun.planning.hardware import Hardware
 from llmrun.protocol.codec import from_json
 from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import Event, Finished, Stats
-from llmrun.protocol.speculation import Speculation, StepTables, StepTime, StepTimes
+from llmrun.protocol.speculation import AttentionTime, Speculation, StepsMeasured, StepTables, StepTime, StepTimes
 
 AUTO, OFF = -1, 0
 """Drafted tokens a step: as many as the measured step times say will pay; none."""
@@ -78,9 +79,10 @@ class DraftPolicy:
         self._draft: DraftPolicy | None = None  # it has step times of its own
         if draft is not None and load.draft is not None:
             self._draft = DraftPolicy(draft, hardware, load.draft, folder)
-        self._path = folder / STEPS_FILE
+        self._folder, self._path = folder, folder / STEPS_FILE
         self._times: tuple[StepTime, ...] | None = None  # read when they are needed
         self._surprises = 0
+        self._lacks_attention: bool | None = None  # read when it is needed
 
     @property
     def times(self) -> tuple[StepTime, ...]:
@@ -100,15 +102,18 @@ class DraftPolicy:
         guessed = tuple(each._replace(seconds=each.seconds * share) for each in times)
         return StepTables(times, draft.times or guessed)
 
-    def wanted(self, most: int | None = None) -> Speculation | None:
+    def wanted(self, most: int | None = None, *, probes: bool = False) -> Speculation | None:
         """What an answer is asked for with; None where nothing is drafted.
 
         Args:
             most: as the attribute, for this answer alone.
+            probes: measure step times in this answer if there are none yet.
         """
         most = self.most if most is None else most
         if most == AUTO:
-            return Speculation(DRAFT_BOUNDS[1], *self.measured) if self.can_pay and self.times else None
+            if self.can_pay and self.times:
+                return Speculation(DRAFT_BOUNDS[1], self.measured.times, self.measured.draft_times)
+            return Speculation(DRAFT_BOUNDS[1], probes=True) if probes and self._can_probe else None
         return Speculation(most) if most else None
 
     @property
@@ -116,7 +121,7 @@ class DraftPolicy:
         """What an answer is asked for with, e.g. "none, because no step times are measured here yet"."""
         if self.most > 0:
             return f"up to {self.most} a step"
-        if self.wanted() is not None:
+        if self.most == AUTO and self.can_pay and self.times:
             return "as many as the measured step times say will pay"
         if self.most == OFF:
             return "none"
@@ -128,12 +133,25 @@ class DraftPolicy:
         is_known = self.times and self._surprises < _MOST_SURPRISES and (self._draft is None or self._draft.times)
         return self.most == AUTO and self.can_pay and not is_known
 
+    @property
+    def lacks_attention(self) -> bool:
+        """Flash attention on and off can be compared here, and were not."""
+        if self._lacks_attention is None:
+            header, hardware, folder = self._header, self._hardware, self._folder
+            is_known = attention.measured_attention(header, hardware, folder)
+            self._lacks_attention = attention.can_be_measured(hardware, self._load) and not is_known
+        return self._lacks_attention
+
     def noticing(self, events: Iterator[Event]) -> Iterator[Event]:
         """An answer's events, looked at: step times are old where several answers in turn took another time.
 
         Only where they had the engine for themselves.
         """
         for event in events:
+            if isinstance(event, StepsMeasured):
+                with suppress(LlmrunError):  # it can't be written
+                    self.remember(event.times)
+                continue
             if isinstance(event, Finished):
                 self._notice(event.stats)
             yield event
@@ -153,12 +171,25 @@ class DraftPolicy:
         """
         return not (self._header.n_experts or self._header.recurrent_bytes or self._load.exact)
 
-    def remember(self, times: tuple[StepTime, ...], draft_times: tuple[StepTime, ...] = ()) -> bool:
-        """Keep what was measured; whether that was anything.
+    @property
+    def _can_probe(self) -> bool:
+        """A GPU computes after decode() has returned, so that the time of a step is not that of the call."""
+        return self.can_pay and self._load.n_seq_max == 1 and self._draft is None and not self._hardware.gpus
+
+    def remember(
+        self,
+        times: tuple[StepTime, ...],
+        draft_times: tuple[StepTime, ...] = (),
+        attention_times: tuple[AttentionTime, ...] = (),
+    ) -> bool:
+        """Store what was measured; return whether there are step times.
 
         Raises:
             LlmrunError: the folder can't be written; this process knows it all the same.
         """
+        if attention_times:
+            self._lacks_attention = False
+            attention.remember(attention_times, self._header, self._hardware, self._folder)
         if not times:
             return False
         self._times, self._surprises = times, 0

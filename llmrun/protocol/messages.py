@@ -17,7 +17,7 @@ from llmrun.protocol.adapters import AdapterScale
 from llmrun.protocol.arguments import check_fields
 from llmrun.protocol.loading import Load, Loaded, LoadProgress, Open
 from llmrun.protocol.params import Limits, SamplingParams
-from llmrun.protocol.speculation import Speculation
+from llmrun.protocol.speculation import Speculation, StepsMeasured
 
 PICTURE_BEGINNINGS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8", b"BM")
 """Magic numbers of the image files that the engine can decode: PNG, JPEG, GIF, BMP."""
@@ -394,6 +394,7 @@ Event = (
     | Rendering
     | Rendered
     | ImageAccepted
+    | StepsMeasured
     | Started
     | PrefillProgress
     | TextDelta

@@ -79,6 +79,12 @@ class StateSaved(NamedTuple):
     n_bytes: int
 
 
+class MeasureSteps(NamedTuple):
+    """Measure decode steps of several widths."""
+
+    attention: bool = False  # compare flash attention on and off, too
+
+
 class EngineStatus(NamedTuple):
     """The load of an engine; the last four count tokens since its start."""
 
@@ -99,7 +105,7 @@ DETOKENIZE = JobKind("detokenize", Detokenize, Empty, DetokenizedText, needs_mod
 EXPLAIN_CHOICES = JobKind("explain_choices", ExplainChoices, Empty, AnswerExplanation, needs_model=True)
 SAVE_STATE = JobKind("save_state", SaveState, Empty, StateSaved, needs_model=True)
 # Interrupted by any other command; the tables are empty then, or if the machine is too busy.
-MEASURE_STEPS = JobKind("measure_steps", Empty, Empty, StepTables, needs_model=True)
+MEASURE_STEPS = JobKind("measure_steps", MeasureSteps, Empty, StepTables, needs_model=True)
 # Answered at once, in the middle of a step too.
 STATUS = JobKind("status", Empty, Empty, EngineStatus, needs_model=True)
 

@@ -57,6 +57,15 @@ class Speculation(NamedTuple):
     most: int  # maximum drafted tokens per step
     times: tuple[StepTime, ...] = ()  # draft only as many tokens as pay by these; without any, `most`
     draft_times: tuple[StepTime, ...] = ()  # of the draft model's steps, measured or estimated
+    probes: bool = False  # draft in some steps only to measure them; StepsMeasured comes before Finished
+
+
+class AttentionTime(NamedTuple):
+    """The seconds of a plain decode step of one sequence with flash attention and without, after `depth` tokens."""
+
+    depth: int
+    on: float
+    off: float
 
 
 class StepTables(NamedTuple):
@@ -64,3 +73,11 @@ class StepTables(NamedTuple):
 
     times: tuple[StepTime, ...] = ()
     draft_times: tuple[StepTime, ...] = ()
+    attention: tuple[AttentionTime, ...] = ()  # flash attention compared
+
+
+class StepsMeasured(NamedTuple):
+    """The step times of an answer with Speculation.probes; before its Finished."""
+
+    request: int
+    times: tuple[StepTime, ...]

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
+from llmrun.config import load_settings
 from llmrun.errors import require_within
 from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import check
+from llmrun.planning.attention import measured_attention
 from llmrun.planning.machine import this_machine
 from llmrun.planning.plan import CONTEXT_BOUNDS, LoadPreferences, choose_flash_attention
 from llmrun.planning.split import ALL_LAYERS
@@ -57,13 +60,15 @@ def score(
     hardware = this_machine()
     if hardware.memory_total:
         check_memory([header], window, window, hardware.memory_available)
+    measured = measured_attention(header, hardware, load_settings().state_dir)
+    preferences = replace(preferences, measured_attention=measured)
     command = ScoreText(
         str(model.absolute()),
         text,
         window,
         threads=preferences.threads or hardware.usable_cores,
         gpu_layers=ALL_LAYERS if preferences.gpu_layers is None else preferences.gpu_layers,
-        flash_attention=choose_flash_attention(header, hardware, preferences),  # like `run` without --ctx
+        flash_attention=choose_flash_attention(header, hardware, preferences),  # as `run` does
         kv_type_k=preferences.cache_type_k,
         kv_type_v=preferences.cache_type_v,
     )

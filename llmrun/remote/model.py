@@ -85,7 +85,7 @@ class RemoteModel:
         """Raise UsageError if the server does not support a field of the request; the names are our own."""
         require_told(self.server, self._model, asked, self._named_in(asked))
 
-    def speculation(self) -> None:
+    def speculation(self, *, probes: bool = False) -> None:
         """Return None: the server decides about drafts."""
 
     def answer(self, *asked: AnswerRequest) -> Iterator[Event]:

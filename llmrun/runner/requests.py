@@ -34,6 +34,7 @@ from llmrun.protocol.messages import (
 )
 from llmrun.protocol.questions import QUESTIONS
 from llmrun.protocol.rendering import rendering_share
+from llmrun.protocol.speculation import StepsMeasured
 from llmrun.runner.pipe import EngineExited, Pipe
 
 RENDER_SECONDS = 2.0
@@ -44,7 +45,7 @@ CANCEL_SECONDS = 1.0
 # The events that answer each command, the last one at the end; or Failed.
 _ANSWERS: dict[type[Command], tuple[type[Event], ...]] = {
     Load: (LoadProgress, Loaded),
-    Generate: (Rendering, Rendered, ImageAccepted, Started, PrefillProgress, TextDelta, Finished),
+    Generate: (Rendering, Rendered, ImageAccepted, Started, PrefillProgress, TextDelta, StepsMeasured, Finished),
     Job: (Rendering, Rendered, JobUpdate, JobDone),
 }
 _PHASES = {

@@ -25,7 +25,7 @@ from llmrun.models.store.in_use import using
 from llmrun.protocol.jobs import Empty
 from llmrun.protocol.loading import Loaded
 from llmrun.protocol.messages import AnswerRequest
-from llmrun.protocol.questions import MEASURE_STEPS, STATUS, EngineStatus
+from llmrun.protocol.questions import MEASURE_STEPS, STATUS, EngineStatus, MeasureSteps
 from llmrun.runner.launch import EngineHandle
 from llmrun.server.adapters import NO_ADAPTERS, ServedAdapters
 from llmrun.server.connection import EngineConnection
@@ -187,13 +187,16 @@ class Pool:
     async def _measure_steps(self, pooled: PooledModel) -> None:
         """Let an idle engine measure its decode steps; it stops at the next request, and tries again later."""
         connection, model = pooled.connection, pooled.model
-        if connection is None or model is None or not model.drafting.lacks_times:
+        if connection is None or model is None:
+            return
+        drafting = model.drafting
+        if not (drafting.lacks_times or drafting.lacks_attention):
             return
         pooled.can_measure = False  # after an error
         with suppress(LlmrunError):
-            found = await connection.do(MEASURE_STEPS, Empty())
+            found = await connection.do(MEASURE_STEPS, MeasureSteps(drafting.lacks_attention))
             pooled.can_measure = not found.times
-            await asyncio.to_thread(model.drafting.remember, *found)
+            await asyncio.to_thread(drafting.remember, *found)
 
     async def _find(self, name: str) -> PooledModel:
         name = self.adapters.base(name).removesuffix(":latest") or next(iter(self.names), "")

@@ -406,28 +406,28 @@ def test_slow_flash_attention_is_told(
 
 
 @pytest.mark.parametrize(
-    ("wishes", "flags", "free", "expected"),
+    ("wishes", "free", "expected"),
     [
-        (LoadPreferences(), ("avx2",), 16, "off"),
-        (LoadPreferences(flash_attention="on"), ("avx2",), 16, "on"),
-        (LoadPreferences(cache_type_k="q8_0"), ("avx2",), 16, "auto"),
-        (LoadPreferences(parallel=4), ("avx2",), 16, "auto"),
-        (LoadPreferences(parallel=4, as_alone=True), ("avx2",), 16, "off"),
-        (LoadPreferences(parallel=4, exact=True), ("avx2",), 16, "off"),
-        (LoadPreferences(), ("neon",), 16, "auto"),
-        (LoadPreferences(), ("avx2",), 1, "off"),
+        (LoadPreferences(), 16, "auto"),
+        (LoadPreferences(measured_attention="on"), 16, "auto"),
+        (LoadPreferences(measured_attention="off"), 16, "off"),
+        (LoadPreferences(measured_attention="off", flash_attention="on"), 16, "on"),
+        (LoadPreferences(measured_attention="off", cache_type_k="q8_0"), 16, "auto"),
+        (LoadPreferences(measured_attention="off", parallel=4), 16, "auto"),
+        (LoadPreferences(measured_attention="off", parallel=4, as_alone=True), 16, "off"),
+        (LoadPreferences(measured_attention="off", parallel=4, exact=True), 16, "off"),
+        (LoadPreferences(measured_attention="off"), 1, "off"),
     ],
 )
-def test_one_sequence_is_computed_without_flash_attention_on_x86(
-    wishes: LoadPreferences, flags: tuple[str, ...], free: int, expected: str
+def test_flash_attention_of_one_sequence_is_the_measured_one_or_llama_cpps(
+    wishes: LoadPreferences, free: int, expected: str
 ) -> None:
-    plan = make_plan(SMALL, replace(machine(free=free * GIB), cpu_flags=flags), wishes)
-    assert plan.flash_attention == expected
+    assert make_plan(SMALL, machine(free=free * GIB), wishes).flash_attention == expected
 
 
 def test_a_gpu_has_flash_attention() -> None:
-    hardware = replace(machine(gpus=(gpu(23 * GIB),)), cpu_flags=("avx2",))
-    assert make_plan(SMALL, hardware, LoadPreferences()).flash_attention == "auto"
+    hardware = machine(gpus=(gpu(23 * GIB),))
+    assert make_plan(SMALL, hardware, LoadPreferences(measured_attention="off")).flash_attention == "auto"
 
 
 @pytest.mark.parametrize("parallel", [1, 2, 16])
@@ -438,8 +438,8 @@ def test_exact_answers_are_computed_with_the_flash_attention_of_one(
     facts: Facts, n_ctx: int | None, parallel: int, free: int
 ) -> None:
     """Also where windows apart from each other are cut to fit, so that their scores would take less memory."""
-    hardware = replace(machine(free=free * GIB), cpu_flags=("avx2",))
-    wishes = LoadPreferences(n_ctx=n_ctx)
+    hardware = machine(free=free * GIB)
+    wishes = LoadPreferences(n_ctx=n_ctx, measured_attention="off")
     alone = make_plan(facts, hardware, wishes)
     exact = make_plan(facts, hardware, replace(wishes, parallel=parallel, exact=True))
     assert exact.flash_attention == alone.flash_attention == choose_flash_attention(facts, hardware, wishes)
@@ -447,8 +447,7 @@ def test_exact_answers_are_computed_with_the_flash_attention_of_one(
 
 
 def test_flash_attention_is_left_to_llama_cpp_where_no_window_fits() -> None:
-    hardware = replace(machine(free=GIB), cpu_flags=("avx2",))
-    assert choose_flash_attention(LARGE, hardware, LoadPreferences()) == "auto"
+    assert choose_flash_attention(LARGE, machine(free=GIB), LoadPreferences(measured_attention="off")) == "auto"
 
 
 @pytest.mark.parametrize(("memory", "n_ctx", "fits"), [(16, 8192, True), (2, 8192, False), (64, 131_072, False)])

@@ -16,7 +16,7 @@ from llmrun.planning.hardware import Hardware
 from llmrun.planning.speculation import AUTO, OFF, DraftPolicy, expected_gain, read_speculate
 from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import Finished, Stats
-from llmrun.protocol.speculation import Speculation, StepTables, StepTime
+from llmrun.protocol.speculation import Speculation, StepsMeasured, StepTables, StepTime
 
 GIB = 1 << 30
 MACHINE = Hardware("Some CPU", ("avx2",), 4, 8, None, 16 * GIB, 12 * GIB)
@@ -46,6 +46,16 @@ def test_a_number_and_off_need_no_times(tmp_path: Path) -> None:
     assert drafting(tmp_path, most=OFF).wanted(7) == Speculation(7), "for one answer"
     assert not drafting(tmp_path, most=7).lacks_times
     assert not drafting(tmp_path, most=OFF).lacks_times
+
+
+def test_a_command_that_ends_with_its_answer_measures_in_it(tmp_path: Path) -> None:
+    policy = drafting(tmp_path)
+    assert policy.wanted(probes=True) == Speculation(15, probes=True)
+    assert drafting(tmp_path, replace(LOAD, n_seq_max=2)).wanted(probes=True) is None
+    assert drafting(tmp_path, most=OFF).wanted(probes=True) is None
+    finished = Finished(1, "stop", Stats())
+    assert list(policy.noticing(iter([StepsMeasured(1, TIMES), finished]))) == [finished]
+    assert drafting(tmp_path).wanted(probes=True) == Speculation(15, TIMES)
 
 
 def test_auto_is_off_until_step_times_are_measured(tmp_path: Path) -> None:

@@ -129,7 +129,8 @@ def generate(command: Generate) -> None:
     send(TextDelta(command.request, "Hel", 1))
     phase("decode")
     fault = globals().get(MODE)
-    if command.asked.speculation is not None:
+    speculation = command.asked.speculation
+    if speculation is not None and not speculation.probes:
         drafted(command.request)
     elif fault is None:
         send(

@@ -104,6 +104,11 @@ class SequenceSampler:
         self._record(token, address)
         return token
 
+    @property
+    def is_plain(self) -> bool:
+        """It has neither a grammar nor log probabilities."""
+        return self._constraint is None and self._logprobs is None
+
     def forced(self) -> list[int]:
         """Return the next tokens if the grammar leaves no choice; mostly none."""
         return self._constraint.forced() if self._constraint else []
