@@ -11,6 +11,8 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from llmrun.errors import ModelNotFoundError, UsageError
+from llmrun.planning.plan import LOAD_OPTIONS, LoadPreferences
+from llmrun.protocol.settings import SETTINGS
 
 if TYPE_CHECKING:
     from llmrun.cli.options import LoadingOptions
@@ -37,15 +39,10 @@ def refuse_with_remote(loading: LoadingOptions, others: Mapping[str, bool] = {})
     """
     if loading.server is None:
         return
-    wishes = loading.wishes
+    wishes, unset = loading.wishes, LoadPreferences()
     loads = {
         "--ctx": wishes.n_ctx is not None,
-        "--threads": wishes.threads is not None,
-        "--gpu-layers": wishes.gpu_layers is not None,
-        "--n-cpu-moe": wishes.cpu_experts is not None,
-        "--cache-type-k": wishes.cache_type_k != "f16",
-        "--cache-type-v": wishes.cache_type_v != "f16",
-        "--flash-attention": wishes.flash_attention != "auto",
+        **{SETTINGS[name].option: getattr(wishes, name) != getattr(unset, name) for name in LOAD_OPTIONS},
         "--exact": wishes.exact,
         "--speculate": loading.speculate is not None,
         "--draft": loading.draft is not None,

@@ -36,7 +36,7 @@ from llmrun.runner.launch import EngineHandle, launch
 
 if TYPE_CHECKING:
     from llmrun.model.embeddings import EmbedOptions, RankedDocument, TextVectors
-    from llmrun.planning.settings import EngineSettings
+    from llmrun.planning.settings import TunableSettings
     from llmrun.protocol.adapters import Adapter
     from llmrun.protocol.messages import Tool
 
@@ -73,7 +73,7 @@ class Model:
         plan: Plan,
         load: Load,
         drafting: DraftPolicy,
-        tuned: EngineSettings | None = None,
+        tuned: TunableSettings | None = None,
         draft: DraftFile | None = None,
         load_for: Callable[[int], Load] | None = None,
     ) -> None:

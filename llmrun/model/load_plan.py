@@ -24,7 +24,7 @@ from llmrun.planning.plan import CONTEXT_BOUNDS, LoadPreferences, Plan, scores_f
 from llmrun.planning.speculation import AUTO, DraftPolicy
 
 if TYPE_CHECKING:
-    from llmrun.planning.settings import EngineSettings
+    from llmrun.planning.settings import TunableSettings
     from llmrun.protocol.adapters import Adapter
     from llmrun.protocol.loading import Load
 
@@ -149,7 +149,7 @@ def _with_sequences(load: Load, wide: Load, draft: Load | None) -> Load:
     )
 
 
-def _tuned(header: Header, hardware: Hardware, settings: Settings, expected: ExpectedUse) -> EngineSettings | None:
+def _tuned(header: Header, hardware: Hardware, settings: Settings, expected: ExpectedUse) -> TunableSettings | None:
     """What `llmrun tune` found to be the fastest for this, None where it was never asked."""
     if not (settings.state_dir / TUNE_FILE).exists():
         return None  # spares every start the imports

@@ -242,7 +242,7 @@ def look_ahead(
 
 def _plan(facts: HeaderFacts, hardware: Hardware, kv_type: str) -> Plan | None:
     try:
-        return make_plan(facts, hardware, LoadPreferences(cache_type_k=kv_type, cache_type_v=kv_type))
+        return make_plan(facts, hardware, LoadPreferences(kv_type_k=kv_type, kv_type_v=kv_type))
     except OutOfMemoryError:
         return None
 

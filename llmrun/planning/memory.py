@@ -10,11 +10,13 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from llmrun.protocol.settings import KV_TYPES
+
 UBATCH = 512
 """Tokens that llama.cpp computes at a time; a larger batch would only make progress and cancel coarser."""
 
-KV_BYTES = {"f16": 2.0, "q8_0": 34 / 32}
-"""KV type -> bytes of an element."""
+KV_BYTES = {kind: KV_TYPES[kind][0] for kind in ("f16", "q8_0")}
+"""Type of the KV cache for `llmrun run` -> bytes of an element."""
 
 _CONTEXT_STEP = 256  # llama.cpp rounds a context up to this
 _SMALLEST_START = 512  # tokens

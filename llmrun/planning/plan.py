@@ -26,19 +26,16 @@ from llmrun.planning.memory import (
 )
 from llmrun.planning.rpc import layer_placement, split_model
 from llmrun.planning.split import ALL_LAYERS, Layers, Split, described
-from llmrun.protocol.loading import Load
+from llmrun.protocol.loading import Load, LoadSettings
+from llmrun.protocol.settings import DEFAULTS, MAX_THREADS, MAX_TOKENS, EngineSettings, check_setting
 from llmrun.protocol.sizes import readable_size
 
-# Bounds of what may be wished for, inclusive.
-CONTEXT_BOUNDS = (256, 1 << 24)
-THREAD_BOUNDS = (1, 512)
-GPU_LAYER_BOUNDS = (-1, 1000)
-CPU_EXPERT_BOUNDS = (0, 1000)
+# Inclusive bounds of preferences.
+CONTEXT_BOUNDS = (256, MAX_TOKENS)
 PARALLEL_BOUNDS = (1, 128)
 
 UNKNOWN_CONTEXT = 4096  # for files that do not say what the model was trained on
 SMALLEST_CONTEXT = 512  # below that a conversation is pointless
-FLASH_ATTENTION = ("auto", "on", "off")
 _SMALLEST_MARGIN = 512 << 20
 _FEWEST_PARKED = 16
 _SEQUENCE_IDS = 256  # of llama.cpp
@@ -68,132 +65,72 @@ class HeaderFacts(Layers, Protocol):
         """Elements of an attention head's keys."""
 
 
+LOAD_OPTIONS = ("threads", "gpu_layers", "cpu_experts", "kv_type_k", "kv_type_v", "flash_attention")
+"""The engine settings that a user may prefer, all fields of LoadPreferences."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoadPreferences:
-    """What the user asked for; None leaves it to us.
-
-    Attributes:
-        n_ctx: context window in tokens.
-        threads: that compute at the same time.
-        gpu_layers: how many layers go to the GPU; -1 is all.
-        as_alone: each of several answers is to be what its seed gives alone, so flash attention is as for one.
-        cpu_experts: of how many of them a mixture's experts stay with the processor.
-        cache_type_k, cache_type_v: of the keys and the values in the KV cache, keys of memory.KV_BYTES.
-        flash_attention: one of FLASH_ATTENTION.
-        parallel: how many answers at the same time.
-        exact: these share nothing and are computed as one is, so that each is bit for bit what it would be alone.
-        workers: "HOST:PORT" of RPC workers that hold a part of the layers.
+    """The user's preferences, named as the settings they decide; None leaves the choice to the plan.
 
     Raises:
-        UsageError: a wish is out of bounds, or two contradict each other.
+        UsageError: a preference is out of bounds, or two contradict each other.
     """
 
-    n_ctx: int | None = None
+    n_ctx: int | None = None  # context window in tokens
     threads: int | None = None
-    gpu_layers: int | None = None
-    cache_type_k: str = "f16"
-    cache_type_v: str = "f16"
-    flash_attention: str = "auto"
-    parallel: int = 1
-    exact: bool = False
-    cpu_experts: int | None = None
-    as_alone: bool = False
-    workers: tuple[str, ...] = ()
+    gpu_layers: int | None = None  # -1 is all
+    kv_type_k: str = DEFAULTS.kv_type_k  # a key of memory.KV_BYTES
+    kv_type_v: str = DEFAULTS.kv_type_v
+    flash_attention: str = DEFAULTS.flash_attention
+    parallel: int = 1  # answers at the same time
+    exact: bool = False  # these share nothing, so that each is bit for bit what it would be alone
+    cpu_experts: int | None = None  # layers whose experts stay with the processor
+    as_alone: bool = False  # choose flash attention as for one answer, so that each of several equals that of its seed
+    workers: tuple[str, ...] = ()  # "HOST:PORT" of RPC workers that hold a part of the layers
 
     def __post_init__(self) -> None:
         require_within("--parallel", self.parallel, PARALLEL_BOUNDS)
         require_within("--ctx", self.n_ctx, CONTEXT_BOUNDS)
-        require_within("--threads", self.threads, THREAD_BOUNDS)
-        require_within("--gpu-layers", self.gpu_layers, GPU_LAYER_BOUNDS)
-        require_within("--n-cpu-moe", self.cpu_experts, CPU_EXPERT_BOUNDS)
-        for flag, kind in (("--cache-type-k", self.cache_type_k), ("--cache-type-v", self.cache_type_v)):
-            if kind not in KV_BYTES:
-                raise UsageError(f"invalid {flag} {kind}", why=f"must be one of {', '.join(KV_BYTES)}")
-        if self.flash_attention not in FLASH_ATTENTION:
-            why = f"must be one of {', '.join(FLASH_ATTENTION)}"
-            raise UsageError(f"invalid --flash-attention {self.flash_attention}", why=why)
-        if self.flash_attention == "off" and self.cache_type_v != "f16":
-            what = f"--cache-type-v {self.cache_type_v} needs flash attention"
+        for name in LOAD_OPTIONS:
+            check_setting(name, getattr(self, name), choices=tuple(KV_BYTES) if name.startswith("kv_type") else ())
+        if self.flash_attention == "off" and self.kv_type_v != "f16":
+            what = f"--cache-type-v {self.kv_type_v} needs flash attention"
             raise UsageError(what, hint="leave out --flash-attention off")
 
     @property
     def kv_type(self) -> str:
-        """What memory is planned for: the larger of the two types."""
-        return max(self.cache_type_k, self.cache_type_v, key=KV_BYTES.__getitem__)
+        """The larger of the two types, for which memory is planned."""
+        return max(self.kv_type_k, self.kv_type_v, key=KV_BYTES.__getitem__)
 
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How the model will be run, and what that takes.
-
-    Attributes:
-        n_ctx: context window in tokens, of each sequence.
-        n_ctx_start: for how many tokens the KV cache has memory at first; it grows with the conversation.
-        n_batch: most tokens of one decode call.
-        threads: for decode and for prefill.
-        gpu_layers: how many layers go to the GPU; -1 is all.
-        cpu_experts: layers whose experts stay with the processor.
-        kv_type_k, kv_type_v: of the keys and the values in the KV cache.
-        flash_attention: as in loading.Load.
-        memory: what the model takes, wherever it lies.
-        ram_bytes: how much of memory.needed the machine's own memory has to hold.
-        vram_bytes: what the GPUs have to hold; 0 without any, or when nobody looked.
-        notes: every choice that is not simply what the model was trained on, in plain words.
-        tuned: what is different because `llmrun tune` found it faster, in words.
-        slow_flash_attention: ggml's kernel for it is known to be slow here; answers differ a little without.
-        n_seq_max: how many answers at the same time.
-        n_cells: tokens that the KV cache holds for all of them together.
-        n_parked, n_stream: as in loading.Load.
-        exact: they share nothing.
-        draft_bytes: how much of memory is a draft model's.
-        workers, layer_counts: as in loading.Load.
-    """
-
-    n_ctx: int
-    n_ctx_start: int
-    n_batch: int
-    threads: int
-    gpu_layers: int
-    memory: Memory
-    ram_bytes: int
-    vram_bytes: int = 0
-    notes: tuple[str, ...] = ()
-    kv_type_k: str = "f16"
-    kv_type_v: str = "f16"
-    flash_attention: str = "auto"
-    tuned: tuple[str, ...] = ()
-    slow_flash_attention: bool = False
-    n_seq_max: int = 1
-    n_cells: int = 0
-    n_parked: int = 0
-    n_stream: int = 0
-    exact: bool = False
-    draft_bytes: int = 0
-    cpu_experts: tuple[int, ...] = ()
-    workers: tuple[str, ...] = ()
-    layer_counts: tuple[int, ...] = ()
-
-    def load(self, path: Path) -> Load:
-        """What an engine is told to load a file so."""
-        return Load(
-            path=str(path.absolute()),
-            n_ctx=self.n_ctx,
-            n_ctx_start=self.n_ctx_start,
-            n_batch=self.n_batch,
-            threads=self.threads,
-            gpu_layers=self.gpu_layers,
+    def settings(self, hardware: Hardware) -> EngineSettings:
+        """Return the settings for a job that loads a model without a plan."""
+        return EngineSettings(
+            threads=self.threads or hardware.usable_cores,
+            gpu_layers=ALL_LAYERS if self.gpu_layers is None else self.gpu_layers,
             flash_attention=self.flash_attention,
             kv_type_k=self.kv_type_k,
             kv_type_v=self.kv_type_v,
-            n_seq_max=self.n_seq_max,
-            n_cells=self.n_cells,
-            n_parked=self.n_parked,
-            n_stream=self.n_stream,
-            exact=self.exact,
-            cpu_experts=self.cpu_experts,
-            workers=self.workers,
-            layer_counts=self.layer_counts,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Plan(LoadSettings):
+    """The settings of a load, and the memory that they take."""
+
+    n_ctx: int  # context window in tokens, of each sequence
+    n_ctx_start: int  # tokens for which the KV cache has memory at first; it grows with the conversation
+    memory: Memory  # of the model, in the machine's memory or a GPU's
+    ram_bytes: int  # part of memory.needed that the machine's own memory has to hold
+    vram_bytes: int = 0  # part that the GPUs have to hold; 0 without any, or if unknown
+    notes: tuple[str, ...] = ()  # a sentence about each choice that is not simply what the model was trained on
+    tuned: tuple[str, ...] = ()  # settings that `llmrun tune` found faster, in words
+    slow_flash_attention: bool = False  # ggml's kernel is slow here; answers without it differ a little
+    draft_bytes: int = 0  # part of memory that is a draft model's
+
+    def load(self, path: Path) -> Load:
+        """Return the command that loads a file with this plan."""
+        return Load.of(self, str(path.absolute()))
 
     @property
     def summary(self) -> str:
@@ -251,8 +188,8 @@ def make_plan(
         ram_bytes=split.ram + parts.compute - plain.compute,
         vram_bytes=split.vram,
         notes=(*context_notes, *cell_notes, *_gpu_notes(header, hardware, wishes, split), *thread_notes),
-        kv_type_k=wishes.cache_type_k,
-        kv_type_v=wishes.cache_type_v,
+        kv_type_k=wishes.kv_type_k,
+        kv_type_v=wishes.kv_type_v,
         flash_attention=flash_attention,
         slow_flash_attention=flash_attention != "off" and _is_flash_attention_slow(header, hardware),
         n_seq_max=wishes.parallel,
@@ -313,8 +250,8 @@ def choose_flash_attention(header: HeaderFacts, hardware: Hardware, wishes: Load
     AVX-512). A conversation, whose earlier turns are in the cache, decodes most of the time. With several sequences it
     is slower behind few tokens, or where they share a pool.
     """
-    asked = wishes.flash_attention, wishes.cache_type_k, wishes.cache_type_v
-    if asked != ("auto", "f16", "f16") or hardware.gpus or hardware.workers or "avx2" not in hardware.cpu_flags:
+    preferred = wishes.flash_attention, wishes.kv_type_k, wishes.kv_type_v
+    if preferred != ("auto", "f16", "f16") or hardware.gpus or hardware.workers or "avx2" not in hardware.cpu_flags:
         return wishes.flash_attention
     alone = _Room(header, hardware, replace(wishes, parallel=1, exact=False), "", "")
     try:
@@ -495,4 +432,4 @@ def _threads(hardware: Hardware, wish: int | None) -> tuple[int, list[str]]:
         return chosen, [
             f"threads {chosen} of {hardware.physical_cores} cores: the container may use {hardware.cpu_quota:g} of them"
         ]
-    return min(chosen, THREAD_BOUNDS[1]), []
+    return min(chosen, MAX_THREADS), []

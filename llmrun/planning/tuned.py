@@ -17,11 +17,11 @@ from llmrun.gguf.header import Header
 from llmrun.planning import measurement_cache
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import KV_BYTES, UBATCH
-from llmrun.planning.settings import EngineSettings
+from llmrun.planning.settings import TUNED, TunableSettings
 from llmrun.protocol.codec import as_dict, from_json
+from llmrun.protocol.settings import FLASH_ATTENTION, MAX_THREADS
 
-_MOST_THREADS = 512
-_FLASH_ATTENTION = ("auto", "on", "off")
+_STORED = (*(name for name in TUNED if name not in ("kv_type_k", "kv_type_v")), "spins", "huge_pages")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Profile:
         decode_rate: tokens/s.
     """
 
-    settings: EngineSettings
+    settings: TunableSettings
     load_seconds: float
     prefill_rate: float
     decode_rate: float
@@ -43,6 +43,11 @@ class Profile:
         """From the start to the answer's end."""
         compute = prompt_tokens / self.prefill_rate + answer_tokens / self.decode_rate
         return compute + self.load_seconds * loads
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON data, with one type for the keys and values of the KV cache."""
+        settings = {name: getattr(self.settings, name) for name in _STORED}
+        return {**as_dict(self), "settings": settings | {"kv_type": self.settings.kv_type_k}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +93,7 @@ def choose(
     *,
     loads: bool = True,
     own_environment: bool = True,
-) -> EngineSettings:
+) -> TunableSettings:
     """The settings with which an answer is expected to be there first.
 
     Args:
@@ -158,8 +163,10 @@ def remember(tuned: TunedSettings, header: Header, hardware: Hardware, folder: P
     Raises:
         LlmrunError: the folder can't be written.
     """
+    data = as_dict(tuned)
+    data |= {"default": tuned.default.to_json(), "others": [each.to_json() for each in tuned.others]}
     measurement_cache.keep(
-        folder / TUNE_FILE, measurement_cache.model_key(header, hardware), {"name": name, "tuned": as_dict(tuned)}
+        folder / TUNE_FILE, measurement_cache.model_key(header, hardware), {"name": name, "tuned": data}
     )
 
 
@@ -172,10 +179,25 @@ def forget(header: Header, hardware: Hardware, folder: Path) -> bool:
     return measurement_cache.drop(folder / TUNE_FILE, measurement_cache.model_key(header, hardware))
 
 
+def _read_profile(data: Mapping[str, Any]) -> Profile:
+    """Read Profile.to_json().
+
+    Raises:
+        TypeError, ValueError, KeyError, AttributeError: the data is damaged.
+    """
+    settings = {"kv_type": "f16", **data["settings"]}
+    kv_type = settings.pop("kv_type")
+    if not {"threads", "threads_batch"} <= settings.keys() <= {*_STORED}:
+        raise ValueError("the settings are of another llmrun")
+    return from_json(Profile, {**data, "settings": {**settings, "kv_type_k": kv_type, "kv_type_v": kv_type}})
+
+
 def _tuned(entry: Mapping[str, Any]) -> TunedSettings | None:
     """An entry's data; None where they are damaged."""
     try:
-        tuned = from_json(TunedSettings, entry["tuned"])
+        data = entry["tuned"]
+        others = [_read_profile(profile) for profile in data["others"]]
+        tuned = TunedSettings(_read_profile(data["default"]), tuple(others), data["depth"], data["at"])
         usable = all(_is_usable(profile) for profile in (tuned.default, *tuned.others))
         return tuned if usable else None
     except (TypeError, ValueError, KeyError, AttributeError):
@@ -190,8 +212,8 @@ def _is_usable(profile: Profile) -> bool:
         all(0 < rate < math.inf for rate in (profile.prefill_rate, profile.decode_rate))
         and 0 <= profile.load_seconds < math.inf
         and min(counts) > 0
-        and max(settings.threads, settings.threads_batch) <= _MOST_THREADS
+        and max(settings.threads, settings.threads_batch) <= MAX_THREADS
         and settings.n_ubatch <= UBATCH
-        and settings.flash_attention in _FLASH_ATTENTION
-        and settings.kv_type in KV_BYTES
+        and settings.flash_attention in FLASH_ATTENTION
+        and settings.kv_type_k in KV_BYTES
     )

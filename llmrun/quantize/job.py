@@ -22,6 +22,7 @@ from llmrun.quantize.types import (
     NEED_IMATRIX,
     TENSOR_TYPES,
     UNQUANTIZED,
+    TensorTypes,
     cost,
     is_quantized,
     tensor_bytes,
@@ -36,33 +37,14 @@ _OUTPUT, _EMBEDDING = "output.weight", "token_embd.weight"
 
 
 @dataclass(frozen=True, slots=True)
-class QuantizeRequest:
-    """The settings of one quantization.
+class QuantizeRequest(TensorTypes):
+    """The settings of one quantization."""
 
-    Attributes:
-        source: the (first) GGUF file.
-        target: the file to write; an existing one stays until the new one is complete and verified.
-        type: a name of types.FILE_TYPES.
-        overrides: (regular expression, name of types.TENSOR_TYPES) for tensors whose name contains a match; the first
-            match counts.
-        output_type: type of the output matrix, a name of types.TENSOR_TYPES; "" for that of `type`.
-        embedding_type: the same for the token embedding.
-        imatrix: llama.cpp's importance matrix in GGUF.
-        threads: None for all cores.
-        pure: every matrix gets the same type.
-        keeps_output: the output matrix stays unchanged.
-    """
-
-    source: Path
-    target: Path
-    type: str
-    overrides: tuple[tuple[str, str], ...] = ()
-    output_type: str = ""
-    embedding_type: str = ""
-    imatrix: Path | None = None
-    threads: int | None = None
-    pure: bool = False
-    keeps_output: bool = False
+    source: Path  # the (first) GGUF file
+    target: Path  # the file to write; an existing one stays until the new one is complete and verified
+    type: str  # a name of types.FILE_TYPES
+    imatrix: Path | None = None  # llama.cpp's importance matrix in GGUF
+    threads: int | None = None  # None for all cores
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 from llmrun.errors import require_within
@@ -14,9 +15,9 @@ from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import check
 from llmrun.planning.machine import this_machine
 from llmrun.planning.plan import CONTEXT_BOUNDS, LoadPreferences, choose_flash_attention
-from llmrun.planning.split import ALL_LAYERS
 from llmrun.protocol.jobs.evaluate import EvaluateUpdate
 from llmrun.protocol.jobs.score import SCORE, ScoredText, ScoreText
+from llmrun.protocol.settings import common_fields
 from llmrun.quantize.evaluate import MIN_CONTEXT, check_memory, choose_context
 from llmrun.runner.runner import Runner
 
@@ -60,15 +61,12 @@ def score(
     hardware = this_machine()
     if hardware.memory_total:
         check_memory([header], window, window, hardware.memory_available)
+    flash_attention = choose_flash_attention(header, hardware, preferences)  # like `run` without --ctx
     command = ScoreText(
         str(model.absolute()),
         text,
         window,
-        threads=preferences.threads or hardware.usable_cores,
-        gpu_layers=ALL_LAYERS if preferences.gpu_layers is None else preferences.gpu_layers,
-        flash_attention=choose_flash_attention(header, hardware, preferences),  # like `run` without --ctx
-        kv_type_k=preferences.cache_type_k,
-        kv_type_v=preferences.cache_type_v,
+        **common_fields(replace(preferences, flash_attention=flash_attention).settings(hardware)),
     )
     with closing(Runner()) as engine:
         return engine.do(SCORE, command, on_update)

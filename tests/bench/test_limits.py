@@ -12,7 +12,7 @@ from support.gguf_writer import TensorSpec
 
 from llmrun import _native
 from llmrun.bench.limits import MachineLimits, TokenCost, limit_of
-from llmrun.bench.parameters import BenchSettings
+from llmrun.bench.parameters import bench_settings
 from llmrun.engine.jobs.limits import run
 from llmrun.gguf.reader import read_header
 from llmrun.planning.predict import Work
@@ -35,7 +35,7 @@ WORK = Work(
     file_bytes={},
 )
 NEEDS = TokenCost(WORK, {"Q4_0": 0.5625, "F16": 2.0})
-SETTINGS = BenchSettings(1, n_batch=2048, n_ubatch=512)
+SETTINGS = bench_settings()
 MACHINE = MeasuredLimits(read=1e9, int8=1e12, half=1e11, single=1e10)
 
 

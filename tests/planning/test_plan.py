@@ -213,10 +213,10 @@ def test_wished_gpu_layers(layers: int) -> None:
         ({"gpu_layers": 1001}, "--gpu-layers", "-1 and 1,000"),
         ({"parallel": 0}, "--parallel 0", "1 and 128"),
         ({"parallel": 129}, "--parallel", "1 and 128"),
-        ({"cache_type_k": "q3_0"}, "--cache-type-k q3_0", "f16"),
-        ({"cache_type_v": "q3_0"}, "--cache-type-v q3_0", "f16"),
+        ({"kv_type_k": "q3_0"}, "--cache-type-k q3_0", "f16"),
+        ({"kv_type_v": "q3_0"}, "--cache-type-v q3_0", "f16"),
         ({"flash_attention": "maybe"}, "--flash-attention maybe", "auto, on, off"),
-        ({"cache_type_v": "q8_0", "flash_attention": "off"}, "needs flash attention", ""),
+        ({"kv_type_v": "q8_0", "flash_attention": "off"}, "needs flash attention", ""),
     ],
 )
 def test_bad_wishes(wishes: dict[str, Any], what: str, why: str) -> None:
@@ -363,7 +363,7 @@ def test_wished_layers_with_a_gpu(wish: int, layers: int) -> None:
 
 
 def test_smaller_kv_type_leaves_room_for_more_context() -> None:
-    small = make_plan(LARGE, machine(free=12 * GIB), LoadPreferences(cache_type_k="q8_0", cache_type_v="q8_0"))
+    small = make_plan(LARGE, machine(free=12 * GIB), LoadPreferences(kv_type_k="q8_0", kv_type_v="q8_0"))
     assert small.n_ctx > make_plan(LARGE, machine(free=12 * GIB), LoadPreferences()).n_ctx
 
 
@@ -410,7 +410,7 @@ def test_slow_flash_attention_is_told(
     [
         (LoadPreferences(), ("avx2",), 16, "off"),
         (LoadPreferences(flash_attention="on"), ("avx2",), 16, "on"),
-        (LoadPreferences(cache_type_k="q8_0"), ("avx2",), 16, "auto"),
+        (LoadPreferences(kv_type_k="q8_0"), ("avx2",), 16, "auto"),
         (LoadPreferences(parallel=4), ("avx2",), 16, "auto"),
         (LoadPreferences(parallel=4, as_alone=True), ("avx2",), 16, "off"),
         (LoadPreferences(parallel=4, exact=True), ("avx2",), 16, "off"),
