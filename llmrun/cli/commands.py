@@ -26,6 +26,7 @@ COMMANDS = {
     "chat": CommandEntry(TALK, "chat", "chat", "Chat with a model. Ctrl-C stops an answer and keeps it, Ctrl-D quits."),
     "batch": CommandEntry(TALK, "batch", "batch", "Answer a file of prompts, many in parallel."),
     "serve": CommandEntry(TALK, "serve", "serve", "Serve models over HTTP to OpenAI, Anthropic and Ollama clients."),
+    "launch": CommandEntry(TALK, "launch", "app", "Run a coding agent, such as Claude Code, with a local model."),
     "worker": CommandEntry(
         TALK, "worker", "worker", "Run an RPC worker: hold layers of a model that runs on another machine."
     ),

@@ -32,6 +32,7 @@ EXIT_CODES = {
 }
 
 TOPICS = (
+    "agents",
     "beams",
     "embeddings",
     "exit-codes",

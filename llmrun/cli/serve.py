@@ -83,6 +83,7 @@ ParallelOption = Annotated[int, typer.Option("--parallel", "-np", help="Number o
 QueueOption = Annotated[int, typer.Option("--queue", help="Maximum number of queued requests; more get 503.")]
 GraceOption = Annotated[str, typer.Option("--grace", metavar="TIME", help="Time for running answers after Ctrl-C.")]
 TimeoutOption = Annotated[str, typer.Option("--timeout", metavar="TIME", help="Maximum duration of an answer.")]
+ParentOption = Annotated[int | None, typer.Option("--parent", metavar="PID", hidden=True)]  # of `llmrun launch`
 LogJsonOption = Annotated[bool, typer.Option("--log-json", help="Log each request as a JSON object on stderr.")]
 
 
@@ -101,6 +102,7 @@ def serve(
     grace: GraceOption = "30s",
     exact: ExactOption = False,
     log_json: LogJsonOption = False,
+    parent: ParentOption = None,
     *,
     loading: LoadingOptions,
     marking: Mapping[str, Any],
@@ -134,7 +136,7 @@ def serve(
         adapters=loading.adapters,
         sampling=marking,
     )
-    asyncio.run(_run(output, options, listening, log_json=log_json))
+    asyncio.run(_run(output, options, listening, parent, log_json=log_json))
 
 
 def _give_way() -> None:
@@ -224,7 +226,9 @@ def _check_adapters(adapters: tuple[Adapter, ...], model: Path | None) -> None:
     adapter_bytes(adapters, read_header(model))
 
 
-async def _run(output: Output, options: ServeOptions, listening: socket.socket, *, log_json: bool) -> None:
+async def _run(
+    output: Output, options: ServeOptions, listening: socket.socket, parent: int | None, *, log_json: bool
+) -> None:
     """Serve until a signal comes. Running answers are finished then, unless Ctrl-C or `stop --now` ends them."""
     from llmrun.cli.main import ENDING
     from llmrun.server.registry import END_NOW, RunningServer, registered
@@ -273,7 +277,7 @@ async def _run(output: Output, options: ServeOptions, listening: socket.socket, 
     view.begin(address, options.names, has_keys=bool(options.policy.keys))
     with registered(settings.state_dir, address) as entry:
         server = RunningServer(os.getpid(), address, port, time.time(), grace_seconds=grace)
-        watching = asyncio.ensure_future(_watch(serving, view, entry, server))
+        watching = asyncio.ensure_future(_watch(serving, view, entry, server, parent))
         try:
             await serving.run(listening)
         finally:
@@ -283,12 +287,16 @@ async def _run(output: Output, options: ServeOptions, listening: socket.socket, 
         raise ended_by[0]
 
 
-async def _watch(serving: Serving, view: ServeView, entry: ServerFile | None, server: RunningServer) -> None:
-    """Keep the live line and this server's entry in `llmrun ps` up to date."""
+async def _watch(
+    serving: Serving, view: ServeView, entry: ServerFile | None, server: RunningServer, parent: int | None
+) -> None:
+    """Keep the live line and this server's entry in `llmrun ps` up to date; end the server after its parent."""
     from llmrun.ui.views.serve import ServeFigures
 
     written: RunningServer | None = None
     while True:
+        if parent is not None and os.getppid() != parent:
+            serving.end(now=True)
         now = server._replace(models=tuple(serving.loaded), is_ending=serving.is_ending)
         if entry is not None and now != written:
             entry.write(now)

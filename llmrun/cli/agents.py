@@ -1,0 +1,151 @@
+"""Coding agents and the settings that make each one use an llmrun server. Pure data and text.
+
+No agent's own configuration file is written: settings are environment variables and arguments, or files in a temporary
+folder that an argument or a variable names. Nothing has to be restored afterwards, however a session ends.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+PLACEHOLDER_KEY = "llmrun"
+"""For agents that insist on a key where the server has none."""
+
+
+class Endpoint(NamedTuple):
+    """A server as an agent sees it."""
+
+    address: str  # without /v1, e.g. "http://127.0.0.1:8080"
+    key: str  # "" is none
+    model: str
+    n_ctx: int  # context window in tokens; 0 is unknown
+
+    @property
+    def openai_url(self) -> str:
+        return f"{self.address}/v1"
+
+
+class AgentSettings(NamedTuple):
+    """Settings of one session of an agent."""
+
+    environment: Mapping[str, str]
+    arguments: tuple[str, ...] = ()  # before the user's own
+    files: Mapping[str, str] = {}  # name in the temporary folder -> content
+
+
+class Agent(NamedTuple):
+    """A program that works with a model by calling tools."""
+
+    title: str
+    executable: str
+    install: str  # command that installs it
+    first_prompt: int  # tokens of its system prompt and tools, measured in November 2026; 0 is not measured
+    settings: Callable[[Endpoint, str], AgentSettings]  # for a server and the path of the temporary folder
+
+
+def _claude(server: Endpoint, folder: str) -> AgentSettings:
+    tiers = ("OPUS", "SONNET", "HAIKU", "FABLE")
+    window = {"CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(server.n_ctx), "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(server.n_ctx)}
+    return AgentSettings({
+        "ANTHROPIC_BASE_URL": server.address,
+        "ANTHROPIC_AUTH_TOKEN": server.key or PLACEHOLDER_KEY,
+        "ANTHROPIC_API_KEY": "",  # of an account: it would be asked about at the start
+        "ANTHROPIC_MODEL": server.model,
+        "ANTHROPIC_SMALL_FAST_MODEL": server.model,
+        "CLAUDE_CODE_SUBAGENT_MODEL": server.model,
+        **{f"ANTHROPIC_DEFAULT_{tier}_MODEL": server.model for tier in tiers},
+        **(window if server.n_ctx else {}),
+        # Both change the beginning of each prompt, so no prefix could be reused.
+        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
+        "CLAUDE_CODE_TOTAL_TOKENS_REMINDER": "off",
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    })  # fmt: skip
+
+
+def _codex(server: Endpoint, folder: str) -> AgentSettings:
+    provider = "model_providers.llmrun"
+    values = {
+        "model": server.model,
+        "model_provider": "llmrun",
+        f"{provider}.name": "llmrun",
+        f"{provider}.base_url": server.openai_url,
+        f"{provider}.wire_api": "responses",
+        f"{provider}.env_key": "LLMRUN_AGENT_KEY",
+        **({"model_context_window": server.n_ctx} if server.n_ctx else {}),
+    }
+    # Values are TOML; JSON strings and numbers are, too.
+    arguments = [word for name, value in values.items() for word in ("-c", f"{name}={json.dumps(value)}")]
+    return AgentSettings({"LLMRUN_AGENT_KEY": server.key or PLACEHOLDER_KEY}, tuple(arguments))
+
+
+def _opencode(server: Endpoint, folder: str) -> AgentSettings:
+    name = f"llmrun/{server.model}"
+    limits = {"limit": {"context": server.n_ctx, "output": _longest_answer(server)}} if server.n_ctx else {}
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "name": "llmrun",
+        "options": {"baseURL": server.openai_url, "apiKey": server.key or PLACEHOLDER_KEY},
+        "models": {server.model: {"name": server.model, **limits}},
+    }
+    config = {"provider": {"llmrun": provider}, "model": name, "small_model": name}
+    return AgentSettings({"OPENCODE_CONFIG_CONTENT": json.dumps(config)})
+
+
+def _qwen(server: Endpoint, folder: str) -> AgentSettings:
+    environment = {
+        "OPENAI_BASE_URL": server.openai_url,
+        "OPENAI_API_KEY": server.key or PLACEHOLDER_KEY,
+        "OPENAI_MODEL": server.model,
+    }
+    return AgentSettings(environment, ("--auth-type", "openai"))
+
+
+def _aider(server: Endpoint, folder: str) -> AgentSettings:
+    name = f"openai/{server.model}"
+    environment = {"OPENAI_API_BASE": server.openai_url, "OPENAI_API_KEY": server.key or PLACEHOLDER_KEY}
+    arguments: tuple[str, ...] = ("--model", name, "--weak-model", name, "--no-show-model-warnings")
+    if not server.n_ctx:
+        return AgentSettings(environment, arguments)
+    facts = {
+        "litellm_provider": "openai",
+        "mode": "chat",
+        "max_input_tokens": server.n_ctx,
+        "max_output_tokens": _longest_answer(server),
+        "input_cost_per_token": 0,
+        "output_cost_per_token": 0,
+    }
+    metadata = "model-metadata.json"
+    arguments = (*arguments, "--model-metadata-file", f"{folder}/{metadata}")
+    return AgentSettings(environment, arguments, {metadata: json.dumps({name: facts})})
+
+
+def _crush(server: Endpoint, folder: str) -> AgentSettings:
+    limits = {"context_window": server.n_ctx, "default_max_tokens": _longest_answer(server)} if server.n_ctx else {}
+    provider = {
+        "name": "llmrun",
+        "type": "openai-compat",
+        "base_url": server.openai_url,
+        "api_key": "$LLMRUN_AGENT_KEY",
+        "models": [{"id": server.model, "name": server.model, **limits}],
+    }
+    chosen = {"provider": "llmrun", "model": server.model}
+    config = {"providers": {"llmrun": provider}, "models": {"large": chosen, "small": chosen}}
+    environment = {"CRUSH_GLOBAL_CONFIG": folder, "LLMRUN_AGENT_KEY": server.key or PLACEHOLDER_KEY}
+    return AgentSettings(environment, files={"crush.json": json.dumps(config)})
+
+
+def _longest_answer(server: Endpoint) -> int:
+    """Agents subtract the longest answer from the window: a quarter leaves room for the conversation."""
+    return min(server.n_ctx // 4, 32_000)
+
+
+AGENTS = {
+    "claude": Agent("Claude Code", "claude", "npm install -g @anthropic-ai/claude-code", 23_000, _claude),
+    "codex": Agent("Codex", "codex", "npm install -g @openai/codex", 6_000, _codex),
+    "opencode": Agent("opencode", "opencode", "npm install -g opencode-ai", 9_000, _opencode),
+    "qwen": Agent("Qwen Code", "qwen", "npm install -g @qwen-code/qwen-code", 0, _qwen),
+    "aider": Agent("aider", "aider", "uv tool install aider-chat", 0, _aider),
+    "crush": Agent("Crush", "crush", "npm install -g @charmland/crush", 0, _crush),
+}

@@ -1,0 +1,127 @@
+"""`llmrun launch`: the settings of each agent, and errors. tests/model/test_real_launch.py starts one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import tomllib
+
+from llmrun.cli.agents import AGENTS, AgentSettings, Endpoint
+from llmrun.cli.app import call
+from llmrun.errors import UsageError
+
+SERVER = Endpoint("http://127.0.0.1:8080", "", "owner/model:Q4_0", 65_536)
+
+
+def settings(name: str, server: Endpoint = SERVER, folder: str = "FOLDER") -> AgentSettings:
+    return AGENTS[name].settings(server, folder)
+
+
+def codex_config(found: AgentSettings) -> dict[str, object]:
+    """The TOML that `codex -c NAME=VALUE ...` means."""
+    assert found.arguments[::2] == ("-c",) * (len(found.arguments) // 2)
+    return tomllib.loads("\n".join(found.arguments[1::2]))
+
+
+def test_claude_code_has_one_model_in_all_tiers() -> None:
+    variables = settings("claude").environment
+    models = {name: value for name, value in variables.items() if name.endswith("_MODEL")}
+    assert len(models) == 7
+    assert set(models.values()) == {SERVER.model}
+    assert variables["ANTHROPIC_BASE_URL"] == SERVER.address
+    assert variables["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == "65536"
+    assert variables["CLAUDE_CODE_ATTRIBUTION_HEADER"] == "0"
+
+
+def test_codex() -> None:
+    found = settings("codex")
+    assert codex_config(found) == {
+        "model": SERVER.model,
+        "model_provider": "llmrun",
+        "model_context_window": 65_536,
+        "model_providers": {
+            "llmrun": {
+                "name": "llmrun",
+                "base_url": "http://127.0.0.1:8080/v1",
+                "wire_api": "responses",
+                "env_key": "LLMRUN_AGENT_KEY",
+            }
+        },
+    }
+    assert found.environment["LLMRUN_AGENT_KEY"]
+
+
+def test_a_name_with_quotes_stays_one_value() -> None:
+    assert codex_config(settings("codex", SERVER._replace(model='a"b\\c')))["model"] == 'a"b\\c'
+
+
+def test_opencode() -> None:
+    config = json.loads(settings("opencode").environment["OPENCODE_CONFIG_CONTENT"])
+    provider = config["provider"]["llmrun"]
+    assert config["model"] == config["small_model"] == f"llmrun/{SERVER.model}"
+    assert provider["options"]["baseURL"] == "http://127.0.0.1:8080/v1"
+    assert provider["models"][SERVER.model]["limit"]["context"] == 65_536
+
+
+@pytest.mark.parametrize(("name", "file"), [("aider", "model-metadata.json"), ("crush", "crush.json")])
+def test_files_lie_in_the_temporary_folder(name: str, file: str) -> None:
+    found = settings(name)
+    assert list(found.files) == [file]
+    assert "65536" in found.files[file]
+    assert any("FOLDER" in word for word in (*found.arguments, *found.environment.values()))
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_a_key_is_in_the_environment_alone(name: str) -> None:
+    found = settings(name, SERVER._replace(key="sesame"))
+    assert "sesame" in "".join(found.environment.values())
+    assert "sesame" not in "".join((*found.arguments, *found.files.values()))
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_an_unknown_window_is_not_named(name: str) -> None:
+    found = settings(name, SERVER._replace(n_ctx=0))
+    values = (*found.environment.values(), *found.arguments, *found.files.values())
+    assert not any("context" in value.lower() and "window" in value.lower() for value in values)
+
+
+def test_no_agent_lists_them(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert call(["launch"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown and agent.install in shown for name, agent in AGENTS.items())
+
+
+def test_an_unknown_agent_has_a_hint() -> None:
+    with pytest.raises(UsageError, match="unknown agent 'claud'") as caught:
+        call(["launch", "claud"])
+    assert "claude" in caught.value.hint
+
+
+def test_an_agent_that_is_missing_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UsageError, match="Codex is not installed") as caught:
+        call(["launch", "codex", "smollm2"])
+    assert caught.value.hint == "npm install -g @openai/codex"
+
+
+def test_print_starts_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path))
+    assert call(["launch", "codex", "owner/model", "--print", "--ctx", "70000", "--", "exec", "two words"]) == 0
+    shown = capsys.readouterr().out
+    assert "export LLMRUN_AGENT_KEY=llmrun" in shown
+    assert "model_context_window=70000" in shown
+    assert shown.rstrip().endswith("exec 'two words'")
+
+
+def test_print_as_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path))
+    assert call(["launch", "crush", "owner/model", "--print", "--json", "--ctx", "70000"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["command"] == ["crush"]
+    assert json.loads(shown["files"]["crush.json"])["models"]["large"]["model"] == "owner/model"
