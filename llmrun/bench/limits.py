@@ -96,7 +96,7 @@ class TokenCost:
 
     def _add_attention(self, products: dict[str, float], depth: float) -> None:
         """Add the products of a head's queries with keys, and of weights with values."""
-        products["half"] += 2 * self.work.looks(depth) * self.work.head_length
+        products["half"] += 2 * self.work.attention_reads(depth) * self.work.head_length
 
 
 def _products(weights: Mapping[str, float]) -> dict[str, float]:
