@@ -100,7 +100,7 @@ def prepare(
     )
     tuned = _tuned(header, hardware, settings, expected) if expected and not wishes.workers else None
     if tuned is not None:
-        plain, load = load, tuned.wished(load, wishes, without_flash=scores_fit(header, hardware, plan.n_ctx))
+        plain, load = load, tuned.applied_within(load, wishes, without_flash=scores_fit(header, hardware, plan.n_ctx))
         changes = tuned.of(load).changes(tuned.of(plain))
         plan = replace(plan, threads=load.threads, flash_attention=load.flash_attention, tuned=changes)
     if drafts is not None:

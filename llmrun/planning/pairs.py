@@ -51,7 +51,7 @@ def plan_pair(
     header: Header,
     draft: DraftFile | None,
     hardware: Hardware,
-    wishes: LoadPreferences,
+    preferences: LoadPreferences,
     *,
     name: str,
     repository: str,
@@ -70,13 +70,13 @@ def plan_pair(
     """
     drafts = read_draft(header, draft) if draft is not None else None
     both = ResizedHeader(header, header.weight_bytes + (_adapter_bytes(header, adapters) if adapters else 0), drafts)
-    plan = make_plan(both, hardware, wishes, name=name, repository=repository)
+    plan = make_plan(both, hardware, preferences, name=name, repository=repository)
     if draft is None or drafts is None:
         return plan, None
     n_ctx = max(plan.n_ctx, CONTEXT_BOUNDS[0])
     gpu_layers = 0 if hardware.workers else plan.gpu_layers  # the network is too slow for drafts
-    wished = replace(wishes, n_ctx=n_ctx, threads=plan.threads, gpu_layers=gpu_layers)
-    beside = replace(make_plan(drafts, replace(hardware, memory_total=0, workers=()), wished), n_parked=0)
+    own = replace(preferences, n_ctx=n_ctx, threads=plan.threads, gpu_layers=gpu_layers)
+    beside = replace(make_plan(drafts, replace(hardware, memory_total=0, workers=()), own), n_parked=0)
     return replace(plan, draft_bytes=beside.memory.weights + beside.memory.kv), Drafts(drafts, beside.load(draft.path))
 
 

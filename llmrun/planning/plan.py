@@ -1,7 +1,6 @@
-"""How to run a model on a machine: context, threads, layers on the GPU, what it costs in memory, and why.
+"""The plan of a model on a machine: context, threads, layers on the GPU, memory, and the reasons.
 
-Owns the choices and the words that explain them; must not know how the machine was looked at, nor read files:
-it is a pure function of facts and wishes. Sizes are in bytes, context lengths in tokens.
+A pure function of facts and preferences. Sizes are in bytes, context lengths in tokens.
 """
 
 from __future__ import annotations
@@ -34,27 +33,27 @@ from llmrun.protocol.sizes import readable_size
 CONTEXT_BOUNDS = (256, MAX_TOKENS)
 PARALLEL_BOUNDS = (1, 128)
 
-UNKNOWN_CONTEXT = 4096  # for files that do not say what the model was trained on
-SMALLEST_CONTEXT = 512  # below that a conversation is pointless
+UNKNOWN_CONTEXT = 4096  # for files without a training context
+SMALLEST_CONTEXT = 512  # useful for a conversation
 _SMALLEST_MARGIN = 512 << 20
 _FEWEST_PARKED = 16
 _SEQUENCE_IDS = 256  # of llama.cpp
-_FP16_STEP = 128  # elements of a head that ggml's AVX512-FP16 kernels take at a time; of shorter ones, one at a time
+_FP16_STEP = 128  # elements that ggml's AVX512-FP16 kernels take at a time; the rest of a head, one at a time
 _MOST_SCORES = 1 << 30  # bytes
 _SCORES_SHARE = 16  # of memory
 
-# Quantization -> bits a weight, as they come out for whole models; the smaller ones in order of quality.
+# Quant -> bits per weight of whole models; in order of quality.
 _SMALLER_QUANTS = {
     "Q8_0": 8.5, "Q6_K": 6.6, "Q5_K_M": 5.7, "Q4_K_M": 4.9, "Q4_K_S": 4.6, "Q3_K_M": 3.9, "Q2_K": 3.2,
 }  # fmt: skip
 
 
 class HeaderFacts(Layers, Protocol):
-    """What a plan needs of a model file's header; counts that the file does not state are 0."""
+    """The facts of a header for a plan; counts that the file does not state are 0."""
 
     @property
     def n_ctx_train(self) -> int:
-        """Context window in tokens that the model was trained on."""
+        """Context window of training, in tokens."""
 
     @property
     def n_parameters(self) -> int:
@@ -134,7 +133,7 @@ class Plan(LoadSettings):
 
     @property
     def summary(self) -> str:
-        """One line for --verbose: what was chosen, and what it takes."""
+        """One line for --verbose: the choices and their memory."""
         parts = self.memory
         clients = f" for each of {self.n_seq_max}, {self.n_cells:,} in all" if self.n_seq_max > 1 else ""
         text = (
@@ -156,27 +155,29 @@ class Plan(LoadSettings):
 
 
 def make_plan(
-    header: HeaderFacts, hardware: Hardware, wishes: LoadPreferences, *, name: str = "MODEL", repository: str = ""
+    header: HeaderFacts, hardware: Hardware, preferences: LoadPreferences, *, name: str = "MODEL", repository: str = ""
 ) -> Plan:
-    """Choose everything that the user did not.
+    """Choose all settings that the user left open.
 
     Args:
-        name: what the user called the model, for the commands in our hints.
-        repository: "owner/repo" it came from, "" when it has no other quants.
+        name: the user's name of the model, for commands in hints.
+        repository: "owner/repo" with other quants of the model, or "".
 
     Raises:
-        OutOfMemoryError: the model does not fit, or the wished context doesn't.
+        OutOfMemoryError: the model or the preferred context does not fit.
     """
-    room = _Room(header, hardware, wishes, name, repository)
-    n_ctx, context_notes = room.context()
-    threads, thread_notes = _threads(hardware, wishes.threads)
-    n_cells, cell_notes = room.cells(n_ctx)
+    fit = _ContextFit(header, hardware, preferences, name, repository)
+    n_ctx, context_notes = fit.context()
+    threads, thread_notes = _threads(hardware, preferences.threads)
+    n_cells, cell_notes = fit.cells(n_ctx)
     # A growing KV cache would cross the network each time.
-    n_ctx_start = n_ctx if room.apart > 1 or hardware.workers else room.start(n_cells)
-    split = room.split(n_cells, n_ctx_start * room.apart)
-    is_like_one = wishes.parallel == 1 or wishes.as_alone or wishes.exact
-    flash_attention = choose_flash_attention(header, hardware, wishes) if is_like_one else wishes.flash_attention
-    plain = room.memory(n_cells, n_ctx_start * room.apart)
+    n_ctx_start = n_ctx if fit.apart > 1 or hardware.workers else fit.start(n_cells)
+    split = fit.split(n_cells, n_ctx_start * fit.apart)
+    is_like_one = preferences.parallel == 1 or preferences.as_alone or preferences.exact
+    flash_attention = (
+        choose_flash_attention(header, hardware, preferences) if is_like_one else preferences.flash_attention
+    )
+    plain = fit.memory(n_cells, n_ctx_start * fit.apart)
     parts = without_flash_attention(plain, header, n_ctx) if flash_attention == "off" else plain
     return Plan(
         n_ctx=n_ctx,
@@ -187,18 +188,18 @@ def make_plan(
         memory=parts,
         ram_bytes=split.ram + parts.compute - plain.compute,
         vram_bytes=split.vram,
-        notes=(*context_notes, *cell_notes, *_gpu_notes(header, hardware, wishes, split), *thread_notes),
-        kv_type_k=wishes.kv_type_k,
-        kv_type_v=wishes.kv_type_v,
+        notes=(*context_notes, *cell_notes, *_gpu_notes(header, hardware, preferences, split), *thread_notes),
+        kv_type_k=preferences.kv_type_k,
+        kv_type_v=preferences.kv_type_v,
         flash_attention=flash_attention,
         slow_flash_attention=flash_attention != "off" and _is_flash_attention_slow(header, hardware),
-        n_seq_max=wishes.parallel,
+        n_seq_max=preferences.parallel,
         n_cells=n_cells,
-        n_parked=room.parked,
+        n_parked=fit.parked,
         n_stream=0
         if hardware.gpus or hardware.workers
-        else longest_stream(header, n_cells, wishes.parallel, wishes.kv_type),
-        exact=wishes.exact,
+        else longest_stream(header, n_cells, preferences.parallel, preferences.kv_type),
+        exact=preferences.exact,
         cpu_experts=split.cpu_experts,
         workers=tuple(worker.endpoint for worker in hardware.workers),
         layer_counts=split.layer_counts,
@@ -206,12 +207,12 @@ def make_plan(
 
 
 def margin(free: int) -> int:
-    """What our own choice leaves of free memory to the rest of the system; a wish may use it up."""
+    """Return the part of free memory that automatic choices leave to the rest of the system."""
     return max(_SMALLEST_MARGIN, free // 10)
 
 
 def trained_context(header: HeaderFacts) -> int:
-    """What a model was trained on, bounded; a guess for files that do not say."""
+    """Return the context window of training within bounds; a default if the file does not state it."""
     return min(header.n_ctx_train or UNKNOWN_CONTEXT, CONTEXT_BOUNDS[1])
 
 
@@ -226,13 +227,13 @@ def beyond_training(header: HeaderFacts, n_ctx: int) -> tuple[str, ...]:
 # ---- processor and GPUs ----------------------------------------------------------------------------
 
 
-def _gpu_notes(header: HeaderFacts, hardware: Hardware, wishes: LoadPreferences, split: Split) -> list[str]:
+def _gpu_notes(header: HeaderFacts, hardware: Hardware, preferences: LoadPreferences, split: Split) -> list[str]:
     if hardware.workers:
         return [layer_placement(header.n_layers + 1, hardware, split)]
-    if wishes.cpu_experts and not split.cpu_experts:
+    if preferences.cpu_experts and not split.cpu_experts:
         return [f"--n-cpu-moe changes nothing: {'nothing is on a GPU' if header.expert_bytes else 'no experts'}"]
     everything = split.gpu_layers == ALL_LAYERS and not split.cpu_experts
-    if not split.vram or everything or (wishes.gpu_layers, wishes.cpu_experts) != (None, None):
+    if not split.vram or everything or (preferences.gpu_layers, preferences.cpu_experts) != (None, None):
         return []
     free = readable_size(sum(gpu.memory_free for gpu in hardware.gpus if not gpu.shared))
     where = described(split.gpu_layers, len(split.cpu_experts))
@@ -241,41 +242,41 @@ def _gpu_notes(header: HeaderFacts, hardware: Hardware, wishes: LoadPreferences,
     return [f"{where}: what fits into its {free} of free memory"]
 
 
-def choose_flash_attention(header: HeaderFacts, hardware: Hardware, wishes: LoadPreferences) -> str:
+def choose_flash_attention(header: HeaderFacts, hardware: Hardware, preferences: LoadPreferences) -> str:
     """Return the flash attention setting of one sequence, the same for all commands whose figures are to be equal.
 
-    The user's wish; else off where decode is faster without by much more than prefill is slower, and memory is left.
-    On x86, ggml's kernel for it goes through the KV cache once for every head. Without it, a step behind 2,000 tokens
-    takes 0.70 of the time and prefill there 1.35 (SmolLM2; 0.75 and 1.09 on a model of 1B; 0.81 and 1.16 without
-    AVX-512). A conversation, whose earlier turns are in the cache, decodes most of the time. With several sequences it
-    is slower behind few tokens, or where they share a pool.
+    The user's preference; else off if decode gains much more than prefill loses and there is memory. On x86, ggml's
+    flash attention reads the KV cache once per head. Without it, a step after 2,000 tokens takes 0.70 of the time and
+    prefill there 1.35 (SmolLM2; 0.75 and 1.09 for a model of 1B; 0.81 and 1.16 without AVX-512). A conversation, whose
+    earlier turns are cached, decodes most of the time. Several sequences are slower without it after few tokens or in
+    a shared pool.
     """
-    preferred = wishes.flash_attention, wishes.kv_type_k, wishes.kv_type_v
+    preferred = preferences.flash_attention, preferences.kv_type_k, preferences.kv_type_v
     if preferred != ("auto", "f16", "f16") or hardware.gpus or hardware.workers or "avx2" not in hardware.cpu_flags:
-        return wishes.flash_attention
-    alone = _Room(header, hardware, replace(wishes, parallel=1, exact=False), "", "")
+        return preferences.flash_attention
+    alone = _ContextFit(header, hardware, replace(preferences, parallel=1, exact=False), "", "")
     try:
         n_ctx, _ = alone.context()  # not the window of one of several, which may be cut to fit
     except OutOfMemoryError:
-        return wishes.flash_attention
+        return preferences.flash_attention
     needed = alone.split(n_ctx, alone.start(n_ctx)).ram + score_bytes(header, n_ctx)
     return "off" if scores_fit(header, hardware, n_ctx) and needed <= hardware.memory_available else "auto"
 
 
 def _is_flash_attention_slow(header: HeaderFacts, hardware: Hardware) -> bool:
-    """Whether ggml's flash attention computes one element at a time for this model.
+    """Return whether ggml's flash attention computes one element at a time for this model.
 
-    Compiled for AVX512-FP16, ggml's dot product of f16 takes 128 elements at a time and what is left one by one
-    (GGML_F16_STEP in simd-mappings.h), so that heads of 64 are not vectorized at all: decode behind 2,048 tokens of
-    SmolLM2 is half as fast as without, behind 4,096 a third, while prefill is 1.2 times as fast.
+    Compiled for AVX512-FP16, ggml's f16 dot product takes 128 elements at a time and the rest one by one
+    (GGML_F16_STEP in simd-mappings.h), so heads of 64 are not vectorized: SmolLM2's decode is half as fast as without
+    flash attention after 2,048 tokens, a third after 4,096, while prefill is 1.2 times as fast.
     """
     return not hardware.gpus and 0 < header.key_length < _FP16_STEP and "avx512_fp16" in hardware.cpu_flags
 
 
 def scores_fit(header: HeaderFacts, hardware: Hardware, n_ctx: int) -> bool:
-    """Return whether attention without flash attention takes a small share of memory.
+    """Return whether attention without flash attention takes a small share of all memory.
 
-    Of all memory: free memory changes from one command to the next, and greedy answers would change with it.
+    Free memory changes between commands, and greedy answers would change with it.
     """
     return score_bytes(header, n_ctx) <= min(_MOST_SCORES, hardware.memory_total // _SCORES_SHARE)
 
@@ -284,61 +285,61 @@ def scores_fit(header: HeaderFacts, hardware: Hardware, n_ctx: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Room:
-    """A model beside the memory there is: which context windows fit, and what to say of those that don't."""
+class _ContextFit:
+    """The context windows of a model that fit into memory, and the errors for others."""
 
     header: HeaderFacts
     hardware: Hardware
-    wishes: LoadPreferences
+    preferences: LoadPreferences
     name: str
     repository: str
 
     @property
     def apart(self) -> int:
-        """How many KV caches there are, each of a whole window: one, or one for each sequence.
+        """Number of KV caches of a whole window: one, or one per sequence.
 
-        One pool of cells is one window to llama.cpp, which would choose the factors of LongRoPE by its size.
+        llama.cpp takes a shared pool for one window, and would choose LongRoPE's factors by its size.
         """
-        return self.wishes.parallel if self.wishes.exact or self.header.rope_depends_on_window else 1
+        return self.preferences.parallel if self.preferences.exact or self.header.rope_depends_on_window else 1
 
     @property
     def parked(self) -> int:
-        """How many prefixes to keep: a recurrent state takes its memory whether or not it is used."""
-        parallel = self.wishes.parallel
+        """Number of prefixes to cache; none if recurrent, since each state takes its memory even if unused."""
+        parallel = self.preferences.parallel
         if parallel == 1 or self.apart > 1 or self.header.recurrent_bytes:
             return 0
         return min(max(_FEWEST_PARKED, parallel), _SEQUENCE_IDS - parallel)
 
     def memory(self, n_cells: int, start: int) -> Memory:
-        kv_type, parallel = self.wishes.kv_type, self.wishes.parallel
+        kv_type, parallel = self.preferences.kv_type, self.preferences.parallel
         return memory(self.header, n_cells, kv_type=kv_type, start=start, sequences=parallel, parked=self.parked)
 
     def split(self, n_cells: int, start: int) -> Split:
         needs = self.memory(n_cells, start)
-        wishes = self.wishes
-        return split_model(self.header, needs, n_cells, self.hardware, wishes.gpu_layers, wishes.cpu_experts)
+        preferences = self.preferences
+        return split_model(self.header, needs, n_cells, self.hardware, preferences.gpu_layers, preferences.cpu_experts)
 
     def ram(self, n_ctx: int) -> int:
-        """What has to be free at least for such windows, where one has to be apart from the other: all made at once."""
+        """Return the RAM of windows of this size, all allocated at once."""
         return self.split(n_ctx * self.apart, n_ctx * self.apart).ram
 
     def cells(self, n_ctx: int) -> tuple[int, list[str]]:
-        """Tokens that the KV cache is to hold for all sequences, each of which may fill its window; and words on it."""
-        wanted = n_ctx * self.wishes.parallel
-        if self.apart > 1 or wanted == n_ctx or not self.hardware.memory_total:
-            return wanted, []
+        """Return the KV cells of all sequences, each of which may fill its window, and notes."""
+        full = n_ctx * self.preferences.parallel
+        if self.apart > 1 or full == n_ctx or not self.hardware.memory_total:
+            return full, []
         free = self.hardware.memory_available
-        if self.ram(wanted) <= free - margin(free):
-            return wanted, []
-        chosen = max(n_ctx, self.largest(free - margin(free), wanted))
+        if self.ram(full) <= free - margin(free):
+            return full, []
+        chosen = max(n_ctx, self.largest(free - margin(free), full))
         return chosen, [
-            f"{self.wishes.parallel} answers at the same time share {chosen:,} tokens of KV cache: what fits into "
+            f"{self.preferences.parallel} answers at the same time share {chosen:,} tokens of KV cache: what fits into "
             f"{readable_size(free)} of free memory with some to spare"
         ]
 
     def start(self, n_ctx: int) -> int:
-        """For how many tokens to have memory at first; for all where there is no room to grow."""
-        start = context_start(self.header, n_ctx, self.wishes.kv_type)
+        """Return the tokens of the first KV cache; all if there is no room to grow."""
+        start = context_start(self.header, n_ctx, self.preferences.kv_type)
         free = self.hardware.memory_available
         if self.hardware.memory_total and self.split(n_ctx, start).ram > free - margin(free):
             return n_ctx
@@ -348,11 +349,11 @@ class _Room:
         return largest_context(lambda n_ctx: self.ram(n_ctx) <= room, limit)
 
     def context(self) -> tuple[int, list[str]]:
-        """The context window and what to say about it."""
+        """Return the context window and notes."""
         trained = trained_context(self.header)
-        if self.wishes.n_ctx is not None:
-            return self._wished(self.wishes.n_ctx, trained)
-        if not self.hardware.memory_total:  # nothing known about memory
+        if self.preferences.n_ctx is not None:
+            return self._preferred(self.preferences.n_ctx, trained)
+        if not self.hardware.memory_total:  # unknown
             chosen = trained
         else:
             free = self.hardware.memory_available
@@ -364,7 +365,7 @@ class _Room:
             note = f"context {chosen:,} of {trained:,} tokens: what fits into {available} of free memory"
             return chosen, [f"{note} with some to spare (--ctx asks for more)"]
         if not self.header.n_ctx_train:
-            return chosen, [f"context {chosen:,} tokens: the file does not say what the model was trained on"]
+            return chosen, [f"context {chosen:,} tokens: the file does not state the context of training"]
         return chosen, []
 
     def _fitting(self, room: int, trained: int) -> int:
@@ -373,26 +374,26 @@ class _Room:
         largest = self.largest(room, trained)
         return largest if largest >= SMALLEST_CONTEXT else 0
 
-    def _wished(self, wish: int, trained: int) -> tuple[int, list[str]]:
+    def _preferred(self, n_ctx: int, trained: int) -> tuple[int, list[str]]:
         free = self.hardware.memory_available
-        needed = self.ram(wish)
+        needed = self.ram(n_ctx)
         if self.hardware.memory_total and needed > free:
-            largest = self.largest(free, wish)
+            largest = self.largest(free, n_ctx)
             if not largest:
                 raise self._too_large(trained)
-            parts, advised, why = self.memory(wish, wish), largest, "the largest that fits"
+            parts, advised, why = self.memory(n_ctx, n_ctx), largest, "the largest that fits"
             if beyond_training(self.header, largest):
                 advised, why = trained, f"what the model was trained on; {largest} is the largest that fits"
             raise OutOfMemoryError(
-                f"a context of {wish:,} tokens does not fit into memory",
+                f"a context of {n_ctx:,} tokens does not fit into memory",
                 why=f"that takes {readable_size(needed)}, {readable_size(parts.kv)} of it for the "
                 f"KV cache, and {readable_size(free)} are free",
                 hint=f"llmrun run {shlex.quote(self.name)} --ctx {advised}, {why}",
             )
-        notes = [*beyond_training(self.header, wish)]
+        notes = [*beyond_training(self.header, n_ctx)]
         if self.hardware.memory_total and needed > free - margin(free):
-            notes.append(f"context {wish:,} tokens: leaves only {readable_size(free - needed)} of memory free")
-        return wish, notes
+            notes.append(f"context {n_ctx:,} tokens: leaves only {readable_size(free - needed)} of memory free")
+        return n_ctx, notes
 
     def _too_large(self, trained: int) -> OutOfMemoryError:
         free = self.hardware.memory_available
@@ -410,7 +411,7 @@ class _Room:
         )
 
     def _smaller_quant(self, n_ctx: int) -> str:
-        """The command for the best quantization that would fit, "" when none is known to."""
+        """Return the command for the best quant that would fit; "" without one."""
         free = self.hardware.memory_available - margin(self.hardware.memory_available)
         rest = self.ram(n_ctx) - self.header.weight_bytes
         for quant, bits in _SMALLER_QUANTS.items():
@@ -418,15 +419,17 @@ class _Room:
             if size < self.header.weight_bytes and size + rest <= free:
                 if not self.repository:
                     return f"use a smaller quant: {quant} would take about {readable_size(size)}"
-                return f"llmrun run {self.repository}:{quant} (about {readable_size(size)}), if it is there"
+                return f"llmrun run {self.repository}:{quant} (about {readable_size(size)}), if the repository has it"
         return ""
 
 
-def _threads(hardware: Hardware, wish: int | None) -> tuple[int, list[str]]:
-    if wish is not None:
-        if wish > hardware.logical_cores:
-            return wish, [f"threads {wish}: more than the {hardware.logical_cores} there are, so it gets slower"]
-        return wish, []
+def _threads(hardware: Hardware, preferred: int | None) -> tuple[int, list[str]]:
+    if preferred is not None:
+        if preferred > hardware.logical_cores:
+            return preferred, [
+                f"threads {preferred}: more than the {hardware.logical_cores} there are, so it gets slower"
+            ]
+        return preferred, []
     chosen = hardware.usable_cores
     if chosen < hardware.physical_cores:
         return chosen, [

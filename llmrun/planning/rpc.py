@@ -37,21 +37,21 @@ def split_model(
     needs: Memory,
     n_ctx: int,
     hardware: Hardware,
-    wish: int | None = None,
-    wished_experts: int | None = None,
+    preferred: int | None = None,
+    preferred_experts: int | None = None,
 ) -> Split:
     """Place a model with or without workers; arguments as in split.split_memory()."""
     if hardware.workers:
-        return _split_over_workers(header, needs, n_ctx, hardware, wish)
-    return split_memory(header, needs, n_ctx, hardware.gpus, wish, wished_experts)
+        return _split_over_workers(header, needs, n_ctx, hardware, preferred)
+    return split_memory(header, needs, n_ctx, hardware.gpus, preferred, preferred_experts)
 
 
-def _split_over_workers(header: Layers, needs: Memory, n_ctx: int, hardware: Hardware, wish: int | None) -> Split:
+def _split_over_workers(header: Layers, needs: Memory, n_ctx: int, hardware: Hardware, preferred: int | None) -> Split:
     """Place layers in proportion to the free memory of each machine; the rest stays on this processor.
 
     Args:
         needs: of the whole model with that context.
-        wish: layers on workers and GPUs; None includes this machine's processor, unless it has GPUs.
+        preferred: layers on workers and GPUs; None includes this machine's processor, unless it has GPUs.
     """
     layers = header.n_layers + 1  # llama.cpp counts the output as one
     of_layer = (needs.weights + needs.kv) / layers
@@ -61,8 +61,8 @@ def _split_over_workers(header: Layers, needs: Memory, n_ctx: int, hardware: Har
     free += [gpu.memory_free for gpu in hardware.gpus if not gpu.shared]
     rooms = [int(max((1 - _LEFT_FREE) * each - reserved, 0) / of_layer) for each in free]
     here = int(max((1 - _LEFT_FREE) * hardware.memory_available - (needs.needed - layers * of_layer), 0) / of_layer)
-    if wish is not None:
-        here, layers = 0, layers if wish == ALL_LAYERS else min(wish, layers)
+    if preferred is not None:
+        here, layers = 0, layers if preferred == ALL_LAYERS else min(preferred, layers)
     elif len(free) > n_remote:
         here = max(0, layers - sum(rooms))
     _, *counts = divide(layers, (here, *rooms))

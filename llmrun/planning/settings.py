@@ -36,17 +36,17 @@ class TunableSettings(EngineSettings):
         """Return the load with these settings."""
         return replace(load, **{name: getattr(self, name) for name in TUNED})
 
-    def wished(self, load: Load, wishes: LoadPreferences, *, without_flash: bool) -> Load:
-        """Return the load with these settings, except those that the user prefers otherwise or memory forbids.
+    def applied_within(self, load: Load, preferences: LoadPreferences, *, without_flash: bool) -> Load:
+        """Return the load with these settings, without changing the user's preferences or exceeding memory.
 
         Args:
             without_flash: there is memory for attention without flash attention.
         """
         found = self.applied(load)
-        if wishes.threads is not None:
+        if preferences.threads is not None:
             found = replace(found, threads=load.threads, threads_batch=load.threads_batch)
-        keeps_flash = wishes.flash_attention != "auto" or (found.flash_attention == "off" and not without_flash)
-        if keeps_flash or (wishes.kv_type_k, wishes.kv_type_v) != ("f16", "f16"):
+        keeps_flash = preferences.flash_attention != "auto" or (found.flash_attention == "off" and not without_flash)
+        if keeps_flash or (preferences.kv_type_k, preferences.kv_type_v) != ("f16", "f16"):
             flash, type_k, type_v = load.flash_attention, load.kv_type_k, load.kv_type_v
             found = replace(found, flash_attention=flash, kv_type_k=type_k, kv_type_v=type_v)
         return found
@@ -71,7 +71,7 @@ class TunableSettings(EngineSettings):
         """Return the differences from other settings in words, e.g. ("repack off", "2 batch threads").
 
         Args:
-            in_answers: only those that a greedy answer can depend on.
+            in_answers: only differences that can change a greedy answer.
         """
         names = _ROUNDING if in_answers else (*TUNED, "spins", "huge_pages")
         found = (words(name, getattr(self, name)) for name in names if getattr(self, name) != getattr(default, name))

@@ -48,21 +48,21 @@ def split_memory(
     needs: Memory,
     n_ctx: int,
     gpus: tuple[Gpu, ...],
-    wish: int | None,
-    wished_experts: int | None = None,
+    preferred: int | None,
+    preferred_experts: int | None = None,
 ) -> Split:
     """Place a model on GPUs and the processor.
 
     Args:
         needs: of the whole model with that context.
         gpus: integrated ones are skipped, since they have no memory of their own.
-        wish: layers on GPUs; None for as many as fit.
-        wished_experts: layers whose experts stay with the processor; None for as few as allow all layers on GPUs,
-            or none if `wish` is given.
+        preferred: layers on GPUs; None for as many as fit.
+        preferred_experts: layers whose experts stay with the processor; None for as few as allow all layers on GPUs,
+            or none if `preferred` is given.
     """
     own = [gpu for gpu in gpus if not gpu.shared]
     if not own:
-        return Split(ALL_LAYERS if wish is None else wish, needs.needed, 0)
+        return Split(ALL_LAYERS if preferred is None else preferred, needs.needed, 0)
     layers = header.n_layers + 1  # llama.cpp counts the output as one
     experts = header.expert_bytes
     of_layer = (needs.weights + needs.kv - sum(experts.values())) / layers  # the copy that growing takes is in RAM
@@ -80,15 +80,15 @@ def split_memory(
         return moved(chosen, left) + reserved + copied if chosen else 0
 
     left: tuple[int, ...] = ()
-    if wished_experts is not None:
-        left = _spread(experts, wished_experts)
-    elif wish is None and experts and taken(layers, left) > free:
+    if preferred_experts is not None:
+        left = _spread(experts, preferred_experts)
+    elif preferred is None and experts and taken(layers, left) > free:
         tries = (_spread(experts, count) for count in range(1, len(experts) + 1))
         left = next((each for each in tries if taken(layers, each) <= free), tuple(experts))
-    if wish is None:
+    if preferred is None:
         chosen = next((count for count in range(layers, 0, -1) if taken(count, left) <= free), 0)
     else:
-        chosen = layers if wish == ALL_LAYERS else min(wish, layers)
+        chosen = layers if preferred == ALL_LAYERS else min(preferred, layers)
     gpu_layers = ALL_LAYERS if chosen == layers else chosen
     return Split(gpu_layers, needs.needed - moved(chosen, left), taken(chosen, left), left if chosen else ())
 

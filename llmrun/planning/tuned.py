@@ -1,6 +1,6 @@
-"""What tuning found, where it is remembered, and which of the profiles an answer of some length wants.
+"""The results of tuning: entries of tune.json, and the best profile for an answer of some length.
 
-Owns what an entry of tune.json says; measurement_cache.py has the file and its keys. Must not know how it was measured.
+Must not know the measuring; measurement_cache.py has the file and its keys.
 """
 
 from __future__ import annotations
@@ -26,21 +26,15 @@ _STORED = (*(name for name in TUNED if name not in ("kv_type_k", "kv_type_v")), 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Settings, and what they were measured to give.
-
-    Attributes:
-        load_seconds: for weights and context, the file in the page cache.
-        prefill_rate: tokens/s.
-        decode_rate: tokens/s.
-    """
+    """Settings and their measured speed."""
 
     settings: TunableSettings
-    load_seconds: float
-    prefill_rate: float
-    decode_rate: float
+    load_seconds: float  # of weights and context, with the file in the page cache
+    prefill_rate: float  # tokens/s
+    decode_rate: float  # tokens/s
 
     def seconds(self, prompt_tokens: float, answer_tokens: float, *, loads: bool = True) -> float:
-        """From the start to the answer's end."""
+        """Return the time from the start to the answer's end."""
         compute = prompt_tokens / self.prefill_rate + answer_tokens / self.decode_rate
         return compute + self.load_seconds * loads
 
@@ -52,19 +46,12 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class TunedSettings:
-    """What tuning found for one model on one machine.
+    """The result of tuning one model on one machine."""
 
-    Attributes:
-        default: the settings without tuning.
-        others: that were significantly faster in prefill or in decode.
-        depth: tokens that were in the context while decode was measured.
-        at: when, in seconds since 1970.
-    """
-
-    default: Profile
-    others: tuple[Profile, ...]
-    depth: int
-    at: float
+    default: Profile  # without tuning
+    others: tuple[Profile, ...]  # significantly faster in prefill or in decode
+    depth: int  # tokens in the context during decode
+    at: float  # time in seconds since 1970
 
     @property
     def prefill_gain(self) -> float:
@@ -73,7 +60,7 @@ class TunedSettings:
 
     @property
     def decode_gain(self) -> float:
-        """The same of decode."""
+        """Best decode rate over the default's; at least 1."""
         return max(profile.decode_rate for profile in (self.default, *self.others)) / self.default.decode_rate
 
     @property
@@ -94,13 +81,13 @@ def choose(
     loads: bool = True,
     own_environment: bool = True,
 ) -> TunableSettings:
-    """The settings with which an answer is expected to be there first.
+    """Return the settings with the shortest expected time of an answer.
 
     Args:
-        prompt_tokens: that will be prefilled, of a conversation all its turns together.
-        answer_tokens: that will be decoded.
+        prompt_tokens: to prefill, in all turns of a conversation.
+        answer_tokens: to decode.
         loads: the model is not loaded yet, so loading counts.
-        own_environment: an engine can be started for it; one that runs already keeps its environment.
+        own_environment: an engine can be started with an environment of its own.
     """
     usable = [profile for profile in tuned.others if own_environment or not profile.settings.environment]
     best = min((tuned.default, *usable), key=lambda each: each.seconds(prompt_tokens, answer_tokens, loads=loads))
@@ -108,7 +95,7 @@ def choose(
 
 
 def remembered(header: Header, hardware: Hardware, folder: Path) -> TunedSettings | None:
-    """What was found for a model of this shape on this machine; None when it was never tuned here.
+    """Return the result for a model of this shape on this machine; None if it was never tuned.
 
     Args:
         folder: config.Settings.state_dir.
@@ -119,10 +106,10 @@ def remembered(header: Header, hardware: Hardware, folder: Path) -> TunedSetting
 
 
 def loads_as_usual(path: Path, folder: Path) -> bool:
-    """Whether the weights can be loaded before it is known which settings an answer gets: all of them load it alike.
+    """Return whether all tuned settings of a model load its weights in the default way, so that loading can begin.
 
     Args:
-        path: of the model. It is only read where the settings of some model load it otherwise.
+        path: of the model; only read if the settings of some model load it otherwise.
         folder: config.Settings.state_dir.
 
     Raises:
@@ -143,7 +130,7 @@ def _keep_usual_weights(tuned: TunedSettings) -> bool:
 
 
 def summaries(hardware: Hardware, folder: Path) -> list[str]:
-    """What was found on this machine with the llmrun that is installed, a line each, the latest first."""
+    """Return a line for each result of this machine and build, the latest first."""
     entries = measurement_cache.entries(folder / TUNE_FILE)
     here = measurement_cache.machine_key(hardware) if entries else {}
     found = []
@@ -155,10 +142,10 @@ def summaries(hardware: Hardware, folder: Path) -> list[str]:
 
 
 def remember(tuned: TunedSettings, header: Header, hardware: Hardware, folder: Path, name: str = "") -> None:
-    """Keep it, in place of what was known of this model.
+    """Store a result; it replaces that of the same model.
 
     Args:
-        name: of the model, for people.
+        name: the model's, for display.
 
     Raises:
         LlmrunError: the folder can't be written.
@@ -171,7 +158,7 @@ def remember(tuned: TunedSettings, header: Header, hardware: Hardware, folder: P
 
 
 def forget(header: Header, hardware: Hardware, folder: Path) -> bool:
-    """Go back to the defaults; whether there was something to forget.
+    """Remove the result of a model, and return whether there was one.
 
     Raises:
         LlmrunError: the folder can't be written.
@@ -193,7 +180,7 @@ def _read_profile(data: Mapping[str, Any]) -> Profile:
 
 
 def _tuned(entry: Mapping[str, Any]) -> TunedSettings | None:
-    """An entry's data; None where they are damaged."""
+    """Return the result of an entry; None if it is damaged."""
     try:
         data = entry["tuned"]
         others = [_read_profile(profile) for profile in data["others"]]
@@ -205,7 +192,7 @@ def _tuned(entry: Mapping[str, Any]) -> TunedSettings | None:
 
 
 def _is_usable(profile: Profile) -> bool:
-    """Whether an engine can be started with it, and times computed: somebody may have edited the file."""
+    """Return whether a stored profile is valid: the file may have been edited."""
     settings = profile.settings
     counts = (settings.threads, settings.threads_batch, settings.n_ubatch, settings.spins + 1)
     return (

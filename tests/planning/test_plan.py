@@ -98,7 +98,7 @@ def test_model_that_does_not_fit_is_refused_with_numbers() -> None:
 def test_smaller_quant_is_named_with_its_command() -> None:
     with pytest.raises(OutOfMemoryError) as caught:
         make_plan(LARGE, machine(free=5 * GIB + 50 * MIB), LoadPreferences(), name="big", repository="owner/big-GGUF")
-    assert caught.value.hint == "llmrun run owner/big-GGUF:Q4_K_S (about 4.6 GB), if it is there"
+    assert caught.value.hint == "llmrun run owner/big-GGUF:Q4_K_S (about 4.6 GB), if the repository has it"
 
 
 def test_no_quant_is_small_enough() -> None:
@@ -162,7 +162,7 @@ def test_short_wish_makes_a_short_batch() -> None:
 def test_unknown_training_context() -> None:
     plan = make_plan(replace(SMALL, n_ctx_train=0), machine(), LoadPreferences())
     assert plan.n_ctx == 4096
-    assert "does not say" in plan.notes[0]
+    assert "does not state" in plan.notes[0]
 
 
 def test_absurd_training_context_is_bounded() -> None:

@@ -115,7 +115,7 @@ def test_words(tmp_path: Path) -> None:
     assert new.words == "none, because no step times are measured here yet"
     new.remember(TIMES)
     assert new.words == "as many as the measured step times say will pay"
-    assert drafting(tmp_path, most=7).words == "up to 7 a step"
+    assert drafting(tmp_path, most=7).words == "up to 7 per step"
     assert drafting(tmp_path, most=OFF).words == "none"
     assert drafting(tmp_path, expert_count=8).words == "none, because they don't pay here"
 
