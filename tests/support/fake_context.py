@@ -123,6 +123,7 @@ class FakeContext:
     Args:
         model: what computes the logits.
         cuts: whether forget() can drop a part of a sequence; recurrent models can't.
+        has_checkpoints: as in base.Context.
         unified: whether sequences share anything; by default, where there is more than one.
         n_stream: as in loading.Load.
         n_cells: as many as all sequences' windows have, by default.
@@ -146,6 +147,7 @@ class FakeContext:
         n_seq_max: int = 1,
         n_parked: int = 0,
         cuts: bool = True,
+        has_checkpoints: bool = False,
         unified: bool | None = None,
         n_stream: int = 0,
         n_cells: int | None = None,
@@ -168,7 +170,7 @@ class FakeContext:
         self.hidden_cells = 0
         self._model = model
         self.n_outputs = max(n_outputs, n_seq_max)
-        self.cuts = cuts
+        self.cuts, self.has_checkpoints = cuts, has_checkpoints
         self._numbers = itertools.count()
         self._cells: dict[int, list[Cell]] = {sequence: [] for sequence in range(n_seq_max + n_parked)}
         self._rows: dict[int, ctypes.Array[ctypes.c_float]] = {}
@@ -244,16 +246,29 @@ class FakeContext:
             del self._cells[sequence_id][start:end]
         return self.cuts
 
-    def copy(self, source: int, target: int, length: int) -> bool:
+    def copy(self, source: int, target: int, length: int, checkpoint: bytearray | None = None) -> bool:
         """See base.Context."""
         assert self.shares
         assert not self._cells[target], "the target is not empty"
         assert length <= len(self._cells[source])
         if not self.cuts and length < len(self._cells[source]):
-            return False
+            if checkpoint is None:
+                return False
+            assert json.loads(checkpoint) == self.cached(source)[:length], "a checkpoint of something else"
         self._cells[target] = self._cells[source][:length]
         if not self.unified:
             self._divide(target)
+        return True
+
+    def checkpoint(self, sequence_id: int) -> bytearray:
+        """See base.Context."""
+        assert self.has_checkpoints
+        return bytearray(json.dumps(self.cached(sequence_id)).encode())
+
+    def go_back(self, sequence_id: int, checkpoint: bytearray, length: int) -> bool:
+        """See base.Context."""
+        assert json.loads(checkpoint) == self.cached(sequence_id)[:length], "a checkpoint of something else"
+        del self._cells[sequence_id][length:]
         return True
 
     def choose_kv_layout(self, longest: int) -> bool:

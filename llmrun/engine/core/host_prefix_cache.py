@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from llmrun.engine.core.checkpoints import Checkpoint
 from llmrun.engine.core.prefix import common_prefix
 
 
@@ -24,6 +25,7 @@ class HostPrefix(NamedTuple):
         salt: of the request that they were computed for.
         n_prompt: the number of them that were the last request's prompt.
         is_multi_turn: the conversation had more than one turn.
+        checkpoints: within the tokens.
     """
 
     tokens: list[int]
@@ -31,6 +33,7 @@ class HostPrefix(NamedTuple):
     salt: str
     n_prompt: int
     is_multi_turn: bool
+    checkpoints: tuple[Checkpoint, ...] = ()
 
 
 class HostPrefixCache:

@@ -237,12 +237,15 @@ class Engine:
         """Return whether a running prefill will soon make much more of the prompt reusable than is cached now."""
         remaining = len(sequence.tokens) - cached - 1
         minimum = cached + (1 if sequence.awaits_prefix else max(1, min(_MIN_PENDING_PREFIX, remaining)))
-        return self._context.shares and any(
-            active.n_waiting > 1
-            and active.extras.salt == sequence.extras.salt
-            and common_prefix(active.tokens, sequence.tokens) >= minimum
-            for active in self._active
-        )
+        if not self._context.shares:
+            return False
+        for active in self._active:
+            if active.n_waiting > 1 and active.extras.salt == sequence.extras.salt:
+                shared = common_prefix(active.tokens, sequence.tokens)
+                if shared >= minimum and shared > active.n_cached:
+                    self._slots.plan_checkpoint(active.slot, shared)
+                    return True
+        return False
 
     def _preempt(self) -> None:
         """Move the youngest active sequence to the front of the queue and free its KV cells."""
@@ -281,7 +284,7 @@ class Engine:
             running, n_batch = self._suspects[:1] or self._active, self._context.n_batch
             if self._exclusive is not None:
                 running, n_batch = self._exclusive.next(running, self._active, self._n_mixed)
-            waiting = [sequence.n_ready for sequence in running]
+            waiting = [self._slots.until_checkpoint(each.slot, each.n_ready) for each in running]
             shares = schedule(waiting, n_batch, self._n_mixed(sum(waiting)), self._n_batches)
             if self._slots.make_room(sum(shares)) or len(self._active) == 1:
                 break

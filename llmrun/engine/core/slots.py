@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from llmrun.engine.core.cell_budget import CellBudget
+from llmrun.engine.core.checkpoints import Checkpoint, Checkpoints, turn_end
 from llmrun.engine.core.host_prefix_cache import HostPrefix, HostPrefixCache
 from llmrun.engine.core.prefix import common_prefix, gap_after, reusable
 from llmrun.engine.llama.base import Context
@@ -24,6 +25,8 @@ _MIN_MOVED = 32
 _CHEAP_CELLS = 256  # of parked prefixes, without effect on speed: llama.cpp reads this many at a time
 _HOST_SHARE = 4  # host memory may hold 1/N of the tokens that the cells can hold
 _SPLIT_STEPS = 4  # a gap may be filled by a new sequence meanwhile: moving one takes as long as a step or two
+_MIN_CHECKPOINT = 32  # tokens after the last one
+_HOST_CHECKPOINTS = 2  # of a prefix in host memory: the last ones
 _SPARE_SHARE = 32  # 1/N of the cells stays free at an admission, because running sequences grow
 
 
@@ -61,6 +64,8 @@ class Slots:
         self.idle = set(self.cached)
         self.budget = CellBudget(context.n_cells)
         self._host_cache = HostPrefixCache(prefixes)
+        self._checkpoints = Checkpoints(self.cached) if context.has_checkpoints else None
+        self._planned: dict[int, set[int]] = {slot: set() for slot in self.cached}  # slot -> lengths of checkpoints
         self._n_prompt = dict.fromkeys(self.cached, 0)  # slot -> first tokens that were the last request's prompt
         self._salts = dict.fromkeys(self.cached, "")  # of the last request
         self._multi_turn: set[int] = set()  # slots whose conversation had more than one turn
@@ -160,7 +165,9 @@ class Slots:
             state = self._context.state(slot)
             if state:
                 n_prompt, is_multi_turn = self._n_prompt[slot], slot in self._multi_turn
-                return HostPrefix(list(self.cached[slot]), state, self._salts[slot], n_prompt, is_multi_turn)
+                last = self._checkpoints.of(slot)[-_HOST_CHECKPOINTS:] if self._checkpoints is not None else ()
+                tokens = list(self.cached[slot])
+                return HostPrefix(tokens, state, self._salts[slot], n_prompt, is_multi_turn, tuple(last))
         return None
 
     def prefixes(self) -> list[HostPrefix]:
@@ -184,10 +191,11 @@ class Slots:
             The slot, and the number of tokens that it holds.
         """
         self._choose_kv_layout(len(tokens))
+        shared = self._shared_anywhere(tokens, salt) if self._checkpoints is not None else 0
         if moves:
             any(self._close_gap(slot, tokens) for slot in sorted(self.idle) if self._salts[slot] == salt)
         slot, is_copied = self._choose(tokens, salt)
-        length = reusable(self.cached[slot], tokens) if self._salts[slot] == salt else 0
+        length = self._reach(slot, reusable(self.cached[slot], tokens)) if self._salts[slot] == salt else 0
         if self._exact:
             length = min(length, self._n_prompt[slot]) // self._context.n_batch * self._context.n_batch
         else:
@@ -198,6 +206,9 @@ class Slots:
         self.idle.remove(slot)
         self._n_prompt[slot], self._salts[slot] = n_prompt, salt
         length = self.truncate(slot, length)
+        if self._checkpoints is not None and not self._exact:
+            lengths = {shared, turn_end(tokens[:n_prompt], self._context.vocabulary.is_end)}
+            self._planned[slot] = {each for each in lengths if length + _MIN_CHECKPOINT <= each < n_prompt}
         self._offload_parked()
         return slot, length
 
@@ -212,15 +223,68 @@ class Slots:
         """Record that tokens were decoded."""
         self.cached[slot] += tokens
         self.budget.append(slot, len(tokens))
+        if self._checkpoints is not None:
+            self._add_checkpoint(slot)
 
     def truncate(self, slot: int, length: int) -> int:
-        """Cut a slot to its first tokens, or to none if the model can't; return the number left."""
+        """Cut a slot to its first tokens, to a checkpoint within them, or to none; return the number left."""
         if not self._context.forget(slot, length):
-            length = 0
-            self._context.forget(slot, 0)
+            length = self._go_back(slot, length)
         del self.cached[slot][length:]
         self.budget.cut(slot, length)
+        if self._checkpoints is not None:
+            self._checkpoints.cut(slot, length)
         return length
+
+    # ---- checkpoints ----
+
+    def until_checkpoint(self, slot: int, n_tokens: int) -> int:
+        """Return how many of n_tokens to decode now, so that a batch ends where a checkpoint is planned."""
+        planned = self._planned[slot]
+        if not planned:
+            return n_tokens
+        n_cached = len(self.cached[slot])
+        return min([n_tokens, *(each - n_cached for each in planned if each > n_cached)])
+
+    def plan_checkpoint(self, slot: int, length: int) -> None:
+        """Plan a checkpoint in a prompt that is being prefilled, where another prompt differs from it."""
+        if self._checkpoints is not None and not self._exact:
+            self._planned[slot].add(length)
+
+    def _add_checkpoint(self, slot: int) -> None:
+        """Copy what can't be cut where that is planned, and about once a batch of a long prompt."""
+        assert self._checkpoints is not None
+        length = len(self.cached[slot])
+        if length not in self._planned[slot]:
+            last = self._checkpoints.deepest(slot, length) if length < self._n_prompt[slot] else None
+            start = last.length if last is not None else 0
+            if length >= self._n_prompt[slot] or length - start < self._context.n_batch:
+                return
+        self._planned[slot].discard(length)
+        with suppress(LlmrunError, MemoryError):
+            state = self._context.checkpoint(slot)
+            if state:
+                self._checkpoints.add(slot, Checkpoint(length, state))
+
+    def _go_back(self, slot: int, length: int) -> int:
+        """Go back to the deepest checkpoint within a slot's first tokens, else empty it; return the number left."""
+        found = self._checkpoints.deepest(slot, length) if self._checkpoints is not None else None
+        if found is not None and self._context.go_back(slot, found.state, found.length):
+            return found.length
+        self._context.forget(slot, 0)
+        return 0
+
+    def _reach(self, slot: int, length: int) -> int:
+        """Return to how many of its first `length` tokens a slot can be cut."""
+        if self._context.cuts or length >= len(self.cached[slot]):
+            return length
+        found = self._checkpoints.deepest(slot, length) if self._checkpoints is not None else None
+        return found.length if found is not None else 0
+
+    def _shared_anywhere(self, tokens: list[int], salt: str) -> int:
+        """Return the longest prefix that a prompt shares with any slot, whether or not it can be reused."""
+        same = (slot for slot in self.cached if self._salts[slot] == salt)
+        return max((common_prefix(self.cached[slot], tokens) for slot in same), default=0)
 
     @contextmanager
     def emptied(self, slot: int) -> Iterator[bool]:
@@ -252,9 +316,13 @@ class Slots:
         if slot == source or not shared:
             return slot, False
         self.truncate(slot, 0)
-        if not self._context.copy(source, slot, shared):
+        found = self._checkpoints.deepest(source, shared) if self._checkpoints is not None else None
+        checkpoint = found.state if found is not None and found.length == shared else None
+        if not self._context.copy(source, slot, shared, checkpoint):
             return self._longest(tokens, salt, self.idle)[0], False
         self.cached[slot], self._salts[slot] = self.cached[source][:shared], salt
+        if self._checkpoints is not None:
+            self._checkpoints.copy(source, slot, shared)
         if self._context.unified:
             self.budget.share(source, slot, shared)
         else:
@@ -318,6 +386,13 @@ class Slots:
 
     def _longest(self, tokens: list[int], salt: str, slots: Collection[int]) -> tuple[int, int]:
         """Return the slot with the longest prefix of a prompt, and its length; of equal ones, the shortest slot."""
+        if not self._context.cuts:
+            same = [slot for slot in slots if self._salts[slot] == salt]
+            reach = dict.fromkeys(slots, 0) | {
+                slot: self._reach(slot, common_prefix(self.cached[slot], tokens)) for slot in same
+            }
+            best = max(reach, key=lambda slot: (reach[slot], -len(self.cached[slot]), -slot))
+            return best, reach[best]
         best, longest, shared = -1, 0, tokens[:0]
         for slot in slots:
             cached, is_same_salt = self.cached[slot], self._salts[slot] == salt
@@ -359,10 +434,15 @@ class Slots:
             The new length.
         """
         prefix, shared = self._host_cache.longest(tokens, salt)
+        if prefix is not None and not self._context.cuts and shared < len(prefix.tokens):
+            shared = max((each.length for each in prefix.checkpoints if each.length <= shared), default=0)
         if prefix is not None and shared >= length + _MIN_RESTORED:
             self._host_cache.remove(prefix)
             self._n_prompt[slot] = prefix.n_prompt
-            return self._load_state(slot, prefix.tokens, prefix.state, tokens)
+            length = self._load_state(slot, prefix.tokens, prefix.state, tokens)
+            if self._checkpoints is not None and length:
+                self._checkpoints.put(slot, prefix.checkpoints)
+            return self._reach(slot, length)
         saved = None if salt else self._find_saved(tokens, length)
         if saved is None:
             return length

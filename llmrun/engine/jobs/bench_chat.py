@@ -47,6 +47,11 @@ class _Stopwatch:
         self.n_batch, self.n_outputs, self.cuts = context.n_batch, context.n_outputs, context.cuts
         self.adapt, self.forget, self.drop, self.copy = context.adapt, context.forget, context.drop, context.copy
         self.state, self.set_state = context.state, context.set_state
+        self.has_checkpoints, self.checkpoint, self.go_back = (
+            context.has_checkpoints,
+            context.checkpoint,
+            context.go_back,
+        )
         known = context.vocabulary
         self.n_tokens, self.suppressed, self.control_texts = known.n_tokens, known.suppressed, known.control_texts
         self.bos_text, self.eos_text = known.bos_text, known.eos_text

@@ -143,6 +143,7 @@ class Context(Protocol):
             adjacent ids and equally many tokens in the batch are computed together.
         n_outputs: maximum number of entries with logits in one decode call.
         cuts: forget() can drop the last positions of any sequence.
+        has_checkpoints: a part of the memory can't be cut, and checkpoint() copies it.
     """
 
     @property
@@ -175,6 +176,9 @@ class Context(Protocol):
     @property
     def cuts(self) -> bool: ...
 
+    @property
+    def has_checkpoints(self) -> bool: ...
+
     def adapt(self, adapters: tuple[AdapterScale, ...]) -> None:
         """Choose the LoRA adapters of the next batches, as adapters.applied() orders them."""
 
@@ -202,10 +206,22 @@ class Context(Protocol):
         Keys are rotated to their new positions. The later tokens' values still depend on the dropped tokens.
         """
 
-    def copy(self, source: int, target: int, length: int) -> bool:
+    def copy(self, source: int, target: int, length: int, checkpoint: bytearray | None = None) -> bool:
         """Give an empty sequence another one's first positions; return False, and leave it empty, if unsupported.
 
         Nothing is computed. A unified cache shares the cells; otherwise they are copied.
+
+        Args:
+            checkpoint: of the source after `length` tokens, for a memory that can't be cut.
+        """
+
+    def checkpoint(self, sequence_id: int) -> bytearray:
+        """Return a copy of the part of a sequence's memory that forget() can't cut; empty if it can't be copied."""
+
+    def go_back(self, sequence_id: int, checkpoint: bytearray, length: int) -> bool:
+        """Cut a sequence to the `length` tokens that it had at a checkpoint; return False if that fails.
+
+        A sequence for which that failed has to be emptied.
         """
 
     def choose_kv_layout(self, longest: int) -> bool:

@@ -98,6 +98,7 @@ class LlamaContext:
         # A recurrent state takes its memory even if unused, and can't be shared in part.
         self.n_parked = load.n_parked if self.unified and not model.is_recurrent else 0
         self.cuts = not model.is_recurrent
+        self.has_checkpoints = bool(model.is_recurrent or model.sliding_window)
         verified = _MAX_VERIFIED if self.cuts and not load.exact else 0
         self.n_outputs = max(n_outputs, verified, self.n_seq_max + self.n_parked)  # llama.cpp requires one per sequence
         self._callback = self._llama.ggml_backend_sched_eval_callback(self._guarded(watch)) if watch else None
@@ -410,7 +411,7 @@ class LlamaContext:
         self._shifted.add(sequence_id)
         return True
 
-    def copy(self, source: int, target: int, length: int) -> bool:
+    def copy(self, source: int, target: int, length: int, checkpoint: bytearray | None = None) -> bool:
         if not self.shares or source in self._shifted:
             return False
         # Not every kind of memory can copy a part.
@@ -419,10 +420,30 @@ class LlamaContext:
         elif not self.set_state(target, self._state(source), self._length(source)):
             return False
         self._positions.copy(source, target)
-        if self.forget(target, length):
+        if self.forget(target, length) or (checkpoint is not None and self.go_back(target, checkpoint, length)):
             return True
         self.forget(target, 0)
         return False
+
+    def checkpoint(self, sequence_id: int) -> bytearray:
+        if sequence_id in self._shifted or self._positions.differ(sequence_id):
+            return bytearray()
+        partial = self._llama.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+        state = bytearray(self._llama.llama_state_seq_get_size_ext(self._pointer, sequence_id, partial))
+        if not state:
+            return state
+        copied = self._llama.llama_state_seq_get_data_ext(
+            self._pointer, _bytes_of(state), len(state), sequence_id, partial
+        )
+        del state[copied:]
+        return state
+
+    def go_back(self, sequence_id: int, checkpoint: bytearray, length: int) -> bool:
+        partial = self._llama.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+        restored = self._llama.llama_state_seq_set_data_ext(
+            self._pointer, _bytes_of(checkpoint), len(checkpoint), sequence_id, partial
+        )
+        return bool(restored == len(checkpoint) and self.forget(sequence_id, length))
 
     def state(self, sequence_id: int) -> bytearray:
         """Return the state without the cells that a sliding window has passed; empty if it can't be saved."""

@@ -1,0 +1,100 @@
+"""Checkpoints: which are kept, and what a model that can't cut its memory reuses with them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from support.conversation import Conversation
+from support.fake_context import END, hashed
+
+from llmrun.engine.core.checkpoints import Checkpoint, Checkpoints, turn_end
+from llmrun.protocol.params import SamplingParams
+
+SAMPLING = SamplingParams(seed=5, temperature=1.0)
+
+
+def add(checkpoints: Checkpoints, slot: int, *lengths: int, n_bytes: int = 10) -> None:
+    for length in lengths:
+        checkpoints.add(slot, Checkpoint(length, bytearray(n_bytes)))
+
+
+def lengths(checkpoints: Checkpoints, slot: int) -> list[int]:
+    return [each.length for each in checkpoints.of(slot)]
+
+
+def test_the_deepest_within_a_prefix() -> None:
+    checkpoints = Checkpoints([0])
+    add(checkpoints, 0, 10, 20, 30)
+    found = [checkpoints.deepest(0, length) for length in (9, 10, 29, 99)]
+    assert [each and each.length for each in found] == [None, 10, 20, 30]
+
+
+def test_beyond_the_limit_those_go_that_cost_least() -> None:
+    checkpoints = Checkpoints([0, 1], limit=40)
+    add(checkpoints, 0, 100, 110, 300)
+    add(checkpoints, 1, 50, 90)
+    assert lengths(checkpoints, 0) == [100, 300]  # 110 is 10 tokens after 100
+    assert lengths(checkpoints, 1) == [50, 90]
+    assert checkpoints.n_bytes == 40
+
+
+def test_the_last_one_of_a_slot_goes_last() -> None:
+    checkpoints = Checkpoints([0, 1], limit=20)
+    add(checkpoints, 0, 500, 501)
+    add(checkpoints, 1, 7)
+    assert (lengths(checkpoints, 0), lengths(checkpoints, 1)) == ([501], [7])
+
+
+def test_one_larger_than_the_limit_is_not_kept() -> None:
+    checkpoints = Checkpoints([0], limit=5)
+    add(checkpoints, 0, 10)
+    assert lengths(checkpoints, 0) == []
+
+
+def test_a_copied_one_counts_once() -> None:
+    checkpoints = Checkpoints([0, 1])
+    add(checkpoints, 0, 10, 20)
+    checkpoints.copy(0, 1, 15)
+    assert lengths(checkpoints, 1) == [10]
+    assert checkpoints.n_bytes == 20
+    checkpoints.cut(0, 10)
+    assert lengths(checkpoints, 0) == [10]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "length"),
+    [([5, 6, END, 7, 8], 3), ([5, 6, 7], 2), ([END, *[5] * 100], 100), ([5, END], 1), ([-1, END, -1], 2)],
+)
+def test_where_a_turn_ends(prompt: list[int], length: int) -> None:
+    assert turn_end(prompt, lambda token: token == END) == length
+
+
+def test_another_end_costs_the_tokens_from_the_last_checkpoint() -> None:
+    talk = Conversation(hashed, n_ctx=400, cuts=False, has_checkpoints=True)
+    talk.answer("a" * 200, SAMPLING, most=4)
+    talk.answer("a" * 100 + "b" * 20, SAMPLING, most=4)
+    assert talk.started().reused_tokens >= 100 - talk.context.n_batch
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.parametrize("seed", range(20))
+def test_random_conversations_are_answered_as_alone(seed: int, slots: int, exact: bool) -> None:
+    """The fake context asserts that each checkpoint is of the tokens that it is used for."""
+    draw = random.Random(seed)
+    prompts = ["".join(draw.choices("ab", k=draw.choice((20, 60, 150))))]
+    for _ in range(8):
+        old = draw.choice(prompts)
+        prompts.append(old[: draw.randrange(len(old))] + "".join(draw.choices("ab", k=draw.randrange(1, 60))))
+    settings = {"n_ctx": 300, "cuts": False, "has_checkpoints": True}
+    talk = Conversation(hashed, n_seq_max=slots, exact=exact, unified=slots > 1 and not exact, **settings)
+    for request, prompt in enumerate(prompts, 1):
+        talk.ask(prompt, SAMPLING, most=draw.randrange(1, 9), request=request)
+        if draw.random() < 0.5:
+            talk.run()
+    talk.run()
+    for request, prompt in enumerate(prompts, 1):
+        alone = Conversation(hashed, n_ctx=300)
+        text = alone.answer(prompt, SAMPLING, most=9)[0]
+        assert text.startswith(talk.text(request))

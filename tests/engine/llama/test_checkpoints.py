@@ -1,0 +1,181 @@
+"""Models whose memory can't be cut go on from a checkpoint: few tokens are computed, with a fresh engine's logits."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGUFReader
+from support.architectures import Case, answers
+from support.gguf_copy import like
+from support.tiny_models import ARCHITECTURES, N_LAYERS, WINDOW
+
+from llmrun import _native
+from llmrun.engine.core.loop import Engine
+from llmrun.engine.core.sampler import SequenceSampler
+from llmrun.engine.core.states import KVStore
+from llmrun.engine.llama.context import LlamaContext
+from llmrun.engine.llama.model import LlamaModel
+from llmrun.protocol.loading import Load
+from llmrun.protocol.messages import Failed, Finished
+from llmrun.protocol.params import Limits, SamplingParams
+
+HYBRIDS = ("lfm2", "qwen35", "qwen35moe", "granitehybrid", "nemotron_h", "jamba", "mamba2")
+WINDOWED = ("gemma3", "gpt-oss")
+CASES = {
+    **{name: Case(name, ARCHITECTURES[name]) for name in (*HYBRIDS, *WINDOWED, "llama")},
+    # As many values as heads times their length.
+    "qwen35": Case("qwen35", {"ssm.inner_size": 32}),
+    "qwen35moe": Case("qwen35moe", {**ARCHITECTURES["qwen35moe"], "ssm.inner_size": 32}),
+    # A recurrent layer, attention, a recurrent layer, a feed-forward layer.
+    "nemotron_h": Case("nemotron_h", {"attention.head_count_kv": [0, 1, 0, 0], "feed_forward_length": [0, 0, 0, 64]}),
+}
+OPTIONAL = {
+    "qwen35": {"attn_qkv.weight": (64, 32), "attn_gate.weight": (32, 32)},
+    "granitehybrid": {"ssm_conv1d.bias": (96,)},
+    "nemotron_h": {"ssm_conv1d.bias": (96,)},
+}
+OPTIONAL["qwen35moe"] = OPTIONAL["qwen35"]
+"""Tensors of a recurrent layer that llama.cpp loads a model without, and dies of at its first batch."""
+N_CTX, N_BATCH, END = 2048, 64, 2
+GREEDY = SamplingParams(temperature=0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    usual = {"block_count": N_LAYERS, "attention.sliding_window": WINDOW}
+    cases = {name: case._replace(settings={**usual, **case.settings}) for name, case in CASES.items()}
+    answers(folder, cases)
+    return folder
+
+
+@pytest.fixture(scope="module", params=CASES)
+def model(request: pytest.FixtureRequest, folder: Path) -> Iterator[LlamaModel]:
+    path = with_weights(folder / f"{request.param}.gguf", request.param)
+    loaded = LlamaModel(str(path), 0, _native.CancelFlag())
+    yield loaded
+    loaded.close()
+
+
+def with_weights(path: Path, architecture: str) -> Path:
+    """A copy with random weights instead of zeros, under which a wrong state would change nothing."""
+    generator = np.random.default_rng(1)
+    shapes = {tensor.name: tensor.data.shape for tensor in GGUFReader(path).tensors}
+    recurrent = {name.rpartition("ssm_")[0] for name in shapes if ".ssm_conv1d.weight" in name}
+    for prefix in recurrent:
+        shapes |= {f"{prefix}{name}": shape for name, shape in OPTIONAL.get(architecture, {}).items()}
+    tensors = {name: generator.normal(0, 0.2, shape) for name, shape in shapes.items()}
+    for name, values in tensors.items():
+        if name.endswith("ssm_a"):
+            tensors[name] = -np.abs(values) - 0.1  # a decay
+        elif name.endswith("norm.weight"):
+            tensors[name] = values + 1
+    return like(path, path.with_suffix(".random.gguf"), architecture, {}, tensors)
+
+
+@contextmanager
+def engine(model: LlamaModel, states: KVStore | None = None, parallel: int = 1) -> Iterator[tuple[Engine, Any]]:
+    load = Load(model.path, N_CTX, N_CTX, n_batch=N_BATCH, n_seq_max=parallel, n_cells=N_CTX)
+    context = LlamaContext(model, load)
+    try:
+        yield Engine(context, states=states), context
+    finally:
+        context.close()
+
+
+def ask(talk: tuple[Engine, Any], prompt: list[int], n_tokens: int = 1, request: int = 1) -> tuple[Any, Finished]:
+    """The logits of the answer's last token, and how the answer ended."""
+    loop, context = talk
+    loop.add(request, prompt, SequenceSampler(GREEDY, context.vocabulary, prompt), Limits(n_tokens))
+    ended = None
+    while loop.busy:
+        for event in loop.step():
+            assert not isinstance(event, Failed), event
+            ended = event if isinstance(event, Finished) else ended
+    assert ended is not None
+    n_vocab = context.vocabulary.n_tokens
+    return np.array((ctypes.c_float * n_vocab).from_address(context.logits(-1)), dtype=np.float64), ended
+
+
+def tokens(seed: int, count: int) -> list[int]:
+    return random.Random(seed).choices(range(3, 100), k=count)
+
+
+def assert_as_fresh(model: LlamaModel, found: Any, prompt: list[int]) -> None:
+    with engine(model) as fresh:
+        expected, _ = ask(fresh, prompt)
+    assert expected.std() > 0.01, "the weights do nothing"
+    off = float(np.abs(found - expected).max() / expected.std())
+    assert off < 0.05, f"{len(prompt)} tokens"
+
+
+def computed(ended: Finished) -> int:
+    return ended.stats.prompt_tokens - ended.stats.reused_tokens
+
+
+def test_a_turn_costs_its_own_length_when_the_answer_comes_back_changed(model: LlamaModel) -> None:
+    """As a chat whose template drops the reasoning of earlier turns."""
+    with engine(model) as talk:
+        conversation = [*tokens(1, 300), END]
+        for turn in range(6):
+            prompt = [*conversation, *tokens(99, 4)]  # the same words begin each answer
+            found, ended = ask(talk, prompt, request=turn)
+            if turn:
+                assert computed(ended) <= 90
+            ask(talk, prompt, 20, request=100 + turn)
+            conversation += [*tokens(10 + turn, 30), *tokens(50 + turn, 20), END]
+        assert_as_fresh(model, found, prompt)
+
+
+@pytest.mark.parametrize("length", [100, 200, 390])
+def test_a_prompt_with_another_end(model: LlamaModel, length: int) -> None:
+    with engine(model) as talk:
+        first = tokens(3, 400)
+        ask(talk, first, 8)
+        changed = [*first[:length], *tokens(4, 50)]
+        found, ended = ask(talk, changed, request=2)
+        assert computed(ended) <= 50 + N_BATCH + 1
+        assert_as_fresh(model, found, changed)
+
+
+def test_conversations_that_alternate_over_one_system_prompt(model: LlamaModel) -> None:
+    system = tokens(5, 500)
+    with engine(model, parallel=3) as talk:
+        ask(talk, [*system, *tokens(6, 40)], 4)
+        for request, seed in enumerate((7, 8, 9, 6, 7), 2):
+            prompt = [*system, *tokens(seed, 40)]
+            found, ended = ask(talk, prompt, 4, request=request)
+            if request > 2:  # from the second one on, it is known where they differ
+                assert computed(ended) <= 41
+        found, _ = ask(talk, prompt, request=20)
+        assert_as_fresh(model, found, prompt)
+
+
+def test_two_that_start_together_share_their_prefix(model: LlamaModel) -> None:
+    system = tokens(5, 500)
+    with engine(model, parallel=2) as (loop, context):
+        prompts = [[*system, *tokens(seed, 40)] for seed in (6, 7)]
+        for request, prompt in enumerate(prompts):
+            loop.add(request, prompt, SequenceSampler(GREEDY, context.vocabulary, prompt), Limits(2))
+        ended = []
+        while loop.busy:
+            ended += [event for event in loop.step() if isinstance(event, Finished)]
+        assert sum(map(computed, ended)) <= len(prompts[0]) + 41
+
+
+def test_a_saved_prompt_is_found_after_a_restart(model: LlamaModel, tmp_path: Path) -> None:
+    store, prompt = KVStore(tmp_path, "key", 1 << 30), [*tokens(5, 300), END, *tokens(99, 4)]
+    with engine(model, store) as talk:
+        ask(talk, prompt, 4)
+        assert talk[0].save(1, prompt_only=True)[0] >= 300
+    with engine(model, store) as talk:
+        found, ended = ask(talk, prompt)
+        assert computed(ended) <= 5
+        assert_as_fresh(model, found, prompt)
