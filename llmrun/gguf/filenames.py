@@ -90,8 +90,8 @@ def choose(filenames: Iterable[str], quant: str | None) -> str | None:
     files = available(filenames)
     if quant is None:
         return next(iter(files.values()), None)
-    wanted = quant.upper()
-    return files.get(wanted) or files.get(f"UD-{wanted}")
+    name = quant.upper()
+    return files.get(name) or files.get(f"UD-{name}")
 
 
 def _depth(filename: str) -> tuple[int, int, str]:

@@ -35,8 +35,8 @@ MAX_KEY_BYTES = 65_535
 MAX_TEXT_BYTES = 32 * 1024 * 1024  # of all keys and single strings together
 MAX_TENSOR_NAME_BYTES = 63  # GGML_MAX_NAME, without its end mark
 MAX_DIMENSIONS = 4
-INLINE_TEXT_BYTES = 4 * 1024 * 1024  # longer strings are skipped unless they are asked for
-INLINE_ELEMENTS = 512  # LLAMA_MAX_LAYERS: arrays with one number per layer are read without being asked for
+INLINE_TEXT_BYTES = 4 * 1024 * 1024  # longer strings are skipped unless requested
+INLINE_ELEMENTS = 512  # LLAMA_MAX_LAYERS: arrays with one number per layer are read without a request
 MAX_INLINE_ELEMENTS = 256 * 1024  # in all these arrays together; the others are skipped
 DEFAULT_ALIGNMENT = 32
 SMALLEST_FILE = 24  # magic, version and two counts
@@ -46,7 +46,7 @@ _TOKENS = "tokenizer.ggml.tokens"
 _SPECIAL_TOKEN = re.compile(r"tokenizer\.ggml\.\w+_token_id")
 _TOKEN_TEXT_BYTES = 1024
 _MARK_EVERY = 1024  # strings of the vocabulary between two places that are remembered
-# Whose type the format (or llama.cpp, which aborts otherwise) prescribes: key -> GGUF value type.
+# Key -> GGUF value type that the format prescribes, or llama.cpp, which aborts otherwise.
 _PRESCRIBED_TYPES = {"general.alignment": 4, "split.no": 2, "split.count": 2, "split.tensors.count": 5}
 
 # GGUF value type -> (name, struct code); strings and arrays have no code.
@@ -164,7 +164,7 @@ class _HeaderReader:
         self.end = len(data)
         self.limit = min(file_size, MAX_HEADER_BYTES)
         self.position = 0
-        self.wanted = arrays
+        self.requested = arrays
         self.strings = 0  # elements of string arrays
         self.text_bytes = 0  # of stored keys and strings
         self.elements = 0  # of stored short arrays
@@ -254,10 +254,10 @@ class _HeaderReader:
 
     def value(self, key: str) -> Value:
         kind = self.number("I", f"the type of {key!r}")
-        wanted = _PRESCRIBED_TYPES.get(key, kind)
-        if kind != wanted:
+        required = _PRESCRIBED_TYPES.get(key, kind)
+        if kind != required:
             name = _VALUE_TYPES[kind][0] if kind in _VALUE_TYPES else kind
-            self.fail(f"{key!r} has the type {name}; it has to be {_VALUE_TYPES[wanted][0]}")
+            self.fail(f"{key!r} has the type {name}; it has to be {_VALUE_TYPES[required][0]}")
         if kind == _ARRAY:
             return self.array(key)
         if kind == _STRING:
@@ -268,7 +268,7 @@ class _HeaderReader:
     def text(self, key: str) -> Value:
         """Read a string; a very long one is skipped like an array of bytes."""
         (length,) = struct.unpack_from("<Q", self.peek(8, f"the length of {key!r}"))
-        if length <= INLINE_TEXT_BYTES or key in self.wanted:
+        if length <= INLINE_TEXT_BYTES or key in self.requested:
             return self.string(repr(key)).decode("utf-8", "replace")
         self.advance(self.position + 8 + length, repr(key))
         return ArrayInfo("u8", length)
@@ -295,11 +295,11 @@ class _HeaderReader:
             self.fail(f"{key!r} has {length} elements, more than the file can hold")
         if not code:
             return self.strings_array(key, length)
-        if key in self.wanted and length > MAX_STRINGS:
+        if key in self.requested and length > MAX_STRINGS:
             self.fail(f"{key!r} has {length} elements; at most {MAX_STRINGS} are read")
         start = self.position
         self.advance(start + length * min_bytes, repr(key))
-        if key not in self.wanted:
+        if key not in self.requested:
             self.elements += length if length <= INLINE_ELEMENTS else 0
             if length > INLINE_ELEMENTS or self.elements > MAX_INLINE_ELEMENTS:
                 return ArrayInfo(_VALUE_TYPES[kind][0], length)
@@ -321,7 +321,7 @@ class _HeaderReader:
         self.advance(position, repr(key))
         if key == _TOKENS:
             self.marks = marks
-        if key in self.wanted:
+        if key in self.requested:
             return _strings(self.data, start, length)
         return ArrayInfo("string", length)
 

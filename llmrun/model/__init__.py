@@ -131,7 +131,7 @@ class Model:
         return True
 
     def speculation(self) -> Speculation | None:
-        return self.drafting.wanted()
+        return self.drafting.speculation()
 
     @checked
     def sampling(
@@ -260,7 +260,7 @@ class Model:
         """The reply to a request with these sampling parameters and limits, and what single options change in them."""
         values, ends = sort_options(options)
         sampling = self.sampling(values)[0] if sampling is None else replace(sampling, **values)
-        limits, speculation = replace(limits, **ends), self.drafting.wanted()
+        limits, speculation = replace(limits, **ends), self.drafting.speculation()
         engine, (generate,) = self._next(replace(asked, sampling=sampling, limits=limits, speculation=speculation))
         return Reply(self._heard(engine.generate(generate)), lambda: engine.cancel(generate.request), schema)
 

@@ -91,14 +91,14 @@ def _allowed_cpus() -> frozenset[int]:
 
 
 def _probe_linux(root: Path, allowed: frozenset[int]) -> Hardware:
-    name, flags = parse_cpuinfo(_text(root / "proc/cpuinfo", _CPUINFO_BYTES))
+    name, flags = parse_cpuinfo(read_text(root / "proc/cpuinfo", _CPUINFO_BYTES))
     devices = root / "sys/devices"
-    online = parse_cpu_list(_text(devices / "system/cpu/online")) or allowed
+    online = parse_cpu_list(read_text(devices / "system/cpu/online")) or allowed
     cpus = (allowed & online) or allowed or frozenset({0})
     # Hybrid x86 lists its performance cores here; nothing else has the file.
-    fast = parse_cpu_list(_text(devices / "cpu_core/cpus")) & cpus
-    groups = cgroup_directories(_text(root / "proc/self/cgroup"), root / "sys/fs/cgroup")
-    total, available = parse_meminfo(_text(root / "proc/meminfo"))
+    fast = parse_cpu_list(read_text(devices / "cpu_core/cpus")) & cpus
+    groups = cgroup_directories(read_text(root / "proc/self/cgroup"), root / "sys/fs/cgroup")
+    total, available = parse_meminfo(read_text(root / "proc/meminfo"))
     limit, free = _cgroup_memory(groups)
     return Hardware(
         cpu_name=name or os.uname().machine,
@@ -111,7 +111,7 @@ def _probe_linux(root: Path, allowed: frozenset[int]) -> Hardware:
     )
 
 
-def _text(path: Path, limit: int = -1) -> str:
+def read_text(path: Path, limit: int = 1 << 16) -> str:
     """Return up to `limit` bytes of a file; "" if it can't be read."""
     try:
         with path.open("rb", buffering=0) as file:
@@ -128,7 +128,7 @@ def _count_cores(cpus: Iterable[int], directory: Path) -> int:
         cpu = left.pop()
         topology = directory / f"cpu{cpu}/topology"
         # The second is the first's name before Linux 5.3.
-        left -= parse_cpu_list(_text(topology / "core_cpus_list") or _text(topology / "thread_siblings_list"))
+        left -= parse_cpu_list(read_text(topology / "core_cpus_list") or read_text(topology / "thread_siblings_list"))
         cores += 1
     return cores
 
@@ -189,9 +189,9 @@ def cgroup_directories(text: str, root: Path) -> Mapping[str, list[Path]]:
 
 
 def _cgroup_quota(groups: Mapping[str, list[Path]]) -> float | None:
-    quotas = [parse_quota(_text(group / "cpu.max")) for group in groups.get("", [])]
+    quotas = [parse_quota(read_text(group / "cpu.max")) for group in groups.get("", [])]
     for group in groups.get("cpu", []):
-        quota, period = _text(group / "cpu.cfs_quota_us"), _text(group / "cpu.cfs_period_us")
+        quota, period = read_text(group / "cpu.cfs_quota_us"), read_text(group / "cpu.cfs_period_us")
         quotas.append(parse_quota(f"{quota.strip()} {period.strip()}"))
     return min((quota for quota in quotas if quota is not None), default=None)
 
@@ -212,12 +212,12 @@ def _cgroup_memory(groups: Mapping[str, list[Path]]) -> tuple[int | None, int | 
         ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
     ):
         for group in groups.get(controller, []):
-            limit = parse_limit(_text(group / limit_name))
+            limit = parse_limit(read_text(group / limit_name))
             if limit is None:
                 continue
-            usage = parse_limit(_text(group / usage_name)) or 0
+            usage = parse_limit(read_text(group / usage_name)) or 0
             # Cached file pages count as usage, but are given back on demand; a model read before is that.
-            statistics = _text(group / "memory.stat")
+            statistics = read_text(group / "memory.stat")
             cache = sum(parse_statistic(statistics, f"{prefix}{kind}_file") for kind in ("active", "inactive"))
             limits.append(limit)
             free.append(max(0, limit - max(0, usage - cache)))

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-_TEXT_BYTES = 4096
+from llmrun.planning.hardware import read_text
+
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "": 1}
 _DISPLAY = "0x03"  # PCI class of graphics cards, also of those without a screen
 _MAKERS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
@@ -41,25 +42,21 @@ def probe_details(root: Path = Path("/")) -> Details:
     if not sys.platform.startswith("linux"):
         return Details()
     caches = dict(_caches(root))
-    throttle = _text(root / _FIRST_CPU / "thermal_throttle/core_throttle_count")
+    throttle = _word(root / _FIRST_CPU / "thermal_throttle/core_throttle_count")
     return Details(
         l2_cache=caches.get(2, 0),
         last_cache=max(caches.values(), default=0),
         numa_nodes=len(list(_entries(root / "sys/devices/system/node", r"node\d+"))),
         memory_kind=_memory_kind(root),
         on_battery=_on_battery(root),
-        governor=_text(root / _FIRST_CPU / "cpufreq/scaling_governor"),
+        governor=_word(root / _FIRST_CPU / "cpufreq/scaling_governor"),
         throttled=int(throttle) if throttle.isdecimal() else None,
         graphics=tuple(_graphics(root)),
     )
 
 
-def _text(path: Path) -> str:
-    try:
-        with path.open("rb", buffering=0) as file:
-            return (file.read(_TEXT_BYTES) or b"").decode(errors="replace").strip()
-    except OSError:
-        return ""
+def _word(path: Path) -> str:
+    return read_text(path).strip()
 
 
 def _entries(folder: Path, pattern: str) -> Iterator[Path]:
@@ -75,8 +72,8 @@ def _entries(folder: Path, pattern: str) -> Iterator[Path]:
 def _caches(root: Path) -> Iterator[tuple[int, int]]:
     """Yield level and size of the first core's data caches."""
     for entry in _entries(root / _FIRST_CPU / "cache", r"index\d+"):
-        level, size = _text(entry / "level"), parse_cache_size(_text(entry / "size"))
-        if level.isdecimal() and size and _text(entry / "type") != "Instruction":
+        level, size = _word(entry / "level"), parse_cache_size(_word(entry / "size"))
+        if level.isdecimal() and size and _word(entry / "type") != "Instruction":
             yield int(level), size
 
 
@@ -90,7 +87,7 @@ def _memory_kind(root: Path) -> str:
     """Return the kind of memory from an EDAC driver, which needs no root; "" without one."""
     for controller in _entries(root / "sys/devices/system/edac/mc", r"mc\d+"):
         for module in _entries(controller, r"(dimm|rank)\d+"):
-            kind = _text(module / "dimm_mem_type")
+            kind = _word(module / "dimm_mem_type")
             if kind and kind != "Unknown":
                 return kind.removeprefix("Unbuffered-").removeprefix("Registered-")
     return ""
@@ -100,18 +97,18 @@ def _on_battery(root: Path) -> bool | None:
     """Return whether a battery is discharging; None without a battery."""
     supplies = list(_entries(root / "sys/class/power_supply", r".+"))
     # A mouse has a battery too, whose scope is "Device".
-    batteries = [path for path in supplies if _text(path / "type") == "Battery" and _text(path / "scope") != "Device"]
-    mains = [_text(path / "online") for path in supplies if _text(path / "type") in {"Mains", "USB"}]
+    batteries = [path for path in supplies if _word(path / "type") == "Battery" and _word(path / "scope") != "Device"]
+    mains = [_word(path / "online") for path in supplies if _word(path / "type") in {"Mains", "USB"}]
     if not batteries:
         return None
     if "1" in mains:
         return False
-    return any(_text(path / "status") == "Discharging" for path in batteries)
+    return any(_word(path / "status") == "Discharging" for path in batteries)
 
 
 def _graphics(root: Path) -> Iterator[str]:
     """Yield the maker of each graphics card on the PCI bus, with or without a driver."""
     for device in _entries(root / "sys/bus/pci/devices", r".+"):
-        maker = _MAKERS.get(_text(device / "vendor"))
-        if maker and _text(device / "class").startswith(_DISPLAY):
+        maker = _MAKERS.get(_word(device / "vendor"))
+        if maker and _word(device / "class").startswith(_DISPLAY):
             yield maker

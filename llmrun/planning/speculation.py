@@ -98,7 +98,7 @@ class DraftPolicy:
         guessed = tuple(each._replace(seconds=each.seconds * share) for each in times)
         return StepTables(times, draft.times or guessed)
 
-    def wanted(self, most: int | None = None) -> Speculation | None:
+    def speculation(self, most: int | None = None) -> Speculation | None:
         """Return the speculation of an answer; None without drafts.
 
         Args:
@@ -114,7 +114,7 @@ class DraftPolicy:
         """The policy in words, e.g. "none, because no step times are measured here yet"."""
         if self.most > 0:
             return f"up to {self.most} per step"
-        if self.wanted() is not None:
+        if self.speculation() is not None:
             return "as many as the measured step times say will pay"
         if self.most == OFF:
             return "none"

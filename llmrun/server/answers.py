@@ -107,7 +107,7 @@ class ResponseStreams:
         sampling = self._kept.model.sampling(self._asked.sampling)[0]
         if sampling.seed is not None and index:
             sampling = replace(sampling, seed=(sampling.seed + index) % 2**32)
-        speculation = self._kept.model.drafting.wanted(self._asked.speculate)
+        speculation = self._kept.model.drafting.speculation(self._asked.speculate)
         request = self._pool.adapters.chosen(self._asked.model, self._asked.request)
         return replace(request, sampling=sampling, speculation=speculation)
 

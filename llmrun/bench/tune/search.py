@@ -152,12 +152,12 @@ def search(
     for index, (axis, goal) in enumerate(steps):
         sweep.sweep(axis, goal, share=min(1.0, 2 / (len(steps) - index)))
     compared = sweep.confirm()
-    kept = tuple(each for each in compared if each.is_faster)
+    faster = tuple(each for each in compared if each.is_faster)
     unsure = tuple(each for each in compared if not each.is_faster)
     prefill, decode = sweep.tests[PREFILL], sweep.tests[DECODE]
-    others = tuple(each.profile for each in kept)
+    others = tuple(each.profile for each in faster)
     tuned = TunedSettings(sweep.profile(default), others, decode.n_depth, time.time())
-    return SearchResult(tuned, kept, unsure, tuple(sweep.tried), prefill, decode, sweep.passed)
+    return SearchResult(tuned, faster, unsure, tuple(sweep.tried), prefill, decode, sweep.passed)
 
 
 class _Sweep:
