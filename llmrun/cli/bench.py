@@ -31,7 +31,11 @@ if TYPE_CHECKING:
     from llmrun.protocol.loading import Load
 
 _TESTS, _LOADING, _RESULTS = "What is measured", "How the model is loaded", "Results"
-_METAVARS = {"n_batch": "TOKENS", "n_ubatch": "TOKENS", "kv_type_k": "TYPE", "kv_type_v": "TYPE", "repack": "1|0"}
+_DEFAULTS = {"threads": "one per physical core", "n_batch": "2048"}  # other than the engine's
+_METAVARS = {
+    "n_batch": "TOKENS", "n_ubatch": "TOKENS", "kv_type_k": "TYPE", "kv_type_v": "TYPE", "repack": "on|off",
+    "flash_attention": "|".join(FLASH_ATTENTION), "cpu_experts": "LAYERS",
+}  # fmt: skip
 _FORMATS = ("table", "md", "csv", "json", "jsonl", "html")
 
 Lists = list[str] | None
@@ -45,15 +49,11 @@ def _tests(short: str, long: str, metavar: str, text: str) -> typer.models.Optio
 def _loading_options() -> list[inspect.Parameter]:
     """Return a parameter for each engine setting that has an option, with llmrun bench's defaults."""
     found = []
-    for name, setting in SETTINGS.items():
-        if setting.option:
-            default = {"threads": "one per physical core", "n_batch": "2048"}.get(name) or shown(
-                getattr(DEFAULTS, name)
-            )
-            metavar = "|".join(FLASH_ATTENTION) if name == "flash_attention" else _METAVARS.get(name, "NUMBER")
-            option = engine_option(name, default, metavar=metavar, panel=_LOADING)
-            kind = inspect.Parameter.KEYWORD_ONLY
-            found.append(inspect.Parameter(name, kind, default=None, annotation=Annotated[Lists, option]))
+    for name in (name for name, setting in SETTINGS.items() if setting.option):
+        default = _DEFAULTS.get(name, shown(getattr(DEFAULTS, name)))
+        option = engine_option(name, default, metavar=_METAVARS.get(name, "NUMBER"), panel=_LOADING)
+        kind = inspect.Parameter.KEYWORD_ONLY
+        found.append(inspect.Parameter(name, kind, default=None, annotation=Annotated[Lists, option]))
     return found
 
 

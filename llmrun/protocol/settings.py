@@ -34,9 +34,9 @@ class Setting(NamedTuple):
     choices: tuple[str, ...] = ()
 
 
-def setting(default: Any, *description: Any, **others: Any) -> Any:
+def setting(default: Any, label: str, **description: Any) -> Any:
     """Return a field of a dataclass of settings, described as Setting()."""
-    return field(default=default, metadata={"setting": Setting(*description, **others)})
+    return field(default=default, metadata={"setting": Setting(label, **description)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,37 +48,42 @@ class EngineSettings:
     """
 
     threads: int = setting(
-        1, "threads", "--threads", "-t", "Threads that compute.", "THREADS", "n_threads", (1, MAX_THREADS)
-    )  # of decode
+        1, "threads", option="--threads", short="-t", help="Threads that compute.", heading="THREADS",
+        column="n_threads", bounds=(1, MAX_THREADS),
+    )  # of decode  # fmt: skip
     threads_batch: int = setting(0, "batch threads", column="n_threads_batch")  # of prefill; 0: as many as for decode
     n_batch: int = setting(
-        512, "batch", "--batch-size", "-b", "Tokens of one decode call.", "BATCH", "n_batch", (1, MAX_TOKENS)
-    )
+        512, "batch", option="--batch-size", short="-b", help="Tokens of one decode call.", heading="BATCH",
+        column="n_batch", bounds=(1, MAX_TOKENS),
+    )  # fmt: skip
     n_ubatch: int = setting(
-        512, "ubatch", "--ubatch-size", "-ub", "Tokens computed at once.", "UBATCH", "n_ubatch", (1, MAX_TOKENS)
-    )
+        512, "ubatch", option="--ubatch-size", short="-ub", help="Tokens computed at once.", heading="UBATCH",
+        column="n_ubatch", bounds=(1, MAX_TOKENS),
+    )  # fmt: skip
     flash_attention: str = setting(
-        "auto", "flash attention", "--flash-attention", "-fa", "Use flash attention.", "FA", "flash_attn",
-        choices=FLASH_ATTENTION,
+        "auto", "flash attention", option="--flash-attention", short="-fa", help="Use flash attention.", heading="FA",
+        column="flash_attn", choices=FLASH_ATTENTION,
     )  # fmt: skip
     kv_type_k: str = setting(
-        "f16", "KV keys", "--cache-type-k", "-ctk", "Type of keys in the KV cache.", "K", "type_k",
-        choices=tuple(KV_TYPES),
+        "f16", "KV keys", option="--cache-type-k", short="-ctk", help="Type of keys in the KV cache.", heading="K",
+        column="type_k", choices=tuple(KV_TYPES),
     )  # fmt: skip
     kv_type_v: str = setting(
-        "f16", "KV values", "--cache-type-v", "-ctv", "Type of values in the KV cache.", "V", "type_v",
-        choices=tuple(KV_TYPES),
+        "f16", "KV values", option="--cache-type-v", short="-ctv", help="Type of values in the KV cache.", heading="V",
+        column="type_v", choices=tuple(KV_TYPES),
     )  # fmt: skip
     repack: bool = setting(
-        True, "repack", "--repack", "-rpk", "Repack weights for this processor's kernels.", "REPACK", "repack"
-    )
+        True, "repack", option="--repack", short="-rpk", help="Repack weights for this processor's kernels.",
+        heading="REPACK", column="repack",
+    )  # fmt: skip
     mmap: bool = setting(True, "mmap")  # the file is mapped into memory, not read
     gpu_layers: int = setting(
-        -1, "GPU layers", "--gpu-layers", "-ngl", "Layers on the GPU; -1 is all.", "NGL", "n_gpu_layers", (-1, 1000)
-    )
+        -1, "GPU layers", option="--gpu-layers", short="-ngl", help="Layers on the GPU; -1 is all.", heading="NGL",
+        column="n_gpu_layers", bounds=(-1, 1000),
+    )  # fmt: skip
     cpu_experts: tuple[int, ...] = setting(
-        (), "layers' experts on the processor", "--n-cpu-moe", "-ncmoe",
-        "Layers whose experts the processor computes beside a GPU.", "NCMOE", "n_cpu_moe", (0, 1000),
+        (), "layers' experts on the processor", option="--n-cpu-moe", short="-ncmoe", heading="NCMOE",
+        help="Layers whose experts the processor computes beside a GPU.", column="n_cpu_moe", bounds=(0, 1000),
     )  # fmt: skip
 
 
