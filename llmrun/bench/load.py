@@ -21,7 +21,7 @@ from typing import NamedTuple, Protocol
 
 from llmrun.bench.noise import DisturbanceMonitor
 from llmrun.bench.results import BenchWarning
-from llmrun.bench.run import Progress, quantile
+from llmrun.bench.run import Progress, quantile_ns
 from llmrun.errors import LlmrunError
 from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import AnswerRequest, Event, Finished, Generate, Stats, TextDelta
@@ -268,13 +268,13 @@ def _row(case: LoadCase, repetitions: Sequence[Sequence[_Stream]], tokens: int) 
         avg_ts=statistics.fmean(rates),
         stddev_ts=statistics.stdev(rates) if len(rates) > 1 else 0.0,
         client_ts=statistics.median(stream.rate for stream in streams),
-        ttft_p50_ns=quantile(first, 0.50),
-        ttft_p95_ns=quantile(first, 0.95),
-        token_p50_ns=quantile(gaps, 0.50),
-        token_p95_ns=quantile(gaps, 0.95),
-        token_p99_ns=quantile(gaps, 0.99),
+        ttft_p50_ns=quantile_ns(first, 0.50),
+        ttft_p95_ns=quantile_ns(first, 0.95),
+        token_p50_ns=quantile_ns(gaps, 0.50),
+        token_p95_ns=quantile_ns(gaps, 0.95),
+        token_p99_ns=quantile_ns(gaps, 0.99),
         cached_share=sum(stream.stats.reused_tokens for stream in streams) / max(prompt_tokens, 1),
-        answer_p50_ns=quantile(sorted(stream.times[-1] - stream.began for stream in streams), 0.50),
+        answer_p50_ns=quantile_ns(sorted(stream.times[-1] - stream.began for stream in streams), 0.50),
         early=sum(stream.stats.completion_tokens < tokens for stream in streams),
     )
 

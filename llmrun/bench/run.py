@@ -6,7 +6,6 @@ Rows measured before an interrupt or a failed test are returned beside the error
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -30,6 +29,7 @@ from llmrun.protocol.jobs.limits import LIMITS, MeasuredLimits, MeasureLimits
 from llmrun.protocol.loading import Load
 from llmrun.runner.launch import launch
 from llmrun.runner.runner import Runner
+from llmrun.statistics import quantile
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,15 +323,14 @@ def _chat(answers: Sequence[BenchAnswer], done: Sequence[Repetition]) -> ChatTim
     decoding = sum(gaps)
     return ChatTimes(
         ttft_ns=tuple(answer.ttft_ns for answer in answers),
-        token_p50_ns=quantile(gaps, 0.50),
-        token_p95_ns=quantile(gaps, 0.95),
-        token_p99_ns=quantile(gaps, 0.99),
+        token_p50_ns=quantile_ns(gaps, 0.50),
+        token_p95_ns=quantile_ns(gaps, 0.95),
+        token_p99_ns=quantile_ns(gaps, 0.99),
         sampling_share=sum(answer.sampling_ns for answer in answers) / max(decoding, 1),
         text_share=sum(answer.text_ns for answer in answers) / max(decoding, 1),
         decode_ts=tuple(1e9 * len(answer.token_ns) / max(sum(answer.token_ns), 1) for answer in answers),
     )
 
 
-def quantile(ordered: Sequence[int], share: float) -> int:
-    """Return the value that this share of them does not exceed (nearest rank); 0 of none."""
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0
+def quantile_ns(ordered: Sequence[int], share: float) -> int:
+    return round(quantile(ordered, share)) if ordered else 0

@@ -26,7 +26,7 @@ from itertools import combinations
 from statistics import NormalDist, fmean, median, stdev, variance
 from typing import Literal
 
-from llmrun.student import half_width, positive_interval, student
+from llmrun.statistics import half_width, positive_interval, student
 
 CONFIDENCE = 0.95
 BETWEEN = 0.01

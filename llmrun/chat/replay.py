@@ -16,7 +16,7 @@ from typing import Any
 from llmrun.chat.store.turns import Answer, answer_of, plain_facts
 from llmrun.errors import UsageError
 from llmrun.model import Model
-from llmrun.models.fingerprint import ModelFingerprint, file_used
+from llmrun.models.fingerprint import ModelFingerprint, fingerprint_file
 from llmrun.planning.hardware import probe
 from llmrun.protocol.codec import as_dict, from_json, load_json
 from llmrun.protocol.messages import AnswerRequest, Finished
@@ -56,13 +56,13 @@ def record_of(model: Model, asked: AnswerRequest, text: str, finished: Finished)
 
 
 def _draft_of(model: Model) -> ModelFingerprint | None:
-    return file_used(model.draft.name, model.draft.path) if model.draft is not None else None
+    return fingerprint_file(model.draft.name, model.draft.path) if model.draft is not None else None
 
 
 def place_of(model: Model) -> dict[str, str]:
     """What the bytes of an answer depend on, besides the request and the sampling."""
     used, draft, machine = model.used, _draft_of(model), probe()
-    adapters = [f"{_file(file_used('', Path(each.path)))} x {each.scale:g}" for each in model.load.adapters]
+    adapters = [f"{_file(fingerprint_file('', Path(each.path)))} x {each.scale:g}" for each in model.load.adapters]
     return {
         "model": _file(used),
         **({"draft model": _file(draft)} if draft is not None else {}),

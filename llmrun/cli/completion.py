@@ -122,10 +122,10 @@ def fix_words(environment: MutableMapping[str, str]) -> None:
 
 def _on_disk(*, ours_only: bool) -> list[str]:
     from llmrun.config import load_settings
-    from llmrun.models.store.store import everything
+    from llmrun.models.store.store import all_models
 
     try:
-        return [model.name for model in everything(load_settings()) if model.is_ours or not ours_only]
+        return [model.name for model in all_models(load_settings()) if model.is_ours or not ours_only]
     except (LlmrunError, OSError):
         return []  # a key press is no place for an error
 

@@ -266,12 +266,12 @@ def _choose_model(named: str | None = None) -> tuple[str, int]:
     from llmrun.errors import LlmrunError
     from llmrun.gguf.pooling import makes_embeddings
     from llmrun.gguf.reader import read_header
-    from llmrun.models.store.store import everything
+    from llmrun.models.store.store import all_models
     from llmrun.planning.machine import this_machine
     from llmrun.planning.plan import LoadPreferences, make_plan
 
     hardware, choices = this_machine(), []
-    for installed in everything(load_settings()):
+    for installed in all_models(load_settings()):
         if named not in (None, installed.name):
             continue
         try:

@@ -15,7 +15,7 @@ from llmrun.config import Settings, load_settings
 from llmrun.errors import NetworkError, UsageError, require_within
 from llmrun.models.registry import CatalogueEntry, ModelSpec, load_catalogue
 from llmrun.models.store.installed import Installed
-from llmrun.models.store.store import everything
+from llmrun.models.store.store import all_models
 from llmrun.protocol.sizes import readable_size
 from llmrun.ui.terminal.output import Output
 
@@ -60,12 +60,12 @@ def _show_download_size(output: Output, spec: ModelSpec, settings: Settings) -> 
         LlmrunError: as the download would.
     """
     from llmrun.models import hub
-    from llmrun.models.pull import offered
+    from llmrun.models.pull import find_offer
     from llmrun.planning.choice import chooser
 
     if spec.repository is None:
         raise UsageError(f"{spec.name} is of no repository, so nobody can say what would come")
-    offer = offered(spec, settings, output.note, choose=chooser(settings, output.note))
+    offer = find_offer(spec, settings, output.note, choose=chooser(settings, output.note))
     facts = {
         "model": spec.name,
         "repository": spec.repository,
@@ -94,7 +94,7 @@ def list_models(
 
     output = Output(json=json)
     settings = load_settings()
-    installed = everything(settings)
+    installed = all_models(settings)
     if every:
         _show_catalogue(output, list(load_catalogue().entries.values()), settings, quiet=quiet, others=installed)
         return
@@ -186,7 +186,7 @@ def _plain_installed(model: Installed) -> dict[str, Any]:
 
 
 def _plain_entries(entries: list[CatalogueEntry], settings: Settings) -> list[dict[str, Any]]:
-    here = {model.repository.lower() for model in everything(settings)}
+    here = {model.repository.lower() for model in all_models(settings)}
     return [
         {
             "alias": entry.alias,

@@ -15,7 +15,7 @@ from llmrun.config import Settings, load_settings
 from llmrun.errors import IntegrityError, ModelNotFoundError, UsageError, did_you_mean
 from llmrun.models.registry import load_catalogue, resolve
 from llmrun.models.store.installed import Installed
-from llmrun.models.store.store import Store, everything
+from llmrun.models.store.store import Store, all_models
 from llmrun.protocol.sizes import readable_size
 from llmrun.ui.terminal.format import counted
 from llmrun.ui.terminal.output import Output
@@ -67,7 +67,7 @@ def remove(models: NamesArgument, yes: YesOption = False, json: JsonOption = Fal
 
 def collect_garbage(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed; remove nothing.")] = False,
-    young_too: Annotated[bool, typer.Option("--all", help="Remove files younger than a day too.")] = False,
+    include_recent: Annotated[bool, typer.Option("--all", help="Remove files younger than a day too.")] = False,
     yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -80,7 +80,7 @@ def collect_garbage(
 
     output = Output(json=json)
     store = Store(load_settings())
-    leftovers = collect(store, young_too=young_too)
+    leftovers = collect(store, include_recent=include_recent)
     going = [leftover for leftover in leftovers if not leftover.keep]
     if json:
         plain = [{"path": str(one.path), "n_bytes": one.n_bytes, "why": one.why, "keep": one.keep} for one in leftovers]
@@ -147,7 +147,7 @@ def verify(
 
     output = Output(json=json)
     settings = load_settings()
-    named = [installed_model(name, settings) for name in models] if models else everything(settings)
+    named = [installed_model(name, settings) for name in models] if models else all_models(settings)
     total, done = sum(model.size for model in named), 0
     results: list[VerificationResult] = []
     if named:
@@ -176,7 +176,7 @@ def installed_model(name: str, settings: Settings) -> Installed:
         ModelNotFoundError: it is not on this disk; names the near ones.
         UsageError: it is a file that is not in the cache; or it can be several models.
     """
-    models = everything(settings)
+    models = all_models(settings)
     for model in models:
         if model.name.lower() == name.lower():
             return model

@@ -20,42 +20,32 @@ ANOTHER_WAY = "llama.cpp's own converter may know it: add --with PATH/convert_hf
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Models that are converted the same way.
+    """Architectures that are converted the same way."""
 
-    Attributes:
-        name: llama.cpp's name of the architecture.
-        outer: tensors outside the layers: checkpoint name without prefix and ".weight" -> GGUF name.
-        layer: the tensors of each layer, without the layer's number.
-        experts: per layer: checkpoint name of one expert's matrix, with {} for its number -> GGUF name of all experts'.
-        halves: per layer: checkpoint name of all experts' gate and up matrices in one tensor -> the two GGUF names.
-        defaults: settings that config.json may omit, from transformers' configuration classes.
-        activation: the only activation function that llama.cpp computes for it.
-        permutes: query and key rows are reordered, see sources.permute_heads().
-        norm_shift: constant added to the weights of norms.
-        tied: the embeddings always are the output matrix too.
-    """
-
-    name: str
-    outer: Mapping[str, str]
-    layer: Mapping[str, str]
+    name: str  # llama.cpp's name of the architecture
+    outer: Mapping[str, str]  # tensors outside the layers: checkpoint name without prefix and ".weight" -> GGUF name
+    layer: Mapping[str, str]  # the tensors of each layer, without the layer's number
+    # settings that config.json may omit, from transformers' configuration classes
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    activation: str = "silu"
-    permutes: bool = False
-    norm_shift: float = 0.0
-    tied: bool = False
+    activation: str = "silu"  # the only activation function that llama.cpp computes for it
+    permutes: bool = False  # query and key rows are reordered, see sources.permute_heads()
+    norm_shift: float = 0.0  # constant added to the weights of norms
+    tied: bool = False  # the embeddings always are the output matrix too
+    # per layer: checkpoint name of one expert's matrix, with {} for its number -> GGUF name of all experts'
     experts: Mapping[str, str] = field(default_factory=dict)
+    # per layer: checkpoint name of all experts' gate and up matrices in one tensor -> the two GGUF names
     halves: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     layers_prefix: str = "layers"
 
 
 _OUTER = {"embed_tokens": "token_embd", "norm": "output_norm"}
-_ATTENTION = {
-    "input_layernorm": "attn_norm",
+_PROJECTIONS = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output",
 }
+_ATTENTION = {"input_layernorm": "attn_norm", **_PROJECTIONS}
 _GATED = {"mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
 _LLAMA = {**_ATTENTION, "post_attention_layernorm": "ffn_norm", **_GATED}
 _HEAD_NORMS = {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
@@ -69,10 +59,7 @@ _GRANITE_MOE = {
 }
 _EXPERTS = ("ffn_gate_exps", "ffn_down_exps", "ffn_up_exps")
 _OLMO2 = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
+    **_PROJECTIONS,
     **_HEAD_NORMS,
     "post_attention_layernorm": "post_attention_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
@@ -249,7 +236,6 @@ def bare_name(name: str, family: Family) -> str | None:
 
 
 def is_vision(name: str, family: Family) -> bool:
-    """Return whether a tensor belongs to the vision part."""
     return _without_prefix(name, family).startswith(_VISION)
 
 

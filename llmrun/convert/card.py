@@ -104,12 +104,7 @@ def _text(value: Any) -> str:
 
 
 def _describe(folder: Folder, card: Json, name: Any, n_parameters: int) -> Metadata:
-    """Return gguf-py's description of a model.
-
-    Args:
-        card: from read_card().
-        name: from config.json; ignored unless it is a string.
-    """
+    """Return gguf-py's description of a model."""
     from gguf.metadata import Metadata
 
     names = {"_name_or_path": name[:MAX_TEXT]} if name and isinstance(name, str) else {}

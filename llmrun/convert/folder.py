@@ -19,11 +19,7 @@ Json = dict[str, Any]
 
 
 class Folder:
-    """A folder with a model in it.
-
-    Raises:
-        ModelNotFoundError: there is no such folder.
-    """
+    """Folder with a model. Raises ModelNotFoundError if it does not exist."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -33,22 +29,16 @@ class Folder:
             raise ModelNotFoundError(f"there is no folder {str(path)!r}", hint="name a folder with a config.json")
 
     def has(self, name: str) -> bool:
-        """Return whether the folder has a file of that name."""
         return is_file(self.path / name)
 
     def names(self) -> list[str]:
-        """Return the names of all entries in alphabetical order."""
         try:
             return sorted(entry.name for entry in self.path.iterdir())
         except OSError as error:
             raise ModelNotFoundError(f"can't read {str(self.path)!r}", why=error.strerror or str(error)) from error
 
     def json(self, name: str) -> Json:
-        """Return the object in a JSON file; empty if there is no such file.
-
-        Raises:
-            BadModelError: the file is not a JSON object, or too large.
-        """
+        """Return the object in a JSON file; empty if there is no such file."""
         return parse_object(self.bytes(name, MAX_JSON_BYTES), str(self.path / name)) if self.has(name) else {}
 
     def text(self, name: str) -> str:
@@ -56,12 +46,7 @@ class Folder:
         return self.bytes(name, MAX_TEXT_BYTES).decode("utf-8", "replace") if self.has(name) else ""
 
     def bytes(self, name: str, limit: int) -> bytes:
-        """Return the content of a file.
-
-        Raises:
-            BadModelError: the file is larger than `limit` bytes.
-            ModelNotFoundError: the file can't be read.
-        """
+        """Return the content of a file of at most `limit` bytes."""
         path = self.path / name
         with open_regular(path) as file:
             size = file.seek(0, 2)  # a raw file allocates the size passed to read()
@@ -81,11 +66,7 @@ def is_file(path: Path) -> bool:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file, unbuffered. Other kinds are refused before opening: a FIFO would hang.
-
-    Raises:
-        ModelNotFoundError: there is no such file, or it can't be read.
-    """
+    """Open a regular file, unbuffered. Other kinds are refused before opening: a FIFO would hang."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise ModelNotFoundError(f"{str(path)!r} is not a regular file")
@@ -95,14 +76,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def parse_object(data: bytes, shown: str) -> Json:
-    """Parse a JSON object; repeated names are refused.
-
-    Args:
-        shown: name in messages.
-
-    Raises:
-        BadModelError: the text is not such an object.
-    """
+    """Parse a JSON object; repeated names are refused. `shown` is its name in messages."""
     try:
         found = load_json(data, object_pairs_hook=_object)
     except ValueError as error:

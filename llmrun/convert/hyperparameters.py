@@ -49,23 +49,17 @@ def bounds_of(sources: Mapping[str, TensorSource], n_tokens: int) -> Bounds:
 
 @dataclass
 class Shape:
-    """A model's shape.
-
-    Attributes:
-        metadata: key without the architecture's name -> value.
-        dimensions: GGUF name of a tensor without its layer -> required shape in PyTorch's order.
-        factors: tensors computed from the settings: name -> values.
-        notes: differences that the user should know.
-    """
+    """Hyperparameters and tensor shapes."""
 
     n_layers: int
     n_heads: int
     n_kv_heads: int
     n_experts: int = 0
-    metadata: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)  # key without the architecture's name -> value
+    # GGUF name of a tensor without its layer -> required shape in PyTorch's order
     dimensions: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    factors: dict[str, list[float]] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    factors: dict[str, list[float]] = field(default_factory=dict)  # tensors computed from the settings: name -> values
+    notes: list[str] = field(default_factory=list)  # differences that the user should know
 
 
 def read_shape(config: Config, family: Family, folder: Folder, bounds: Bounds) -> Shape:
@@ -118,7 +112,6 @@ def read_shape(config: Config, family: Family, folder: Folder, bounds: Bounds) -
 
 
 def _set_dimensions(family: Family, shape: Shape, head_length: int) -> None:
-    """Set the required shape of each tensor."""
     width, inner = shape.metadata["embedding_length"], shape.metadata["feed_forward_length"]
     queries, keys, experts = shape.n_heads * head_length, shape.n_kv_heads * head_length, shape.n_experts
     routed = shape.metadata.get("expert_feed_forward_length", inner)
@@ -201,7 +194,6 @@ def _own_settings(config: Config, family: Family, shape: Shape, folder: Folder, 
 
 
 def _experts(config: Config, family: Family, shape: Shape, bounds: Bounds) -> None:
-    """Read the number of experts, and the number of them used per token."""
     count = "num_experts" if family.name == "qwen3moe" else "num_local_experts"
     shape.n_experts = config.count(count, bounds.n_experts)
     used = config.count("num_experts_per_tok", MAX_EXPERTS)

@@ -30,7 +30,7 @@ QUANTIZATION_VERSION = 2  # GGML_QNT_VERSION
 
 @dataclass(frozen=True, slots=True)
 class ConvertedModel:
-    """A converted file."""
+    """Result of a conversion."""
 
     path: Path
     architecture: str  # from config.json
@@ -110,11 +110,7 @@ def _default_type(sources: Mapping[str, TensorSource], quantization: Json) -> st
 
 
 def read_config(folder: Folder) -> Json:
-    """Return the content of config.json.
-
-    Raises:
-        ModelNotFoundError: there is no such file.
-    """
+    """Return config.json; raise ModelNotFoundError without one."""
     if not folder.has("config.json"):
         raise ModelNotFoundError(
             f"{str(folder.path)!r} has no config.json",

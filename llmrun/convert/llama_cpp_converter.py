@@ -9,13 +9,13 @@ import os
 import subprocess
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 from llmrun.convert.folder import Folder
 from llmrun.convert.job import ConvertedModel, read_config
 from llmrun.errors import DiskFullError, ModelNotFoundError, UsageError
-from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import check, check_vocabulary
 from llmrun.models.store.new_file import arriving, remove_leftovers
@@ -40,8 +40,6 @@ def convert_with(
 
     Args:
         script: path of convert_hf_to_gguf.py.
-        folder: has config.json, safetensors files and a tokenizer.
-        target: the GGUF file; an existing one is replaced once the new one is verified.
         python: the interpreter that has torch; empty for the virtual environment beside the script, else python3.
         type: value of --outtype; empty for the script's default.
         on_line: called with each line of the script's output; untrusted text.
@@ -64,8 +62,11 @@ def convert_with(
         header = read_header(path)
         check(replace(header, path=target))  # messages name the target
         check_vocabulary(header)
-        _try(path)
-    return _converted(target, header, str(names[0]) if isinstance(names, list) and names else "unknown")
+        with closing(Runner()) as engine:
+            engine.do(TRIAL, TryFile(str(path.absolute()), probe().usable_cores))
+    architecture = str(names[0]) if isinstance(names, list) and names else "unknown"
+    n_parameters = sum(tensor.n_elements for tensor in header.tensors)
+    return ConvertedModel(target, architecture, header.quant, header.file_size, len(header.tensors), n_parameters, ())
 
 
 def _python_of(script: Path) -> str:
@@ -112,17 +113,3 @@ def _refuse(command: Sequence[str], status: int, lines: list[str]) -> None:
     else:
         hint = f"run it alone to see more: {Path(command[1]).name} {command[2]}"
     raise UsageError(f"{Path(command[1]).name} failed", why=last, hint=hint)
-
-
-def _try(path: Path) -> None:
-    engine = Runner()
-    try:
-        engine.do(TRIAL, TryFile(str(path.absolute()), probe().usable_cores))
-    finally:
-        engine.close()
-
-
-def _converted(target: Path, header: Header, architecture: str) -> ConvertedModel:
-    n_parameters = sum(tensor.n_elements for tensor in header.tensors)
-    size = header.file_size
-    return ConvertedModel(target, architecture, header.quant, size, len(header.tensors), n_parameters, ())

@@ -38,7 +38,8 @@ def weight_sources(tensors: Mapping[str, CheckpointTensor], config: Mapping[str,
         return _unpacked(tensors, _gptq_reader(config))
     if method == "awq":
         return _unpacked(tensors, _awq_reader(config))
-    if method == "fp8" or (method == "compressed-tensors" and _is_plain_fp8(config)):
+    plain_fp8 = config.get("format") in ("float-quantized", "naive-quantized")
+    if method == "fp8" or (method == "compressed-tensors" and plain_fp8):
         return _float8(tensors, config)
     named = method or "an unnamed method"
     layout = f" ({config['format']})" if isinstance(config.get("format"), str) else ""
@@ -56,18 +57,14 @@ _Rows = Callable[[int, int], "Floats"]
 
 
 class _Parts:
-    """The tensors that make up one packed matrix."""
+    """Tensors that make up one packed matrix."""
 
     def __init__(self, base: str, tensors: Mapping[str, CheckpointTensor]) -> None:
         self.base = base
         self._tensors = tensors
 
     def find(self, suffix: str, kinds: tuple[str, ...]) -> CheckpointTensor:
-        """Return one part.
-
-        Raises:
-            BadModelError: the part is missing, or has another type.
-        """
+        """Return one part; raise BadModelError if it is missing or has another type."""
         tensor = self._tensors.get(f"{self.base}.{suffix}")
         if tensor is None or tensor.kind not in kinds:
             has = "is missing" if tensor is None else f"holds {tensor.kind} numbers"
@@ -76,6 +73,13 @@ class _Parts:
 
     def has(self, suffix: str) -> bool:
         return f"{self.base}.{suffix}" in self._tensors
+
+    def matrices(self) -> tuple[CheckpointTensor, CheckpointTensor, CheckpointTensor]:
+        """Return packed weights, packed zero points and scales."""
+        found = self.find("qweight", ("I32",)), self.find("qzeros", ("I32",)), self.find("scales", _FLOATS)
+        if any(len(tensor.shape) != 2 for tensor in found):
+            raise self.fail("its parts are not matrices")
+        return found
 
     def fail(self, why: str) -> BadModelError:
         return BadModelError(f"the quantized tensor {self.base!r} is damaged", why=why)
@@ -127,10 +131,7 @@ def _gptq_reader(config: Mapping[str, Any]) -> _Reader:
     offset = 0 if config.get("checkpoint_format") == "gptq_v2" else 1
 
     def read(parts: _Parts) -> tuple[tuple[int, int], Callable[[], _Rows]]:
-        weight, zeros = parts.find("qweight", ("I32",)), parts.find("qzeros", ("I32",))
-        scales = parts.find("scales", _FLOATS)
-        if len(weight.shape) != 2 or len(scales.shape) != 2:
-            raise parts.fail("its parts are not matrices")
+        weight, zeros, scales = parts.matrices()
         n_in, n_out, n_groups = weight.shape[0] * per_word, weight.shape[1], scales.shape[0]
         if scales.shape != (n_groups, n_out) or zeros.shape != (n_groups, -(-n_out // per_word)) or not n_groups:
             raise parts.fail(f"scales {scales.shape} and qzeros {zeros.shape} don't fit {n_in} x {n_out}")
@@ -153,7 +154,6 @@ def _gptq_reader(config: Mapping[str, Any]) -> _Reader:
 
 
 def _gptq_groups(parts: _Parts, n_in: int, n_groups: int) -> Array:
-    """Return the group of each input."""
     import numpy as np
 
     if not parts.has("g_idx"):
@@ -174,10 +174,7 @@ def _awq_reader(config: Mapping[str, Any]) -> _Reader:
         raise UsageError(f"AWQ weights in the layout {version[:40]!r} can't be unpacked", why="only 'gemm' can")
 
     def read(parts: _Parts) -> tuple[tuple[int, int], Callable[[], _Rows]]:
-        weight, zeros = parts.find("qweight", ("I32",)), parts.find("qzeros", ("I32",))
-        scales = parts.find("scales", _FLOATS)
-        if len(weight.shape) != 2 or len(scales.shape) != 2:
-            raise parts.fail("its parts are not matrices")
+        weight, zeros, scales = parts.matrices()
         n_in, n_out, n_groups = weight.shape[0], weight.shape[1] * 8, scales.shape[0]
         if scales.shape[1] != n_out or zeros.shape != (n_groups, weight.shape[1]) or not n_groups or n_in % n_groups:
             raise parts.fail(f"scales {scales.shape} and qzeros {zeros.shape} don't fit {n_in} x {n_out}")
@@ -224,10 +221,6 @@ def _unpack(packed: Array, bits: int, axis: int) -> Floats:
 # ---- FP8: one scale for a tensor, a row or a block
 
 
-def _is_plain_fp8(config: Mapping[str, Any]) -> bool:
-    return config.get("format") in ("float-quantized", "naive-quantized")
-
-
 def _float8(tensors: Mapping[str, CheckpointTensor], config: Mapping[str, Any]) -> dict[str, TensorSource]:
     found: dict[str, TensorSource] = {}
     for name, tensor in tensors.items():
@@ -268,11 +261,7 @@ def _scale_shape(scale: CheckpointTensor) -> tuple[int, int]:
 
 
 def _block(source: TensorSource, scale: CheckpointTensor, config: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the number of rows and columns that share one scale.
-
-    Raises:
-        BadModelError: the scales don't fit the tensor.
-    """
+    """Return the number of rows and columns that share one scale."""
     if len(source.shape) != 2 or len(scale.shape) > 2 or scale.kind not in _FLOATS or 0 in source.shape:
         raise BadModelError(f"the FP8 tensor {source.name!r} has no scale that fits")
     n_rows, n_columns = source.shape

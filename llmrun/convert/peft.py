@@ -10,10 +10,9 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from llmrun.convert.architectures import FAMILIES, Family, bare_name, find_family, required_tensors, text_config
 from llmrun.convert.card import adapter_metadata
@@ -23,7 +22,7 @@ from llmrun.convert.folder import Folder, is_file, open_regular
 from llmrun.convert.hyperparameters import MAX_WIDTH, Bounds, read_shape
 from llmrun.convert.job import FILE_TYPES, QUANTIZATION_VERSION, ConvertedModel, read_config
 from llmrun.convert.safetensors import CheckpointTensor, read_table
-from llmrun.convert.sources import TensorSource, array_source, permute_heads, stored_source
+from llmrun.convert.sources import TensorSource, array_source, map_values, permute_heads, stored_source
 from llmrun.convert.tensors import OutputTensor, embeddings_name, output_tensor
 from llmrun.convert.write import OnProgress, write_model
 from llmrun.errors import BadModelError, ModelNotFoundError, UsageError
@@ -31,9 +30,6 @@ from llmrun.gguf.adapter import adapter_facts, check_fits, ties_embeddings
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import check
-
-if TYPE_CHECKING:
-    from llmrun.convert.encode import Array
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _NAME = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_(?:embedding_)?([AB])(?:\.default)?(?:\.weight)?")
@@ -56,7 +52,7 @@ _CHANGE_THE_BASE = ("pissa", "olora", "corda", "loftq")  # initializations that 
 
 
 class BaseModel(NamedTuple):
-    """The base model of an adapter."""
+    """Base model of an adapter."""
 
     family: Family
     n_layers: int
@@ -74,21 +70,14 @@ def convert_adapter(
     type: str = "",  # noqa: A002  # what the option is called
     on_progress: OnProgress = lambda done, total: None,
 ) -> ConvertedModel:
-    """Convert a PEFT folder to an adapter's GGUF file.
+    """Convert a PEFT folder to an adapter's GGUF file; arguments and errors as in convert_folder().
 
     Args:
-        folder: has adapter_config.json and adapter_model.safetensors.
         base: the base model: a Hugging Face folder, its config.json or a GGUF file; None for the folder named in
             adapter_config.json.
-        target: the GGUF file; an existing one is replaced once the new one is complete and verified.
-        type: one of job.TYPES; empty for the stored type of the matrices.
-        on_progress: called with (bytes written, total bytes).
 
     Raises:
         UsageError: the adapter is not supported, does not fit the base, or no base is named.
-        BadModelError: a file of the folder is damaged.
-        ModelNotFoundError: the folder, one of its files or the base is missing.
-        DiskFullError: there is no room for the file.
     """
     source = Folder(folder)
     config = Config(source.json(CONFIG))
@@ -159,8 +148,7 @@ def _extra_scale(config: Config, module: str, rank: int) -> float:
 def _pattern(key: str) -> re.Pattern[str]:
     """Compile a key of alpha_pattern: a regular expression for the end of a layer's name.
 
-    Raises:
-        UsageError: the expression is invalid, or may take exponential time: repeated groups, or many repetitions.
+    Refuses expressions that may take exponential time: repeated groups, or many repetitions.
     """
     repeats = re.findall(r"[*+?{]", key)
     if len(key) <= _MAX_PATTERN and len(repeats) <= _MAX_REPEATS and not re.search(r"\)[*+?{]", key):
@@ -195,12 +183,6 @@ def _read_base(folder: Path, base: Path | None, config: Config) -> BaseModel:
 
 
 def _of_header(header: Header) -> BaseModel:
-    """Return the base model that a GGUF header describes.
-
-    Raises:
-        UsageError: the architecture is not supported.
-        BadModelError: the header breaks a rule for model files.
-    """
     check(header)
     known = (family for family in FAMILIES.values() if bool(family.experts or family.halves) == (header.n_experts > 0))
     family = next((each for each in known if each.name == header.architecture), None)
@@ -217,12 +199,7 @@ def _of_header(header: Header) -> BaseModel:
 def _planned(
     stored: Mapping[str, CheckpointTensor], config: Config, base: BaseModel, kind: str
 ) -> Iterator[OutputTensor]:
-    """Yield the tensors of the file: A and B of each pair.
-
-    Raises:
-        UsageError: a tensor is not supported.
-        BadModelError: a pair is incomplete.
-    """
+    """Yield the tensors of the file: A and B of each pair."""
     found = _pairs(stored)
     names = _adaptable_tensors(base)
     bare = {module: bare_name(f"{module}.weight", base.family) or module for module in found}
@@ -275,28 +252,14 @@ def _refuse_tensors(names: list[str]) -> None:
 def _pair(
     name: str, bare: str, a: TensorSource, b: TensorSource, scale: float, base: BaseModel, kind: str
 ) -> Iterator[OutputTensor]:
+    import numpy as np
+
     if bare == embeddings_name(base.family):  # llama.cpp gets rows of A
-        a = array_source(a.name, to_float32(_whole(a), a.kind).T)
+        a = array_source(a.name, to_float32(np.concatenate(list(a.chunks(1))), a.kind).T)
     if base.family.permutes and bare.endswith(("q_proj.weight", "k_proj.weight")):
         b = permute_heads(b, base.n_heads if bare.endswith("q_proj.weight") else base.n_kv_heads)
     if not math.isclose(scale, 1.0):
-        b = _scaled(b, scale)
+        b = map_values(b, lambda values: values * scale)
     for end, matrix in (("a", a), ("b", b)):
         stated = kind or (matrix.kind if matrix.kind in FILE_TYPES else "F32")
         yield output_tensor(f"{name}.lora_{end}", matrix, stated)
-
-
-def _whole(source: TensorSource) -> Array:
-    import numpy as np
-
-    return np.concatenate(list(source.chunks(1)))
-
-
-def _scaled(source: TensorSource, by: float) -> TensorSource:
-    """Multiply every value by a number, in float32."""
-
-    def chunks(multiple: int) -> Iterator[Array]:
-        for chunk in source.chunks(multiple):
-            yield to_float32(chunk, source.kind) * by
-
-    return replace(source, kind="F32", chunks=chunks)

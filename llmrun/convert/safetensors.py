@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
@@ -36,7 +36,7 @@ _ELEMENT_BYTES = {kind: int(code[-1]) for kind, code in STORED_TYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class CheckpointTensor:
-    """A tensor in a file."""
+    """Tensor in a file."""
 
     name: str
     kind: str  # type of the elements, one of encode.STORED_TYPES
@@ -51,8 +51,7 @@ class CheckpointTensor:
     def rows(self, start: int, stop: int) -> Array:
         """Return the elements of some rows of the first dimension, in numpy's type of STORED_TYPES.
 
-        Raises:
-            BadModelError: the file has become shorter.
+        Raises BadModelError if the file has become shorter.
         """
         import numpy as np
 
@@ -64,13 +63,9 @@ class CheckpointTensor:
         return np.frombuffer(data, STORED_TYPES[self.kind]).reshape(stop - start, *self.shape[1:])
 
     def whole(self) -> Array:
-        """Return all elements."""
         if not self.shape:
-            return self._as_vector().rows(0, 1).reshape(())
+            return replace(self, shape=(1,)).rows(0, 1).reshape(())
         return self.rows(0, self.shape[0])
-
-    def _as_vector(self) -> CheckpointTensor:
-        return CheckpointTensor(self.name, self.kind, (1,), self.offset, self.file)
 
 
 @contextmanager
@@ -98,11 +93,7 @@ def open_checkpoint(folder: Folder) -> Iterator[dict[str, CheckpointTensor]]:
 
 
 def read_table(file: BinaryIO, path: Path) -> dict[str, CheckpointTensor]:
-    """Return the tensors of one open file.
-
-    Raises:
-        BadModelError: the file is not safetensors, or damaged.
-    """
+    """Return the tensors of one open file. Raises BadModelError if the file is not safetensors, or damaged."""
     size = file.seek(0, 2)
     file.seek(0)
     start = _read(file, 8)
@@ -147,7 +138,7 @@ def _row(name: str, row: Any, data_start: int, file: BinaryIO, path: Path) -> Ch
 
 
 def _counts(values: Any) -> tuple[int, ...] | None:
-    """Return a list of integers of at least 0 as a tuple; None if it is not such a list."""
+    """Return the values as a tuple, None unless they are a list of non-negative integers."""
     if not isinstance(values, list) or not all(type(value) is int and 0 <= value < 2**60 for value in values):
         return None
     return tuple(values)
@@ -205,7 +196,7 @@ def _indexed(folder: Folder) -> dict[str, list[str] | None]:
 
 
 def _refuse_weights(folder: Folder, names: list[str]) -> NoReturn:
-    """Raise an error that explains why there is nothing to convert."""
+    """Raise an error that explains a folder without usable weights."""
     pickles = [name for name in names if name.endswith(_PICKLES)]
     what = f"{str(folder.path)!r} has no model.safetensors"
     if any(name.startswith("adapter_model") for name in names):

@@ -22,7 +22,7 @@ _SHOWN = "tokenizer.model"
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A token."""
+    """Token."""
 
     text: bytes  # with ▁ for a space
     score: float  # higher scores are merged earlier
@@ -31,7 +31,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class SentencePieceModel:
-    """A vocabulary."""
+    """Vocabulary."""
 
     pieces: tuple[Piece, ...]  # by id
     adds_space: bool  # a space is prepended to the text
@@ -40,9 +40,7 @@ class SentencePieceModel:
 def read_pieces(data: bytes) -> SentencePieceModel:
     """Parse the bytes of a tokenizer.model.
 
-    Raises:
-        BadModelError: the file is damaged.
-        UsageError: the model type is not BPE.
+    Raises BadModelError if the file is damaged, and UsageError if the model type is not BPE.
     """
     pieces: list[Piece] = []
     kind, adds_space = 1, True
@@ -80,7 +78,6 @@ def _piece(data: bytes, number: int) -> Piece:
 
 
 def _number_in(data: bytes, number: int, default: int) -> int:
-    """Return the last integer of a field."""
     for field, value in _fields(data):
         if field == number and isinstance(value, int):
             default = value

@@ -24,7 +24,7 @@ Chunks = Callable[[int], "Iterator[Array]"]
 
 @dataclass(frozen=True, slots=True)
 class TensorSource:
-    """A tensor's values."""
+    """Values of a tensor."""
 
     name: str  # in the checkpoint
     kind: str  # type of the chunks' elements, one of encode.FLOAT_TYPES
@@ -33,15 +33,13 @@ class TensorSource:
 
 
 def chunk_rows(shape: tuple[int, ...], multiple: int = 1) -> int:
-    """Return the number of rows of a chunk, a multiple of `multiple`."""
     return max(1, CHUNK_ELEMENTS // max(prod(shape[1:]) * multiple, 1)) * multiple
 
 
 def stored_source(tensor: CheckpointTensor) -> TensorSource:
     """Return the source of a stored tensor, unchanged.
 
-    Raises:
-        BadModelError: its elements are not floating-point numbers.
+    Raises BadModelError if its elements are not floating-point numbers.
     """
     if tensor.kind not in FLOAT_TYPES:
         raise BadModelError(
@@ -66,8 +64,7 @@ def array_source(name: str, values: Floats) -> TensorSource:
 def permute_heads(source: TensorSource, n_heads: int) -> TensorSource:
     """Reorder query or key rows for ggml's rotation: pairs are adjacent, not half a head apart.
 
-    Raises:
-        BadModelError: the rows don't divide into `n_heads` heads of even length.
+    Raises BadModelError if the rows don't divide into `n_heads` heads of even length.
     """
     n_rows = source.shape[0]
     if n_heads < 1 or n_rows % (2 * n_heads):
@@ -88,8 +85,7 @@ def permute_heads(source: TensorSource, n_heads: int) -> TensorSource:
 def stack_experts(name: str, experts: Sequence[TensorSource]) -> TensorSource:
     """Stack the same matrix of all experts into one tensor.
 
-    Raises:
-        BadModelError: the matrices differ in shape or type.
+    Raises BadModelError if the matrices differ in shape or type.
     """
     first = experts[0]
     other = next((one for one in experts if (one.shape, one.kind) != (first.shape, first.kind)), None)
@@ -106,8 +102,7 @@ def stack_experts(name: str, experts: Sequence[TensorSource]) -> TensorSource:
 def take_half(source: TensorSource, number: int) -> TensorSource:
     """Take the upper (0) or lower (1) half of each expert's rows.
 
-    Raises:
-        BadModelError: the tensor is not three-dimensional with an even number of rows.
+    Raises BadModelError if the tensor is not three-dimensional with an even number of rows.
     """
     if len(source.shape) != 3 or source.shape[1] % 2:
         raise BadModelError(f"tensor {source.name!r} has the shape {list(source.shape)}")
@@ -120,12 +115,11 @@ def take_half(source: TensorSource, number: int) -> TensorSource:
     return replace(source, shape=(n_experts, n_rows, n_columns), chunks=chunks)
 
 
-def shift(source: TensorSource, by: float) -> TensorSource:
-    """Add a number to every value, in float32."""
-    import numpy as np
+def map_values(source: TensorSource, function: Callable[[Floats], Floats]) -> TensorSource:
+    """Apply a function to every chunk, in float32."""
 
     def chunks(multiple: int) -> Iterator[Array]:
         for chunk in source.chunks(multiple):
-            yield to_float32(chunk, source.kind) + np.float32(by)
+            yield function(to_float32(chunk, source.kind))
 
     return replace(source, kind="F32", chunks=chunks)

@@ -22,7 +22,7 @@ from llmrun.convert.architectures import (
 from llmrun.convert.config import Config
 from llmrun.convert.encode import all_finite, encode, to_float32
 from llmrun.convert.hyperparameters import Shape
-from llmrun.convert.sources import TensorSource, array_source, permute_heads, shift, stack_experts, take_half
+from llmrun.convert.sources import TensorSource, array_source, map_values, permute_heads, stack_experts, take_half
 from llmrun.errors import BadModelError, UsageError
 from llmrun.gguf.types import TENSOR_TYPES
 
@@ -37,7 +37,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class OutputTensor:
-    """A tensor of the file."""
+    """Tensor of the file."""
 
     name: str
     kind: str  # F32, F16, BF16 or Q8_0
@@ -50,15 +50,13 @@ class OutputTensor:
 
     @property
     def n_bytes(self) -> int:
-        """Size of the data without padding."""
         kind = TENSOR_TYPES[self.kind]
         return prod(self.source.shape) // kind.block * kind.block_bytes
 
     def data(self) -> Iterator[Array]:
         """Yield the encoded data, some rows at a time.
 
-        Raises:
-            BadModelError: a value is infinite or NaN, or becomes infinite in the output type.
+        Raises BadModelError if a value is infinite or NaN, or becomes infinite in the output type.
         """
         for chunk in self.source.chunks(1):
             if self.source.kind == self.kind:
@@ -94,6 +92,8 @@ def plan_tensors(
         BadModelError: a tensor is missing, or does not fit the shape that config.json describes.
         UsageError: there are unknown tensors.
     """
+    import numpy as np
+
     bare = _bare_sources(sources, family)
     n_vision = sum(is_vision(name, family) for name in sources)
     if n_vision:
@@ -102,7 +102,8 @@ def plan_tensors(
     head = None if family.tied else bare.get(_HEAD)
     if tied and head is not None and _is_same(head, bare.get(embeddings_name(family))):
         head = None
-    planned = [output_tensor(name, array_source(name, _floats(values)), kind) for name, values in shape.factors.items()]
+    factors = {name: np.array(values, dtype=np.float32) for name, values in shape.factors.items()}
+    planned = [output_tensor(name, array_source(name, values), kind) for name, values in factors.items()]
     taken = {_HEAD} if family.name != "bert" else set()
     for hf_name, gguf_name in required_tensors(family, shape.n_layers).items():
         planned.append(_planned(bare, hf_name, "weight", gguf_name, family, shape, kind))
@@ -141,15 +142,13 @@ def _bare_sources(sources: Mapping[str, TensorSource], family: Family) -> dict[s
 
 
 def embeddings_name(family: Family) -> str:
-    """Return the bare name of the embeddings."""
     return next(iter(family.outer)) + ".weight"
 
 
 def count_rows(sources: Mapping[str, TensorSource], family: Family) -> int:
     """Return the number of rows of the embeddings, which is the number of tokens.
 
-    Raises:
-        BadModelError: there are no embeddings.
+    Raises BadModelError if there are no embeddings.
     """
     found = next((s for name, s in sources.items() if bare_name(name, family) == embeddings_name(family)), None)
     if found is None or len(found.shape) != 2 or not found.shape[0]:
@@ -168,11 +167,14 @@ def _is_same(one: TensorSource, other: TensorSource | None) -> bool:
 def _planned(
     bare: Mapping[str, TensorSource], hf_name: str, end: str, gguf_name: str, family: Family, shape: Shape, kind: str
 ) -> OutputTensor:
+    import numpy as np
+
     source = _found(bare, f"{hf_name}.{end}", family, shape)
     if family.permutes and hf_name.endswith(("q_proj", "k_proj")):
         source = permute_heads(source, shape.n_heads if hf_name.endswith("q_proj") else shape.n_kv_heads)
     if family.norm_shift and hf_name.endswith("norm"):
-        source = shift(source, family.norm_shift)
+        by = np.float32(family.norm_shift)
+        source = map_values(source, lambda values: values + by)
     return output_tensor(f"{gguf_name}.{end}", source, kind)
 
 
@@ -200,12 +202,6 @@ def output_tensor(name: str, source: TensorSource, kind: str) -> OutputTensor:
     return OutputTensor(name, kind, source)
 
 
-def _floats(values: list[float]) -> Array:
-    import numpy as np
-
-    return np.array(values, dtype=np.float32)
-
-
 def _refuse_unknown(names: list[str]) -> None:
     if names:
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
@@ -217,7 +213,6 @@ def _refuse_unknown(names: list[str]) -> None:
 
 
 def _check_shape(tensor: OutputTensor, dimensions: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise BadModelError if a tensor's shape is not the one that config.json describes."""
     module, _, end = tensor.name.rpartition(".")
     required = dimensions.get(module.rpartition(".")[2])
     found, required = tensor.source.shape, required[:1] if required and end == "bias" else required

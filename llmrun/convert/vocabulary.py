@@ -26,7 +26,7 @@ _ADDED_SCORE, _PADDING_SCORE = -1000.0, -10000.0
 
 @dataclass
 class ConvertedVocabulary:
-    """A vocabulary as GGUF metadata."""
+    """Vocabulary as GGUF metadata."""
 
     metadata: dict[str, Any]  # in the file's order
     notes: list[str] = field(default_factory=list)  # differences that the user should know
@@ -52,7 +52,6 @@ class _Tokens:
 
     @property
     def by_id(self) -> dict[int, str]:
-        """Texts of the tokens that are not padding."""
         return {
             number: text.decode("utf-8", "replace")
             for number, text in enumerate(self.texts)
@@ -101,26 +100,19 @@ def read_vocabulary(folder: Folder, config: Json, family: str, n_rows: int) -> C
 
 
 def _added(folder: Folder, tokenizer: Json) -> dict[int, tuple[str, bool]]:
-    """Return the added tokens: id -> (text, is special). tokenizer_config.json takes precedence, as in transformers.
-
-    Raises:
-        BadModelError: a row is invalid.
-    """
+    """Return the added tokens: id -> (text, is special). tokenizer_config.json takes precedence, as in transformers."""
     found = {row["id"]: (row["content"], bool(row.get("special"))) for row in added_tokens(tokenizer)}
     decoder = folder.json("tokenizer_config.json").get("added_tokens_decoder", {})
     if not isinstance(decoder, dict):
         raise BadModelError("tokenizer_config.json is damaged", why="added_tokens_decoder is not an object")
     for number, row in decoder.items():
-        if not _is_id(number) or not isinstance(row, dict) or not isinstance(row.get("content"), str):
+        is_id = number.isdecimal() and len(number) <= _MAX_DIGITS
+        if not is_id or not isinstance(row, dict) or not isinstance(row.get("content"), str):
             raise BadModelError("tokenizer_config.json is damaged", why=f"added token {number[:40]!r} has no text")
         found[int(number)] = (row["content"], bool(row.get("special")))
     if any(number < 0 for number in found):
         raise BadModelError("tokenizer.json is damaged", why="an added token has a negative id")
     return found
-
-
-def _is_id(text: str) -> bool:
-    return text.isdecimal() and len(text) <= _MAX_DIGITS
 
 
 def _put_added(tokens: _Tokens, added: Mapping[int, tuple[str, bool]]) -> None:
@@ -155,7 +147,6 @@ def _model_of(tokenizer: Json, kind: str) -> Json:
 
 
 def _vocabulary_of(model: Json, tokens: _Tokens, added: Mapping[int, object]) -> dict[str, int]:
-    """Return text -> id of the model's own tokens."""
     vocabulary: dict[str, int] = model["vocab"]
     for text, number in vocabulary.items():
         if type(number) is not int or number < 0:
@@ -229,7 +220,6 @@ def _space_prefix(folder: Folder, adds_space: bool) -> dict[str, Any]:
 
 
 def _has_byte_fallback(tokenizer: Json) -> bool:
-    """Return whether a tokenizer.json contains a SentencePiece vocabulary."""
     model = tokenizer.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) and model.get("byte_fallback") else None
     return isinstance(vocabulary, dict) and "<0x00>" in vocabulary
@@ -253,11 +243,7 @@ def _sentencepiece_as_json(tokenizer: Json, folder: Folder, tokens: _Tokens) -> 
 
 
 def _prepends_space(tokenizer: Json) -> bool:
-    """Return whether a space is prepended to the text.
-
-    Raises:
-        UsageError: the text is changed in another way too.
-    """
+    """Return whether a space is prepended to the text. Raises UsageError for other changes."""
     normalizer, splitter = tokenizer.get("normalizer"), tokenizer.get("pre_tokenizer")
     steps = normalizer.get("normalizers", [normalizer]) if isinstance(normalizer, dict) else []
     steps = [*steps, splitter] if isinstance(steps, list) and splitter else steps
@@ -306,7 +292,6 @@ def _wordpiece(folder: Folder, tokenizer: Json, config: Json, tokens: _Tokens) -
 
 
 def _normalizer(tokenizer: Json) -> dict[str, Any]:
-    """Return the metadata for lower-casing the text and removing accents."""
     normalizer = tokenizer.get("normalizer")
     if not isinstance(normalizer, dict):
         return {}

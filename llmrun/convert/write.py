@@ -29,11 +29,10 @@ _VERSION = 3
 
 
 class SignedInt(int):
-    """An integer that is written as signed (GGUF's i32)."""
+    """Integer that is written as signed (GGUF's i32)."""
 
 
 def check_model(header: Header) -> None:
-    """Raise BadModelError if the header breaks a rule for model files."""
     check(header)
     check_crashes(header)
 
@@ -48,14 +47,12 @@ def write_model(
     """Write and verify a file under a temporary name, then rename it to the target; return its size in bytes.
 
     Args:
-        target: an existing file stays until the new one is complete.
         metadata: key -> string, number, boolean, or a list of strings or numbers.
         on_progress: called with (bytes written, total bytes).
         rules: raises BadModelError for an invalid header.
 
     Raises:
-        DiskFullError: there is no room for the file.
-        ResourceError: the file can't be written there.
+        DiskFullError, ResourceError: the file can't be written.
         BadModelError: the model breaks one of llama.cpp's rules, or a tensor is damaged.
     """
     header = header_bytes(metadata, tensors)
@@ -93,11 +90,7 @@ def _write_tensor(file: BinaryIO, tensor: OutputTensor) -> Iterable[int]:
 def _verify(
     path: Path, target: Path, tensors: Sequence[OutputTensor], total: int, rules: Callable[[Header], None]
 ) -> None:
-    """Read the file as the engine will, and compare it with the plan.
-
-    Raises:
-        BadModelError: the file differs from the plan, or breaks a rule.
-    """
+    """Compare the header with the plan, and check it; raise BadModelError for a difference or a broken rule."""
     header = read_header(path)
     found = [(row.name, row.shape, row.type) for row in header.tensors]
     if found != [(tensor.name, tensor.shape, tensor.kind) for tensor in tensors] or header.file_size != total:
@@ -110,8 +103,7 @@ def _verify(
 def header_bytes(metadata: Mapping[str, Any], tensors: Sequence[OutputTensor]) -> bytes:
     """Return the bytes before the tensors' data, padded to the alignment.
 
-    Raises:
-        BadModelError: a number does not fit its type.
+    Raises BadModelError if a number does not fit its type.
     """
     out = bytearray(b"GGUF" + struct.pack("<IQQ", _VERSION, len(tensors), len(metadata)))
     for key, value in metadata.items():
@@ -134,7 +126,6 @@ def _string(text: str | bytes) -> bytes:
 
 
 def _value(value: Any) -> bytes:
-    """Return a type and a value."""
     if isinstance(value, SignedInt):
         return struct.pack("<Ii", _I32, value)
     if isinstance(value, bool):

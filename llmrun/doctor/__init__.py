@@ -1,1 +1,1 @@
-"""What is wrong with this installation, and a trial answer that shows it."""
+"""Checks of the installation, and a trial answer."""

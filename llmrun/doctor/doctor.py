@@ -1,7 +1,7 @@
-"""What `llmrun doctor` finds out: is everything here that a model needs, and what will be used of it.
+"""Checks of `llmrun doctor`: requirements of a model run, and the hardware it will use.
 
-Owns the examination and its words; must not print, nor touch llama.cpp, which is asked in a process of its own.
-Everything is looked at afresh, nothing is changed; the trial of a model is in trial.py.
+Owns the checks and their messages; must not print, nor load llama.cpp, which runs in its own process. Caches and
+changes nothing; the trial of a model is in trial.py.
 """
 
 from __future__ import annotations
@@ -30,32 +30,24 @@ from llmrun.runner.runner import Runner
 
 Status = Literal["ok", "warning", "problem"]
 
-_LITTLE_MEMORY = 1 << 30  # below that hardly more than the default model fits
+_LITTLE_MEMORY = 1 << 30  # hardly more than the default model fits
 _LITTLE_DISK = 2 << 30
-_MOST_DAMAGED = 5  # chats that are named
+_MAX_DAMAGED = 5  # chats to name
 _HUB_SECONDS = 4.0
 _BUILD_SECONDS = 10.0
-_SLOW = 0.6  # of the predicted speed: below that something else is using the machine, or slows it down
+_SLOW = 0.6  # share of the predicted speed; below, another program or throttling slows the machine down
 _LIBRARY_NAMES = ("libllama.so", "libllama.dylib", "llama.dll")
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at.
+    """Result of one check."""
 
-    Attributes:
-        topic: what, in a word or two.
-        status: "ok", "warning" (works, but worse than it could) or "problem" (something will fail).
-        text: what was found.
-        fix: what to do about it; "" when there is nothing to do.
-        exit_status: of a problem that is an error of ours, else 1; 0 when it is none.
-    """
-
-    topic: str
-    status: Status
+    topic: str  # one or two words
+    status: Status  # "ok", "warning" (works, but worse than possible) or "problem" (something will fail)
     text: str
-    fix: str = ""
-    exit_status: int = 0
+    fix: str = ""  # advice; "" when there is nothing to do
+    exit_status: int = 0  # of the error behind a problem, else 1; 0 without a problem
 
     def __post_init__(self) -> None:
         if self.status == "problem" and not self.exit_status:
@@ -63,7 +55,7 @@ class Finding:
 
     @classmethod
     def of(cls, topic: str, error: LlmrunError) -> Finding:
-        """The problem that an error is."""
+        """Return the problem for an error."""
         return cls(topic, "problem", str(error), error.hint, error.exit_status)
 
 
@@ -75,13 +67,12 @@ def examine(
     installed: int | None = None,
     trial: TrialResult | LlmrunError | None = None,
 ) -> list[Finding]:
-    """Look at everything, in the order in which a user wants to read it; never takes longer than some seconds.
+    """Run all checks, in reading order; takes a few seconds at most.
 
     Args:
-        settings: which directories to look at, and which hub.
-        hardware, details: the machine; None looks.
-        installed: how many models are on this disk, if that was counted.
-        trial: how a model answered, or why it didn't; None if none was tried.
+        hardware, details: the machine; None probes it.
+        installed: number of models on this disk, if counted.
+        trial: result of a trial answer, or its error; None without a trial.
     """
     machine = hardware or probe()
     more = details or probe_details()
@@ -115,10 +106,8 @@ def _versions() -> Iterator[Finding]:
 
 
 def _version(package: str, missing: Status, fix: str) -> Finding:
-    try:
-        return Finding(package, "ok", metadata.version(package))
-    except metadata.PackageNotFoundError:
-        return Finding(package, missing, "not installed", fix)
+    version = _installed_version(package)
+    return Finding(package, "ok", version) if version else Finding(package, missing, "not installed", fix)
 
 
 def _llama_library() -> Finding:
@@ -142,7 +131,7 @@ def _native_sampler() -> Finding:
     return Finding(topic, "ok", str(_native.__file__))
 
 
-# What ggml calls a feature of the processor -> how it is asked for when ggml is built.
+# Name in Hardware.cpu_flags -> ggml's name of the processor feature.
 _FEATURES = {
     "avx": "AVX", "avx2": "AVX2", "fma": "FMA", "f16c": "F16C", "avx_vnni": "AVX_VNNI", "avx512f": "AVX512",
     "avx512vbmi": "AVX512_VBMI", "avx512_vnni": "AVX512_VNNI", "avx512_bf16": "AVX512_BF16", "amx_int8": "AMX_INT8",
@@ -153,9 +142,9 @@ _GPU_FLAGS = {"NVIDIA": "-DGGML_CUDA=on", "AMD": "-DGGML_HIP=on"}
 
 
 def _build(machine: Hardware, details: Details) -> Iterator[Finding]:
-    """What llama.cpp was built with, against what the machine has."""
+    """Compare llama.cpp's build with the machine."""
     try:
-        build = _ask_build()
+        build = _read_build()
     except LlmrunError as error:
         yield Finding.of("build", error)
         return
@@ -164,7 +153,7 @@ def _build(machine: Hardware, details: Details) -> Iterator[Finding]:
     yield _rpc(build)
 
 
-def _ask_build() -> Build:
+def _read_build() -> Build:
     with closing(Runner()) as engine:
         return engine.do(BUILD, Empty(), seconds=_BUILD_SECONDS)
 
@@ -173,7 +162,7 @@ def _processor_build(machine: Hardware, features: set[str]) -> Finding:
     has = {_FEATURES[flag] for flag in machine.cpu_flags if flag in _FEATURES}
     known = features & set(_FEATURES.values())
     text = f"for {', '.join(sorted(known)) or 'any processor'}"
-    rebuild = f'CMAKE_ARGS="-DGGML_NATIVE=on" {_REBUILD}{_installed_version("llama-cpp-python")}'
+    rebuild = _rebuild("-DGGML_NATIVE=on")
     if has and known - has:
         missing = ", ".join(sorted(known - has))
         return Finding("build", "problem", f"{text}, but this processor has no {missing}: it will crash", rebuild)
@@ -189,7 +178,6 @@ def _gpus(build: Build, details: Details) -> Iterator[Finding]:
         yield Finding("GPU", "ok", f"{gpu.description} ({gpu.name}), {free} of {total} free")
     if build.gpus:
         return
-    version = _installed_version("llama-cpp-python")
     for maker in sorted(set(details.graphics)):
         flag = _GPU_FLAGS.get(maker)
         if build.offload:
@@ -197,7 +185,7 @@ def _gpus(build: Build, details: Details) -> Iterator[Finding]:
             yield Finding("GPU", "warning", text, "install or load the card's driver; in a container, pass the card in")
         elif flag:
             text = f"{maker}'s card is not used: llama.cpp was built without support for it"
-            yield Finding("GPU", "warning", text, f'CMAKE_ARGS="{flag}" {_REBUILD}{version}')
+            yield Finding("GPU", "warning", text, _rebuild(flag))
         else:
             yield Finding("GPU", "ok", f"{maker}'s graphics are not used; they share the processor's memory")
 
@@ -205,8 +193,12 @@ def _gpus(build: Build, details: Details) -> Iterator[Finding]:
 def _rpc(build: Build) -> Finding:
     if build.rpc:
         return Finding("RPC", "ok", "built in: `llmrun worker` and --rpc can be used")
-    fix = f'CMAKE_ARGS="-DGGML_RPC=ON" {_REBUILD}{_installed_version("llama-cpp-python")}'
-    return Finding("RPC", "ok", "not built in, which only models over several machines need (--rpc)", fix)
+    text = "not built in; only models on several machines need it (--rpc)"
+    return Finding("RPC", "ok", text, _rebuild("-DGGML_RPC=ON"))
+
+
+def _rebuild(flag: str) -> str:
+    return f'CMAKE_ARGS="{flag}" {_REBUILD}{_installed_version("llama-cpp-python")}'
 
 
 def _installed_version(package: str) -> str:
@@ -238,11 +230,11 @@ def _threads(machine: Hardware) -> Finding:
 
 
 def _clock(details: Details) -> Iterator[Finding]:
-    """What may keep the processor from its full speed."""
+    """Yield conditions that may slow the processor down."""
     if details.on_battery:
-        yield Finding("power", "warning", "on battery, where processors are slower", "plug the charger in")
+        yield Finding("power", "warning", "on battery, which slows processors down", "plug the charger in")
     if details.governor == "powersave" and details.on_battery is None:
-        # On a laptop's hybrid drivers it is the ordinary governor; on a server it means the lowest clock.
+        # The usual governor of a laptop's hybrid drivers; on a server it means the lowest clock.
         fix = "echo performance | sudo tee /sys/devices/system/cpu/cpu*/cpufreq/scaling_governor"
         yield Finding("power", "warning", "the clock's governor is powersave", fix)
     if details.throttled:
@@ -255,7 +247,7 @@ def _clock(details: Details) -> Iterator[Finding]:
 
 def _memory(machine: Hardware) -> Finding:
     if not machine.memory_total:
-        return Finding("memory", "warning", "unknown, so a model that is too large is not refused")
+        return Finding("memory", "warning", "unknown, so too large models are not refused")
     total, free = readable_size(machine.memory_total), readable_size(machine.memory_available)
     if machine.memory_available < _LITTLE_MEMORY:
         return Finding("memory", "warning", f"only {free} of {total} free", "close other programs")
@@ -266,7 +258,7 @@ def _memory(machine: Hardware) -> Finding:
 
 
 def _directory(topic: str, path: Path) -> Finding:
-    existing = next((place for place in (path, *path.parents) if _exists(place)), path)
+    existing = next((each for each in (path, *path.parents) if _exists(each)), path)
     if not existing.is_dir():
         return Finding(topic, "problem", f"{existing} is not a directory", f"move {existing} away", 6)
     if not os.access(existing, os.W_OK | os.X_OK):
@@ -274,14 +266,14 @@ def _directory(topic: str, path: Path) -> Finding:
     free = shutil.disk_usage(existing).free
     text = f"{path} ({'' if existing == path else 'not there yet, '}{readable_size(free)} free)"
     if free < _LITTLE_DISK:
-        return Finding(topic, "warning", text, "remove models that are not needed; `llmrun list` shows them")
+        return Finding(topic, "warning", text, "remove unneeded models; `llmrun list` shows them")
     return Finding(topic, "ok", text)
 
 
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except PermissionError:  # then the first parent that can be seen tells why
+    except PermissionError:  # the nearest visible parent shows the reason
         return False
 
 
@@ -309,9 +301,9 @@ def _saved_chats(settings: Settings) -> Iterator[Finding]:
     if not found.damage:
         yield Finding(topic, "ok", f"{found.n_chats}, all of them can be read")
         return
-    named, more = found.damage[:_MOST_DAMAGED], len(found.damage) - _MOST_DAMAGED
+    named, more = found.damage[:_MAX_DAMAGED], len(found.damage) - _MAX_DAMAGED
     text = "; ".join((*named, *([f"and {more} more"] if more > 0 else ())))
-    fix = "llmrun sessions repair, or llmrun sessions export ID for what can be read of one"
+    fix = "llmrun sessions repair, or llmrun sessions export ID for the readable part of one"
     yield Finding(topic, "problem", text, fix, ResourceError.exit_status)
 
 
@@ -319,24 +311,24 @@ def _saved_chats(settings: Settings) -> Iterator[Finding]:
 
 
 class _HubCheck:
-    """Asks the hub for something small, beside everything else that is looked at."""
+    """Request to the hub, concurrent with the other checks."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._answer: list[Finding] = []
-        self._thread = threading.Thread(target=self._ask, daemon=True)
+        self._thread = threading.Thread(target=self._request, daemon=True)
         if not settings.offline:
             self._thread.start()
 
     def finding(self) -> Finding:
-        """What came of it; waits a few seconds at most."""
+        """Return the result; wait a few seconds at most."""
         if self._settings.offline:
             return Finding("hub", "ok", "not used: HF_HUB_OFFLINE is set")
         self._thread.join(_HUB_SECONDS)
         text = f"{self._settings.endpoint} does not answer within {_HUB_SECONDS:.0f} seconds"
         return self._answer[0] if self._answer else self._unreachable(text)
 
-    def _ask(self) -> None:
+    def _request(self) -> None:
         import httpx2
 
         endpoint = self._settings.endpoint
@@ -351,7 +343,7 @@ class _HubCheck:
             self._answer.append(Finding("hub", "ok", f"{endpoint} answers"))
 
     def _unreachable(self, text: str) -> Finding:
-        fix = "check the network, HTTPS_PROXY and HF_ENDPOINT; models on this disk work without"
+        fix = "check the network, HTTPS_PROXY and HF_ENDPOINT; models on this disk work offline"
         return Finding("hub", "warning", text, fix)
 
 
@@ -369,7 +361,7 @@ def _trial(trial: TrialResult | LlmrunError | None) -> Iterator[Finding]:
     if trial.decode_rate:
         text += f", {trial.tokens} tokens at {trial.decode_rate:,.1f} t/s"
     if trial.predicted_rate and trial.decode_rate < _SLOW * trial.predicted_rate:
-        text += f"; {trial.predicted_rate:,.1f} t/s are to be expected"
+        text += f"; expected {trial.predicted_rate:,.1f} t/s"
         yield Finding("answer", "warning", text, "look for other programs that use the processor (top)")
     else:
         yield Finding("answer", "ok", text)

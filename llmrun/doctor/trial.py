@@ -1,6 +1,6 @@
-"""A short real answer, to see that a model loads and how fast it answers.
+"""Short trial answer: a model loads, and its speed.
 
-Owns which model, for how long, and that it ends; must not know what is made of it (doctor.py).
+Owns the choice of model and the time limits; must not know the judgement of the result (doctor.py).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import time
 from dataclasses import dataclass, replace
 
 from llmrun.config import Settings
-from llmrun.gguf.header import Header
 from llmrun.model import Model
 from llmrun.model.load_plan import prepare
 from llmrun.models.location import locate
@@ -34,32 +33,21 @@ _PROMPT = "Write the numbers from 1 to 1000 in words, one a line."
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:
-    """How a model answered.
+    """Result of a trial answer."""
 
-    Attributes:
-        name: of the model, as it is typed.
-        description: architecture, parameters and quant; llama.cpp's own names another size for some.
-        devices: that ggml can compute on.
-        load_seconds: for weights and context.
-        tokens: that were generated.
-        decode_rate: tokens/s.
-        predicted_rate: what this machine's measured speed promises, tokens/s; 0 when it was never measured.
-    """
-
-    name: str
-    description: str
-    devices: tuple[str, ...]
-    load_seconds: float
-    tokens: int
-    decode_rate: float
-    predicted_rate: float = 0.0
+    name: str  # of the model
+    description: str  # architecture, parameters and quant
+    devices: tuple[str, ...]  # ggml's
+    load_seconds: float  # for weights and context
+    tokens: int  # generated
+    decode_rate: float  # tokens/s
+    predicted_rate: float = 0.0  # tokens/s by this machine's measured speed; 0 when not measured
 
 
 def try_model(settings: Settings) -> TrialResult | None:
-    """Let the default model answer, else the smallest there is; None when there is no model on this disk.
+    """Run the default model, else the smallest installed one; None when there is no model on this disk.
 
-    Raises:
-        LlmrunError: it can't be loaded, or the engine died or hung.
+    Raises LlmrunError if it can't be loaded, or the engine died or hung.
     """
     spec = _choose(settings)
     if spec is None or spec.path is None:
@@ -75,18 +63,13 @@ def try_model(settings: Settings) -> TrialResult | None:
             watchdog.cancel()
         return TrialResult(
             spec.name,
-            _described(model.header),
+            f"{model.header.architecture} {model.header.readable_parameters} {model.header.quant}",
             tuple(model.loaded.devices),
             model.loaded.load_seconds,
             stats.completion_tokens,
             stats.decode_rate,
             _predicted(model, stats, settings),
         )
-
-
-def _described(header: Header) -> str:
-    """E.g. "llama 135M Q4_1"."""
-    return f"{header.architecture} {header.readable_parameters} {header.quant}"
 
 
 def _choose(settings: Settings) -> ModelSpec | None:
@@ -98,15 +81,15 @@ def _choose(settings: Settings) -> ModelSpec | None:
 
 
 def _answer(model: Model) -> Stats:
-    """Greedy, until the context is full or the time is over."""
+    """Answer greedily until the context is full or time is up."""
     began = time.monotonic()
     stats = Stats()
-    asked = AnswerRequest(sampling=SamplingParams(temperature=0))
+    request = AnswerRequest(sampling=SamplingParams(temperature=0))
     if model.loaded.has_template:
-        asked = replace(asked, messages=(Message("user", _PROMPT),))
+        request = replace(request, messages=(Message("user", _PROMPT),))
     else:
-        asked = replace(asked, prompt=_PROMPT)
-    for event in model.answer(asked):
+        request = replace(request, prompt=_PROMPT)
+    for event in model.answer(request):
         if isinstance(event, TextDelta) and time.monotonic() - began > ANSWER_SECONDS:
             model.cancel()
         if isinstance(event, Finished):

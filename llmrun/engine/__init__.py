@@ -1,1 +1,1 @@
-"""Runs in the engine process: tokens, templates, weights, KV cache, sampling. Imported by nobody else."""
+"""The engine process: tokens, templates, weights, KV cache and sampling. Only this process imports it."""

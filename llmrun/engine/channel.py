@@ -72,10 +72,6 @@ class Outbox:
     down by several percent, and no user reads that fast. So text waits for the interval at most, or for the next token
     if that takes longer, and the events of one step are sent together.
 
-    Args:
-        send: as Channel.send().
-        clock: monotonic seconds.
-
     Attributes:
         interval: seconds between two pieces of text.
     """

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from llmrun.engine.llama.model import LlamaModel
     from llmrun.protocol.loading import Load
 
-BATCH_TOKENS = 512
-"""Tokens of short texts in one batch: attention over more would cost more than it saves."""
+BATCH_TOKENS = 512  # Tokens of short texts in one batch: attention over more would cost more than it saves
 BATCH_TEXTS = 64
 
 

@@ -37,12 +37,9 @@ class LoadedModel:
         before: LoadedModel | None = None,
         prefixes: list[HostPrefix] | None = None,
     ) -> None:
-        """Combine the components.
+        """Combine the components of a loaded model.
 
         Args:
-            weights: the model.
-            context: of the model.
-            load: the command that loaded it.
             drafts: the draft model's context.
             predicts: the model generates text; False for an encoder.
             before: the same weights with another context, which is closed.
@@ -80,7 +77,7 @@ class LoadedModel:
     def is_worn_out(self) -> bool:
         """A new process would serve better: an abandoned grammar compilation occupies a core and can't be stopped."""
         matcher = sys.modules.get("llmrun.engine.constraint.matcher")  # imported by the first grammar
-        return self._is_shared and matcher is not None and matcher.runaways() > 0
+        return self._is_shared and matcher is not None and matcher.n_runaways() > 0
 
     def save(self, save: SaveState) -> StateSaved:
         """Save an answer's KV state. A failed write is only reported as zeros, because the file is only a cache.

@@ -26,7 +26,7 @@ from llmrun.engine.llama.base import Aborted
 from llmrun.errors import CancelledError, LlmrunError, UsageError
 from llmrun.protocol.codec import as_dict
 from llmrun.protocol.engine_status import EngineStatus, GetStatus
-from llmrun.protocol.finished_answers import AnswerExplanation, Explain, SaveState, StateSaved
+from llmrun.protocol.finished_answers import AnswerExplanation, Explain, SaveState
 from llmrun.protocol.frames import FrameError
 from llmrun.protocol.jobs import JobKind
 from llmrun.protocol.loading import Load, Loaded, LoadProgress, Open
@@ -77,7 +77,6 @@ class Commands:
             self._waiting[command.request] = command
 
     def is_waiting(self, command: Command) -> bool:
-        """Return whether a command was neither started, cancelled nor replaced."""
         return self._waiting.get(command.request) is command
 
     def take(self, command: Command, *, busy: bool = False) -> bool:
@@ -138,7 +137,7 @@ class EngineProcess:
             Generate: self._generate,
             Explain: self._explain,
             MeasureSteps: self._measure_steps,
-            SaveState: self._save_state,
+            SaveState: lambda save: self._loaded_model().save(save),
         }
 
     @property
@@ -192,7 +191,6 @@ class EngineProcess:
         return self._model.engine.status(status.request, waiting)
 
     def _is_alone(self, request: int) -> bool:
-        """Return whether the running batch holds no other request."""
         return self._commands.answering == {request} or (
             self._model is not None and self._model.engine.runs_alone(request)
         )
@@ -288,11 +286,7 @@ class EngineProcess:
     def _measure_steps(self, command: MeasureSteps) -> StepsMeasured:
         return StepsMeasured(command.request, *self._loaded_model().engine.measure_steps(self._has_queued_command))
 
-    def _save_state(self, command: SaveState) -> StateSaved:
-        return self._loaded_model().save(command)
-
     def _has_queued_command(self) -> bool:
-        """Return whether a command is queued that no thread has started."""
         return self._commands.has_waiting or not self._to_compute.empty()
 
     def _load_weights(self, load: Load, loaded: LlamaModel | None = None) -> LlamaModel:

@@ -25,7 +25,7 @@ from llmrun.engine.llama.media import Projector
 from llmrun.engine.prompt.images import image_bytes
 from llmrun.engine.prompt.template import NAMED, ChatTemplate, ControlTexts, Part
 from llmrun.engine.prompt.thinking import ReasoningTracker, Tags, ThinkingBudget, lead_in, opens, thinking_tags
-from llmrun.engine.prompt.tools import offers_tools, waits_for_call
+from llmrun.engine.prompt.tools import allows_text, offers_tools
 from llmrun.errors import BadModelError, BadTemplateError, ContextOverflowError, LlmrunError, UsageError
 from llmrun.protocol.adapters import Adapter, AdapterScale, applied, by_default
 from llmrun.protocol.messages import (
@@ -54,8 +54,7 @@ if TYPE_CHECKING:
     from llmrun.grammar import Grammar
     from llmrun.protocol.answer import AnswerSplitter
 
-    Pieces = Sequence[list[int] | ImageChunk]
-    """An image in a prompt: token ids around vectors."""
+    Pieces = Sequence[list[int] | ImageChunk]  # An image in a prompt: token ids around vectors
 
 _LONG_TOKEN = 32  # bytes; most have a few
 
@@ -71,17 +70,11 @@ class PreparedRequest(NamedTuple):
 
 
 class TokenizedPrompt(NamedTuple):
-    """A prompt in text and tokens.
+    """A prompt in text and tokens."""
 
-    Attributes:
-        text: without its images.
-        tokens: ids; negative ones are images.
-        images: None without any.
-    """
-
-    text: str
-    tokens: list[int]
-    images: PromptImages | None = None
+    text: str  # without its images
+    tokens: list[int]  # ids; negative ones are images
+    images: PromptImages | None = None  # None without any
 
 
 class Preparer:
@@ -102,17 +95,6 @@ class Preparer:
         adapters: Sequence[Adapter] = (),
         predicts: bool = True,
     ) -> None:
-        """Start without compiled templates.
-
-        Args:
-            vocabulary: the model's.
-            template: the model's chat template.
-            n_ctx: context window, in tokens.
-            draft_model: for requests with speculation.
-            projector: encodes images; None for a model without vision.
-            adapters: loaded with the model.
-            predicts: the model generates text; False for an encoder.
-        """
         self._projector = projector
         self._image_lengths: dict[int, int] = {}  # hash of an image's data -> tokens
         self._adapters, self._predicts = adapters, predicts
@@ -126,10 +108,10 @@ class Preparer:
 
     def read_vocabulary(self) -> None:
         """Read the vocabulary now, which the first grammar would otherwise do while other requests wait."""
-        from llmrun.engine.constraint.matcher import known_tokens
+        from llmrun.engine.constraint.matcher import tokens_of
 
         with suppress(LlmrunError):  # compile_grammar() will report it
-            known_tokens(self._vocabulary)
+            tokens_of(self._vocabulary)
 
     def prepare(self, generate: Generate, send: Callable[[Event], None]) -> PreparedRequest:
         """Prepare a request for its first step.
@@ -171,11 +153,7 @@ class Preparer:
         return PreparedRequest(generate.request, tokens, sampler, request.limits, extras)
 
     def _sampling(self, request: AnswerRequest, constraint: Constraint | None) -> SamplingParams:
-        """Return the sampling parameters, with end tokens banned if the request ignores them.
-
-        Raises:
-            UsageError: the request ignores end tokens and has a grammar, which needs them.
-        """
+        """Return the sampling parameters, with end tokens banned if the request ignores them."""
         if not request.limits.ignores_end:
             return request.sampling
         if constraint is not None:
@@ -188,7 +166,7 @@ class Preparer:
         self, request: AnswerRequest, matcher: Matcher | None, syntax: Syntax | None, tags: Tags | None, *, inside: bool
     ) -> Constraint | None:
         """Return the constraint that applies the grammar to the right part: answer, text after reasoning, or call."""
-        if matcher is not None and syntax is not None and waits_for_call(request):
+        if matcher is not None and syntax is not None and allows_text(request):
             from llmrun.engine.constraint.calls import ToolCallConstraint
 
             reasoning = ReasoningTracker.begin(tags, inside=inside) if tags is not None else None
@@ -335,12 +313,7 @@ class Preparer:
         return TokenizedPrompt(text, tokens, PromptImages(placed) if placed else None)
 
     def _encode_image(self, request: int, send: Callable[[Event], None] | None, image: Image) -> Pieces:
-        """Return the tokens and vectors of an image, and send ImageAccepted.
-
-        Raises:
-            UsageError: the model has no vision, or the image is invalid.
-            BadModelError: the projector does not match the model.
-        """
+        """Return the tokens and vectors of an image, and send ImageAccepted."""
         if self._projector is None:
             raise UsageError("this model can't read images", why="it was loaded without a projector")
         data, width, height = image_bytes(image)
@@ -352,11 +325,7 @@ class Preparer:
         return pieces
 
     def _raise_if_too_long(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
-        """Raise if the texts are longer than the context window in any tokenization; tokenizing them takes minutes.
-
-        Raises:
-            ContextOverflowError: they are.
-        """
+        """Raise if the texts are longer than the context window in any tokenization; tokenizing them takes minutes."""
         texts = (*(text for message in messages for text in message.texts), *(text for tool in tools for text in tool))
         n_bytes = sum(len(text.encode("utf-8", "replace")) for text in texts)
         if n_bytes <= self._n_ctx * _LONG_TOKEN:
@@ -373,11 +342,7 @@ class Preparer:
     def _tokens(
         self, parts: Sequence[Part | Image], encode: Callable[[Image], Pieces]
     ) -> tuple[list[int], list[PlacedChunk]]:
-        """Return the token ids of a prompt, none for an empty one, and its images.
-
-        Raises:
-            BadModelError: the vocabulary has no tokens for it.
-        """
+        """Return the token ids of a prompt, none for an empty one, and its images."""
         vocabulary, ids, placed = self._vocabulary, list[int](), list[PlacedChunk]()
         for part in parts:
             if isinstance(part, Part):
@@ -419,7 +384,6 @@ class Preparer:
         return self._control
 
     def _control_tokens(self, texts: Sequence[str]) -> frozenset[int]:
-        """Return the control tokens in the tokenization of these texts."""
         tokens = (token for text in texts for token in self._vocabulary.tokenize(text, special=True))
         return frozenset(token for token in tokens if not self._vocabulary.piece(token))
 

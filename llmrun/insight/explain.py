@@ -20,8 +20,7 @@ from llmrun.protocol.jobs.explain import EXPLAIN, ExplainRun, RunCollected
 from llmrun.protocol.jobs.limits import LIMITS, MeasureLimits
 from llmrun.protocol.settings import EngineSettings
 
-MOST_TOKENS = 64
-"""Limit of an answer's tokens with explained choices: the logits of each are stored."""
+MOST_TOKENS = 64  # Limit of an answer's tokens with explained choices: the logits of each are stored
 CANDIDATES = 5
 PAGE_CANDIDATES = 200
 """Candidates of each choice for a page, which computes the effect of other sampler settings from them."""
@@ -58,7 +57,6 @@ def explain_answer(model: Model, *, everywhere: bool = False, candidates: int = 
 
     Args:
         everywhere: see llmrun.protocol.jobs.explain.ExplainRun.
-        candidates: number of the likeliest candidates of each choice.
 
     Raises:
         UsageError: there is no such answer.

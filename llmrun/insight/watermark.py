@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from llmrun.protocol.watermark import Watermark
 
-ENOUGH_TOKENS = 200
-"""Number of scored tokens above which a negative result most likely means no watermark."""
+ENOUGH_TOKENS = 200  # Number of scored tokens above which a negative result most likely means no watermark
 _CHANCE_FOR_SYNTHID = 0.5
 
 

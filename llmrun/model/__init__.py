@@ -18,7 +18,7 @@ from llmrun.errors import EngineCrashedError, LlmrunError, UsageError
 from llmrun.gguf.header import Header
 from llmrun.gguf.pooling import refuse_answers
 from llmrun.grammar import Grammar
-from llmrun.models.fingerprint import ModelFingerprint, file_used
+from llmrun.models.fingerprint import ModelFingerprint, fingerprint_file
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.pairs import DraftFile
 from llmrun.planning.plan import Plan
@@ -94,7 +94,7 @@ class Model:
     @property
     def used(self) -> ModelFingerprint:
         """What is remembered of it beside an answer."""
-        return file_used(self.spec.name if self.spec.path is None else "", self.path)
+        return fingerprint_file(self.spec.name if self.spec.path is None else "", self.path)
 
     @property
     def n_ctx(self) -> int:

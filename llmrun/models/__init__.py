@@ -1,1 +1,1 @@
-"""The front's knowledge of models: names, headers, files on disk. Opens no weights."""
+"""Model names, headers and files on disk. Opens no weights."""

@@ -1,7 +1,4 @@
-"""LoRA adapters as users name them, and the files behind these names.
-
-Must not know what they are used for.
-"""
+"""LoRA adapters named by the user, and their files. Must not know their use."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ LARGEST_SCALE = 1000.0
 
 
 def read_adapters(texts: Sequence[str], label: str = "--lora") -> tuple[Adapter, ...]:
-    """Adapters as users name them: FILE or FILE:SCALE. They are called as their files are, without the suffix.
+    """Parse FILE or FILE:SCALE. An adapter's name is its file's, without the suffix.
 
     Raises:
         ModelNotFoundError: there is no such file.
@@ -61,11 +58,9 @@ def _read_adapter(text: str, label: str) -> Adapter:
 
 
 def adapter_bytes(adapters: Iterable[Adapter], model: Header) -> int:
-    """What adapters take beside a model.
+    """Return the memory of adapters besides the model's.
 
-    Raises:
-        BadModelError: a file is damaged, or an adapter of another kind.
-        UsageError: one was made for another model.
+    Raises BadModelError if a file is damaged or not a LoRA adapter, and UsageError if one was made for another model.
     """
     found = [adapter_facts(read_header(Path(adapter.path))) for adapter in adapters]
     for facts in found:

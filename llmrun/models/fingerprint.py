@@ -1,4 +1,4 @@
-"""Which model gave an answer, as saved chats and recordings remember it. Must not know how models are found."""
+"""Identity of the model that answered, for saved chats and recordings. Must not know where models are stored."""
 
 from __future__ import annotations
 
@@ -11,30 +11,22 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class ModelFingerprint:
-    """Which model answered.
+    """Identity of the model that answered."""
 
-    Attributes:
-        name: as `llmrun list` shows it.
-        sha256: of its file; "" where nobody knows it, then the three below tell it from another.
-        path: of its file; the URL of the server that answered, where it was one.
-        size: in bytes.
-        modified: seconds since 1970.
-    """
-
-    name: str
-    sha256: str = ""
-    path: str = ""
-    size: int = 0
-    modified: float = 0.0
+    name: str  # as `llmrun list` shows it
+    sha256: str = ""  # of its file; "" when unknown, then the fields below identify it
+    path: str = ""  # of its file, or the URL of the server that answered
+    size: int = 0  # in bytes
+    modified: float = 0.0  # seconds since 1970
 
     @property
     def server(self) -> str:
-        """URL of the server that answered; "" where the model was loaded here."""
+        """URL of the server that answered; "" for a local model."""
         return self.path if "://" in self.path else ""
 
 
-def file_used(name: str, file: Path) -> ModelFingerprint:
-    """What is remembered of a model's file; "" names it by its path.
+def fingerprint_file(name: str, file: Path) -> ModelFingerprint:
+    """Return the fingerprint of a model's file; an empty name becomes its path.
 
     In the hub's cache a file's real name is its sha256.
     """
@@ -42,6 +34,4 @@ def file_used(name: str, file: Path) -> ModelFingerprint:
     status = real.stat()
     sha256 = real.name if _SHA256.fullmatch(real.name) else ""
     path = str(file.absolute())
-    return ModelFingerprint(
-        name or path, sha256, path, status.st_size, status.st_mtime
-    )  # found again from every folder
+    return ModelFingerprint(name or path, sha256, path, status.st_size, status.st_mtime)

@@ -1,4 +1,4 @@
-"""Are the bytes on this disk still those that were promised? Owns reading and hashing; must not ask the network."""
+"""Checksums of model files. Owns reading and hashing; must not use the network."""
 
 from __future__ import annotations
 
@@ -24,25 +24,15 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class VerificationResult:
-    """What became of a model's bytes.
-
-    Attributes:
-        model: which one.
-        state: "unknown" when nobody noted what they should be.
-        text: what was found, for people.
-    """
+    """Result of a model's checksum test."""
 
     model: Installed
-    state: State
-    text: str
+    state: State  # "unknown" without a known checksum
+    text: str  # for users
 
 
 def sha256_of(path: Path, on_bytes: OnBytes = lambda n_bytes: None) -> str:
-    """Hash a file, lower-case hex.
-
-    Raises:
-        OSError: it can't be read.
-    """
+    """Return a file's sha256 in lower-case hex. Raises OSError if it can't be read."""
     digest = hashlib.sha256()
     buffer = memoryview(bytearray(_CHUNK_BYTES))
     with path.open("rb", buffering=0) as file:
@@ -53,26 +43,26 @@ def sha256_of(path: Path, on_bytes: OnBytes = lambda n_bytes: None) -> str:
 
 
 def verify(model: Installed, on_bytes: OnBytes = lambda n_bytes: None) -> VerificationResult:
-    """Read all of a model's bytes and compare their sha256 with the one they are stored under."""
+    """Compare the sha256 of all a model's bytes with the one they are stored under."""
     for name in filenames.all_parts(model.path.name):
         path = model.path.with_name(name)
         promised = promised_sha256(model, path)
         if promised is None:
-            return VerificationResult(model, "unknown", f"nobody noted a checksum of {name}")
+            return VerificationResult(model, "unknown", f"no checksum of {name} is known")
         try:
             found = sha256_of(path, on_bytes)
         except OSError as error:
             return VerificationResult(model, "damaged", f"{name} can't be read: {error.strerror or error}")
         if found != promised:
-            return VerificationResult(model, "damaged", f"the sha256 of {name} is {found}, it should be {promised}")
+            return VerificationResult(model, "damaged", f"the sha256 of {name} is {found}, expected {promised}")
     return VerificationResult(model, "ok", "sha256 matches")
 
 
 def promised_sha256(model: Installed, path: Path) -> str | None:
-    """The hash that a file's bytes are stored under; None when its place has no such thing.
+    """Return the hash that a file's bytes are stored under; None when its path has none.
 
-    In the hub's cache a name leads to blobs/<sha256>. One step only: that may itself be a link into the hub's shared
-    store, where bytes go by another hash.
+    In the hub's cache a name leads to blobs/<sha256>. Follow one link only: the blob may itself be a link into the
+    hub's shared store, which uses another hash.
     """
     if model.place == OLLAMA:
         name = path.name.removeprefix("sha256-")

@@ -1,7 +1,7 @@
-"""What a repository on the Hugging Face hub holds: names, sizes, hashes. Metadata only, never bytes.
+"""Hugging Face hub repositories: file names, sizes, hashes. Metadata only, never bytes.
 
-Owns what its answers mean; must not know where files are put. Whatever the hub answers is untrusted and checked here,
-before anybody makes a path of it.
+Owns the meaning of the hub's responses; must not know paths on this disk. Responses are untrusted: every name, hash and
+size is checked here, before it becomes a path.
 """
 
 from __future__ import annotations
@@ -15,49 +15,39 @@ from urllib.parse import quote
 from llmrun.config import Settings
 from llmrun.errors import ModelNotFoundError, NetworkError
 from llmrun.gguf import filenames
-from llmrun.models.download.transfer import PATIENT, OnNote, RetryPolicy, ignore_note
-from llmrun.models.hub_api import ask, nonsense
-from llmrun.models.registry import ModelSpec, near_quants
+from llmrun.models.download.transfer import DEFAULT_RETRY_POLICY, OnNote, RetryPolicy, ignore_note
+from llmrun.models.hub_api import invalid_response, request_json
+from llmrun.models.registry import ModelSpec, similar_quants
 from llmrun.protocol.sizes import readable_size
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
-_MOST_BYTES = 1 << 50
-_MOST_NAME_BYTES = 255  # of a file on every usual disk
+_MAX_BYTES = 1 << 50
+_MAX_NAME_BYTES = 255  # of a file on common file systems
 _REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A model file of a repository. name is relative and safe to use as a path; sha256 is lower-case hex."""
-
-    name: str
+    name: str  # relative, safe as a path
     size: int
-    sha256: str
+    sha256: str  # lower-case hex
 
 
 Parts = tuple[RemoteFile, ...]
-"""The files of one model: itself alone when it is not split."""
+"""Files of one model: a single one when it is not split."""
 
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """What a repository holds at one commit.
+    """Contents of a repository at one commit."""
 
-    Attributes:
-        id: "owner/repo".
-        commit: 40 hex digits.
-        gated: whether its terms have to be accepted first.
-        updated: when it was last changed, an ISO date; "" when the hub does not tell.
-        files: its .gguf files, without those whose hash the hub does not tell: they could not be verified.
-    """
-
-    id: str
-    commit: str
-    gated: bool
-    files: tuple[RemoteFile, ...]
-    updated: str = ""
+    id: str  # "owner/repo"
+    commit: str  # 40 hex digits
+    gated: bool  # its terms have to be accepted first
+    files: tuple[RemoteFile, ...]  # .gguf files; without a hash they can't be verified and are left out
+    updated: str = ""  # ISO date of the last change; "" when unknown
 
 
 def repository_files(
@@ -66,46 +56,44 @@ def repository_files(
     settings: Settings,
     on_note: OnNote = ignore_note,
     *,
-    patience: RetryPolicy = PATIENT,
+    policy: RetryPolicy = DEFAULT_RETRY_POLICY,
 ) -> Repository:
-    """Ask the hub for a repository's model files.
+    """Fetch the list of a repository's model files.
 
     Args:
-        on_note: told when the hub is asked again, and of files that are left out.
+        on_note: called before each retry, and with the names of ignored files.
 
     Raises:
         ModelNotFoundError: there is no such repository or revision.
         LoginRequiredError: it is gated.
-        NetworkError: the hub can't be reached, answers nonsense, or we are offline.
+        NetworkError: the hub can't be reached, its response is invalid, or we are offline.
     """
     _refuse_offline(f"{repository} can't be fetched", settings)
     if not _REPOSITORY.fullmatch(repository) or "--" in repository or ".." in repository:
         raise ModelNotFoundError(f"{repository!r} can't be a repository's name")
     path = f"/api/models/{repository}/revision/{quote(revision, safe='')}"
-    info = ask(path, {"blobs": "true"}, settings, on_note, about=(repository, revision), patience=patience)
+    info = request_json(path, {"blobs": "true"}, settings, on_note, about=(repository, revision), policy=policy)
     try:
         commit, siblings, gated = info["sha"], info.get("siblings") or [], bool(info.get("gated"))
         models = [one for one in siblings if str(one["rfilename"]).lower().endswith(".gguf")]
         verifiable = [one for one in models if one.get("lfs")]
     except (TypeError, KeyError, AttributeError) as error:
-        raise nonsense(settings, "something that can't be read") from error
+        raise invalid_response(settings, "something that can't be read") from error
     if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
-        raise nonsense(settings, f"the commit {commit!r}")
+        raise invalid_response(settings, f"the commit {commit!r}")
     left_out = [one["rfilename"] for one in models if one not in verifiable and _is_safe(str(one["rfilename"]))]
     if left_out:
-        on_note(f"left out, for the hub tells no sha256 to verify them by: {', '.join(left_out)}")
+        on_note(f"ignored, because the hub has no sha256 to verify them: {', '.join(left_out)}")
     files = tuple(_file(one, settings) for one in verifiable)
     return Repository(repository, commit, gated, files, _date(info.get("lastModified")))
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A repository that a search found. updated is an ISO date, "" when the hub tells none."""
-
     repository: str
     downloads: int
     likes: int
-    updated: str
+    updated: str  # ISO date, "" when unknown
     gated: bool
 
 
@@ -115,30 +103,26 @@ def search(
     limit: int = 20,
     on_note: OnNote = ignore_note,
     *,
-    patience: RetryPolicy = PATIENT,
+    policy: RetryPolicy = DEFAULT_RETRY_POLICY,
 ) -> list[Match]:
-    """Repositories with GGUF files whose names have these words, the most downloaded first.
+    """Return repositories with GGUF files whose names have these words, the most downloaded first.
 
-    Args:
-        on_note: told when the hub is asked again.
-
-    Raises:
-        NetworkError: the hub can't be reached, answers nonsense, or we are offline.
+    Raises NetworkError if the hub can't be reached, its response is invalid, or we are offline.
     """
     _refuse_offline("the hub can't be searched", settings)
     fields = ["downloads", "likes", "lastModified", "gated"]
-    asked = {"filter": "gguf", "search": " ".join(words), "sort": "downloads", "limit": limit, "expand": fields}
-    found = ask("/api/models", asked, settings, on_note, patience=patience)
+    query = {"filter": "gguf", "search": " ".join(words), "sort": "downloads", "limit": limit, "expand": fields}
+    found = request_json("/api/models", query, settings, on_note, policy=policy)
     if not isinstance(found, list):
-        raise nonsense(settings, "something that is not a list")
+        raise invalid_response(settings, "something that is not a list")
     return [match for match in map(_match, found[:limit]) if match]
 
 
 def choose(spec: ModelSpec, files: Sequence[RemoteFile]) -> Parts:
-    """The files of a repository that a spec means, or the usual choice; of a split model all parts, in order.
+    """Return the files that a spec names, or the preferred quant's; of a split model all parts, in order.
 
     Raises:
-        ModelNotFoundError: there is no such file or quant, or a part is missing; the message says what there is.
+        ModelNotFoundError: a file or quant is missing; the message lists those available.
     """
     if spec.filename is not None:
         return parts_of(files, spec.filename)
@@ -152,7 +136,7 @@ def _no_such_quant(files: Sequence[RemoteFile], quant: str | None, name: str) ->
     choices = by_quant(files)
     if not quant or not choices:
         return ModelNotFoundError("the repository has no GGUF model file", hint="look for one whose name ends in -GGUF")
-    near = near_quants(quant, list(choices))
+    near = similar_quants(quant, list(choices))
     start = f"{name}:" if name else ""
     return ModelNotFoundError(
         f"there is no quant {quant}" + (f" of {name}" if name else ""),
@@ -162,18 +146,18 @@ def _no_such_quant(files: Sequence[RemoteFile], quant: str | None, name: str) ->
 
 
 def offers(spec: ModelSpec, files: Sequence[RemoteFile]) -> dict[str, Parts]:
-    """Quant -> its files, as by_quant(); what the spec means is among them, also beside another file of its quant."""
+    """Return by_quant() together with the spec's own choice, even if another file has the same quant."""
     meant = choose(spec, files)
     return {**by_quant(files), quant_of(meant): meant}
 
 
 def quant_of(parts: Parts) -> str:
-    """What the model's quant is called: as by_quant() has it."""
+    """Return the model's key in by_quant()."""
     return filenames.quant_of(parts[0].name) or parts[0].name
 
 
 def by_quant(files: Sequence[RemoteFile]) -> dict[str, Parts]:
-    """Quant -> its files, of those that are complete; the preferred first."""
+    """Map each quant to its files, complete models only, the preferred first."""
     by_name = {file.name: file for file in files}
     found = {quant: filenames.all_parts(first) for quant, first in filenames.available(by_name).items()}
     return {
@@ -184,20 +168,19 @@ def by_quant(files: Sequence[RemoteFile]) -> dict[str, Parts]:
 
 
 def listed(files: Sequence[RemoteFile]) -> str:
-    """The quants there are, with their sizes."""
+    """Return the available quants and their sizes as text."""
     return ", ".join(f"{quant} ({readable_size(n_bytes(parts))})" for quant, parts in by_quant(files).items())
 
 
 def n_bytes(parts: Parts) -> int:
-    """Of all files of a model."""
     return sum(part.size for part in parts)
 
 
 def parts_of(files: Sequence[RemoteFile], filename: str) -> Parts:
-    """The file of this name and, when the model is split, all its other parts.
+    """Return the file of this name and, when the model is split, all its other parts.
 
     Raises:
-        ModelNotFoundError: it or a part is missing; the message lists the files there are.
+        ModelNotFoundError: a file or part is missing; the message lists those available.
     """
     by_name = {file.name: file for file in files}
     names = filenames.all_parts(filename)
@@ -209,7 +192,6 @@ def parts_of(files: Sequence[RemoteFile], filename: str) -> Parts:
 
 
 def file_url(settings: Settings, repository: str, commit: str, filename: str) -> str:
-    """Where the hub hands out a file's bytes."""
     return f"{settings.endpoint}/{repository}/resolve/{commit}/{quote(filename)}"
 
 
@@ -223,7 +205,7 @@ def _refuse_offline(what: str, settings: Settings) -> None:
 
 
 def _match(answer: Any) -> Match | None:
-    """One repository of a search's answer, None when it can't be one: then there is nothing to type."""
+    """Return one search result, None when its repository's name is invalid."""
     facts = answer if isinstance(answer, dict) else {}
     repository = facts.get("id")
     if not isinstance(repository, str) or len(repository) > 200 or not _REPOSITORY.fullmatch(repository):
@@ -233,7 +215,7 @@ def _match(answer: Any) -> Match | None:
 
 
 def _date(time: object) -> str:
-    """The day of an ISO time, "" where it is none."""
+    """Return the day of an ISO time, "" when invalid."""
     day = str(time)[:10]
     return day if _DATE.fullmatch(day) else ""
 
@@ -241,21 +223,21 @@ def _date(time: object) -> str:
 def _file(sibling: Any, settings: Settings) -> RemoteFile:
     name, size, lfs = sibling["rfilename"], sibling.get("size"), sibling["lfs"]
     if not isinstance(name, str) or not _is_safe(name):
-        raise nonsense(settings, f"the file name {name!r}")
+        raise invalid_response(settings, f"the file name {name!r}")
     sha256 = lfs.get("sha256") if isinstance(lfs, dict) else None
     if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
-        raise nonsense(settings, f"the hash {sha256!r} of {name!r}")
-    if not isinstance(size, int) or isinstance(size, bool) or not 0 < size <= _MOST_BYTES:
-        raise nonsense(settings, f"the size {size!r} of {name!r}")
+        raise invalid_response(settings, f"the hash {sha256!r} of {name!r}")
+    if not isinstance(size, int) or isinstance(size, bool) or not 0 < size <= _MAX_BYTES:
+        raise invalid_response(settings, f"the size {size!r} of {name!r}")
     return RemoteFile(name, size, sha256)
 
 
 def _is_safe(name: str) -> bool:
-    """Whether a name stays inside the folder it is put into, on every system, and can be shown."""
+    """Return whether a name stays inside its folder on every system and can be printed."""
     return (
         name.isprintable()
         and len(name) <= 512
         and "\\" not in name
         and ":" not in name
-        and all(part not in ("", ".", "..") and len(part.encode()) <= _MOST_NAME_BYTES for part in name.split("/"))
+        and all(part not in ("", ".", "..") and len(part.encode()) <= _MAX_NAME_BYTES for part in name.split("/"))
     )

@@ -1,6 +1,6 @@
-"""One question to the hub's interface: asked patiently, its refusals as our errors, its answer as JSON.
+"""Requests to the hub's API: retries, refusals as our errors, JSON.
 
-Owns login and retries; must not know what the answers mean. The hub says what is wrong in a header, X-Error-Code.
+Owns login and retries; must not know the meaning of the responses. A refusal explains itself in X-Error-Code.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from llmrun.config import Settings
 from llmrun.errors import LlmrunError, LoginRequiredError, ModelNotFoundError, NetworkError
 from llmrun.models.download.transfer import (
     BUSY,
-    PATIENT,
+    DEFAULT_RETRY_POLICY,
     Link,
     OnNote,
     RetryableError,
@@ -34,53 +34,51 @@ if TYPE_CHECKING:
     import httpx2
 
 CONNECT_SECONDS = 4.0
-# In all: a hub with ten addresses behind a firewall would take ten times the connect timeout.
+# In total: ten addresses blocked by a firewall would take ten times the connect timeout.
 ANSWER_SECONDS = 10.0
-_MOST_BYTES = 64 << 20  # of an answer
+_MAX_BYTES = 64 << 20  # of a response
 _WRONG_LOGIN = "Invalid credentials in Authorization header"
 
 
-def ask(
+def request_json(
     path: str,
-    asked: dict[str, Any],
+    query: dict[str, Any],
     settings: Settings,
     on_note: OnNote = ignore_note,
     *,
     about: tuple[str, str] = ("", ""),
-    patience: RetryPolicy = PATIENT,
+    policy: RetryPolicy = DEFAULT_RETRY_POLICY,
 ) -> Any:
-    """The JSON that the hub answers.
+    """Return the JSON of the hub's response.
 
     Args:
         path: below the endpoint, with a slash.
-        asked: the query; of a list each item.
-        on_note: told when the hub is asked again, and why.
-        about: repository and revision that are asked about, for messages.
+        query: a list stands for one pair per item.
+        on_note: called before each retry, with the reason.
+        about: repository and revision, for messages.
 
     Raises:
         ModelNotFoundError: there is no such repository or revision.
         LoginRequiredError: it is gated, or the token is refused.
-        NetworkError: nobody is there, or nothing useful is answered, after retries.
+        NetworkError: the hub can't be reached, or its response is invalid, after retries.
     """
-    url = f"{settings.endpoint}{path}?{urlencode(asked, doseq=True)}"
+    url = f"{settings.endpoint}{path}?{urlencode(query, doseq=True)}"
     source = TransferSource(url, "the answer", token=token())
-    waits = replace(
-        patience, connect_seconds=CONNECT_SECONDS, stall_seconds=min(ANSWER_SECONDS, patience.stall_seconds)
-    )
+    one_try = replace(policy, connect_seconds=CONNECT_SECONDS, stall_seconds=min(ANSWER_SECONDS, policy.stall_seconds))
     body = with_retries(
-        lambda: _within(ANSWER_SECONDS + CONNECT_SECONDS, settings, lambda: _get(source, settings, about, waits)),
-        patience,
+        lambda: _within(ANSWER_SECONDS + CONNECT_SECONDS, settings, lambda: _get(source, settings, about, one_try)),
+        policy,
         on_note,
     )
     try:
         return load_json(body)
     except ValueError as error:
-        raise nonsense(settings, "something that can't be read") from error
+        raise invalid_response(settings, "something that can't be read") from error
 
 
 def token() -> str | None:
-    """The user's token for the hub, from HF_TOKEN or `hf auth login`; None where it may not be sent unasked."""
-    # Read when huggingface_hub is imported; without it the hub is told about torch and the like.
+    """Return the user's token for the hub, from HF_TOKEN or `hf auth login`; None when implicit tokens are disabled."""
+    # Read when huggingface_hub is imported; otherwise requests report the installed packages to the hub.
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
     from huggingface_hub import constants, get_token
 
@@ -88,46 +86,44 @@ def token() -> str | None:
 
 
 def login_hint(settings: Settings, repository: str) -> str:
-    """What to do when a repository is gated or private."""
     return f"open {settings.endpoint}/{repository}, accept the terms, then run `hf auth login` or set HF_TOKEN"
 
 
-def nonsense(settings: Settings, what: str) -> NetworkError:
-    """The error for an answer that is none."""
+def invalid_response(settings: Settings, what: str) -> NetworkError:
     return NetworkError(
-        f"the hub at {settings.endpoint} answered nonsense",
+        f"the hub at {settings.endpoint} sent an invalid response",
         why=f"it sent {what}",
-        hint="check HF_ENDPOINT, and whether something on the way changes answers",
+        hint="check HF_ENDPOINT and the proxy",
     )
 
 
-def _get(source: TransferSource, settings: Settings, about: tuple[str, str], patience: RetryPolicy) -> bytes:
+def _get(source: TransferSource, settings: Settings, about: tuple[str, str], policy: RetryPolicy) -> bytes:
     import httpx2
 
     try:
         with (
-            new_client(patience) as client,
+            new_client(policy) as client,
             Link(source).answer(client, {"Accept": "application/json"}) as response,
         ):
             if response.status_code != 200:
-                _refuse(response, settings, about, patience)
-            return read_body(response, source, _MOST_BYTES, patience)
+                _refuse(response, settings, about, policy)
+            return read_body(response, source, _MAX_BYTES, policy)
     except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError, httpx2.InvalidURL) as error:
         raise _unreachable(settings, str(error) or type(error).__name__) from error
     except httpx2.HTTPError as error:
-        what = f"the hub at {settings.endpoint} gave no whole answer"
+        what = f"the hub at {settings.endpoint} sent an incomplete response"
         raise RetryableError(NetworkError(what, why=str(error) or type(error).__name__)) from error
 
 
-def _refuse(response: httpx2.Response, settings: Settings, about: tuple[str, str], patience: RetryPolicy) -> None:
-    """Raises what an answer means that is none."""
+def _refuse(response: httpx2.Response, settings: Settings, about: tuple[str, str], policy: RetryPolicy) -> None:
+    """Raise the error that a refusal means."""
     repository, revision = about
     status, headers = response.status_code, response.headers
     code = headers.get("x-error-code", "")
     if code == "GatedRepo":
         raise LoginRequiredError(
             f"{repository} is gated",
-            why="its makers want their terms accepted first",
+            why="its terms have to be accepted first",
             hint=login_hint(settings, repository),
         )
     if code == "RevisionNotFound":
@@ -147,11 +143,11 @@ def _refuse(response: httpx2.Response, settings: Settings, about: tuple[str, str
     error: LlmrunError = NetworkError(f"the hub at {settings.endpoint} answered {status}", hint="try again later")
     if status == 429:
         error = NetworkError(
-            "the hub has had too many requests from here",
-            hint="wait, or log in with `hf auth login`: known users may ask more often",
+            "too many requests to the hub",
+            hint="wait, or log in with `hf auth login` for a higher limit",
         )
     if status in BUSY:
-        raise RetryableError(error, wait_seconds(response, error, patience))
+        raise RetryableError(error, wait_seconds(response, error, policy))
     raise error
 
 
@@ -163,14 +159,14 @@ def _unreachable(settings: Settings, why: str) -> NetworkError:
 
 
 def _within(seconds: float, settings: Settings, call: Callable[[], bytes]) -> bytes:
-    """Run a call in a thread, so that no resolver or list of dead addresses holds us up longer than this."""
+    """Run a call in a thread, because a resolver or a list of dead addresses has no overall timeout."""
     results: list[bytes] = []
     failures: list[BaseException] = []
 
     def work() -> None:
         try:
             results.append(call())
-        except BaseException as error:  # raised again by whoever waits
+        except BaseException as error:  # raised again by the waiting thread
             failures.append(error)
 
     thread = threading.Thread(target=work, daemon=True)

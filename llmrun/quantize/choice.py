@@ -157,11 +157,7 @@ def importance_matrix(
     on_progress: OnProgress,
     check_file: Callable[[Path], None],
 ) -> Path | None:
-    """Return the importance matrix: the user's file, or one that is collected and stored beside the target.
-
-    Args:
-        check_file: as in decide().
-    """
+    """Return the importance matrix: the user's file, or one that is collected and stored beside the target."""
     if not options.imatrix:
         return None
     from llmrun.quantize.calibration import collect, prepare_imatrix
@@ -185,5 +181,4 @@ def importance_matrix(
 
 
 def _has_gpu(hardware: Hardware) -> bool:
-    """Return whether a GPU will compute: one that ggml reported, or a Mac's."""
     return bool(hardware.gpus) or sys.platform == "darwin"

@@ -48,7 +48,7 @@ _WORST = "hardly related to the reference"
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedText:
-    """A text for measurements; only figures on the same content are comparable."""
+    """Text for measurements; only figures on the same content are comparable."""
 
     name: str  # for display
     content: str
@@ -60,11 +60,7 @@ class EvaluatedText:
 
 
 def read_text(path: Path) -> EvaluatedText:
-    """Read a text file.
-
-    Raises:
-        UsageError: the file can't be read, is too long, or is not UTF-8.
-    """
+    """Read a text file. Raises UsageError if the file can't be read, is too long, or is not UTF-8."""
     try:
         with path.open("rb") as file:
             data = file.read(_MAX_BYTES + 1)
@@ -88,8 +84,7 @@ def read_text(path: Path) -> EvaluatedText:
 def default_text() -> EvaluatedText:
     """Return Python's language reference, English prose with code that is part of every Python.
 
-    Raises:
-        UsageError: this Python has no documentation.
+    Raises UsageError if this Python has no documentation.
     """
     import platform
 
@@ -126,14 +121,12 @@ def evaluate(
         chunks: maximum number of chunks; None for TOKENS tokens.
         long: also measure by position, and the retrieval of facts from long texts.
         preferences: load settings of both models; n_ctx is ignored, and the reference always has an f16 KV cache.
-        on_update: called with the progress and the partial figures after each chunk; an exception from it stops the
-            engine.
+        on_update: called with the partial figures after each chunk; an exception from it stops the engine.
 
     Raises:
         UsageError: an argument is out of bounds, the text is too short, or the vocabularies differ.
         BadModelError: a file is damaged, or not a generative model.
-        OutOfMemoryError: the models don't fit into memory.
-        EngineCrashedError: the engine crashed.
+        OutOfMemoryError, EngineCrashedError: the engine can't load or run the models.
     """
     check_sample(n_ctx, chunks, long=long)
     headers = [read_header(path) for path in (model, reference) if path is not None]
@@ -158,11 +151,7 @@ def evaluate(
 
 
 def choose_context(headers: list[Header], requested: int | None, *, long: bool) -> int:
-    """Choose the tokens of a chunk.
-
-    Raises:
-        UsageError: the requested number is out of bounds.
-    """
+    """Choose the tokens of a chunk; raise UsageError if the requested number is out of bounds."""
     trained = min((header.n_ctx_train for header in headers if header.n_ctx_train), default=LONG_CONTEXT)
     shortest = MIN_LONG_CONTEXT if long else MIN_CONTEXT
     if trained < shortest:

@@ -12,8 +12,8 @@ from llmrun.convert.sources import array_source
 from llmrun.convert.tensors import OutputTensor
 from llmrun.convert.write import header_bytes
 from llmrun.errors import UsageError
-from llmrun.gguf.header import Header, Tensor
-from llmrun.gguf.imatrix import CHUNK_SIZE, COUNTS, DATASETS, N_CHUNKS, SUMS, ImatrixEntry, ImatrixFile
+from llmrun.gguf.header import Header
+from llmrun.gguf.imatrix import CHUNK_SIZE, COUNTS, DATASETS, N_CHUNKS, SUMS, ImatrixFile
 from llmrun.gguf.reader import DEFAULT_ALIGNMENT, padded
 from llmrun.models.store import new_file
 
@@ -67,20 +67,16 @@ def require_fit(imatrix: ImatrixFile, header: Header, path: Path) -> None:
             why=f"{header.path.name} has no {_listed(unknown)}",
             hint=hint,
         )
-    pairs = [(tensors[name], entry) for name, entry in imatrix.entries.items()]
-    misfits = [_misfit(tensor, entry) for tensor, entry in pairs if entry.sums.size != _n_columns(tensor)]
+    columns = {name: tensors[name].shape[0] * prod(tensors[name].shape[2:]) for name in imatrix.entries}
+    misfits = [
+        f"{name} has {columns[name]:,} columns in the model, {entry.sums.size:,} in the file"
+        for name, entry in imatrix.entries.items()
+        if entry.sums.size != columns[name]
+    ]
     if misfits:
         raise UsageError(
             f"the importance matrix {str(path)!r} is of another model", why="; ".join(misfits[:_SHOWN]), hint=hint
         )
-
-
-def _n_columns(tensor: Tensor) -> int:
-    return tensor.shape[0] * prod(tensor.shape[2:])
-
-
-def _misfit(tensor: Tensor, entry: ImatrixEntry) -> str:
-    return f"{tensor.name} has {_n_columns(tensor):,} columns in the model, {entry.sums.size:,} in the file"
 
 
 def _listed(names: list[str]) -> str:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmrun.errors import BadModelError, ResourceError, UsageError
@@ -49,7 +50,7 @@ class QuantizeRequest(TensorTypes):
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """The expected result of a quantization."""
+    """Expected result of a quantization."""
 
     source: Header
     types: Mapping[str, str]  # tensor -> new type, in the order of writing
@@ -66,7 +67,7 @@ class Preview:
 
 @dataclass(frozen=True, slots=True)
 class QuantizedFile:
-    """A file that was written and verified."""
+    """Written and verified file."""
 
     path: Path
     type: str  # of the request; most tensors have it
@@ -92,13 +93,9 @@ def preview(request: QuantizeRequest, engine: Runner | None = None) -> Preview:
         BadModelError: the source is damaged, or llama.cpp can't load it.
     """
     header = read_header(request.source)
-    _refuse_nonsense(request, header)
-    own = engine or Runner()
-    try:
+    _refuse_invalid(request, header)
+    with nullcontext(engine) if engine else closing(Runner()) as own:
         planned = own.do(QUANTIZE, _command(request, ""))
-    finally:
-        if engine is None:
-            own.close()
     if planned.needs_imatrix and request.imatrix is None:
         raise needs_imatrix(request.type)
     if planned.types.keys() != {tensor.name for tensor in header.tensors}:
@@ -108,8 +105,10 @@ def preview(request: QuantizeRequest, engine: Runner | None = None) -> Preview:
     head = header.file_size - header.weight_bytes
     found = Preview(header, planned.types, head + sum(map(padded, sizes.values())), ())
     _refuse_growth(request, header, found, sum(sizes.values()))
-    notes = (*_requantizing(request, header), *_without_experts(request, header), *_fallbacks(header, planned))
-    return Preview(header, planned.types, found.n_bytes, tuple(notes))
+    notes = [*_requantizing(request, header), *_fallbacks(header, planned)]
+    if request.type == "MXFP4_MOE" and not header.n_experts:
+        notes.append("MXFP4_MOE is for experts, and this model has none: all tensors get Q8_0")
+    return replace(found, notes=tuple(notes))
 
 
 def quantize(
@@ -129,13 +128,11 @@ def quantize(
     Raises:
         UsageError: the request is invalid.
         BadModelError: the source or the new file is damaged.
-        DiskFullError: there is no room for the file.
-        ResourceError: the file can't be written there.
+        DiskFullError, ResourceError: the file can't be written.
         EngineCrashedError: llama.cpp crashed.
     """
     began = time.monotonic()
-    own = engine or Runner()
-    try:
+    with nullcontext(engine) if engine else closing(Runner()) as own:
         estimate = estimate or preview(request, own)
         inputs = [request.source, *([request.imatrix] if request.imatrix else [])]
         new_file.refuse_inputs(request.target, inputs)
@@ -146,9 +143,6 @@ def quantize(
             made = read_header(path)
             if written.types != estimate.types:
                 raise BadModelError("the new file's tensors have unexpected types", hint="try again")
-    finally:
-        if engine is None:
-            own.close()
     return QuantizedFile(
         path=request.target,
         type=request.type,
@@ -198,7 +192,7 @@ def all_cores(hardware: Hardware) -> int:
 
 
 class _Share:
-    """The share of work done: tensors are weighted by the cost of their type; within a tensor, bytes count."""
+    """Share of finished work: tensors are weighted by the cost of their type; within a tensor, bytes count."""
 
     def __init__(self, estimate: Preview, *, weighted: bool = False) -> None:
         tensors = {tensor.name: tensor for tensor in estimate.source.tensors}
@@ -211,7 +205,6 @@ class _Share:
             self._work.append(work)
 
     def of(self, update: QuantizeUpdate) -> float:
-        """Return the share, 0 to 1."""
         done = min(update.tensors, len(self._work) - 1)
         work = self._work[done]
         if done + 1 < len(self._work):
@@ -225,7 +218,6 @@ class _Share:
 
 
 def needs_imatrix(name: str) -> UsageError:
-    """Return the error for a type that requires an importance matrix."""
     return UsageError(
         f"{name} needs an importance matrix",
         why="with so few bits per weight, llama.cpp refuses to quantize without one",
@@ -233,7 +225,7 @@ def needs_imatrix(name: str) -> UsageError:
     )
 
 
-def _refuse_nonsense(request: QuantizeRequest, header: Header) -> None:
+def _refuse_invalid(request: QuantizeRequest, header: Header) -> None:
     if request.type in NEED_IMATRIX and request.imatrix is None:
         raise needs_imatrix(request.type)
     tensors = {tensor.name: tensor for tensor in header.tensors}
@@ -277,12 +269,6 @@ def _requantizing(request: QuantizeRequest, header: Header) -> list[str]:
         f"the source is quantized already ({header.quant}), and lost precision is not restored: "
         f"{request.type} from a file in F16 or BF16 is better"
     ]
-
-
-def _without_experts(request: QuantizeRequest, header: Header) -> list[str]:
-    if request.type != "MXFP4_MOE" or header.n_experts:
-        return []
-    return ["MXFP4_MOE is for experts, and this model has none: all tensors get Q8_0"]
 
 
 def _fallbacks(header: Header, planned: Quantized) -> list[str]:

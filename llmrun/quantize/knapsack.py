@@ -14,7 +14,7 @@ _UNITS = 1 << 14
 
 
 class Option(NamedTuple):
-    """One choice for an item."""
+    """Choice for an item."""
 
     size: int
     cost: float

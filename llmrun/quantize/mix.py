@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,7 +45,7 @@ _LAYER = re.compile(r"blk\.\d+\.")
 
 @dataclass(frozen=True, slots=True)
 class MixRow:
-    """All tensors of one kind, e.g. "ffn_down.weight"."""
+    """Tensors of one kind, e.g. "ffn_down.weight"."""
 
     kind: str  # name without the layer
     types: Mapping[str, int]  # type -> number of tensors, in descending order
@@ -54,21 +55,13 @@ class MixRow:
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """A type for each tensor.
+    """Type of each tensor."""
 
-    Attributes:
-        types: tensor -> type of the quantized tensors.
-        base: a name of types.FILE_TYPES: the file's type, and that of all other tensors.
-        n_bytes: upper bound of the file's size; short metadata save some hundred bytes.
-        divergence: expected Kullback-Leibler divergence from the full model, in nats per token.
-        table: the mix by kind of tensor, the largest first.
-    """
-
-    types: Mapping[str, str]
-    base: str
-    n_bytes: int
-    divergence: float
-    table: tuple[MixRow, ...]
+    types: Mapping[str, str]  # tensor -> type of the quantized tensors
+    base: str  # a name of types.FILE_TYPES: the file's type, and that of all other tensors
+    n_bytes: int  # upper bound of the file's size; short metadata save some hundred bytes
+    divergence: float  # expected Kullback-Leibler divergence from the full model, in nats per token
+    table: tuple[MixRow, ...]  # the mix by kind of tensor, the largest first
 
     @property
     def overrides(self) -> tuple[tuple[str, str], ...]:
@@ -90,23 +83,21 @@ def choose(
     Args:
         source: the model's (first) file.
         imatrix: the importance matrix for the quantization.
-        threads: None for all cores.
         text: the text to measure on; None for evaluate.default_text().
         on_update: called with the progress; an exception from it stops the engine.
 
     Raises:
         UsageError: no mix is small enough.
-        BadModelError: the model is damaged.
-        OutOfMemoryError: the model can't be loaded.
+        BadModelError, OutOfMemoryError: the model is damaged, or can't be loaded.
     """
     header = read_header(source)
     threads = threads or all_cores(probe())
-    engine = Runner()
-    try:
+    path = header.path.absolute()
+    with closing(Runner()) as engine:
         candidates = _candidates(header, _quantizable(header, engine), imatrix)
         room = _Room(header, candidates, target_bytes)
         command = MeasureMix(
-            files=tuple(str(path) for path in _files(header)),
+            files=tuple(str(path.with_name(name)) for name in all_parts(path.name)),
             candidates={
                 name: tuple(TENSOR_TYPES[kind].number for kind in kinds)
                 for name, kinds in candidates.items()
@@ -118,14 +109,7 @@ def choose(
             seconds=_SECONDS,
         )
         measured = engine.do(MIX, command, on_update)
-    finally:
-        engine.close()
     return room.mix(measured)
-
-
-def _files(header: Header) -> list[Path]:
-    path = header.path.absolute()
-    return [path.with_name(name) for name in all_parts(path.name)]
 
 
 def _quantizable(header: Header, engine: Runner) -> list[Tensor]:
@@ -156,11 +140,7 @@ def _candidates(header: Header, tensors: list[Tensor], imatrix: Path | None) -> 
 
 
 class _Room:
-    """The bytes available to the tensors of the new file.
-
-    Raises:
-        UsageError: even the smallest types don't fit.
-    """
+    """The bytes available to the tensors of the new file. Raises UsageError if even the smallest types don't fit."""
 
     def __init__(self, header: Header, candidates: Mapping[str, tuple[str, ...]], target_bytes: int) -> None:
         self._tensors = {tensor.name: tensor for tensor in header.tensors}

@@ -26,7 +26,6 @@ MAX_WINDOW = 8192
 
 
 def check_window(n_ctx: int | None) -> None:
-    """Raise UsageError if a window is out of bounds."""
     require_within("--ctx", n_ctx, (MIN_CONTEXT, CONTEXT_BOUNDS[1]))
 
 
@@ -38,20 +37,18 @@ def score(
     preferences: LoadPreferences = LoadPreferences(),
     on_update: Callable[[EvaluateUpdate], None] = lambda update: None,
 ) -> ScoredText:
-    """Score a text.
+    """Score a text, in several windows if it is longer than one.
 
     Args:
         model: the GGUF file, or the first part of a split one.
-        text: scored in several windows if it is longer than one.
         n_ctx: tokens of a window; None for the trained context, at most MAX_WINDOW.
         preferences: load settings; n_ctx is ignored.
-        on_update: called with the progress; an exception from it stops the engine.
+        on_update: an exception from it stops the engine.
 
     Raises:
         UsageError: the window is out of bounds, or the text too short.
         BadModelError: the file is damaged, or not a generative model.
-        OutOfMemoryError: the model does not fit into memory.
-        EngineCrashedError: the engine crashed.
+        OutOfMemoryError, EngineCrashedError: the engine can't load or run the model.
     """
     check_window(n_ctx)
     header = read_header(model)

@@ -20,7 +20,7 @@ _MIN_BITS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class SizeGoal:
-    """A target size instead of a type; false if none is set."""
+    """Target size instead of a type; false if none is set."""
 
     n_bytes: int = 0  # upper bound of the file's size; 0 if not set
     bits: float = 0.0  # average per weight; 0 if not set
@@ -33,11 +33,7 @@ class SizeGoal:
 
 
 def read_size(text: str) -> int:
-    """Parse "4GB", "900 MB", "3.5GiB" or "120000000" into bytes.
-
-    Raises:
-        UsageError: the text is not a size.
-    """
+    """Parse "4GB", "900 MB", "3.5GiB" or "120000000" into bytes. Raises UsageError if the text is not a size."""
     found = _SIZE.fullmatch(text.strip())
     n_bytes = int(float(found[1]) * (1024 if found[3] else 1000) ** _UNITS[found[2].lower()]) if found else 0
     if n_bytes <= 0:

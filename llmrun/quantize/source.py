@@ -23,7 +23,7 @@ OnProgress = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A located source."""
+    """Located source."""
 
     path: Path  # of the first GGUF file, or of a Hugging Face folder
     name: str  # stem of the names of new files
@@ -51,10 +51,10 @@ def find(text: str) -> SourceFile:
     located = locate(text, load_settings())
     if located.path is None:
         raise not_on_disk(text)
-    return SourceFile(located.path, _stem(located.path, located.spec.alias), False)
+    return SourceFile(located.path, model_stem(located.path, located.spec.alias), False)
 
 
-def _stem(path: Path, alias: str | None) -> str:
+def model_stem(path: Path, alias: str | None = None) -> str:
     """Return a file's name without type and part, or the catalogue's name if nothing else is left."""
     from llmrun.gguf.filenames import is_later_part, quant_of
 

@@ -130,13 +130,13 @@ def cost(elements: int, before: str, after: str, *, weighted: bool = False) -> f
 
 
 def is_quantized(tensor_types: Iterable[str]) -> bool:
-    """Return whether any of these types of tensors is a lossy one."""
+    """Return whether any of these tensor types is lossy."""
     return any(name not in UNQUANTIZED for name in tensor_types if not name.startswith(("I8", "I16", "I32", "I64")))
 
 
 @dataclass(frozen=True, slots=True)
 class TypeChoice:
-    """A type, and the reason for it."""
+    """Type, and the reason for it."""
 
     type: str
     why: str
@@ -192,7 +192,6 @@ def _undivided(tensors: Iterable[Tensor]) -> tuple[float, int]:
 
 
 def tensor_bytes(tensor: Tensor, kind: str) -> int:
-    """Return the size of a tensor in a type, without padding."""
     if kind == tensor.type:
         return tensor.n_bytes
     return tensor.n_elements // TENSOR_TYPES[kind].block * TENSOR_TYPES[kind].block_bytes

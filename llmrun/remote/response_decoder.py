@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import pairwise, starmap
-from statistics import quantiles
 from typing import Any
 
 from llmrun.errors import LlmrunError, NetworkError, UnavailableError
@@ -18,6 +17,7 @@ from llmrun.protocol.messages import AnswerPart, Event, Finished, Generate, Star
 from llmrun.protocol.toolcalls import TOOL_NAME, TOOL_NAME_RULE
 from llmrun.remote.server import Server
 from llmrun.remote.transport import LONGEST_BODY, endless, error_in, not_compatible, read_json, refusal, require_short
+from llmrun.statistics import quantile
 
 _TAGS = ("<think>", "</think>")  # around reasoning, if it is shown as text
 _DONE = b"[DONE]"
@@ -277,8 +277,8 @@ class AnswerDecoder:
             completion_tokens=completion_tokens,
             decode_seconds=self._times[-1] - self._times[0] if self._times else 0.0,
             ttft_seconds=self._times[0] - self._began if self._times else 0.0,
-            itl_p50_seconds=_quantile(gaps, 50),
-            itl_p95_seconds=_quantile(gaps, 95),
+            itl_p50_seconds=quantile(gaps, 0.5) if gaps else 0.0,
+            itl_p95_seconds=quantile(gaps, 0.95) if gaps else 0.0,
             context_used=prompt_tokens + completion_tokens if self.has_usage else 0,
             seed=self._command.asked.sampling.seed or 0,
         )
@@ -300,12 +300,6 @@ def _status(error: dict[str, Any]) -> int:
     """The status that an error in a stream would have had."""
     code = error.get("code")
     return code if isinstance(code, int) and 400 <= code <= 599 else 500
-
-
-def _quantile(sorted_values: Sequence[float], percent: int) -> float:
-    if len(sorted_values) < 2:
-        return sorted_values[0] if sorted_values else 0.0
-    return quantiles(sorted_values, n=100, method="inclusive")[percent - 1]
 
 
 def _logprobs(value: Any) -> tuple[TokenLogprob, ...]:

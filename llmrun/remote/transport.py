@@ -25,7 +25,7 @@ from llmrun.errors import (
     UnavailableError,
     UsageError,
 )
-from llmrun.models.download.transfer import trusted
+from llmrun.models.download.transfer import trusted_certificates
 from llmrun.protocol.codec import load_json
 from llmrun.protocol.sizes import readable_size
 from llmrun.remote.server import ServedModel, Server
@@ -60,7 +60,7 @@ def client_settings(server: Server) -> dict[str, Any]:
         headers["Authorization"] = f"Bearer {server.key}"
     return {
         "headers": headers,
-        "verify": server.url.startswith("https:") and trusted(),  # certificates take a while to be read
+        "verify": server.url.startswith("https:") and trusted_certificates(),  # certificates take a while to be read
         "trust_env": not server.is_loopback,  # a proxy of the environment is not for a server on this machine
     }
 

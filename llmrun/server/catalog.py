@@ -14,7 +14,7 @@ from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
 from llmrun.models.hashing import promised_sha256
 from llmrun.models.store.installed import Installed
-from llmrun.models.store.store import everything
+from llmrun.models.store.store import all_models
 from llmrun.server.protocols.ollama_models import ModelDescription
 
 
@@ -31,12 +31,12 @@ class ModelCatalog:
 
     def created(self) -> dict[str, int]:
         """Names, and when each file was written, Unix time."""
-        return {each.name: int(each.modified) for each in everything(self._settings)}
+        return {each.name: int(each.modified) for each in all_models(self._settings)}
 
     def described(self) -> list[ModelDescription]:
         """All that can be read."""
         found: list[ModelDescription] = []
-        for each in everything(self._settings):
+        for each in all_models(self._settings):
             try:
                 found.append(_describe(each, self._header(each)))
             except (LlmrunError, OSError):
@@ -51,7 +51,7 @@ class ModelCatalog:
             BadModelError: its file is damaged.
         """
         wanted = name.removesuffix(":latest")
-        for each in everything(self._settings):
+        for each in all_models(self._settings):
             if each.name == wanted:
                 header = self._header(each)
                 return _describe(each, header), header

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from llmrun.protocol.engine_status import EngineStatus
 from llmrun.protocol.messages import Finished, Started, TextDelta
+from llmrun.statistics import quantile
 
 _RECENT = 512
 _RATE_SECONDS = 5.0
@@ -37,8 +38,7 @@ class Histogram:
 
     def quantile(self, share: float) -> float | None:
         """Of the last values; None where there are none."""
-        values = sorted(self._recent)
-        return values[min(int(share * len(values)), len(values) - 1)] if values else None
+        return quantile(sorted(self._recent), share) if self._recent else None
 
 
 class Figures(NamedTuple):

@@ -13,7 +13,17 @@ from support.gguf_writer import runnable_model, write
 
 from llmrun.bench.parameters import BenchGrid, Case, bench_settings
 from llmrun.bench.results import BenchRow
-from llmrun.bench.run import BenchedModel, BenchRequest, BenchStep, Loading, Progress, engines_of, quantile, run, steps
+from llmrun.bench.run import (
+    BenchedModel,
+    BenchRequest,
+    BenchStep,
+    Loading,
+    Progress,
+    engines_of,
+    quantile_ns,
+    run,
+    steps,
+)
 from llmrun.errors import CancelledError, EngineCrashedError
 from llmrun.gguf.reader import read_header
 from llmrun.planning.hardware import Hardware
@@ -247,7 +257,6 @@ def test_a_gpu_has_no_limit_of_the_processor(models: tuple[BenchedModel, ...]) -
     assert all(row.limit for row in outcome.result.rows)
 
 
-@pytest.mark.parametrize(("share", "found"), [(0.5, 3), (0.95, 5), (0.99, 5), (0.2, 1), (0.21, 2)])
-def test_quantile_is_the_nearest_rank(share: float, found: int) -> None:
-    assert quantile([1, 2, 3, 4, 5], share) == found
-    assert quantile([], share) == 0
+def test_quantiles_are_whole_nanoseconds() -> None:
+    assert [quantile_ns([1, 2, 3, 4, 10], share) for share in (0.5, 0.95, 1.0)] == [3, 9, 10]
+    assert quantile_ns([], 0.5) == 0

@@ -19,7 +19,7 @@ from llmrun.chat.store.store import Sessions
 from llmrun.chat.store.turns import INTERRUPTED, Question
 from llmrun.chat.truncation import Policy
 from llmrun.errors import ContextOverflowError, EngineCrashedError, OutOfMemoryError, UsageError
-from llmrun.models.fingerprint import ModelFingerprint, file_used
+from llmrun.models.fingerprint import ModelFingerprint, fingerprint_file
 from llmrun.protocol.messages import (
     AnswerRequest,
     Event,
@@ -58,7 +58,7 @@ class FakeModel:
 
     @property
     def used(self) -> ModelFingerprint:
-        return file_used(self.name, self.path)
+        return fingerprint_file(self.name, self.path)
 
     def speculation(self) -> Speculation:
         return Speculation(7)

@@ -16,7 +16,7 @@ from llmrun.chat.store.export import export, read_json
 from llmrun.chat.store.store import Sessions
 from llmrun.chat.store.turns import INTERRUPTED, Answer, Question
 from llmrun.errors import EngineCrashedError
-from llmrun.models.fingerprint import ModelFingerprint, file_used
+from llmrun.models.fingerprint import ModelFingerprint, fingerprint_file
 from llmrun.protocol.messages import (
     AnswerRequest,
     Event,
@@ -50,7 +50,7 @@ class FakeModel:
 
     @property
     def used(self) -> ModelFingerprint:
-        return file_used(self.name, self.path)
+        return fingerprint_file(self.name, self.path)
 
     def speculation(self) -> None:
         return None

@@ -61,9 +61,9 @@ def fetched(tmp_path: Path, commit: str = COMMIT, cache: str = "cache") -> bytes
 @pytest.mark.parametrize(
     ("faults", "said"),
     [
-        ({"metadata_statuses": [429], "metadata_headers": {"Retry-After": "1"}}, "too many requests from here"),
+        ({"metadata_statuses": [429], "metadata_headers": {"Retry-After": "1"}}, "too many requests to the hub"),
         ({"metadata_statuses": [500, 503]}, "answered 503"),
-        ({"metadata_statuses": [StandInHub.HANG_UP]}, "gave no whole answer"),
+        ({"metadata_statuses": [StandInHub.HANG_UP]}, "sent an incomplete response"),
         ({"statuses": [429], "headers": {"Retry-After": "1"}}, "answered 429"),
         ({"statuses": [500, 503], "headers": {"Retry-After": "0"}}, "answered 503"),
         ({"resolve_statuses": [502]}, "answered 502"),
@@ -106,7 +106,11 @@ def test_a_long_pause_in_a_transfer_is_said(hub: StandInHub, pull: Pull, tmp_pat
 @pytest.mark.parametrize(
     ("faults", "status", "said"),
     [
-        ({"metadata": (429, ""), "metadata_headers": {"Retry-After": "3600"}}, 5, "left alone for 3600 seconds"),
+        (
+            {"metadata": (429, ""), "metadata_headers": {"Retry-After": "3600"}},
+            5,
+            "try again in 3600 seconds, as the server asks",
+        ),
         ({"metadata": (404, "RepoNotFound")}, 3, "no repository"),
         ({"metadata": (403, "GatedRepo")}, 4, "is gated"),
         ({"content": MODEL[:-1] + b"x"}, 5, "wrong"),
@@ -124,7 +128,7 @@ def test_the_right_exit_code(
 
 def test_a_file_without_a_hash_does_not_hide_the_others(hub: StandInHub, pull: Pull, tmp_path: Path) -> None:
     hub.files["tiny-Q8_0.gguf"], hub.faults.without_hash = MODEL, ["tiny-Q8_0.gguf"]
-    assert "left out, for the hub tells no sha256 to verify them by: tiny-Q8_0.gguf" in pull().stderr
+    assert "ignored, because the hub has no sha256 to verify them: tiny-Q8_0.gguf" in pull().stderr
     assert fetched(tmp_path) == MODEL
 
 

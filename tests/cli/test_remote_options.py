@@ -182,7 +182,7 @@ def test_pictures_go_along_unless_the_server_says_that_it_is_blind(server: FarSe
     server.others = {f"/props?model={MODEL}": (response(200, b'{"modalities": {"vision": false}}'),)}
     blind = run("run", "default", "What is this?", "--image", str(picture))
     assert blind.returncode == 2
-    assert "can't look at pictures" in blind.stderr
+    assert "can't read images" in blind.stderr
     assert len(server.answered()) == 1
 
 

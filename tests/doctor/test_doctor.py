@@ -37,7 +37,7 @@ def says(monkeypatch: pytest.MonkeyPatch) -> Callable[[Build], None]:
     """says(build): what llama.cpp says of itself."""
 
     def say(build: Build) -> None:
-        monkeypatch.setattr(doctor, "_ask_build", lambda: build)
+        monkeypatch.setattr(doctor, "_read_build", lambda: build)
 
     say(BUILD)
     return say
@@ -200,7 +200,7 @@ def test_llama_cpp_that_can_not_be_asked(settings: Settings, monkeypatch: pytest
     def ask() -> None:
         raise EngineCrashedError("the engine died", hint="do this")
 
-    monkeypatch.setattr(doctor, "_ask_build", ask)
+    monkeypatch.setattr(doctor, "_read_build", ask)
     finding = findings(settings)["build"]
     assert (finding.status, finding.exit_status, finding.fix) == ("problem", 8, "do this")
 
@@ -251,7 +251,7 @@ def test_a_laptop_on_mains_is_fine(settings: Settings) -> None:
 # ---- hub -------------------------------------------------------------------------------------------
 
 
-class Answering(BaseHTTPRequestHandler):
+class FakeHub(BaseHTTPRequestHandler):
     """A hub with one answer."""
 
     status = 200
@@ -267,8 +267,8 @@ class Answering(BaseHTTPRequestHandler):
 
 @pytest.mark.parametrize(("status", "found"), [(200, "ok"), (404, "warning"), (503, "warning")])
 def test_hub_that_answers(settings: Settings, monkeypatch: pytest.MonkeyPatch, status: int, found: str) -> None:
-    monkeypatch.setattr(Answering, "status", status)
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answering) as server:
+    monkeypatch.setattr(FakeHub, "status", status)
+    with ThreadingHTTPServer(("127.0.0.1", 0), FakeHub) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         here = replace(settings, endpoint=f"http://127.0.0.1:{server.server_port}", offline=False)
         finding = findings(here)["hub"]

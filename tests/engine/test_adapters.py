@@ -18,7 +18,7 @@ Chosen = tuple[AdapterScale, ...] | None
 
 
 def extras(adapters: Chosen, salt: str = "", loaded: bool = True) -> Extras:
-    """Of a request to a model with two adapters, of which one counts by default."""
+    """Return a request's extras, for a model with two adapters, one of them active by default."""
     known = (Adapter("a", "/a", 1.0), Adapter("b", "/b", 0.0)) if loaded else ()
     preparer = Preparer(FakeVocabulary(), None, 100, adapters=known)
     asked = AnswerRequest(prompt="x", salt=salt, adapters=adapters)

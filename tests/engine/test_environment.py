@@ -1,4 +1,4 @@
-"""What the engine process is set to."""
+"""Settings of the engine process."""
 
 from __future__ import annotations
 

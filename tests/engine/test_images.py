@@ -16,7 +16,7 @@ from llmrun import _native
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.loaded import LoadedModel
-from llmrun.engine.prompt.images import MOST_PIXELS
+from llmrun.engine.prompt.images import MAX_PIXELS
 from llmrun.errors import BadModelError, BadTemplateError, LlmrunError, UsageError
 from llmrun.protocol.finished_answers import SaveState
 from llmrun.protocol.loading import Load
@@ -88,8 +88,8 @@ def sent(data: bytes, at: int = 0) -> Image:
     return Image(base64.b64encode(data).decode(), "a.png", at)
 
 
-def asked(*pictures: bytes, text: str = "What is it?", **more: Any) -> AnswerRequest:
-    message = Message("user", text, pictures=tuple(map(sent, pictures)))
+def asked(*images: bytes, text: str = "What is it?", **more: Any) -> AnswerRequest:
+    message = Message("user", text, pictures=tuple(map(sent, images)))
     usual = {"sampling": SamplingParams(temperature=0), "limits": Limits(6), "template": TEMPLATE, "logprobs": 3}
     return AnswerRequest((message,), **{**usual, **more})
 
@@ -112,7 +112,7 @@ def run(model: LoadedModel, *requests: AnswerRequest) -> tuple[list[list[float]]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_a_picture_takes_is_told(opened: Open, kind: str) -> None:
+def test_what_an_image_takes_is_told(opened: Open, kind: str) -> None:
     _, [stats], events = run(opened(kind), asked(LARGE))
     [pictured] = [event for event in events if isinstance(event, ImageAccepted)]
     assert (pictured.name, pictured.width, pictured.height) == ("a.png", 300, 200)
@@ -129,7 +129,7 @@ def test_the_batch_size_changes_nothing(opened: Open, kind: str, size: int) -> N
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_model_sees_which_picture_it_is_and_where(opened: Open, kind: str) -> None:
+def test_the_model_sees_which_image_it_is_and_where(opened: Open, kind: str) -> None:
     model = opened(kind)
     answers = [
         run(model, request)[0][0]
@@ -152,7 +152,7 @@ def _fields(request: AnswerRequest) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_picture_that_was_seen_is_not_computed_again(opened: Open, kind: str) -> None:
+def test_an_image_that_was_seen_is_not_computed_again(opened: Open, kind: str) -> None:
     model = opened(kind)
     first, [stats], _ = run(model, asked(LARGE))
     again, [reused], _ = run(model, asked(LARGE))
@@ -165,7 +165,7 @@ def test_a_picture_that_was_seen_is_not_computed_again(opened: Open, kind: str) 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("settings", [{"n_stream": 0}, {"n_stream": 512}])
-def test_requests_with_and_without_pictures_share_the_model(opened: Open, kind: str, settings: dict[str, int]) -> None:
+def test_requests_with_and_without_images_share_the_model(opened: Open, kind: str, settings: dict[str, int]) -> None:
     requests = [asked(RED), asked(text="Hello, who are you?"), asked(LARGE, text="And this?"), asked(BLUE, RED)]
     alone = [run(opened(kind), request)[0][0] for request in requests]
     together, _, _ = run(opened(kind, n_seq_max=4, n_parked=2, **settings), *requests)
@@ -174,7 +174,7 @@ def test_requests_with_and_without_pictures_share_the_model(opened: Open, kind: 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_that_had_to_give_way_sees_its_picture_again(opened: Open, kind: str) -> None:
+def test_one_that_had_to_give_way_sees_its_image_again(opened: Open, kind: str) -> None:
     limits = Limits(120)
     requests = [asked(png(300, 200, 10 + number), text=f"{number}?", limits=limits) for number in range(3)]
     alone = [run(opened(kind), request)[0][0] for request in requests]
@@ -186,7 +186,7 @@ def test_one_that_had_to_give_way_sees_its_picture_again(opened: Open, kind: str
         assert other[:30] == pytest.approx(one[:30], abs=TOLERANCE)
 
 
-def test_a_saved_state_names_its_picture(opened: Open, tmp_path: Path) -> None:
+def test_a_saved_state_names_its_image(opened: Open, tmp_path: Path) -> None:
     settings = {"states": str(tmp_path), "states_bytes": 1 << 30}
     model = opened("idefics3", **settings)
     run(model, asked(LARGE))
@@ -205,12 +205,12 @@ def test_a_state_that_lacks_the_positions_is_not_saved(opened: Open, tmp_path: P
     assert model.save(SaveState(9, 1)).tokens
 
 
-def test_nothing_is_drafted_behind_a_picture(opened: Open) -> None:
+def test_nothing_is_drafted_after_an_image(opened: Open) -> None:
     _, [stats], _ = run(opened(), asked(RED, speculation=Speculation(most=4)))
     assert stats.drafted_tokens == 0 < stats.completion_tokens
 
 
-def test_a_count_knows_pictures(opened: Open) -> None:
+def test_a_count_knows_images(opened: Open) -> None:
     model = opened()
     request = asked(RED)
     counted = model.preparer.count(CountTokens(1, request), lambda event: None)
@@ -247,13 +247,13 @@ HUGE = RED[:16] + (60_000).to_bytes(4, "big") * 2 + RED[24:]
         (b"\xff\xd8" + b"\xff" * 50, "beginning is damaged"),
         (TRUNCATED, "it is damaged"),
         (RED[:16] + bytes(8) + RED[24:], "it has no pixels"),
-        (HUGE, f"at most {MOST_PIXELS:,}"),
+        (HUGE, f"the maximum is {MAX_PIXELS:,}"),
         (b"GIF89a" + b"\1\0\1\0" + b"\xff" * 40, "it is damaged"),
         (b"BM" + bytes(16) + b"\4\0\0\0\4\0\0\0" + b"\xff" * 40, "it is damaged"),
     ],
     ids=range(11),
 )
-def test_a_hostile_picture_is_refused_and_the_model_goes_on(opened: Open, data: bytes, what: str) -> None:
+def test_a_hostile_image_is_refused_and_the_model_goes_on(opened: Open, data: bytes, what: str) -> None:
     model = opened()
     with pytest.raises(UsageError) as raised:
         run(model, asked(data))
@@ -289,18 +289,18 @@ def test_a_projector_of_another_model_is_refused_by_name(opened: Open, tmp_path:
     assert run(model, asked())[1][0].completion_tokens
 
 
-def test_a_vocabulary_without_the_tokens_around_pictures_is_refused(opened: Open, weights: Any) -> None:
+def test_a_vocabulary_without_the_tokens_around_images_is_refused(opened: Open, weights: Any) -> None:
     tiles = Path(weights["idefics3"].path).parent / "mmproj.gguf"
     refused = _refusal(opened("gemma3", projector=str(tiles)))
     assert isinstance(refused, BadModelError)
     assert "lacks" in refused.why
 
 
-def test_a_picture_larger_than_a_batch_that_has_to_hold_it_is_refused(opened: Open) -> None:
+def test_an_image_larger_than_a_batch_that_has_to_hold_it_is_refused(opened: Open) -> None:
     refused = _refusal(opened(n_batch=8, n_ubatch=8))
     assert f"{TILE_TOKENS} tokens" in refused.why
 
 
-def test_a_template_that_leaves_a_picture_out_is_refused(opened: Open) -> None:
-    with pytest.raises(BadTemplateError, match="leaves a picture out"):
+def test_a_template_that_leaves_an_image_out_is_refused(opened: Open) -> None:
+    with pytest.raises(BadTemplateError, match="omits an image"):
         run(opened(), asked(RED, template="so"))

@@ -92,14 +92,14 @@ class EndError(BaseException):
 
 
 class TheEnd:
-    """In place of a command: it ends the thread that takes it."""
+    """A command substitute that ends the thread that takes it."""
 
     def __iter__(self) -> Iterator[Any]:
         raise EndError
 
 
 class Gate:
-    """Where a thread of the engine stops until the test lets it go on."""
+    """A barrier that stops a thread of the engine until the test releases it."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()
@@ -327,7 +327,7 @@ def test_whatever_waits_can_be_cancelled(command: Any) -> None:
 
 
 def in_a_batch(n_requests: int) -> tuple[Running, Gate]:
-    """So many requests in the batch that runs."""
+    """Return an engine that stops inside a batch of n_requests."""
     running = Running(n_seq_max=2)
     gate = Gate()
 
@@ -370,7 +370,7 @@ def test_a_cancel_waits_for_the_end_of_a_step_that_others_share() -> None:
     assert running.channel.finished(2).reason == "length"
 
 
-def test_a_cancel_of_a_finished_request_stops_nobody() -> None:
+def test_a_cancel_of_a_finished_request_stops_no_request() -> None:
     running = Running()
     running.start()
     running.channel.say(ask(1))

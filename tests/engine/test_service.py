@@ -1,4 +1,4 @@
-"""How a request becomes what the loop takes: template, tokens, grammar, thoughts, and what is refused before."""
+"""Preparation of requests: template, tokens, grammar, reasoning, and refusals."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_grammar_lets_the_model_think_first() -> None:
     assert started.thinking
 
 
-def test_thoughts_that_are_closed_by_force_fit_any_grammar() -> None:
+def test_reasoning_that_are_closed_by_force_fit_any_grammar() -> None:
     text, _ = answer(scripted({"Hi<think>": "what is asked?"}), OPENS, grammar=GRAMMAR, thinking_tokens=3)
     thoughts, closing, said = text.partition("</think>\n\n")
     assert (thoughts, closing) == ("wha\n", "</think>\n\n")
@@ -141,7 +141,7 @@ HARMONY = PLAIN + "{# <|channel|>final<|message|> #}"  # as in gpt-oss's
 ANALYSIS, FINAL = "<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>"
 
 
-def test_a_grammar_binds_gpt_oss_behind_its_channels() -> None:
+def test_a_grammar_binds_gpt_oss_after_its_channels() -> None:
     model = scripted({f"Hi{ANALYSIS}": f"hm {{{FINAL}{{yes}}", "Hi<|channel|>final<|message|>": "{yes}"})
     text, started = answer(model, HARMONY, grammar=GRAMMAR, limits=Limits(100))
     received = split(started, text)

@@ -1,4 +1,4 @@
-"""How tokens came: each rule beside Hugging Face's tokenizers, and beside textbook merging of whole words."""
+"""Merge trees: each rule against Hugging Face's tokenizers, and against textbook merging of whole words."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Make = Callable[[Path], tuple[Tokenizer, Path]]
 
 
 def is_plain(text: str) -> bool:
-    """Whether llama.cpp reads a text as BERT does: it drops marks that BERT keeps, also some of Korean's letters."""
+    """Return whether llama.cpp normalizes a text as BERT does: unlike BERT it drops some marks and Korean letters."""
     letters = unicodedata.normalize("NFD", text)
     return not any(unicodedata.category(each) == "Mc" or "HANGUL" in unicodedata.name(each, "") for each in letters)
 
@@ -97,7 +97,7 @@ def test_a_tokens_own_tree_is_the_one_it_has_in_its_word(tmp_path: Path) -> None
 
 
 def byte_letters(tokenizer: Tokenizer) -> dict[str, int]:
-    """What the tokenizer itself writes for each byte of UTF-8, of those that strings can have."""
+    """Return the tokenizer's own letter of each byte that occurs in UTF-8."""
     found = {}
     for text in map(chr, (*range(0x80), *range(0x80, 0x3000, 7), *range(0x3000, 0x110000, 4099))):
         if not 0xD800 <= ord(text) < 0xE000:

@@ -12,7 +12,7 @@ from llmrun.protocol.watermark import read_watermark
 
 KEY = "15485863"
 GREEN = read_watermark("green")
-# Of a vocabulary of 20 the green ones behind 10 (transformers' own test).
+# Of a vocabulary of 20 the green ones after 10 (transformers' own test).
 GREEN_BEHIND_TEN = (15, 9, 4, 12, 1)
 
 

@@ -1,4 +1,4 @@
-"""What is remembered of the model that gave an answer."""
+"""Identity of the model that answered."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.models.fingerprint import ModelFingerprint, file_used
+from llmrun.models.fingerprint import ModelFingerprint, fingerprint_file
 
 
 def test_a_model_that_is_a_file_is_named_by_its_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("m.gguf").write_bytes(b"GGUF")
-    used = file_used("", Path("m.gguf"))
+    used = fingerprint_file("", Path("m.gguf"))
     assert used.name == used.path == str(tmp_path / "m.gguf")
     assert not used.server
 

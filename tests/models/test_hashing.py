@@ -73,7 +73,7 @@ def test_ollama_names_its_blobs_by_their_hash(home: Path) -> None:
 def test_where_nobody_noted_a_hash(home: Path) -> None:
     put_lm_studio(home / ".lmstudio/models", "a/b", "m-Q4_0.gguf")
     (model,) = other_programs.models()
-    assert (verify(model).state, verify(model).text) == ("unknown", "nobody noted a checksum of m-Q4_0.gguf")
+    assert (verify(model).state, verify(model).text) == ("unknown", "no checksum of m-Q4_0.gguf is known")
 
 
 def test_a_file_that_can_not_be_read(store: Store) -> None:

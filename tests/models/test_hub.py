@@ -1,4 +1,4 @@
-"""Metadata: what the hub answers is checked before anybody makes a path of it; its errors become ours."""
+"""Hub metadata: responses are validated before they become paths; HTTP errors become ours."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def settings(endpoint: str, *, offline: bool = False) -> Settings:
 
 
 def ask(hub: StandInHub, repository: str = REPOSITORY, revision: str = "main") -> module.Repository:
-    return repository_files(repository, revision, settings(hub.url), patience=RetryPolicy(retries=0))
+    return repository_files(repository, revision, settings(hub.url), policy=RetryPolicy(retries=0))
 
 
 def test_files_with_size_and_hash(hub: StandInHub) -> None:
@@ -62,7 +62,7 @@ def test_files_with_size_and_hash(hub: StandInHub) -> None:
 def test_lies_are_refused(hub: StandInHub, lie: dict[str, Any]) -> None:
     for name, value in lie.items():
         setattr(hub.faults, name, value)
-    with pytest.raises(NetworkError, match="nonsense") as caught:
+    with pytest.raises(NetworkError, match="invalid response") as caught:
         ask(hub)
     assert caught.value.why.isprintable()
 
@@ -100,9 +100,7 @@ def test_a_busy_hub_is_asked_again_and_that_is_said(hub: StandInHub, status: int
     hub.faults.metadata_statuses = [status, status]
     hub.faults.metadata_headers = {"Retry-After": "0"}
     notes: list[str] = []
-    found = repository_files(
-        REPOSITORY, "main", settings(hub.url), notes.append, patience=RetryPolicy(backoff_seconds=0)
-    )
+    found = repository_files(REPOSITORY, "main", settings(hub.url), notes.append, policy=RetryPolicy(backoff_seconds=0))
     assert [file.name for file in found.files] == ["tiny-Q4_0.gguf"]
     assert len(hub.requests) == 3
     assert len(notes) == 2
@@ -112,22 +110,22 @@ def test_a_busy_hub_is_asked_again_and_that_is_said(hub: StandInHub, status: int
 def test_a_hub_that_hangs_up_is_asked_again(hub: StandInHub) -> None:
     hub.faults.metadata_statuses = [StandInHub.HANG_UP]
     notes: list[str] = []
-    repository_files(REPOSITORY, "main", settings(hub.url), notes.append, patience=RetryPolicy(backoff_seconds=0))
-    assert "gave no whole answer" in notes[0]
+    repository_files(REPOSITORY, "main", settings(hub.url), notes.append, policy=RetryPolicy(backoff_seconds=0))
+    assert "sent an incomplete response" in notes[0]
 
 
 def test_a_hub_that_falls_silent_is_asked_again(hub: StandInHub) -> None:
     hub.faults.metadata_statuses = [StandInHub.SILENT]
-    patience = RetryPolicy(stall_seconds=0.2, backoff_seconds=0)
+    policy = RetryPolicy(stall_seconds=0.2, backoff_seconds=0)
     notes: list[str] = []
-    repository_files(REPOSITORY, "main", settings(hub.url), notes.append, patience=patience)
+    repository_files(REPOSITORY, "main", settings(hub.url), notes.append, policy=policy)
     assert len(notes) == 1
 
 
 def test_retries_end(hub: StandInHub) -> None:
     hub.faults.metadata = (503, "")
     with pytest.raises(NetworkError, match="answered 503"):
-        repository_files(REPOSITORY, "main", settings(hub.url), patience=RetryPolicy(retries=2, backoff_seconds=0))
+        repository_files(REPOSITORY, "main", settings(hub.url), policy=RetryPolicy(retries=2, backoff_seconds=0))
     assert len(hub.requests) == 3
 
 
@@ -146,7 +144,7 @@ def test_files_without_a_hash_are_left_out_and_named(hub: StandInHub) -> None:
     notes: list[str] = []
     found = repository_files(REPOSITORY, "main", settings(hub.url), notes.append)
     assert [file.name for file in found.files] == ["tiny-Q4_0.gguf"]
-    assert notes == ["left out, for the hub tells no sha256 to verify them by: small-Q8_0.gguf"]
+    assert notes == ["ignored, because the hub has no sha256 to verify them: small-Q8_0.gguf"]
 
 
 def test_unreachable() -> None:
@@ -222,7 +220,7 @@ def test_no_such_quant_lists_those_there_are_and_the_near_ones() -> None:
 
 
 def found(**changes: Any) -> dict[str, Any]:
-    """What the hub says of a repository that a search found."""
+    """Return one search result of the hub."""
     return {
         "id": "maker/tiny-GGUF", "downloads": 12345, "likes": 6, "gated": False,
         "lastModified": "2026-10-01T10:11:12.000Z", **changes,
@@ -251,7 +249,7 @@ def test_a_search_shows_only_what_can_be_typed(hub: StandInHub, lie: dict[str, A
 @pytest.mark.parametrize("body", [b"<html>", b"{}", b"7", b"\xff", b"[" * 100_000])
 def test_a_search_answered_with_nonsense(hub: StandInHub, body: bytes) -> None:
     hub.pages["/api/models"] = ("application/json", body)
-    with pytest.raises(NetworkError, match="nonsense"):
+    with pytest.raises(NetworkError, match="invalid response"):
         search(["x"], settings(hub.url))
 
 

@@ -27,7 +27,7 @@ from llmrun.errors import (
 )
 from llmrun.models.download.transfer import RetryPolicy
 from llmrun.models.location import find_projector
-from llmrun.models.pull import FALLBACK_NOTE, UNVERIFIED_NOTE, offered, pull, update
+from llmrun.models.pull import FALLBACK_NOTE, UNVERIFIED_NOTE, find_offer, pull, update
 from llmrun.models.registry import Mirror, ModelSpec
 from llmrun.models.store.store import Store
 from llmrun.protocol.sizes import readable_size
@@ -199,7 +199,7 @@ def newer(hub: StandInHub, settings: Settings) -> Path:
 
 def test_a_newer_file_is_told_and_fetched(hub: StandInHub, settings: Settings, newer: Path) -> None:
     notes: list[str] = []
-    assert offered(SPEC, settings).missing == len(NEWER)
+    assert find_offer(SPEC, settings).missing == len(NEWER)
     assert update(SPEC, settings, on_note=notes.append) == "updated"
     assert notes == [f"the hub has a newer tiny-Q4_K_M.gguf: {readable_size(len(NEWER))} to download"]
     assert pull(SPEC, settings).read_bytes() == NEWER
@@ -221,7 +221,7 @@ def test_the_old_file_stays_until_the_new_one_is_right(
 ) -> None:
     vars(hub.faults).update(fault)
     with pytest.raises(NetworkError):
-        update(SPEC, settings, patience=RetryPolicy(retries=1, backoff_seconds=0))
+        update(SPEC, settings, policy=RetryPolicy(retries=1, backoff_seconds=0))
     assert pull(SPEC, settings) == newer
     assert newer.read_bytes() == MODEL
 
@@ -240,7 +240,7 @@ def test_a_model_that_is_here_needs_no_hub(hub: StandInHub, settings: Settings, 
         hub.files = {"other-Q8_0.gguf": MODEL}
     changed = {"gone": settings, "offline": replace(settings, offline=True), "unreachable": unreachable(settings)}
     assert update(SPEC, changed[what], on_note=notes.append) == "unchecked"
-    assert notes[0].startswith("the hub can't tell whether there is a newer file: ")
+    assert notes[0].startswith("can't check the hub for a newer file: ")
 
 
 def test_a_commit_has_no_newer_file(hub: StandInHub, settings: Settings) -> None:
@@ -338,7 +338,7 @@ def test_link_is_resumed(hub: StandInHub, settings: Settings) -> None:
     hub.faults.etag = '"one"'
     hub.faults.cut_after = [len(MODEL) // 2]
     with pytest.raises(NetworkError):
-        pull(link(hub), settings, patience=RetryPolicy(retries=0))
+        pull(link(hub), settings, policy=RetryPolicy(retries=0))
     assert not Store(settings).installed()
     assert pull(link(hub), settings).read_bytes() == MODEL
     assert hub.sent == len(MODEL)
@@ -364,7 +364,7 @@ def test_the_size_of_a_link_is_said_before_it_comes(hub: StandInHub, settings: S
     asked()
     hub.faults.cut_after = [len(MODEL) // 2]
     with pytest.raises(NetworkError):
-        pull(link(hub), settings, patience=RetryPolicy(retries=0))
+        pull(link(hub), settings, policy=RetryPolicy(retries=0))
     asked()
     hub.faults.ignore_range = True
     asked()

@@ -17,8 +17,8 @@ from llmrun.models.registry import (
     Mirror,
     ModelSpec,
     load_catalogue,
-    near_quants,
     resolve,
+    similar_quants,
 )
 
 MIRROR = Mirror("wheel", "1", "wheel/Tiny.Q4_1.gguf", "0" * 64, 10, 9, "abc")
@@ -97,8 +97,8 @@ def test_a_quant_that_was_asked_for_is_the_one() -> None:
         ("xyz", []),
     ],
 )
-def test_near_quants(wanted: str, near: list[str]) -> None:
-    assert near_quants(wanted, ["Q8_0", "Q4_K_M", "Q4_K_S"]) == near
+def test_similar_quants(wanted: str, near: list[str]) -> None:
+    assert similar_quants(wanted, ["Q8_0", "Q4_K_M", "Q4_K_S"]) == near
 
 
 def test_short_names() -> None:

@@ -23,7 +23,7 @@ from llmrun.planning.settings import TunableSettings
 from llmrun.planning.tuned import Profile, TunedSettings
 from llmrun.protocol.codec import as_dict
 from llmrun.protocol.jobs.bench import BenchTest
-from llmrun.student import student
+from llmrun.statistics import student
 
 SECONDS = 60.0
 LEAST_DEPTH, MOST_DEPTH = 1024, 2048

@@ -1,1 +1,1 @@
-"""Grammars as masks over the vocabulary: what an answer may go on with."""
+"""Grammars as token masks over the vocabulary."""

@@ -1,7 +1,7 @@
-"""Calls of tools as a grammar: the arguments of a call follow the tool's JSON schema.
+"""The grammar of tool calls: arguments follow the tool's JSON schema.
 
-Owns that grammar, and when it begins; must not know templates. What a schema says beyond what can be enforced while an
-answer is written is passed over: it is advice to the model, and the client validates what it runs.
+Must not know templates. Keywords of a schema that can't be enforced during generation are ignored; the client validates
+the arguments anyway.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llmrun.engine.constraint.matcher import Matcher, compile_lark, followed
-from llmrun.engine.constraint.reasoning import unbound
+from llmrun.engine.constraint.matcher import Matcher, compile_lark, prepared_schema
+from llmrun.engine.constraint.reasoning import unconstrained_mask
 from llmrun.engine.prompt.thinking import ReasoningStage, ReasoningTracker
-from llmrun.engine.prompt.tools import waits_for_call
+from llmrun.engine.prompt.tools import allows_text
 from llmrun.errors import BadGrammarError, UsageError
 from llmrun.grammar.schema import REFUSED
 from llmrun.protocol.codec import load_json
@@ -27,46 +27,45 @@ from llmrun.protocol.toolcalls import ParameterForm, Syntax
 if TYPE_CHECKING:
     from llmrun.engine.llama.base import Vocabulary
 
-_MOST_CALLS = 16
-"""Of one answer: a small model goes on for ever."""
-_MOST_COUNTED = 1000  # characters of a text
+_MAX_CALLS = 16  # of one answer: a small model may never stop
+_MAX_COUNTED = 1000  # characters of a text
 _ANY_OBJECT = {"type": "object"}
 _LOOSENED = frozenset({*REFUSED, "pattern", "format", "$id", "$anchor"})
 
 
-def compile_calls(asked: AnswerRequest, syntax: Syntax, vocabulary: Vocabulary, shown: Collection[int]) -> Matcher:
-    """A grammar of the calls that a request allows. Where it waits for a call, that has begun already.
+def compile_calls(request: AnswerRequest, syntax: Syntax, vocabulary: Vocabulary, shown: Collection[int]) -> Matcher:
+    """Compile a grammar of a request's calls; if text may precede a call, the grammar starts after `syntax.begin`.
 
     Args:
-        shown: the control tokens of the syntax.
+        shown: control tokens of the syntax, which the grammar matches by their texts.
 
     Raises:
-        UsageError: it asks for another grammar, too, that can't be put beside calls.
-        BadGrammarError: the schemas ask for too much.
+        UsageError: the request has a grammar that can't be combined with calls.
+        BadGrammarError: the schemas are too complex.
     """
-    named = asked.tool_choice.removeprefix("=") if asked.tool_choice.startswith("=") else ""
-    tools = [tool for tool in asked.tools if named in ("", tool.name)]
-    begin = "" if waits_for_call(asked) else syntax.begin
-    text = "\n".join(_lines(tools, syntax, begin, several=asked.parallel_calls and not named))
-    if asked.grammar is None or asked.tool_choice != "auto":
+    only = request.tool_choice.removeprefix("=") if request.tool_choice.startswith("=") else ""
+    tools = [tool for tool in request.tools if only in ("", tool.name)]
+    begin = "" if allows_text(request) else syntax.begin
+    text = "\n".join(_lines(tools, syntax, begin, several=request.parallel_calls and not only))
+    if request.grammar is None or request.tool_choice != "auto":
         return compile_lark(f"start: calls\n{text}", vocabulary, shown)
-    if asked.grammar.kind != "json_schema":
+    if request.grammar.kind != "json_schema":
         raise UsageError("a grammar and tools exclude each other", why="an answer can't follow both")
     lead = _literal(syntax.lead) + " " if syntax.lead else ""
-    answer = f"start: calls | answer\nanswer: {lead}%json {followed(asked.grammar.text)}"
+    answer = f"start: calls | answer\nanswer: {lead}%json {prepared_schema(request.grammar.text)}"
     return compile_lark(f"{answer}\n{text}", vocabulary, shown)
 
 
 def _lines(tools: Sequence[Tool], syntax: Syntax, begin: str, *, several: bool) -> Iterator[str]:
-    more = f" then{{0,{_MOST_CALLS - 1}}}" if several and syntax.then else ""
+    more = f" then{{0,{_MAX_CALLS - 1}}}" if several and syntax.then else ""
     first = begin + syntax.first
-    yield f"calls: {_literal(first) + ' ' if first else ''}call{more}{_behind(syntax.end)}"
+    yield f"calls: {_literal(first) + ' ' if first else ''}call{more}{_then(syntax.end)}"
     if more:
         yield f"then: {_literal(syntax.then)} call"
     yield f"call: {' | '.join(f'call_{index}' for index in range(len(tools)))}"
     for index, tool in enumerate(tools):
         head = _literal(tool.name + syntax.middle)
-        yield f"call_{index}: {head} arguments_{index}{_behind(syntax.close)}"
+        yield f"call_{index}: {head} arguments_{index}{_then(syntax.close)}"
         if syntax.parameter is None:
             yield f"arguments_{index}: %json {arguments_schema(tool.parameters)}"
         else:
@@ -74,35 +73,35 @@ def _lines(tools: Sequence[Tool], syntax: Syntax, begin: str, *, several: bool) 
 
 
 def _parameter_lines(rule: str, tool: Tool, form: ParameterForm) -> Iterator[str]:
-    """The parameters of a tool one by one, those that its schema names, in their order."""
+    """Yield rules for the parameters of a tool's schema, one by one, in their order."""
     schema = load_json(tool.parameters)
     parameters = parameters_of(schema)
     required = schema.get("required") if isinstance(schema, dict) else None
     yield f"{rule}: {rule}_first_0"
     for index, (name, value) in enumerate(parameters.items()):
         is_needed = isinstance(required, list) and name in required
-        behind = f"{rule}_more_{index + 1}"
+        after = f"{rule}_more_{index + 1}"
         yield f"{rule}_{index}: {_literal(form.begin + name + form.middle)} {rule}_value_{index}"
         yield f"{rule}_value_{index}{_value(value, schema, form)}"
-        yield f"{rule}_first_{index}: {rule}_{index} {behind}" + ("" if is_needed else f" | {rule}_first_{index + 1}")
+        yield f"{rule}_first_{index}: {rule}_{index} {after}" + ("" if is_needed else f" | {rule}_first_{index + 1}")
         between = f"{_literal(form.between)} " if form.between else ""
-        yield f"{rule}_more_{index}: {between}{rule}_{index} {behind}" + ("" if is_needed else f" | {behind}")
+        yield f"{rule}_more_{index}: {between}{rule}_{index} {after}" + ("" if is_needed else f" | {after}")
     yield f'{rule}_first_{len(parameters)}: ""'
     yield f'{rule}_more_{len(parameters)}: ""'
 
 
 def _value(schema: Any, root: Any, form: ParameterForm) -> str:
-    """What stands behind the name of the rule for a parameter's value up to its end."""
+    """Return the body of a rule for a parameter's value and its end."""
     if not may_be_text(schema):
-        known = {**schema, **{name: root[name] for name in ("$defs", "definitions") if name in root}}
-        return f": %json {_enforceable(known)}{_behind(form.end)}"
+        complete = {**schema, **{name: root[name] for name in ("$defs", "definitions") if name in root}}
+        return f": %json {_enforceable(complete)}{_then(form.end)}"
     schema = schema if isinstance(schema, dict) else {}
     end = form.quote + form.end
     choices = schema.get("enum")
     if isinstance(choices, list) and all(isinstance(choice, str) for choice in choices):
         return f": {' | '.join(_literal(form.quote + choice + end) for choice in choices)}"
-    most = schema.get("maxLength")
-    size = f"{{0,{most}}}" if isinstance(most, int) and 0 <= most <= _MOST_COUNTED else "*"
+    limit = schema.get("maxLength")
+    size = f"{{0,{limit}}}" if isinstance(limit, int) and 0 <= limit <= _MAX_COUNTED else "*"
     return f"[suffix={_literal(end)}]: /{re.escape(form.quote)}(?s:.{size})/"
 
 
@@ -110,15 +109,15 @@ def _literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _behind(text: str) -> str:
+def _then(text: str) -> str:
     return f" {_literal(text)}" if text else ""
 
 
 @lru_cache(maxsize=256)
 def arguments_schema(parameters: str) -> str:
-    """The schema of a tool's arguments as it can be followed; they are an object, whatever it says.
+    """Return the enforceable part of a tool's schema; arguments are always an object.
 
-    An agent sends the same tools with every request, and to read a schema takes a millisecond or two.
+    Cached, because agents send the same tools with every request, and reading a schema takes a millisecond or two.
     """
     try:
         schema = load_json(parameters)
@@ -129,15 +128,15 @@ def arguments_schema(parameters: str) -> str:
 
 
 def _enforceable(schema: dict[str, Any]) -> str:
-    """As much of a schema as can be followed: its type at least."""
-    for known in (schema, _loosened(schema)):
+    """Return the schema, the schema without unsupported keywords, or its type alone: the first that compiles."""
+    for candidate in (schema, _loosened(schema)):
         with suppress(BadGrammarError, RecursionError):
-            return followed(json.dumps(known))
-    return followed(json.dumps({name: schema[name] for name in ("type",) if name in schema}))
+            return prepared_schema(json.dumps(candidate))
+    return prepared_schema(json.dumps({name: schema[name] for name in ("type",) if name in schema}))
 
 
 def _loosened(schema: Any) -> Any:
-    """Without the keywords that can't be enforced; properties may be called like them."""
+    """Remove unsupported keywords from a schema, but not properties of the same names."""
     if isinstance(schema, list):
         return [_loosened(item) for item in schema]
     if not isinstance(schema, dict):
@@ -153,78 +152,60 @@ def _loosened(schema: Any) -> Any:
     return loosened
 
 
-class _Place(NamedTuple):
-    """Where an answer is.
-
-    Attributes:
-        thoughts: whether it thinks; None where the model does not.
-        text: the end of what it said that may be the beginning of a call; None where no call can begin any more.
-        is_call: a call has begun.
-    """
-
-    thoughts: ReasoningTracker | None
-    text: str | None = ""
+class _State(NamedTuple):
+    reasoning: ReasoningTracker | None  # None: the model does not reason
+    text: str | None = ""  # the end of the answer, which may begin a call; None: no call can begin any more
     is_call: bool = False
 
 
 class ToolCallConstraint:
-    """A Constraint that leaves the model free until it begins a call, and holds it to the grammar from there on."""
+    """A Constraint that allows any text until a call begins, and applies the grammar from there on."""
 
     def __init__(
-        self, calls: Matcher, vocabulary: Vocabulary, syntax: Syntax, thoughts: ReasoningTracker | None
+        self, calls: Matcher, vocabulary: Vocabulary, syntax: Syntax, reasoning: ReasoningTracker | None
     ) -> None:
-        """At the beginning of an answer, which may be inside the model's thoughts."""
         self._calls = calls
         self._vocabulary = vocabulary
         self._syntax = syntax
-        self._free = unbound(calls.tokens, syntax.begin, may_end=True)
-        self._places = [_Place(thoughts)]
+        self._unconstrained = unconstrained_mask(calls.tokens, syntax.begin, may_end=True)
+        self._states = [_State(reasoning)]
 
     def mask(self) -> int:
-        """See Constraint."""
-        place = self._places[-1]
-        return self._calls.mask() if place.is_call else self._free.mask(place.text or "").address
+        state = self._states[-1]
+        return self._calls.mask() if state.is_call else self._unconstrained.mask(state.text or "").address
 
     def accept(self, token: int) -> None:
-        """See Constraint."""
-        self._places.append(self._after(self._places[-1], token))
+        self._states.append(self._after(self._states[-1], token))
 
-    def _after(self, place: _Place, token: int) -> _Place:
-        if place.is_call:
+    def _after(self, state: _State, token: int) -> _State:
+        if state.is_call:
             self._calls.accept(token)
-            return place
-        thoughts = place.thoughts
-        if thoughts is not None and thoughts.stage is not ReasoningStage.ANSWER:
-            was_inside = thoughts.stage is ReasoningStage.INSIDE
-            thoughts = thoughts.after(self._vocabulary.control_piece(token).decode("utf-8", "replace"))
-            if was_inside or thoughts.stage is ReasoningStage.INSIDE:
-                return _Place(thoughts)
-        said = self._calls.tokens.tokens[token].decode("utf-8", "replace")
-        return self._said(thoughts, place.text, said)
-
-    def _said(self, thoughts: ReasoningTracker | None, before: str | None, said: str) -> _Place:
+            return state
+        reasoning = state.reasoning
+        if reasoning is not None and reasoning.stage is not ReasoningStage.ANSWER:
+            was_inside = reasoning.stage is ReasoningStage.INSIDE
+            reasoning = reasoning.after(self._vocabulary.control_piece(token).decode("utf-8", "replace"))
+            if was_inside or reasoning.stage is ReasoningStage.INSIDE:
+                return _State(reasoning)
+        if state.text is None:
+            return _State(reasoning, None)
         begin = self._syntax.begin
-        if before is None:
-            return _Place(thoughts, None)
-        text = before + said
+        text = state.text + self._calls.tokens.tokens[token].decode("utf-8", "replace")
         if not self._syntax.at_start:
-            return _Place(thoughts, text[-len(begin) :], text.endswith(begin))
+            return _State(reasoning, text[-len(begin) :], text.endswith(begin))
         text = text.lstrip()
-        return _Place(thoughts, text if begin.startswith(text) else None, text == begin)
+        return _State(reasoning, text if begin.startswith(text) else None, text == begin)
 
     def forced(self) -> list[int]:
-        """See Constraint."""
-        return self._calls.forced() if self._places[-1].is_call else []
+        return self._calls.forced() if self._states[-1].is_call else []
 
     def allowed(self, tokens: list[int]) -> int:
-        """See Constraint."""
-        return self._calls.allowed(tokens) if self._places[-1].is_call else len(tokens)
+        return self._calls.allowed(tokens) if self._states[-1].is_call else len(tokens)
 
     def rewind(self, n_tokens: int) -> None:
-        """See Constraint."""
-        left = len(self._places) - n_tokens
-        # A token behind the one that began the call is the grammar's.
-        bound = sum(place.is_call for place in self._places[left - 1 : -1])
-        del self._places[left:]
-        if bound:
-            self._calls.rewind(bound)
+        n_left = len(self._states) - n_tokens
+        # The grammar accepted each token after the one that began the call.
+        n_constrained = sum(state.is_call for state in self._states[n_left - 1 : -1])
+        del self._states[n_left:]
+        if n_constrained:
+            self._calls.rewind(n_constrained)

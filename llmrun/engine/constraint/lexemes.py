@@ -1,10 +1,10 @@
-"""GBNF rules -> a Lark grammar that llguidance follows, with exactly the same answers.
+"""Translation of GBNF rules to an equivalent Lark grammar for llguidance.
 
-Owns the choice of lexemes; must not know tokens. llguidance cuts an answer into lexemes, which are fast regular
-expressions, and parses those. Its lexer is greedy: given "a" and "ab" as lexemes it reads "ab" as one, even if the
-rules only went on after "a". GBNF knows no lexemes, so they are chosen here such that greed never matters: first as
-large as they can be, then those are split that could eat up what belongs to their neighbours. In the end that is
-single characters, which are always right, and slow. A grammar without recursion is one lexeme.
+Owns the choice of lexemes; must not know tokens. llguidance splits text into lexemes, which are fast regular
+expressions, and parses those. Its lexer is greedy: given the lexemes "a" and "ab" it reads "ab" as one, even if the
+rules only continue after "a". GBNF has no lexemes, so they are chosen here such that greed never matters: first as
+large as possible, then each one that could match text of its neighbours is split, at last into single characters, which
+are always right, but slow. A grammar without recursion is one lexeme.
 """
 
 from __future__ import annotations
@@ -32,13 +32,10 @@ _MAX_PARENTHESES = 8
 
 
 def to_lark(rules: Mapping[str, Rule]) -> str:
-    """The same grammar in Lark.
-
-    Args:
-        rules: as gbnf.parse gives them.
+    """Return the grammar of these rules (see gbnf.parse) in Lark.
 
     Raises:
-        BadGrammarError: it is too large.
+        BadGrammarError: the grammar is too large.
     """
     flat = closure(rules, lambda node, known: all(reference.name in known for reference in references(node)))
     outline = _Outline(rules, flat)
@@ -49,22 +46,21 @@ def to_lark(rules: Mapping[str, Rule]) -> str:
 
 
 class _Outline:
-    """Which parts of which rules are lexemes.
+    """The split of rules into parts for the parser and lexemes.
 
     Attributes:
-        bodies: rules that the parser needs -> their bodies, with lexemes in place of what the lexer reads.
-        lexemes: all of them.
+        bodies: the rules of the parser, with lexemes as leaves.
     """
 
     def __init__(self, rules: Mapping[str, Rule], flat: set[str]) -> None:
         self._rules = rules
         self._flat = flat
         self._split: set[Node] = set()  # never lexemes as a whole
-        self._apart: set[Series] = set()  # their parts are never joined
+        self._apart: set[Series] = set()  # their parts are never merged
         self._make()
 
     def split(self, lexemes: Iterable[Lexeme]) -> None:
-        """Let these become smaller ones."""
+        """Split these into smaller lexemes."""
         for lexeme in lexemes:
             node = lexeme.node
             if lexeme.origin:
@@ -80,12 +76,12 @@ class _Outline:
     def _make(self) -> None:
         self.bodies: dict[str, Part] = {}
         self.lexemes: list[Lexeme] = []
-        waiting = [ROOT]
-        while waiting:
-            name = waiting.pop()
+        queue = [ROOT]
+        while queue:
+            name = queue.pop()
             if name not in self.bodies:
                 self.bodies[name] = body = self._part(self._rules[name].body)
-                waiting += [reference.name for reference in parsed_references(body)]
+                queue += [reference.name for reference in parsed_references(body)]
 
     def _part(self, node: Node) -> Part:
         if self._is_whole(node):
@@ -101,18 +97,18 @@ class _Outline:
         return node
 
     def _series(self, node: Series) -> Iterator[Part]:
-        """Its parts, neighbours joined to one lexeme where they may."""
+        """Yield the parts of a series, adjacent ones merged to one lexeme where possible."""
         run: list[Node] = []
         for part in node.parts:
             if node not in self._apart and self._is_whole(part):
                 run.append(part)
                 continue
-            yield from self._joined(run, node)
+            yield from self._merged(run, node)
             run = []
             yield self._part(part)
-        yield from self._joined(run, node)
+        yield from self._merged(run, node)
 
-    def _joined(self, run: list[Node], origin: Series) -> Iterator[Part]:
+    def _merged(self, run: list[Node], origin: Series) -> Iterator[Part]:
         if len(run) == 1:
             yield self._lexeme(run[0])
         elif run:
@@ -127,12 +123,12 @@ class _Outline:
 
 
 def _tree(parts: Iterable[Part]) -> tuple[Node, ...]:
-    """Parts inside a node; only this file and conflicts.py see nodes with lexemes in them."""
+    """Cast parts to nodes; only this module and conflicts.py handle nodes that contain lexemes."""
     return cast("tuple[Node, ...]", tuple(parts))
 
 
 class _Writer:
-    """Writes the outline down in Lark: rules are r0, r1 .., terminals T0, T1 .."""
+    """A writer of Lark: rules are r0, r1 .., terminals T0, T1 .."""
 
     def __init__(self, rules: Mapping[str, Rule], outline: _Outline) -> None:
         self._rules = rules
@@ -140,19 +136,18 @@ class _Writer:
         self._lines: list[str] = []
         self._rule_names: dict[str, str] = {}
         self._terminal_names: dict[str, str] = {}
-        self._texts: dict[str, str] = {}  # of a terminal -> its name
-        self._waiting: list[str] = []  # rules whose terminal is named, but not written yet
+        self._texts: dict[str, str] = {}  # text of a terminal -> its name
+        self._queue: list[str] = []  # rules whose terminal has a name, but is not written yet
         self._parser_rules = 0
 
     def text(self) -> str:
-        """The whole grammar."""
         for name in self._outline.bodies:
             self._rule_names[name] = f"r{len(self._rule_names)}"
         self._parser_rules = len(self._rule_names)
         for name, body in self._outline.bodies.items():
             self._lines.append(f"{self._rule_names[name]}: {self._expression(body, self._in_parser)}")
-        while self._waiting:
-            name = self._waiting.pop()
+        while self._queue:
+            name = self._queue.pop()
             body = self._rules[name].body
             self._lines.append(f"{self._terminal_names[name]}: {self._expression(body, self._in_lexer)}")
         return "\n".join(["start: r0", *self._lines, ""])
@@ -161,7 +156,7 @@ class _Writer:
         return self._nested(part, leaf)[0]
 
     def _nested(self, part: Part, leaf: Callable[[Part], str]) -> tuple[str, int]:
-        """A part's text, in parentheses if it needs them, and how deep those are nested."""
+        """Return a part's text, in parentheses if needed, and their depth."""
         below = children(part)
         if not below:
             return leaf(part), 0
@@ -177,7 +172,7 @@ class _Writer:
         return self._named(text, leaf), 0
 
     def _named(self, text: str, leaf: Callable[[Part], str]) -> str:
-        """A name for what is nested too deep for Lark's parser."""
+        """Return a new rule's or terminal's name for a text that is nested too deep for Lark's parser."""
         if leaf == self._in_lexer:
             return self._terminal(text)
         self._parser_rules += 1
@@ -202,7 +197,7 @@ class _Writer:
         if isinstance(part, Reference):
             if part.name not in self._terminal_names:
                 self._terminal_names[part.name] = f"T{len(self._texts) + len(self._terminal_names)}"
-                self._waiting.append(part.name)
+                self._queue.append(part.name)
             return self._terminal_names[part.name]
         if isinstance(part, Literal):
             return json.dumps(part.text)
@@ -215,8 +210,8 @@ def _repetition(text: str, part: Repeat) -> str:
     if part.maximum == 0:
         return '""'
     simple = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((part.minimum, part.maximum))
-    most = "" if part.maximum is None else part.maximum
-    return f"({text}){simple or f'{{{part.minimum},{most}}}'}"
+    limit = "" if part.maximum is None else part.maximum
+    return f"({text}){simple or f'{{{part.minimum},{limit}}}'}"
 
 
 def _range(pair: tuple[int, int]) -> str:

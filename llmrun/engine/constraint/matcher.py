@@ -1,8 +1,8 @@
-"""Holds the tokens of one answer to a grammar: llguidance's matcher behind our own grammars and errors.
+"""Token masks by a grammar: llguidance's matcher with our own grammars and errors.
 
-Owns llguidance, which nothing else imports; must not know sampling or the loop. What its matcher says at each token is
-a bit mask over the vocabulary. A user's grammar is untrusted: sizes are limited before llguidance sees it, its own
-limits bound time and memory, and whatever it raises becomes BadGrammarError.
+Owns llguidance, which no other module imports; must not know sampling or the loop. A user's grammar is untrusted: its
+size is limited before llguidance reads it, llguidance limits time and memory, and all of its errors become
+BadGrammarError.
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ if TYPE_CHECKING:
     from llmrun.engine.llama.base import Vocabulary
 
 _WORD_BITS = 32
-# llguidance compiles by recursion, a few hundred bytes deep for each name that leads to another.
-_STACK_BYTES = 256 * 1024 * 1024
-# It can't be stopped, and what it takes may double with every pattern that one text has to match.
-_MOST_SECONDS = 5.0
-_LOOK_SECONDS = 0.05
-_MOST_RUNAWAYS = 2
+_STACK_BYTES = 256 * 1024 * 1024  # llguidance compiles recursively, a few hundred bytes for each nested name
+# llguidance can't be stopped, and its time may double with every pattern that one text has to match.
+_MAX_SECONDS = 5.0
+_POLL_SECONDS = 0.05
+_MAX_RUNAWAYS = 2
 _LIMITS = {
     "initial_lexer_fuel": 1_000_000,  # about 20 ms
     "step_lexer_fuel": 1_000_000,  # about 70 ms for one token
@@ -42,7 +41,7 @@ _LIMITS = {
     "max_grammar_size": 500_000,
     "verbose_errors": False,
 }
-# As Python's json.dumps writes it. Free blanks would be a way for a small model to go on without saying anything.
+# As json.dumps writes it. With flexible whitespace a small model can write blanks without end.
 _JSON_LAYOUT = {
     "item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False, "coerce_one_of": False,
     "lenient": False, "json_allow_general_unicode_escapes": False,
@@ -55,7 +54,7 @@ _Result = TypeVar("_Result")
 
 
 class Mask:
-    """A bit for each token, whether it may come next: bit t % 32 of 32-bit word t // 32 for token t. At first, none."""
+    """One bit per token, 1 if it is allowed next: bit t % 32 of 32-bit word t // 32 for token t. Initially all 0."""
 
     def __init__(self, n_tokens: int) -> None:
         self._n_tokens = n_tokens
@@ -63,99 +62,86 @@ class Mask:
 
     @property
     def address(self) -> int:
-        """Where the words lie."""
         return ctypes.addressof(self.words)
 
     def allow_all(self) -> None:
-        """Let any token come."""
         n_words = len(self.words)
         self.words[:] = [2**_WORD_BITS - 1] * n_words
         self.forbid(range(self._n_tokens, n_words * _WORD_BITS))
 
     def allow(self, tokens: Iterable[int]) -> None:
-        """Let these come, too."""
         for token in tokens:
             self.words[token // _WORD_BITS] |= 1 << token % _WORD_BITS
 
     def forbid(self, tokens: Iterable[int]) -> None:
-        """Let these not come."""
         for token in tokens:
             self.words[token // _WORD_BITS] &= ~(1 << token % _WORD_BITS)
 
 
 class Constraint(Protocol):
-    """What an answer may go on with, token by token."""
+    """The allowed next tokens of one answer. Methods raise BadGrammarError beyond a limit of time or memory."""
 
     def mask(self) -> int:
-        """Address of the mask of the tokens that may come next, see Mask; valid until the next call.
+        """Return the address of the mask of the next token (see Mask), valid until the next call.
 
         Raises:
-            BadGrammarError: it takes too much to find out, or there are none.
+            BadGrammarError: no token is allowed, or a limit is exceeded.
         """
 
     def accept(self, token: int) -> None:
-        """Go on with a token that the mask allowed, or that was forced.
+        """Append a token that the mask allows, or that is forced.
 
         Raises:
             BadGrammarError: the grammar does not allow it.
         """
 
     def forced(self) -> list[int]:
-        """The tokens about which there is no choice; mostly none. They are not accepted yet.
-
-        Raises:
-            BadGrammarError: it takes too much to find out.
-        """
+        """Return the next tokens if the grammar leaves no choice, mostly none; doesn't accept them."""
 
     def allowed(self, tokens: list[int]) -> int:
-        """How many first tokens of a draft may come, as far as that can be told in advance. None is accepted."""
+        """Return the number of first tokens of a draft that the grammar allows; doesn't accept them."""
 
     def rewind(self, n_tokens: int) -> None:
-        """Take back the last tokens that were accepted.
+        """Remove the last accepted tokens.
 
         Raises:
-            BadGrammarError: there were not so many.
+            BadGrammarError: fewer tokens were accepted.
         """
 
 
 class Matcher:
-    """A Constraint: where one answer is in its grammar; compile_grammar() makes it.
+    """A Constraint that follows one grammar, made by compile_grammar().
 
-    End tokens may come where the grammar may end, and no control token ever.
-
-    Attributes:
-        tokens: the vocabulary.
+    End tokens are allowed where the grammar can end, control tokens never.
     """
 
     def __init__(self, matcher: Any, tokens: Tokens, vocabulary: Vocabulary) -> None:
         self.tokens = tokens
         self._matcher = matcher
-        self._vocabulary = vocabulary  # the matcher asks it, but does not keep it
+        self._vocabulary = vocabulary  # keeps it alive: the matcher only has a weak reference
         self._mask = Mask(tokens.n_vocab)
-        self._known = False  # whether the mask is the one of this place
+        self._is_mask_current = False
         self._ended = False
 
     def copy(self) -> Matcher:
-        """Another one at the same place, which goes its own way."""
         twin = Matcher(self._matcher.deep_copy(), self.tokens, self._vocabulary)
         twin._ended = self._ended
         return twin
 
-    def mask(self, besides: Collection[int] = ()) -> int:
-        """See Constraint; some tokens may be allowed besides."""
-        if not self._known:
+    def mask(self, extra: Collection[int] = ()) -> int:
+        """Return the address of the mask, with extra tokens allowed; see Constraint."""
+        if not self._is_mask_current:
             words = self._mask.words
             with _explained(self._matcher):
                 self._matcher.unsafe_compute_mask_ptr(self._mask.address, ctypes.sizeof(words))
             if bytes(words) == bytes(ctypes.sizeof(words)):
                 raise BadGrammarError("the grammar can't be followed any further", why="no token of the model fits")
-        self._known = not besides
-        self._mask.allow(besides)
+        self._is_mask_current = not extra
+        self._mask.allow(extra)
         return self._mask.address
 
     def accept(self, token: int) -> None:
-        """See Constraint."""
-        self._known = False
+        self._is_mask_current = False
         if token in self.tokens.ends:
             self._ended = True
             return
@@ -163,14 +149,12 @@ class Matcher:
             self._matcher.consume_token(token)
 
     def forced(self) -> list[int]:
-        """See Constraint: the tokens of the text that the grammar leaves no choice about."""
         if self._ended or not self.tokens.canonical:
             return []
         with _explained(self._matcher):
             return list(self._matcher.compute_ff_tokens())
 
     def allowed(self, tokens: list[int]) -> int:
-        """See Constraint. An end token is left to the mask."""
         if self._ended:
             return 0
         before_end = list(takewhile(lambda token: token not in self.tokens.ends, tokens))
@@ -178,8 +162,7 @@ class Matcher:
         return valid + (valid == len(before_end) < len(tokens))
 
     def rewind(self, n_tokens: int) -> None:
-        """See Constraint."""
-        self._known = False
+        self._is_mask_current = False
         n_tokens -= self._ended
         self._ended = False
         with _explained(self._matcher):
@@ -187,59 +170,59 @@ class Matcher:
 
 
 def compile_grammar(grammar: Grammar, vocabulary: Vocabulary) -> Matcher:
-    """A constraint at the beginning of an answer.
+    """Return a matcher at the beginning of an answer.
 
     Raises:
-        BadGrammarError: the grammar is broken, or asks for too much.
+        BadGrammarError: the grammar is invalid, or too complex.
     """
     native = import_submodule("llguidance", "_lib")
-    tokens = known_tokens(vocabulary)
-    return Matcher(_compiled(grammar, _source(grammar, native), tokens), tokens, vocabulary)
+    tokens = tokens_of(vocabulary)
+    return Matcher(_compile(grammar, _source(grammar, native), tokens), tokens, vocabulary)
 
 
 def compile_lark(text: str, vocabulary: Vocabulary, shown: Collection[int]) -> Matcher:
-    """A constraint for a grammar of our own making.
+    """Return a matcher for a grammar that llmrun has written.
 
     Args:
-        shown: control tokens that stand for their texts in it.
+        shown: control tokens that the grammar matches by their texts.
 
     Raises:
-        BadGrammarError: what was put into it asks for too much.
+        BadGrammarError: the schemas in it are too complex.
     """
     native = import_submodule("llguidance", "_lib")
-    tokens = known_tokens(vocabulary, frozenset(shown))
+    tokens = tokens_of(vocabulary, frozenset(shown))
     source = str(native.LLMatcher.grammar_from_lark(text))
-    return Matcher(_compiled(Grammar("lark", text), source, tokens), tokens, vocabulary)
+    return Matcher(_compile(Grammar("lark", text), source, tokens), tokens, vocabulary)
 
 
-def followed(schema_text: str) -> str:
-    """A JSON schema as llguidance follows it, for `%json` in a grammar of our own making.
+def prepared_schema(schema_text: str) -> str:
+    """Prepare a JSON schema for llguidance, for `%json` in a grammar.
 
     Raises:
-        BadGrammarError: it is broken, can't be met, or can't be enforced.
+        BadGrammarError: the schema is invalid, can't be met, or can't be enforced.
     """
     import json
 
     return json.dumps({**json.loads(narrowed(schema.parse(schema_text))), "x-guidance": _JSON_LAYOUT})
 
 
-def _compiled(grammar: Grammar, source: str, tokens: Tokens) -> Any:
+def _compile(grammar: Grammar, source: str, tokens: Tokens) -> Any:
     native = import_submodule("llguidance", "_lib")
     limits = native.LLParserLimits(**_LIMITS)
-    matcher = _with_room(lambda: native.LLMatcher(tokens.native, source, log_level=0, limits=limits))
+    matcher = _in_large_stack(lambda: native.LLMatcher(tokens.native, source, log_level=0, limits=limits))
     if matcher.is_error():
-        raise _broken(grammar, matcher.get_error())
+        raise _invalid(grammar, matcher.get_error())
     return matcher
 
 
 def _source(grammar: Grammar, native: Any) -> str:
-    """The grammar as llguidance reads it; nothing is taken on trust from the front."""
+    """Translate a grammar for llguidance, with all checks, because the engine doesn't trust the front."""
     if grammar.kind == "json_schema":
         text = narrowed(schema.parse(grammar.text))
         try:
             return str(native.LLMatcher.grammar_from_json_schema(text, overrides=_JSON_LAYOUT))
         except ValueError as error:
-            raise _broken(grammar, str(error)) from None
+            raise _invalid(grammar, str(error)) from None
     if grammar.kind == "gbnf":
         from llmrun.engine.constraint.lexemes import to_lark
 
@@ -251,21 +234,21 @@ def _source(grammar: Grammar, native: Any) -> str:
 
 
 class Tokens:
-    """A vocabulary as llguidance wants it: what its LLTokenizer asks for by these names.
+    """A vocabulary with the attributes that llguidance's LLTokenizer reads.
+
+    Args:
+        shown: control tokens that grammars match by their texts.
 
     Attributes:
-        n_vocab: how many tokens there are.
-        tokens: the bytes of each.
-        ends: those that end an answer.
-        native: the LLTokenizer.
-        canonical: whether the model's own tokenizer gives back any text unchanged; only then tokens are forced.
+        tokens: the bytes of each token.
+        ends: the end tokens.
+        canonical: the model's own tokenizer restores all sample texts exactly; only then tokens are forced.
     """
 
     bos_token_id = None
     is_tokenizer_wrapper = True
 
     def __init__(self, vocabulary: Vocabulary, shown: Collection[int] = ()) -> None:
-        """Look through a vocabulary, some of whose control tokens stand for their texts."""
         self._vocabulary = weakref.ref(vocabulary)
         self._has_shown = bool(shown)
         self.n_vocab = vocabulary.n_tokens
@@ -282,14 +265,14 @@ class Tokens:
         self.native = native.LLTokenizer(self, n_vocab=self.n_vocab, eos_token=self.special_token_ids)
 
     def __call__(self, text: str) -> list[int]:
-        """Token ids of a text; llguidance asks for them to force tokens as the model would have cut the text itself."""
+        """Tokenize a text as the model does; llguidance uses it for forced tokens."""
         tokens = self._encode(text)
         return self.native.greedy_tokenize(text) if tokens is None else tokens
 
     def _encode(self, text: str) -> list[int] | None:
-        """Token ids that are certainly this text; None where the model's tokenizer gives others.
+        """Tokenize a text; None unless the tokens restore it exactly.
 
-        Some put a space before everything, so it is tried again behind a line break.
+        Some tokenizers put a space before everything, so the second try is after a line break.
         """
         vocabulary = self._vocabulary()
         assert vocabulary is not None, "a constraint outlived its model"
@@ -299,49 +282,47 @@ class Tokens:
             return tokens
         before = vocabulary.tokenize("\n", special=False)
         tokens = vocabulary.tokenize("\n" + text, special=self._has_shown)
-        behind = tokens[len(before) :]
-        return behind if tokens[: len(before)] == before and self._bytes(behind) == data else None
+        after = tokens[len(before) :]
+        return after if tokens[: len(before)] == before and self._bytes(after) == data else None
 
     def _bytes(self, tokens: list[int]) -> bytes:
         return b"".join(self.tokens[token] for token in tokens)
 
 
 _SAMPLES = ('{"name": "', "the quick brown fox", " 12.5", "größer\n\n", "]}, {")
-_known: WeakKeyDictionary[Vocabulary, dict[frozenset[int], Tokens]] = WeakKeyDictionary()
+_cache: WeakKeyDictionary[Vocabulary, dict[frozenset[int], Tokens]] = WeakKeyDictionary()
 
 
-def known_tokens(vocabulary: Vocabulary, shown: frozenset[int] = frozenset()) -> Tokens:
-    """A vocabulary as llguidance wants it; the first call looks through all of it, which takes tenths of a second.
-
-    Args:
-        shown: control tokens that stand for their texts.
+def tokens_of(vocabulary: Vocabulary, shown: frozenset[int] = frozenset()) -> Tokens:
+    """Return the Tokens of a vocabulary; the first call reads all of it, which takes tenths of a second.
 
     Raises:
-        BadGrammarError: no answer of the model has an end.
+        BadGrammarError: the model has no end token.
     """
-    known = _known.setdefault(vocabulary, {})
-    if shown not in known:
-        known[shown] = Tokens(vocabulary, shown)
-    return known[shown]
+    cached = _cache.setdefault(vocabulary, {})
+    if shown not in cached:
+        cached[shown] = Tokens(vocabulary, shown)
+    return cached[shown]
 
 
 _runaways: list[threading.Thread] = []
 
 
-def runaways() -> int:
-    """How many grammars are still being read though nobody waits any more."""
+def n_runaways() -> int:
+    """Return the number of threads that still compile a grammar after its timeout."""
     _runaways[:] = [thread for thread in _runaways if thread.is_alive()]
     return len(_runaways)
 
 
-def _with_room(call: Callable[[], _Result]) -> _Result:
-    """What a call gives, made where the stack can grow; its pages are only taken when they are used.
+def _in_large_stack(call: Callable[[], _Result]) -> _Result:
+    """Call a function in a thread with a large stack, of which only used pages take memory.
 
     Raises:
-        BadGrammarError: it fails, or takes too long.
+        BadGrammarError: the call fails, or takes too long.
     """
-    if runaways() >= _MOST_RUNAWAYS:
-        raise BadGrammarError("no grammar can be read now", why=f"{_MOST_RUNAWAYS} that ask for too much still are")
+    if n_runaways() >= _MAX_RUNAWAYS:
+        why = f"{_MAX_RUNAWAYS} too complex grammars are still being compiled"
+        raise BadGrammarError("no grammar can be compiled now", why=why)
     results: list[_Result] = []
     errors: list[BaseException] = []
     clocks: list[Callable[[], float]] = []
@@ -358,23 +339,22 @@ def _with_room(call: Callable[[], _Result]) -> _Result:
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
     except RuntimeError:
-        raise OutOfMemoryError("there is no memory to read the grammar") from None
+        raise OutOfMemoryError("there is no memory to compile the grammar") from None
     finally:
         threading.stack_size(before)
     while thread.is_alive():
-        thread.join(_LOOK_SECONDS)
-        if thread.is_alive() and clocks and clocks[0]() > _MOST_SECONDS:
+        thread.join(_POLL_SECONDS)
+        if thread.is_alive() and clocks and clocks[0]() > _MAX_SECONDS:
             _runaways.append(thread)
-            raise BadGrammarError(
-                f"the {GRAMMAR} asks for too much", why=f"it takes more than {_MOST_SECONDS:g} seconds to read"
-            )
+            why = f"compiling it takes more than {_MAX_SECONDS:g} seconds"
+            raise BadGrammarError(f"the {GRAMMAR} is too complex", why=why)
     if errors:
         raise BadGrammarError(f"the {GRAMMAR} can't be followed", why=_first_line(str(errors[0]))) from errors[0]
     return results[0]
 
 
 def _own_clock() -> Callable[[], float]:
-    """Tells for how long this thread has computed; where the system does not say that, for how long it has lived."""
+    """Return a clock of this thread's processor time, or of wall-clock time where the system has no such clock."""
     began = time.monotonic()
     if not hasattr(time, "pthread_getcpuclockid"):
         return lambda: time.monotonic() - began
@@ -383,7 +363,7 @@ def _own_clock() -> Callable[[], float]:
     def computed() -> float:
         try:
             return time.clock_gettime(clock)
-        except OSError:  # it has just ended
+        except OSError:  # the thread has just ended
             return 0.0
 
     return computed
@@ -391,14 +371,14 @@ def _own_clock() -> Callable[[], float]:
 
 @contextmanager
 def _explained(matcher: Any) -> Iterator[None]:
-    """Whatever goes wrong in a matcher becomes BadGrammarError."""
+    """Raise a matcher's error as BadGrammarError."""
     yield
     if matcher.is_error():
         raise BadGrammarError("the grammar can't be followed any further", why=_first_line(matcher.get_error()))
 
 
-def _broken(grammar: Grammar, message: str) -> BadGrammarError:
-    """The error for what llguidance says about a grammar."""
+def _invalid(grammar: Grammar, message: str) -> BadGrammarError:
+    """Return the error for llguidance's message about a grammar."""
     why = _first_line(message)
     if grammar.kind == "json_schema":
         return BadGrammarError(f"the {SCHEMA} can't be followed{_place_in_schema(grammar.text, message)}", why=why)
@@ -410,20 +390,16 @@ def _broken(grammar: Grammar, message: str) -> BadGrammarError:
 
 
 def _place_in_lark(text: str, found: re.Match[str], message: str) -> str:
-    """Where the mistake is: llguidance names the beginning of the rule's body, and quotes what stands behind it."""
+    """Locate an error: llguidance reports the beginning of the rule's body, and quotes the text after the error."""
     line, column = int(found[1]), int(found[2])
     quoted = _QUOTED.search(message)
     body = sum(len(before) for before in text.splitlines(keepends=True)[: line - 1]) + column - 1
-    offset = text.find(_unquoted(quoted[1]), body) if quoted else -1
+    offset = text.find(re.sub(r"\\(.)", r"\1", quoted[1]), body) if quoted else -1
     return place(text, offset) if offset >= 0 else f"line {line}, column {column}"
 
 
-def _unquoted(written: str) -> str:
-    return re.sub(r"\\(.)", r"\1", written)
-
-
 def _place_in_schema(text: str, message: str) -> str:
-    """Where the regular expression is that a message shows, or the keyword that it names; "" if it shows none."""
+    """Locate the regular expression or keyword in llguidance's message; "" if it contains none."""
     import json
 
     keyword = re.search(r'"(?:min|max)Properties"', text) if "min/maxProperties" in message else None
@@ -436,7 +412,7 @@ def _place_in_schema(text: str, message: str) -> str:
 
 
 def _first_line(message: str) -> str:
-    """The message without the source lines that llguidance shows under it."""
+    """Return the message without the source lines that llguidance appends."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     causes = [line for line in lines if line.startswith("error:")]
-    return (causes or lines or ["llguidance does not say why"])[0].removeprefix("error:").strip()[:300]
+    return (causes or lines or ["unknown error of llguidance"])[0].removeprefix("error:").strip()[:300]

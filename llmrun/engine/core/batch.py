@@ -17,36 +17,23 @@ from llmrun.engine.core.images import ImagePart
 from llmrun.engine.core.sequence import Sequence
 from llmrun.engine.llama.base import Context, Entry
 
-Batch = list[Entry] | ImagePart
-"""The input of one decode call."""
+Batch = list[Entry] | ImagePart  # The input of one decode call
 
 
 class BatchPart(NamedTuple):
-    """A sequence's part of a batch.
+    """A sequence's part of a batch."""
 
-    Attributes:
-        sequence: the sequence; its draft follows its tokens.
-        end: the number of its tokens that are in the KV cache after the batch, not counting the draft.
-        rows: the batch's entries with logits for it: its last token and its draft.
-    """
-
-    sequence: Sequence
-    end: int
-    rows: range
+    sequence: Sequence  # the sequence; its draft follows its tokens
+    end: int  # the number of its tokens that are in the KV cache after the batch, not counting the draft
+    rows: range  # the batch's entries with logits for it: its last token and its draft
 
 
 class BatchCapacity(NamedTuple):
-    """The limits for the drafts in a batch.
+    """The limits for the drafts in a batch."""
 
-    Attributes:
-        rows: maximum number of entries in a batch with drafts.
-        cells: free cells of the KV cache, beyond those for the sequences' own tokens.
-        window: maximum length of a sequence.
-    """
-
-    rows: int
-    cells: int
-    window: int
+    rows: int  # maximum number of entries in a batch with drafts
+    cells: int  # free cells of the KV cache, beyond those for the sequences' own tokens
+    window: int  # maximum length of a sequence
 
     @classmethod
     def of(cls, context: Context, budget: CellBudget, n_tokens: int, window: int) -> BatchCapacity:
@@ -60,9 +47,7 @@ def fill(
     """Build the next batch: either one image, or the tokens of every chosen sequence that is not at an image.
 
     Args:
-        chosen: sequences, and the number of tokens of each in the batch.
         spare: limits for drafts; None for a batch without drafts.
-        model: drafts for sequences that use a draft model.
     """
     at_image = [pair for pair in chosen if pair[0].extras.images is not None and pair[0].is_at_image]
     if at_image:

@@ -42,7 +42,6 @@ class CellBudget:
         """Return the number of cells that these slots use together, as if all others were empty.
 
         Args:
-            slots: the slots to count.
             lengths: slot -> number of its first positions to count; all for a slot that is missing here.
         """
         longest: dict[int, int] = {}
@@ -64,7 +63,6 @@ class CellBudget:
         self.used += n_tokens
 
     def cut(self, slot: int, length: int) -> None:
-        """Cut a slot to its first positions."""
         if length < self.length(slot):
             self._set_pieces(slot, self._first_pieces(slot, length))
 

@@ -1,16 +1,21 @@
 """Checkpoints: copies of the part of a sequence's memory that can't be cut, kept in host memory.
 
 Keys and values can be cut to any prefix. A recurrent state can't, nor a sliding window that has passed: without a
-checkpoint inside the common prefix, such a model computes a changed prompt from its beginning. Pure bookkeeping; must
-not know llama.cpp.
+checkpoint inside the common prefix, such a model computes a changed prompt from its beginning. Owns where checkpoints
+are made and which ones stay; must not know the tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import NamedTuple
 
+from llmrun.engine.llama.base import Context
+from llmrun.errors import LlmrunError
+
 MAX_BYTES = 512 << 20
+_MIN_NEW = 32  # tokens after the last checkpoint that make a planned one worthwhile
 _TAIL = 64  # tokens in which a chat template ends the last turn and begins the answer
 
 
@@ -22,12 +27,22 @@ class Checkpoint(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints of all slots, each slot's in order of length."""
+    """The checkpoints of all slots, each slot's in order of length; none for a memory that can be cut anywhere."""
 
-    def __init__(self, slots: Iterable[int], limit: int = MAX_BYTES) -> None:
-        """Start without any; limit is the maximum of their bytes together."""
+    def __init__(
+        self, context: Context, slots: Iterable[int], *, at_batches: bool = False, limit: int = MAX_BYTES
+    ) -> None:
+        """Start without any.
+
+        Args:
+            context: with the memory.
+            slots: of the context.
+            at_batches: make them at the ends of full batches only, because other batch widths round differently.
+            limit: maximum of their bytes together.
+        """
+        self._context, self._at_batches, self._limit = context, at_batches, limit
         self._slots: dict[int, list[Checkpoint]] = {slot: [] for slot in slots}
-        self._limit = limit
+        self._planned: dict[int, set[int]] = {slot: set() for slot in self._slots}  # lengths
 
     @property
     def n_bytes(self) -> int:
@@ -56,6 +71,53 @@ class Checkpoints:
 
     def copy(self, source: int, target: int, length: int) -> None:
         self._slots[target] = [each for each in self._slots[source] if each.length <= length]
+
+    # ---- where they are made ----
+
+    def plan(self, slot: int, lengths: Iterable[int], start: int) -> None:
+        """Plan checkpoints of a prompt instead of those of the slot's last one.
+
+        Args:
+            lengths: where another prompt differed, or the next turn may differ.
+            start: tokens that the slot holds.
+        """
+        if self._context.has_checkpoints and not self._at_batches:
+            self._planned[slot] = {length for length in lengths if length >= start + _MIN_NEW}
+
+    def plan_another(self, slot: int, length: int) -> None:
+        """Plan a checkpoint in a prompt that is being prefilled, where a waiting prompt differs from it."""
+        if self._context.has_checkpoints and not self._at_batches:
+            self._planned[slot].add(length)
+
+    def until_planned(self, slot: int, n_cached: int, n_tokens: int) -> int:
+        """Return how many of n_tokens to decode next, so that a batch ends where a checkpoint is planned."""
+        planned = self._planned[slot]
+        if not planned:
+            return n_tokens
+        return min([n_tokens, *(each - n_cached for each in planned if each > n_cached)])
+
+    def record(self, slot: int, length: int, n_prompt: int) -> None:
+        """Make a checkpoint if one is planned at this length, or a batch or more of the prompt came after the last."""
+        if not self._context.has_checkpoints:
+            return
+        if length not in self._planned[slot]:
+            last = self.deepest(slot, length) if length < n_prompt else None
+            start = last.length if last is not None else 0
+            if length >= n_prompt or length - start < self._context.n_batch:
+                return
+        self._planned[slot].discard(length)
+        with suppress(LlmrunError, MemoryError):
+            state = self._context.checkpoint(slot)
+            if state:
+                self.add(slot, Checkpoint(length, state))
+
+    def go_back(self, slot: int, length: int) -> int:
+        """Cut a slot to the deepest checkpoint within its first tokens, else empty it; return the number left."""
+        found = self.deepest(slot, length)
+        if found is not None and self._context.go_back(slot, found.state, found.length):
+            return found.length
+        self._context.forget(slot, 0)
+        return 0
 
     def _remove_least_useful(self) -> bool:
         """Remove the checkpoint whose absence costs the fewest tokens to compute; a slot's last one goes last."""

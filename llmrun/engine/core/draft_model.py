@@ -60,7 +60,6 @@ class ModelDrafter:
         self._n_cached = min(self._n_cached, length)
 
     def draft(self, limit: int) -> tuple[list[int], int]:
-        """Return the tokens that DraftModel.compute() drafted."""
         draft, self._draft = self._draft, []
         return draft[:limit], MODEL
 
@@ -116,7 +115,6 @@ class DraftModel:
 
     Args:
         context: has as many sequences as the target model's, and an equally long window.
-        n_vocab: size of the target model's vocabulary.
 
     Attributes:
         has_failed: llama.cpp could not compute with it; answers continue without drafts.

@@ -32,26 +32,18 @@ class Drafter(Protocol):
 
 
 class _Draft(NamedTuple):
-    """Drafted tokens.
+    """Drafted tokens."""
 
-    Attributes:
-        start: index of the first one in the sequence.
-        tokens: all of them.
-        match: as from Drafter.draft().
-    """
-
-    start: int
-    tokens: list[int]
-    match: int
+    start: int  # index of the first one in the sequence
+    tokens: list[int]  # all of them
+    match: int  # as from Drafter.draft()
 
 
 class Drafting:
     """The drafts of one answer.
 
     Args:
-        speculation: limits and step times.
         drafter: new; it gets the prompt here.
-        prompt: of the answer.
         model: new; drafts when its expected gain is larger than the drafter's.
     """
 
@@ -79,11 +71,6 @@ class Drafting:
         """Return the maximum number of tokens that take() will return; mostly 0.
 
         If the model's n_requested is not None afterwards, DraftModel.compute() has to run before take().
-
-        Args:
-            tokens: of the sequence.
-            limit: maximum number of drafted tokens.
-            step: the step without drafts.
         """
         for drafter in self._drafters:
             drafter.extend(tokens[self._n_known :])

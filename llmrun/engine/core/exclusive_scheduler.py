@@ -35,8 +35,6 @@ class ExclusiveScheduler:
         """Return the sequences of the next batch and its maximum size, and set the context's adapters.
 
         Args:
-            running: sequences that may be in the batch.
-            active: all sequences that have a slot.
             n_mixed: returns the maximum size of a batch that delays decoding sequences, given the waiting tokens.
         """
         groups: dict[Hashable, list[Sequence]] = {}

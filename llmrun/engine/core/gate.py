@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 from llmrun.protocol.speculation import Speculation, StepTimes
 
-MODEL = -1
-"""The length of a match, for drafts of a draft model."""
+MODEL = -1  # The length of a match, for drafts of a draft model
 _MULTIPLE = 4  # kernels compute this many rows at once, and handle a remainder badly
 _MIN_GAIN = 1.1  # expected: a table is never quite right
 _ALLOWED_LOSS = 0.01  # of the decoding time ...
@@ -30,17 +29,11 @@ _NEWEST_SHARE = 0.1  # minimum weight of the newest outcome
 
 
 class StepShape(NamedTuple):
-    """A decode step to which a draft may be added.
+    """A decode step to which a draft may be added."""
 
-    Attributes:
-        rows: tokens that it decodes without drafts.
-        sampled: tokens that it yields without drafts: one per sequence.
-        depth: tokens in the KV cache before it.
-    """
-
-    rows: int
-    sampled: int
-    depth: int
+    rows: int  # tokens that it decodes without drafts
+    sampled: int  # tokens that it yields without drafts: one per sequence
+    depth: int  # tokens in the KV cache before it
 
 
 class DraftChoice(NamedTuple):
@@ -82,12 +75,10 @@ class Gate:
         self._decoding = self._gain = self._trial = 0.0
 
     def choose(self, match: int, limit: int, step: StepShape) -> DraftChoice:
-        """Choose how many tokens to draft.
+        """Choose the number of tokens to draft, up to `limit`.
 
         Args:
             match: the number of last tokens that the draft has followed before, or MODEL.
-            limit: maximum number of tokens.
-            step: the step without drafts.
         """
         limit, first = min(limit, self._limit), self._rates[_kind(match)].value
         if self._times is None:
@@ -157,14 +148,7 @@ class Gate:
         self._sure.learn(sure)
 
     def record_step(self, step: StepShape, n_drafted: int, n_accepted: int, drafting: float = 0.0) -> None:
-        """Account for a step.
-
-        Args:
-            step: the step without drafts.
-            n_drafted: drafted tokens in it.
-            n_accepted: of these, the accepted ones.
-            drafting: seconds that the draft model took.
-        """
+        """Account for a step, with the seconds of the draft model in `drafting`."""
         if self._times is None:
             return
         plain = self._times.seconds(step.rows, step.depth)

@@ -17,32 +17,18 @@ from llmrun.engine.core.prefix import common_prefix
 
 
 class HostPrefix(NamedTuple):
-    """A copy of a slot.
+    """A copy of a slot."""
 
-    Attributes:
-        tokens: token ids whose keys and values are in the state.
-        state: from llama.cpp.
-        salt: of the request that they were computed for.
-        n_prompt: the number of them that were the last request's prompt.
-        is_multi_turn: the conversation had more than one turn.
-        checkpoints: within the tokens.
-    """
-
-    tokens: list[int]
-    state: bytearray
-    salt: str
-    n_prompt: int
-    is_multi_turn: bool
-    checkpoints: tuple[Checkpoint, ...] = ()
+    tokens: list[int]  # ids of the tokens with keys and values in the state
+    state: bytearray  # from llama.cpp
+    salt: str  # of the request that they were computed for
+    n_prompt: int  # the number of them that were the last request's prompt
+    is_multi_turn: bool  # the conversation had more than one turn
+    checkpoints: tuple[Checkpoint, ...] = ()  # within the tokens
 
 
 class HostPrefixCache:
-    """A list of prefixes, oldest first.
-
-    Attributes:
-        prefixes: all of them.
-        n_tokens: their tokens in total.
-    """
+    """A list of prefixes, oldest first."""
 
     def __init__(self, prefixes: Sequence[HostPrefix] = ()) -> None:
         self.prefixes = list(prefixes)

@@ -15,7 +15,6 @@ from llmrun.engine.llama.base import ImageSpan
 
 
 def text_only(tokens: Sequence[int]) -> list[int]:
-    """Return the tokens without those of images."""
     return [token for token in tokens if token >= 0]
 
 
@@ -26,7 +25,6 @@ class ImageChunk(Protocol):
         ids: its token ids in a sequence, all negative.
         n_positions: positions that it occupies.
         causal: each vector sees only those before it; otherwise all are decoded in one batch.
-        seconds: time that the vectors took.
     """
 
     @property
@@ -102,11 +100,9 @@ class PromptImages:
 
     @property
     def seconds(self) -> float:
-        """Time that the vectors took."""
         return sum(each.chunk.seconds for each in self._placed)
 
     def at(self, index: int) -> PlacedChunk | None:
-        """Return the chunk that this token belongs to."""
         return next((each for each in self._placed if each.start <= index < each.end), None)
 
     def n_batchable(self, start: int, end: int) -> int:

@@ -18,12 +18,10 @@ class LogprobStream:
         self._n_released = 0
 
     def push(self, logprob: TokenLogprob, text: str) -> None:
-        """Add a token and the text that it completed."""
         self._tokens.append((self._n_decoded, logprob))
         self._n_decoded += len(text)
 
     def retract(self, n_tokens: int) -> None:
-        """Remove the last tokens."""
         first = len(self._tokens) - n_tokens
         self._n_decoded = self._tokens[first][0]
         del self._tokens[first:]

@@ -47,9 +47,10 @@ class Engine:
     An older request never waits for a younger one: when cells run out, the youngest sequence is preempted. It goes back
     to the front of the queue and later continues with the same tokens.
 
-    Attributes:
-        can_draft: drafts can be verified with this context.
-        prefixes: returns copies of what the KV cache holds, see Slots.prefixes().
+    Args:
+        exact, throughput: as in loading.Load.
+        adapts: requests may choose adapters.
+        prefixes: prefixes() of the previous engine with these weights.
     """
 
     def __init__(
@@ -64,18 +65,8 @@ class Engine:
         adapts: bool = False,
         prefixes: list[HostPrefix] | None = None,
     ) -> None:
-        """Start without requests.
-
-        Args:
-            context: computes the logits.
-            clock: monotonic seconds.
-            states: KV states on disk, searched for prefixes of prompts.
-            draft_model: drafts tokens for requests with speculation.
-            exact, throughput: as in loading.Load.
-            adapts: requests may choose adapters.
-            prefixes: prefixes() of the previous engine with these weights.
-        """
-        self.can_draft, self._throughput = context.cuts and not exact, throughput
+        self.can_draft = context.cuts and not exact  # drafts can be verified with this context
+        self._throughput = throughput
         self._drafts_requested = self._drafts = False  # by some request; in the next batch, unless the last one failed
         self._context, self._draft_model = context, draft_model
         self._exclusive = ExclusiveScheduler(context, exact=exact) if exact or adapts else None
@@ -106,7 +97,6 @@ class Engine:
         """Return the load of the engine. Safe from any thread.
 
         Args:
-            request: number of the command that asks.
             waiting: requests that have arrived but were not added yet.
         """
         budget = self._slots.budget
@@ -132,13 +122,6 @@ class Engine:
         extras: Extras = _PLAIN,
     ) -> None:
         """Queue a request; step() answers it.
-
-        Args:
-            request: number that the events carry.
-            prompt: token ids, at least one.
-            sampler: made for this prompt.
-            limits: maximum length, stop texts and banned phrases.
-            extras: options besides the answer itself.
 
         Raises:
             ContextOverflowError: the prompt alone is longer than the context window.
@@ -187,19 +170,18 @@ class Engine:
         return [event for sequence in gone for event in self._finish(sequence, "cancelled")]
 
     def _admit(self) -> list[Event]:
-        """Admit waiting sequences while the KV cache has room for their prompts."""
         events: list[Event] = []
         while (sequence := self._next_admission()) is not None:
             self._waiting.remove(sequence)
             extras = sequence.extras
-            slot, kept = self._slots.take(sequence.tokens, sequence.n_prompt, extras.salt, moves=extras.moves)
+            slot, n_cached = self._slots.take(sequence.tokens, sequence.n_prompt, extras.salt, moves=extras.moves)
             self._finished.pop(slot, None)
             first = not sequence.admitted
-            sequence.admit(slot, kept)
+            sequence.admit(slot, n_cached)
             insort(self._active, sequence, key=_age)
             if first:
                 self._prefix_queries += sequence.n_prompt
-                self._prefix_hits += kept
+                self._prefix_hits += n_cached
                 events.append(sequence.started())
         return events
 
@@ -243,7 +225,7 @@ class Engine:
             if active.n_waiting > 1 and active.extras.salt == sequence.extras.salt:
                 shared = common_prefix(active.tokens, sequence.tokens)
                 if shared >= minimum and shared > active.n_cached:
-                    self._slots.plan_checkpoint(active.slot, shared)
+                    self._slots.checkpoints.plan_another(active.slot, shared)
                     return True
         return False
 
@@ -284,7 +266,9 @@ class Engine:
             running, n_batch = self._suspects[:1] or self._active, self._context.n_batch
             if self._exclusive is not None:
                 running, n_batch = self._exclusive.next(running, self._active, self._n_mixed)
-            waiting = [self._slots.until_checkpoint(each.slot, each.n_ready) for each in running]
+            waiting = [
+                self._slots.checkpoints.until_planned(each.slot, each.n_cached, each.n_ready) for each in running
+            ]
             shares = schedule(waiting, n_batch, self._n_mixed(sum(waiting)), self._n_batches)
             if self._slots.make_room(sum(shares)) or len(self._active) == 1:
                 break
@@ -402,11 +386,7 @@ class Engine:
     # ---- an answer -----------------------------------------------------------------------------------------
 
     def _append_with_forced(self, sequence: Sequence, token: int, events: list[Event]) -> bool:
-        """Append a sampled token and the tokens forced after it, which need no logits.
-
-        Returns:
-            False if the answer finished or a part of it was retracted.
-        """
+        """Append a sampled token and those forced after it; return False if the answer finished or lost tokens."""
         try:
             continues = self._append(sequence, token, events)
             for forced in self._forced(sequence) if continues else ():
@@ -421,7 +401,7 @@ class Engine:
     def _forced(self, sequence: Sequence) -> list[int]:
         """Return the tokens that follow without sampling: the grammar's, or the end of the reasoning."""
         thinking = sequence.extras.thinking
-        if thinking is not None and thinking.used_up:
+        if thinking is not None and thinking.is_used_up:
             return self._vocabulary.tokenize(thinking.closing, special=True)
         return sequence.sampler.forced()
 
@@ -470,7 +450,6 @@ class Engine:
         """Save the KV state of a finished answer for later prompts with the same prefix.
 
         Args:
-            request: number of the answer.
             prompt_only: leave the answer out, because other questions will follow the same prompt.
 
         Returns:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from itertools import pairwise
+
+from llmrun.statistics import quantile
 
 
 @dataclass(slots=True)
@@ -32,7 +33,6 @@ class Metrics:
 
     @property
     def ttft_seconds(self) -> float:
-        """Time to first token; 0 without one."""
         return self.token_times[0] - self.arrived if self.token_times else 0.0
 
     @property
@@ -47,10 +47,9 @@ class Metrics:
         return max(0.0, self.decode_seconds - self.model_seconds) / steps if steps > 0 else 0.0
 
     def itl_quantile(self, q: float) -> float:
-        """Return a quantile of the inter-token latency (nearest rank); 0 with fewer than two tokens."""
-        times = self.token_times
-        gaps = sorted(after - before for before, after in pairwise(times))
-        return gaps[max(0, math.ceil(q * len(gaps)) - 1)] if gaps else 0.0
+        """Return a quantile of the inter-token latency; 0 with fewer than two tokens."""
+        gaps = sorted(after - before for before, after in pairwise(self.token_times))
+        return quantile(gaps, q) if gaps else 0.0
 
 
 class PrefillRate:

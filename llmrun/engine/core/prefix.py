@@ -35,9 +35,6 @@ def gap_after(cached: list[int], prompt: list[int], shared: int, minimum: int) -
     Such a gap appears when a conversation's oldest turns are truncated.
 
     Args:
-        cached: token ids in the KV cache.
-        prompt: token ids of the prompt.
-        shared: length of the common prefix.
         minimum: number of equal tokens after the gap that makes it worthwhile.
 
     Returns:

@@ -49,15 +49,10 @@ class SequenceSampler:
         remember: int = 0,
         logprobs: int | None = None,
     ) -> None:
-        """Start a sequence.
+        """Start a sequence. The native call releases the interpreter's lock.
 
         Args:
-            params: sampling parameters; without a seed, a random one is chosen.
-            vocabulary: the model's.
-            prompt: token ids for the penalties, as in llama.cpp's server, and for a watermark; the native call releases
-                the interpreter's lock.
-            constraint: the grammar that every token has to follow.
-            remember: number of last tokens that explain() can explain.
+            prompt: token ids for the penalties, as in llama.cpp's server, and for a watermark.
             logprobs: number of likeliest tokens to report with each token's log probability; None reports nothing.
 
         Raises:
@@ -92,11 +87,7 @@ class SequenceSampler:
         self.logprob: TokenLogprob | None = None
 
     def sample(self, address: int, refused: Collection[int] = ()) -> int:
-        """Sample the next token and append it to the sequence.
-
-        Args:
-            address: of the n_tokens float logits; they are only read.
-            refused: token ids to exclude.
+        """Sample the next token from the logits at an address, and append it to the sequence.
 
         Raises:
             BadLogitsError: no token can be sampled from these logits.
@@ -122,17 +113,11 @@ class SequenceSampler:
         return self._constraint.allowed(tokens) if self._constraint else len(tokens)
 
     def follow(self, token: int) -> None:
-        """Append a forced token to the sequence."""
         self._native.accept(token)
         self._record(token, 0)
 
     def rewind(self, n_tokens: int, remaining: Sequence[int]) -> None:
-        """Remove the last tokens.
-
-        Args:
-            n_tokens: their number.
-            remaining: all other tokens of the sequence, prompt included.
-        """
+        """Remove the last n_tokens; `remaining` are all others of the sequence, prompt included."""
         if self._constraint and n_tokens:
             self._constraint.rewind(n_tokens)
         dropped = [self._last.pop() for _ in range(min(n_tokens, len(self._last)))]
@@ -158,12 +143,7 @@ class SequenceSampler:
         return data.decode("utf-8", "replace"), tuple(data)
 
     def explain(self, last: int, candidates: int) -> list[Choice]:
-        """Return how the last tokens were sampled, oldest first.
-
-        Args:
-            last: number of tokens, at most the constructor's `remember`.
-            candidates: number of likeliest tokens to report for each.
-        """
+        """Explain how the last tokens were sampled, oldest first, each with the likeliest candidates."""
         choices: list[Choice] = []
         n_sampled = 0
         for token, is_sampled in islice(reversed(self._last), last):
@@ -215,11 +195,6 @@ def sample_rows(
     samplers: Sequence[SequenceSampler], addresses: Sequence[int], refused: Sequence[Collection[int]]
 ) -> list[int | LlmrunError]:
     """Sample the next token of several sequences as SequenceSampler.sample() does, in one native call.
-
-    Args:
-        samplers: of different sequences.
-        addresses: of each sequence's n_tokens float logits.
-        refused: token ids to exclude for each.
 
     Returns:
         The tokens; for a sequence that can't continue, the error that sample() raises.

@@ -28,7 +28,6 @@ def mixed_tokens(rate: PrefillRate, n_waiting: int, worthwhile: int = 0) -> int:
     Little prefill is done in few long steps, which costs less; a long prompt in many short ones.
 
     Args:
-        rate: measured so far.
         n_waiting: tokens that are not in the KV cache yet, of all sequences.
         worthwhile: preferred size, if a batch of that size takes no longer than a pause may.
     """
@@ -43,8 +42,6 @@ def budget(waiting: Sequence[int], n_batch: int, n_mixed: int) -> int:
 
     Args:
         waiting: for every sequence, oldest first, the number of its tokens that are not in the KV cache yet.
-        n_batch: maximum size of any batch.
-        n_mixed: maximum size of a batch in which some sequences decode and some prefill.
     """
     decoding = sum(n_waiting for n_waiting in waiting if n_waiting <= _DECODE_TOKENS)
     return min(n_batch, max(n_mixed, decoding + PrefillRate.MIN_TOKENS)) if decoding else n_batch
@@ -52,9 +49,6 @@ def budget(waiting: Sequence[int], n_batch: int, n_mixed: int) -> int:
 
 def schedule(waiting: Sequence[int], n_batch: int, n_mixed: int, turn: int = 0) -> list[int]:
     """Share a batch out; arguments as in budget().
-
-    Args:
-        turn: the number of the batch.
 
     Returns:
         For every sequence, the number of its waiting tokens in the next batch.

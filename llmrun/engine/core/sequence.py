@@ -27,89 +27,54 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """The optional features of a request.
+    """The optional features of a request."""
 
-    Attributes:
-        starts_in_reasoning: the prompt ends inside the reasoning.
-        thinking_tags: the tags around the reasoning; none without reasoning.
-        thinking: limits the reasoning.
-        guard: ends an answer that repeats itself.
-        moves: the conversation was truncated; what the KV cache holds after the gap is moved, not computed again.
-        shown: control tokens whose text is part of the answer.
-        logprobs: holds the tokens' log probabilities until their text is shown.
-        salt: prefixes are shared only among requests with the same salt.
-        tool_syntax: of its tool calls, see llmrun.protocol.toolcalls; "" if it can have none.
-        splitter: splits the answer into its parts; None if it is only text.
-        drafting: drafts tokens, to verify several in a step; None decodes one token a step.
-        images: of the prompt.
-        adapters: to compute with.
-    """
-
-    starts_in_reasoning: bool = False
-    thinking_tags: tuple[str, ...] = ()
-    thinking: ThinkingBudget | None = None
-    guard: RepeatGuard | None = None
+    starts_in_reasoning: bool = False  # the prompt ends inside the reasoning
+    thinking_tags: tuple[str, ...] = ()  # the tags around the reasoning; none without reasoning
+    thinking: ThinkingBudget | None = None  # limits the reasoning
+    guard: RepeatGuard | None = None  # ends an answer that repeats itself
+    # the conversation was truncated; what the KV cache holds after the gap is moved, not computed again
     moves: bool = False
-    shown: frozenset[int] = frozenset()
-    logprobs: LogprobStream | None = None
-    salt: str = ""
-    tool_syntax: str = ""
-    splitter: AnswerSplitter | None = None
-    drafting: Drafting | None = None
-    images: PromptImages | None = None
-    adapters: tuple[AdapterScale, ...] = ()
+    shown: frozenset[int] = frozenset()  # control tokens whose text is part of the answer
+    logprobs: LogprobStream | None = None  # holds the tokens' log probabilities until their text is shown
+    salt: str = ""  # prefixes are shared only among requests with the same salt
+    tool_syntax: str = ""  # of its tool calls, see llmrun.protocol.toolcalls; "" if it can have none
+    splitter: AnswerSplitter | None = None  # splits the answer into its parts; None if it is only text
+    drafting: Drafting | None = None  # drafts tokens, to verify several in a step; None decodes one token a step
+    images: PromptImages | None = None  # of the prompt
+    adapters: tuple[AdapterScale, ...] = ()  # to compute with
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A prompt and its answer so far.
+    """A prompt and its answer so far."""
 
-    Attributes:
-        number: its place in the order of arrival.
-        request: the front's number for it.
-        tokens: prompt and answer.
-        n_prompt: tokens of the prompt.
-        admitted: it has, or had, a slot.
-        slot: llama.cpp's sequence id while it runs.
-        n_reused: prompt tokens that needed no prefill.
-        n_cached: tokens that are in the KV cache now.
-        n_fed: tokens before the draft.
-        n_shown: answer tokens that were sent with their text.
-        n_retracted: answer tokens that were retracted.
-        draft: tokens that this step decodes after all others, to verify them; never part of tokens.
-        n_drafted: drafted tokens that were decoded.
-        n_accepted: of these, the accepted ones; those of the current draft are added when it ends.
-        n_steps: batches with logits for this sequence.
-        refused: index in tokens -> token ids that are excluded there, given the tokens before.
-        cancelled: its client has cancelled it.
-        passed: number of younger sequences that were admitted before it.
-        awaits_prefix: another sequence is prefilling a prefix that this one can reuse.
-    """
-
-    number: int
-    request: int
-    tokens: list[int]
-    n_prompt: int
+    number: int  # its place in the order of arrival
+    request: int  # the front's number for it
+    tokens: list[int]  # prompt and answer
+    n_prompt: int  # tokens of the prompt
     sampler: SequenceSampler
     text: TextStream
     limits: Limits
     metrics: Metrics
     extras: Extras
-    admitted: bool = False
-    slot: int = -1
-    n_reused: int = 0
-    n_cached: int = 0
-    n_fed: int = 0
-    n_shown: int = 0
-    n_retracted: int = 0
+    admitted: bool = False  # it has, or had, a slot
+    slot: int = -1  # llama.cpp's sequence id while it runs
+    n_reused: int = 0  # prompt tokens that needed no prefill
+    n_cached: int = 0  # tokens that are in the KV cache now
+    n_fed: int = 0  # tokens before the draft
+    n_shown: int = 0  # answer tokens that were sent with their text
+    n_retracted: int = 0  # answer tokens that were retracted
+    # tokens that this step decodes after all others, to verify them; never part of tokens
     draft: list[int] = field(default_factory=list)
-    n_drafted: int = 0
-    n_accepted: int = 0
-    n_steps: int = 0
+    n_drafted: int = 0  # drafted tokens that were decoded
+    n_accepted: int = 0  # of these, the accepted ones; those of the current draft are added when it ends
+    n_steps: int = 0  # batches with logits for this sequence
+    # index in tokens -> token ids that are excluded there, given the tokens before
     refused: dict[int, set[int]] = field(default_factory=dict)
-    cancelled: bool = False
-    passed: int = 0
-    awaits_prefix: bool = False
+    cancelled: bool = False  # its client has cancelled it
+    passed: int = 0  # number of younger sequences that were admitted before it
+    awaits_prefix: bool = False  # another sequence is prefilling a prefix that this one can reuse
 
     def admit(self, slot: int, n_cached: int) -> None:
         """Assign a slot, which holds the first n_cached tokens."""
@@ -142,12 +107,10 @@ class Sequence:
 
     @property
     def is_at_image(self) -> bool:
-        """The next token to decode belongs to an image."""
         return self.tokens[self.n_cached] < 0
 
     @property
     def n_completion(self) -> int:
-        """Tokens of the answer."""
         return len(self.tokens) - self.n_prompt
 
     def plan_draft(self, drafting: Drafting, limit: int, step: StepShape) -> int:
@@ -185,12 +148,7 @@ class Sequence:
         return remaining
 
     def end_reason(self, text: str, window: int) -> tuple[str, str]:
-        """Return the finish reason and its detail; "" if the answer continues.
-
-        Args:
-            text: the text that became safe to show with the last token.
-            window: maximum number of tokens.
-        """
+        """Return the finish reason and its detail; "" if the answer continues."""
         if self.text.stopped_by:
             return "stop", self.text.stopped_by
         extras, limit = self.extras, self.limits.max_tokens
@@ -217,7 +175,6 @@ class Sequence:
         """Return the event for the rest of the answer, if there is any rest.
 
         Args:
-            text: the last text that became safe to show.
             is_cut_off: the model did not end the answer itself.
         """
         splitter = self.extras.splitter

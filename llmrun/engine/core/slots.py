@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from llmrun.engine.core.cell_budget import CellBudget
-from llmrun.engine.core.checkpoints import Checkpoint, Checkpoints, turn_end
+from llmrun.engine.core.checkpoints import Checkpoints, turn_end
 from llmrun.engine.core.host_prefix_cache import HostPrefix, HostPrefixCache
 from llmrun.engine.core.prefix import common_prefix, gap_after, reusable
 from llmrun.engine.llama.base import Context
@@ -25,7 +25,6 @@ _MIN_MOVED = 32
 _CHEAP_CELLS = 256  # of parked prefixes, without effect on speed: llama.cpp reads this many at a time
 _HOST_SHARE = 4  # host memory may hold 1/N of the tokens that the cells can hold
 _SPLIT_STEPS = 4  # a gap may be filled by a new sequence meanwhile: moving one takes as long as a step or two
-_MIN_CHECKPOINT = 32  # tokens after the last one
 _HOST_CHECKPOINTS = 2  # of a prefix in host memory: the last ones
 _SPARE_SHARE = 32  # 1/N of the cells stays free at an admission, because running sequences grow
 
@@ -35,8 +34,6 @@ class Slots:
 
     Attributes:
         cached: slot -> the tokens whose keys and values it holds.
-        idle: slots without a sequence.
-        budget: counts the used cells.
         saver: writes shared and evicted prefixes to disk; None without a store.
     """
 
@@ -48,15 +45,7 @@ class Slots:
         exact: bool = False,
         prefixes: Sequence[HostPrefix] = (),
     ) -> None:
-        """Start with empty slots.
-
-        Args:
-            context: with the KV cache.
-            states: KV states on disk, searched for prefixes of prompts.
-            exact: reuse only whole batches of a prompt, because other batch widths round differently.
-            prefixes: prefixes() of another context with the same weights.
-        """
-        self._exact = exact
+        self._exact = exact  # reuse only whole batches of a prompt, because other batch widths round differently
         self._context = context
         self._states = states
         self.saver = states.background_saver() if states is not None else None
@@ -64,8 +53,7 @@ class Slots:
         self.idle = set(self.cached)
         self.budget = CellBudget(context.n_cells)
         self._host_cache = HostPrefixCache(prefixes)
-        self._checkpoints = Checkpoints(self.cached) if context.has_checkpoints else None
-        self._planned: dict[int, set[int]] = {slot: set() for slot in self.cached}  # slot -> lengths of checkpoints
+        self.checkpoints = Checkpoints(context, self.cached, at_batches=exact)
         self._n_prompt = dict.fromkeys(self.cached, 0)  # slot -> first tokens that were the last request's prompt
         self._salts = dict.fromkeys(self.cached, "")  # of the last request
         self._multi_turn: set[int] = set()  # slots whose conversation had more than one turn
@@ -82,8 +70,6 @@ class Slots:
         """Return whether the cells can hold these tokens beside the running sequences.
 
         Args:
-            tokens: of the sequence to admit.
-            salt: of its request.
             pending: tokens that running sequences still have to prefill.
         """
         if not self._context.shares:
@@ -165,9 +151,8 @@ class Slots:
             state = self._context.state(slot)
             if state:
                 n_prompt, is_multi_turn = self._n_prompt[slot], slot in self._multi_turn
-                last = self._checkpoints.of(slot)[-_HOST_CHECKPOINTS:] if self._checkpoints is not None else ()
-                tokens = list(self.cached[slot])
-                return HostPrefix(tokens, state, self._salts[slot], n_prompt, is_multi_turn, tuple(last))
+                tokens, last = list(self.cached[slot]), tuple(self.checkpoints.of(slot)[-_HOST_CHECKPOINTS:])
+                return HostPrefix(tokens, state, self._salts[slot], n_prompt, is_multi_turn, last)
         return None
 
     def prefixes(self) -> list[HostPrefix]:
@@ -182,8 +167,6 @@ class Slots:
         """Assign an idle slot to a sequence, with as long a prefix of it as is cached anywhere.
 
         Args:
-            tokens: of the sequence.
-            n_prompt: the number of them that are its prompt.
             salt: of its request; nothing with another salt is reused.
             moves: the conversation may have been truncated; what is cached after the gap may be moved.
 
@@ -191,7 +174,7 @@ class Slots:
             The slot, and the number of tokens that it holds.
         """
         self._choose_kv_layout(len(tokens))
-        shared = self._shared_anywhere(tokens, salt) if self._checkpoints is not None else 0
+        shared = self._shared_anywhere(tokens, salt) if self._context.has_checkpoints else 0
         if moves:
             any(self._close_gap(slot, tokens) for slot in sorted(self.idle) if self._salts[slot] == salt)
         slot, is_copied = self._choose(tokens, salt)
@@ -206,9 +189,9 @@ class Slots:
         self.idle.remove(slot)
         self._n_prompt[slot], self._salts[slot] = n_prompt, salt
         length = self.truncate(slot, length)
-        if self._checkpoints is not None and not self._exact:
-            lengths = {shared, turn_end(tokens[:n_prompt], self._context.vocabulary.is_end)}
-            self._planned[slot] = {each for each in lengths if length + _MIN_CHECKPOINT <= each < n_prompt}
+        if self._context.has_checkpoints:
+            end = turn_end(tokens[:n_prompt], self._context.vocabulary.is_end)
+            self.checkpoints.plan(slot, {min(shared, end), end}, length)
         self._offload_parked()
         return slot, length
 
@@ -220,65 +203,24 @@ class Slots:
         self._offload_parked()
 
     def append(self, slot: int, tokens: list[int]) -> None:
-        """Record that tokens were decoded."""
         self.cached[slot] += tokens
         self.budget.append(slot, len(tokens))
-        if self._checkpoints is not None:
-            self._add_checkpoint(slot)
+        self.checkpoints.record(slot, len(self.cached[slot]), self._n_prompt[slot])
 
     def truncate(self, slot: int, length: int) -> int:
         """Cut a slot to its first tokens, to a checkpoint within them, or to none; return the number left."""
         if not self._context.forget(slot, length):
-            length = self._go_back(slot, length)
+            length = self.checkpoints.go_back(slot, length)
         del self.cached[slot][length:]
         self.budget.cut(slot, length)
-        if self._checkpoints is not None:
-            self._checkpoints.cut(slot, length)
+        self.checkpoints.cut(slot, length)
         return length
-
-    # ---- checkpoints ----
-
-    def until_checkpoint(self, slot: int, n_tokens: int) -> int:
-        """Return how many of n_tokens to decode now, so that a batch ends where a checkpoint is planned."""
-        planned = self._planned[slot]
-        if not planned:
-            return n_tokens
-        n_cached = len(self.cached[slot])
-        return min([n_tokens, *(each - n_cached for each in planned if each > n_cached)])
-
-    def plan_checkpoint(self, slot: int, length: int) -> None:
-        """Plan a checkpoint in a prompt that is being prefilled, where another prompt differs from it."""
-        if self._checkpoints is not None and not self._exact:
-            self._planned[slot].add(length)
-
-    def _add_checkpoint(self, slot: int) -> None:
-        """Copy what can't be cut where that is planned, and about once a batch of a long prompt."""
-        assert self._checkpoints is not None
-        length = len(self.cached[slot])
-        if length not in self._planned[slot]:
-            last = self._checkpoints.deepest(slot, length) if length < self._n_prompt[slot] else None
-            start = last.length if last is not None else 0
-            if length >= self._n_prompt[slot] or length - start < self._context.n_batch:
-                return
-        self._planned[slot].discard(length)
-        with suppress(LlmrunError, MemoryError):
-            state = self._context.checkpoint(slot)
-            if state:
-                self._checkpoints.add(slot, Checkpoint(length, state))
-
-    def _go_back(self, slot: int, length: int) -> int:
-        """Go back to the deepest checkpoint within a slot's first tokens, else empty it; return the number left."""
-        found = self._checkpoints.deepest(slot, length) if self._checkpoints is not None else None
-        if found is not None and self._context.go_back(slot, found.state, found.length):
-            return found.length
-        self._context.forget(slot, 0)
-        return 0
 
     def _reach(self, slot: int, length: int) -> int:
         """Return to how many of its first `length` tokens a slot can be cut."""
         if self._context.cuts or length >= len(self.cached[slot]):
             return length
-        found = self._checkpoints.deepest(slot, length) if self._checkpoints is not None else None
+        found = self.checkpoints.deepest(slot, length)
         return found.length if found is not None else 0
 
     def _shared_anywhere(self, tokens: list[int], salt: str) -> int:
@@ -316,13 +258,12 @@ class Slots:
         if slot == source or not shared:
             return slot, False
         self.truncate(slot, 0)
-        found = self._checkpoints.deepest(source, shared) if self._checkpoints is not None else None
+        found = self.checkpoints.deepest(source, shared)
         checkpoint = found.state if found is not None and found.length == shared else None
         if not self._context.copy(source, slot, shared, checkpoint):
             return self._longest(tokens, salt, self.idle)[0], False
         self.cached[slot], self._salts[slot] = self.cached[source][:shared], salt
-        if self._checkpoints is not None:
-            self._checkpoints.copy(source, slot, shared)
+        self.checkpoints.copy(source, slot, shared)
         if self._context.unified:
             self.budget.share(source, slot, shared)
         else:
@@ -354,8 +295,7 @@ class Slots:
     def compact(self) -> list[tuple[int, int]]:
         """Move a sequence next to the others, after several steps with a gap: llama.cpp splits such batches.
 
-        Returns:
-            The old and the new slot, if a sequence was moved.
+        Return its old and new slot, or nothing.
         """
         has_streams = self._context.shares and not self._context.unified
         runs = sorted(_runs({*self.cached} - self.idle), key=len) if has_streams else []
@@ -422,17 +362,7 @@ class Slots:
         return True
 
     def _restore(self, slot: int, tokens: list[int], salt: str, length: int) -> int:
-        """Load a state from host memory or disk into a slot if that saves enough prefill.
-
-        Args:
-            slot: to load into.
-            tokens: of the sequence.
-            salt: of its request.
-            length: number of its first tokens that the slot holds.
-
-        Returns:
-            The new length.
-        """
+        """Load a state from host memory or disk into a slot if that saves enough prefill; return the new length."""
         prefix, shared = self._host_cache.longest(tokens, salt)
         if prefix is not None and not self._context.cuts and shared < len(prefix.tokens):
             shared = max((each.length for each in prefix.checkpoints if each.length <= shared), default=0)
@@ -440,8 +370,8 @@ class Slots:
             self._host_cache.remove(prefix)
             self._n_prompt[slot] = prefix.n_prompt
             length = self._load_state(slot, prefix.tokens, prefix.state, tokens)
-            if self._checkpoints is not None and length:
-                self._checkpoints.put(slot, prefix.checkpoints)
+            if length:
+                self.checkpoints.put(slot, prefix.checkpoints)
             return self._reach(slot, length)
         saved = None if salt else self._find_saved(tokens, length)
         if saved is None:
@@ -482,7 +412,6 @@ class Slots:
 
 
 def _runs(slots: Collection[int]) -> list[list[int]]:
-    """Return the slots as runs of adjacent ones."""
     runs: list[list[int]] = []
     for slot in sorted(slots):
         if runs and slot == runs[-1][-1] + 1:

@@ -24,9 +24,7 @@ from llmrun.engine.core.prefix import common_prefix
 
 _MAGIC = b"LLMRUNKV"
 _VERSION = 1
-_HEAD = struct.Struct(
-    "<8sIIQQI"
-)  # magic, version, bytes of the key, tokens, bytes of the state, CRC-32 of what follows
+_HEAD = struct.Struct("<8sIIQQI")  # magic, version, bytes of the key, tokens, bytes of the state, CRC-32 of the rest
 _TOKEN_BYTES = array("i").itemsize
 _SUFFIX, _UNFINISHED = ".kv", ".tmp"
 _SAMPLE_BYTES = 1 << 20
@@ -39,7 +37,7 @@ _MAX_QUEUED = 2  # states: they take as much memory as their cells
 class SavedState:
     """A state that shares a prefix with a prompt."""
 
-    tokens: list[int]  # whose keys and values it holds
+    tokens: list[int]  # with keys and values in the state
     state: bytes  # from llama.cpp
 
 
@@ -66,7 +64,8 @@ class KVStore:
                 return None
             saved = self._read(path)
             if saved is not None:
-                _touch(path)
+                with contextlib.suppress(OSError):
+                    os.utime(path)
                 return saved
             _remove(path)
         return None
@@ -177,7 +176,6 @@ class StateSaver:
         self._saved.append(list(tokens))
 
     def wait(self) -> None:
-        """Wait until all queued states are written."""
         self._queue.join()
 
     def _write(self) -> None:
@@ -233,11 +231,6 @@ def _is_alive(unfinished: Path) -> bool:
     except PermissionError:
         return True
     return True
-
-
-def _touch(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        os.utime(path)
 
 
 def _remove(path: Path) -> None:

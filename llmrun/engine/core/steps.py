@@ -25,13 +25,6 @@ def measure_steps(
 ) -> StepTables:
     """Measure step times with an empty KV cache, and after the longest sequence that it holds.
 
-    Args:
-        context: no sequence may be running in it.
-        slots: of the context.
-        draft_model: measured too, after its longest sequence.
-        clock: monotonic seconds.
-        is_interrupted: checked before each step.
-
     Returns:
         The times; none if the measurement was interrupted, or disturbed by other load.
     """

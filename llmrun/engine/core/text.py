@@ -151,7 +151,6 @@ class _Search:
         return self._match(self._open + [old + index for index, character in enumerate(new) if character in firsts])
 
     def cut(self, length: int) -> None:
-        """Cut the text to its first characters."""
         self.text = self.text[:length]
         self._match([index for index, character in enumerate(self.text) if character in self._firsts])
 

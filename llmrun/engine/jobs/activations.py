@@ -25,18 +25,9 @@ class Sums:
 
 
 class Activations:
-    """The sums of all tensors, collected by an evaluation callback.
-
-    Attributes:
-        sums: tensor name -> its sums.
-    """
+    """The sums of all tensors, collected by an evaluation callback."""
 
     def __init__(self, *, includes_output: bool) -> None:
-        """Start without sums.
-
-        Args:
-            includes_output: include "output.weight".
-        """
         self.sums: dict[str, Sums] = {}
         self._includes_output = includes_output
         self._numbers = TensorNumbers()
@@ -47,7 +38,6 @@ class Activations:
         self._source: tuple[Any, Any] = (None, None)  # the input summed last, and its sums
 
     def begin(self) -> None:
-        """Prepare for the next chunk of text."""
         self._last = self._last or self._seen
         self._seen, self._source = 0, (None, None)
 

@@ -42,13 +42,11 @@ class Branches:
 
     Attributes:
         by_node: node -> the branch that ends there.
-        end_tokens: tokens that end an answer.
     """
 
     def __init__(
         self, prompt: Sequence[int], vocabulary: Vocabulary, sampling: SamplingParams, limits: Limits, root: BeamState
     ) -> None:
-        """Begin with one branch, the empty answer."""
         self.by_node = {ROOT: root}
         self.end_tokens = frozenset(filter(vocabulary.is_end, range(vocabulary.n_tokens)))
         self._prompt, self._vocabulary, self._sampling = prompt, vocabulary, sampling
@@ -75,7 +73,6 @@ class Branches:
         return bool(self._stops) and any(stop in self._text(beam, token) for stop in self._stops)
 
     def without_stop(self, text: bytes) -> str:
-        """Return an answer's text without the stop text that ended it."""
         found = [place for stop in self._stops if (place := text.find(stop)) >= 0]
         return text[: min(found, default=len(text))].decode("utf-8", "replace")
 

@@ -75,9 +75,6 @@ class BeamSearch:
         """Begin with an empty answer.
 
         Args:
-            n_prompt: tokens of the prompt.
-            longest: maximum tokens of an answer.
-            n_ends: number of end tokens in the vocabulary.
             whole: rank every finished answer above all truncated ones.
         """
         self.tree: list[Node] = []
@@ -97,7 +94,6 @@ class BeamSearch:
 
     @property
     def running(self) -> list[Beam]:
-        """The running branches, each group's best one first."""
         return [beam for group in self._groups for beam in group.running]
 
     def step(self, continuations: Continuations) -> None:
@@ -122,7 +118,6 @@ class BeamSearch:
             group.running = []
 
     def answers(self) -> list[Hypothesis]:
-        """Return the best answers of all groups, the best first."""
         found = [answer for group in self._groups for answer in group.finished]
         return sorted(found, key=self._order)
 
@@ -166,11 +161,9 @@ class BeamSearch:
         del group.finished[group.size :]
 
     def _order(self, answer: Hypothesis) -> tuple[bool, float]:
-        """Return the sort key of an answer."""
         return self._whole and not self.tree[answer.node].ended, -answer.score
 
     def _length(self, n_tokens: int, *, ended: bool) -> int:
-        """Return the length of the length penalty."""
         return self._n_prompt + n_tokens - ended if self._settings.length_rule == "vllm" else n_tokens
 
     def _is_done(self, group: _Group) -> bool:

@@ -162,12 +162,7 @@ class BeamDecoder:
             self._branches.by_node[node].logits = self._context.logits(row)
 
     def _fork(self, running: Sequence[int], length: int) -> None:
-        """Give each running branch a sequence: a parent's first child takes the parent's, others copy into free ones.
-
-        Args:
-            running: nodes.
-            length: tokens of each parent.
-        """
+        """Give each running branch a sequence: a first child takes its parent's, others copy into free ones."""
         tree, before = self._search.tree, self._branches.by_node
         parents = [before[tree[node].parent] for node in running]
         inherited = {parent.sequence_id for parent in parents}

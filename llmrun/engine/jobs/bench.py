@@ -39,15 +39,9 @@ class BenchWork:
 
 
 class BenchContext:
-    """A context with prepared work of random tokens.
-
-    Attributes:
-        context: llama.cpp's.
-        load: its settings.
-    """
+    """A context with prepared work of random tokens."""
 
     def __init__(self, model: LlamaModel, load: Load, seed: int) -> None:
-        """Create the context; raises as LlamaContext."""
         self.context, self.load = LlamaContext(model, load), load
         self._random = random.Random(seed)  # noqa: S311 - the same tokens every time is the point
 
@@ -82,7 +76,6 @@ class BenchContext:
 
 
 def _batch(tokens: Sequence[int], start: int) -> list[Entry]:
-    """Return the entries of one decode call, with the logits of its last token."""
     last = len(tokens) - 1
     return [Entry(token, start + index, 0, index == last) for index, token in enumerate(tokens)]
 
@@ -236,7 +229,6 @@ def describe(weights: LlamaModel) -> BenchModel:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Disable garbage collection inside the block."""
     gc.collect()
     gc.disable()
     try:

@@ -92,11 +92,7 @@ class BenchConversation:
         self._sampling = SamplingParams(seed=seed, logit_bias=tuple((token, -math.inf) for token in ends))
 
     def fill(self) -> None:
-        """Fill the KV cache with the prompt's first n_depth tokens.
-
-        Raises:
-            LlmrunError: llama.cpp failed.
-        """
+        """Fill the KV cache with the prompt's first n_depth tokens."""
         self._run(self._prompt()[: self._test.n_depth], 1, lambda *events: None)
         self._stopwatch.sampling_ns = self._stopwatch.text_ns = 0
         self._stopwatch.token_times.clear()
@@ -126,7 +122,6 @@ class BenchConversation:
         return ns, BenchAnswer((first_text or [began + ns])[0] - began, gaps, watch.sampling_ns, watch.text_ns)
 
     def _prompt(self) -> list[int]:
-        """Return the tokens of the prompt, n_depth included."""
         return self._stopwatch.tokenize(self._text, special=False)[: self._test.n_depth + self._test.n_prompt]
 
     def _run(self, prompt: list[int], n_tokens: int, hand_on: Callable[..., None]) -> None:

@@ -27,6 +27,5 @@ def parse_system_info(text: str) -> dict[str, tuple[str, ...]]:
 
 
 def run(command: Empty, report: Callable[[Empty], None], flag: _native.CancelFlag) -> Build:
-    """Describe the build."""
     start()
     return Build(parse_system_info(features()), gpus(), supports_offload(), is_built())

@@ -22,8 +22,7 @@ from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import AnswerRequest, Failed, Finished, Generate, Message, Started, TextDelta
 from llmrun.protocol.params import Limits, SamplingParams
 
-PARALLEL = 16
-"""Texts written in parallel; each needs memory for its own KV cache."""
+PARALLEL = 16  # Texts written in parallel; each needs memory for its own KV cache
 _MIN_TOKENS = 48  # of one text, unless it ends by itself
 # The model's own distribution without the most unlikely tokens: of small models those would be noise.
 _SAMPLING = SamplingParams(temperature=1.0, top_k=0, top_p=0.98, min_p=0.01)
@@ -41,11 +40,7 @@ class Author:
     """A generation loop that writes texts with one model."""
 
     def __init__(self, model: LlamaModel, threads: int, n_ctx: int) -> None:
-        """Create the context.
-
-        Raises:
-            UsageError: the model can't generate text.
-        """
+        """Create the context; raise UsageError if the model can't generate text."""
         self._model = model
         load = Load(
             model.path, n_ctx, n_ctx, n_batch=512, n_seq_max=PARALLEL, threads=threads, gpu_layers=model.gpu_layers
@@ -76,7 +71,6 @@ class Author:
 
         Args:
             prompts: used in turn, repeatedly; questions are left out if the model has no usable chat template.
-            report: receives (tokens, seconds).
 
         Returns:
             The tokens of all texts, and the readable text.
@@ -116,7 +110,6 @@ class Author:
         return [prompt for prompt in prompts if not prompt.is_question]
 
     def _begin(self, prompt: CalibrationPrompt, number: int, seed: int, max_tokens: int) -> _Piece:
-        """Add a request to the loop."""
         tokens = self._tokens(prompt)
         sampling = replace(_SAMPLING, seed=(seed + number) % 2**32)
         room = max(1, self._context.n_ctx - len(tokens))
@@ -141,8 +134,5 @@ class Author:
             if piece.prompt.is_question and piece.is_whole and vocabulary.end_of_turn >= 0:
                 tokens.append(vocabulary.end_of_turn)
             tokens += vocabulary.tokenize("\n\n", special=False)
-        return tokens, "\n\n".join(map(_readable, pieces))
-
-
-def _readable(piece: _Piece) -> str:
-    return piece.prompt.text + ("\n\n" if piece.prompt.is_question else "") + piece.text
+        texts = (piece.prompt.text + ("\n\n" if piece.prompt.is_question else "") + piece.text for piece in pieces)
+        return tokens, "\n\n".join(texts)

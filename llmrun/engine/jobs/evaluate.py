@@ -35,8 +35,7 @@ from llmrun.errors import BadLogitsError, LlmrunError, UsageError
 from llmrun.protocol.jobs.evaluate import Evaluate, EvaluateResult, EvaluateUpdate, Needle
 from llmrun.protocol.loading import Load
 
-BATCH = 512
-"""Tokens of a decode call. More would take more memory for logits and be no faster."""
+BATCH = 512  # Tokens of a decode call. More would take more memory for logits and be no faster
 _SHORTEST_CHUNK = 32
 _CHECKED = 1024  # tokens whose texts must be equal in both vocabularies, besides those of the text
 
@@ -158,8 +157,6 @@ class Evaluation:
 
     Args:
         contexts: the model's and the reference's, if there is one, each with an empty sequence 0.
-        tokens: of the text; empty for needles only.
-        begin: see Layout.
     """
 
     def __init__(

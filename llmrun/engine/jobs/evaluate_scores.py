@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from llmrun.protocol.jobs.evaluate import BLOCKS, LEAST_BLOCKS, Divergence, Figure, PositionRange
-from llmrun.student import half_width, positive_interval
+from llmrun.statistics import half_width, positive_interval, quantile
 
 Array = Any  # NumPy's array; its own types say little more
 
@@ -95,7 +95,6 @@ class Rows:
 
 
 def perplexity(scores: Array, column: str = "nll") -> Figure:
-    """Return exp of the mean negative log-likelihood."""
     return _exp(_mean(scores[column], _blocks(scores)))
 
 
@@ -213,17 +212,11 @@ def _quantile(values: Array, ordered: Array, blocks: Array, share: float) -> Fig
 
     Its interval is Woodruff's: that of the share of values below it, mapped back by the sample's quantiles.
     """
-    value = _at(ordered, share)
+    value = quantile(ordered, share)
     half = _mean(values <= value, blocks).half
-    ends = () if half is None else (_at(ordered, share - half), _at(ordered, share + half))
-    return Figure(value, 0.0, *ends)
-
-
-def _at(ordered: Array, share: float) -> float:
-    place = min(max(share, 0.0), 1.0) * (len(ordered) - 1)
-    index = int(place)
-    above = float(ordered[min(index + 1, len(ordered) - 1)])
-    return float(ordered[index]) * (1 - (place - index)) + above * (place - index)
+    if half is None:
+        return Figure(value, 0.0)
+    return Figure(value, 0.0, quantile(ordered, max(share - half, 0.0)), quantile(ordered, min(share + half, 1.0)))
 
 
 def _exp(log: Figure) -> Figure:
@@ -251,5 +244,4 @@ def _correlation(one: Array, other: Array) -> float:
 
 
 def joined(parts: Sequence[Array]) -> Array:
-    """Concatenate the scores of several chunks."""
     return np.concatenate(parts) if parts else np.empty(0, SCORE)

@@ -28,8 +28,7 @@ from llmrun.protocol.adapters import AdapterScale
 from llmrun.protocol.jobs import Empty
 from llmrun.protocol.jobs.explain import ExplainRun, RunCollected, WatchedLayer
 
-WATCHED = 128
-"""Observed positions at the end of a sequence; logits and attention of more would take much memory."""
+WATCHED = 128  # Observed positions at the end of a sequence; logits and attention of more would take much memory
 _PLAIN_TYPES = frozenset({"f32", "f16", "bf16"})  # of values; others need flash attention
 _REPEATS = 3  # of the timed decode step
 
@@ -85,11 +84,7 @@ def _timed_layers(layers: Sequence[WatchedLayer], prefill: Stopwatch, decode: St
 
 
 class _Replay:
-    """Repeated computation of a sequence.
-
-    Attributes:
-        first: the first observed position.
-    """
+    """Repeated computation of a sequence."""
 
     def __init__(self, loaded: LoadedModel, tokens: list[int], adapters: tuple[AdapterScale, ...]) -> None:
         self._tokens, size = tokens, len(tokens)

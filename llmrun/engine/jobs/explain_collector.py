@@ -35,12 +35,7 @@ def _split_layer(name: str) -> tuple[str, int]:
 
 
 class Stopwatch:
-    """A timer of each layer.
-
-    Attributes:
-        layers: layer -> seconds.
-        seconds: in total.
-    """
+    """The seconds of each layer, and in total."""
 
     def __init__(self) -> None:
         self.layers: dict[int, float] = {}
@@ -68,7 +63,6 @@ class Collector:
     """Figures of one decode of positions [first, size).
 
     Args:
-        size: tokens of the whole sequence.
         chosen: indexes among the decoded positions whose residual streams are returned.
 
     Attributes:
@@ -108,7 +102,6 @@ class Collector:
         return True
 
     def layers(self) -> list[WatchedLayer]:
-        """Return the figures in the order of the layers."""
         return [self._layers.get(number) or WatchedLayer() for number in range(max(self._layers, default=-1) + 1)]
 
     def examples(self) -> tuple[HeadAttention, ...]:

@@ -26,7 +26,6 @@ class FileWeights:
         self._quants = Quants(threads)
 
     def find(self, *names: str) -> Tensor | None:
-        """Return the first tensor that exists."""
         return next((self._tensors[name] for name in names if name in self._tensors), None)
 
     def rows(self, tensor: Tensor, start: int = 0, end: int = 1) -> Array:

@@ -96,11 +96,7 @@ def _write(model: LlamaModel, command: Importance, n_ctx: int, report: Report) -
 
 
 def _pieces(tokens: list[int], n_ctx: int, command: Importance) -> list[list[int]]:
-    """Return full chunks only, as in llama-imatrix; a shorter text as one chunk.
-
-    Raises:
-        UsageError: the text is too short.
-    """
+    """Return full chunks only, as in llama-imatrix; a shorter text as one chunk."""
     tokens = tokens[: max(command.n_tokens, n_ctx)]
     if len(tokens) < _MIN_TOKENS:
         raise UsageError(
@@ -118,9 +114,6 @@ def _context(model: LlamaModel, activations: Activations, n_ctx: int, threads: i
 
     Every token requests logits, or llama.cpp would leave most tokens out of the last layer; the logits themselves are
     never computed: activations.py ends each computation before.
-
-    Raises:
-        OutOfMemoryError: the context does not fit.
     """
     load = Load(model.path, n_ctx, n_ctx, n_batch=n_ctx, n_ubatch=n_ctx, threads=threads)
     try:
@@ -151,7 +144,6 @@ def _read(context: LlamaContext, pieces: list[list[int]], activations: Activatio
 
 
 def _save(activations: Activations, path: str) -> tuple[TensorSums, ...]:
-    """Write all sums and counts, tensor by tensor."""
     import numpy as np
 
     tensors = []

@@ -18,8 +18,7 @@ from llmrun.gguf.types import TENSOR_TYPES, WEIGHT_TYPES
 from llmrun.protocol.jobs import Empty
 from llmrun.protocol.jobs.kernels import LONG_ROW, SHORT_ROW, MachineSpeed, MeasureKernels, Rates
 
-HEAD_LENGTHS = (64, 96, 128, 256)
-"""Measured head lengths; kernels are much faster for some of them."""
+HEAD_LENGTHS = (64, 96, 128, 256)  # Measured head lengths; kernels are much faster for some of them
 
 _LARGE = (64 << 20, 384 << 20)  # minimum and maximum bytes of the matrices for decode
 _MAX_MATRICES = 600

@@ -71,7 +71,6 @@ class Weights:
         self._data = [np.memmap(path, np.uint8, "r") for path in paths]
 
     def kind(self, name: str) -> int:
-        """Return ggml's number of a tensor's type."""
         return self.quants.numbers[self.tensors[name].type]
 
     def _stored(self, name: str) -> Array:
@@ -160,10 +159,7 @@ def _slopes(
 
 
 def _divergence(reader: Reader, weights: Weights, names: list[str]) -> float:
-    """Return the divergence that quantizing a group coarsely adds.
-
-    Computing with F16 instead of another type adds some divergence by itself, which is subtracted.
-    """
+    """Return the divergence that quantizing a group coarsely adds, beyond that of computing with F16."""
     with reader.swapped({name: weights.through_f16(name, coarse=True) for name in names}, F16, 2):
         divergence = reader.divergence()
     if all(weights.kind(name) in (F32, F16) for name in names):

@@ -16,8 +16,7 @@ from llmrun.engine.core.prefix import common_prefix
 from llmrun.engine.jobs.evaluate_scores import Rows
 from llmrun.engine.llama.base import Context, Entry, Vocabulary
 
-SHORTEST = 512
-"""Minimum tokens of a text; a shorter one would consist mostly of facts."""
+SHORTEST = 512  # Minimum tokens of a text; a shorter one would consist mostly of facts
 DEPTHS = tuple(tenth / 10 for tenth in range(11))
 
 FACTS = (
@@ -55,8 +54,7 @@ _ENDS = (
 )  # fmt: skip
 
 Decode = Callable[[Context, list[Entry]], None]
-Answer = tuple[bool, float]
-"""Is the right answer found, and its probability."""
+Answer = tuple[bool, float]  # Is the right answer found, and its probability
 
 
 def lengths(n_ctx: int) -> list[int]:
@@ -80,7 +78,6 @@ class Haystack:
     """
 
     def __init__(self, vocabulary: Vocabulary, begin: list[int], length: int) -> None:
-        """Create a text whose longest question ends at `length` tokens."""
         facts, tokenize = [], vocabulary.tokenize
         self.questions: list[tuple[list[int], int]] = []
         shift = 4 * length.bit_length()  # each length has the facts at other depths, because some are easier

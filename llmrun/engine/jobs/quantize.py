@@ -31,7 +31,7 @@ _PATTERN = re.compile(r"regex|regular expression")
 _TENSOR = re.compile(r"\[ *\d+/ *\d+\] (?P<name>.+?) +- \[[\d, ]+\], type = +(?P<before>\w+), ")
 _AFTER = re.compile(r"converting to (?P<written>\w+) \.\.|size = .*-> .*\((?P<planned>\w+)\)$")
 _SIZE = re.compile(r"size = +[\d.]+ MiB")
-_FALLBACK = re.compile(r"warning: (?P<name>.+?) +- ncols .*\(required for type +(?P<wanted>\w+)\)")
+_FALLBACK = re.compile(r"warning: (?P<name>.+?) +- ncols .*\(required for type +(?P<requested>\w+)\)")
 _UNIMPORTANT = re.compile(r"====== .*: (?:did not find weights|imatrix size .* tensor size \d+) for (?P<name>.+)$")
 _FAILED = re.compile(r"failed to quantize: (?P<reason>.*)$")
 
@@ -57,7 +57,7 @@ def run(command: Quantize, report: Callable[[QuantizeUpdate], None], flag: _nati
         _verify(command, log.types)
     else:
         require_loads(command.source)
-    return Quantized(log.types, log.wanted, log.needs_imatrix, tuple(log.unimportant))
+    return Quantized(log.types, log.requested, log.needs_imatrix, tuple(log.unimportant))
 
 
 class _Log:
@@ -65,7 +65,7 @@ class _Log:
 
     def __init__(self) -> None:
         self.types: dict[str, str] = {}  # these four as in Quantized
-        self.wanted: dict[str, str] = {}
+        self.requested: dict[str, str] = {}
         self.needs_imatrix = False
         self.unimportant: list[str] = []
         self.done = 0  # tensors written
@@ -86,7 +86,7 @@ class _Log:
             self._tensor = found["name"]
             self.types[self._tensor] = found["before"].upper()
         elif found := _FALLBACK.match(line):
-            self.wanted[found["name"]] = found["wanted"].upper()
+            self.requested[found["name"]] = found["requested"].upper()
         elif found := _UNIMPORTANT.match(line):
             self.unimportant.append(found["name"])
         elif "will require an imatrix" in line:
@@ -156,11 +156,7 @@ def _facts(name: str, imatrix: ImatrixFile) -> dict[str, str | int]:
 
 
 def _verify(command: Quantize, types: dict[str, str]) -> None:
-    """Verify the written file.
-
-    Raises:
-        BadModelError: its types differ from the log's, numbers are not finite, or llama.cpp can't load it.
-    """
+    """Verify the written file: its types are the log's, its numbers finite, and llama.cpp loads it."""
     tensors = read_header(Path(command.target)).tensors
     if {tensor.name: tensor.type for tensor in tensors} != types:
         raise BadModelError("the new file's tensors are not those of the log", hint="run the same command again")

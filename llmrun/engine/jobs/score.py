@@ -44,14 +44,7 @@ def run(command: ScoreText, report: Report, flag: _native.CancelFlag) -> ScoredT
 
 
 def score(command: Evaluate, context: Context, tokens: list[int], begin: list[int], report: Report) -> ScoredText:
-    """Score tokens.
-
-    Args:
-        command: settings; n_ctx is at most the number of tokens.
-        context: the model's, with an empty sequence 0.
-        tokens: of the text, after `begin`.
-        begin: the begin-of-sequence token, or nothing.
-    """
+    """Score tokens."""
     starts = window_starts(len(tokens), command.n_ctx)
     windows = [token for start in starts for token in tokens[start : start + command.n_ctx]]
     reading = Evaluation(replace(command, chunks=len(starts)), [context], windows, begin, report)

@@ -29,7 +29,6 @@ class Reader:
     """A model that decodes the same tokens repeatedly.
 
     Args:
-        tokens: of a text.
         names: of the tensors to swap.
 
     Raises:

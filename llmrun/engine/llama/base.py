@@ -46,7 +46,6 @@ class ImageSpan(NamedTuple):
 
     @property
     def saved(self) -> int:
-        """Tokens less positions."""
         return self.end - self.start - self.n_positions
 
 
@@ -83,30 +82,16 @@ class EmbeddedInput(Protocol):
 
 
 class Vocabulary(Protocol):
-    """The tokens of one model: built once, read-only, safe from any thread.
+    """The tokens of one model: built once, read-only, safe from any thread."""
 
-    Attributes:
-        n_tokens: size of the vocabulary, and floats of one row of logits.
-        suppressed: tokens that must never be sampled, according to the model file.
-        control_texts: texts that tokenize(special=True) turns into control tokens.
-        bos_text: text of the begin-of-sequence token, "" without one.
-        eos_text: text of the end-of-sequence token, "" without one.
-    """
+    n_tokens: int  # size of the vocabulary, and floats of one row of logits
+    suppressed: tuple[int, ...]  # tokens that must never be sampled, according to the model file
+    bos_text: str  # text of the begin-of-sequence token, "" without one
+    eos_text: str  # text of the end-of-sequence token, "" without one
 
     @property
-    def n_tokens(self) -> int: ...
-
-    @property
-    def suppressed(self) -> tuple[int, ...]: ...
-
-    @property
-    def control_texts(self) -> tuple[str, ...]: ...
-
-    @property
-    def bos_text(self) -> str: ...
-
-    @property
-    def eos_text(self) -> str: ...
+    def control_texts(self) -> tuple[str, ...]:
+        """The texts that tokenize(special=True) turns into control tokens."""
 
     def tokenize(self, text: str, *, special: bool) -> list[int]:
         """Return the token ids of a text, without a begin-of-sequence token.
@@ -129,55 +114,24 @@ class Vocabulary(Protocol):
 
 
 class Context(Protocol):
-    """A model's context: computes logits and holds the KV cache.
+    """A model's context: computes logits and holds the KV cache."""
 
-    Attributes:
-        n_ctx: context window of each sequence, in tokens.
-        n_batch: maximum number of entries in one decode call.
-        n_seq_max: maximum number of sequences in one decode call.
-        n_parked: more sequences than run can be cached: sequence ids are 0 .. n_seq_max + n_parked - 1.
-        n_cells: cells of the KV cache in total, when fully grown.
-        shares: a sequence can begin with another one's tokens, and all sequences together have n_cells; otherwise each
-            has n_ctx of its own.
-        unified: sequences share one pool of cells now; otherwise each has its own stream, and only sequences with
-            adjacent ids and equally many tokens in the batch are computed together.
-        n_outputs: maximum number of entries with logits in one decode call.
-        cuts: forget() can drop the last positions of any sequence.
-        has_checkpoints: a part of the memory can't be cut, and checkpoint() copies it.
-    """
+    n_ctx: int  # context window of each sequence, in tokens
+    n_batch: int  # maximum number of entries in one decode call
+    n_outputs: int  # maximum number of entries with logits in one decode call
+    n_seq_max: int  # maximum number of sequences in one decode call
+    n_parked: int  # more sequences can be cached: sequence ids are 0 .. n_seq_max + n_parked - 1
+    n_cells: int  # cells of the KV cache in total, when fully grown
+    cuts: bool  # forget() can drop the last positions of any sequence
+    has_checkpoints: bool  # a part of the memory can't be cut; checkpoint() copies it
+    # A sequence can begin with another one's tokens, and all together have n_cells; else each has n_ctx of its own.
+    shares: bool
+    # Sequences share one pool of cells now; else each has its own stream, and only sequences with adjacent ids and
+    # equally many tokens in the batch are computed together.
+    unified: bool
 
     @property
     def vocabulary(self) -> Vocabulary: ...
-
-    @property
-    def n_ctx(self) -> int: ...
-
-    @property
-    def n_batch(self) -> int: ...
-
-    @property
-    def n_seq_max(self) -> int: ...
-
-    @property
-    def n_parked(self) -> int: ...
-
-    @property
-    def n_cells(self) -> int: ...
-
-    @property
-    def shares(self) -> bool: ...
-
-    @property
-    def unified(self) -> bool: ...
-
-    @property
-    def n_outputs(self) -> int: ...
-
-    @property
-    def cuts(self) -> bool: ...
-
-    @property
-    def has_checkpoints(self) -> bool: ...
 
     def adapt(self, adapters: tuple[AdapterScale, ...]) -> None:
         """Choose the LoRA adapters of the next batches, as adapters.applied() orders them."""

@@ -34,6 +34,7 @@ KV_TYPES = {
 """Types that llama.cpp supports for the KV cache -> ggml's number."""
 _NO_ROOM, _ABORTED = 1, 2  # status of llama_decode
 _TO_THE_END = _ALL = -1
+_PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: without keys and values of full attention
 _STEP = 256  # cells; the size of a stream is a multiple
 # A sequence's state: a magic number, the number of streams, then for each stream its number of cells and the cells.
 _MAGIC_BYTES, _COUNT = 8, struct.Struct("=I")
@@ -97,8 +98,7 @@ class LlamaContext:
         self.unified = self.shares and not self._stream
         # A recurrent state takes its memory even if unused, and can't be shared in part.
         self.n_parked = load.n_parked if self.unified and not model.is_recurrent else 0
-        self.cuts = not model.is_recurrent
-        self.has_checkpoints = bool(model.is_recurrent or model.sliding_window)
+        self.cuts, self.has_checkpoints = not model.is_recurrent, model.is_recurrent or model.sliding_window > 0
         verified = _MAX_VERIFIED if self.cuts and not load.exact else 0
         self.n_outputs = max(n_outputs, verified, self.n_seq_max + self.n_parked)  # llama.cpp requires one per sequence
         self._callback = self._llama.ggml_backend_sched_eval_callback(self._guarded(watch)) if watch else None
@@ -114,10 +114,10 @@ class LlamaContext:
         self._batch = LlamaBatch(self._llama, self.n_batch, self._positions)
         self._get_logits = function("llama_get_logits_ith", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
         if load.warm_up:
-            self._warm_up()
+            self.decode([Entry(max(self.vocabulary.bos, 0), 0, 0, False)])  # maps pages and starts threads
+            self.forget(0, 0)
 
     def close(self) -> None:
-        """Free the context and its KV cache; it is unusable afterwards."""
         self._llama.llama_free(self._pointer)
 
     # ---- creation and growth ----
@@ -202,11 +202,6 @@ class LlamaContext:
                 return False
 
         return callback
-
-    def _warm_up(self) -> None:
-        """Decode one token, so that pages are mapped and threads run when the first prompt comes."""
-        self.decode([Entry(max(self.vocabulary.bos, 0), 0, 0, False)])
-        self.forget(0, 0)
 
     def _rebuild(self, room: int, *, unified: bool) -> None:
         """Move the KV cache into a new context. The old one is freed first: both and the copy may not fit.
@@ -324,7 +319,6 @@ class LlamaContext:
             raise CacheFull from None
 
     def _share(self, n_tokens: int) -> None:
-        """Move all sequences into one pool with room for n_tokens more; raises as _rebuild()."""
         room = min(self.n_cells, self._used() + max(n_tokens, self.n_batch))
         self._rebuild(max(room, min(self._load.n_ctx_start, self.n_cells)), unified=True)
 
@@ -428,22 +422,15 @@ class LlamaContext:
     def checkpoint(self, sequence_id: int) -> bytearray:
         if sequence_id in self._shifted or self._positions.differ(sequence_id):
             return bytearray()
-        partial = self._llama.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
-        state = bytearray(self._llama.llama_state_seq_get_size_ext(self._pointer, sequence_id, partial))
-        if not state:
-            return state
-        copied = self._llama.llama_state_seq_get_data_ext(
-            self._pointer, _bytes_of(state), len(state), sequence_id, partial
-        )
-        del state[copied:]
+        llama, where = self._llama, (sequence_id, _PARTIAL)
+        state = bytearray(llama.llama_state_seq_get_size_ext(self._pointer, *where))
+        del state[llama.llama_state_seq_get_data_ext(self._pointer, _bytes_of(state), len(state), *where) :]
         return state
 
     def go_back(self, sequence_id: int, checkpoint: bytearray, length: int) -> bool:
-        partial = self._llama.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
-        restored = self._llama.llama_state_seq_set_data_ext(
-            self._pointer, _bytes_of(checkpoint), len(checkpoint), sequence_id, partial
-        )
-        return bool(restored == len(checkpoint) and self.forget(sequence_id, length))
+        source = _bytes_of(checkpoint), len(checkpoint), sequence_id, _PARTIAL
+        n_restored = self._llama.llama_state_seq_set_data_ext(self._pointer, *source)
+        return bool(n_restored == len(checkpoint) and self.forget(sequence_id, length))
 
     def state(self, sequence_id: int) -> bytearray:
         """Return the state without the cells that a sliding window has passed; empty if it can't be saved."""
@@ -497,7 +484,6 @@ class LlamaContext:
         return sum(map(self._length, range(self.n_seq_max + self.n_parked)))
 
     def _length(self, sequence_id: int) -> int:
-        """Return the number of tokens of a sequence."""
         last = int(self._llama.llama_memory_seq_pos_max(self._memory, sequence_id))
         return self._positions.n_tokens(sequence_id, last + 1)
 

@@ -73,7 +73,6 @@ def features() -> str:
 
 
 def supports_offload() -> bool:
-    """Return whether this build can use a GPU."""
     return bool(import_llama().llama_supports_gpu_offload())
 
 

@@ -57,7 +57,6 @@ def import_mtmd() -> Any:
 
 
 def start() -> None:
-    """Load the library and detect devices."""
     import_llama().llama_backend_init()
 
 

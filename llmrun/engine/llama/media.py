@@ -77,10 +77,6 @@ class Projector:
     def pieces(self, data: bytes, name: str) -> list[list[int] | MediaChunk]:
         """Return an image's parts in a prompt: its tiles and the token ids around them.
 
-        Args:
-            data: an image file.
-            name: for errors.
-
         Raises:
             BadModelError: the projector does not fit the model.
             UsageError: the image can't be decoded, or is too large for the model.
@@ -93,11 +89,6 @@ class Projector:
             return [self._piece(mtmd.mtmd_input_chunks_get(chunks, index), index, data) for index in range(count)]
 
     def _open(self) -> None:
-        """Read the projector.
-
-        Raises:
-            BadModelError: the file is not a projector for images, or is for another model.
-        """
         self._mtmd = mtmd = import_mtmd()
         llama, log = import_llama(), list[str]()
 

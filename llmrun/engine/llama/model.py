@@ -37,8 +37,6 @@ class LlamaModel:
     """Weights and vocabulary of one model file; the load options are attributes too.
 
     Attributes:
-        n_ctx_train: context window the model was trained on.
-        sliding_window: tokens of the sliding attention window of some layers; 0 without one.
         description: llama.cpp's, e.g. "llama 135M Q4_1".
         chat_template: Jinja text from the file, or None.
     """
@@ -63,7 +61,6 @@ class LlamaModel:
             flag: setting it stops the load; it also reports the progress.
             verbose: send llama.cpp's whole log to stderr, not only its warnings.
             repack: allow weights to be repacked for this processor's kernels.
-            mmap: map the file into memory instead of reading it.
             cpu_experts: layers whose experts stay in RAM although the rest of the layer is on a GPU.
             workers, layer_counts: as in Load.
             vocabulary_only: load no weights; nothing can be computed then.
@@ -163,7 +160,6 @@ class LlamaModel:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of the tensors."""
         return int(self.llama.llama_model_size(self.pointer))
 
     @property
@@ -193,6 +189,5 @@ class LlamaModel:
         return self._adapters[adapter.path]
 
     def close(self) -> None:
-        """Free the weights; the model is unusable afterwards."""
         self.vocabulary.close()
         self.llama.llama_model_free(self.pointer)

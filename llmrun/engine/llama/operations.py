@@ -53,7 +53,6 @@ class Operations:
     """ggml's operations on one device. Each function above is a method, without "ggml_".
 
     Args:
-        threads: number of threads on the processor.
         remote: ggml's pointer to a worker's device; 0 is the processor.
 
     Attributes:
@@ -89,7 +88,6 @@ class Operations:
             index += 1
 
     def supports(self, result: int) -> bool:
-        """Return whether the device can compute an operation with its tensors in their buffers."""
         return bool(self.backend_dev_supports_op(self._device, result))
 
     @contextlib.contextmanager
@@ -122,7 +120,6 @@ class Operations:
 
         Args:
             enough: seconds in total after which it is not repeated.
-            repeats: maximum number of repetitions.
         """
         with self.tensors() as place:
             graph = self.new_graph(place)

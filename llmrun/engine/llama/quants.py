@@ -55,7 +55,6 @@ class Quants:
         return self._get_traits(kind).contents  # type: ignore[no-any-return]
 
     def row_bytes(self, kind: int, columns: int) -> int:
-        """Return the bytes of a row of `columns` elements."""
         traits = self._traits(kind)
         return int(columns // traits.blck_size * traits.type_size)
 

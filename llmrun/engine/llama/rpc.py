@@ -21,7 +21,6 @@ _added: set[str] = set()
 
 
 def is_built() -> bool:
-    """Return whether this build has RPC."""
     return bool(_backend())
 
 

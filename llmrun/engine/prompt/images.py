@@ -1,7 +1,4 @@
-"""Pictures in a conversation: where they stand in what a template writes, and what their files say of themselves.
-
-Owns the limits that hold before a decoder sees a file; must not know llama.cpp. Pure.
-"""
+"""The images of a conversation: placeholders for the chat template, and checks of image files before decoding. Pure."""
 
 from __future__ import annotations
 
@@ -14,65 +11,64 @@ from dataclasses import replace
 from llmrun.errors import UsageError
 from llmrun.protocol.messages import Image, Message
 
-MOST_PIXELS = 64 << 20
-"""Of one picture: three bytes each while it is decoded, and some copies."""
-_PRIVATE = range(0xF0000, 0xFFFFE)  # plane 15, private use: no tokenizer gives it a meaning
-_SIZED_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # JPEG segments that tell the size
+MAX_PIXELS = 64 << 20  # Of one image: it takes three bytes each while decoded, and some copies
+_PRIVATE = range(0xF0000, 0xFFFFE)  # plane 15, private use: no tokenizer has special tokens there
+_SIZED_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # JPEG segments with the size
 _WITHOUT_LENGTH = frozenset((0x01, *range(0xD0, 0xD8)))
 
 
-def marked(messages: Sequence[Message]) -> tuple[Sequence[Message], dict[str, Image]]:
-    """The messages with a private character in place of each picture, and which picture each stands for."""
-    pictures = [picture for message in messages for picture in message.pictures]
-    if not pictures:
+def with_placeholders(messages: Sequence[Message]) -> tuple[Sequence[Message], dict[str, Image]]:
+    """Replace each image by a private character; return the messages, and the image of each character."""
+    images = [image for message in messages for image in message.pictures]
+    if not images:
         return messages, {}
     used = set().union(*(text for message in messages for text in message.texts))
     free = (chr(code) for code in _PRIVATE if chr(code) not in used)
-    characters = dict(zip(free, pictures, strict=False))
-    if len(characters) < len(pictures):
+    placeholders = dict(zip(free, images, strict=False))
+    if len(placeholders) < len(images):
         raise UsageError("the conversation uses up all private characters of Unicode")
-    names = iter(characters)
-    told = []
+    characters = iter(placeholders)
+    replaced = []
     for message in messages:
         content = message.content
-        for picture in reversed(message.pictures):
-            at = min(max(picture.at, 0), len(content))
+        for image in reversed(message.pictures):
+            at = min(max(image.at, 0), len(content))
             content = f"{content[:at]}\0{content[at:]}"
         for _ in message.pictures:
-            content = content.replace("\0", next(names), 1)
-        told.append(replace(message, content=content, pictures=()) if message.pictures else message)
-    return told, characters
+            content = content.replace("\0", next(characters), 1)
+        replaced.append(replace(message, content=content, pictures=()) if message.pictures else message)
+    return replaced, placeholders
 
 
-def image_bytes(picture: Image) -> tuple[bytes, int, int]:
-    """A picture's file, its width and its height.
+def image_bytes(image: Image) -> tuple[bytes, int, int]:
+    """Return an image's file, width and height.
 
     Raises:
-        UsageError: it is no picture that is taken, or too large.
+        UsageError: the format is not supported, or the image is too large.
     """
-    name = picture.name or "a picture"
+    name = image.name or "an image"
     try:
-        data = base64.b64decode(picture.data, validate=True)
+        data = base64.b64decode(image.data, validate=True)
     except binascii.Error:
         raise UsageError(f"{name} can't be read", why="its data are not base64") from None
     try:
         width, height = _size_of(data)
     except (struct.error, IndexError):
-        raise UsageError(f"{name} can't be read as a picture", why="its beginning is damaged") from None
-    if width * height > MOST_PIXELS:
-        why = f"it has {width:,} x {height:,} pixels, at most {MOST_PIXELS:,} are taken"
+        raise UsageError(f"{name} can't be read as an image", why="its beginning is damaged") from None
+    if width * height > MAX_PIXELS:
+        why = f"it has {width:,} x {height:,} pixels, the maximum is {MAX_PIXELS:,}"
         raise UsageError(f"{name} is too large", why=why)
     if width < 1 or height < 1:
-        raise UsageError(f"{name} can't be read as a picture", why="it has no pixels")
+        raise UsageError(f"{name} can't be read as an image", why="it has no pixels")
     return data, width, height
 
 
 def _size_of(data: bytes) -> tuple[int, int]:
-    """Width and height by a file's beginning, so that no decoder allocates what a few bytes ask for.
+    """Return width and height from the header, so that no decoder allocates memory for a hostile one.
 
     Raises:
-        struct.error, IndexError: the file ends before it has told.
-        UsageError: it is of no kind that is taken.
+        struct.error, IndexError: the file is truncated.
+        UsageError: the format is not supported.
     """
     width: int
     height: int
@@ -86,19 +82,19 @@ def _size_of(data: bytes) -> tuple[int, int]:
         return _jpeg_size(data)
     else:
         hint = "save it as PNG or JPEG"
-        raise UsageError("this is not a picture that can be read", why="must be PNG, JPEG, GIF or BMP", hint=hint)
+        raise UsageError("this image format is not supported", why="must be PNG, JPEG, GIF or BMP", hint=hint)
     return width, abs(height)
 
 
 def _jpeg_size(data: bytes) -> tuple[int, int]:
-    place = 2
+    offset = 2
     while True:
-        while data[place] != 0xFF:
-            place += 1
-        while data[place] == 0xFF:
-            place += 1
-        kind = data[place]
+        while data[offset] != 0xFF:
+            offset += 1
+        while data[offset] == 0xFF:
+            offset += 1
+        kind = data[offset]
         if kind in _SIZED_FRAMES:
-            height, width = struct.unpack_from(">HH", data, place + 4)
+            height, width = struct.unpack_from(">HH", data, offset + 4)
             return width, height
-        place += 1 if kind in _WITHOUT_LENGTH else 1 + struct.unpack_from(">H", data, place + 1)[0]
+        offset += 1 if kind in _WITHOUT_LENGTH else 1 + struct.unpack_from(">H", data, offset + 1)[0]

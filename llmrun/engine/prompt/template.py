@@ -1,8 +1,8 @@
-"""A conversation -> prompt parts, by the model's own chat template in sandboxed Jinja.
+"""Rendering of a conversation to prompt parts, with the model's own chat template in sandboxed Jinja.
 
-Owns rendering and the rule that text of people and models never becomes control tokens; must not know tokens.
-A template is untrusted input: it runs in Jinja's ImmutableSandboxedEnvironment; time, memory, numbers and output are
-capped here. What still takes too long, because it never comes back to Python, is ended by the front with this process.
+Owns the rule that text of users and models never becomes control tokens; must not know tokens. A template is untrusted:
+it runs in Jinja's ImmutableSandboxedEnvironment, with limits of time, memory, numbers and output. The front kills this
+process if a template blocks in C code, where these limits don't apply.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from types import FrameType
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from llmrun.engine.llama.submodules import import_submodule
-from llmrun.engine.prompt.images import marked
+from llmrun.engine.prompt.images import with_placeholders
 from llmrun.engine.prompt.tools import (
     OTHERS,
     PROBE,
     PROBE_TOOL,
+    collect_texts,
     for_mistral,
     in_text,
     message_data,
     syntax_in,
-    texts,
     tool_data,
     with_responses,
 )
@@ -41,34 +41,31 @@ from llmrun.protocol.toolcalls import GEMMA, MISTRAL, MISTRAL_ARGS, Syntax
 
 _Result = TypeVar("_Result")
 
-MAX_TEMPLATE_CHARACTERS = 128 * 1024
-"""Eight times the longest real ones; compiling can't be interrupted."""
+MAX_TEMPLATE_CHARACTERS = 128 * 1024  # Eight times the longest real one; compiling can't be interrupted
 MAX_PROMPT_CHARACTERS = 16 * 1024 * 1024
 MAX_RENDER_BYTES = 256 * 1024 * 1024
-MAX_RENDER_SECONDS = 1.5
-"""Real templates take milliseconds. Less than the front's patience: it would end the engine."""
-_LEAST_SECONDS = 0.01  # between two looks at the clock
-MAX_BITS = 64 * 1024
-"""Of a whole number: arithmetic with longer ones can take hours and can't be interrupted."""
-MAX_DATE_CHARACTERS = 1024
-"""Of a date's layout: the C library writes all of it before it can be interrupted."""
+MAX_RENDER_SECONDS = 1.5  # Real templates take milliseconds. Less than the front's timeout, which kills the engine
+_MIN_SECONDS = 0.01  # between two checks of the time
+MAX_BITS = 64 * 1024  # Of an integer: arithmetic with longer ones can take hours and can't be interrupted
+MAX_DATE_CHARACTERS = 1024  # Of a date format: strftime can't be interrupted
 
 _REFUSES = "the chat template refuses this conversation"
 _PROBE_TEXT = "Is this said?"
+_OTHER_TEMPLATE = "choose another template with --template"
 
 NAMED = {
-    # The most common one, for models that come without.
+    # The most common one, for models without a template.
     "chatml": (
         "{% for message in messages %}"
         "{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
     )
 }
-"""Templates that can be asked for by name."""
+"""Templates that can be chosen by name."""
 
 
 class RenderLimits(NamedTuple):
-    """What a template may take, besides what any template takes for the conversation itself."""
+    """The resource limits of one rendering."""
 
     characters: int
     n_bytes: int
@@ -76,7 +73,7 @@ class RenderLimits(NamedTuple):
 
     @classmethod
     def of(cls, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> RenderLimits:
-        """For a conversation, of which a template makes a few copies."""
+        """Return limits for a conversation, of which a template makes a few copies."""
         size = characters(messages, tools)
         return cls(
             MAX_PROMPT_CHARACTERS + 4 * size,
@@ -86,7 +83,7 @@ class RenderLimits(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A stretch of the prompt; where special is false, text of control tokens is just text."""
+    """A section of the prompt; unless special, control texts in it are tokenized as plain text."""
 
     text: str
     special: bool
@@ -106,48 +103,51 @@ class ChatTemplate:
 
     def __init__(self, source: str, *, bos: str, eos: str) -> None:
         if len(source) > MAX_TEMPLATE_CHARACTERS:
-            most = f"at most {MAX_TEMPLATE_CHARACTERS:,} are taken"
-            raise BadTemplateError(f"the chat template has {len(source):,} characters", why=most)
+            why = f"the maximum is {MAX_TEMPLATE_CHARACTERS:,}"
+            raise BadTemplateError(f"the chat template has {len(source):,} characters", why=why)
         self._source = source
         self._bos = bos
         self._eos = eos
-        # Under the limits already here: Jinja computes constant expressions when it compiles.
+        # Limited here too, because Jinja evaluates constant expressions when it compiles.
         self._template = _limited(lambda: _environment().from_string(source), RenderLimits.of(()))
 
     @property
     def syntax(self) -> Syntax:
-        """How the model is to write calls of tools."""
+        """The syntax of the model's tool calls."""
         return self._own_syntax or OTHERS
 
     @cached_property
     def _own_syntax(self) -> Syntax | None:
-        """The one that the template has for it, if any, as it writes a call that was made.
+        """The syntax in which the template writes calls; None if it has none.
 
         Raises:
-            BadTemplateError: that takes too long, which says nothing about the template where the machine is busy.
+            BadTemplateError: rendering took too long. On a busy machine that says nothing about the template.
         """
-        given = {"messages": [message_data(message, str) for message in PROBE], "tools": [tool_data(PROBE_TOOL, str)]}
+        variables = {
+            "messages": [message_data(message, str) for message in PROBE],
+            "tools": [tool_data(PROBE_TOOL, str)],
+        }
         limits = RenderLimits.of(PROBE, (PROBE_TOOL,))
         try:
-            return syntax_in(_limited(lambda: self._rendered(given, limits.characters), limits))
+            return syntax_in(_limited(lambda: self._generate(variables, limits.characters), limits))
         except BadTemplateError as error:
             if isinstance(error.__context__, _OverdueError):
                 raise
             return None
 
     @cached_property
-    def _wants_lists(self) -> bool:
-        """Whether the template takes a content only as a list of parts, as those of some models that see do."""
+    def _needs_lists(self) -> bool:
+        """The template only accepts contents that are lists of parts, as those of some vision models do."""
         if "type" not in self._source or "'text'" not in self._source.replace('"', "'"):
             return False
         plain = {"messages": [{"role": "user", "content": _PROBE_TEXT}]}
         listed = {"messages": [{"role": "user", "content": [{"type": "text", "text": _PROBE_TEXT}]}]}
         limits = RenderLimits.of(())
         with suppress(BadTemplateError):
-            if _PROBE_TEXT in _limited(lambda: self._rendered(plain, limits.characters), limits):
+            if _PROBE_TEXT in _limited(lambda: self._generate(plain, limits.characters), limits):
                 return False
         with suppress(BadTemplateError):
-            return _PROBE_TEXT in _limited(lambda: self._rendered(listed, limits.characters), limits)
+            return _PROBE_TEXT in _limited(lambda: self._generate(listed, limits.characters), limits)
         return False
 
     def render(
@@ -158,23 +158,23 @@ class ChatTemplate:
         thinking: bool | None = None,
         tools: Sequence[Tool] = (),
     ) -> list[Part | Image]:
-        """The prompt for the assistant's next turn.
+        """Render the prompt for the assistant's next turn.
 
-        Ordinarily that is one part, tokenized as llama.cpp does it. Only where a message holds the text of a control
-        token is the prompt cut: around that message's text the parts are tokenized as plain text. A template that
-        refuses system prompts gets it at the beginning of the first question, as in llama.cpp.
+        Usually the prompt is one part, tokenized as in llama.cpp. If a message contains the text of a control token,
+        that text becomes a part which is tokenized as plain text. If a template refuses system prompts, the system
+        prompt is put before the first question, as in llama.cpp.
 
         Args:
             messages: the conversation.
-            control: what the tokenizer would turn into control tokens.
-            thinking: whether the model is to think first; None leaves it to the template.
-            tools: what the model may call.
+            control: texts that the tokenizer turns into control tokens.
+            thinking: the template's enable_thinking; None leaves it undefined.
+            tools: the tools that the model may call.
 
         Raises:
-            BadTemplateError: the template fails, refuses the conversation, or asks for too much.
+            BadTemplateError: the template fails, refuses the conversation, or exceeds a limit.
         """
-        wishes = {} if thinking is None else {"enable_thinking": thinking}
-        messages, pictures = marked(messages)
+        options = {} if thinking is None else {"enable_thinking": thinking}
+        messages, images = with_placeholders(messages)
         if not tools and all(message.role != "tool" and not message.tool_calls for message in messages):
             pass
         elif self._own_syntax is None:
@@ -182,95 +182,95 @@ class ChatTemplate:
         elif self._own_syntax in (MISTRAL, MISTRAL_ARGS):
             messages = for_mistral(messages)
         try:
-            parts = self._parts(messages, tools, control, wishes)
+            parts = self._parts(messages, tools, control, options)
         except BadTemplateError as error:
             merged = _system_in_question(messages)
             if error.what != _REFUSES or merged is None:
                 raise
             try:
-                parts = self._parts(merged, tools, control, wishes)
+                parts = self._parts(merged, tools, control, options)
             except BadTemplateError:
                 raise error from None
-        return _with_images(parts, pictures)
+        return _with_images(parts, images)
 
     def _parts(
-        self, messages: Sequence[Message], tools: Sequence[Tool], control: ControlTexts, wishes: dict[str, Any]
+        self, messages: Sequence[Message], tools: Sequence[Tool], control: ControlTexts, options: dict[str, Any]
     ) -> list[Part]:
-        mask = _Mask(texts(messages, tools), control)
+        mask = _Mask(collect_texts(messages, tools), control)
         data = [message_data(message, mask.hide) for message in messages]
-        if self._wants_lists:
+        if self._needs_lists:
             data = [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in data]
         has_calls = any(message.tool_calls for message in messages)
-        given = {**wishes, "messages": with_responses(data) if has_calls and self._own_syntax is GEMMA else data}
+        variables = {**options, "messages": with_responses(data) if has_calls and self._own_syntax is GEMMA else data}
         if tools:
-            given["tools"] = [tool_data(tool, mask.hide) for tool in tools]
+            variables["tools"] = [tool_data(tool, mask.hide) for tool in tools]
         limits = RenderLimits.of(messages, tools)
-        return mask.parts(_limited(lambda: self._rendered(given, limits.characters), limits))
+        return mask.parts(_limited(lambda: self._generate(variables, limits.characters), limits))
 
-    def _rendered(self, given: dict[str, Any], most: int) -> str:
+    def _generate(self, variables: dict[str, Any], max_characters: int) -> str:
         pieces: list[str] = []
         size = 0
         for piece in self._template.generate(
-            bos_token=self._bos, eos_token=self._eos, add_generation_prompt=True, **given
+            bos_token=self._bos, eos_token=self._eos, add_generation_prompt=True, **variables
         ):
             size += len(piece)
-            if size > most:
-                raise BadTemplateError("the chat template's output has no end")
+            if size > max_characters:
+                raise BadTemplateError("the chat template's output is endless")
             pieces.append(piece)
         return "".join(pieces)
 
 
 class ControlTexts:
-    """Texts that the tokenizer would turn into control tokens, prepared for searching."""
+    """A search for texts that the tokenizer turns into control tokens."""
 
     def __init__(self, texts: Iterable[str]) -> None:
-        known = sorted(set(texts) - {""})
-        self.pattern = re.compile(_longest_of(known) if known else r"(?!)")
-        self._longest = max(map(len, known), default=0)
-        self._beginnings = {text[:size] for text in known for size in range(1, len(text))}
-        self._endings = {text[-size:] for text in known for size in range(1, len(text))}
+        control = sorted(set(texts) - {""})
+        self.pattern = re.compile(_longest_of(control) if control else r"(?!)")
+        self._longest = max(map(len, control), default=0)
+        self._prefixes = {text[:size] for text in control for size in range(1, len(text))}
+        self._suffixes = {text[-size:] for text in control for size in range(1, len(text))}
 
     def may_join(self, content: str) -> bool:
-        """Whether a control text could arise where this content meets the text around it."""
+        """Return whether this content and the text around it could form a control text together."""
         sizes = range(1, self._longest)
-        return any(content[-size:] in self._beginnings or content[:size] in self._endings for size in sizes)
+        return any(content[-size:] in self._prefixes or content[:size] in self._suffixes for size in sizes)
 
 
 def _longest_of(texts: list[str], depth: int = 20) -> str:
-    """A pattern for the longest of some sorted texts that stands somewhere, which is how llama.cpp looks for them.
+    """Return a pattern for the longest match of some sorted texts, as llama.cpp searches them.
 
-    Texts that begin alike share that beginning in the pattern: a vocabulary may have thousands of them.
+    Common prefixes are factored out, because a vocabulary may have thousands of control tokens.
     """
     if depth == 0:
         return "(?:" + "|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True)) + ")"
     branches = []
     for _, group in groupby(filter(None, texts), key=lambda text: text[0]):
-        alike = [*group]
-        beginning = commonprefix([alike[0], alike[-1]])  # noqa: RUF071 - of texts, not paths
-        rests = [text[len(beginning) :] for text in alike]
-        branches.append(re.escape(beginning) + (_longest_of(rests, depth - 1) if rests != [""] else ""))
+        members = [*group]
+        prefix = commonprefix([members[0], members[-1]])  # noqa: RUF071 - of texts, not paths
+        rests = [text[len(prefix) :] for text in members]
+        branches.append(re.escape(prefix) + (_longest_of(rests, depth - 1) if rests != [""] else ""))
     return f"(?:{'|'.join(branches)})" + ("?" if "" in texts else "")
 
 
 class _Mask:
-    """Hides control texts inside messages behind single private characters while the template runs.
+    """A replacement of control texts in messages by single private characters while the template runs.
 
-    The template sees the messages unchanged but for these characters, so what it tests, trims or splits works;
-    whatever looks like a control token in its output is its own. A message whose edge could complete a control token
-    together with the template's text gets an invisible guard there.
+    The rest of the messages is unchanged, so that a template can test, trim or split them. All control texts in the
+    output are then the template's own. A message gets invisible guards around it if its edge could form a control text
+    with the template's text.
     """
 
-    _PRIVATE = range(0x100000, 0x10FFFE)  # plane 16, private use: no tokenizer gives it a meaning
+    _PRIVATE = range(0x100000, 0x10FFFE)  # plane 16, private use: no tokenizer has special tokens there
     _GUARD = ""
 
     def __init__(self, contents: Sequence[str], control: ControlTexts) -> None:
         self._control = control
-        found = {text for content in contents for text in control.pattern.findall(content)}
+        matches = {text for content in contents for text in control.pattern.findall(content)}
         self._characters: dict[str, str] = {}
-        if found or any(control.may_join(content.strip()) for content in contents):
+        if matches or any(control.may_join(content.strip()) for content in contents):
             used = set().union(*contents)
             free = (chr(code) for code in self._PRIVATE if chr(code) not in used)
-            hidden = [self._GUARD, *sorted(found)]
+            hidden = [self._GUARD, *sorted(matches)]
             self._characters = dict(zip(hidden, free, strict=False))
             if len(self._characters) < len(hidden):
                 raise UsageError("the conversation uses up all private characters of Unicode")
@@ -278,7 +278,7 @@ class _Mask:
         self._hidden = re.compile(f"[{''.join(self._texts)}]" if self._texts else "(?!)")
 
     def hide(self, content: str) -> str:
-        """The content as the template may see it."""
+        """Replace the control texts of a content, and guard its edges."""
         if not self._characters:
             return content
         content = self._control.pattern.sub(lambda match: self._characters[match[0]], content)
@@ -290,41 +290,41 @@ class _Mask:
         return f"{content[:start]}{guard}{text}{guard}{content[start + len(text) :]}"
 
     def parts(self, text: str) -> list[Part]:
-        """Cut the rendered prompt: hidden texts come back, and only the template's own control texts are special."""
+        """Split the rendered prompt into the template's control texts, which are special, and restored plain texts."""
         if not self._texts:
             return [Part(text, True)]
         parts: list[Part] = []
         position = 0
         for match in self._control.pattern.finditer(text):
-            parts += self._plain(text[position : match.start()])
+            parts += self._restore(text[position : match.start()])
             parts.append(Part(match[0], True))
             position = match.end()
-        return _merged(parts + self._plain(text[position:]))
+        return _merge(parts + self._restore(text[position:]))
 
-    def _plain(self, text: str) -> list[Part]:
-        """A stretch between control tokens: plain text if anything was hidden in it."""
-        shown = self._hidden.sub(lambda match: self._texts[match[0]], text)
-        return [Part(shown, shown == text)] if text else []
+    def _restore(self, text: str) -> list[Part]:
+        """Return a text between control texts; it is special unless something was hidden in it."""
+        restored = self._hidden.sub(lambda match: self._texts[match[0]], text)
+        return [Part(restored, restored == text)] if text else []
 
 
-def _with_images(parts: list[Part], pictures: dict[str, Image]) -> list[Part | Image]:
-    """The parts, cut where characters stand for pictures.
+def _with_images(parts: list[Part], images: dict[str, Image]) -> list[Part | Image]:
+    """Split the parts at placeholders of images.
 
     Raises:
-        BadTemplateError: the template left one out.
+        BadTemplateError: the template's output lacks one.
     """
-    if not pictures:
+    if not images:
         return [*parts]
-    found = [
-        (piece, part.special) for part in parts for piece in re.split(f"([{''.join(pictures)}])", part.text) if piece
+    pieces = [
+        (piece, part.special) for part in parts for piece in re.split(f"([{''.join(images)}])", part.text) if piece
     ]
-    if not {*pictures} <= {piece for piece, _ in found}:
-        raise BadTemplateError("the chat template leaves a picture out", hint="another one goes with --template")
-    return [pictures.get(piece) or Part(piece, special) for piece, special in found]
+    if not {*images} <= {piece for piece, _ in pieces}:
+        raise BadTemplateError("the chat template omits an image", hint=_OTHER_TEMPLATE)
+    return [images.get(piece) or Part(piece, special) for piece, special in pieces]
 
 
-def _merged(parts: list[Part]) -> list[Part]:
-    """Neighbours of one kind as one part: the tokenizer should see as much at once as it may."""
+def _merge(parts: list[Part]) -> list[Part]:
+    """Join adjacent parts of one kind, so that the tokenizer sees as much text at once as possible."""
     merged: list[Part] = []
     for part in parts:
         if merged and merged[-1].special == part.special:
@@ -335,7 +335,7 @@ def _merged(parts: list[Part]) -> list[Part]:
 
 
 def _system_in_question(messages: Sequence[Message]) -> list[Message] | None:
-    """The conversation with its system prompt at the beginning of the first question; None if it has not both."""
+    """Return the conversation with its system prompt in the first question; None unless it begins with both."""
     if [message.role for message in messages[:2]] != ["system", "user"]:
         return None
     system, question = messages[:2]
@@ -348,23 +348,23 @@ def _environment() -> Any:
         trim_blocks=True, lstrip_blocks=True, extensions=[extensions.loopcontrols, _generation_tag(extensions)]
     )
     environment.filters["tojson"] = _to_json
-    environment.filters["round"] = _modest_round(environment.filters["round"])
-    # Some templates ask for "tools is not none" and some loop over tools unasked; where there are none, both are right.
+    environment.filters["round"] = _limited_round(environment.filters["round"])
+    # Some templates test "tools is not none", others loop over undefined tools: undefined has to satisfy both.
     environment.tests["none"] = lambda value: value is None or isinstance(value, runtime.Undefined)
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
-    # Older names of the date and of a list of no tools, as llama.cpp gives them.
+    # Older names of the date and of an empty list of tools, as in llama.cpp.
     environment.globals["date_string"] = _strftime_now("%d %b %Y")
     environment.globals["datetime"] = _strftime_now("%b %d %Y")
     environment.globals["functions"] = ""
-    del environment.globals["lipsum"]  # makes text without end
+    del environment.globals["lipsum"]  # generates unlimited text
     return environment
 
 
 def _sandbox(sandbox: Any) -> Any:
-    """Jinja's sandbox, which in addition refuses arithmetic that would not end."""
+    """Return Jinja's sandbox class with a limit for numbers."""
 
-    class Sandbox(sandbox.ImmutableSandboxedEnvironment):  # type: ignore[misc]  # known only now
+    class Sandbox(sandbox.ImmutableSandboxedEnvironment):  # type: ignore[misc]  # imported lazily
         intercepted_binops = frozenset(["**", "*", "//", "%", "/"])
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
@@ -372,25 +372,25 @@ def _sandbox(sandbox: Any) -> Any:
             if operator == "**" and len(bits) == 2:
                 bits.append(bits[0] * max(right, 0))
             if any(size > MAX_BITS for size in bits):
-                raise BadTemplateError("the chat template computes with too large numbers")
+                raise BadTemplateError("the chat template uses too large numbers")
             return self.binop_table[operator](left, right)
 
     return Sandbox
 
 
-def _modest_round(jinjas: Callable[..., Any]) -> Callable[..., Any]:
-    """Jinja's filter, which computes ten to the power of whatever it is asked for."""
+def _limited_round(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Limit the precision of Jinja's filter, which computes 10 to the power of it."""
 
-    def modest(value: Any, precision: int = 0, method: Any = "common") -> Any:
-        return jinjas(value, max(-300, min(precision, 300)), method)
+    def limited(value: Any, precision: int = 0, method: Any = "common") -> Any:
+        return original(value, max(-300, min(precision, 300)), method)
 
-    return modest
+    return limited
 
 
 def _generation_tag(extensions: Any) -> Any:
-    """The `{% generation %}` block of Hugging Face templates, which marks the assistant's text for training."""
+    """Return an extension for `{% generation %}`, which marks the assistant's text for training in Hugging Face's."""
 
-    class Generation(extensions.Extension):  # type: ignore[misc]  # known only now
+    class Generation(extensions.Extension):  # type: ignore[misc]  # imported lazily
         tags = {"generation"}  # noqa: RUF012 - Jinja's own name and type
 
         def parse(self, parser: Any) -> Any:
@@ -407,7 +407,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Hugging Face's filter, which does not escape HTML as Jinja's own does."""
+    """Return JSON as Hugging Face's filter does: without HTML escapes, unlike Jinja's own."""
     import json
 
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
@@ -419,7 +419,7 @@ def _raise_exception(message: object) -> NoReturn:
 
 def _strftime_now(layout: str) -> str:
     if len(layout) > MAX_DATE_CHARACTERS:
-        raise BadTemplateError("the chat template asks for too long a date")
+        raise BadTemplateError("the chat template uses too long a date format")
     return datetime.now().strftime(layout)
 
 
@@ -428,55 +428,56 @@ def _line(text: object) -> str:
 
 
 class _OverdueError(BaseException):
-    """Time is up. No Exception: Jinja catches those in constant expressions and goes on."""
+    """A timeout. Not an Exception, because Jinja ignores those in constant expressions."""
 
 
 def _limited(work: Callable[[], _Result], limits: RenderLimits) -> _Result:
-    """Do what a template asks for within the limits; whatever it does wrong becomes BadTemplateError."""
+    """Run a template's code within the limits, and turn all of its errors into BadTemplateError."""
     try:
         with _memory_limit(limits.n_bytes):
             return _in_time(work, limits.seconds)
     except BadTemplateError:
         raise
     except MemoryError:
-        raise BadTemplateError("the chat template asks for too much memory") from None
+        raise BadTemplateError("the chat template needs too much memory") from None
     except _OverdueError:
-        raise BadTemplateError(
-            f"the chat template takes longer than {limits.seconds:.3g} seconds",
-            hint="another one goes with --template",
-        ) from None
-    except Exception as error:  # a template can raise anything Python has
+        what = f"the chat template takes longer than {limits.seconds:.3g} seconds"
+        raise BadTemplateError(what, hint=_OTHER_TEMPLATE) from None
+    except Exception as error:  # a template can raise any of Python's
         why = _line(f"{type(error).__name__}: {error}")
-        raise BadTemplateError("the chat template fails", why=why, hint="another one goes with --template") from error
+        raise BadTemplateError("the chat template fails", why=why, hint=_OTHER_TEMPLATE) from error
 
 
 def _in_time(work: Callable[[], _Result], seconds: float) -> _Result:
-    """Interrupt what takes too long, as soon as it is back in Python; the interruption may come as late as in here.
+    """Run code with a timeout, which takes effect when Python code runs next, perhaps only in this function.
 
-    What counts is this thread's processor time: on a busy machine a template that is quick may wait for long.
+    The limit is this thread's processor time, because a quick template may wait for long on a busy machine.
     """
     if threading.current_thread() is not threading.main_thread():  # signals reach the main thread only
         return work()
     end = time.thread_time() + seconds
+    is_running = True
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        left = end - time.thread_time()
-        if left <= 0:
+        remaining = end - time.thread_time()
+        if remaining <= 0:
             raise _OverdueError
-        signal.setitimer(signal.ITIMER_REAL, max(left, _LEAST_SECONDS))
+        if is_running:  # else the timer would outlive this handler, and kill the process
+            signal.setitimer(signal.ITIMER_REAL, max(remaining, _MIN_SECONDS))
 
     handler = signal.signal(signal.SIGALRM, interrupt)
     before = signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         return work()
     finally:
+        is_running = False
         signal.setitimer(signal.ITIMER_REAL, *before)
         signal.signal(signal.SIGALRM, handler)
 
 
 @contextmanager
 def _memory_limit(n_bytes: int) -> Iterator[None]:
-    """Cap what a template may allocate, where the system can (Linux)."""
+    """Limit the memory that a template may allocate (on Linux)."""
     try:
         import resource
         from pathlib import Path
@@ -486,10 +487,10 @@ def _memory_limit(n_bytes: int) -> Iterator[None]:
         yield
         return
     limits = resource.getrlimit(resource.RLIMIT_AS)
-    wanted = pages * resource.getpagesize() + n_bytes
+    limit = pages * resource.getpagesize() + n_bytes
     if limits[1] != resource.RLIM_INFINITY:
-        wanted = min(wanted, limits[1])
-    resource.setrlimit(resource.RLIMIT_AS, (wanted, limits[1]))
+        limit = min(limit, limits[1])
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limits[1]))
     try:
         yield
     finally:

@@ -1,1 +1,1 @@
-"""Bytes from the hub or a mirror into a file that is whole, or is not there."""
+"""Verified downloads: a file arrives whole or not at all."""

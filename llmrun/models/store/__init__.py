@@ -1,1 +1,1 @@
-"""The files on this disk: found, listed, brought in, removed and cleaned up."""
+"""Model files on this disk: find, list, install, remove, clean up."""

@@ -1,7 +1,7 @@
-"""What lies in the cache and is of no use to anybody: found, explained, taken away.
+"""Garbage collection of the cache.
 
-Owns what counts as garbage; must not ask anybody. The cache is shared: what another program may be writing right now is
-left alone, and so is everything younger than a day, unless it is asked for.
+Owns the definition of garbage; must not ask the user. The cache is shared: files that another program may be writing
+stay, and so do files younger than a day, unless requested.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from llmrun.gguf import filenames
 from llmrun.models.store.disk import disk_errors
 from llmrun.models.store.in_use import in_use
 from llmrun.models.store.removal import disk_bytes, tidy
-from llmrun.models.store.store import SnapshotFile, Store, one_step
+from llmrun.models.store.store import SnapshotFile, Store, read_text, symlink_target
 
 DAY_SECONDS = 86_400.0
 
-_PART = re.compile(r"(?P<target>.+?)\.part(\.[a-z]+)?")  # bytes on their way, and the notes beside them
+_PART = re.compile(r"(?P<target>.+?)\.part(\.[a-z]+)?")  # see download/part.py
 _INCOMPLETE = ".incomplete"  # huggingface_hub's
 _LOCKS = frozenset({".lock", ".transfer"})
 _TEMPORARY = re.compile(r".+\.\d+\.tmp|.+\.unchecked")
@@ -30,43 +30,33 @@ _TEMPORARY = re.compile(r".+\.\d+\.tmp|.+\.unchecked")
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """A file of no use.
-
-    Attributes:
-        path: of the file.
-        n_bytes: of disk that come free with it.
-        why: it is of no use.
-        keep: why it stays all the same, for now; empty when it can go.
-        lock: held by whoever writes it; None when nobody can.
-        folder: of its repository.
-    """
+    """Unneeded file."""
 
     path: Path
-    n_bytes: int
-    why: str
-    keep: str = ""
-    lock: Path | None = None
-    folder: Path | None = None
+    n_bytes: int  # freed with it
+    why: str  # reason it is unneeded
+    keep: str = ""  # reason to keep it for now; "" to remove it
+    lock: Path | None = None  # held by its writer; None when there is none
+    folder: Path | None = None  # its repository's
 
 
-def collect(store: Store, *, young_too: bool = False, now: float | None = None) -> list[Leftover]:
-    """Everything in the cache that is of no use, links before the bytes they lead to; changes nothing.
+def collect(store: Store, *, include_recent: bool = False, now: float | None = None) -> list[Leftover]:
+    """Return all unneeded files of the cache, links before their bytes; change nothing.
 
     Args:
-        young_too: also what is younger than a day, except where another program may be at it.
+        include_recent: include files younger than a day, unless another program may be writing them.
         now: seconds since 1970.
     """
-    youngest = (time.time() if now is None else now) - (0.0 if young_too else DAY_SECONDS)
-    search = _Search(store, time.time() if now is None else now, youngest)
+    now = time.time() if now is None else now
+    search = _Search(store, now, youngest=now if include_recent else now - DAY_SECONDS)
     found = [leftover for folder in store.repositories() for leftover in search.in_repository(folder)]
     return [*found, *search.in_links(), *search.locks()]
 
 
 def discard(leftovers: Iterable[Leftover]) -> int:
-    """Take away what need not be kept; gives the bytes that came free.
+    """Remove the leftovers without a reason to stay; return the freed bytes.
 
-    Raises:
-        ResourceError: the disk refuses.
+    Raises ResourceError if the disk refuses.
     """
     freed = 0
     folders: dict[Path, None] = {}
@@ -85,7 +75,7 @@ def discard(leftovers: Iterable[Leftover]) -> int:
 
 
 class _Search:
-    """One look through a cache. Older than `youngest` is old, in seconds since 1970."""
+    """Search for garbage. Files modified after `youngest` (seconds since 1970) stay."""
 
     def __init__(self, store: Store, now: float, youngest: float) -> None:
         self.store = store
@@ -98,7 +88,7 @@ class _Search:
         needed: set[Path] = set()
         for file in files:
             if not file.path.exists():
-                yield self.leftover(file.path, "its bytes are gone, so the name leads nowhere", folder=folder)
+                yield self.leftover(file.path, "a name whose bytes are missing", folder=folder)
             elif file.path in superseded:
                 why = f"an older revision; {superseded[file.path][:7]} has the same file"
                 busy = "an llmrun process has it loaded" if in_use(file.path) else ""
@@ -116,7 +106,7 @@ class _Search:
                 yield self.in_blobs(folder, path, "only an older revision has it" if path in old else "")
 
     def in_blobs(self, folder: Path, path: Path, why: str) -> Leftover:
-        """A file of blobs/ that no snapshot needs."""
+        """Classify a file of blobs/ that no snapshot needs."""
         part = _PART.fullmatch(path.name)
         name = part["target"] if part else path.name.partition(".")[0]
         lock = self.store.root / ".locks" / folder.name / f"{name}.lock"
@@ -127,13 +117,13 @@ class _Search:
         elif part:
             why = f"part of a download, {self.age(path)} old; `llmrun pull` would resume it"
         elif path.name.endswith(_INCOMPLETE):
-            why = f"huggingface_hub's part of a download, {self.age(path)} old; it never resumes one"
+            why = f"huggingface_hub's part of a download, {self.age(path)} old; huggingface_hub never resumes one"
             if self.now - _modified(path) < DAY_SECONDS:
                 return self.leftover(path, why, keep="another program may be writing it", lock=lock, folder=folder)
         return self.leftover(path, why or "no snapshot refers to these bytes", lock=lock, folder=folder)
 
     def in_links(self) -> Iterator[Leftover]:
-        """Models of plain links: parts, and notes about files that are gone."""
+        """Yield leftovers of plain links: parts, and notes about missing files."""
         for folder in sorted(self.store.links.glob("*/")):
             lock = self.store.root / ".locks" / self.store.links.name / f"{folder.name}.lock"
             files = _files(folder)
@@ -143,23 +133,24 @@ class _Search:
                     why = f"part of a download, {self.age(path)} old"
                     yield self.leftover(path, why, lock=lock, folder=folder)
                 elif not whole:
-                    yield self.leftover(path, "a note about a model that is gone", lock=lock, folder=folder)
+                    yield self.leftover(path, "a note about a missing model", lock=lock, folder=folder)
 
     def locks(self) -> Iterator[Leftover]:
-        """Lock files of downloads that are over."""
+        """Yield lock files of finished downloads."""
         for folder in sorted((self.store.root / ".locks").glob("*/")):
             for path in _files(folder):
                 blobs = self.store.root / folder.name / "blobs"
                 if path.suffix in _LOCKS and not any(blobs.glob(f"{path.stem}.*")):
-                    yield self.leftover(path, "the lock of a download that is over", lock=path)
+                    yield self.leftover(path, "the lock of a finished download", lock=path)
 
     def leftover(
         self, path: Path, why: str, *, keep: str = "", lock: Path | None = None, folder: Path | None = None
     ) -> Leftover:
         if not keep and _modified(path) > self.youngest:
-            keep = f"only {self.age(path)} old; --all takes it too"
-        if lock is not None and _held(lock):
-            keep = "it is being downloaded right now"
+            keep = f"only {self.age(path)} old; --all includes it"
+        if lock is not None:
+            with _free(lock) as free:
+                keep = keep if free else "it is being downloaded right now"
         return Leftover(path, _used_bytes(path), why, keep, lock, folder)
 
     def age(self, path: Path) -> str:
@@ -173,31 +164,33 @@ class _Search:
 
 
 def _superseded(folder: Path, files: list[SnapshotFile]) -> dict[Path, str]:
-    """Model files that a newer snapshot has too -> that snapshot's commit.
+    """Map model files that a newer snapshot has too to that snapshot's commit.
 
-    What a ref (a branch or tag) stands at is never old; else the newest snapshot wins.
+    A snapshot that a ref (branch or tag) names never counts as old; otherwise the newest wins.
     """
-    named = {_text(path) for inside, _, names in os.walk(folder / "refs") for path in map(Path(inside).joinpath, names)}
+    refs = {read_text(Path(inside, name)) for inside, _, names in os.walk(folder / "refs") for name in names}
     by_name: dict[str, list[SnapshotFile]] = {}
     for file in files:
         if filenames.is_model(file.name) and file.path.exists():
             by_name.setdefault(file.name, []).append(file)
     found: dict[Path, str] = {}
     for same in by_name.values():
-        ranked = sorted(same, key=lambda file: (file.commit in named, _modified(file.path)))
+        ranked = sorted(same, key=lambda file: (file.commit in refs, _modified(file.path)))
         for file in ranked[:-1]:
-            if file.commit not in named:
+            if file.commit not in refs:
                 found[file.path] = ranked[-1].commit
     return found
 
 
 def _gained_a_name(leftover: Leftover) -> bool:
-    """Whether a snapshot refers to these bytes now, though none did when they were found."""
+    """Return whether a snapshot refers to these bytes since the search."""
     folder, path = leftover.folder, leftover.path
     if folder is None or path.parent != folder / "blobs" or "." in path.name:
         return False
     return any(
-        one_step(Path(inside, name)) == path for inside, _, names in os.walk(folder / "snapshots") for name in names
+        symlink_target(Path(inside, name)) == path
+        for inside, _, names in os.walk(folder / "snapshots")
+        for name in names
     )
 
 
@@ -206,27 +199,22 @@ def _gained_a_name(leftover: Leftover) -> bool:
 
 @contextmanager
 def _free(lock: Path | None) -> Iterator[bool]:
-    """Hold a lock that exists; yields whether that worked."""
+    """Hold an existing lock; yield whether that succeeded."""
     if lock is None or not lock.exists():
         yield True
         return
     from filelock import FileLock, Timeout
 
-    held = FileLock(lock)
+    file_lock = FileLock(lock)
     try:
-        held.acquire(timeout=0)
+        file_lock.acquire(timeout=0)
     except Timeout:
         yield False
         return
     try:
         yield True
     finally:
-        held.release()
-
-
-def _held(lock: Path) -> bool:
-    with _free(lock) as free:
-        return not free
+        file_lock.release()
 
 
 # ---- the disk --------------------------------------------------------------------------------------
@@ -240,7 +228,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _used_bytes(path: Path) -> int:
-    """Of disk; a part that arrives in pieces has holes."""
+    """Return the bytes on disk; a part that arrives in pieces is sparse."""
     n_bytes = disk_bytes([path])
     if _PART.fullmatch(path.name):
         with suppress(OSError, AttributeError):  # Windows does not tell
@@ -253,10 +241,3 @@ def _modified(path: Path) -> float:
         return path.lstat().st_mtime
     except OSError:  # gone meanwhile
         return 0.0
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
-        return ""

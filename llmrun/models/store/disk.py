@@ -1,7 +1,4 @@
-"""The disk's side of a download: room, locks, and what to do when a disk is full.
-
-Owns the words that fit models; must not know the network nor what is written.
-"""
+"""Free space, locks and disk errors of downloads."""
 
 from __future__ import annotations
 
@@ -13,32 +10,32 @@ from llmrun import storage
 
 
 def require_space(folder: Path, needed: int) -> None:
-    """Raises DiskFullError unless the folder's disk has so many free bytes."""
+    """Raise DiskFullError unless the folder's disk has `needed` bytes free."""
     storage.require_room(folder, needed, "free some space, or move the models with HF_HOME")
 
 
 def disk_errors(path: Path, needed: Callable[[], int] = lambda: 0) -> AbstractContextManager[None]:
-    """See storage.disk_errors(), for what can be gone on with."""
+    """Translate disk errors of a resumable transfer; see storage.disk_errors()."""
     return storage.disk_errors(path, needed, hint=f"{storage.MAKE_ROOM}; what has arrived is kept")
 
 
 @contextmanager
 def exclusive(lock: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Hold a lock file; wait for whoever has it. The lock of a dead process counts for nothing.
+    """Hold a lock file, waiting for another holder. The lock of a dead process does not count.
 
     Args:
-        on_wait: called once when somebody else has it.
+        on_wait: called once when another process holds the lock.
     """
     from filelock import FileLock, Timeout
 
     lock.parent.mkdir(parents=True, exist_ok=True)
-    held = FileLock(lock)
+    file_lock = FileLock(lock)
     try:
-        held.acquire(timeout=0)
+        file_lock.acquire(timeout=0)
     except Timeout:
         on_wait()
-        held.acquire()
+        file_lock.acquire()
     try:
         yield
     finally:
-        held.release()
+        file_lock.release()

@@ -1,7 +1,7 @@
-"""Giving a model file of one's own a name: a local GGUF becomes a model of the cache.
+"""Import of local GGUF files into the cache.
 
-Owns how its bytes get there; must not ask anybody. What is imported has a repository of its own, so that every other
-command treats it as what was downloaded: blobs/<sha256>, and a snapshot whose commit is made of name and hash.
+Owns how the bytes get there; must not ask the user. An imported model gets a repository of its own, so that every other
+command treats it like a downloaded one: blobs/<sha256>, and a snapshot whose commit derives from name and hash.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _CHUNK_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A file on its way: where it is, and what it is called in the repository."""
+    """File to import."""
 
     source: Path
-    filename: str
+    filename: str  # in the repository
     size: int
 
 
@@ -50,26 +50,27 @@ def import_model(
     how: How = "copy",
     on_progress: OnProgress = lambda done, total: None,
 ) -> Installed:
-    """Put a model file, all its parts if it is split, into the cache.
+    """Put a model file, with all its parts if it is split, into the cache.
 
     Args:
-        source: of the (first) file.
-        name: "owner/name" to call it; made of the file's own name when empty.
-        how: "copy" keeps the file, "move" takes it away, "link" leaves the bytes where they are.
-        on_progress: gets (bytes done, bytes in all).
+        source: the (first) file.
+        name: "owner/name"; by default made of the file's own name.
+        how: "copy" keeps the file, "move" removes it, "link" leaves the bytes in place.
 
     Raises:
-        BadModelError, ModelNotFoundError: it is not a GGUF model, or not there.
-        UsageError: the name can't be one.
+        BadModelError, ModelNotFoundError: it is not a GGUF model, or does not exist.
+        UsageError: the name is invalid.
         DiskFullError: there is no room for a copy.
         IntegrityError: the file changed while it was copied.
     """
     header = read_header(source)
     if how == "move":
-        _refuse_anothers(source, store)
-    repository = name or f"local/{_called(source)}"
+        _refuse_foreign(source, store)
+    repository = name or f"local/{_model_name(source)}"
     if not _NAME.fullmatch(repository) or ".." in repository or "--" in repository:
-        raise UsageError(f"{repository!r} can't be a model's name", hint="write --name owner/name, for example me/tiny")
+        raise UsageError(
+            f"{repository!r} is not a valid model name", hint="write --name owner/name, for example me/tiny"
+        )
     parts = [
         _Part(path, _filename(path, repository, header.quant), path.stat().st_size)
         for path in (source.with_name(part) for part in filenames.all_parts(source.name))
@@ -82,15 +83,15 @@ def import_model(
             require_space(store.root, total)
     done = 0
     for part in parts:
-        _bring(part, repository, store, how, _counting_from(done, total, on_progress))
+        _store_part(part, repository, store, how, _counting_from(done, total, on_progress))
         done += part.size
     found = store.find(ModelSpec(repository, repository=repository, filename=parts[0].filename))
-    assert found is not None, "what was just installed is there"
+    assert found is not None, "just installed"
     return found
 
 
-def _refuse_anothers(source: Path, store: Store) -> None:
-    """Moving takes a file away from where it is, so it must not be where others look for it."""
+def _refuse_foreign(source: Path, store: Store) -> None:
+    """Raise if moving would take a file from a folder where other programs look for it."""
     real = source.resolve()
     elsewhere = source.is_symlink() or store.root.resolve() in real.parents
     if elsewhere or any(model.path.resolve() == real for model in other_programs.models()):
@@ -100,18 +101,17 @@ def _refuse_anothers(source: Path, store: Store) -> None:
 
 
 def _counting_from(before: int, total: int, on_progress: OnProgress) -> Callable[[int], None]:
-    """Progress of one part as progress of the whole."""
-    return lambda here: on_progress(before + here, total)
+    return lambda done: on_progress(before + done, total)
 
 
-def _bring(part: _Part, repository: str, store: Store, how: How, on_bytes: Callable[[int], None]) -> None:
-    """One file: its bytes into blobs/, then its name into a snapshot. At any moment one of its names has the bytes."""
+def _store_part(part: _Part, repository: str, store: Store, how: How, on_bytes: Callable[[int], None]) -> None:
+    """Store one file's bytes in blobs/, then its name in a snapshot; the bytes always have at least one name."""
     blobs = store.blob(repository, "0").parent
     arriving = blobs / f"{part.filename}.{os.getpid()}.tmp"
     with disk_errors(arriving):
         blobs.mkdir(parents=True, exist_ok=True)
         try:
-            sha256 = _arrive(part.source, arriving, how, on_bytes)
+            sha256 = _transfer(part.source, arriving, how, on_bytes)
             blob = store.blob(repository, sha256)
             with exclusive(store.lock(repository, sha256)):
                 if not (how == "link" and blob.exists()):
@@ -125,8 +125,8 @@ def _bring(part: _Part, repository: str, store: Store, how: How, on_bytes: Calla
             part.source.unlink()
 
 
-def _arrive(source: Path, target: Path, how: How, on_bytes: Callable[[int], None]) -> str:
-    """Make the bytes appear at `target`; gives their sha256."""
+def _transfer(source: Path, target: Path, how: How, on_bytes: Callable[[int], None]) -> str:
+    """Link, move or copy the bytes to `target`; return their sha256."""
     if how == "link":
         target.symlink_to(source.resolve())
         return _hashed(source, on_bytes)
@@ -140,7 +140,7 @@ def _arrive(source: Path, target: Path, how: How, on_bytes: Callable[[int], None
 
 
 def _commit_of(store: Store, repository: str, part: _Part, commit: str) -> str:
-    """The snapshot for a part: a split model's parts have to meet in one, the first part's."""
+    """Return the snapshot for a part: all parts of a split model share the first one's."""
     names = filenames.all_parts(part.filename)
     if len(names) == 1 or part.filename == names[0]:
         return commit
@@ -160,7 +160,7 @@ def _hashed(source: Path, on_bytes: Callable[[int], None]) -> str:
 
 
 def _copy(source: Path, target: Path, on_bytes: Callable[[int], None]) -> str:
-    """Copy a file, without using disk where that can share blocks; gives the sha256 of what is there now."""
+    """Copy a file, sharing blocks where the disk can; return the copy's sha256."""
     if _clone(source, target):
         return _hashed(target, on_bytes)
     digest = hashlib.sha256()
@@ -190,7 +190,7 @@ def _clone(source: Path, target: Path) -> bool:
         with source.open("rb") as reading, target.open("wb") as writing:
             fcntl.ioctl(writing.fileno(), _CLONE_FILE, reading.fileno())
             os.fsync(writing.fileno())
-    except OSError:  # another disk, or one that can't
+    except OSError:  # another disk, or no support
         return False
     return True
 
@@ -201,8 +201,8 @@ def _same_disk(source: Path, root: Path) -> bool:
     return source.resolve().stat().st_dev == root.stat().st_dev
 
 
-def _called(source: Path) -> str:
-    """A file's name without what does not name the model: parts, quant, what no name may have."""
+def _model_name(source: Path) -> str:
+    """Return the model's name from a file name: without part number, quant and invalid characters."""
     stem = re.sub(r"(?i)(-\d{5}-of-\d{5})?\.gguf$", "", source.name)
     quant = filenames.quant_of(source.name)
     if quant:
@@ -211,7 +211,7 @@ def _called(source: Path) -> str:
 
 
 def _filename(path: Path, repository: str, quant: str) -> str:
-    """What a file is called in its repository: its own name, or one that says as much."""
+    """Return the file's name in the repository: its own if valid, else one made of repository and quant."""
     if path.name.lower().endswith(".gguf") and path.name.isprintable() and ":" not in path.name:
         return path.name
     return repository.rpartition("/")[2] + (f"-{quant}" if quant else "") + ".gguf"

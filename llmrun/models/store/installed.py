@@ -1,4 +1,4 @@
-"""A model on this disk, wherever it lies. Plain data; who finds it is store.py (the cache) or other_programs.py."""
+"""Installed model as plain data; store.py (the cache) and other_programs.py find them."""
 
 from __future__ import annotations
 
@@ -15,41 +15,28 @@ LM_STUDIO = "LM Studio"
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """A model on this disk.
+    """Model on this disk."""
 
-    Attributes:
-        name: what to type to run it, e.g. "owner/repo:Q4_K_M".
-        repository: "owner/repo", empty where there is none: a plain link, most of Ollama's.
-        filename: in the repository; of a split model the first part's.
-        revision: the commit it was taken from, empty outside the hub's cache.
-        size: of all its parts, in bytes.
-        quant: e.g. "Q4_K_M", empty when nothing tells it.
-        path: of the (first) file.
-        place: HUB_CACHE or LINK, which are ours to change; OLLAMA or LM_STUDIO, which are not.
-        modified: when its bytes were written, in seconds since 1970.
-        used: when they were last read, as far as the disk notes that; never before `modified`.
-    """
-
-    name: str
-    repository: str
-    filename: str
-    revision: str
-    size: int
-    quant: str
-    path: Path
-    place: str = HUB_CACHE
-    modified: float = 0.0
-    used: float = 0.0
+    name: str  # to run it, e.g. "owner/repo:Q4_K_M"
+    repository: str  # "owner/repo", "" for a plain link and most of Ollama's
+    filename: str  # in the repository; of a split model the first part's
+    revision: str  # commit, "" outside the hub's cache
+    size: int  # of all its parts, in bytes
+    quant: str  # e.g. "Q4_K_M", "" when unknown
+    path: Path  # of the (first) file
+    place: str = HUB_CACHE  # HUB_CACHE or LINK, which llmrun may change; OLLAMA or LM_STUDIO, which it may not
+    modified: float = 0.0  # time of the last write, in seconds since 1970
+    used: float = 0.0  # time of the last read, as far as the disk records it; never before `modified`
 
     @property
     def is_ours(self) -> bool:
-        """Whether no other program keeps it."""
+        """Whether it belongs to llmrun or the shared cache rather than to another program."""
         return self.place not in (OLLAMA, LM_STUDIO)
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredFiles:
-    """Size and times of a model's files together; fields as in Installed."""
+    """Total size and times of a model's files; fields as in Installed."""
 
     size: int
     modified: float
@@ -57,12 +44,12 @@ class MeasuredFiles:
 
 
 def measure(parts: Iterable[Path]) -> MeasuredFiles | None:
-    """Look at a model's files; None when one is missing."""
+    """Return the total size and times of a model's files; None when one is missing."""
     try:
-        facts = [os.stat(part) for part in parts]  # noqa: PTH116 - five times as fast as Path.stat()
+        files = [os.stat(part) for part in parts]  # noqa: PTH116 - five times as fast as Path.stat()
     except OSError:
         return None
-    modified = max(fact.st_mtime for fact in facts)
+    modified = max(file.st_mtime for file in files)
     return MeasuredFiles(
-        sum(fact.st_size for fact in facts), modified, max(modified, *(fact.st_atime for fact in facts))
+        sum(file.st_size for file in files), modified, max(modified, *(file.st_atime for file in files))
     )

@@ -1,13 +1,13 @@
-"""Where a new model file is written so that it is there whole or not at all, whatever happens meanwhile.
+"""Atomic creation of a model file.
 
-Owns the temporary file beside the target, its end, and what is left of the dead; must not know what is written.
+Owns the temporary file beside the target, its end, and leftovers of killed processes; must not know the contents.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from llmrun.gguf.filenames import all_parts
 
 try:
     import fcntl
-except ImportError:  # Windows, where nobody can remove a file that is open
+except ImportError:  # Windows, where an open file can't be removed
     fcntl = None  # type: ignore[assignment]
 
 # Two in a row where one makes a temporary file for the other.
@@ -25,26 +25,26 @@ _LEFTOVER = re.compile(r"\.+.+\.gguf(?:\.(\d+)\.tmp)+")
 
 
 def temporary(target: Path, kind: str = "") -> Path:
-    """The name of a temporary file of this process beside a file.
+    """Return the path of this process's temporary file beside a target.
 
     Args:
-        kind: what tells it from others of the same target.
+        kind: distinguishes several temporary files of one target.
     """
     name = target.name.removesuffix(".gguf") + (f".{kind}" if kind else "")
     return target.with_name(f".{name}.gguf.{os.getpid()}.tmp")
 
 
 def arriving(target: Path, n_bytes: int = 0) -> AbstractContextManager[Path]:
-    """A temporary file that gets the target's name when the block ends well, see storage.arriving().
+    """Yield a temporary file that is renamed to the target when the block succeeds; see storage.arriving().
 
     Args:
-        n_bytes: that the file will have, to be told when there is no room; 0 when nobody knows.
+        n_bytes: expected size, for the message about a full disk; 0 when unknown.
     """
     return storage.arriving(target, temporary(target), needed=lambda: n_bytes, hint=_other_disk(target))
 
 
 def probe(path: Path) -> None:
-    """Append a little to a file that could not be written on: the system says again why not, as an OSError."""
+    """Append some bytes to a file after a failed write, to raise the system's reason as an OSError."""
     with path.open("ab") as file:
         file.write(b"\0" * 65536)
         file.flush()
@@ -52,16 +52,16 @@ def probe(path: Path) -> None:
 
 
 def require_room(target: Path, n_bytes: int) -> None:
-    """Raises DiskFullError unless the target's disk has so many free bytes beside what is there now."""
+    """Raise DiskFullError unless the target's disk has `n_bytes` free."""
     storage.require_room(target.parent, n_bytes, _other_disk(target))
 
 
 def _other_disk(target: Path) -> str:
-    return f"free some space, or name another place than {str(target.parent)!r} as OUT"
+    return f"free some space, or name another folder than {str(target.parent)!r} in OUT"
 
 
 def refuse_inputs(target: Path, inputs: Iterable[Path]) -> None:
-    """See that no input is overwritten, by whatever name: path, symbolic link, hard link.
+    """Raise if an output would overwrite an input, by whatever name: path, symbolic link, hard link.
 
     Args:
         inputs: files; of a split model the first stands for all.
@@ -88,26 +88,22 @@ def _is_same(path: Path, other: Path) -> bool:
 
 def remove_leftovers(folder: Path) -> None:
     """Remove the temporary files of processes that were killed."""
-    for path in _leftovers(folder):
-        with suppress(OSError):
-            path.unlink()
-
-
-def _leftovers(folder: Path) -> Iterator[Path]:
     with suppress(OSError):
         for entry in os.scandir(folder):
             found = _LEFTOVER.fullmatch(entry.name)
-            if found and entry.is_file(follow_symlinks=False) and _is_dead(int(found[1]), Path(entry.path)):
-                yield Path(entry.path)
+            path = Path(entry.path)
+            if found and entry.is_file(follow_symlinks=False) and _is_dead(int(found[1]), path):
+                with suppress(OSError):
+                    path.unlink()
 
 
 def _is_dead(pid: int, path: Path) -> bool:
-    """Whether nobody writes a temporary file any more.
+    """Return whether a temporary file's writer has ended.
 
-    The process must be gone; and nobody must hold the file, for in another container its number tells nothing.
+    The process must be gone, and the file must be unlocked: a pid of another container means nothing here.
     """
     if fcntl is None:
-        return True  # if not, it can't be removed
+        return True  # a file in use can't be removed
     try:
         os.kill(pid, 0)
         return False

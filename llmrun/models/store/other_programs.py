@@ -1,13 +1,13 @@
-"""Models that other programs keep on this disk: Ollama's and LM Studio's. Used in place, never written or removed.
+"""Models of Ollama and LM Studio on this disk. Used in place, never written or removed.
 
-Owns the layout of their folders, and the names that lead to what is in them:
+Owns the layout of their folders, and the names of their models:
 
     ollama/NAME[:TAG]                    NAME as `ollama list` shows it; without a tag "latest"
-    lmstudio/PUBLISHER/REPO[:QUANT]      as LM Studio's folders are called; without a quant the usual choice
+    lmstudio/PUBLISHER/REPO[:QUANT]      LM Studio's folder names; without a quant the preferred one
     lmstudio/PUBLISHER/REPO/FILE.gguf
 
-A repository of the hub whose owner is called ollama or lmstudio is reached as hf.co/OWNER/REPO. Whatever their files
-say is untrusted: no path is made of it before it is checked.
+A repository of the hub whose owner is called ollama or lmstudio is reached as hf.co/OWNER/REPO. The contents of their
+files are untrusted: values are checked before they become paths.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from llmrun.models.store.installed import LM_STUDIO, OLLAMA, Installed, measure
 from llmrun.protocol.codec import load_json
 
 PROGRAMS = {"ollama": OLLAMA, "lmstudio": LM_STUDIO}
-"""First part of a name -> the program whose model it is."""
+"""First part of a name -> the program."""
 
 _MODEL_LAYER = "application/vnd.ollama.image.model"
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
@@ -32,12 +32,12 @@ _QUANT = re.compile(r"[A-Za-z0-9_]{1,16}")
 _LIBRARY = "registry.ollama.ai"
 _HUB_HOSTS = frozenset({"hf.co", "huggingface.co"})
 _LARGEST_JSON = 1 << 20
-_MOST_ENTRIES = 20_000  # a setting may point anywhere; nobody waits for a walk through a whole disk
-_SYSTEM_OLLAMA = Path("/usr/share/ollama/.ollama/models")  # where its Linux service keeps them
+_MAX_ENTRIES = 20_000  # the configured folder may be a whole disk
+_SYSTEM_OLLAMA = Path("/usr/share/ollama/.ollama/models")  # of its Linux service
 
 
 def models(environment: Mapping[str, str] | None = None) -> list[Installed]:
-    """Every model of both programs that llama.cpp could load.
+    """Return every model of both programs that llama.cpp could load.
 
     Args:
         environment: os.environ by default; OLLAMA_MODELS is read.
@@ -46,10 +46,10 @@ def models(environment: Mapping[str, str] | None = None) -> list[Installed]:
 
 
 def find(name: str) -> Installed:
-    """The model that a name with a program in front means.
+    """Return the model for a name with a program's prefix.
 
     Raises:
-        ModelNotFoundError: the program has no such model; says which it has.
+        ModelNotFoundError: the program has no such model; the message lists those it has.
     """
     program, _, rest = name.partition("/")
     if PROGRAMS[program.lower()] == OLLAMA:
@@ -62,14 +62,13 @@ def find(name: str) -> Installed:
 
 
 def of_repository(repository: str, filename: str | None, quant: str | None) -> Installed | None:
-    """What another program fetched from this repository of the hub: this file or quant, or the usual choice."""
-    wanted = repository.lower()
-    fetched = [model for model in models() if model.repository.lower() == wanted]
+    """Return another program's model from this repository of the hub: this file or quant, or the preferred one."""
+    fetched = [model for model in models() if model.repository.lower() == repository.lower()]
     if filename is None:
         return _by_quant(fetched, quant)
-    asked = filenames.quant_of(filename)  # Ollama forgets the file's name, not its quant
+    quant = filenames.quant_of(filename)  # Ollama keeps the file's quant, not its name
     return next(
-        (m for m in fetched if m.filename == filename or (m.place == OLLAMA and asked and m.quant == asked)), None
+        (m for m in fetched if m.filename == filename or (m.place == OLLAMA and quant and m.quant == quant)), None
     )
 
 
@@ -88,7 +87,7 @@ def _fail(name: str, program: str, rest: str, found: list[Installed]) -> Install
 def _by_quant(found: list[Installed], quant: str | None) -> Installed | None:
     by_name = {model.filename: model for model in found}
     chosen = filenames.choose(by_name, quant)
-    if chosen is None:  # files of Ollama have no names that tell
+    if chosen is None:  # Ollama's file names have no quant
         return next((model for model in found if quant is None or model.quant.upper() == quant.upper()), None)
     return by_name[chosen]
 
@@ -108,7 +107,7 @@ def _ollama_models(environment: Mapping[str, str] | None) -> Iterator[Installed]
 
 
 def _manifests(folder: Path) -> Iterator[Path]:
-    """The files HOST/NAMESPACE/MODEL/TAG."""
+    """Yield the files HOST/NAMESPACE/MODEL/TAG."""
     level = [folder]
     for _ in range(3):
         level = [path for above in level for path in _entries(above) if path.is_dir()]
@@ -117,21 +116,22 @@ def _manifests(folder: Path) -> Iterator[Path]:
 
 
 def _ollama_model(folder: Path, manifest: Path) -> Installed | None:
-    facts = _json(manifest)
-    layers = facts.get("layers")
-    digest = next((layer.get("digest") for layer in _objects(layers) if layer.get("mediaType") == _MODEL_LAYER), None)
+    fields = _json(manifest)
+    layers = fields.get("layers")
+    layers = [layer for layer in layers if isinstance(layer, dict)] if isinstance(layers, list) else []
+    digest = next((layer.get("digest") for layer in layers if layer.get("mediaType") == _MODEL_LAYER), None)
     blob = _blob(folder, digest)
     measured = measure([blob]) if blob else None
     if blob is None or measured is None:
         return None
     host, namespace, model, tag = manifest.parts[-4:]
-    config = _blob(folder, facts["config"].get("digest") if isinstance(facts.get("config"), dict) else None)
+    config = _blob(folder, fields["config"].get("digest") if isinstance(fields.get("config"), dict) else None)
     stated = _json(config).get("file_type") if config else None
     quant = stated.upper() if isinstance(stated, str) and _QUANT.fullmatch(stated) else ""
-    where = "" if (host, namespace) == (_LIBRARY, "library") else f"{namespace}/"
-    where = where if host == _LIBRARY else f"{host}/{where}"
+    prefix = "" if (host, namespace) == (_LIBRARY, "library") else f"{namespace}/"
+    prefix = prefix if host == _LIBRARY else f"{host}/{prefix}"
     return Installed(
-        name=f"ollama/{where}{model}:{tag}",
+        name=f"ollama/{prefix}{model}:{tag}",
         repository=f"{namespace}/{model}" if host in _HUB_HOSTS else "",
         filename=blob.name,
         revision="",
@@ -163,7 +163,7 @@ def _of_ollama(rest: str, found: list[Installed]) -> Installed | None:
 
 
 def _lm_studio_models() -> Iterator[Installed]:
-    budget = _MOST_ENTRIES
+    budget = _MAX_ENTRIES
     for folder in _lm_studio_folders():
         for publisher in _entries(folder):
             for repository in _entries(publisher) if publisher.is_dir() else ():
@@ -175,7 +175,7 @@ def _lm_studio_models() -> Iterator[Installed]:
 
 
 def _lm_studio_repository(folder: Path, names: list[str]) -> Iterator[Installed]:
-    called = filenames.available(names)
+    by_quant = filenames.available(names)
     repository = f"{folder.parent.name}/{folder.name}"
     for filename in names:
         if not filenames.is_model(filename) or filenames.is_later_part(filename):
@@ -184,7 +184,7 @@ def _lm_studio_repository(folder: Path, names: list[str]) -> Iterator[Installed]
         if measured is None:
             continue
         quant = filenames.quant_of(filename) or ""
-        short = bool(quant) and called.get(quant) == filename
+        short = bool(quant) and by_quant.get(quant) == filename
         yield Installed(
             name=f"lmstudio/{repository}:{quant}" if short else f"lmstudio/{repository}/{filename}",
             repository=repository,
@@ -200,7 +200,7 @@ def _lm_studio_repository(folder: Path, names: list[str]) -> Iterator[Installed]
 
 
 def _lm_studio_folders() -> list[Path]:
-    """Where its models may be: its home has moved once, may be pointed elsewhere, and its settings name a folder."""
+    """Return the folders of its models: the home has moved once, can be redirected, and settings name another."""
     pointers = _at_home(".lmstudio-home-pointer")
     pointed = [Path(text.strip()) for text in map(_text, pointers) if text.strip()]
     folders: dict[Path, None] = {}
@@ -224,7 +224,7 @@ def _of_lm_studio(rest: str, found: list[Installed]) -> Installed | None:
     return _by_quant([model for model in found if model.repository.lower() == repository], quant or None)
 
 
-# ---- reading what others wrote ---------------------------------------------------------------------
+# ---- untrusted files -------------------------------------------------------------------------------
 
 
 def _at_home(*parts: str) -> list[Path]:
@@ -242,7 +242,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _text(path: Path) -> str:
-    """The file's text; "" when it is not there, too large or no text."""
+    """Return the file's text; "" when missing, too large or not UTF-8."""
     try:
         if not path.is_file():  # a pipe would hang
             return ""
@@ -254,13 +254,9 @@ def _text(path: Path) -> str:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """The file's JSON object; an empty one when it has none."""
+    """Return the file's JSON object; {} when it has none."""
     try:
         value = load_json(_text(path))
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}
-
-
-def _objects(value: object) -> list[dict[str, Any]]:
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

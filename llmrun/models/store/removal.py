@@ -1,7 +1,7 @@
-"""Taking a model out of the cache: what goes, what stays because something else needs it, and in which order.
+"""Removal of a model from the cache.
 
-Owns that decision and the order; must not ask anybody. Names go before bytes, so that an interruption leaves no name
-without bytes behind; bytes without a name are found by collect.py.
+Owns the decision about shared files and the order; must not ask the user. Names go before bytes, so that an
+interruption leaves no broken name; collect.py finds bytes without a name.
 """
 
 from __future__ import annotations
@@ -19,42 +19,29 @@ from llmrun.gguf import filenames
 from llmrun.models.store.disk import disk_errors
 from llmrun.models.store.in_use import removing
 from llmrun.models.store.installed import LINK, LM_STUDIO, OLLAMA, Installed
-from llmrun.models.store.store import SnapshotFile, Store, one_step
+from llmrun.models.store.store import SnapshotFile, Store, read_text, symlink_target
 
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What removing a model means.
-
-    Attributes:
-        model: which one.
-        folder: of its repository, or of its plain link.
-        names: files of snapshots that go.
-        blobs: bytes that go with them.
-        freed: bytes of disk that come free.
-        shared: what else needs some of its bytes, so that those stay; untrusted text.
-    """
+    """Effects of removing a model."""
 
     model: Installed
-    folder: Path
-    names: tuple[Path, ...]
-    blobs: tuple[Path, ...]
-    freed: int
-    shared: tuple[str, ...]
+    folder: Path  # of its repository, or of its plain link
+    names: tuple[Path, ...]  # snapshot files to remove
+    blobs: tuple[Path, ...]  # blobs to remove
+    freed: int  # bytes on disk
+    shared: tuple[str, ...]  # other users of its bytes, which therefore stay; untrusted text
 
 
 def plan_removal(store: Store, model: Installed) -> Removal:
-    """Find out what removing a model would do; changes nothing.
-
-    Raises:
-        UsageError: it is not ours to remove.
-    """
+    """Compute the effects of removing a model; change nothing. Raises UsageError if it belongs to another program."""
     if model.place == OLLAMA:
         name = model.name.removeprefix("ollama/")
-        raise UsageError(f"{model.name} belongs to Ollama", why="llmrun only uses it", hint=f"ollama rm {name}")
+        raise UsageError(f"{model.name} belongs to Ollama", why="llmrun only reads it", hint=f"ollama rm {name}")
     if model.place == LM_STUDIO:
         raise UsageError(
-            f"{model.name} belongs to LM Studio", why="llmrun only uses it", hint="delete it in LM Studio's My Models"
+            f"{model.name} belongs to LM Studio", why="llmrun only reads it", hint="delete it in LM Studio's My Models"
         )
     if model.place == LINK:
         folder = model.path.parent
@@ -77,11 +64,9 @@ def plan_removal(store: Store, model: Installed) -> Removal:
 
 
 def remove(removal: Removal) -> None:
-    """Do it. Run again after an interruption, it does the rest.
+    """Remove the files. After an interruption, run it again.
 
-    Raises:
-        UsageError: the model is in use.
-        ResourceError: the disk refuses.
+    Raises UsageError if the model is in use, and ResourceError if the disk refuses.
     """
     files = (*removal.names, *removal.blobs)
     with disk_errors(removal.folder), removing(files, removal.model.name):
@@ -94,7 +79,7 @@ def remove(removal: Removal) -> None:
 
 
 def tidy(folder: Path) -> None:
-    """Take away what an emptied repository leaves: folders, and refs to snapshots that are gone."""
+    """Remove an emptied repository's folders and its refs to missing snapshots."""
     snapshots = folder / "snapshots"
     for inside, _, _ in os.walk(snapshots, topdown=False):
         _remove_empty(Path(inside))
@@ -102,8 +87,8 @@ def tidy(folder: Path) -> None:
     for inside, _, names in os.walk(refs, topdown=False):
         for name in names:
             path = Path(inside, name)
-            with suppress(OSError, ValueError):
-                if not (snapshots / path.read_text(encoding="ascii").strip()).exists():
+            with suppress(OSError):
+                if not (snapshots / read_text(path)).exists():
                     path.unlink()
         _remove_empty(Path(inside))
     _remove_empty(folder / "blobs")
@@ -114,13 +99,13 @@ def tidy(folder: Path) -> None:
 
 
 def disk_bytes(paths: Iterable[Path]) -> int:
-    """Bytes that come free when all these names go: links have none, and hard links elsewhere keep theirs."""
+    """Return the bytes freed by removing all these names: links have none, and other hard links keep theirs."""
     seen: dict[tuple[int, int], list[int]] = {}
     for path in paths:
         with suppress(OSError):
-            fact = path.lstat()
-            size = 0 if stat.S_ISLNK(fact.st_mode) else fact.st_size
-            seen.setdefault((fact.st_dev, fact.st_ino), [fact.st_nlink, size, 0])[2] += 1
+            status = path.lstat()
+            size = 0 if stat.S_ISLNK(status.st_mode) else status.st_size
+            seen.setdefault((status.st_dev, status.st_ino), [status.st_nlink, size, 0])[2] += 1
     return sum(size for links, size, names in seen.values() if names >= links)
 
 
@@ -129,7 +114,7 @@ def _shared(going: list[SnapshotFile], staying: list[SnapshotFile], store: Store
     shared = [f"{file.name} of {file.commit[:7]}" for file in staying if file.blob in taken]
     for blob in blobs:
         if blob.is_symlink():
-            inside = store.root in one_step(blob).parents
+            inside = store.root in symlink_target(blob).parents
             shared.append(
                 "the hub's store of files that several repositories share (`hf cache prune` frees it)"
                 if inside

@@ -1,13 +1,13 @@
-"""Which models are on this disk, in the standard Hugging Face cache that other tools share.
+"""Models in the standard Hugging Face cache, which other tools share.
 
-Owns the cache's layout; must not know the network nor what is inside a model file:
+Owns the cache's layout; must not know the network or the contents of model files:
 
     <hub_cache>/models--OWNER--REPO/blobs/<sha256>                      the bytes
                                     snapshots/<commit>/<filename>       relative symlink to them
-                                    refs/<revision>                     the commit a branch stood at
+                                    refs/<revision>                     the branch's commit
     <hub_cache>/.locks/models--OWNER--REPO/<sha256>.lock                the same lock that other tools take
     <hub_cache>/llmrun-urls/<hash>/{<filename>, link.txt}               models from plain links, which have no
-                                                                        repository; ours alone
+                                                                        repository; llmrun's own
 """
 
 from __future__ import annotations
@@ -35,29 +35,21 @@ _LINK_FILE = "link.txt"
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFile:
-    """A file as a snapshot shows it.
+    """File of a snapshot."""
 
-    Attributes:
-        path: in the snapshot.
-        commit: the snapshot's.
-        name: relative to the snapshot, with forward slashes.
-        blob: where its bytes are: what the symlink says; where symlinks are impossible the blob that is the same file,
-            or the path itself.
-    """
-
-    path: Path
+    path: Path  # in the snapshot
     commit: str
-    name: str
-    blob: Path
+    name: str  # relative to the snapshot, with forward slashes
+    blob: Path  # the symlink's target; without symlinks the blob with the same inode, or the path itself
 
 
 def is_commit(revision: str) -> bool:
-    """Whether a revision always stands for the same files, as no branch or tag does."""
+    """Return whether a revision is a commit, which never changes, unlike a branch or tag."""
     return _COMMIT.fullmatch(revision) is not None
 
 
-def everything(settings: Settings) -> list[Installed]:
-    """Every model on this disk by its shortest name, also those of other programs."""
+def all_models(settings: Settings) -> list[Installed]:
+    """Return every model on this disk by its shortest name, including those of other programs."""
     catalogue = load_catalogue()
     ours = [
         replace(model, name=catalogue.short_name(model.repository, model.filename) or model.name)
@@ -67,24 +59,24 @@ def everything(settings: Settings) -> list[Installed]:
 
 
 class Store:
-    """The models of one cache. Nothing is remembered between calls: other tools change the cache too."""
+    """Models of one cache. Keeps no state between calls, because other tools change the cache too."""
 
     def __init__(self, settings: Settings) -> None:
         self.root = settings.hub_cache
         self.links = self.root / _LINKS
 
-    # ---- where things are
+    # ---- paths
 
     def blob(self, repository: str, sha256: str) -> Path:
-        """Where the bytes with this hash belong."""
+        """Return the path for the bytes with this hash."""
         return self._folder(repository) / "blobs" / sha256
 
     def lock(self, repository: str, sha256: str) -> Path:
-        """The lock to hold while blob() is written."""
+        """Return the lock to hold while blob() is written."""
         return self.root / ".locks" / self._folder(repository).name / f"{sha256}.lock"
 
     def link_target(self, url: str) -> Path:
-        """Where the file of a plain link belongs. A link's query does not count: signed ones change it."""
+        """Return the path for the file of a plain link, ignoring its query: signed ones change it."""
         plain = _plain_link(url)
         import hashlib
 
@@ -93,33 +85,33 @@ class Store:
         return self.links / folder / (re.sub(r"[^\w.+-]", "_", name).lstrip(".") or "model.gguf")
 
     def link_lock(self, url: str) -> Path:
-        """The lock to hold while link_target() is written."""
+        """Return the lock to hold while link_target() is written."""
         return self.root / ".locks" / _LINKS / f"{self.link_target(url).parent.name}.lock"
 
     def _folder(self, repository: str) -> Path:
         return self.root / (_PREFIX + repository.replace("/", "--"))
 
-    def _folder_there(self, repository: str) -> Path:
-        """The repository's folder, also when it was written with other capitals: the hub does not mind them."""
+    def _existing_folder(self, repository: str) -> Path:
+        """Return the repository's folder, also one with other capitals: the hub ignores case."""
         folder = self._folder(repository)
         if folder.is_dir():
             return folder
-        wanted = folder.name.lower()
-        return next((path for path in _folders(self.root) if path.name.lower() == wanted), folder)
+        name = folder.name.lower()
+        return next((path for path in _folders(self.root) if path.name.lower() == name), folder)
 
-    # ---- what is there
+    # ---- finding
 
     def find(self, spec: ModelSpec) -> Installed | None:
-        """The model a spec means, if it is on this disk; of several snapshots the newest that has it.
+        """Return the installed model for a spec, from the newest snapshot that has it.
 
-        What Ollama or LM Studio fetched from the same repository counts too, and where no quant was asked for, so does
-        any quant.
+        Models that Ollama or LM Studio fetched from the same repository count too, and so does any quant when the spec
+        only proposes one.
         """
         if spec.url is not None:
             return self._of_link(self.link_target(spec.url))
         if spec.repository is None:
             return None
-        snapshots = self._snapshots(self._folder_there(spec.repository), spec.revision)
+        snapshots = self._snapshots(self._existing_folder(spec.repository), spec.revision)
         found = self._find(snapshots, spec, spec.filename, spec.quant)
         return found or (self._find(snapshots, spec, None, None) if spec.any_quant else None)
 
@@ -139,17 +131,17 @@ class Store:
         return other_programs.of_repository(spec.repository, filename, quant)
 
     def installed(self) -> list[Installed]:
-        """Every model of the cache by name, also what other tools fetched; of each the newest snapshot's."""
+        """Return every model of the cache by name, from the newest snapshot of each."""
         models = [model for folder in self.repositories() for model in self._models(folder)]
         links = (self._of_link(path) for path in self.links.glob("*/*.[gG][gG][uU][fF]"))
         return sorted([*models, *(model for model in links if model)], key=_by_name)
 
     def repositories(self) -> list[Path]:
-        """The folders of the repositories in the cache."""
+        """Return the folders of the cache's repositories."""
         return [folder for folder in _folders(self.root) if _repository(folder.name) is not None]
 
     def snapshot_files(self, folder: Path) -> list[SnapshotFile]:
-        """Every file of a repository's snapshots, also those whose bytes are missing."""
+        """Return every file of a repository's snapshots, including those whose bytes are missing."""
         paths = [
             (snapshot.name, snapshot, Path(inside, name))
             for snapshot in _snapshot_folders(folder)
@@ -158,7 +150,9 @@ class Store:
         ]
         hard = _hard_links(folder / "blobs") if any(not path.is_symlink() for _, _, path in paths) else {}
         return [
-            SnapshotFile(path, commit, path.relative_to(snapshot).as_posix(), hard.get(_inode(path)) or one_step(path))
+            SnapshotFile(
+                path, commit, path.relative_to(snapshot).as_posix(), hard.get(_inode(path)) or symlink_target(path)
+            )
             for commit, snapshot, path in paths
         ]
 
@@ -175,26 +169,20 @@ class Store:
         return list(found.values())
 
     def _snapshots(self, folder: Path, revision: str) -> list[Path]:
-        """The snapshots a revision may mean, the newest first. "main" is any: old is better than none."""
+        """Return a revision's snapshots, the newest first. "main" stands for any: an old model is better than none."""
         snapshots = _snapshot_folders(folder)
         if revision != "main":
-            commit = revision if is_commit(revision) else self._ref(folder, revision)
+            commit = revision if is_commit(revision) else read_text(folder / "refs" / revision)
             snapshots = [path for path in snapshots if path.name == commit]
         return sorted(snapshots, key=_changed, reverse=True)
 
-    def _ref(self, folder: Path, revision: str) -> str:
-        try:
-            return (folder / "refs" / revision).read_text(encoding="ascii").strip()
-        except (OSError, ValueError):
-            return ""
-
     def _model(self, repository: str, snapshot: Path, filename: str, names: list[str]) -> Installed | None:
-        """None when a part is missing. `names` are the snapshot's model files."""
+        """Return the model, None when a part is missing. `names` are the snapshot's model files."""
         measured = measure(snapshot / name for name in filenames.all_parts(filename))
         if measured is None:
             return None
         quant = filenames.quant_of(filename) or ""
-        # Without a quant, or beside another file of the same one, only the file's own name leads back to it.
+        # Without a quant, or beside another file of the same quant, only the file's own name is unambiguous.
         short = bool(quant) and filenames.choose(names, quant) == filename
         return Installed(
             name=f"{repository}:{quant}" if short else f"{repository}/{filename}",
@@ -210,26 +198,19 @@ class Store:
 
     def _of_link(self, path: Path) -> Installed | None:
         measured = measure([path])
-        try:
-            url = path.with_name(_LINK_FILE).read_text(encoding="utf-8").strip()
-        except (OSError, ValueError):
-            return None
-        if measured is None:
+        url = read_text(path.with_name(_LINK_FILE))
+        if measured is None or not url:
             return None
         quant = filenames.quant_of(path.name) or ""
         return Installed(url, "", path.name, "", measured.size, quant, path, LINK, measured.modified, measured.used)
 
-    # ---- what comes in
+    # ---- adding
 
     def install(self, repository: str, commit: str, filename: str, sha256: str, revision: str = "main") -> Path:
-        """Make a blob that is there appear as a file of a snapshot; gives its path there.
+        """Add an existing blob to a snapshot; return its path there.
 
-        Args:
-            commit, filename, sha256: checked by whoever got them; they become paths.
-            revision: the branch or tag that stands at this commit.
-
-        Raises:
-            ResourceError: the cache can't be written.
+        The caller validates commit, filename and sha256, because they become paths. `revision` is a branch or tag at
+        this commit.
         """
         folder = self._folder(repository)
         path = folder / "snapshots" / commit / filename
@@ -241,19 +222,19 @@ class Store:
         return path
 
     def install_link(self, url: str) -> None:
-        """Note what link a file at link_target() came from, without what may be secret in it."""
+        """Record the link of a file at link_target(), without its secrets."""
         path = self.link_target(url).with_name(_LINK_FILE)
         write_whole(path, _plain_link(url), makes_folder=True)
 
 
 def _plain_link(url: str) -> str:
-    """The link without user, password, query and fragment."""
+    """Return the link without user, password, query and fragment."""
     parts = urlsplit(url)
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
 def _repository(folder_name: str) -> str | None:
-    """models--OWNER--REPO -> OWNER/REPO."""
+    """Return OWNER/REPO for models--OWNER--REPO."""
     if not folder_name.startswith(_PREFIX):
         return None
     return folder_name.removeprefix(_PREFIX).replace("--", "/", 1)
@@ -267,8 +248,8 @@ def _snapshot_folders(folder: Path) -> list[Path]:
     return [path for path in _folders(folder / "snapshots") if _COMMIT.fullmatch(path.name)]
 
 
-def one_step(path: Path) -> Path:
-    """What a symlink leads to, one step and without looking whether it is there; any other path itself."""
+def symlink_target(path: Path) -> Path:
+    """Return a symlink's target, even if missing, following one link only; any other path itself."""
     try:
         return Path(os.path.normpath(path.parent / path.readlink()))
     except OSError:
@@ -276,7 +257,7 @@ def one_step(path: Path) -> Path:
 
 
 def _hard_links(blobs: Path) -> dict[tuple[int, int] | None, Path]:
-    """Files that have another name too, by what makes them the same."""
+    """Return the blobs that have another name too, by device and inode."""
     try:
         return {_inode(path): path for path in blobs.iterdir() if path.lstat().st_nlink > 1}
     except OSError:
@@ -285,10 +266,18 @@ def _hard_links(blobs: Path) -> dict[tuple[int, int] | None, Path]:
 
 def _inode(path: Path) -> tuple[int, int] | None:
     try:
-        fact = path.lstat()
+        status = path.lstat()
     except OSError:
         return None
-    return fact.st_dev, fact.st_ino
+    return status.st_dev, status.st_ino
+
+
+def read_text(path: Path) -> str:
+    """Return a small file's text without surrounding space; "" when it can't be read."""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return ""
 
 
 def _folders(path: Path) -> list[Path]:
@@ -301,12 +290,12 @@ def _folders(path: Path) -> list[Path]:
 def _changed(path: Path) -> int:
     try:
         return path.stat().st_mtime_ns
-    except OSError:  # somebody removed it just now
+    except OSError:  # removed meanwhile
         return 0
 
 
 def _model_files(snapshot: Path) -> Iterator[tuple[str, Path]]:
-    """Names, relative to the snapshot, of the model files in it. Broken links are left out."""
+    """Yield the snapshot's model files as (relative name, path), without broken links."""
     for folder, _, names in os.walk(snapshot):
         for name in names:
             path = Path(folder, name)
@@ -315,7 +304,7 @@ def _model_files(snapshot: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _link(blob: Path, path: Path) -> None:
-    """Make `path` lead to the blob, at once: by a relative symlink, else a hard link, else a copy."""
+    """Link `path` to the blob atomically: by a relative symlink, else a hard link, else a copy."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)
     try:

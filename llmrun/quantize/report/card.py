@@ -26,17 +26,14 @@ class CardSpeed:
 
     @property
     def median(self) -> float | None:
-        """None if not measured."""
         return statistics.median(self.samples) if self.samples else None
 
     @property
     def low(self) -> float | None:
-        """The slowest round."""
         return min(self.samples, default=None)
 
     @property
     def high(self) -> float | None:
-        """The fastest round."""
         return max(self.samples, default=None)
 
 
@@ -54,7 +51,7 @@ class Quality:
 
 @dataclass(frozen=True, slots=True)
 class CardRow:
-    """One type."""
+    """Type and its figures."""
 
     type: str  # e.g. "Q4_K_M"
     is_source: bool = False  # the others are made from it, and compared with it
@@ -72,7 +69,7 @@ class CardRow:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """The method of the measurements."""
+    """Method of the measurements."""
 
     text: str = ""  # name of the text for quality
     text_sha256: str = ""  # of the UTF-8 bytes
@@ -86,7 +83,7 @@ class Method:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """The whole report."""
+    """Whole report."""
 
     name: str  # of the model
     source: str  # name of the source file
@@ -100,12 +97,10 @@ class Card:
 
     @property
     def source_row(self) -> CardRow | None:
-        """The source's row."""
         return next((row for row in self.rows if row.is_source), None)
 
 
 def iso_time(seconds: float) -> str:
-    """Format seconds since 1970 as ISO 8601 in UTC."""
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

@@ -31,6 +31,8 @@ def working_folder(keep: Path | None, n_bytes: int) -> Iterator[Path]:
         DiskFullError: there is no room.
         ResourceError: the folder can't be created.
     """
+    from filelock import FileLock
+
     needed = int(n_bytes * _SPARE)
     if keep is not None:
         _require_room([keep], needed)
@@ -45,7 +47,7 @@ def working_folder(keep: Path | None, n_bytes: int) -> Iterator[Path]:
     with disk_errors(parent / _PREFIX):
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
     try:
-        with _locked(folder):
+        with FileLock(folder / _LOCK):  # ends with the process, see _remove_leftovers()
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -61,15 +63,6 @@ def _require_room(folders: list[Path], needed: int) -> Path:
         why=f"{needed:,} bytes are needed, free are: {free}",
         hint="fewer --types, or --keep FOLDER on another disk",
     )
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Mark the folder as used during the block; the lock ends with the process."""
-    from filelock import FileLock
-
-    with FileLock(folder / _LOCK):
-        yield
 
 
 def _remove_leftovers(parent: Path) -> None:

@@ -61,10 +61,8 @@ def make_report(
         types: names of llmrun.quantize.types.FILE_TYPES; repeated ones count once.
         name: the model's name; "" for the stem of the file's name.
         text: text to measure quality on; None for the default of `llmrun evaluate`.
-        imatrix: llama.cpp's importance matrix in GGUF.
         preferences: load settings; n_ctx is ignored.
         keep: folder for the files; None to remove them.
-        on_update: called with the progress.
         measures: the measurements; None for LocalMeasurements.
         rounds: number of speed measurements of each type.
 
@@ -118,7 +116,7 @@ def _targets(original: SourceModel, kinds: Sequence[str], keep: Path | None) -> 
 
 
 class _Work:
-    """The steps of the job, and their results so far."""
+    """Steps of the job, and their results so far."""
 
     def __init__(
         self, source: Path, original: SourceModel, measures: Measurements, targets: dict[str, Path], on_update: OnUpdate
@@ -128,19 +126,20 @@ class _Work:
         self._measures = measures
         self._targets = targets
         self._on_update = on_update
-        self._rows = {_SOURCE: _source_row(original)} | {kind: CardRow(kind) for kind in targets}
+        source_row = CardRow(
+            original.type, is_source=True, n_bytes=original.n_bytes, bits_per_weight=original.bits_per_weight
+        )
+        self._rows = {_SOURCE: source_row} | {kind: CardRow(kind) for kind in targets}
         self._method = Method(
             prompt_tokens=measures.prompt_tokens, answer_tokens=measures.answer_tokens, threads=measures.threads
         )
         self._timetable = Timetable([])
 
     def fail(self, kind: str, reason: str) -> None:
-        """Record that a type can't be made or measured."""
         self._rows[kind] = replace(self._rows.get(kind, CardRow(kind)), failure=reason)
         self._timetable.drop(kind)
 
     def run(self, rounds: int, *, keeps: bool, imatrix: Path | None) -> Card:
-        """Run all steps until the end or an interruption."""
         started, began = time.time(), time.monotonic()
         steps = self._steps(rounds)
         self._timetable = Timetable(steps)
@@ -152,9 +151,11 @@ class _Work:
         except (KeyboardInterrupt, CancelledError):
             is_complete = False
         rows = [self._with_path(row, keeps) for row in self._rows.values()]
+        # The file of a Hugging Face folder is temporary, so its name means nothing.
+        is_file = self._source.suffix == ".gguf"
         return Card(
             name=self._original.name,
-            source=_file_name(self._source, self._original),
+            source=self._source.name if is_file else f"{self._original.name} ({self._original.type})",
             rows=tuple(sorted(rows, key=_rank)),
             method=replace(self._method, rounds=rounds, imatrix=imatrix.name if imatrix else ""),
             machine=self._measures.machine(),
@@ -239,15 +240,6 @@ class _Work:
 
 
 _SOURCE = ""  # the source's key: one of the types may be the source's own
-
-
-def _source_row(original: SourceModel) -> CardRow:
-    return CardRow(original.type, is_source=True, n_bytes=original.n_bytes, bits_per_weight=original.bits_per_weight)
-
-
-def _file_name(source: Path, original: SourceModel) -> str:
-    """Return the source's file name; for a Hugging Face folder the model's name, since its file is temporary."""
-    return source.name if source.suffix == ".gguf" else f"{original.name} ({original.type})"
 
 
 def _rank(row: CardRow) -> tuple[bool, bool, int]:

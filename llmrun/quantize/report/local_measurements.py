@@ -6,7 +6,6 @@ that types share neither memory nor threads.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -15,7 +14,6 @@ from pathlib import Path
 from llmrun.bench.machine import describe
 from llmrun.bench.results import Machine
 from llmrun.errors import LlmrunError, UsageError
-from llmrun.gguf.filenames import quant_of
 from llmrun.gguf.reader import read_header
 from llmrun.planning.hardware import probe
 from llmrun.planning.plan import LoadPreferences
@@ -28,6 +26,7 @@ from llmrun.quantize.evaluate import EvaluatedText, choose_context, default_text
 from llmrun.quantize.job import Preview, QuantizeRequest, preview, quantize
 from llmrun.quantize.report.card import Quality
 from llmrun.quantize.report.measure import OnShare, QualityMeasurement, QuantizedModel, SourceModel, SpeedMeasurement
+from llmrun.quantize.source import model_stem
 from llmrun.runner.runner import Runner
 
 _PROMPT, _ANSWER = 256, 32
@@ -57,18 +56,9 @@ def require_text(model: Path, text: EvaluatedText) -> None:
 
 
 class LocalMeasurements:
-    """Measurements of a model's types on this machine.
+    """Measurements of a model's types on this machine; see make_report() for the arguments.
 
-    Args:
-        source: the (first) GGUF file.
-        name: the model's name; "" for the stem of the file's name.
-        text: text to measure quality on; None for the default of `llmrun evaluate`.
-        imatrix: an importance matrix in GGUF.
-        preferences: load settings; n_ctx is ignored.
-        chunks: maximum number of chunks of the text; slow models read fewer.
-
-    Raises:
-        BadModelError, ModelNotFoundError: the source is not a model's file.
+    Raises BadModelError or ModelNotFoundError if the source is not a model's file.
     """
 
     prompt_tokens = _PROMPT
@@ -85,7 +75,7 @@ class LocalMeasurements:
         chunks: int = _MAX_CHUNKS,
     ) -> None:
         self._source = source
-        self._name = name or _stem(source)
+        self._name = name or model_stem(source)
         self._text = text or default_text()
         self._imatrix = imatrix
         self._preferences = preferences
@@ -96,11 +86,9 @@ class LocalMeasurements:
         self.threads = preferences.threads or probe().usable_cores
 
     def machine(self) -> Machine:
-        """Return the description that `llmrun bench` prints."""
         return describe(build_commit=self._build_commit)
 
     def original(self) -> SourceModel:
-        """Return the facts in the file's header."""
         header = self._header
         return SourceModel(
             name=self._name,
@@ -112,20 +100,17 @@ class LocalMeasurements:
         )
 
     def expected_bytes(self, kind: str) -> int:
-        """Return the size in llama.cpp's plan for the file."""
         if kind not in self._previews:
             self._previews[kind] = preview(self._request(kind, self._source.with_name("none.gguf")))
         return self._previews[kind].n_bytes
 
     def make(self, kind: str, target: Path, on_share: OnShare) -> QuantizedModel:
-        """Quantize like `llmrun quantize`."""
         done = quantize(
             self._request(kind, target), lambda _, share: on_share(share), estimate=self._previews.get(kind)
         )
         return QuantizedModel(done.n_bytes, done.bits_per_weight, done.seconds, done.notes)
 
     def time(self, model: Path, on_share: OnShare) -> SpeedMeasurement:
-        """Measure a prompt and an answer like `llmrun bench`."""
         settings = replace(self._preferences.settings(probe()), threads=self.threads)
         load = Load.of(settings, str(model.absolute()), n_ctx=0, n_ctx_start=0)
         with closing(Runner()) as engine:
@@ -140,8 +125,6 @@ class LocalMeasurements:
         return SpeedMeasurement(_rate(prefill, _PROMPT), _rate(decode, _ANSWER), max(peaks, default=None))
 
     def judge(self, model: Path, on_share: OnShare) -> QualityMeasurement:
-        """Compare with the source like `llmrun evaluate`."""
-
         def report(update: EvaluateUpdate) -> None:
             on_share(update.done / update.total if update.total else 0.0)
 
@@ -161,11 +144,9 @@ class LocalMeasurements:
 
 
 def chunks_for(prefill: float, limit: int) -> int:
-    """Return the number of chunks that a model and its source can read in reasonable time.
+    """Return the number of chunks that a model and its source, with this prefill speed, read in reasonable time.
 
-    Args:
-        prefill: tokens/s of the source.
-        limit: maximum; it takes precedence over the minimum of a few chunks.
+    `limit` takes precedence over the minimum of a few chunks.
     """
     readable = int(_JUDGE_SECONDS * prefill / (2 * _CHUNK))
     return min(max(readable, _MIN_CHUNKS), limit)
@@ -204,11 +185,4 @@ def _rate(done: BenchResult, n_tokens: int) -> float:
 
 
 def _ignore(update: BenchUpdate) -> None:
-    """Report nothing: a test takes about a second."""
-
-
-def _stem(path: Path) -> str:
-    """Return a file's name without type, part and format."""
-    name = path.name.removesuffix(".gguf").partition("-00001-of-")[0]
-    quant = quant_of(name)
-    return re.sub(rf"[-_.]{re.escape(quant)}$", "", name, flags=re.IGNORECASE) if quant else name
+    pass

@@ -19,7 +19,7 @@ OnShare = Callable[[float], None]
 
 @dataclass(frozen=True, slots=True)
 class SourceModel:
-    """The source of the quantized types."""
+    """Source of the quantized types."""
 
     name: str
     type: str  # e.g. "F16"
@@ -31,7 +31,7 @@ class SourceModel:
 
 @dataclass(frozen=True, slots=True)
 class QuantizedModel:
-    """A quantized file."""
+    """Quantized file."""
 
     n_bytes: int
     bits_per_weight: float
@@ -45,9 +45,7 @@ class SpeedMeasurement:
 
     prefill: float  # tokens/s
     decode: float  # tokens/s
-    peak_memory: (
-        int | None
-    )  # largest resident set of the engine process in bytes; None if the system does not report it
+    peak_memory: int | None  # largest resident set of the engine process in bytes; None if unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +60,7 @@ class QualityMeasurement:
 
 
 class Measurements(Protocol):
-    """The measurements. Each raises LlmrunError after a failure, and can be interrupted."""
+    """Measurements for the card. Each raises LlmrunError after a failure, and can be interrupted."""
 
     prompt_tokens: int
     answer_tokens: int

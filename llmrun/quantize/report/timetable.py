@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ReportStep:
-    """A step of the job."""
+    """Step of the job."""
 
     kind: str  # "quantizing", "judging" or "timing"; finished steps improve the estimates for others of their kind
     type: str  # of the weights
@@ -16,11 +16,7 @@ class ReportStep:
 
 
 class Timetable:
-    """Estimates from the durations of finished steps.
-
-    Args:
-        steps: all steps, in order.
-    """
+    """Estimates from the durations of finished steps."""
 
     def __init__(self, steps: Sequence[ReportStep]) -> None:
         self._left = list(steps)
@@ -36,7 +32,6 @@ class Timetable:
         self._seconds += seconds
 
     def drop(self, kind: str) -> None:
-        """Remove the remaining steps of a type."""
         self._left = [step for step in self._left if step.type != kind]
 
     def seconds_left(self, share: float = 0.0, running: float = 0.0) -> float | None:

@@ -36,7 +36,7 @@ _SHARED_ERROR = 0.5
 
 @dataclass(frozen=True, slots=True)
 class TypeComparison:
-    """The respects in which one type is clearly better than another; False also if a figure is missing."""
+    """Respects in which one type is clearly better than another; False also if a figure is missing."""
 
     smaller: bool
     exacter: bool
@@ -45,7 +45,6 @@ class TypeComparison:
 
     @property
     def words(self) -> list[str]:
-        """The respects for display, e.g. ["smaller", "faster"]."""
         words = []
         if self.smaller:
             words.append("smaller")
@@ -90,7 +89,6 @@ def _is_faster(one: CardSpeed, other: CardSpeed) -> bool:
 
 
 def is_measured(row: CardRow) -> bool:
-    """Return whether a row has enough figures for a verdict."""
     return not row.failure and row.n_bytes is not None and row.quality.kld is not None
 
 
@@ -161,7 +159,6 @@ def verdict(row: CardRow, rows: Sequence[CardRow]) -> str:
 
 
 def _roles(row: CardRow, rows: Sequence[CardRow]) -> list[str]:
-    """Return the strengths of a type among the contenders."""
     if len(rows) < 2:
         return []
     others = [other for other in rows if other is not row]
@@ -187,7 +184,6 @@ def joined(words: Sequence[str]) -> str:
 
 
 def verdicts(rows: Sequence[CardRow]) -> tuple[str, ...]:
-    """Return the verdict on each row."""
     return tuple(verdict(row, rows) for row in rows)
 
 

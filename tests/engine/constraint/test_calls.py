@@ -185,7 +185,7 @@ def test_a_control_token_begins_a_call() -> None:
 
 
 @pytest.mark.parametrize("inside", [True, False])
-def test_no_call_begins_in_thoughts(inside: bool) -> None:
+def test_no_call_begins_in_reasoning(inside: bool) -> None:
     constraint = begin(HERMES, thinking=True, inside=inside)
     if not inside:
         constraint.accept(THINK)

@@ -39,7 +39,7 @@ class Vocabulary:
         self._space_first = space_first
 
     def tokenize(self, text: str, *, special: bool) -> list[int]:
-        """The longest tokens first; maybe behind a space, as models of SentencePiece do it."""
+        """The longest tokens first; maybe after a space, as models of SentencePiece do it."""
         assert not special
         rest = (b" " if self._space_first else b"") + text.encode()
         found = []
@@ -79,7 +79,7 @@ def allowed(constraint: Matcher, n_vocab: int = Vocabulary.n_tokens) -> list[int
 
 
 def follows(constraint: Matcher, text: str) -> bool:
-    """Whether a text is a whole answer, byte by byte; the constraint is afterwards where it was."""
+    """Return whether a text is a complete answer, byte by byte, and rewind the constraint."""
     accepted = 0
     try:
         for token in tokens_of(text):
@@ -94,19 +94,19 @@ def follows(constraint: Matcher, text: str) -> bool:
 
 def test_a_grammar_that_takes_too_long_to_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every pattern that one text has to match doubles the time: these take a moment, a few more of them hours."""
-    monkeypatch.setattr(matcher, "_MOST_SECONDS", 0)
-    monkeypatch.setattr(matcher, "_LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(matcher, "_MAX_SECONDS", 0)
+    monkeypatch.setattr(matcher, "_POLL_SECONDS", 0.001)
     patterns = [{"type": "string", "pattern": f"[a-z]{{{number}}}"} for number in range(17)]
     bomb = read_json_schema(json.dumps({"allOf": patterns}))
     for _ in range(2):
-        with pytest.raises(BadGrammarError, match="asks for too much"):
+        with pytest.raises(BadGrammarError, match="is too complex"):
             compile_grammar(bomb, FakeVocabulary())
-    assert matcher.runaways() == 2
-    with pytest.raises(BadGrammarError, match="no grammar can be read now"):
+    assert matcher.n_runaways() == 2
+    with pytest.raises(BadGrammarError, match="no grammar can be compiled now"):
         compile_grammar(read_json_schema('{"const": 1}'), FakeVocabulary())
     for thread in list(matcher._runaways):
         thread.join()
-    assert matcher.runaways() == 0
+    assert matcher.n_runaways() == 0
     monkeypatch.undo()
     compile_grammar(read_json_schema('{"const": 1}'), FakeVocabulary())
 

@@ -76,7 +76,7 @@ BLANKS = {ord(blank) for blank in " \t\n\r\v\f"} | {word(b"\n\n"), word(b" \n")}
 FIRST = {ord("{"), word(b"{}")}
 
 
-def test_thoughts_are_free_and_the_answer_is_not() -> None:
+def test_reasoning_are_free_and_the_answer_is_not() -> None:
     constraint = begin(inside=True)
     accept(constraint, [*b"no grammar here, {", THINK, *b"</thin"])
     accept(constraint, [*b" and on", UNTHINK])
@@ -95,12 +95,12 @@ def test_a_draft_is_cut_in_the_answer_only() -> None:
     assert constraint.allowed([*b"ab!"]) == 2
 
 
-def test_thoughts_do_not_end_the_answer() -> None:
+def test_reasoning_do_not_end_the_answer() -> None:
     constraint = begin(inside=True)
     assert allowed(constraint) == set(range(N_TOKENS)) - {END, word(b"</think>{")}
 
 
-def test_blanks_behind_the_thoughts_have_an_end() -> None:
+def test_blanks_after_the_reasoning_have_an_end() -> None:
     constraint = begin(inside=True)
     accept(constraint, [UNTHINK, ord("\n"), ord("\n")])
     assert allowed(constraint) == FIRST
@@ -114,7 +114,7 @@ def test_a_closing_tag_may_be_many_tokens() -> None:
     accept(constraint, [*b"hm</thi", word(b"nk>"), ord("\n"), *b"{}"])
 
 
-def test_no_token_is_part_of_both_the_thoughts_and_the_answer() -> None:
+def test_no_token_is_part_of_both_the_reasoning_and_the_answer() -> None:
     """Else the grammar would not see how the answer begins."""
     constraint = begin(inside=True)
     assert word(b">{") in allowed(constraint)
@@ -143,14 +143,14 @@ def test_the_grammar_binds_at_once_where_it_can_not(may_think: bool, tags: bool)
     assert allowed(constraint) == FIRST
 
 
-def test_what_is_forced_to_close_the_thoughts_fits() -> None:
+def test_what_is_forced_to_close_the_reasoning_fits() -> None:
     constraint = begin(inside=True)
     for token in [*b"hm\n", UNTHINK, word(b"\n\n")]:
         constraint.accept(token)
     assert allowed(constraint) == BLANKS | FIRST
 
 
-def test_a_token_that_the_grammar_does_not_allow_is_refused_behind_the_thoughts() -> None:
+def test_a_token_that_the_grammar_does_not_allow_is_refused_after_the_reasoning() -> None:
     constraint = begin(inside=True)
     constraint.accept(UNTHINK)
     with pytest.raises(BadGrammarError):

@@ -1,4 +1,4 @@
-"""Banned phrases in the loop: they never come, and what comes instead is what the model makes of the other tokens."""
+"""Banned phrases in the loop: the answer never contains them, and continues with the model's other tokens."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_when_no_token_is_left_it_fails_and_says_why() -> None:
     assert "ban" in talk.failed().hint
 
 
-def test_thoughts_that_are_taken_back_do_not_count() -> None:
+def test_reasoning_that_are_taken_back_do_not_count() -> None:
     budget = ThinkingBudget(("<think>", "</think>"), True, 4)
     talk = Conversation(second_choice("abno!", {"ab": "x"}))
     assert talk.answer("Hi", ban=("no",), extras=Extras(thinking=budget)) == ("abx", "stop")

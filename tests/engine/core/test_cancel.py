@@ -1,4 +1,4 @@
-"""Cancelling a request, and a batch that is stopped: nobody else notices."""
+"""Cancelled requests and aborted batches leave other requests unchanged."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_cancel_shows_text_held_back() -> None:
     assert talk.text() == "a<en"
 
 
-def test_cancel_of_nobody() -> None:
+def test_cancel_of_an_unknown_request() -> None:
     talk = Conversation(endless)
     talk.ask("Hi", most=2)
     talk.engine.cancel(99)
@@ -121,7 +121,7 @@ def test_a_cancel_of_one_does_not_hurt_the_other() -> None:
 
 @pytest.mark.parametrize("number", range(8))
 def test_a_cancel_of_one_of_eight_leaves_the_others_alone(number: int) -> None:
-    """Nobody else's batch is stopped, and nobody else's KV cache is touched."""
+    """Cancelling stops no other request's batch and touches no other request's KV cache."""
     talk = Conversation(hashed, n_seq_max=8, n_batch=64)
     for request in range(8):
         talk.ask(f"{request} Hi", most=20, request=request)

@@ -6,11 +6,12 @@ import random
 
 import pytest
 from support.conversation import Conversation
-from support.fake_context import END, hashed
+from support.fake_context import END, FakeContext, hashed
 
 from llmrun.engine.core.checkpoints import Checkpoint, Checkpoints, turn_end
 from llmrun.protocol.params import SamplingParams
 
+CONTEXT = FakeContext(hashed, has_checkpoints=True)
 SAMPLING = SamplingParams(seed=5, temperature=1.0)
 
 
@@ -24,14 +25,14 @@ def lengths(checkpoints: Checkpoints, slot: int) -> list[int]:
 
 
 def test_the_deepest_within_a_prefix() -> None:
-    checkpoints = Checkpoints([0])
+    checkpoints = Checkpoints(CONTEXT, [0])
     add(checkpoints, 0, 10, 20, 30)
     found = [checkpoints.deepest(0, length) for length in (9, 10, 29, 99)]
     assert [each and each.length for each in found] == [None, 10, 20, 30]
 
 
 def test_beyond_the_limit_those_go_that_cost_least() -> None:
-    checkpoints = Checkpoints([0, 1], limit=40)
+    checkpoints = Checkpoints(CONTEXT, [0, 1], limit=40)
     add(checkpoints, 0, 100, 110, 300)
     add(checkpoints, 1, 50, 90)
     assert lengths(checkpoints, 0) == [100, 300]  # 110 is 10 tokens after 100
@@ -40,20 +41,20 @@ def test_beyond_the_limit_those_go_that_cost_least() -> None:
 
 
 def test_the_last_one_of_a_slot_goes_last() -> None:
-    checkpoints = Checkpoints([0, 1], limit=20)
+    checkpoints = Checkpoints(CONTEXT, [0, 1], limit=20)
     add(checkpoints, 0, 500, 501)
     add(checkpoints, 1, 7)
     assert (lengths(checkpoints, 0), lengths(checkpoints, 1)) == ([501], [7])
 
 
 def test_one_larger_than_the_limit_is_not_kept() -> None:
-    checkpoints = Checkpoints([0], limit=5)
+    checkpoints = Checkpoints(CONTEXT, [0], limit=5)
     add(checkpoints, 0, 10)
     assert lengths(checkpoints, 0) == []
 
 
 def test_a_copied_one_counts_once() -> None:
-    checkpoints = Checkpoints([0, 1])
+    checkpoints = Checkpoints(CONTEXT, [0, 1])
     add(checkpoints, 0, 10, 20)
     checkpoints.copy(0, 1, 15)
     assert lengths(checkpoints, 1) == [10]

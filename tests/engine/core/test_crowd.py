@@ -34,7 +34,7 @@ def test_twelve_in_cells_for_six() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_random_crowds(seed: int) -> None:
-    """Prompts that share beginnings, bans, cancels, aborts and newcomers, in few cells: nobody's answer changes."""
+    """Check that answers are unchanged by shared prefixes, bans, cancels, aborts and new requests in few cells."""
     rng = random.Random(seed)
     n_ctx = rng.randint(60, 100)
     talk = Conversation(
@@ -79,7 +79,7 @@ def test_random_crowds(seed: int) -> None:
 
 
 def assert_books_are_right(talk: Conversation) -> None:
-    """What the loop thinks is cached is in the KV cache, and as many cells are used as it says."""
+    """Check that the loop's records of cached tokens and used cells match the KV cache."""
     slots = talk.engine._slots
     for slot, tokens in slots.cached.items():
         assert talk.context.cached(slot) == tokens
@@ -122,7 +122,7 @@ def test_the_oldest_is_never_sent_back() -> None:
     assert oldest == sorted(oldest)
 
 
-def test_whoever_was_sent_back_comes_before_newcomers_and_as_soon_as_somebody_has_left() -> None:
+def test_a_preempted_sequence_is_admitted_before_newcomers_and_as_soon_as_a_request_has_finished() -> None:
     talk = Conversation(hashed, n_ctx=100, n_seq_max=4, n_cells=100, n_batch=64)
     talk.ask("old ", SAMPLING, most=20, request=1)
     talk.ask("older than some ", SAMPLING, most=70, request=2)
@@ -194,7 +194,7 @@ def test_a_cache_that_cannot_grow_as_far_as_it_was_meant_to() -> None:
         talk.ask("x" * 101)
 
 
-def test_nobody_overtakes_a_long_prompt_that_waits_for_cells() -> None:
+def test_no_request_overtakes_a_long_prompt_that_waits_for_cells() -> None:
     talk = Conversation(hashed, n_ctx=100, n_seq_max=3, n_cells=100, n_batch=64)
     talk.ask("a" * 20, SAMPLING, most=50, request=1)
     talk.ask("b" * 60, SAMPLING, most=5, request=2)

@@ -29,7 +29,7 @@ def likeliest(model: Model, tokens: Sequence[int]) -> int:
 
 
 def imitating(model: Model, wrong: float = 0.0, unsure: float = 0.0) -> Model:
-    """A model that is sure of what another one finds likeliest, but of so many places wrong, or not sure."""
+    """Return a model that favors another one's likeliest token, but is wrong or unsure with these probabilities."""
 
     def logits(tokens: Sequence[int]) -> Sequence[float]:
         luck = random.Random(zlib.crc32(bytes(token % 256 for token in tokens)))
@@ -64,7 +64,7 @@ class Pair(Conversation):
 
 
 def assert_consistent(pair: Pair) -> None:
-    """What is said to be cached is what the draft model saw."""
+    """Check the draft model's record of cached tokens against the tokens it decoded."""
     for slot in pair.draft_model._slots:
         assert pair.small.cached(slot.number) == slot.tokens
         assert slot.owner is None
@@ -157,7 +157,7 @@ def test_a_long_prompt_is_read_in_pieces_between_steps() -> None:
 
 @pytest.mark.parametrize(("unsure", "drafted"), [([0], 0), ([1], 3), ([2], 3), ([3], 7), ([], 7)])
 def test_being_unsure_ends_a_guess_where_kernels_like_it(unsure: list[int], drafted: int) -> None:
-    """Indexes are those of the first guess, which is behind four tokens."""
+    """Indexes are those of the first guess, which is after four tokens."""
 
     def model(tokens: Sequence[int]) -> Sequence[float]:
         found = list(endless(tokens))
@@ -185,7 +185,7 @@ def test_it_is_not_asked_again_once_llama_cpp_can_not_compute_with_it() -> None:
     assert len(pair.small.calls) == 3
 
 
-def test_a_full_cache_loses_what_nobody_needs() -> None:
+def test_a_full_cache_evicts_what_no_request_needs() -> None:
     pair = Pair(endless, n_ctx=64, n_seq_max=2)
     pair.small.n_cells = 64
     for number, prompt in enumerate(("A" * 20, "B" * 20)):
@@ -209,7 +209,7 @@ def test_a_prompt_is_read_only_when_the_answer_is_long_enough_for_it() -> None:
     assert pair.say("y" * 400, 590, tables).stats.accepted_tokens > 0
 
 
-def test_its_steps_are_measured_behind_what_it_has_read() -> None:
+def test_its_steps_are_measured_after_what_it_has_read() -> None:
     pair = Pair(endless, n_ctx=400, n_batch=256)
     pair.clock.per_token = 1.0
     pair.say("x" * 100, 30)

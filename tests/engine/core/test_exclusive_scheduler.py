@@ -77,12 +77,12 @@ def test_no_adapter_leaks(seed: int, tmp_path: Path) -> None:
 
 
 def batch_slots(talk: Conversation) -> set[int]:
-    """Who is in the batch that is being decoded."""
+    """Return the requests of the batch that is being decoded."""
     return {entry.sequence_id for entry in talk.context.calls[-1]}
 
 
 def test_groups_take_turns() -> None:
-    """Whoever has the same adapters shares a batch; a long prompt does not hold up the others' tokens."""
+    """Requests with the same adapters share a batch; a long prompt does not delay the others' tokens."""
     talk = Conversation(hashed, adapts=True, n_ctx=400, n_seq_max=4, n_batch=128)
     talk.clock.per_token = 0.001
     for request, choice in enumerate((0, 1, 0, 1)):

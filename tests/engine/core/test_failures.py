@@ -1,4 +1,4 @@
-"""What fails is a request's, and ends that request only."""
+"""A failure of one request ends only that request."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_batch_that_fails(error: DecodeError, code: str, call: int) -> None:
 
 @pytest.mark.parametrize("cuts", [True, False])
 def test_a_batch_that_fails_is_only_the_fault_of_one(cuts: bool) -> None:
-    """Nothing tells whose fault it was, so each of them is tried alone."""
+    """The failing request is unknown, so each one is tried alone."""
     talk = Conversation(hashed, n_seq_max=3, n_batch=64, cuts=cuts)
     talk.context.poison = ord("!")
     prompts = {1: "Hi", 2: "No", 3: "x" * 30 + "!"}

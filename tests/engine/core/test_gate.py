@@ -1,4 +1,4 @@
-"""How much is drafted: by what the table says, what came true, and never at a loss beyond what was allowed."""
+"""Draft lengths by step times and acceptance, with a bounded loss."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LINEAR = tuple(StepTime(width, 0, float(width)) for width in (1, 4, 8, 16))
 
 
 def sure(times: tuple[StepTime, ...] = CHEAP, most: int = 15) -> Gate:
-    """All that it has seen came true."""
+    """Return a gate whose drafts were all accepted."""
     gate = Gate(Speculation(most, times))
     for _ in range(100):
         gate.learn(1, 30, missed=False)

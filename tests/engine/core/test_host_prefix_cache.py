@@ -69,7 +69,7 @@ def test_prefixes_move_to_another_context() -> None:
         assert wide.text(request) == alone(prompt + "!")
 
 
-def test_nothing_leaves_while_nobody_else_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_leaves_while_no_other_request_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     talk = Conversation(hashed, n_ctx=2000, n_seq_max=2, n_parked=4)
     monkeypatch.setattr(talk.context, "state", lambda sequence_id: pytest.fail("it was read out"))
     talk.answer(LONG["a"], SAMPLING, most=4)

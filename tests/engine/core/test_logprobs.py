@@ -1,4 +1,4 @@
-"""How likely an answer's tokens were: what is told with which piece of text, and that telling changes no answer."""
+"""Log probabilities: which piece of text carries them, and that they change no answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HOT = SamplingParams(temperature=1.5, top_k=0, top_p=1.0, min_p=0.0, repeat_pena
 
 
 def told(talk: Conversation, request: int = 1) -> list[tuple[str, str]]:
-    """Of each piece of text that has some, the text and its tokens."""
+    """Return the text and tokens of each piece of text with log probabilities."""
     deltas = [event for event in talk.of(request) if isinstance(event, TextDelta)]
     return [(delta.text, "|".join(token.text for token in delta.logprobs)) for delta in deltas if delta.logprobs]
 

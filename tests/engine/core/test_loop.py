@@ -222,7 +222,7 @@ def test_what_is_prefilled_soon_is_prefilled_in_few_steps() -> None:
 
 
 def test_a_long_prefill_does_not_hold_up_decoding() -> None:
-    """While somebody decodes, batches are small; then they are as large as can be."""
+    """Batches are small while another request decodes, and as large as possible afterwards."""
     talk = Conversation(hashed, n_ctx=1000, n_seq_max=2, n_batch=512)
     talk.ask("Hi", most=6, request=1)
     for _ in range(3):
@@ -262,7 +262,7 @@ def test_prompts_are_computed_in_turn_whatever_their_slots() -> None:
     assert ended == [0, 1, 2, 3, 4]
 
 
-def test_a_short_prompt_is_not_held_up_behind_a_long_one() -> None:
+def test_a_short_prompt_is_not_delayed_by_a_long_one() -> None:
     talk = Conversation(hashed, n_ctx=1000, n_seq_max=2, n_batch=64)
     talk.ask("x" * 900, most=2, request=1)
     talk.events += talk.engine.step() + talk.engine.step()

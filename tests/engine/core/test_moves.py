@@ -1,4 +1,4 @@
-"""When the oldest turns leave a prompt, what the KV cache holds behind them is moved, not computed again."""
+"""After truncation of the oldest turns, the KV cache of later turns is moved, not computed again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FIRST = "a first turn that is dropped. "
 SECOND = "a second turn that stays where it is, more or less. "
 
 
-def test_what_stands_behind_dropped_turns_is_not_computed_again() -> None:
+def test_what_stands_after_dropped_turns_is_not_computed_again() -> None:
     talk = Conversation(hashed, n_ctx=400, n_batch=400)
     talk.answer(SYSTEM + FIRST + SECOND, most=5)
     answer = talk.text()
@@ -37,8 +37,8 @@ def test_else_it_is(moves: bool, cuts: bool) -> None:
     assert talk.context.cached() == tokens_of(prompt + talk.text())[:-1]
 
 
-def test_thoughts_that_are_gone_leave_no_gap_to_close() -> None:
-    """What the answer behind them was computed with them in view, so it is not used without them."""
+def test_reasoning_that_are_gone_leave_no_gap_to_close() -> None:
+    """The answer after them attended to them, so its cells are not reused without them."""
     talk = Conversation(hashed, n_ctx=400, n_batch=400)
     answer, _ = talk.answer(SYSTEM + FIRST, most=80)
     thoughts, said = answer[:30], answer[30:]
@@ -66,7 +66,7 @@ def test_the_conversation_that_lost_turns_is_found_among_others_that_begin_alike
     assert talk.started().reused_tokens == len(SYSTEM + SECOND) + 4
 
 
-def test_cells_that_somebody_shares_stay_where_they_are() -> None:
+def test_cells_that_a_request_shares_stay_where_they_are() -> None:
     talk = Conversation(hashed, n_ctx=400, n_batch=400, n_seq_max=3)
     talk.ask(SYSTEM + FIRST + SECOND, most=5, request=1)
     talk.run()

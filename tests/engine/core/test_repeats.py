@@ -20,7 +20,7 @@ PARAGRAPH = (
 
 
 def guarded(text: str, chance: random.Random | None = None) -> tuple[str | None, int]:
-    """What was found, and after how many characters; the text comes in pieces like tokens."""
+    """Return the detected block and the number of characters read; the text arrives in pieces like tokens."""
     guard = RepeatGuard()
     at = 0
     while at < len(text):
@@ -181,7 +181,7 @@ def test_the_slow_twin_agrees() -> None:
 
 
 def repeats(text: str, period: int) -> int:
-    """How many last characters repeat with a period."""
+    """Return the number of last characters that repeat with a period."""
     length = 0
     while length + period < len(text) and text[-1 - length] == text[-1 - length - period]:
         length += 1

@@ -212,7 +212,7 @@ def test_what_is_saved_is_not_read_for_a_salt(tmp_path: Path) -> None:
     assert later.engine.save(1, prompt_only=False) == (0, 0)
 
 
-def test_a_disk_that_is_full_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_stops_no_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: object) -> int:
         raise OSError(28, "no space left")
 

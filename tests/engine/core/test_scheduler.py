@@ -1,4 +1,4 @@
-"""How a batch is shared out between sequences."""
+"""The shares of sequences in a batch."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_every_sequence_gets_through() -> None:
         assert not any(waiting)
 
 
-def test_while_nobody_decodes_a_batch_is_full() -> None:
+def test_while_no_request_decodes_a_batch_is_full() -> None:
     assert budget([300, 300], 512, 64) == 512
     assert budget([300, 1], 512, 64) == 64
     assert budget([300, *[1] * 100], 512, 64) == 108

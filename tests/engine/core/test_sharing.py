@@ -66,7 +66,7 @@ def test_little_in_common_is_not_waited_for() -> None:
     assert len(talk.context.calls[0]) > 263
 
 
-def test_nobody_waits_for_one_that_was_cancelled() -> None:
+def test_no_request_waits_for_one_that_was_cancelled() -> None:
     talk = Conversation(hashed, n_ctx=1000, n_seq_max=2, n_batch=64)
     talk.ask(SYSTEM + "one", SAMPLING, most=3, request=1)
     talk.ask(SYSTEM + "two", SAMPLING, most=3, request=2)
@@ -129,7 +129,7 @@ def test_prefixes_are_shared_only_among_equal_salts(unified: bool) -> None:
     assert reused == [0, 0, len(SYSTEM) - 1, len(SYSTEM) - 1, 0]
 
 
-def test_nobody_waits_for_a_prefix_of_another_salt() -> None:
+def test_no_request_waits_for_a_prefix_of_another_salt() -> None:
     talk = Conversation(hashed, n_ctx=1000, n_seq_max=3, n_batch=64)
     talk.ask(SYSTEM + "one", SAMPLING, most=3, request=1, salt="mine")
     talk.ask(SYSTEM + "two", SAMPLING, most=3, request=2, salt="yours")
@@ -157,7 +157,7 @@ def test_the_slot_that_knows_most_of_a_prompt_against_the_obvious_search() -> No
 # ---- who gets in -------------------------------------------------------------------------------------------------
 
 
-def test_whose_prompt_is_known_best_gets_in_first_but_nobody_is_passed_over_for_ever() -> None:
+def test_the_longest_cached_prefix_is_admitted_first_but_no_request_is_passed_over_for_ever() -> None:
     talk = Conversation(hashed, n_ctx=1000, n_seq_max=1, n_batch=64, unified=True)
     talk.ask(SYSTEM + "first", SAMPLING, most=3, request=0)
     talk.events += talk.engine.step() + talk.engine.step()
@@ -195,7 +195,7 @@ def test_the_condition_is_that_of_this_moment() -> None:
 
 
 def shapes(talk: Conversation, prompts: list[str]) -> dict[str, list[tuple[int, ...]]]:
-    """Of each prompt, where the batches with its tokens began and ended."""
+    """Return the shapes of the batches with each prompt's tokens."""
     found: dict[str, list[tuple[int, ...]]] = {prompt: [] for prompt in prompts}
     for batch in talk.context.calls:
         (slot,) = {entry.sequence_id for entry in batch}

@@ -51,7 +51,7 @@ def drafting(prompt: str, most: int = 15, drafter: Drafter | None = None, times:
 
 
 def counts(stats: Stats) -> tuple[int, ...]:
-    """All that does not depend on how many steps were taken."""
+    """Return the statistics that don't depend on the number of steps."""
     return (
         stats.prompt_tokens,
         stats.reused_tokens,
@@ -63,7 +63,7 @@ def counts(stats: Stats) -> tuple[int, ...]:
 
 
 def assert_consistent(talk: Conversation) -> None:
-    """What is said to be cached is what the model saw, and every cell is counted."""
+    """Check the record of cached tokens against the decoded ones, and the count of cells."""
     slots = talk.engine._slots
     assert {slot: talk.context.cached(slot) for slot in slots.cached} == slots.cached
     assert slots.budget.used == talk.context.n_used
@@ -80,7 +80,7 @@ def ending(tokens: Sequence[int]) -> Sequence[float]:
 
 
 def any_options(draws: random.Random) -> dict[str, Any]:
-    """What a request may ask for."""
+    """Return random options of a request."""
     letters = "abcdef"
 
     def phrases(longest: int) -> tuple[str, ...]:
@@ -255,7 +255,7 @@ def test_nothing_is_drafted_where_it_must_not_or_cannot_be_taken_back(options: d
     assert talk.finished().stats.drafted_tokens == 0
 
 
-def test_a_step_that_somebody_prefills_in_has_no_draft() -> None:
+def test_a_step_with_prefill_has_no_draft() -> None:
     talk = Conversation(endless, n_seq_max=2, n_batch=16, n_ctx=100)
     drafter = Foreseeing([ord("a") + place % 26 for place in range(100)], 0, random.Random(0))
     talk.ask("ab", extras=drafting("ab", drafter=drafter), most=60, request=1)
@@ -288,7 +288,7 @@ def ab_and_any(tokens: Sequence[int]) -> Sequence[float]:
 
 
 def third_letters(sampling: SamplingParams, grammar: Grammar | None, count: int = 1000) -> list[int]:
-    """What comes behind "ab", drawn behind a draft that came true, which goes on with "c"."""
+    """Return tokens sampled after "ab", after an accepted draft that continues with "c"."""
     talk = Conversation(ab_and_any)
     constraint = compile_grammar(grammar, talk.context.vocabulary) if grammar is not None else None
     letters: list[int] = []
@@ -306,7 +306,7 @@ def third_letters(sampling: SamplingParams, grammar: Grammar | None, count: int 
 
 @pytest.mark.parametrize("grammar", [None, Grammar("gbnf", "root ::= [a-f] [a-f] [b-e]")], ids=["free", "grammar"])
 @pytest.mark.parametrize("penalty", [1.0, 2.0])
-def test_a_token_behind_a_draft_has_the_models_distribution(grammar: Grammar | None, penalty: float) -> None:
+def test_a_token_after_a_draft_has_the_models_distribution(grammar: Grammar | None, penalty: float) -> None:
     sampling = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=penalty)
     weights = {
         ord(letter): math.exp(logit / (penalty if letter in "ab" else 1.0))

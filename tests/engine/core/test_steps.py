@@ -97,7 +97,7 @@ def test_a_state_that_does_not_come_back_is_not_said_to_be_cached() -> None:
     assert talk.engine._slots.budget.used == 0
 
 
-def test_nothing_is_measured_where_somebody_is_answered_or_nothing_can_be_cut() -> None:
+def test_nothing_is_measured_where_a_request_is_answered_or_nothing_can_be_cut() -> None:
     talk = Conversation(endless)
     talk.ask("Hi")
     assert talk.engine.measure_steps(never).times == ()

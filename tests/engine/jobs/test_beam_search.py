@@ -45,7 +45,7 @@ def test_finds_what_vllm_finds(beams: int, penalty: float) -> None:
 
 
 def test_as_many_beams_as_there_are_answers_find_the_very_best() -> None:
-    """Nothing is ever pruned, so the best of all possible answers has to be found."""
+    """Without pruning, the search has to find the best of all answers."""
     n_vocab, end, longest = 3, 0, 3
     row = table(4, n_vocab, end, 0.0)
     found = ours(row, end, BeamSettings(27, 0.0, "never"), longest, N_PROMPT)

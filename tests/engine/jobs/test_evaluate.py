@@ -165,7 +165,7 @@ def test_logits_that_are_no_numbers_are_named() -> None:
         )
 
 
-def test_logits_that_go_wrong_far_behind_are_named_too() -> None:
+def test_logits_that_go_wrong_far_after_are_named_too() -> None:
     def broken(tokens: Sequence[int]) -> list[float]:
         return [math.nan if len(tokens) > 800 else 0.0] * N_VOCAB
 

@@ -175,7 +175,7 @@ def correlated(random: Any, blocks: int) -> Any:
 
 @pytest.mark.parametrize("blocks", [LEAST_BLOCKS, 15])
 def test_intervals_contain_the_truth_as_often_as_they_say(blocks: int) -> None:
-    """Of positions that have something in common, where llama-perplexity's errors are several times too small."""
+    """Correlated positions, for which llama-perplexity's errors are several times too small."""
     random = np.random.default_rng(5)
     truth = correlated(np.random.default_rng(6), 1000)
     expected, expected_perplexity = evaluate_scores.divergence(truth), evaluate_scores.perplexity(truth).value
@@ -242,7 +242,7 @@ def test_an_interval_has_its_figure_inside() -> None:
 
 
 def test_intervals_of_positive_figures_are_positive() -> None:
-    """Of one block that differs from its reference among nine that hardly do: mean - half would be negative."""
+    """One block that differs from its reference among nine that hardly do: mean - half is negative."""
     scores = some_scores(LEAST_BLOCKS, 64)
     for name in ("kld", "nll"):
         scores[name][64:] = 1e-4

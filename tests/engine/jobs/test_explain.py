@@ -70,7 +70,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a matrix, a few rows are in memory at a time, as of that of a real model."""
+    """Only a few rows of a matrix are in memory at a time, as with a real model."""
     monkeypatch.setattr("llmrun.engine.jobs.file_weights._MAX_ELEMENTS", 900)
 
 
@@ -139,17 +139,17 @@ def test_attention_is_that_of_numpy_and_each_row_sums_to_one(answered: Callable[
         assert [head.first for head in layer.heads] == pytest.approx(shares[:, at, 0].mean(1), abs=1e-3)
         entropy = -np.where(shares > 0, shares * np.log(np.maximum(shares, 1e-300)), 0).sum(-1)[:, at] / np.log(at + 1)
         assert [head.spread for head in layer.heads] == pytest.approx(entropy.mean(1), abs=1e-3)
-    assert len({(picture.layer, picture.head) for picture in found.pictures}) == len(found.pictures) > 1
-    for picture in found.pictures:
-        own = expected.shares[picture.layer][picture.head]
-        for position, row in enumerate(picture.rows):
+    assert len({(example.layer, example.head) for example in found.pictures}) == len(found.pictures) > 1
+    for example in found.pictures:
+        own = expected.shares[example.layer][example.head]
+        for position, row in enumerate(example.rows):
             assert np.abs(np.array(row) - own[position, : position + 1]).max() < 1e-3
             assert sum(row) == pytest.approx(1, abs=1e-3)
 
 
-def test_pictures_are_of_the_heads_that_fit_best(answered: Callable[..., LoadedModel]) -> None:
+def test_examples_are_of_the_heads_that_fit_best(answered: Callable[..., LoadedModel]) -> None:
     found = looked_at(answered())
-    roles = {picture.role: found.layers[picture.layer].heads[picture.head] for picture in found.pictures}
+    roles = {example.role: found.layers[example.layer].heads[example.head] for example in found.pictures}
     heads = [head for layer in found.layers for head in layer.heads]
     assert len(heads) == LAYERS * HEADS
     assert roles["previous"].previous == max(head.previous for head in heads)
@@ -239,10 +239,10 @@ def test_only_the_end_of_a_long_sequence_is_watched(
     size = len(PROMPT) + ANSWER
     assert found.first == size - 4
     assert found.layers[-1].residual == norms(expected.behind[-1][-4:])
-    for picture in found.pictures:
-        assert list(map(len, picture.rows)) == list(range(size - 3, size + 1))
-        own = expected.shares[picture.layer][picture.head]
-        assert np.abs(np.array(picture.rows[0]) - own[size - 4, : size - 3]).max() < 1e-3
+    for example in found.pictures:
+        assert list(map(len, example.rows)) == list(range(size - 3, size + 1))
+        own = expected.shares[example.layer][example.head]
+        assert np.abs(np.array(example.rows[0]) - own[size - 4, : size - 3]).max() < 1e-3
 
 
 def test_every_layer_takes_time(answered: Callable[..., LoadedModel]) -> None:
@@ -259,7 +259,7 @@ def test_attention_is_seen_of_answers_with_flash_attention_too(answered: Callabl
     assert all(len(layer.heads) == HEADS for layer in found.layers)
 
 
-def test_an_answer_that_nobody_remembers(answered: Callable[..., LoadedModel]) -> None:
+def test_an_answer_that_is_not_remembered(answered: Callable[..., LoadedModel]) -> None:
     with pytest.raises(UsageError):
         run(ExplainRun(7), lambda update: None, _native.CancelFlag(), answered())
 
@@ -329,7 +329,7 @@ def test_quantized_weights_are_the_same_repacked_or_not(
         for name in ("residual", "attention", "feed_forward"):  # of the prompt: the answers may differ
             rows, others = (getattr(layer, name)[: len(PROMPT)] for layer in (found, expected))
             assert rows == pytest.approx(others, rel=0.05)
-    assert all(sum(row) == pytest.approx(1, abs=1e-3) for picture in one.pictures for row in picture.rows)
+    assert all(sum(row) == pytest.approx(1, abs=1e-3) for example in one.pictures for row in example.rows)
 
 
 def test_an_answer_with_an_adapter_is_explained_with_it(answered: Callable[..., LoadedModel], tmp_path: Path) -> None:
@@ -394,5 +394,5 @@ def test_other_architectures(architecture: str, answered: Callable[..., LoadedMo
     found = looked_at(loaded)
     assert all(layer.residual and layer.attention and layer.feed_forward for layer in found.layers)
     assert all(len(layer.heads) == HEADS for layer in found.layers)
-    assert all(abs(sum(row) - 1) < 1e-3 for picture in found.pictures for row in picture.rows)
+    assert all(abs(sum(row) - 1) < 1e-3 for example in found.pictures for row in example.rows)
     assert found.lens_refused == ""

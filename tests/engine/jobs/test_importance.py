@@ -257,7 +257,7 @@ class Product:
         self.result.src[place] = ctypes.addressof(tensor)
 
     def show(self, operation: int) -> bool:
-        """Whether it is wanted; if so it is shown."""
+        """Offer a tensor to the callback; show it if requested."""
         self.result.op = operation
         return self.activations.watch(self.result, True) and self.activations.watch(self.result, False)
 
@@ -327,7 +327,7 @@ def test_what_llama_cpp_does_not_count_is_not_counted(activations: Activations) 
     assert not activations.sums
 
 
-def test_a_computation_ends_behind_the_last_matrix(activations: Activations) -> None:
+def test_a_computation_ends_after_the_last_matrix(activations: Activations) -> None:
     product = Product(activations, "blk.0.ffn_down.weight")
     product.weights.ne[:] = [4, 4, 1, 1]
     product.give(1, np.ones((1, 1, 16, 4), "f4"))

@@ -1,4 +1,4 @@
-"""What may be chosen for a tensor, what is chosen for all of them, and what that is called."""
+"""Candidate types of a tensor, the choice for all tensors, and its name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WIDTH = 512
 
 
 def header(*tensors: Tensor) -> Header:
-    """Of a file with these tensors, and 500 bytes of metadata."""
+    """Return the header of a file with these tensors and 500 bytes of metadata."""
     return Header(Path("m.gguf"), 500 + sum(tensor.n_bytes for tensor in tensors), 3, {}, tensors, {})
 
 

@@ -35,7 +35,7 @@ TYPES = {
 
 
 def heard(text: str, size: int = 7) -> _Log:
-    """The log, in pieces of so many characters."""
+    """Return the log in pieces of n characters."""
     log = _Log()
     for start in range(0, len(text), size):
         log.add(text[start : start + size])
@@ -47,7 +47,7 @@ def test_a_plan(size: int) -> None:
     log = heard(PLANNED, size)
     assert log.types == TYPES
     assert list(log.types) == list(TYPES)
-    assert log.wanted == {"blk.0.attn_k.weight": "Q4_K"}
+    assert log.requested == {"blk.0.attn_k.weight": "Q4_K"}
     assert log.needs_imatrix
     assert log.error == ""
 

@@ -41,7 +41,7 @@ def test_windows_reach_from_beginning_to_end_and_overlap_by_half_at_least(n_toke
 
 @pytest.mark.parametrize("n_batch", [64, 5])
 @pytest.mark.parametrize("begin", [[], [BEGIN]])
-def test_each_token_is_scored_behind_all_before_it(begin: list[int], n_batch: int) -> None:
+def test_each_token_is_scored_after_all_before_it(begin: list[int], n_batch: int) -> None:
     tokens = tokens_of(TEXT[:40])
     found, _ = scored(tokens, 40 + len(begin), begin, n_batch)
     whole = [*begin, *tokens]

@@ -58,7 +58,7 @@ def entries(ids: list[int], start: int = 0, sequence: int = 0) -> list[Entry]:
 
 
 def read(context: LlamaContext, ids: list[int], start: int = 0, sequence: int = 0) -> Any:
-    """Logits behind tokens that go through the model in batches."""
+    """Logits after tokens that go through the model in batches."""
     for begin in range(0, len(ids), context.n_batch):
         context.decode(entries(ids[begin : begin + context.n_batch], start + begin, sequence))
     return row(context, -1)
@@ -87,7 +87,7 @@ def alone_in(n_ctx: int, model: LlamaModel, ids: list[int]) -> Any:
 
 
 def test_a_cache_does_not_grow_while_a_template_runs(model: LlamaModel) -> None:
-    """What a template may allocate is capped by a limit of the whole process."""
+    """A template's memory limit counts the whole process."""
     with opened(model, 2048, STEP) as context:
         thread = threading.Thread(target=read, args=(context, tokens(1, 2 * STEP)))
         with ALLOCATING:
@@ -204,7 +204,7 @@ def test_keys_that_moved_are_turned_before_the_cache_grows(model: LlamaModel) ->
 
 
 def ubatches(model: LlamaModel, n_sequences: int) -> tuple[list[int], bool]:
-    """How often the weights are read in each step, while sequences end in any order and others begin; and the layout.
+    """Return the number of passes over the weights in each step, with sequences ending and starting, and the layout.
 
     Every sequence has a token a step, and a prompt of some in its first; the ids in use have gaps.
     """

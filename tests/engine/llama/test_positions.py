@@ -1,4 +1,4 @@
-"""Where tokens stand behind pictures that take fewer positions than tokens."""
+"""Positions of tokens after images that take fewer positions than tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FIRST, SECOND = ImageSpan(4, 14, 5), ImageSpan(20, 26, 3)
 
 
 class Part(NamedTuple):
-    """Part of a picture that takes one position."""
+    """Part of an image that takes one position."""
 
     span: ImageSpan
     sequence_id: int = 0
@@ -30,14 +30,14 @@ class Part(NamedTuple):
 
 @pytest.fixture
 def positions() -> Positions:
-    """Of two pictures, the first of which came in two parts."""
+    """Return the positions after two images, the first one in two parts."""
     found = Positions()
     assert [*found.of_image(Part(FIRST))] == [*found.of_image(Part(FIRST))] == [4, 4]
     assert [*found.of_image(Part(SECOND))] == [15, 15]
     return found
 
 
-def test_what_follows_a_picture_moves_up(positions: Positions) -> None:
+def test_what_follows_an_image_moves_up(positions: Positions) -> None:
     wanted = {0: 0, 4: 4, 14: 9, 20: 15, 26: 18, 30: 22}
     assert {index: positions.at(0, index) for index in wanted} == wanted
     assert {positions.n_tokens(0, position): position for position in wanted.values()} == wanted
@@ -47,11 +47,11 @@ def test_what_follows_a_picture_moves_up(positions: Positions) -> None:
     ]
 
 
-def test_a_picture_has_no_cut(positions: Positions) -> None:
+def test_an_image_has_no_cut(positions: Positions) -> None:
     assert positions.at(0, 5) is positions.at(0, 25) is None
 
 
-def test_a_cut_takes_the_pictures_behind_it(positions: Positions) -> None:
+def test_a_cut_takes_the_images_after_it(positions: Positions) -> None:
     positions.cut(0, 20)
     assert positions.at(0, 26) == 21
     positions.cut(0, 4)
@@ -66,7 +66,7 @@ def test_a_copy_goes_its_own_way(positions: Positions) -> None:
     assert not positions.differ(0)
 
 
-def test_pictures_that_are_counted_by_their_tokens_are_not_remembered() -> None:
+def test_images_that_are_counted_by_their_tokens_are_not_remembered() -> None:
     found = Positions()
     found.of_image(Part(ImageSpan(4, 14, 10)))
     entries = [Entry(7, 14, 0, True)]

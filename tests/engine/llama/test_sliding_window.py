@@ -1,4 +1,4 @@
-"""Models whose attention has a sliding window: what is reused of the KV cache gives the logits of a fresh one.
+"""Models with sliding window attention: a reused KV cache gives the logits of a fresh one.
 
 Cells that the window has passed are gone once a sequence's state was saved, or its cells were used again; whoever goes
 on from there without them gets other logits, and nothing says so.
@@ -61,7 +61,7 @@ def engine(model: LlamaModel, states: KVStore | None = None, start: int = N_CTX)
 
 
 def logits(talk: tuple[Engine, Any], prompt: list[int], n_tokens: int = 1, request: int = 1) -> Any:
-    """Of the first token that answers a prompt, or of a later one."""
+    """Return the logits of the first or a later token after a prompt."""
     loop, context = talk
     sampler = SequenceSampler(SamplingParams(temperature=0), context.vocabulary, prompt)
     loop.add(request, prompt, sampler, Limits(n_tokens))
@@ -116,7 +116,7 @@ def test_another_answer_after_a_state_was_read_back(model: LlamaModel, length: i
         assert_as_fresh(model, logits(talk, prompt, request=2), prompt)
 
 
-def test_what_goes_on_behind_a_state_that_was_read_back_is_reused(model: LlamaModel, tmp_path: Path) -> None:
+def test_what_goes_on_after_a_state_that_was_read_back_is_reused(model: LlamaModel, tmp_path: Path) -> None:
     store, prompt = KVStore(tmp_path, "key", 1 << 30), tokens(5, 300)
     with engine(model, store) as talk:
         logits(talk, prompt)
@@ -131,7 +131,7 @@ def test_what_goes_on_behind_a_state_that_was_read_back_is_reused(model: LlamaMo
 
 
 def test_without_the_oldest_turns(model: LlamaModel) -> None:
-    """Dropping positions in the middle leaves what is behind them as it was computed, and all that the window needs."""
+    """Dropping positions in the middle leaves what is after them as it was computed, and all that the window needs."""
     with engine(model) as talk:
         context = talk[1]
         logits(talk, tokens(7, 200))

@@ -54,7 +54,7 @@ def test_control_tokens_are_nothing_unless_they_are_shown(vocabulary: LlamaVocab
 
 
 def file_with(tmp_path: Path, tokens: list[str], **changes: Any) -> Path:
-    """A model with this vocabulary, filled up with words that nobody uses."""
+    """Return a model with this vocabulary, padded with unused words."""
     size = len(RUNNABLE_VOCABULARY)
     words = [*tokens, *(f"<{number}>" for number in range(size - len(tokens)))]
     settings = {"tokenizer.ggml.tokens": words, "tokenizer.ggml.token_type": [1] * size, **changes}

@@ -126,7 +126,7 @@ def joined(parts: Sequence[Part]) -> str:
 
 
 def tokens(parts: Sequence[Part]) -> list[str]:
-    """What a tokenizer makes of the parts: control tokens in guillemets, all else character by character."""
+    """Tokenize the parts: control tokens in guillemets, all other text character by character."""
     found: list[str] = []
     for text, special in parts:
         position = 0
@@ -242,8 +242,8 @@ def test_strftime_now_is_today() -> None:
 
 
 def test_a_date_is_no_book() -> None:
-    """What the C library writes can't be interrupted."""
-    assert fails("{{ strftime_now('%c' * 513) }}").what == "the chat template asks for too long a date"
+    """strftime can't be interrupted."""
+    assert fails("{{ strftime_now('%c' * 513) }}").what == "the chat template uses too long a date format"
 
 
 # ---- control tokens ---------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ def test_parts_join_to_what_the_template_says_without_masking(name: str) -> None
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("text", ["Hi", " 1 < 2 > 0 ", "é\n", "", "im_end", "<think>x</think>", "a|b", "\ud83d"])
 def test_ordinary_text_is_one_part(name: str, text: str) -> None:
-    """So that it is tokenized exactly as llama.cpp does it."""
+    """One part is tokenized exactly as in llama.cpp."""
     assert render(TEMPLATES[name], user(text)) == render(TEMPLATES[name], user(text), NOTHING)
     assert len(render(TEMPLATES[name], user(text))) == 1
 
@@ -335,7 +335,7 @@ def test_private_characters_of_the_user(private: str) -> None:
 
 
 def test_every_private_character_at_once() -> None:
-    """Then nothing is left to hide control texts behind: an error, and no control token of the user's."""
+    """Then no character is left to replace control texts: an error, and no control token of the user's."""
     text = "".join(map(chr, range(0x100000, 0x10FFFE))) + "<s>"
     with pytest.raises(LlmrunError, match="private"):
         render(NAMED["chatml"], user(text))
@@ -506,4 +506,23 @@ def test_control_texts_are_found_as_by_trying_them_all_the_longest_first() -> No
 
 def test_output_has_an_end() -> None:
     source = "{% for i in range(20000) %}{{ messages[0].content }}{% endfor %}"
-    assert fails(source, user("x" * 1000)).what == "the chat template's output has no end"
+    assert fails(source, user("x" * 1000)).what == "the chat template's output is endless"
+
+
+def test_a_signal_at_the_end_of_rendering_does_not_rearm_the_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_timer = signal.setitimer
+
+    def disarm_then_interrupt(which: int, *seconds: float) -> tuple[float, float]:
+        before = set_timer(which, *seconds)
+        if seconds == (0.0, 0.0):
+            signal.raise_signal(signal.SIGALRM)
+        return before
+
+    pytests = signal.setitimer(signal.ITIMER_REAL, 0.0)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(module.signal, "setitimer", disarm_then_interrupt)
+            ChatTemplate("{{ messages[0].content }}", bos="", eos="")
+        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *pytests)

@@ -1,4 +1,4 @@
-"""What people write never becomes a control token, in any of the families of chat templates there are.
+"""Users' text never becomes a control token, in any family of chat templates.
 
 Each family is here as its makers' template without its tools, together with the control tokens of its vocabulary.
 """

@@ -179,7 +179,7 @@ for line in sys.stdin:
 
 @functools.cache
 def outcomes(folder: Path) -> dict[str, dict[str, Any]]:
-    """What became of every template; all in one process, which none of them may end."""
+    """Return the outcome of every template, all in one process, which must survive them."""
     paths = [str(Path(__file__).parents[2]), os.environ["PYTHONPATH"]]
     done = subprocess.run(
         [sys.executable, "-c", WORKER, str(SECONDS)],

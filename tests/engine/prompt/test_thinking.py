@@ -1,4 +1,4 @@
-"""How long a model may think, and where its thoughts begin."""
+"""Reasoning budgets, and detection of the reasoning."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def test_a_template_tells_the_tags(template: str | None, tags: tuple[str, str] |
     assert thinking_tags(template) == tags
 
 
-def test_gpt_oss_may_call_a_tool_behind_its_thoughts() -> None:
+def test_gpt_oss_may_call_a_tool_after_its_reasoning() -> None:
     tags = thinking_tags(HARMONY, calls=True)
     assert tags == ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant")
     assert thinking_tags("[THINK][/THINK]", calls=True) == ("[THINK]", "[/THINK]")
-    assert ThinkingBudget(tags, inside=True, most=3).closing == f"\n<|end|>{HARMONY}\n\n", "then it is to answer"
+    assert ThinkingBudget(tags, inside=True, max_tokens=3).closing == f"\n<|end|>{HARMONY}\n\n", "then it is to answer"
 
 
 @pytest.mark.parametrize(
@@ -72,13 +72,13 @@ def test_no_thought_at_all() -> None:
     assert think("<think>ab</think>yes", 0) == "<think>\n</think>\n\n"
 
 
-def test_only_thoughts_count() -> None:
+def test_only_reasoning_count() -> None:
     assert think("a long answer, no thoughts", 3) == "a long answer, no thoughts"
     assert think("<think>a</think>a long answer", 9) == "<think>a</think>a long answer"
 
 
 def test_what_is_taken_back_was_neither_thought_nor_said() -> None:
-    """A banned phrase begins in the thoughts and ends behind them: the model thinks on, with the tokens it has left."""
+    """A banned phrase begins in the thoughts and ends after them: the model thinks on, with the tokens it has left."""
     script = tokens_of("Hi<think>ab</think>cd")
 
     def model(tokens: Sequence[int]) -> Sequence[float]:
@@ -98,7 +98,7 @@ def test_what_is_taken_back_was_neither_thought_nor_said() -> None:
         (" \n<th", ReasoningStage.BEFORE),
         ("<th e", ReasoningStage.ANSWER),
         ("\n<think>x</thi", ReasoningStage.INSIDE),
-        ("<think></think>\n", ReasoningStage.BEHIND),
+        ("<think></think>\n", ReasoningStage.AFTER),
         ("<think></think>\n<think>", ReasoningStage.INSIDE),
         ("<think></think>\nyes <think>", ReasoningStage.ANSWER),
         ("say <think>", ReasoningStage.ANSWER),

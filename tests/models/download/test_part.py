@@ -41,7 +41,7 @@ def complete(part: DownloadPart) -> None:
     while (wanted := part.claim()) is not None:
         while not wanted.piece.whole:
             write(part, wanted, 50_000)
-        part.give_back(wanted)
+        part.release(wanted)
 
 
 def hash_all(part: DownloadPart) -> None:
@@ -86,7 +86,7 @@ def test_what_is_noted_is_there_at_every_moment(tmp_path: Path) -> None:
             busy = dice.choice(claims)
             write(part, busy, dice.randrange(1, 40_000))
             if busy.piece.whole:
-                part.give_back(busy)
+                part.release(busy)
                 claims.remove(busy)
             step += 1
             copy = tmp_path / f"killed-{step}"
@@ -154,7 +154,7 @@ def test_wrong_bytes_are_deleted(tmp_path: Path) -> None:
 
 def test_missing_bytes_are_not_installed(tmp_path: Path) -> None:
     target = tmp_path / "file"
-    with pytest.raises(WrongBytesError, match="promised"), DownloadPart(target, SIZE, HASH) as part:
+    with pytest.raises(WrongBytesError, match="expected"), DownloadPart(target, SIZE, HASH) as part:
         part.install()
     assert not list(tmp_path.iterdir())
 
@@ -163,7 +163,7 @@ def test_piece_that_was_taken_away(tmp_path: Path) -> None:
     with DownloadPart(tmp_path / "file", SIZE, HASH) as part:
         slow = claim(part)
         write(part, slow, 1000)
-        part.give_back(slow)
+        part.release(slow)
         quick = claim(part)
         assert quick.piece.position == 1000
         with pytest.raises(ClaimLostError):

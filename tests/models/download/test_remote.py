@@ -20,7 +20,7 @@ from llmrun.models.download.remote import read_remote_header
 from llmrun.models.download.transfer import RetryPolicy
 
 QUICK = RetryPolicy(connect_seconds=30, stall_seconds=30, backoff_seconds=0.01)
-IMPATIENT = replace(QUICK, stall_seconds=0.4)  # where only patience ends it
+IMPATIENT = replace(QUICK, stall_seconds=0.4)  # for faults without an end
 NAME = "tiny-Q4_1.gguf"
 WEIGHTS = 40 << 20
 
@@ -36,8 +36,8 @@ def link(hub: StandInHub, name: str = NAME) -> str:
     return f"{hub.url}/{hub.repository}/resolve/main/{quote(name)}"
 
 
-def read(hub: StandInHub, name: str = NAME, patience: RetryPolicy = QUICK, **options: Any) -> Header:
-    return read_remote_header(link(hub, name), patience=patience, **options)
+def read(hub: StandInHub, name: str = NAME, policy: RetryPolicy = QUICK, **options: Any) -> Header:
+    return read_remote_header(link(hub, name), policy=policy, **options)
 
 
 def test_says_the_same_as_the_file(hub: StandInHub, tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_broken_connection_goes_on_where_it_was(hub: StandInHub) -> None:
         ({"content_range": "nonsense"}, NetworkError, "does not understand ranges"),
         ({"content_range": f"bytes 0-{2**21 - 1}/*"}, NetworkError, "how large"),
         ({"chunked": True, "ignore_range": True}, NetworkError, "how large"),
-        ({"content": b""}, NetworkError, "no such bytes"),
+        ({"content": b""}, NetworkError, "the server's file is shorter"),
         ({"content": b"tiny"}, BadModelError, "4 bytes"),
         ({"content": b"<!doctype html>" * 100}, BadModelError, "not a GGUF"),
         ({"content": tiny_model()[:-1]}, BadModelError, "cut off"),
@@ -125,7 +125,7 @@ def test_a_broken_connection_goes_on_where_it_was(hub: StandInHub) -> None:
         ({"stall_after": 1000}, NetworkError, "stopped arriving"),
         ({"silent": 9}, NetworkError, "stopped arriving"),
         ({"cut_after": [10] * 9}, NetworkError, ""),
-        ({"circle": True}, NetworkError, "circles"),
+        ({"circle": True}, NetworkError, "too many redirects"),
         ({"location": "ftp://localhost/x"}, NetworkError, "unsafe"),
         ({"location": "http://[nonsense/x"}, NetworkError, ""),
     ],
@@ -134,14 +134,14 @@ def test_faults(hub: StandInHub, faults: dict[str, Any], kind: type[LlmrunError]
     for name, value in faults.items():
         setattr(hub.faults, name, value)
     with pytest.raises(kind) as caught:
-        read(hub, patience=IMPATIENT if {"stall_after", "silent"} & faults.keys() else QUICK)
+        read(hub, policy=IMPATIENT if {"stall_after", "silent"} & faults.keys() else QUICK)
     assert words in f"{caught.value} {caught.value.why}"
 
 
 def test_bytes_that_trickle_in_are_given_up(hub: StandInHub) -> None:
     hub.faults.stall_after, hub.faults.drip = 10, True
     with pytest.raises(NetworkError, match="stopped arriving"):
-        read(hub, patience=IMPATIENT)
+        read(hub, policy=IMPATIENT)
 
 
 def test_a_file_that_changes_between_two_requests(hub: StandInHub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +160,7 @@ def test_a_file_that_changes_between_two_requests(hub: StandInHub, monkeypatch: 
 
 def test_nobody_listens() -> None:
     with pytest.raises(NetworkError, match="can't reach"):
-        read_remote_header("http://127.0.0.1:9/x.gguf", patience=QUICK)
+        read_remote_header("http://127.0.0.1:9/x.gguf", policy=QUICK)
 
 
 def test_a_client_of_ones_own_stays_open(hub: StandInHub) -> None:

@@ -74,7 +74,7 @@ def installed(tmp_path: Path) -> bytes:
 
 
 def bytes_of(requests: list[Request], size: int) -> int:
-    """How many bytes were asked for."""
+    """Return the number of requested bytes."""
     ranges = [request.headers.get("range", "").removeprefix("bytes=").partition("-") for request in requests]
     return sum((int(last) + 1 if last else size) - int(start or 0) for start, _, last in ranges)
 
@@ -93,7 +93,7 @@ def test_killed_twice(hub: StandInHub, tmp_path: Path, kind: signal.Signals, pie
         wait_until(process, lambda share=share: arrived_bytes(blob, len(content)) >= share * len(content))
         process.send_signal(kind)
         status, stderr = finish(process)
-        assert ("bytes are kept; run the same command to go on" in stderr) == (kind == signal.SIGINT)
+        assert ("bytes are kept; run the same command to resume" in stderr) == (kind == signal.SIGINT)
         assert status == (130 if kind == signal.SIGINT else -kind)
         assert not blob.exists()
         assert bytes_of(hub.transfers()[asked:], len(content)) <= 1.02 * len(content) - kept

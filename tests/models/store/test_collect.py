@@ -28,7 +28,7 @@ def store(tmp_path: Path) -> Store:
 def stray(
     store: Store, name: str, *, days: float = 3, content: bytes = b"123", folder: str = f"{FOLDER}/blobs"
 ) -> Path:
-    """A file that nobody needs, so old."""
+    """Create an unneeded file of this age."""
     path = store.root / folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
@@ -52,7 +52,7 @@ def test_a_clean_cache_has_none(store: Store) -> None:
     (store.root / "version.txt").write_text("1")
     (store.root / "datasets--a--b/blobs").mkdir(parents=True)
     (store.root / "datasets--a--b/blobs/x").write_text("not ours")
-    assert collect(store, young_too=True, now=time.time() + 1e9) == []
+    assert collect(store, include_recent=True, now=time.time() + 1e9) == []
 
 
 def test_parts_of_downloads(store: Store) -> None:
@@ -62,8 +62,8 @@ def test_parts_of_downloads(store: Store) -> None:
     found = going(store)
     assert found[part.name] == "part of a download, 3 days old; `llmrun pull` would resume it"
     assert set(found) == {part.name, f"{SHA}.part.map"}
-    assert one(store, young).keep == "only 2 hours old; --all takes it too"
-    assert set(going(store, young_too=True)) == {part.name, f"{SHA}.part.map", young.name}
+    assert one(store, young).keep == "only 2 hours old; --all includes it"
+    assert set(going(store, include_recent=True)) == {part.name, f"{SHA}.part.map", young.name}
 
 
 def test_a_part_with_holes_counts_what_is_on_the_disk(store: Store) -> None:
@@ -77,8 +77,8 @@ def test_a_part_with_holes_counts_what_is_on_the_disk(store: Store) -> None:
 def test_what_another_program_may_be_writing_stays(store: Store) -> None:
     young = stray(store, f"{SHA}.abcd1234.incomplete", days=0.5)
     old = stray(store, f"{'e' * 64}.abcd1234.incomplete")
-    assert one(store, young, young_too=True).keep == "another program may be writing it"
-    assert "it never resumes one" in going(store)[old.name]
+    assert one(store, young, include_recent=True).keep == "another program may be writing it"
+    assert "huggingface_hub never resumes one" in going(store)[old.name]
 
 
 HOLD = """
@@ -100,7 +100,7 @@ def test_a_running_download_stays(store: Store) -> None:
     ) as held:
         assert held.stdout is not None
         held.stdout.readline()
-        assert one(store, part, young_too=True).keep == "it is being downloaded right now"
+        assert one(store, part, include_recent=True).keep == "it is being downloaded right now"
         assert discard(before) == 0  # it began after we looked
         assert part.exists()
         held.kill()
@@ -124,7 +124,7 @@ def test_names_without_bytes(store: Store) -> None:
     path.resolve().unlink()
     age(path, 2)
     (found,) = collect(store)
-    assert (found.path, found.why) == (path, "its bytes are gone, so the name leads nowhere")
+    assert (found.path, found.why) == (path, "a name whose bytes are missing")
     discard([found])
     assert tree(store.root) == set()
 
@@ -184,7 +184,7 @@ def test_hard_links_are_names_too(store: Store, monkeypatch: pytest.MonkeyPatch)
     with monkeypatch.context() as patch:
         patch.setattr(Path, "symlink_to", refuse)
         put(store, "tiny-Q4_0.gguf")
-    assert collect(store, young_too=True, now=time.time() + 1e9) == []
+    assert collect(store, include_recent=True, now=time.time() + 1e9) == []
 
 
 def test_leftovers_of_installations_and_links(store: Store) -> None:
@@ -208,7 +208,7 @@ def test_locks_of_downloads_that_are_over(store: Store) -> None:
     done = stray(store, f"{SHA}.lock", folder=f".locks/{FOLDER}", content=b"")
     waiting = stray(store, f"{'e' * 64}.lock", folder=f".locks/{FOLDER}", content=b"")
     stray(store, f"{'e' * 64}.part", days=0.1)
-    assert going(store) == {done.name: "the lock of a download that is over"}
+    assert going(store) == {done.name: "the lock of a finished download"}
     discard(collect(store))
     assert not done.exists()
     assert waiting.exists()

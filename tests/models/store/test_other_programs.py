@@ -148,7 +148,7 @@ def test_a_pipe_in_place_of_a_file_does_not_hang(home: Path) -> None:
 
 
 def test_a_setting_that_points_at_a_whole_disk(studio: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(other_programs, "_MOST_ENTRIES", 10)
+    monkeypatch.setattr(other_programs, "_MAX_ENTRIES", 10)
     for number in range(30):
         put_lm_studio(studio, f"pub/{number:02}", "m-Q4_0.gguf")
     assert len(names()) < 10

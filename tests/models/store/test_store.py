@@ -10,7 +10,7 @@ import pytest
 from support.model_disk import NEW, OLD, REPOSITORY, lonely_home, put, put_lm_studio, put_ollama, settings
 
 from llmrun.models.registry import ModelSpec, load_catalogue
-from llmrun.models.store.store import Store, everything
+from llmrun.models.store.store import Store, all_models
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_everything_by_its_shortest_name(store: Store, home: Path) -> None:
     put(store, "tiny-Q4_0.gguf")
     put_lm_studio(home / ".lmstudio/models", "pub/repo", "x-Q4_0.gguf")
     put_ollama(home / ".ollama/models", "library/llama3.2:1b")
-    names = [model.name for model in everything(settings(store.root))]
+    names = [model.name for model in all_models(settings(store.root))]
     assert names == [
         "lmstudio/pub/repo:Q4_0",
         "maker/tiny-GGUF:Q4_0",

@@ -15,6 +15,7 @@ from llmrun.protocol.jobs.evaluate import Divergence, EvaluateResult, Figure
 from llmrun.quantize.evaluate import EvaluatedText
 from llmrun.quantize.report import local_measurements
 from llmrun.quantize.report.local_measurements import LocalMeasurements, chunks_for
+from llmrun.quantize.source import model_stem
 
 MODEL = BenchModel("llama 1M F32", 1000, 500, 1, 128, "abc1234", "0.1", "CPU", "Testium", "")
 
@@ -101,7 +102,7 @@ def test_nothing_evaluated_is_an_error(source: Path, monkeypatch: pytest.MonkeyP
     ],
 )
 def test_files_are_called_after_the_model(source: Path, name: str, stem: str) -> None:
-    assert local_measurements._stem(source.with_name(name)) == stem
+    assert model_stem(source.with_name(name)) == stem
     assert LocalMeasurements(source, name="other").original().name == "other"
 
 

@@ -1,7 +1,4 @@
-"""Student's t distribution and the intervals made of it: how far off the mean of a few samples can be.
-
-Both processes use it.
-"""
+"""Quantiles, and confidence intervals of means by Student's t distribution."""
 
 from __future__ import annotations
 
@@ -11,9 +8,17 @@ from collections.abc import Sequence
 from statistics import stdev
 
 
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """Return a quantile of sorted values, interpolated between neighbours as NumPy does; `share` is from 0 to 1."""
+    position = share * (len(ordered) - 1)
+    index = int(position)
+    below, above = float(ordered[index]), float(ordered[min(index + 1, len(ordered) - 1)])
+    return below + (above - below) * (position - index)
+
+
 @functools.cache
 def student(freedom: float, confidence: float = 0.95) -> float:
-    """Student's t that |t| stays below with this confidence; 12.71 for one degree of freedom and 95 %."""
+    """Return the bound of |t| with this confidence; 12.71 for one degree of freedom and 95 %."""
     low, high = 0.0, 1.0
     while _within(high, freedom) < confidence:
         high *= 2
@@ -24,15 +29,15 @@ def student(freedom: float, confidence: float = 0.95) -> float:
 
 
 def half_width(samples: Sequence[float], confidence: float = 0.95) -> float:
-    """Return half of the interval of the mean of independent samples, of which there are at least two."""
+    """Return half of the confidence interval of the mean of two or more independent samples."""
     return student(len(samples) - 1, confidence) * stdev(samples) / math.sqrt(len(samples))
 
 
 def positive_interval(mean: float, half: float) -> tuple[float, float]:
-    """Return the interval of a mean that can't be negative, as a rate or a divergence: mean * exp(± half / mean).
+    """Return the interval of a non-negative mean, such as a rate or a divergence: mean * exp(± half / mean).
 
-    It is symmetric on the scale of logarithms (the delta method), so that both ends are positive; where half is a small
-    share of the mean, it is mean ± half.
+    It is symmetric on a logarithmic scale (the delta method), so both ends are positive. If half is small, it is about
+    mean ± half.
     """
     if not half:
         return mean, mean
@@ -40,7 +45,7 @@ def positive_interval(mean: float, half: float) -> tuple[float, float]:
 
 
 def _within(t: float, freedom: float) -> float:
-    """Probability of |T| < t: with T = sqrt(freedom) tan(angle), the integral of cos(angle)^(freedom - 1)."""
+    """Return P(|T| < t): with T = sqrt(freedom) tan(angle), the integral of cos(angle)^(freedom - 1)."""
     steps, end = 200, math.atan(t / math.sqrt(freedom))
     heights = [math.pow(math.cos(end * step / steps), freedom - 1) for step in range(steps + 1)]
     area = end / steps / 3 * (heights[0] + 4 * sum(heights[1:-1:2]) + 2 * sum(heights[2:-1:2]) + heights[-1])  # Simpson
