@@ -253,7 +253,7 @@ class _Bench:
             sampling=SamplingParams(temperature=prompt.temperature, seed=_SEED),
             limits=Limits(max_tokens=tokens),
             thinking=False,
-            speculation=model.drafting.wanted(most),
+            speculation=model.drafting.speculation(most),
         )
         events = list(model.answer(request))
         *_, finished = events

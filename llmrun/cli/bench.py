@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -9,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmrun.bench.parameters import KV_TYPES
 from llmrun.cli.bench_history import OutputOptions, deliver, kind_of_file, look_back, output_options, save
 from llmrun.cli.bench_load import LoadTestOptions, load_test_options
 from llmrun.cli.bench_options import BenchArguments, Lists, MeasurementOptions
-from llmrun.cli.completion import BENCH_ACTIONS, complete_bench, complete_words
-from llmrun.cli.options import LoraOption, YesOption, adapters_of, with_options
+from llmrun.cli.completion import BENCH_ACTIONS, complete_bench
+from llmrun.cli.options import LoraOption, YesOption, adapters_of, engine_option, with_options
 from llmrun.cli.rpc import RpcOption, workers_of
 from llmrun.config import load_settings
 from llmrun.errors import OutOfMemoryError, UsageError
+from llmrun.protocol.settings import DEFAULTS, FLASH_ATTENTION, SETTINGS, shown
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
@@ -30,6 +31,11 @@ if TYPE_CHECKING:
     from llmrun.protocol.loading import Load
 
 _TESTS, _LOADING = "Tests", "Loading"
+_DEFAULTS = {"threads": "one per physical core", "n_batch": "2048"}  # other than the engine's
+_METAVARS = {
+    "n_batch": "TOKENS", "n_ubatch": "TOKENS", "kv_type_k": "TYPE", "kv_type_v": "TYPE", "repack": "on|off",
+    "flash_attention": "|".join(FLASH_ATTENTION), "cpu_experts": "LAYERS",
+}  # fmt: skip
 
 
 def _tests(short: str, long: str, metavar: str, text: str) -> typer.models.OptionInfo:
@@ -37,12 +43,15 @@ def _tests(short: str, long: str, metavar: str, text: str) -> typer.models.Optio
     return option
 
 
-def _loading(short: str, long: str, metavar: str, text: str, *words: str) -> typer.models.OptionInfo:
-    completion = complete_words(*words) if words else None
-    option: typer.models.OptionInfo = typer.Option(
-        short, long, metavar=metavar, help=text, rich_help_panel=_LOADING, autocompletion=completion
-    )
-    return option
+def _loading_options() -> list[inspect.Parameter]:
+    """Return a parameter for each engine setting that has an option, with llmrun bench's defaults."""
+    found = []
+    for name in (name for name, setting in SETTINGS.items() if setting.option):
+        default = _DEFAULTS.get(name, shown(getattr(DEFAULTS, name)))
+        option = engine_option(name, default, metavar=_METAVARS.get(name, "NUMBER"), panel=_LOADING)
+        kind = inspect.Parameter.KEYWORD_ONLY
+        found.append(inspect.Parameter(name, kind, default=None, annotation=Annotated[Lists, option]))
+    return found
 
 
 def bench_arguments(
@@ -53,42 +62,22 @@ def bench_arguments(
         Lists,
         _tests("--chat", "--chats", "P,N", "As -pg, with sampling and text. Default: 128,64 without -p, -n, -pg."),
     ] = None,
-    depths: Annotated[
-        Lists, _tests("-d", "--n-depth", "TOKENS", "Tokens in the context before the test. Default: 0.")
-    ] = None,
-    threads: Annotated[
-        Lists, _loading("-t", "--threads", "NUMBER", "CPU threads. Default: one per physical core.")
-    ] = None,
-    batches: Annotated[Lists, _loading("-b", "--batch-size", "TOKENS", "Logical batch size. Default: 2048.")] = None,
-    ubatches: Annotated[Lists, _loading("-ub", "--ubatch-size", "TOKENS", "Physical batch size. Default: 512.")] = None,
-    flash_attention: Annotated[
-        Lists,
-        _loading("-fa", "--flash-attention", "auto|on|off", "Use flash attention. Default: auto.", "auto", "on", "off"),
-    ] = None,
-    types_k: Annotated[
-        Lists, _loading("-ctk", "--cache-type-k", "TYPE", "Type of the keys in the KV cache. Default: f16.", *KV_TYPES)
-    ] = None,
-    types_v: Annotated[
-        Lists, _loading("-ctv", "--cache-type-v", "TYPE", "Type of the values. Default: f16.", *KV_TYPES)
-    ] = None,
-    repack: Annotated[Lists, _loading("-rpk", "--repack", "1|0", "Repack weights for this CPU. Default: 1.")] = None,
-    gpu_layers: Annotated[
-        Lists, _loading("-ngl", "--gpu-layers", "NUMBER", "Layers to put on the GPU. Default: -1, all.")
-    ] = None,
-    n_cpu_moe: Annotated[
-        Lists,
-        _loading("-ncmoe", "--n-cpu-moe", "LAYERS", "Number of layers whose experts stay on the CPU. Default: 0."),
-    ] = None,
+    depths: Annotated[Lists, _tests("-d", "--n-depth", "TOKENS", "In the context before. Default: 0.")] = None,
     lora: LoraOption = None,
     rpc: RpcOption = None,
+    **settings: Lists,
 ) -> BenchArguments:
     """The options that take lists. Each may be repeated, and takes "128,512", "128-1024+128" and "128-1024*2"."""
-    if rpc is not None and gpu_layers is not None:
+    if rpc is not None and settings["gpu_layers"] is not None:
         raise UsageError("--rpc and -ngl exclude each other", why="layers are divided by the memory of each machine")
-    return BenchArguments(
-        prompts, answers, pairs, chats, depths, batches, ubatches, threads,
-        flash_attention, types_k, types_v, repack, gpu_layers, n_cpu_moe, adapters_of(lora), workers_of(rpc),
-    )  # fmt: skip
+    given = {name: texts for name, texts in settings.items() if texts is not None}
+    return BenchArguments(prompts, answers, pairs, chats, depths, given, adapters_of(lora), workers_of(rpc))
+
+
+_signature = inspect.signature(bench_arguments, eval_str=True)
+_own = list(_signature.parameters.values())[:-1]
+# What Typer reads: an option for each setting, where `settings` collects them.
+vars(bench_arguments)["__signature__"] = _signature.replace(parameters=[*_own, *_loading_options()])
 
 
 def measurement_options(
@@ -204,7 +193,7 @@ def _opened(
             _check_adapters(lists.adapters, header)
             stack.enter_context(using(path))
             label = "+".join((Path(name).stem if each.spec.path else name, *(one.name for one in lists.adapters)))
-            usual = None if lists.says_how_to_load else _usual(each.spec, path, lists)
+            usual = None if lists.settings else _usual(each.spec, path, lists)
             spread = _spread(output, each.spec, path, lists.workers) if lists.workers else None
             models.append(BenchedModel(label, path.absolute(), header, usual, lists.adapters, spread))
         yield tuple(models)
@@ -300,27 +289,21 @@ def wanted(lists: BenchArguments, threads: int, *, with_chat: bool = True) -> Be
     """
     from llmrun.bench import parameters as known
 
-    def numbers(texts: Lists, option: str, default: tuple[int, ...], least: int = 1) -> tuple[int, ...]:
-        return default if texts is None else known.numbers(texts, option, least=least)
+    def numbers(texts: Lists, option: str, default: tuple[int, ...]) -> tuple[int, ...]:
+        return default if texts is None else known.numbers(texts, option)
 
-    kv_types = {kind: kind for kind in known.KV_TYPES}
     silent = with_chat and lists.prompts is None and lists.answers is None and lists.pairs is None
     chats = [",".join(map(str, known.DEFAULT_CHAT))] if silent and lists.chats is None else lists.chats or []
     return known.BenchGrid(
-        threads=numbers(lists.threads, "-t", (threads,)),
-        prompts=numbers(lists.prompts, "-p", (known.DEFAULT_PROMPT,), 0),
-        answers=numbers(lists.answers, "-n", (known.DEFAULT_ANSWER,), 0),
+        settings={
+            "threads": (threads,),
+            **{name: known.setting_values(name, texts) for name, texts in lists.settings.items()},
+        },
+        prompts=numbers(lists.prompts, "-p", (known.DEFAULT_PROMPT,)),
+        answers=numbers(lists.answers, "-n", (known.DEFAULT_ANSWER,)),
         pairs=known.pairs(lists.pairs or (), "-pg"),
         chats=known.pairs(chats, "--chat"),
-        depths=numbers(lists.depths, "-d", (0,), 0),
-        batches=numbers(lists.batches, "-b", (2048,)),
-        ubatches=numbers(lists.ubatches, "-ub", (512,)),
-        flash_attention=known.words(lists.flash_attention or ["auto"], "-fa", known.FLASH_ATTENTION),
-        types_k=known.words(lists.types_k or ["f16"], "-ctk", kv_types),
-        types_v=known.words(lists.types_v or ["f16"], "-ctv", kv_types),
-        repack=known.words(lists.repack or ["1"], "--repack", known.SWITCH),
-        gpu_layers=numbers(lists.gpu_layers, "-ngl", (-1,), -1),
-        n_cpu_moe=numbers(lists.n_cpu_moe, "-ncmoe", (0,), 0),
+        depths=numbers(lists.depths, "-d", (0,)),
     )
 
 

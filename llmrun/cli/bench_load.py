@@ -14,6 +14,7 @@ from llmrun.cli.options import DraftOption
 from llmrun.cli.remote import AtOption, KeyFileOption, remote_server, served_model
 from llmrun.config import load_settings
 from llmrun.errors import UsageError, require_within
+from llmrun.protocol.settings import SETTINGS
 
 if TYPE_CHECKING:
     from llmrun.bench.load import LoadOutcome, LoadRequest
@@ -26,11 +27,7 @@ _DEFAULT_TOKENS = 64
 _MOST_FAR_CLIENTS = 1024
 _PANEL = "Load test"
 # Lists of other tests and other ways to load: the model is loaded as `llmrun serve` does.
-_FOREIGN = {
-    "prompts": "-p", "answers": "-n", "pairs": "-pg", "chats": "--chat", "depths": "-d", "batches": "-b",
-    "ubatches": "-ub", "flash_attention": "-fa", "types_k": "-ctk", "types_v": "-ctv", "repack": "-rpk",
-    "gpu_layers": "-ngl", "n_cpu_moe": "-ncmoe",
-}  # fmt: skip
+_FOREIGN = {"prompts": "-p", "answers": "-n", "pairs": "-pg", "chats": "--chat", "depths": "-d"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +161,7 @@ def _measure_remote(
     from llmrun.ui.views.bench import BenchView
 
     for flag, came in (
-        ("-t", lists.threads is not None), ("--lora", bool(lists.adapters)), ("--rpc", bool(lists.workers))
+        ("-t", "threads" in lists.settings), ("--lora", bool(lists.adapters)), ("--rpc", bool(lists.workers))
     ):  # fmt: skip
         if came:
             raise UsageError(f"--at and {flag} exclude each other", why="the server has loaded its model already")
@@ -222,7 +219,7 @@ def number_of_threads(flag: str, lists: BenchArguments) -> int | None:
     """
     from llmrun.bench.parameters import numbers
 
-    threads = numbers(lists.threads or (), "-t", least=1)
+    threads = numbers(lists.settings.get("threads", ()), "-t", least=1)
     if len(threads) > 1:
         raise UsageError(f"{flag} takes one number of threads", hint=f"-t {threads[0]}")
     return threads[0] if threads else None
@@ -245,7 +242,9 @@ def refuse_others(
     target = after.file or after.copy
     is_page = has_page and (after.kind if target is None else target.suffix.lower().removeprefix(".")) == "html"
     is_plain = target is None and after.kind in {"table", "json"}
-    foreign = {flag: getattr(lists, name) is not None for name, flag in _FOREIGN.items()} | {
+    foreign = {flag: getattr(lists, name) is not None for name, flag in _FOREIGN.items()}
+    foreign |= {SETTINGS[name].short: True for name in lists.settings if name != "threads"}
+    foreign |= {
         "--interleave": how.interleave is True,
         "--no-interleave": how.interleave is False,
         "--delay": how.delay > 0,

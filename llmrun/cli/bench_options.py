@@ -20,22 +20,9 @@ class BenchArguments:
     pairs: Lists
     chats: Lists
     depths: Lists
-    batches: Lists
-    ubatches: Lists
-    threads: Lists
-    flash_attention: Lists
-    types_k: Lists
-    types_v: Lists
-    repack: Lists
-    gpu_layers: Lists
-    n_cpu_moe: Lists
+    settings: dict[str, list[str]]  # field of EngineSettings -> its list; without missing options
     adapters: tuple[Adapter, ...]
     workers: tuple[str, ...]
-
-    @property
-    def says_how_to_load(self) -> bool:
-        lists = (self.batches, self.ubatches, self.threads, self.flash_attention, self.types_k, self.types_v)
-        return any(each is not None for each in (*lists, self.repack, self.gpu_layers, self.n_cpu_moe))
 
 
 @dataclass(frozen=True, slots=True)

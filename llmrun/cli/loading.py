@@ -111,7 +111,7 @@ def open_model(
         output.note(model.plan.summary)
     for note in model.plan.notes:
         output.note(note)
-    if draft is not None and model.drafting.wanted() is None:
+    if draft is not None and model.drafting.speculation() is None:
         output.note(f"{draft.name} drafts nothing: {model.drafting.words} (llmrun help speculation)")
     engine = model.new_engine() if another or model.needs_own_engine else client.prestarted()
     with using(path), using(draft.path) if draft is not None else nullcontext():

@@ -18,9 +18,10 @@ import typer
 from llmrun.cli.completion import complete_model, complete_words
 from llmrun.cli.rpc import RpcOption, workers_of
 from llmrun.errors import UsageError, require_within
-from llmrun.planning.plan import FLASH_ATTENTION, LoadPreferences
+from llmrun.planning.plan import LoadPreferences
 from llmrun.planning.speculation import AUTO, OFF, read_speculate
 from llmrun.protocol.params import MOST_TOKENS, Limits, check_limits
+from llmrun.protocol.settings import DEFAULTS, FLASH_ATTENTION, SETTINGS
 
 if TYPE_CHECKING:
     from llmrun.chat.attachments import Attachments
@@ -65,56 +66,33 @@ CtxOption = Annotated[
         rich_help_panel="Engine",
     ),
 ]
-ThreadsOption = Annotated[
-    int | None,
-    typer.Option("--threads", "-t", help="CPU threads. Default: one per physical core.", rich_help_panel="Engine"),
-]
-GpuLayersOption = Annotated[
-    int | None,
-    typer.Option("--gpu-layers", "-ngl", help="Layers to put on the GPU. Default: -1, all.", rich_help_panel="Engine"),
-]
-CpuExpertsOption = Annotated[
-    int | None,
-    typer.Option(
-        "--n-cpu-moe",
-        metavar="LAYERS",
-        help="Number of layers whose experts stay on the CPU. Default: as many as do not fit on the GPU.",
-        rich_help_panel="Engine",
-    ),
-]
-_complete_cache_type = complete_words("f16", "q8_0")
-CacheTypeKOption = Annotated[
-    str,
-    typer.Option(
-        "--cache-type-k",
-        "-ctk",
-        metavar="f16|q8_0",
-        help="Type of the keys in the KV cache.",
-        autocompletion=_complete_cache_type,
-        rich_help_panel="Engine",
-    ),
-]
-CacheTypeVOption = Annotated[
-    str,
-    typer.Option(
-        "--cache-type-v",
-        "-ctv",
-        metavar="f16|q8_0",
-        help="Type of the values in the KV cache.",
-        autocompletion=_complete_cache_type,
-        rich_help_panel="Engine",
-    ),
-]
+
+
+def engine_option(name: str, default: str = "", *, metavar: str | None = None, panel: str = "Engine") -> Any:
+    """Return the option of an engine setting.
+
+    Args:
+        default: its value without the option, for the help.
+    """
+    setting = SETTINGS[name]
+    words = metavar.split("|") if metavar and "|" in metavar else setting.choices
+    return typer.Option(
+        setting.option,
+        setting.short,
+        metavar=metavar,
+        help=f"{setting.help} Default: {default}." if default else setting.help,
+        autocompletion=complete_words(*words) if words else None,
+        rich_help_panel=panel,
+    )
+
+
+ThreadsOption = Annotated[int | None, engine_option("threads", "one per physical core")]
+GpuLayersOption = Annotated[int | None, engine_option("gpu_layers", "as many as fit")]
+CpuExpertsOption = Annotated[int | None, engine_option("cpu_experts", "as many as do not fit there", metavar="LAYERS")]
+CacheTypeKOption = Annotated[str, engine_option("kv_type_k", metavar="f16|q8_0")]
+CacheTypeVOption = Annotated[str, engine_option("kv_type_v", metavar="f16|q8_0")]
 FlashAttentionOption = Annotated[
-    str,
-    typer.Option(
-        "--flash-attention",
-        "-fa",
-        metavar="auto|on|off",
-        autocompletion=complete_words(*FLASH_ATTENTION),
-        help="Use flash attention; auto uses it where it is faster.",
-        rich_help_panel="Engine",
-    ),
+    str, engine_option("flash_attention", "where it is faster", metavar="|".join(FLASH_ATTENTION))
 ]
 SpeculateOption = Annotated[
     str | None,
@@ -239,12 +217,12 @@ def _parameters(group: Callable[..., Any]) -> list[inspect.Parameter]:
 def load_preferences(
     threads: ThreadsOption = None,
     gpu_layers: GpuLayersOption = None,
-    cache_type_k: CacheTypeKOption = "f16",
-    cache_type_v: CacheTypeVOption = "f16",
-    flash_attention: FlashAttentionOption = "auto",
+    kv_type_k: CacheTypeKOption = DEFAULTS.kv_type_k,
+    kv_type_v: CacheTypeVOption = DEFAULTS.kv_type_v,
+    flash_attention: FlashAttentionOption = DEFAULTS.flash_attention,
 ) -> LoadPreferences:
-    """Collect the options of a command that loads models with a context window of its own."""
-    return LoadPreferences(None, threads, gpu_layers, cache_type_k, cache_type_v, flash_attention)
+    """The options of a command that loads models with a context of its own choice."""
+    return LoadPreferences(None, threads, gpu_layers, kv_type_k, kv_type_v, flash_attention)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,9 +248,9 @@ def loading(
     threads: ThreadsOption = None,
     gpu_layers: GpuLayersOption = None,
     cpu_experts: CpuExpertsOption = None,
-    cache_type_k: CacheTypeKOption = "f16",
-    cache_type_v: CacheTypeVOption = "f16",
-    flash_attention: FlashAttentionOption = "auto",
+    kv_type_k: CacheTypeKOption = DEFAULTS.kv_type_k,
+    kv_type_v: CacheTypeVOption = DEFAULTS.kv_type_v,
+    flash_attention: FlashAttentionOption = DEFAULTS.flash_attention,
     speculate: SpeculateOption = None,
     draft: DraftOption = None,
     mmproj: MmprojOption = None,
@@ -281,8 +259,8 @@ def loading(
     verbose: VerboseOption = False,
     yes: YesOption = False,
 ) -> LoadingOptions:
-    """Collect the options of a command that loads a model."""
-    preferences = load_preferences(threads, gpu_layers, cache_type_k, cache_type_v, flash_attention)
+    """The options of a command that loads a model."""
+    preferences = load_preferences(threads, gpu_layers, kv_type_k, kv_type_v, flash_attention)
     most = None if speculate is None else read_speculate(speculate)
     if most == OFF and draft is not None:
         raise UsageError("--draft and --speculate off exclude each other", hint="give one of them")

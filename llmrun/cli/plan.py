@@ -27,8 +27,8 @@ def plan(
     ctx: Annotated[
         str, typer.Option("--ctx", "-c", metavar="TOKENS,...", help="Context windows to compare, e.g. 4096,32k.")
     ] = "",
-    cache_type_k: CacheTypeKOption = "f16",
-    cache_type_v: CacheTypeVOption = "f16",
+    kv_type_k: CacheTypeKOption = "f16",
+    kv_type_v: CacheTypeVOption = "f16",
     draft: DraftOption = None,
     rpc: RpcOption = None,
     every: Annotated[
@@ -49,7 +49,7 @@ def plan(
 
     output = Output(json=json)
     wished, workers = parse_contexts(ctx), workers_of(rpc)
-    kv = LoadPreferences(cache_type_k=cache_type_k, cache_type_v=cache_type_v).kv_type
+    kv = LoadPreferences(kv_type_k=kv_type_k, kv_type_v=kv_type_v).kv_type
     settings = load_settings()
     spec, candidates = _candidates(output, model, settings, every=every)
     beside = _draft(draft, candidates[0].header, settings) if draft is not None else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +15,8 @@ from llmrun.cli.replacing import check_output_file
 from llmrun.errors import UsageError, require_within
 from llmrun.planning.plan import CONTEXT_BOUNDS, LoadPreferences
 from llmrun.quantize.size import SizeGoal, read_size
+from llmrun.quantize.types import TensorTypes
+from llmrun.quantize.types import tensor_type as read_tensor_type
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
@@ -26,28 +28,6 @@ _MIX, _IMPORTANCE, _SEVERAL = "Mixed types", "Importance matrix", "Several types
 USUAL_TYPES = "Q8_0,Q5_K_M,Q4_K_M,IQ4_NL,Q4_0"
 
 
-@dataclass(frozen=True, slots=True)
-class TensorOptions:
-    """Types of single tensors and of all; fields as in quantize.job.QuantizeRequest."""
-
-    overrides: tuple[tuple[str, str], ...]
-    output_type: str
-    embedding_type: str
-    pure: bool
-    keeps_output: bool
-
-    @property
-    def flags(self) -> list[str]:
-        given = {
-            "--tensor-type": self.overrides,
-            "--output-type": self.output_type,
-            "--embedding-type": self.embedding_type,
-            "--pure": self.pure,
-            "--keep-output": self.keeps_output,
-        }
-        return [flag for flag, value in given.items() if value]
-
-
 def tensors(
     tensor_type: Annotated[
         list[str] | None,
@@ -55,32 +35,28 @@ def tensors(
     ] = None,
     output_type: Annotated[str, typer.Option(metavar="TYPE", help="Type of the output matrix.")] = "",
     embedding_type: Annotated[str, typer.Option(metavar="TYPE", help="Type of the token embedding.")] = "",
-    pure: Annotated[bool, typer.Option("--pure", help="Use one type for every matrix, instead of a mix.")] = False,
-    keep_output: Annotated[bool, typer.Option("--keep-output", help="Keep the output matrix as it is.")] = False,
-) -> TensorOptions:
-    """Collect the options of single tensors.
+    pure: Annotated[bool, typer.Option("--pure", help="Use the same type for every matrix.")] = False,
+    keep_output: Annotated[bool, typer.Option("--keep-output", help="Leave the output matrix as it is.")] = False,
+) -> TensorTypes:
+    """Options of single tensors.
 
     Raises:
         UsageError: one is invalid.
     """
-    from llmrun.quantize.types import tensor_type as read
-
-    return TensorOptions(
-        tuple(_override(text) for text in tensor_type or ()),
-        read(output_type, "--output-type ") if output_type else "",
-        read(embedding_type, "--embedding-type ") if embedding_type else "",
-        pure,
-        keep_output,
+    return TensorTypes(
+        overrides=tuple(_override(text) for text in tensor_type or ()),
+        output_type=read_tensor_type(output_type, "--output-type ") if output_type else "",
+        embedding_type=read_tensor_type(embedding_type, "--embedding-type ") if embedding_type else "",
+        pure=pure,
+        keeps_output=keep_output,
     )
 
 
 def _override(text: str) -> tuple[str, str]:
-    from llmrun.quantize.types import tensor_type as read
-
     pattern, equals, kind = text.rpartition("=")
     if not equals or not pattern:
         raise UsageError(f"invalid --tensor-type {text}", hint="--tensor-type 'ffn_down=Q6_K'")
-    return pattern, read(kind, f"--tensor-type {pattern}=")
+    return pattern, read_tensor_type(kind, f"--tensor-type {pattern}=")
 
 
 def goal(
@@ -237,7 +213,7 @@ DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only print the si
 @with_options(tensors=tensors, goal=goal, importance=importance, several=several)
 def quantize(
     source: SourceArgument,
-    tensors: TensorOptions,
+    tensors: TensorTypes,
     goal: SizeGoal,
     importance: ImportanceOptions,
     several: MultipleTypes | None,
@@ -257,7 +233,7 @@ def quantize(
 
     output = Output(json=json)
     wish = QuantizeOptions(
-        goal=goal, **asdict(tensors), imatrix=importance.source, calibration=importance.text, threads=threads
+        goal=goal, **tensors.tensor_types(), imatrix=importance.source, calibration=importance.text, threads=threads
     )
     wish = read_options(type_, wish)
     if dry_run and wish.imatrix == AUTO:

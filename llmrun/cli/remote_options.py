@@ -8,6 +8,8 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from llmrun.errors import ModelNotFoundError, UsageError
+from llmrun.planning.plan import LOAD_OPTIONS, LoadPreferences
+from llmrun.protocol.settings import SETTINGS
 
 if TYPE_CHECKING:
     from llmrun.cli.options import LoadingOptions
@@ -34,15 +36,10 @@ def refuse_with_remote(loading: LoadingOptions, others: Mapping[str, bool] = {})
     """
     if loading.server is None:
         return
-    preferences = loading.preferences
+    preferences, unset = loading.preferences, LoadPreferences()
     loads = {
         "--ctx": preferences.n_ctx is not None,
-        "--threads": preferences.threads is not None,
-        "--gpu-layers": preferences.gpu_layers is not None,
-        "--n-cpu-moe": preferences.cpu_experts is not None,
-        "--cache-type-k": preferences.cache_type_k != "f16",
-        "--cache-type-v": preferences.cache_type_v != "f16",
-        "--flash-attention": preferences.flash_attention != "auto",
+        **{SETTINGS[name].option: getattr(preferences, name) != getattr(unset, name) for name in LOAD_OPTIONS},
         "--exact": preferences.exact,
         "--speculate": loading.speculate is not None,
         "--draft": loading.draft is not None,

@@ -60,7 +60,7 @@ def replay(
         with cancelling(loaded):
             asked = record.again()
             if loading.speculate is not None:
-                asked = replace(asked, speculation=loaded.drafting.wanted())
+                asked = replace(asked, speculation=loaded.drafting.speculation())
             events = collecting(loaded.answer(asked), deltas)
             finished = show(output, events, loaded, DisplayOptions(markdown=False, end_line=True))
     if finished.reason == "cancelled":

@@ -13,7 +13,7 @@ import typer
 from llmrun.cli.options import ThreadsOption
 from llmrun.config import load_settings
 from llmrun.errors import EngineCrashedError, NetworkError, UsageError, require_within
-from llmrun.planning.plan import THREAD_BOUNDS
+from llmrun.protocol.settings import check_setting
 from llmrun.protocol.sizes import readable_size
 from llmrun.runner.workers import PORT, VERSION, ask, engine_environment
 from llmrun.server.sockets import bind
@@ -52,7 +52,7 @@ def worker(
     from llmrun.runner.launch import launch
 
     require_within("--port", port, (1, 65_535))
-    require_within("--threads", threads, THREAD_BOUNDS)
+    check_setting("threads", threads)
     address = _address(host, anyone=anyone)
     bind(str(address), port, "llmrun worker").close()
     folder = load_settings().states_dir.with_name("rpc")

@@ -1,7 +1,7 @@
-"""JSON schemas: what is wrong with one, where, and the form of it that llguidance follows.
+"""The checks of a JSON schema: errors with line and column.
 
-Owns the checks and the narrowing; must not know how a schema is followed. What an answer has to be can be said in more
-ways than a machine can enforce while it writes: those are refused by name, never ignored.
+Must not know how a schema is enforced. Keywords that can't be enforced while an answer is written are refused by name,
+never ignored.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from llmrun.grammar.disjoint import check_one_of
 from llmrun.grammar.jsontext import read_json
 from llmrun.grammar.place import SCHEMA, broken, check_text
 from llmrun.grammar.reach import check_circles, check_ends
-from llmrun.grammar.schema_tree import Schema
+from llmrun.grammar.schema_parts import Schema
 from llmrun.grammar.values import IN_PLACE, TYPES, kind_of, types_allowed, types_of_value
 
 MAX_COUNT = 10_000
 _MAX_INTEGER = 2**63
-_MAX_BOUND = 10**15  # beyond it a float has no digits left behind its point
+_MAX_BOUND = 10**15  # beyond it a float has no digits after its point
 _MAX_STEPS = 10_000
 
 FORMATS = ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid")
@@ -56,10 +56,10 @@ _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multip
 
 
 def parse(text: str) -> Schema:
-    """A schema that some answer can meet.
+    """Parse a schema, and check that an answer can meet it.
 
     Raises:
-        BadGrammarError: it is broken, can't be met, or can't be enforced.
+        BadGrammarError: the schema is broken, can't be met, or can't be enforced.
     """
     check_text(SCHEMA, text)
     root, places = read_json(text)
@@ -76,9 +76,6 @@ def parse(text: str) -> Schema:
     check_ends(schema)
     check_one_of(schema)
     return schema
-
-
-# ---- one schema by itself
 
 
 def _check(schema: Schema, part: dict[str, Any]) -> None:
@@ -134,7 +131,7 @@ def _check_const(schema: Schema, part: dict[str, Any], key: str) -> None:
 
 
 def _check_numbers(schema: Schema, container: Any, key: str | int, value: Any) -> None:
-    """A value that has to be written as it is can't have more digits than survive."""
+    """Refuse integers with more digits than survive parsing, in values that answers must repeat."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= _MAX_INTEGER:
         schema.fail(container, key, "this integer is too large", "write it as a string")
     if isinstance(value, dict | list):
@@ -151,26 +148,26 @@ def _check_count(schema: Schema, part: dict[str, Any], key: str) -> None:
         schema.fail(part, key, f"{key} is a whole number from 0 on, not {shown}")
     if value > MAX_COUNT:
         if key.startswith("min"):
-            schema.fail(part, key, f"{key} {value:,} is more than a model will write", f"the most is {MAX_COUNT:,}")
+            schema.fail(part, key, f"{key} {value:,} is more than a model will write", f"the maximum is {MAX_COUNT:,}")
         schema.fail(part, key, f"{key} {value:,} is more than {MAX_COUNT:,}", f"leave {key} out for no limit")
 
 
 def _check_bound(schema: Schema, part: dict[str, Any], key: str) -> None:
     value = part[key]
     if isinstance(value, bool) and key.startswith("exclusive"):
-        return  # as it was up to draft 4
+        return  # a flag up to draft 4
     if not isinstance(value, int | float) or isinstance(value, bool):
         schema.fail(part, key, f"{key} is a number, not {kind_of(value)}")
     if key != "multipleOf":
-        most = _MAX_INTEGER if types_allowed(part) == {"integer"} else _MAX_BOUND
-        if abs(value) > most:
-            schema.fail(part, key, f"{key} is beyond {most:,}", f"leave {key} out for no limit")
+        limit = _MAX_INTEGER if types_allowed(part) == {"integer"} else _MAX_BOUND
+        if abs(value) > limit:
+            schema.fail(part, key, f"{key} is beyond {limit:,}", f"leave {key} out for no limit")
     elif value <= 0 or _steps(value) > _MAX_STEPS:
         schema.fail(part, key, f"multipleOf is over 0, and has at most {len(str(_MAX_STEPS)) - 1} digits")
 
 
 def _steps(value: float) -> int:
-    """The value without its decimal point, which is how many remainders there are to tell apart."""
+    """Return the value without its decimal point: the number of remainders that a parser must tell apart."""
     from decimal import Decimal
 
     digits = Decimal(str(value)).normalize().as_tuple()
@@ -201,7 +198,7 @@ def _check_format(schema: Schema, part: dict[str, Any], key: str) -> None:
     _check_string(schema, part, key)
     name = part[key]
     if name not in FORMATS and name not in _ANNOTATION_FORMATS:
-        hint = did_you_mean(name, [*FORMATS, *_ANNOTATION_FORMATS]) or "use pattern in its place"
+        hint = did_you_mean(name, [*FORMATS, *_ANNOTATION_FORMATS]) or "use pattern instead"
         schema.fail(part, key, f"the format {name!r} is not known", hint)
 
 

@@ -36,7 +36,7 @@ from llmrun.runner.launch import EngineHandle, launch
 
 if TYPE_CHECKING:
     from llmrun.model.embeddings import EmbedOptions, RankedDocument, TextVectors
-    from llmrun.planning.settings import EngineSettings
+    from llmrun.planning.settings import TunableSettings
     from llmrun.protocol.adapters import Adapter
     from llmrun.protocol.messages import Tool
 
@@ -73,7 +73,7 @@ class Model:
         plan: Plan,
         load: Load,
         drafting: DraftPolicy,
-        tuned: EngineSettings | None = None,
+        tuned: TunableSettings | None = None,
         draft: DraftFile | None = None,
         load_for: Callable[[int], Load] | None = None,
     ) -> None:
@@ -131,7 +131,7 @@ class Model:
         return True
 
     def speculation(self, *, probes: bool = False) -> Speculation | None:
-        return self.drafting.wanted(probes=probes)
+        return self.drafting.speculation(probes=probes)
 
     @checked
     def sampling(
@@ -261,7 +261,7 @@ class Model:
         """Return the reply to a request; single options change its sampling parameters and limits."""
         values, ends = sort_options(options)
         sampling = self.sampling(values)[0] if sampling is None else replace(sampling, **values)
-        limits, speculation = replace(limits, **ends), self.drafting.wanted()
+        limits, speculation = replace(limits, **ends), self.drafting.speculation()
         engine, (generate,) = self._next(replace(asked, sampling=sampling, limits=limits, speculation=speculation))
         return Reply(self._events(engine, generate), lambda: engine.cancel(generate.request), schema)
 

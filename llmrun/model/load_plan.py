@@ -22,7 +22,7 @@ from llmrun.planning.plan import CONTEXT_BOUNDS, LoadPreferences, Plan, scores_f
 from llmrun.planning.speculation import AUTO, DraftPolicy
 
 if TYPE_CHECKING:
-    from llmrun.planning.settings import EngineSettings
+    from llmrun.planning.settings import TunableSettings
     from llmrun.protocol.adapters import Adapter
     from llmrun.protocol.loading import Load
 
@@ -93,7 +93,8 @@ def prepare(
     )
     tuned = _tuned(header, hardware, settings, expected) if expected and not preferences.workers else None
     if tuned is not None:
-        plain, load = load, tuned.wished(load, preferences, without_flash=scores_fit(header, hardware, plan.n_ctx))
+        without_flash = scores_fit(header, hardware, plan.n_ctx)
+        plain, load = load, tuned.applied_within(load, preferences, without_flash=without_flash)
         changes = tuned.of(load).changes(tuned.of(plain))
         plan = replace(plan, threads=load.threads, flash_attention=load.flash_attention, tuned=changes)
     if drafts is not None:
@@ -141,7 +142,7 @@ def _with_sequences(load: Load, wide: Load, draft: Load | None) -> Load:
     )
 
 
-def _tuned(header: Header, hardware: Hardware, settings: Settings, expected: ExpectedUse) -> EngineSettings | None:
+def _tuned(header: Header, hardware: Hardware, settings: Settings, expected: ExpectedUse) -> TunableSettings | None:
     """Return the fastest settings found by `llmrun tune` for this use; None without a result."""
     if not (settings.state_dir / TUNE_FILE).exists():
         return None  # spares every start the imports

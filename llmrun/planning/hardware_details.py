@@ -1,7 +1,6 @@
-"""What else the machine says about itself: caches, NUMA nodes, kind of memory, power.
+"""Further facts of the machine, which no answer waits for: caches, NUMA nodes, kind of memory, power.
 
-Owns looking at these, which no first answer waits for; hardware.py has what every plan needs. Facts only, from sysfs
-without special rights; what can't be read is 0, "" or None.
+From sysfs without special rights; unreadable ones are 0, "" or None.
 """
 
 from __future__ import annotations
@@ -22,34 +21,23 @@ _FIRST_CPU = "sys/devices/system/cpu/cpu0"
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """Sizes in bytes.
+    """Further facts of the machine. Sizes are in bytes."""
 
-    Attributes:
-        l2_cache: of one core.
-        last_cache: the last-level cache of one core's neighbourhood.
-        numa_nodes: memory regions; 0 when unknown.
-        memory_kind: e.g. "DDR5"; "" when only root may know.
-        on_battery: None when there is no telling.
-        governor: how the processor's clock is chosen, e.g. "performance"; "" when the system does not say.
-        throttled: how often the processor was slowed down by heat since the start; None when it does not count.
-        graphics: makers of the graphics cards that are there, e.g. ("NVIDIA",); not whether they can be used.
-    """
-
-    l2_cache: int = 0
-    last_cache: int = 0
+    l2_cache: int = 0  # of one core
+    last_cache: int = 0  # the last-level cache of one core
     numa_nodes: int = 0
-    memory_kind: str = ""
+    memory_kind: str = ""  # e.g. "DDR5"
     on_battery: bool | None = None
-    governor: str = ""
-    throttled: int | None = None
-    graphics: tuple[str, ...] = ()
+    governor: str = ""  # of the processor's clock, e.g. "performance"
+    throttled: int | None = None  # times that heat slowed the processor down since the start
+    graphics: tuple[str, ...] = ()  # makers of the graphics cards, usable or not, e.g. ("NVIDIA",)
 
 
 def probe_details(root: Path = Path("/")) -> Details:
-    """Look at this machine.
+    """Return the details of this machine.
 
     Args:
-        root: where sys is mounted; tests put a tree of samples there.
+        root: mount point of sys; tests put samples there.
     """
     if not sys.platform.startswith("linux"):
         return Details()
@@ -78,7 +66,7 @@ def _entries(folder: Path, pattern: str) -> Iterator[Path]:
 
 
 def _caches(root: Path) -> Iterator[tuple[int, int]]:
-    """Level and size of the first core's data caches."""
+    """Yield level and size of the first core's data caches."""
     for entry in _entries(root / _FIRST_CPU / "cache", r"index\d+"):
         level, size = read_text(entry / "level"), parse_cache_size(read_text(entry / "size"))
         if level.isdecimal() and size and read_text(entry / "type") != "Instruction":
@@ -86,13 +74,13 @@ def _caches(root: Path) -> Iterator[tuple[int, int]]:
 
 
 def parse_cache_size(text: str) -> int:
-    """Bytes of sysfs's "2048K"; 0 when it is something else."""
+    """Return the bytes of sysfs's "2048K"; 0 for other text."""
     found = re.fullmatch(r"(\d+)([KMG]?)", text)
     return int(found[1]) * _UNITS[found[2]] if found else 0
 
 
 def _memory_kind(root: Path) -> str:
-    """Where an EDAC driver is loaded it tells the kind without root."""
+    """Return the kind of memory from an EDAC driver, which needs no root; "" without one."""
     for controller in _entries(root / "sys/devices/system/edac/mc", r"mc\d+"):
         for module in _entries(controller, r"(dimm|rank)\d+"):
             kind = read_text(module / "dimm_mem_type")
@@ -102,7 +90,7 @@ def _memory_kind(root: Path) -> str:
 
 
 def _on_battery(root: Path) -> bool | None:
-    """Whether a battery is being emptied; None without a battery."""
+    """Return whether a battery is discharging; None without a battery."""
     supplies = list(_entries(root / "sys/class/power_supply", r".+"))
     # A mouse has a battery too, whose scope is "Device".
     batteries = [
@@ -117,7 +105,7 @@ def _on_battery(root: Path) -> bool | None:
 
 
 def _graphics(root: Path) -> Iterator[str]:
-    """One maker for each graphics card on the PCI bus, the driver's leave not asked."""
+    """Yield the maker of each graphics card on the PCI bus, with or without a driver."""
     for device in _entries(root / "sys/bus/pci/devices", r".+"):
         maker = _MAKERS.get(read_text(device / "vendor"))
         if maker and read_text(device / "class").startswith(_DISPLAY):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from llmrun.protocol.adapters import Adapter
+from llmrun.protocol.settings import EngineSettings, common_fields
 
 
 class Open(NamedTuple):
@@ -16,74 +17,43 @@ class Open(NamedTuple):
     request: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadSettings(EngineSettings):
+    """The settings of a load that a plan chooses, besides the context window."""
+
+    n_seq_max: int = 1  # sequences at the same time
+    n_cells: int = 0  # maximum cells of the KV cache that several sequences share; 0 is n_ctx for each
+    n_parked: int = 0  # prompt prefixes cached beside the sequences, where those share cells from the start
+    n_stream: int = 0  # cells that each of several sequences may have of its own; one that needs more shares with all
+    exact: bool = False  # sequences share nothing and take turns: each answer is bit for bit that of one alone
+    workers: tuple[str, ...] = ()  # "HOST:PORT" of RPC workers, whose devices come before this machine's GPUs
+    layer_counts: tuple[int, ...] = ()  # layers of each device, the workers' first; () leaves them to llama.cpp
+
+
 @dataclass(frozen=True, slots=True)
-class Load:
-    """Load a model and create its context; answered by LoadProgress*, then Loaded or Failed.
+class Load(LoadSettings):
+    """Load a model and make its context; answered by LoadProgress*, then Loaded or Failed.
 
-    Sent again with the same weights, it replaces the context only: the KV cache moves into the new one.
-
-    Attributes:
-        path: of the GGUF file, absolute.
-        n_ctx: context window of each sequence, in tokens.
-        n_ctx_start: tokens of it to allocate at first; it grows with the sequences.
-        n_batch: maximum tokens of one decode call.
-        n_seq_max: maximum number of sequences at the same time.
-        threads: for decode, and for prefill if threads_batch is 0.
-        gpu_layers: number of layers on the GPU; -1 is all.
-        warm_up: run one empty decode before Loaded.
-        verbose: write llama.cpp's whole log to stderr, not only its warnings.
-        states: folder of saved KV states, "" for none.
-        states_bytes: maximum size of that folder.
-        threads_batch: for prefill; 0 is the same as for decode.
-        n_ubatch: maximum tokens computed at once in prefill.
-        flash_attention: "auto", "on" or "off".
-        kv_type_k: type of the keys in the KV cache, e.g. "f16".
-        kv_type_v: type of the values.
-        repack: weights may be repacked into the layout that is fastest on this CPU.
-        mmap: map the file into memory instead of reading it.
-        n_cells: maximum KV cells shared by several sequences; 0 is n_ctx for each.
-        n_parked: maximum number of prompt prefixes cached besides the running sequences, if these share cells.
-        n_stream: KV cells that each of several sequences has to itself; a sequence that needs more shares with all.
-        throughput: latency does not matter, so that whole prompts are prefilled in the batches that decode.
-        cpu_experts: layers whose experts stay on the CPU although the rest of the layer is on a GPU.
-        workers: "HOST:PORT" of RPC workers, whose devices come before this machine's GPUs.
-        layer_counts: number of the gpu_layers for each device, the workers' first; () lets llama.cpp choose.
-        exact: sequences share nothing and take turns, so that each answer is bit for bit the one it would be alone.
-        draft: the load of a smaller model that drafts for this one.
-        projector: GGUF file of the model's image encoder, absolute, "" for none; read with the first image.
-        adapters: LoRA adapters that requests can choose from.
+    Sent again with the same weights, it changes the context only: the content of the KV cache moves into the new one.
     """
 
-    path: str
-    n_ctx: int
-    n_ctx_start: int
-    n_batch: int = 512
-    n_seq_max: int = 1
-    threads: int = 1
-    gpu_layers: int = -1
-    warm_up: bool = False
-    verbose: bool = False
-    states: str = ""
-    states_bytes: int = 0
-    threads_batch: int = 0
-    n_ubatch: int = 512
-    flash_attention: str = "auto"
-    kv_type_k: str = "f16"
-    kv_type_v: str = "f16"
-    repack: bool = True
-    mmap: bool = True
-    n_cells: int = 0
-    n_parked: int = 0
-    n_stream: int = 0
-    exact: bool = False
-    throughput: bool = False
-    cpu_experts: tuple[int, ...] = ()
-    workers: tuple[str, ...] = ()
-    layer_counts: tuple[int, ...] = ()
+    path: str  # of the GGUF file, absolute
+    n_ctx: int  # context window of each sequence, in tokens
+    n_ctx_start: int  # tokens that have memory at first; it grows when a sequence does
+    warm_up: bool = False  # run one empty decode before Loaded
+    verbose: bool = False  # llama.cpp's whole log goes to stderr, not only its warnings
+    states: str = ""  # folder of saved KV states, "" for none
+    states_bytes: int = 0  # limit of that folder
+    throughput: bool = False  # prefill prompts in whole batches: the latency of single tokens does not matter
     request: int = 0
-    draft: Load | None = None
-    projector: str = ""
-    adapters: tuple[Adapter, ...] = ()
+    draft: Load | None = None  # a smaller model that drafts for this one
+    projector: str = ""  # GGUF file of the image projector, absolute, "" for none; read with the first image
+    adapters: tuple[Adapter, ...] = ()  # LoRA adapters that requests choose from
+
+    @classmethod
+    def of(cls, settings: EngineSettings, path: str, **others: Any) -> Load:
+        """Return a load of this file with these settings and other fields."""
+        return cls(path, **{**common_fields(settings, cls), **others})
 
 
 class LoadProgress(NamedTuple):

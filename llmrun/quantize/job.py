@@ -23,6 +23,7 @@ from llmrun.quantize.types import (
     NEED_IMATRIX,
     TENSOR_TYPES,
     UNQUANTIZED,
+    TensorTypes,
     cost,
     is_quantized,
     tensor_bytes,
@@ -37,20 +38,14 @@ _OUTPUT, _EMBEDDING = "output.weight", "token_embd.weight"
 
 
 @dataclass(frozen=True, slots=True)
-class QuantizeRequest:
-    """Settings of one quantization."""
+class QuantizeRequest(TensorTypes):
+    """The settings of one quantization."""
 
     source: Path  # the (first) GGUF file
     target: Path  # the file to write; an existing one stays until the new one is complete and verified
     type: str  # a name of types.FILE_TYPES
-    # (regular expression, name of types.TENSOR_TYPES) for tensors whose name contains a match; the first match counts
-    overrides: tuple[tuple[str, str], ...] = ()
-    output_type: str = ""  # type of the output matrix, a name of types.TENSOR_TYPES; "" for that of `type`
-    embedding_type: str = ""  # the same for the token embedding
     imatrix: Path | None = None  # llama.cpp's importance matrix in GGUF
     threads: int | None = None  # None for all cores
-    pure: bool = False  # every matrix gets the same type
-    keeps_output: bool = False  # the output matrix stays unchanged
 
 
 @dataclass(frozen=True, slots=True)

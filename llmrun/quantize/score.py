@@ -17,9 +17,9 @@ from llmrun.gguf.rules import check
 from llmrun.planning.attention import measured_attention
 from llmrun.planning.machine import this_machine
 from llmrun.planning.plan import CONTEXT_BOUNDS, LoadPreferences, choose_flash_attention
-from llmrun.planning.split import ALL_LAYERS
 from llmrun.protocol.jobs.evaluate import EvaluateUpdate
 from llmrun.protocol.jobs.score import SCORE, ScoredText, ScoreText
+from llmrun.protocol.settings import common_fields
 from llmrun.quantize.evaluate import MIN_CONTEXT, check_memory, choose_context
 from llmrun.runner.client import EngineClient
 
@@ -62,15 +62,12 @@ def score(
         check_memory([header], window, window, hardware.memory_available)
     measured = measured_attention(header, hardware, load_settings().state_dir)
     preferences = replace(preferences, measured_attention=measured)
+    flash_attention = choose_flash_attention(header, hardware, preferences)  # as `run` does
     command = ScoreText(
         str(model.absolute()),
         text,
         window,
-        threads=preferences.threads or hardware.usable_cores,
-        gpu_layers=ALL_LAYERS if preferences.gpu_layers is None else preferences.gpu_layers,
-        flash_attention=choose_flash_attention(header, hardware, preferences),  # as `run` does
-        kv_type_k=preferences.cache_type_k,
-        kv_type_v=preferences.cache_type_v,
+        **common_fields(replace(preferences, flash_attention=flash_attention).settings(hardware)),
     )
     with closing(EngineClient()) as engine:
         return engine.do(SCORE, command, on_update)

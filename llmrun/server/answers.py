@@ -99,7 +99,7 @@ class ResponseStreams:
         sampling = self._pooled.model.sampling(self._completion.sampling)[0]
         if sampling.seed is not None and index:
             sampling = replace(sampling, seed=(sampling.seed + index) % 2**32)
-        speculation = self._pooled.model.drafting.wanted(self._completion.speculate)
+        speculation = self._pooled.model.drafting.speculation(self._completion.speculate)
         request = self._pool.adapters.apply(self._completion.model, self._completion.request)
         return replace(request, sampling=sampling, speculation=speculation)
 

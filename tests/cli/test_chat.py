@@ -120,7 +120,7 @@ def test_drafts_begin_when_step_times_were_measured_behind_a_long_answer(start: 
     assert any(later)
     chat.ask("/speculation off")
     assert not any("drafted" in line for line in chat.ask("And green?"))
-    assert any("up to 7 a step" in line for line in chat.ask("/speculation 7"))
+    assert any("up to 7 per step" in line for line in chat.ask("/speculation 7"))
     assert any("must be auto, off, or a number" in line for line in chat.ask("/speculation 99"))
     assert any("drafted" in line for line in chat.ask("And now?"))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 from llmrun.bench.machine import describe
@@ -110,17 +111,8 @@ class LocalMeasurements:
         return QuantizedModel(done.n_bytes, done.bits_per_weight, done.seconds, done.notes)
 
     def time(self, model: Path, on_share: OnShare) -> SpeedMeasurement:
-        preferences = self._preferences
-        load = Load(
-            str(model.absolute()),
-            n_ctx=0,
-            n_ctx_start=0,
-            threads=self.threads,
-            gpu_layers=ALL_LAYERS if preferences.gpu_layers is None else preferences.gpu_layers,
-            flash_attention=preferences.flash_attention,
-            kv_type_k=preferences.cache_type_k,
-            kv_type_v=preferences.cache_type_v,
-        )
+        settings = replace(self._preferences.settings(probe()), threads=self.threads)
+        load = Load.of(settings, str(model.absolute()), n_ctx=0, n_ctx_start=0)
         with closing(EngineClient()) as engine:
             on_share(0.1)
             prefill = engine.do(BENCH, Bench(load, BenchTest(n_prompt=_PROMPT), repetitions=1), _ignore)
@@ -162,8 +154,8 @@ def chunks_for(prefill: float, limit: int) -> int:
 
 def _unusual(preferences: LoadPreferences) -> Iterator[str]:
     """Yield a sentence about each load setting that is not the default."""
-    if (preferences.cache_type_k, preferences.cache_type_v) != ("f16", "f16"):
-        kinds = f"{preferences.cache_type_k} keys and {preferences.cache_type_v} values"
+    if (preferences.kv_type_k, preferences.kv_type_v) != ("f16", "f16"):
+        kinds = f"{preferences.kv_type_k} keys and {preferences.kv_type_v} values"
         yield f"the KV cache has {kinds}; quality is compared with the source's in f16"
     if preferences.flash_attention != "auto":
         yield f"flash attention is {preferences.flash_attention}"

@@ -1,6 +1,6 @@
-"""A JSON schema with all schemas inside it, their $refs, and the errors at a place in its text.
+"""A JSON schema as parts: itself, the schemas inside it, the targets of its $refs, and their places in the text.
 
-Owns the walk; must not know the keywords' meaning (schema.py checks it).
+Must not know which schemas are refused.
 """
 
 from __future__ import annotations
@@ -14,29 +14,24 @@ from llmrun.grammar.jsontext import Places
 from llmrun.grammar.place import SCHEMA, broken
 from llmrun.grammar.values import kind_of
 
-# Keywords whose values are schemas: one, a list, or an object of them.
+# Keywords whose value is one schema, a list of them, or an object of them.
 _ONE = ("additionalProperties", "additionalItems")
 _MANY = ("allOf", "anyOf", "oneOf", "prefixItems")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")
 
 
 class Schema:
-    """A schema, and all that are written inside it.
-
-    Attributes:
-        text: as it was written.
-        root: as plain values.
-        parts: the root, and every schema that is inside it or that a $ref of it points to; true and false are none.
-    """
+    """A schema and the schemas inside it."""
 
     def __init__(self, text: str, root: dict[str, Any], places: Places) -> None:
         """Find all parts.
 
         Raises:
-            BadGrammarError: something is not a schema where one has to be, or a $ref leads nowhere.
+            BadGrammarError: a part is not a schema, or a $ref leads nowhere.
         """
         self.text = text
         self.root = root
+        # The root, and every schema inside it or at the end of a $ref, without true and false.
         self.parts: list[dict[str, Any]] = []
         self._places = places
         self._where: dict[int, tuple[Any, str | int]] = {}
@@ -53,7 +48,7 @@ class Schema:
                     waiting.append(child)
 
     def target(self, part: dict[str, Any]) -> Any:
-        """What the $ref of a part points to; None if it has none."""
+        """Return the target of a part's $ref; None if it has none."""
         return next((container[key] for container, key in self._pointed_to(part)), None)
 
     def fail(self, container: Any, key: str | int, why: str, hint: str = "") -> NoReturn:
@@ -80,7 +75,7 @@ class Schema:
             yield container, key
 
     def _pointed_to(self, part: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
-        """Where the schema is that a $ref points to, as a container and the key in it."""
+        """Yield the target of a part's $ref, if it has one, as a container and the key in it."""
         if "$ref" not in part:
             return
         reference = part["$ref"]
@@ -111,7 +106,7 @@ class Schema:
 
 
 def places_inside(part: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
-    """Where schemas are inside a schema, each as a container and the key in it; (None, key) where they should be."""
+    """Yield the schemas inside a schema as a container and the key in it; (None, key) for a keyword without any."""
     for key, value in part.items():
         if key in _ONE or (key == "items" and not isinstance(value, list)):
             yield part, key
