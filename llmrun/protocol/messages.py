@@ -115,6 +115,7 @@ class AnswerRequest:
         parallel_calls: whether an answer may have several calls.
         speculation: how tokens are drafted and verified; None decodes one token a step.
         adapters: which of the adapters that the model was loaded with count, and how strongly; None is as loaded.
+        begins: text that the answer begins with, without reasoning; what the model writes goes on from there.
     """
 
     messages: tuple[Message, ...] = ()
@@ -135,6 +136,7 @@ class AnswerRequest:
     parallel_calls: bool = True
     speculation: Speculation | None = None
     adapters: tuple[AdapterScale, ...] | None = None
+    begins: str = ""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -25,6 +25,7 @@ from llmrun.server.exchange import Dialect, HttpExchange, ServerState, refuse
 from llmrun.server.guard import App, Guard, Policy, Receive, Scope, Send
 from llmrun.server.http_errors import DrainingError, MethodNotAllowedError, RouteNotFoundError
 from llmrun.server.ollama_routes import OllamaRoutes
+from llmrun.server.page.routes import PageRoutes
 from llmrun.server.protocols import anthropic, ollama, openai, openai_chat, openai_responses, openai_text
 
 DIALECTS: dict[str, Dialect] = {
@@ -64,6 +65,7 @@ class HttpApp:
     Args:
         shared: what all requests have in common.
         shelf: the models on this disk.
+        page: the page at `/`.
         on_served: told of every request.
     """
 
@@ -72,11 +74,12 @@ class HttpApp:
         shared: ServerState,
         *,
         shelf: ModelCatalog,
+        page: PageRoutes,
         on_served: Callable[[AccessRecord], None] = lambda served: None,
     ) -> None:
         self._shared = shared
         self._pool, self._traffic, self._metrics, *_ = shared
-        self._shelf, self._on_served = shelf, on_served
+        self._shelf, self._page, self._on_served = shelf, page, on_served
 
     def app(self, policy: Policy) -> App:
         """The ASGI application."""
@@ -86,7 +89,6 @@ class HttpApp:
                 Route(path, _AsgiEndpoint(self._exchange(dialect)), methods=["POST"])
                 for path, dialect in DIALECTS.items()
             ),
-            Route("/", self._home, methods=get),
             Route("/health", self._health, methods=get),
             Route("/metrics", self._show_metrics, methods=get),
             Route("/v1/models", self._models, methods=get),
@@ -94,7 +96,8 @@ class HttpApp:
             *EngineRoutes(self._shared).routes,
             *EmbeddingRoutes(self._shared).routes,
             *OllamaRoutes(self._pool, self._shelf).routes,
-            Route("/api/hello", self._home, methods=get),  # Claude Code looks whether somebody is there
+            Route("/api/hello", self._hello, methods=get),  # Claude Code checks whether a server answers
+            *self._page.routes,
         ]
         handlers: Any = {HTTPException: _no_route, LlmrunError: _failed, Exception: _mistake}
         starlette = Starlette(routes=routes, exception_handlers=handlers)
@@ -137,7 +140,7 @@ class HttpApp:
 
     # ---- routes ----
 
-    async def _home(self, request: Request) -> Response:
+    async def _hello(self, request: Request) -> Response:
         return PlainTextResponse("llmrun is running\n")
 
     async def _health(self, request: Request) -> Response:

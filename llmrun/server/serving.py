@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from llmrun.chat.store.store import folder_in
 from llmrun.config import Settings
 from llmrun.errors import LlmrunError
 from llmrun.model import Model
@@ -30,6 +31,7 @@ from llmrun.server.exchange import ServerState, Traffic
 from llmrun.server.guard import Policy
 from llmrun.server.listener import RECEIVE_SECONDS, Listener
 from llmrun.server.metrics import ServerMetrics
+from llmrun.server.page.routes import PageRoutes
 from llmrun.server.pool import Pool, PooledModel
 
 
@@ -109,7 +111,9 @@ class Serving:
         )
         self._traffic = Traffic(options.wishes.parallel + options.queue, options.answer_seconds)
         shared = ServerState(self._pool, self._traffic, self.metrics, options.sampling)
-        self._site = HttpApp(shared, shelf=ModelCatalog(settings), on_served=on_served)
+        shelf = ModelCatalog(settings)
+        self._page = PageRoutes(shared, shelf, folder_in(settings.state_dir))
+        self._site = HttpApp(shared, shelf=shelf, page=self._page, on_served=on_served)
         self._ending = asyncio.Event()
 
     def _prepare(self, located: ModelLocation, path: Path, promised: int) -> Model:
@@ -143,6 +147,7 @@ class Serving:
                 task.cancel()
             await listener.stop()
             await self._pool.close()
+            await self._page.close()
 
     @property
     def loaded(self) -> list[str]:
