@@ -98,8 +98,7 @@ class LlamaContext:
         self.unified = self.shares and not self._stream
         # A recurrent state takes its memory even if unused, and can't be shared in part.
         self.n_parked = load.n_parked if self.unified and not model.is_recurrent else 0
-        self.cuts = not model.is_recurrent
-        self.has_checkpoints = bool(model.is_recurrent or model.sliding_window)
+        self.cuts, self.has_checkpoints = not model.is_recurrent, model.is_recurrent or model.sliding_window > 0
         verified = _MAX_VERIFIED if self.cuts and not load.exact else 0
         self.n_outputs = max(n_outputs, verified, self.n_seq_max + self.n_parked)  # llama.cpp requires one per sequence
         self._callback = self._llama.ggml_backend_sched_eval_callback(self._guarded(watch)) if watch else None
