@@ -334,9 +334,27 @@ def test_other_users_of_this_machine_read_no_chat(server: LiveServer, monkeypatc
     assert server.get("/", **BROWSER).status == 200
 
 
-def test_an_unknown_connection_is_nobodys() -> None:
-    if Path("/proc/net/tcp").exists():
-        assert not peer.is_same_user(("192.0.2.1", 1), ("127.0.0.1", 2))
+def test_other_machines_and_unknown_connections_are_not_this_user(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert not peer.is_same_user(("192.0.2.1", 4000), ("192.0.2.2", 80))
+    row = "   0: 0100007F:0FA0 0100007F:1F90 {} 0:0 0:0 0 {} 0 1"
+    table = tmp_path / "tcp"
+    monkeypatch.setattr(peer, "_TABLES", (table,))
+    ends = ("127.0.0.1", 4000), ("127.0.0.1", 8080)
+    assert peer.is_same_user(*ends), "the system has no tables"
+    own = os.getuid()
+    for rows, expected in (
+        ([], False),
+        ([("01", own)], True),
+        ([("01", own + 1)], False),
+        ([("06", own + 1), ("01", own)], True),
+        ([("01", own + 1), ("01", own)], False),
+    ):
+        table.write_text("\n".join(["header", *(row.format(*each) for each in rows)]), encoding="ascii")
+        assert peer.is_same_user(*ends) is expected, rows
+    assert not peer.is_same_user(("127.0.0.1", 4001), ends[1])
+    assert not peer.is_same_user(("::1", 4000), ends[1])
 
 
 def test_the_guard_stays_in_front(serve: Serve) -> None:
