@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import urllib.request
+from pathlib import Path
 from typing import Any
 
-from support.installed import SECONDS
-from support.real_server import RealServer
+import pytest
+from support.installed import SECONDS, eventually
+from support.real_server import RealServer, environment
 
 
 def post(server: RealServer, path: str, body: dict[str, Any]) -> str:
@@ -35,3 +39,23 @@ def test_another_token_is_taken_and_the_prefix_is_not_computed_again(server: Rea
         last = json.loads(answer.read())["entries"][-1]
     assert last["text"].startswith(begins)
     assert len(last["alternatives"]) == 2
+
+
+@pytest.mark.usefixtures("pulled")
+def test_chat_web_opens_the_page_and_ends_with_ctrl_c(command: str, tmp_path: Path) -> None:
+    opened = tmp_path / "opened"
+    browser = tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\nprintf %s "$1" > {opened}.new && mv {opened}.new {opened}\n')
+    browser.chmod(0o755)
+    surroundings = {**environment(tmp_path / "home"), "BROWSER": str(browser)}
+    arguments = [command, "chat", "smollm2", "--web", "--ctx", "512"]
+    with subprocess.Popen(arguments, stderr=subprocess.PIPE, env=surroundings, text=True) as running:
+        assert eventually(opened.exists, SECONDS)
+        address = opened.read_text()
+        request = urllib.request.Request(address, headers={"accept": "text/html"})
+        with urllib.request.urlopen(request, timeout=SECONDS) as page:
+            assert b"/ui/files/page.js" in page.read()
+        running.send_signal(signal.SIGINT)
+        assert running.wait(SECONDS) == 0
+        assert running.stderr is not None
+        assert f"The browser opens {address}" in running.stderr.read()
