@@ -115,7 +115,7 @@ class AnswerRequest:
         parallel_calls: whether an answer may have several calls.
         speculation: how tokens are drafted and verified; None decodes one token a step.
         adapters: which of the adapters that the model was loaded with count, and how strongly; None is as loaded.
-        begins: text that the answer begins with, without reasoning; what the model writes goes on from there.
+        begins: text that the answer begins with, behind any reasoning; the model continues it.
     """
 
     messages: tuple[Message, ...] = ()

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmrun.chat.store.store import folder_in
 from llmrun.config import Settings
 from llmrun.errors import LlmrunError
 from llmrun.model import Model
@@ -112,7 +111,7 @@ class Serving:
         self._traffic = Traffic(options.wishes.parallel + options.queue, options.answer_seconds)
         shared = ServerState(self._pool, self._traffic, self.metrics, options.sampling)
         shelf = ModelCatalog(settings)
-        self._page = PageRoutes(shared, shelf, folder_in(settings.state_dir))
+        self._page = PageRoutes(shared, shelf, settings.state_dir)
         self._site = HttpApp(shared, shelf=shelf, page=self._page, on_served=on_served)
         self._ending = asyncio.Event()
 

@@ -171,7 +171,7 @@ def calling(command: Generate) -> None:
 
 
 def echo(command: Generate) -> None:
-    """Says what the last message says, in pieces; where tokens are asked for, each piece is one."""
+    """Answer with the text of the last message, in pieces; each is a token where probabilities are requested."""
     request, asked = command
     text = asked.messages[-1].content if asked.messages else ""
     pieces = [text[at : at + 7] for at in range(0, len(text), 7)]

@@ -28,11 +28,11 @@ class PageChats:
     """The saved chats of this user. Every method runs in the store's thread.
 
     Args:
-        folder: of the store; it is opened with the first request.
+        state_dir: folder with the store, see config.Settings; it is opened, and its code loaded, by the first request.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, state_dir: Path) -> None:
+        self._state_dir = state_dir
         self._thread = ThreadPoolExecutor(1, "saved chats")
         self._store: Sessions | None = None
         self._answering: dict[int, SavedChat] = {}
@@ -50,9 +50,9 @@ class PageChats:
     @property
     def _sessions(self) -> Sessions:
         if self._store is None:
-            from llmrun.chat.store.store import Sessions
+            from llmrun.chat.store.store import Sessions, folder_in
 
-            self._store = Sessions(self._folder)
+            self._store = Sessions(folder_in(self._state_dir))
         return self._store
 
     def all(self) -> list[dict[str, Any]]:

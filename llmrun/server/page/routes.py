@@ -10,13 +10,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from llmrun.chat.store.turns import INTERRUPTED, Answer
 from llmrun.errors import UsageError
 from llmrun.protocol.codec import as_dict
 from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS
@@ -35,23 +34,26 @@ from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.openai import error_body
 from llmrun.server.protocols.sampling import read_limits, read_sampling
 
+if TYPE_CHECKING:
+    from llmrun.chat.store.turns import Answer
+
 _HIGHEST_ID = 2**53
 _OWN_SITES = frozenset({None, b"same-origin", b"none"})
 _LONGEST_TEXT = 1 << 20  # characters of a question
 
 
 class PageRoutes:
-    """Everything that the page asks.
+    """The routes of the page.
 
     Args:
         shared: with all other requests.
         shelf: the models on this disk.
-        chats: folder of the saved chats.
+        state_dir: folder with the saved chats.
     """
 
-    def __init__(self, shared: ServerState, shelf: ModelCatalog, chats: Path) -> None:
+    def __init__(self, shared: ServerState, shelf: ModelCatalog, state_dir: Path) -> None:
         self._shared, self._pool, self._shelf = shared, shared.pool, shelf
-        self._chats = PageChats(chats)
+        self._chats = PageChats(state_dir)
 
     @property
     def routes(self) -> list[Route]:
@@ -249,7 +251,7 @@ def _needed_id(fields: Fields, name: str) -> int:
 
 
 def _completion(fields: Fields) -> CompletionRequest:
-    """Return what an answer is to be like; its conversation is in the store."""
+    """Return the request for an answer, without the conversation, which is in the store."""
     request = AnswerRequest(
         limits=read_limits(fields, "max_tokens"),
         thinking=fields.flag("thinking"),
@@ -278,6 +280,8 @@ def _answer_of(
     writer: PageWriter, kept: PooledModel, asked: CompletionRequest, sampling: Mapping[str, Any]
 ) -> Answer | None:
     """Return what to save of an answer; None if nothing was received before it was stopped or failed."""
+    from llmrun.chat.store.turns import INTERRUPTED, Answer
+
     begun, ended = writer.answer.begun, writer.answer.ended
     assert begun is not None
     assert kept.model is not None
