@@ -268,7 +268,7 @@ def test_a_chat_with_images_is_left_to_the_terminal(server: LiveServer) -> None:
 
     with store() as terminal:
         saved: SavedChat = terminal.new("seen")
-        saved.add_question(Question("What is this?", pictures=(ImageFile("/tmp/x.png", "0" * 64, 1),)))
+        saved.add_question(Question("What is this?", images=(ImageFile("/tmp/x.png", "0" * 64, 1),)))
         assert saved.id is not None
         chat = {"id": saved.id}
         saved.release()

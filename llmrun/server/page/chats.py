@@ -108,7 +108,7 @@ class PageChats:
             while saved.last_question is not None and saved.last_question.id != asked.id:
                 saved.undo()
             turns = saved.window_before_question()
-            if _question(asked).pictures or any(turn.pictures for turn in turns):
+            if _question(asked).images or any(turn.images for turn in turns):
                 raise UsageError(
                     "this chat has images, which the page can't send yet", hint=f"llmrun chat --continue {saved.name}"
                 )
@@ -201,7 +201,7 @@ def _entry_data(entry: TurnEntry) -> dict[str, Any]:
     from llmrun.chat.store.turns import Question
 
     if isinstance(entry.part, Question):
-        images = [image.name for image in entry.part.pictures]
+        images = [image.name for image in entry.part.images]
         return {"id": entry.id, "role": "user", "text": entry.part.shown, "images": images}
     answer = entry.part
     return {

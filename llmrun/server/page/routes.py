@@ -22,9 +22,10 @@ from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS
 from llmrun.protocol.messages import AnswerRequest, Stats
 from llmrun.server.answer_parts import CompletionRequest
 from llmrun.server.catalog import ModelCatalog
-from llmrun.server.exchange import Dialect, HttpExchange, ServerState, parse_json, read_body
+from llmrun.server.exchange import CompletionApi, HttpExchange, ServerState
 from llmrun.server.guard import App, Receive, Scope, Send, header
 from llmrun.server.http_errors import OriginRejectedError, RouteNotFoundError
+from llmrun.server.http_messages import parse_json, read_body
 from llmrun.server.page.chats import PageChats
 from llmrun.server.page.files import HEADERS, INDEX, MEDIA_TYPES, read_file
 from llmrun.server.page.peer import is_same_user
@@ -46,13 +47,12 @@ class PageRoutes:
     """The routes of the page.
 
     Args:
-        shared: with all other requests.
-        shelf: the models on this disk.
+        catalog: the models on this disk.
         state_dir: folder with the saved chats.
     """
 
-    def __init__(self, shared: ServerState, shelf: ModelCatalog, state_dir: Path) -> None:
-        self._shared, self._pool, self._shelf = shared, shared.pool, shelf
+    def __init__(self, state: ServerState, catalog: ModelCatalog, state_dir: Path) -> None:
+        self._state, self._pool, self._catalog = state, state.pool, catalog
         self._chats = PageChats(state_dir)
 
     @property
@@ -98,8 +98,10 @@ class PageRoutes:
 
     async def _models(self, request: Request) -> Response:
         """Return the models of this disk, those in memory with their context window."""
-        described = {each.name: each for each in await asyncio.to_thread(self._shelf.described)}
-        loaded = {kept.name: kept.loaded.n_ctx for kept in self._pool.kept if kept.is_loaded and kept.loaded}
+        described = {each.name: each for each in await asyncio.to_thread(self._catalog.described)}
+        loaded = {
+            pooled.name: pooled.loaded.n_ctx for pooled in self._pool.models if pooled.is_loaded and pooled.loaded
+        }
         names = dict.fromkeys((*self._pool.names, *self._pool.adapters.names, *described))
         models = [
             {
@@ -114,19 +116,19 @@ class PageRoutes:
     async def _load(self, request: Request) -> Response:
         """Load a model, and return its context window and the sampling parameters it would use."""
         fields = await _fields(request)
-        with self._shared.traffic.admitted(1):
-            async with self._pool.lease(fields.text("model") or "") as kept:
-                await self._pool.ready(kept)
-                assert kept.loaded is not None
-                assert kept.model is not None
-                sampling, origins = kept.model.sampling(dict(self._shared.sampling))
+        with self._state.traffic.admitted(1):
+            async with self._pool.lease(fields.text("model") or "") as pooled:
+                await self._pool.ready(pooled)
+                assert pooled.loaded is not None
+                assert pooled.model is not None
+                sampling, origins = pooled.model.sampling(dict(self._state.sampling))
                 values = as_dict(sampling)
                 shown = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty")
                 return JSONResponse(
                     {
-                        "model": kept.name,
-                        "n_ctx": kept.loaded.n_ctx,
-                        "thinks": bool(kept.loaded.thinking_tags),
+                        "model": pooled.name,
+                        "n_ctx": pooled.loaded.n_ctx,
+                        "thinks": bool(pooled.loaded.thinking_tags),
                         "sampling": {name: {"value": values[name], "origin": origins[name]} for name in shown},
                     }
                 )
@@ -183,18 +185,18 @@ class PageRoutes:
         self, asked: CompletionRequest, chat: int, question: int, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Send an answer, and save what was received of it, however it ends."""
-        async with self._pool.lease(asked.model) as kept:
+        async with self._pool.lease(asked.model) as pooled:
             messages = await self._chats.run(partial(self._chats.open_question, chat, question))
             request = asked._replace(request=replace(asked.request, messages=messages))
             writer = PageWriter(request.request.begins)
-            dialect = Dialect(lambda body: request, lambda body, envelope: writer, error_body, "ui-")
+            api = CompletionApi(lambda body: request, lambda body, envelope: writer, error_body, "ui-")
             answer = None
             try:
-                await HttpExchange(dialect, self._shared, scope, _with_empty_body(receive), send).run()
+                await HttpExchange(api, self._state, scope, _with_empty_body(receive), send).run()
             finally:
-                if writer.answer.begun is not None:
-                    sampling = {**asked.sampling, **self._shared.sampling}
-                    answer = _answer_of(writer, kept, request, sampling)
+                if writer.answer.started is not None:
+                    sampling = {**asked.sampling, **self._state.sampling}
+                    answer = _answer_of(writer, pooled, request, sampling)
                 await asyncio.shield(self._chats.run(partial(self._chats.close_question, chat, answer)))
 
     def _own(self, endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
@@ -277,24 +279,24 @@ def _with_empty_body(receive: Receive) -> Receive:
 
 
 def _answer_of(
-    writer: PageWriter, kept: PooledModel, asked: CompletionRequest, sampling: Mapping[str, Any]
+    writer: PageWriter, pooled: PooledModel, asked: CompletionRequest, sampling: Mapping[str, Any]
 ) -> Answer | None:
     """Return what to save of an answer; None if nothing was received before it was stopped or failed."""
     from llmrun.chat.store.turns import INTERRUPTED, Answer
 
-    begun, ended = writer.answer.begun, writer.answer.ended
-    assert begun is not None
-    assert kept.model is not None
-    reason = ended.reason if ended else INTERRUPTED if writer.failed else "cancelled"
-    if not (writer.answer.text or writer.answer.thoughts) and reason in ("cancelled", INTERRUPTED):
+    started, finished = writer.answer.started, writer.answer.finished
+    assert started is not None
+    assert pooled.model is not None
+    reason = finished.reason if finished else INTERRUPTED if writer.failed else "cancelled"
+    if not (writer.answer.text or writer.answer.reasoning) and reason in ("cancelled", INTERRUPTED):
         return None
     return Answer(
         writer.text,
-        writer.answer.thoughts.strip(),
+        writer.answer.reasoning.strip(),
         "stop" if reason == "stop_string" else reason,
-        kept.model.used,
-        kept.model.sampling(sampling)[0],
+        pooled.model.used,
+        pooled.model.sampling(sampling)[0],
         asked.request.limits,
-        ended.stats if ended else Stats(begun.prompt_tokens, begun.cached_tokens),
-        adapters=kept.model.adapters,
+        finished.stats if finished else Stats(started.prompt_tokens, started.cached_tokens),
+        adapters=pooled.model.adapters,
     )

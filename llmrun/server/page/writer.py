@@ -8,8 +8,14 @@ from typing import Any
 from llmrun.errors import LlmrunError
 from llmrun.protocol.logprobs import logprob_entries
 from llmrun.server import sse
-from llmrun.server.answer_parts import AnswerText, Part, ReasoningText, ResponseFinished, ResponseStarted
-from llmrun.server.protocols.accumulator import AccumulatedAnswer
+from llmrun.server.answer_parts import (
+    AccumulatedAnswer,
+    AnswerText,
+    Part,
+    ReasoningText,
+    ResponseFinished,
+    ResponseStarted,
+)
 from llmrun.server.protocols.openai import error_body
 
 

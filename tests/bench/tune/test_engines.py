@@ -10,12 +10,12 @@ import pytest
 
 from llmrun.bench.tune.run import EngineBackend
 from llmrun.errors import EngineCrashedError
-from llmrun.planning.settings import EngineSettings
+from llmrun.planning.settings import TunableSettings
 from llmrun.protocol.jobs.bench import Bench, BenchModel, BenchResult, BenchTest, Repetition
 from llmrun.protocol.loading import Load
 
 MODEL = BenchModel("tiny", 1, 1, 1, 1, "", "", "CPU", "", "")
-DEFAULT = EngineSettings(2, 2)
+DEFAULT = TunableSettings(threads=2, threads_batch=2)
 DECODE = BenchTest(n_gen=8)
 
 
