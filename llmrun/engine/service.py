@@ -340,6 +340,7 @@ class Preparer:
             raise ContextOverflowError(
                 f"the prompt is at least {minimum:,} tokens long, the context window {self._n_ctx:,}",
                 hint="shorten it, or ask for a larger context window with --ctx",
+                size=(minimum, self._n_ctx),
             )
 
     def _tokens(

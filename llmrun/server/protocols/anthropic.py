@@ -11,7 +11,7 @@ from typing import Any
 
 from llmrun.errors import ContextOverflowError, LlmrunError, UsageError
 from llmrun.grammar import Grammar
-from llmrun.protocol.messages import AnswerRequest, Image, Message, Stats, ToolCall
+from llmrun.protocol.messages import AnswerRequest, Image, Message, Stats
 from llmrun.protocol.params import MOST_TOKENS, Limits
 from llmrun.server.answer_parts import (
     AccumulatedAnswer,
@@ -28,7 +28,7 @@ from llmrun.server.answer_parts import (
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.images import image_from_base64, refuse_media
 from llmrun.server.protocols.sampling import read_drafts, read_sampling, schema_grammar
-from llmrun.server.protocols.tools import as_json, checked_tools, complete_calls, tool, tool_name
+from llmrun.server.protocols.tools import checked_tools, complete_calls, tool, tool_call, tool_name
 from llmrun.server.sse import EVENT_STREAM, PLACE, TextEvent, event
 
 # The first line of Claude Code's system prompt: it differs in every request, so that no prefix could be shared.
@@ -117,7 +117,7 @@ def _messages(fields: Fields) -> list[Message]:
 def _assistant(message: Fields) -> Message:
     """Return a message of the model without its reasoning, which chat templates leave out."""
     calls = tuple(
-        ToolCall(block.text("id") or "", tool_name(block), as_json(dict((block.object("input") or Fields({})).data)))
+        tool_call(block.text("id") or "", block, "input")
         for block in _blocks(message, "content")
         if block.text("type") == "tool_use"
     )
@@ -210,6 +210,8 @@ def _format(fields: Fields) -> Grammar | None:
 def error_body(error: LlmrunError, status: int) -> dict[str, Any]:
     message = f"{error}; {error.hint}" if error.hint else str(error)
     if isinstance(error, ContextOverflowError):
+        if error.size is not None:
+            message = f"{error.size[0]} tokens > {error.size[1]} maximum"
         message = f"prompt is too long: {message}"  # Claude Code looks for these words, and shortens it
     kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     return {"type": "error", "error": {"type": kind, "message": message, "code": error.code}}

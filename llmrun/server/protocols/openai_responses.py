@@ -31,7 +31,7 @@ from llmrun.server.protocols.sampling import (
     read_sampling,
     schema_grammar,
 )
-from llmrun.server.protocols.tools import as_json, checked_tools, tool, tool_call, tool_name
+from llmrun.server.protocols.tools import TEXT_ARGUMENT, as_json, checked_tools, tool, tool_call, tool_name
 from llmrun.server.sse import EVENT_STREAM, event
 
 __all__ = ["error_body", "read", "writer"]
@@ -114,7 +114,7 @@ def _call(item: Fields) -> ToolCall:
     call_id = item.needed_text("call_id")
     if item.text("type") == "function_call":
         return tool_call(call_id, item)
-    return ToolCall(call_id, tool_name(item), as_json({"input": item.text("input") or ""}))
+    return ToolCall(call_id, tool_name(item), as_json({TEXT_ARGUMENT: item.text("input") or ""}))
 
 
 def _text(item: Fields, key: str) -> str:

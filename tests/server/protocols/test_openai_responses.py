@@ -157,7 +157,7 @@ def test_logprobs_are_asked_for_in_two_ways() -> None:
         ({"input": [{"role": "user", "content": 5}]}, r"input\[0\].content"),
         ({"input": [{"content": "Hello"}]}, r"input\[0\].role"),
         ({"input": [{"type": "function_call", "name": "a", "arguments": "{}"}]}, r"input\[0\].call_id"),
-        ({"input": [{"type": "function_call", "call_id": "c", "name": "a", "arguments": "["}]}, "arguments"),
+        ({"input": [{"type": "function_call", "call_id": "c", "name": "a", "arguments": 5}]}, "arguments"),
         ({"input": [{"type": "item_reference", "id": "i"}]}, "item_reference"),
         ({"previous_response_id": "resp_0"}, "previous_response_id"),
         ({"max_output_tokens": 0}, "max_output_tokens|max_tokens"),
