@@ -41,7 +41,10 @@ HOMES = {
     "typer": ("cli/",),
     "click": (),
     "huggingface_hub": ("models/hub_api.py",),
-    "starlette": ("server/app.py", "server/embedding_routes.py", "server/engine_routes.py", "server/ollama_routes.py"),
+    "starlette": (
+        "server/app.py",
+        *(f"server/{name}_routes.py" for name in ("embedding", "engine", "model", "ollama")),
+    ),
     "uvicorn": ("server/listener.py",),
     "h11": ("server/listener.py",),
     "mcp": ("chat/tools/servers.py",),

@@ -160,7 +160,8 @@ class HttpExchange:
     def _parse(self, data: bytes) -> tuple[dict[str, Any], CompletionRequest]:
         body = parse_json(data)
         completion = self._api.read(body)
-        return body, completion._replace(sampling={**completion.sampling, **self._sampling})
+        model = self._pool.true_name(completion.model)
+        return body, completion._replace(model=model, sampling={**completion.sampling, **self._sampling})
 
     async def _respond(self, body: Mapping[str, Any], completion: CompletionRequest, pooled: PooledModel) -> None:
         name = completion.model or pooled.name
