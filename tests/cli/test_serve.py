@@ -62,7 +62,6 @@ def test_beside_the_last_port_the_one_before_is_told() -> None:
         (("--key-file", "missing.txt"), "--key-file missing.txt can't be read"),
         (("--ctx", "5"), "invalid --ctx 5"),
         (("--alias", "gpt-5"), "invalid --alias 'gpt-5'"),
-        (("--alias", "gpt-5=no-such-model"), "no model is called 'no-such-model'"),
         (("--any-model",), "--any-model needs a model"),
     ],
 )

@@ -146,11 +146,10 @@ def _images(message: Fields) -> tuple[Image, ...]:
 
 def _result(block: Fields, names: Mapping[str, str]) -> Message:
     call_id = block.needed_text("tool_use_id")
-    text = _text(block, "content")
-    if images := _images(block):
-        refuse_media(images[0].name)
-    text = f"Error: {text}" if block.flag("is_error") else text
-    return Message("tool", text, tool_call_id=call_id, name=names.get(call_id, ""))
+    start = "Error: " if block.flag("is_error") else ""
+    images = tuple(image._replace(at=image.at + len(start)) for image in _images(block))
+    text = start + _text(block, "content")
+    return Message("tool", text, tool_call_id=call_id, name=names.get(call_id, ""), pictures=images)
 
 
 def _text(fields: Fields, key: str) -> str:

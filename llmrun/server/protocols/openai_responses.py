@@ -22,7 +22,6 @@ from llmrun.server.answer_parts import (
     ResponseStarted,
 )
 from llmrun.server.protocols.fields import Fields
-from llmrun.server.protocols.images import refuse_media
 from llmrun.server.protocols.openai import content, error_body, logprobs
 from llmrun.server.protocols.sampling import (
     ANY_OBJECT,
@@ -101,7 +100,8 @@ def _add(messages: list[Message], item: Fields, names: dict[str, str]) -> None:
         messages[-1] = replace(messages[-1], tool_calls=(*messages[-1].tool_calls, call))
     elif kind in _RESULTS:
         call_id = item.needed_text("call_id")
-        messages.append(Message("tool", _text(item, "output"), tool_call_id=call_id, name=names.get(call_id, "")))
+        text, images = content(item, "output")
+        messages.append(Message("tool", text, (), call_id, names.get(call_id, ""), images))
     elif kind == "message":
         role = item.needed_text("role")
         text, images = content(item, "content")
@@ -115,14 +115,6 @@ def _call(item: Fields) -> ToolCall:
     if item.text("type") == "function_call":
         return tool_call(call_id, item)
     return ToolCall(call_id, tool_name(item), as_json({TEXT_ARGUMENT: item.text("input") or ""}))
-
-
-def _text(item: Fields, key: str) -> str:
-    """Return the text of a content that must not have images."""
-    text, images = content(item, key)
-    if images:
-        refuse_media(images[0].name)
-    return text
 
 
 def _tool_choice(fields: Fields) -> tuple[str, frozenset[str] | None]:

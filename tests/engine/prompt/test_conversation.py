@@ -6,7 +6,7 @@ import pytest
 from support.agent_conversations import CONVERSATIONS, TOOLS, has_tools
 
 from llmrun.engine.prompt.template import ChatTemplate, ControlTexts, Part
-from llmrun.protocol.messages import Message
+from llmrun.protocol.messages import Image, Message
 
 _TURNS = (
     "{% for m in messages %}[{{ m.role }} {{ m.content }}"
@@ -110,3 +110,15 @@ def test_a_trial_that_exceeds_a_limit_says_nothing_about_the_template(monkeypatc
     endless = ChatTemplate("{% for i in range(5000) %}{{ messages[0].content }}{% endfor %}", bos="", eos="")
     with pytest.raises(BadTemplateError, match="endless"):
         endless.render(CONVERSATIONS["system text later"], ControlTexts(()))
+
+
+def test_an_image_in_a_result_stands_where_the_result_stands() -> None:
+    image = Image("data", "a.png", 2)
+    compiled = ChatTemplate(TEMPLATES["without tools"], bos="", eos="")
+    messages = (Message("user", "u1"), Message("tool", "It is", pictures=(image,)))
+    before, seen, after = compiled.render(messages, ControlTexts(()))
+    assert seen == image
+    assert isinstance(before, Part)
+    assert isinstance(after, Part)
+    assert before.text.endswith("<tool_response>\nIt")
+    assert after.text.startswith(" is")
