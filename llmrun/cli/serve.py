@@ -83,7 +83,7 @@ AliasOption = Annotated[
     typer.Option("--alias", metavar="NAME=MODEL", help="Another name of a model in requests; may be repeated."),
 ]
 AnyModelOption = Annotated[
-    bool, typer.Option("--any-model", help="Answer requests for unknown models with the first one.")
+    bool, typer.Option("--any-model", help="Answer requests for all other models with the first one.")
 ]
 KeepOption = Annotated[str, typer.Option("--keep", metavar="TIME", help="Unload a model after this idle time.")]
 ParallelOption = Annotated[int, typer.Option("--parallel", "-np", help="Requests answered at the same time.")]

@@ -49,7 +49,7 @@ class ServeOptions:
     adapters: tuple[Adapter, ...] = ()
     sampling: Mapping[str, Any] = field(default_factory=dict)  # fields of SamplingParams that override the client's
     aliases: Mapping[str, str] = field(default_factory=dict)  # other names of models
-    any_model: bool = False  # the first model answers requests for unknown names
+    any_model: bool = False  # the first model answers requests for all other names
 
 
 def run_in_event_loop(main: Coroutine[Any, Any, None]) -> None:

@@ -247,6 +247,24 @@ def test_an_alias_answers_with_the_true_name(serve: Serve, tmp_path: Path) -> No
     assert server.post(CHAT, {**HI, "model": "gpt-6"}).code == "model_not_found"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_ignored_is_named_in_a_header(serve: Serve, stream: bool) -> None:
+    server = serve()
+    tool = {"type": "function", "function": {"name": "f"}}
+    strange = {"type": "web_search, x\r\ny: z" * 9}
+    answer = server.post(CHAT, {**HI, "stream": stream, "tools": [tool, {"type": "web_search"}, strange]})
+    first, second = answer.headers["x-llmrun-ignored"].split(", ")
+    assert first == "tools[1].type=web_search"
+    assert second.startswith("tools[2].type=web_search??x??y:?z")
+    assert "x-llmrun-ignored" not in server.post(CHAT).headers
+    messages = {**HI, "max_tokens": 5, "tools": [{"type": "bash_20250124", "name": "bash"}]}
+    assert server.post("/v1/messages", messages).headers["x-llmrun-ignored"] == "tools[0].type=bash_20250124"
+    items = {"input": "Hi", "background": True, "tools": [{"type": "web_search"}, {"type": "custom", "name": "c"}]}
+    assert server.post("/v1/responses", items).headers["x-llmrun-ignored"] == "tools[0].type=web_search, background"
+    options = {**HI, "options": {"num_ctx": 4096}}
+    assert server.post("/api/chat", options).headers["x-llmrun-ignored"] == "options.num_ctx"
+
+
 def test_any_model_is_the_first_one(serve: Serve) -> None:
     server = serve(any_model=True)
     for name in ("claude-opus-9", "../etc/passwd", server.model):

@@ -26,6 +26,7 @@ from llmrun.server.answer_parts import (
     ResponseStarted,
 )
 from llmrun.server.protocols.fields import Fields
+from llmrun.server.protocols.ignored import ignored_fields, ignored_tools
 from llmrun.server.protocols.images import image_from_base64, refuse_media
 from llmrun.server.protocols.sampling import read_drafts, read_sampling, schema_grammar
 from llmrun.server.protocols.tools import checked_tools, complete_calls, tool, tool_call, tool_name
@@ -86,6 +87,7 @@ def read_count(body: Mapping[str, Any]) -> CompletionRequest:
         read_sampling(fields),
         stream=fields.flag("stream") is True,
         speculate=read_drafts(fields),
+        ignored=(*ignored_tools(fields, "custom"), *ignored_fields(fields, "mcp_servers", "container")),
     )
 
 

@@ -23,6 +23,7 @@ from llmrun.server.answer_parts import (
 )
 from llmrun.server.protocols.client_tools import ClientTool, client_tools, custom_input, flat_name, read_tools
 from llmrun.server.protocols.fields import Fields
+from llmrun.server.protocols.ignored import ignored_fields, ignored_tools
 from llmrun.server.protocols.openai import content, error_body, logprobs
 from llmrun.server.protocols.sampling import (
     ANY_OBJECT,
@@ -71,7 +72,9 @@ def read(body: Mapping[str, Any]) -> CompletionRequest:
     )
     stream = fields.flag("stream") is True
     name, drafts = fields.text("model") or "", read_drafts(fields)
-    return CompletionRequest(name, request, read_sampling(fields), stream=stream, speculate=drafts)
+    ignored = (*ignored_tools(fields, *_KINDS, "namespace"), *ignored_fields(fields, "background"))
+    sampling = read_sampling(fields)
+    return CompletionRequest(name, request, sampling, stream=stream, speculate=drafts, ignored=ignored)
 
 
 def _messages(fields: Fields) -> tuple[Message, ...]:
