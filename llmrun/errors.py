@@ -122,9 +122,17 @@ def require_within(name: str, value: float | None, bounds: tuple[float, float]) 
 
 
 class ContextOverflowError(UsageError):
-    """The prompt alone is longer than the context window."""
+    """The prompt alone is longer than the context window.
+
+    Args:
+        size: tokens of the prompt and of the context window, if known.
+    """
 
     code = "context-overflow"
+
+    def __init__(self, what: str, *, why: str = "", hint: str = "", size: tuple[int, int] | None = None) -> None:
+        super().__init__(what, why=why, hint=hint)
+        self.size = size
 
 
 class ModelNotFoundError(LlmrunError):

@@ -43,9 +43,7 @@ HOMES = {
     "huggingface_hub": ("models/hub_api.py",),
     "starlette": (
         "server/app.py",
-        "server/embedding_routes.py",
-        "server/engine_routes.py",
-        "server/ollama_routes.py",
+        *(f"server/{name}_routes.py" for name in ("embedding", "engine", "model", "ollama")),
         "server/page/routes.py",
     ),
     "uvicorn": ("server/listener.py",),

@@ -79,6 +79,13 @@ AllowHostOption = Annotated[
         rich_help_panel="Network",
     ),
 ]
+AliasOption = Annotated[
+    list[str] | None,
+    typer.Option("--alias", metavar="NAME=MODEL", help="Another name of a model in requests; may be repeated."),
+]
+AnyModelOption = Annotated[
+    bool, typer.Option("--any-model", help="Answer requests for all other models with the first one.")
+]
 KeepOption = Annotated[str, typer.Option("--keep", metavar="TIME", help="Unload a model after this idle time.")]
 ParallelOption = Annotated[int, typer.Option("--parallel", "-np", help="Requests answered at the same time.")]
 QueueOption = Annotated[int, typer.Option("--queue", help="Requests that may wait; further ones get 503.")]
@@ -98,6 +105,8 @@ def serve(
     key_file: KeyFileOption = None,
     allow_origin: AllowOriginOption = None,
     allow_host: AllowHostOption = None,
+    alias: AliasOption = None,
+    any_model: AnyModelOption = False,
     keep: KeepOption = "5m",
     parallel: ParallelOption = 8,
     queue: QueueOption = 64,
@@ -124,6 +133,8 @@ def serve(
     output = Output(json=log_json)
     policy = _policy(host, listening, key_file, allow_origin or [], allow_host or [])
     names = tuple(dict.fromkeys(models or []))
+    if any_model and not names:
+        raise UsageError("--any-model needs a model", hint="llmrun serve MODEL --any-model")
     options = ServeOptions(
         names,
         policy,
@@ -138,6 +149,8 @@ def serve(
         projector=loading.projector,
         adapters=loading.adapters,
         sampling=marking,
+        aliases=_aliases(alias or []),
+        any_model=any_model,
     )
     run_in_event_loop(_run(output, options, listening, parent, log_json=log_json))
 
@@ -179,6 +192,26 @@ def _open_browser(address: str) -> bool:
     # A browser that was not running may hold up who starts it.
     threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
     return True
+
+
+def _aliases(given: list[str]) -> dict[str, str]:
+    """Return the model of each --alias.
+
+    Raises:
+        UsageError: one is not NAME=MODEL.
+        ModelNotFoundError: a model is not on this disk.
+    """
+    from llmrun.models.location import locate, not_on_disk
+
+    settings, found = load_settings(), dict[str, str]()
+    for each in given:
+        name, _, model = each.partition("=")
+        if not name or not model:
+            raise UsageError(f"invalid --alias {each!r:.80}", why="must be NAME=MODEL", hint="--alias gpt-5=qwen3-4b")
+        if locate(model, settings).path is None:
+            raise not_on_disk(model)
+        found[name] = model
+    return found
 
 
 def _give_way() -> None:

@@ -23,7 +23,7 @@ from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Extras
 from llmrun.engine.llama.base import ALLOCATING
 from llmrun.engine.llama.media import Projector
-from llmrun.engine.prompt.images import image_bytes
+from llmrun.engine.prompt.images import image_bytes, with_omitted_images
 from llmrun.engine.prompt.template import NAMED, ChatTemplate, ControlTexts, Part
 from llmrun.engine.prompt.thinking import (
     ReasoningTracker,
@@ -274,8 +274,9 @@ class Preparer:
         """
         self._raise_if_too_long(asked.messages[-1:])
         tokenize, prompt = self._vocabulary.tokenize, self.prompt(Generate(request, asked), send, is_counted=True)
-        each = [len(tokenize(message.content, special=False)) for message in asked.messages]
-        for index, message in enumerate(asked.messages):
+        messages = self._readable(asked.messages)
+        each = [len(tokenize(message.content, special=False)) for message in messages]
+        for index, message in enumerate(messages):
             each[index] += sum(self._image_lengths[hash(image.data)] for image in message.pictures)
         return TokenCount(tuple(each), len(prompt.tokens))
 
@@ -325,7 +326,8 @@ class Preparer:
                 send(Rendering(generate.request))
                 template = self._chat_template(request.template)
                 tools = request.tools if offers_tools(request) else ()
-                parts = template.render(request.messages, self._control_texts(), thinking=request.thinking, tools=tools)
+                messages = self._readable(request.messages)
+                parts = template.render(messages, self._control_texts(), thinking=request.thinking, tools=tools)
             send(Rendered(generate.request))
             empty = UsageError(
                 "the prompt is empty",
@@ -338,6 +340,9 @@ class Preparer:
         if not tokens:
             raise empty
         return TokenizedPrompt(text, tokens, PromptImages(placed) if placed else None)
+
+    def _readable(self, messages: Sequence[Message]) -> Sequence[Message]:
+        return messages if self._projector is not None else with_omitted_images(messages)
 
     def _encode_image(self, request: int, send: Callable[[Event], None] | None, image: Image) -> Pieces:
         """Return the tokens and vectors of an image, and send ImageAccepted."""
@@ -364,6 +369,7 @@ class Preparer:
             raise ContextOverflowError(
                 f"the prompt is at least {minimum:,} tokens long, the context window {self._n_ctx:,}",
                 hint="shorten it, or ask for a larger context window with --ctx",
+                size=(minimum, self._n_ctx),
             )
 
     def _tokens(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from llmrun.errors import BY_CODE, TEXT, LlmrunError, UsageError, brief, require
+from llmrun.errors import BY_CODE, TEXT, ContextOverflowError, LlmrunError, UsageError, brief, require
 from llmrun.grammar import Grammar
 from llmrun.protocol.adapters import AdapterScale
 from llmrun.protocol.arguments import check_fields
@@ -372,20 +372,24 @@ class JobDone(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """A request failed; the fields are those of LlmrunError."""
+    """A request failed; the fields are those of LlmrunError and ContextOverflowError."""
 
     request: int
     code: str
     what: str
     why: str = ""
     hint: str = ""
+    size: tuple[int, int] | None = None
 
     @classmethod
     def of(cls, error: LlmrunError, request: int) -> Failed:
-        return cls(request, error.code, error.what, error.why, error.hint)
+        size = error.size if isinstance(error, ContextOverflowError) else None
+        return cls(request, error.code, error.what, error.why, error.hint, size)
 
     def error(self) -> LlmrunError:
         """Return the error, of the class that the engine raised."""
+        if self.code == ContextOverflowError.code:
+            return ContextOverflowError(self.what, why=self.why, hint=self.hint, size=self.size)
         return BY_CODE.get(self.code, LlmrunError)(self.what, why=self.why, hint=self.hint)
 
 

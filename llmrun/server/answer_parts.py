@@ -33,6 +33,7 @@ class CompletionRequest(NamedTuple):
     stream: bool = False
     keep_seconds: float | None = None  # time that the model stays loaded; None: the server's default, -1: for ever
     speculate: int | None = None  # drafted tokens per step, see planning.speculation.read_speculate(); None: default
+    ignored: tuple[str, ...] = ()  # fields that are not honoured, e.g. "tools[8].type=web_search"
 
 
 class ResponseStarted(NamedTuple):

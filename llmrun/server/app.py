@@ -23,8 +23,9 @@ from llmrun.server.embedding_routes import EmbeddingRoutes
 from llmrun.server.engine_routes import EngineRoutes
 from llmrun.server.exchange import CompletionApi, HttpExchange, ServerState
 from llmrun.server.guard import App, Guard, Policy, Receive, Scope, Send
-from llmrun.server.http_errors import DrainingError, MethodNotAllowedError, RouteNotFoundError, model_not_found
+from llmrun.server.http_errors import DrainingError, MethodNotAllowedError, RouteNotFoundError
 from llmrun.server.http_messages import send_error
+from llmrun.server.model_routes import ModelRoutes
 from llmrun.server.ollama_routes import OllamaRoutes
 from llmrun.server.page.routes import PageRoutes
 from llmrun.server.protocols import anthropic, ollama, openai, openai_chat, openai_responses, openai_text
@@ -83,8 +84,7 @@ class HttpApp:
             ),
             Route("/health", self._health, methods=get),
             Route("/metrics", self._show_metrics, methods=get),
-            Route("/v1/models", self._models, methods=get),
-            Route("/v1/models/{name:path}", self._model, methods=get),
+            *ModelRoutes(self._pool, self._catalog).routes,
             *EngineRoutes(self._state).routes,
             *EmbeddingRoutes(self._state).routes,
             *OllamaRoutes(self._pool, self._catalog).routes,
@@ -144,23 +144,6 @@ class HttpApp:
         text = self._metrics.text(await self._pool.statuses())
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
-    async def _models(self, request: Request) -> Response:
-        entries = [_entry(name, created) for name, created in (await self._models_by_name()).items()]
-        return JSONResponse({"object": "list", "data": entries})
-
-    async def _model(self, request: Request) -> Response:
-        name = request.path_params["name"]
-        models = await self._models_by_name()
-        if name not in models:
-            raise model_not_found(name)
-        return JSONResponse(_entry(name, models[name]))
-
-    async def _models_by_name(self) -> dict[str, int]:
-        """Return names and Unix times of all models, with those of the command line first."""
-        found = await asyncio.to_thread(self._catalog.created)
-        names = (*self._pool.names, *self._pool.adapters.names)
-        return {**{name: found.get(name, 0) for name in names}, **found}
-
 
 class _AsgiEndpoint:
     """An ASGI application as a route's endpoint; a function would get a Request from Starlette."""
@@ -170,10 +153,6 @@ class _AsgiEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
-
-
-def _entry(name: str, created: int) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": created, "owned_by": "llmrun"}
 
 
 def _error_body(path: str) -> Callable[[LlmrunError, int], dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from pathlib import Path
 
 from llmrun.config import Settings
@@ -35,6 +36,14 @@ class ModelCatalog:
                 found.append(_describe(each, self._header(each)))
             except (LlmrunError, OSError):
                 continue  # damaged, or just removed; a request for it gets the error
+        return found
+
+    def trained_contexts(self) -> dict[str, int]:
+        """Return the context window that each model was trained with, of those whose headers are readable."""
+        found: dict[str, int] = {}
+        for each in all_models(self._settings):
+            with suppress(LlmrunError, OSError):
+                found[each.name] = self._header(each).n_ctx_train
         return found
 
     def find(self, name: str) -> tuple[ModelDescription, Header]:

@@ -50,7 +50,7 @@ class EmbeddingRoutes:
     def _embedding(self, read: Read, write: Write) -> Any:
         async def embed(http: Request) -> Response:
             request = read(parse_json(await read_body(http.receive)))
-            self._pool.adapters.refuse(request.model)
+            self._pool.adapters.refuse(self._pool.true_name(request.model))
             with self._traffic.admitted(1):
                 async with self._pool.lease(request.model, request.keep_seconds) as pooled:
                     engine = await self._pool.ready(pooled)
@@ -59,7 +59,7 @@ class EmbeddingRoutes:
                     texts, tokens = request.texts, request.tokens
                     commands = embedding.of_tokens(tokens) if tokens else embedding.commands(texts)
                     results = await self._results(http, engine, list(commands))
-            name = request.model or pooled.name
+            name = self._pool.true_name(request.model) or pooled.name
             _log_usage(http, name, results)
             body = await asyncio.to_thread(lambda: write(request, joined(map(embedding.read, results)), name))
             return await asyncio.to_thread(JSONResponse, body)
@@ -82,14 +82,14 @@ class EmbeddingRoutes:
 
     async def _rerank(self, http: Request) -> Response:
         request = embeddings.read_rerank(parse_json(await read_body(http.receive)))
-        self._pool.adapters.refuse(request.model)
+        self._pool.adapters.refuse(self._pool.true_name(request.model))
         with self._traffic.admitted(1):
             async with self._pool.lease(request.model) as pooled:
                 engine = await self._pool.ready(pooled)
                 assert pooled.model is not None
                 ranking = Ranking(pooled.model.header, pooled.located.spec.embedding)
                 results = await self._results(http, engine, list(ranking.commands(request.query, request.documents)))
-        name = request.model or pooled.name
+        name = self._pool.true_name(request.model) or pooled.name
         tokens = _log_usage(http, name, results)
         return JSONResponse(embeddings.rerank_body(request, ranking.read(results), name, tokens))
 

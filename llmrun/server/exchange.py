@@ -31,6 +31,7 @@ KEEP_ALIVE_SECONDS = 5.0
 STALL_SECONDS = 60.0
 """A client that reads nothing for this long counts as disconnected."""
 _LONG_BODY = 16 * 1024  # bytes; a longer one is parsed in another thread
+_MOST_IGNORED = 1000  # characters of the header that names what is ignored
 _ERROR_SECONDS = 1.0  # to send the errors that end streams at shutdown
 
 
@@ -138,6 +139,7 @@ class HttpExchange:
         self._writer: Writer | None = None
         self._is_stream = False
         self._has_sent_headers = False
+        self._ignored: Headers = []
         self._task = _current_task()
         self._sent_at = time.monotonic()
         self._is_sending = False
@@ -160,11 +162,15 @@ class HttpExchange:
     def _parse(self, data: bytes) -> tuple[dict[str, Any], CompletionRequest]:
         body = parse_json(data)
         completion = self._api.read(body)
-        return body, completion._replace(sampling={**completion.sampling, **self._sampling})
+        model = self._pool.true_name(completion.model)
+        return body, completion._replace(model=model, sampling={**completion.sampling, **self._sampling})
 
     async def _respond(self, body: Mapping[str, Any], completion: CompletionRequest, pooled: PooledModel) -> None:
         name = completion.model or pooled.name
         self._log["model"] = name
+        if completion.ignored:
+            self._log["ignored"] = completion.ignored
+            self._ignored = [(b"x-llmrun-ignored", ", ".join(completion.ignored)[:_MOST_IGNORED].encode())]
         envelope = Envelope(f"{self._api.id_prefix}{secrets.token_hex(12)}", int(time.time()), name)
         self._writer = writer = self._api.writer(body, envelope)
         self._is_stream = completion.stream
@@ -182,7 +188,7 @@ class HttpExchange:
             if self._is_stream:
                 await self._send_chunk(writer.end(), is_last=True)
             else:
-                await send_json(self._send, 200, writer.whole())
+                await send_json(self._send, 200, writer.whole(), self._ignored)
         finally:
             answers.cancel()
             for task in watchers:
@@ -262,7 +268,7 @@ class HttpExchange:
             return b""
         self._has_sent_headers = True
         headers: Headers = [(b"content-type", writer.media_type.encode()), (b"x-accel-buffering", b"no")]
-        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._send({"type": "http.response.start", "status": 200, "headers": [*headers, *self._ignored]})
         return writer.begin()
 
     async def _keep_alive(self, writer: Writer) -> bytes:

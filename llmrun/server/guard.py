@@ -31,6 +31,7 @@ LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 """Names that always mean this machine."""
 _SHORTEST_KEY = 8
 _OPEN_PATHS = frozenset({"/health"})  # need no key
+_UNDECLARED = frozenset({b"", b"application/x-www-form-urlencoded"})
 _VARY = (b"vary", b"origin")
 
 Scope = MutableMapping[str, Any]
@@ -154,11 +155,11 @@ class Guard:
 
 
 def _is_json(headers: Headers) -> bool:
-    """Return whether a body is declared as JSON. Clients other than browsers may omit the type, as LiteLLM does."""
-    kind = header(headers, b"content-type")
-    if kind is None:
-        return header(headers, b"origin") is None and header(headers, b"sec-fetch-site") is None
-    return kind.split(b";")[0].strip().lower() == b"application/json"
+    """Return whether a body is JSON. Clients other than browsers may omit the type, as LiteLLM and `curl -d` do."""
+    kind = (header(headers, b"content-type") or b"").split(b";")[0].strip().lower()
+    if kind in _UNDECLARED:
+        return not any(name == b"origin" or name.startswith(b"sec-fetch-") for name, _ in headers)
+    return kind == b"application/json"
 
 
 def _too_large() -> BodyTooLargeError:

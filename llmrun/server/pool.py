@@ -10,11 +10,12 @@ import hashlib
 import math
 import re
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from llmrun.config import Settings
@@ -116,6 +117,8 @@ class Pool:
         start: starts an engine process for a model.
         on_loaded: called after every load.
         adapters: of one of the models.
+        aliases: other names of models.
+        any_model: the first model answers requests for all other names.
     """
 
     def __init__(
@@ -129,8 +132,10 @@ class Pool:
         on_loaded: Callable[[PooledModel], None] = lambda pooled: None,
         idle_seconds: float = IDLE_SECONDS,
         adapters: ServedAdapters = NO_ADAPTERS,
+        aliases: Mapping[str, str] = MappingProxyType({}),
+        any_model: bool = False,
     ) -> None:
-        self.names, self.adapters = tuple(names), adapters
+        self.names, self.adapters, self.aliases, self._any_model = tuple(names), adapters, aliases, any_model
         # Engines inherit the niceness of the thread that starts them: start it before the server raises its own.
         self._launcher = ThreadPoolExecutor(1, "engine launcher")
         self._launcher.submit(int)
@@ -198,8 +203,25 @@ class Pool:
             pooled.can_measure = not found.times
             await asyncio.to_thread(drafting.remember, *found)
 
+    def true_name(self, name: str) -> str:
+        """Return the name of the model that answers requests for a name; "" for the first one."""
+        name = self.aliases.get(name.removesuffix(":latest"), name)
+        is_known = name.removesuffix(":latest") in (*self.names, *self.adapters.names, *self.aliases.values())
+        return "" if self._any_model and not is_known else name
+
+    def base_name(self, name: str) -> str:
+        """Return the name of the model that answers requests for a name, without its adapter; "" if there is none."""
+        return self.adapters.base(self.true_name(name)).removesuffix(":latest") or next(iter(self.names), "")
+
+    def n_ctx(self, name: str) -> int:
+        """Return the context window of a model that is or was loaded, 0 for others."""
+        pooled = self._models.get(self._paths.get(name, Path()))
+        if pooled is None or pooled.model is None:
+            return 0
+        return pooled.loaded.n_ctx if pooled.loaded is not None else pooled.model.plan.n_ctx
+
     async def _find(self, name: str) -> PooledModel:
-        name = self.adapters.base(name).removesuffix(":latest") or next(iter(self.names), "")
+        name = self.base_name(name)
         if not name:
             raise UsageError("model is missing", hint="name one of /v1/models")
         path = self._paths.get(name)
@@ -211,16 +233,17 @@ class Pool:
         return self._models[path]
 
     def _locate(self, name: str) -> ModelLocation:
-        """Locate a model; only names of the command line may be paths.
+        """Locate a model; only names and aliases of the command line may be paths.
 
         Raises:
             ModelNotFoundError: it is not on this disk; the server downloads nothing.
         """
-        if name not in self.names and (len(name) > _LONGEST_NAME or not _NAME.fullmatch(name)):
+        is_given = name in self.names or name in self.aliases.values()
+        if not is_given and (len(name) > _LONGEST_NAME or not _NAME.fullmatch(name)):
             raise model_not_found(name)
         located = locate(name, self._settings)
         is_path = located.spec.path is not None and not name.startswith(("ollama/", "lmstudio/"))
-        if is_path and name not in self.names:
+        if is_path and not is_given:
             raise model_not_found(name)
         if located.path is None:
             raise not_on_disk(name)

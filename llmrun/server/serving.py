@@ -49,6 +49,8 @@ class ServeOptions:
     projector: str | None = None  # for images; None: the file beside the model, if any
     adapters: tuple[Adapter, ...] = ()
     sampling: Mapping[str, Any] = field(default_factory=dict)  # fields of SamplingParams that override the client's
+    aliases: Mapping[str, str] = field(default_factory=dict)  # other names of models
+    any_model: bool = False  # the first model answers requests for all other names
 
 
 def run_in_event_loop(main: Coroutine[Any, Any, None]) -> None:
@@ -93,6 +95,8 @@ class Serving:
             start=start,
             on_loaded=on_loaded,
             adapters=adapters,
+            aliases=options.aliases,
+            any_model=options.any_model,
         )
         self._traffic = Traffic(options.wishes.parallel + options.queue, options.answer_seconds)
         state = ServerState(self._pool, self._traffic, self.metrics, options.sampling)

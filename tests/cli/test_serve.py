@@ -61,6 +61,8 @@ def test_beside_the_last_port_the_one_before_is_told() -> None:
         (("--host", "no such host"), "there is no address no such host"),
         (("--key-file", "missing.txt"), "--key-file missing.txt can't be read"),
         (("--ctx", "5"), "invalid --ctx 5"),
+        (("--alias", "gpt-5"), "invalid --alias 'gpt-5'"),
+        (("--any-model",), "--any-model needs a model"),
     ],
 )
 def test_wrong_options_are_named(words: tuple[str, ...], what: str) -> None:

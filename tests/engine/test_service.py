@@ -27,6 +27,7 @@ from llmrun.protocol.messages import (
     Failed,
     Finished,
     Generate,
+    Image,
     Message,
     Rendered,
     Rendering,
@@ -364,3 +365,11 @@ def test_what_was_saved_is_found(tmp_path: Path) -> None:
 def test_a_broken_grammar_is_said_before_anything_is_rendered() -> None:
     with pytest.raises(LlmrunError, match="line 1"):
         preparer().prepare(chat("Hi", grammar=Grammar("gbnf", "root ::= nothing")), refuse)
+
+
+def test_an_image_in_a_result_is_a_line_for_a_model_without_vision() -> None:
+    result = Message("tool", "a.png", pictures=(Image("", "a.png", 5),))
+    asked = AnswerRequest((Message("user", "Read a.png"), result))
+    expected = "a.png\n[image omitted: this model has no vision]"
+    assert expected in preparer().prompt(Generate(1, asked)).text
+    assert preparer().count(asked, 1, lambda event: None).each[1] == len(expected)

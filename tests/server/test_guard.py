@@ -101,7 +101,8 @@ def test_a_permitted_preflight_echoes_the_headers_that_are_asked_for(server: Liv
     ("kind", "browser"),
     [
         ("text/plain", {}),
-        ("application/x-www-form-urlencoded", {}),
+        ("application/x-www-form-urlencoded", {"origin": "https://allowed.example"}),
+        ("application/x-www-form-urlencoded", {"sec_fetch_mode": "no-cors"}),
         ("multipart/form-data; boundary=x", {}),
         ("", {"origin": "https://allowed.example"}),
         ("", {"sec_fetch_site": "cross-site"}),
@@ -116,7 +117,8 @@ def test_what_a_page_may_send_unasked_is_not_taken_for_json(
 
 
 def test_what_is_no_browser_need_not_say_that_it_sends_json(server: LiveServer) -> None:
-    assert server.post(CHAT, {}, content_type="").code == "usage"  # it was read: messages is missing
+    for kind in ("", "application/x-www-form-urlencoded"):  # the second is that of `curl -d`
+        assert server.post(CHAT, {}, content_type=kind).code == "usage"  # it was read: messages is missing
 
 
 def test_json_with_a_charset_is_json(server: LiveServer) -> None:

@@ -226,6 +226,53 @@ def test_models_are_listed_and_found(serve: Serve) -> None:
     assert server.get("/v1/models/nothing/like:that").code == "model_not_found"
 
 
+def test_models_have_their_context_window(serve: Serve, tmp_path: Path) -> None:
+    server = serve(aliases={"gpt-5": str(tmp_path / "tiny.gguf")})
+    server.post(CHAT)
+    n_ctx = server.get("/props").json["default_generation_settings"]["n_ctx"]
+    for name in (server.model, "gpt-5"):
+        entry = next(each for each in server.get("/v1/models").json["data"] if each["id"] == name)
+        assert entry["context_length"] == entry["max_model_len"] == n_ctx
+    page = server.get("/v1/models", anthropic_version="2023-06-01").json
+    entry = page["data"][0]
+    assert (page["has_more"], page["first_id"], entry["id"]) == (False, server.model, server.model)
+    assert (entry["type"], entry["display_name"], entry["max_input_tokens"]) == ("model", server.model, n_ctx)
+    assert entry["created_at"].endswith("Z")
+
+
+def test_an_alias_answers_with_the_true_name(serve: Serve, tmp_path: Path) -> None:
+    server = serve(aliases={"gpt-5": str(tmp_path / "tiny.gguf")})
+    for name in ("gpt-5", "gpt-5:latest"):
+        assert server.post(CHAT, {**HI, "model": name}).json["model"] == server.model
+    assert server.post(CHAT, {**HI, "model": "gpt-6"}).code == "model_not_found"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_ignored_is_named_in_a_header(serve: Serve, stream: bool) -> None:
+    server = serve()
+    tool = {"type": "function", "function": {"name": "f"}}
+    strange = {"type": "web_search, x\r\ny: z" * 9}
+    answer = server.post(CHAT, {**HI, "stream": stream, "tools": [tool, {"type": "web_search"}, strange]})
+    first, second = answer.headers["x-llmrun-ignored"].split(", ")
+    assert first == "tools[1].type=web_search"
+    assert second.startswith("tools[2].type=web_search??x??y:?z")
+    assert "x-llmrun-ignored" not in server.post(CHAT).headers
+    messages = {**HI, "max_tokens": 5, "tools": [{"type": "bash_20250124", "name": "bash"}]}
+    assert server.post("/v1/messages", messages).headers["x-llmrun-ignored"] == "tools[0].type=bash_20250124"
+    items = {"input": "Hi", "background": True, "tools": [{"type": "web_search"}, {"type": "custom", "name": "c"}]}
+    assert server.post("/v1/responses", items).headers["x-llmrun-ignored"] == "tools[0].type=web_search, background"
+    options = {**HI, "options": {"num_ctx": 4096}}
+    assert server.post("/api/chat", options).headers["x-llmrun-ignored"] == "options.num_ctx"
+
+
+def test_any_model_is_the_first_one(serve: Serve) -> None:
+    server = serve(any_model=True)
+    for name in ("claude-opus-9", "../etc/passwd", server.model):
+        body = {**HI, "model": name, "max_tokens": 5}
+        assert server.post(CHAT, body).json["model"] == server.model
+        assert server.post("/v1/messages", body).json["model"] == server.model
+
+
 def test_metrics_have_vllms_names(serve: Serve) -> None:
     server = serve()
     server.post(CHAT)

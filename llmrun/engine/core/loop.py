@@ -127,6 +127,7 @@ class Engine:
             raise ContextOverflowError(
                 f"the prompt is {len(prompt):,} tokens long, the context window {self._window:,}",
                 hint="shorten it, or ask for a larger context window with --ctx",
+                size=(len(prompt), self._window),
             )
         if extras.drafting is not None and self.can_draft:
             self._drafts = self._drafts_requested = True

@@ -11,6 +11,7 @@ from dataclasses import replace
 from llmrun.errors import UsageError
 from llmrun.protocol.messages import Image, Message
 
+_OMITTED = "[image omitted: this model has no vision]"
 MAX_PIXELS = 64 << 20  # Of one image: it takes three bytes each while decoded, and some copies
 _PRIVATE = range(0xF0000, 0xFFFFE)  # plane 15, private use: no tokenizer has special tokens there
 _SIZED_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # JPEG segments with the size
@@ -38,6 +39,17 @@ def with_placeholders(messages: Sequence[Message]) -> tuple[Sequence[Message], d
             content = content.replace("\0", next(characters), 1)
         replaced.append(replace(message, content=content, pictures=()) if message.pictures else message)
     return replaced, placeholders
+
+
+def with_omitted_images(messages: Sequence[Message]) -> list[Message]:
+    """Replace the images in results of tools by a line, for a model without vision; images of users stay."""
+    rewritten = []
+    for message in messages:
+        if message.role == "tool" and message.pictures:
+            lines = "\n".join([_OMITTED] * len(message.pictures))
+            message = replace(message, content=f"{message.content}\n{lines}".lstrip("\n"), pictures=())
+        rewritten.append(message)
+    return rewritten
 
 
 def image_bytes(image: Image) -> tuple[bytes, int, int]:

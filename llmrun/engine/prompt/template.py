@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import datetime
 from functools import cached_property
 from itertools import groupby
@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from llmrun.engine.llama.submodules import import_submodule
+from llmrun.engine.prompt.conversation import TemplateRules, fit
 from llmrun.engine.prompt.images import with_placeholders
 from llmrun.engine.prompt.tools import (
     OTHERS,
@@ -50,6 +51,7 @@ MAX_BITS = 64 * 1024  # Of an integer: arithmetic with longer ones can take hour
 MAX_DATE_CHARACTERS = 1024  # Of a date format: strftime can't be interrupted
 
 _REFUSES = "the chat template refuses this conversation"
+_FAILS = "the chat template fails"
 _PROBE_TEXT = "Is this said?"
 _OTHER_TEMPLATE = "choose another template with --template"
 
@@ -118,22 +120,12 @@ class ChatTemplate:
 
     @cached_property
     def _own_syntax(self) -> Syntax | None:
-        """The syntax in which the template writes calls; None if it has none.
-
-        Raises:
-            BadTemplateError: rendering took too long. On a busy machine that says nothing about the template.
-        """
+        """The syntax in which the template writes calls; None if it has none."""
         variables = {
             "messages": [message_data(message, str) for message in PROBE],
             "tools": [tool_data(PROBE_TOOL, str)],
         }
-        limits = RenderLimits.of(PROBE, (PROBE_TOOL,))
-        try:
-            return syntax_in(_limited(lambda: self._generate(variables, limits.characters), limits))
-        except BadTemplateError as error:
-            if isinstance(error.__context__, _OverdueError):
-                raise
-            return None
+        return syntax_in(self._trial(variables))
 
     @cached_property
     def _needs_lists(self) -> bool:
@@ -142,13 +134,25 @@ class ChatTemplate:
             return False
         plain = {"messages": [{"role": "user", "content": _PROBE_TEXT}]}
         listed = {"messages": [{"role": "user", "content": [{"type": "text", "text": _PROBE_TEXT}]}]}
+        return _PROBE_TEXT not in self._trial(plain) and _PROBE_TEXT in self._trial(listed)
+
+    @cached_property
+    def _rules(self) -> TemplateRules:
+        return TemplateRules(lambda messages, tools: self._trial(self._variables(*self._fitted(messages, tools), str)))
+
+    def _trial(self, variables: dict[str, Any]) -> str:
+        """Return the output for a short conversation; "" if the template refuses it or fails.
+
+        Raises:
+            BadTemplateError: the template exceeds a limit. On a busy machine that says nothing about the template.
+        """
         limits = RenderLimits.of(())
-        with suppress(BadTemplateError):
-            if _PROBE_TEXT in _limited(lambda: self._generate(plain, limits.characters), limits):
-                return False
-        with suppress(BadTemplateError):
-            return _PROBE_TEXT in _limited(lambda: self._generate(listed, limits.characters), limits)
-        return False
+        try:
+            return _limited(lambda: self._generate(variables, limits.characters), limits)
+        except BadTemplateError as error:
+            if error.what not in (_REFUSES, _FAILS):
+                raise
+            return ""
 
     def render(
         self,
@@ -161,8 +165,8 @@ class ChatTemplate:
         """Render the prompt for the assistant's next turn.
 
         Usually the prompt is one part, tokenized as in llama.cpp. If a message contains the text of a control token,
-        that text becomes a part which is tokenized as plain text. If a template refuses system prompts, the system
-        prompt is put before the first question, as in llama.cpp.
+        that text becomes a part which is tokenized as plain text. A conversation that the template does not take is
+        rewritten, see llmrun.engine.prompt.conversation.
 
         Args:
             messages: the conversation.
@@ -175,37 +179,38 @@ class ChatTemplate:
         """
         options = {} if thinking is None else {"enable_thinking": thinking}
         messages, images = with_placeholders(messages)
-        if not tools and all(message.role != "tool" and not message.tool_calls for message in messages):
-            pass
-        elif self._own_syntax is None:
+        return _with_images(self._parts(*self._fitted(messages, tools, self._rules), control, options), images)
+
+    def _fitted(
+        self, messages: Sequence[Message], tools: Sequence[Tool], rules: TemplateRules | None = None
+    ) -> tuple[Sequence[Message], Sequence[Tool]]:
+        """Return the conversation and the tools as the template takes them; a trial has no rules yet."""
+        has_calls = bool(tools) or any(message.role == "tool" or message.tool_calls for message in messages)
+        if has_calls and self._own_syntax is None:
             messages, tools = in_text(messages, tools), ()
-        elif self._own_syntax in (MISTRAL, MISTRAL_ARGS):
+        if rules is not None:
+            messages = fit(messages, rules)
+        if has_calls and self._own_syntax in (MISTRAL, MISTRAL_ARGS):
             messages = for_mistral(messages)
-        try:
-            parts = self._parts(messages, tools, control, options)
-        except BadTemplateError as error:
-            merged = _system_in_question(messages)
-            if error.what != _REFUSES or merged is None:
-                raise
-            try:
-                parts = self._parts(merged, tools, control, options)
-            except BadTemplateError:
-                raise error from None
-        return _with_images(parts, images)
+        return messages, tools
 
     def _parts(
         self, messages: Sequence[Message], tools: Sequence[Tool], control: ControlTexts, options: dict[str, Any]
     ) -> list[Part]:
         mask = _Mask(collect_texts(messages, tools), control)
-        data = [message_data(message, mask.hide) for message in messages]
+        variables = options | self._variables(messages, tools, mask.hide)
+        limits = RenderLimits.of(messages, tools)
+        return mask.parts(_limited(lambda: self._generate(variables, limits.characters), limits))
+
+    def _variables(
+        self, messages: Sequence[Message], tools: Sequence[Tool], hide: Callable[[str], str]
+    ) -> dict[str, Any]:
+        data = [message_data(message, hide) for message in messages]
         if self._needs_lists:
             data = [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in data]
         has_calls = any(message.tool_calls for message in messages)
-        variables = {**options, "messages": with_responses(data) if has_calls and self._own_syntax is GEMMA else data}
-        if tools:
-            variables["tools"] = [tool_data(tool, mask.hide) for tool in tools]
-        limits = RenderLimits.of(messages, tools)
-        return mask.parts(_limited(lambda: self._generate(variables, limits.characters), limits))
+        variables = {"messages": with_responses(data) if has_calls and self._own_syntax is GEMMA else data}
+        return variables | ({"tools": [tool_data(tool, hide) for tool in tools]} if tools else {})
 
     def _generate(self, variables: dict[str, Any], max_characters: int) -> str:
         pieces: list[str] = []
@@ -334,14 +339,6 @@ def _merge(parts: list[Part]) -> list[Part]:
     return merged
 
 
-def _system_in_question(messages: Sequence[Message]) -> list[Message] | None:
-    """Return the conversation with its system prompt in the first question; None unless it begins with both."""
-    if [message.role for message in messages[:2]] != ["system", "user"]:
-        return None
-    system, question = messages[:2]
-    return [Message("user", f"{system.content}\n{question.content}"), *messages[2:]]
-
-
 def _environment() -> Any:
     runtime, extensions = import_submodule("jinja2", "runtime"), import_submodule("jinja2", "ext")
     environment = _sandbox(import_submodule("jinja2", "sandbox"))(
@@ -445,7 +442,7 @@ def _limited(work: Callable[[], _Result], limits: RenderLimits) -> _Result:
         raise BadTemplateError(what, hint=_OTHER_TEMPLATE) from None
     except Exception as error:  # a template can raise any of Python's
         why = _line(f"{type(error).__name__}: {error}")
-        raise BadTemplateError("the chat template fails", why=why, hint=_OTHER_TEMPLATE) from error
+        raise BadTemplateError(_FAILS, why=why, hint=_OTHER_TEMPLATE) from error
 
 
 def _in_time(work: Callable[[], _Result], seconds: float) -> _Result:

@@ -74,11 +74,7 @@ def in_text(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]
     was_result = False
     for message in messages:
         is_result = message.role == "tool"
-        if is_result:
-            message = Message("user", f"<tool_response>\n{message.content}\n</tool_response>")
-        elif message.tool_calls:
-            calls = (_format_call(call) for call in message.tool_calls)
-            message = Message(message.role, "\n".join(filter(None, (message.content, *calls))))
+        message = as_text(message)
         if was_result and message.role == "user":  # many templates demand alternating roles
             message = Message("user", f"{rewritten.pop().content}\n{message.content}")
         rewritten.append(message)
@@ -90,6 +86,15 @@ def in_text(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]
     if rewritten and rewritten[0].role == "system":
         return [Message("system", f"{rewritten[0].content}\n\n{instructions}"), *rewritten[1:]]
     return [Message("system", instructions), *rewritten]
+
+
+def as_text(message: Message) -> Message:
+    """Return a message with its calls as text; a result becomes the user's."""
+    if message.role == "tool":
+        return Message("user", f"<tool_response>\n{message.content}\n</tool_response>")
+    if not message.tool_calls:
+        return message
+    return Message(message.role, "\n".join(filter(None, (message.content, *map(_format_call, message.tool_calls)))))
 
 
 def _format_call(call: ToolCall) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from llmrun.errors import ContextOverflowError, LlmrunError, UsageError
 from llmrun.grammar import Grammar
-from llmrun.protocol.messages import AnswerRequest, Image, Message, Stats, ToolCall
+from llmrun.protocol.messages import AnswerRequest, Image, Message, Stats
 from llmrun.protocol.params import MOST_TOKENS, Limits
 from llmrun.server.answer_parts import (
     AccumulatedAnswer,
@@ -26,9 +26,10 @@ from llmrun.server.answer_parts import (
     ResponseStarted,
 )
 from llmrun.server.protocols.fields import Fields
+from llmrun.server.protocols.ignored import ignored_fields, ignored_tools
 from llmrun.server.protocols.images import image_from_base64, refuse_media
 from llmrun.server.protocols.sampling import read_drafts, read_sampling, schema_grammar
-from llmrun.server.protocols.tools import as_json, checked_tools, complete_calls, tool, tool_name
+from llmrun.server.protocols.tools import checked_tools, complete_calls, tool, tool_call, tool_name
 from llmrun.server.sse import EVENT_STREAM, PLACE, TextEvent, event
 
 # The first line of Claude Code's system prompt: it differs in every request, so that no prefix could be shared.
@@ -86,6 +87,7 @@ def read_count(body: Mapping[str, Any]) -> CompletionRequest:
         read_sampling(fields),
         stream=fields.flag("stream") is True,
         speculate=read_drafts(fields),
+        ignored=(*ignored_tools(fields, "custom"), *ignored_fields(fields, "mcp_servers", "container")),
     )
 
 
@@ -117,7 +119,7 @@ def _messages(fields: Fields) -> list[Message]:
 def _assistant(message: Fields) -> Message:
     """Return a message of the model without its reasoning, which chat templates leave out."""
     calls = tuple(
-        ToolCall(block.text("id") or "", tool_name(block), as_json(dict((block.object("input") or Fields({})).data)))
+        tool_call(block.text("id") or "", block, "input")
         for block in _blocks(message, "content")
         if block.text("type") == "tool_use"
     )
@@ -146,11 +148,10 @@ def _images(message: Fields) -> tuple[Image, ...]:
 
 def _result(block: Fields, names: Mapping[str, str]) -> Message:
     call_id = block.needed_text("tool_use_id")
-    text = _text(block, "content")
-    if images := _images(block):
-        refuse_media(images[0].name)
-    text = f"Error: {text}" if block.flag("is_error") else text
-    return Message("tool", text, tool_call_id=call_id, name=names.get(call_id, ""))
+    start = "Error: " if block.flag("is_error") else ""
+    images = tuple(image._replace(at=image.at + len(start)) for image in _images(block))
+    text = start + _text(block, "content")
+    return Message("tool", text, tool_call_id=call_id, name=names.get(call_id, ""), pictures=images)
 
 
 def _text(fields: Fields, key: str) -> str:
@@ -210,6 +211,8 @@ def _format(fields: Fields) -> Grammar | None:
 def error_body(error: LlmrunError, status: int) -> dict[str, Any]:
     message = f"{error}; {error.hint}" if error.hint else str(error)
     if isinstance(error, ContextOverflowError):
+        if error.size is not None:
+            message = f"{error.size[0]} tokens > {error.size[1]} maximum"
         message = f"prompt is too long: {message}"  # Claude Code looks for these words, and shortens it
     kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     return {"type": "error", "error": {"type": kind, "message": message, "code": error.code}}

@@ -23,6 +23,7 @@ from llmrun.server.answer_parts import (
 )
 from llmrun.server.durations import read_duration
 from llmrun.server.protocols.fields import Fields
+from llmrun.server.protocols.ignored import ignored_fields
 from llmrun.server.protocols.images import image_from_base64
 from llmrun.server.protocols.ollama_models import unix_time
 from llmrun.server.protocols.sampling import ANY_OBJECT, read_drafts, read_sampling, schema_grammar
@@ -89,6 +90,7 @@ def _completion_request(fields: Fields, request: AnswerRequest) -> CompletionReq
         stream=fields.flag("stream") is not False,
         keep_seconds=read_keep_seconds(fields),
         speculate=read_drafts(options),
+        ignored=ignored_fields(options, "num_ctx"),
     )
 
 

@@ -22,6 +22,7 @@ from llmrun.server.answer_parts import (
     ResponseStarted,
 )
 from llmrun.server.protocols.fields import Fields
+from llmrun.server.protocols.ignored import ignored_fields, ignored_tools
 from llmrun.server.protocols.openai import (
     CompletionWriter,
     completion_request,
@@ -60,7 +61,8 @@ def read(body: Mapping[str, Any]) -> CompletionRequest:
         tool_choice=choice,
         parallel_calls=fields.flag("parallel_tool_calls") is not False,
     )
-    return completion_request(fields, request)
+    ignored = (*ignored_tools(fields, "function"), *ignored_fields(fields, "functions", "function_call", "audio"))
+    return completion_request(fields, request)._replace(ignored=ignored)
 
 
 def _messages(fields: Fields) -> tuple[Message, ...]:

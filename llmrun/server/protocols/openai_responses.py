@@ -21,8 +21,9 @@ from llmrun.server.answer_parts import (
     ResponseFinished,
     ResponseStarted,
 )
+from llmrun.server.protocols.client_tools import ClientTool, client_tools, custom_input, flat_name, read_tools
 from llmrun.server.protocols.fields import Fields
-from llmrun.server.protocols.images import refuse_media
+from llmrun.server.protocols.ignored import ignored_fields, ignored_tools
 from llmrun.server.protocols.openai import content, error_body, logprobs
 from llmrun.server.protocols.sampling import (
     ANY_OBJECT,
@@ -31,7 +32,7 @@ from llmrun.server.protocols.sampling import (
     read_sampling,
     schema_grammar,
 )
-from llmrun.server.protocols.tools import as_json, checked_tools, tool, tool_call, tool_name
+from llmrun.server.protocols.tools import TEXT_ARGUMENT, as_json, checked_tools, tool_call
 from llmrun.server.sse import EVENT_STREAM, event
 
 __all__ = ["error_body", "read", "writer"]
@@ -39,6 +40,7 @@ __all__ = ["error_body", "read", "writer"]
 _ROLES = {"developer": "system"}
 _CALLS = frozenset({"function_call", "custom_tool_call"})
 _RESULTS = frozenset({"function_call_output", "custom_tool_call_output"})
+_KINDS = frozenset({"function", "custom"})
 _CONTENTS = {"reasoning": "reasoning_text", "message": "output_text"}
 """Type of an item -> type of its content."""
 
@@ -57,7 +59,6 @@ def read(body: Mapping[str, Any]) -> CompletionRequest:
         if fields.data.get(name) is not None:
             raise UsageError(f"{name} can't be used", why="nothing is stored here", hint="send the whole conversation")
     choice, allowed = _tool_choice(fields)
-    tools = [tool(each, "parameters") for each in fields.objects("tools") if each.text("type") == "function"]
     request = AnswerRequest(
         messages=_messages(fields),
         limits=read_limits(fields, "max_output_tokens"),
@@ -65,13 +66,15 @@ def read(body: Mapping[str, Any]) -> CompletionRequest:
         thinking=_thinking(fields),
         logprobs=_logprobs(fields),
         salt=fields.text("cache_salt") or "",
-        tools=checked_tools((each for each in tools if allowed is None or each.name in allowed), choice),
+        tools=checked_tools((each for each in read_tools(fields) if allowed is None or each.name in allowed), choice),
         tool_choice=choice,
         parallel_calls=fields.flag("parallel_tool_calls") is not False,
     )
     stream = fields.flag("stream") is True
     name, drafts = fields.text("model") or "", read_drafts(fields)
-    return CompletionRequest(name, request, read_sampling(fields), stream=stream, speculate=drafts)
+    ignored = (*ignored_tools(fields, *_KINDS, "namespace"), *ignored_fields(fields, "background"))
+    sampling = read_sampling(fields)
+    return CompletionRequest(name, request, sampling, stream=stream, speculate=drafts, ignored=ignored)
 
 
 def _messages(fields: Fields) -> tuple[Message, ...]:
@@ -101,7 +104,8 @@ def _add(messages: list[Message], item: Fields, names: dict[str, str]) -> None:
         messages[-1] = replace(messages[-1], tool_calls=(*messages[-1].tool_calls, call))
     elif kind in _RESULTS:
         call_id = item.needed_text("call_id")
-        messages.append(Message("tool", _text(item, "output"), tool_call_id=call_id, name=names.get(call_id, "")))
+        text, images = content(item, "output")
+        messages.append(Message("tool", text, (), call_id, names.get(call_id, ""), images))
     elif kind == "message":
         role = item.needed_text("role")
         text, images = content(item, "content")
@@ -113,16 +117,8 @@ def _add(messages: list[Message], item: Fields, names: dict[str, str]) -> None:
 def _call(item: Fields) -> ToolCall:
     call_id = item.needed_text("call_id")
     if item.text("type") == "function_call":
-        return tool_call(call_id, item)
-    return ToolCall(call_id, tool_name(item), as_json({"input": item.text("input") or ""}))
-
-
-def _text(item: Fields, key: str) -> str:
-    """Return the text of a content that must not have images."""
-    text, images = content(item, key)
-    if images:
-        refuse_media(images[0].name)
-    return text
+        return tool_call(call_id, item)._replace(name=flat_name(item))
+    return ToolCall(call_id, flat_name(item), as_json({TEXT_ARGUMENT: item.text("input") or ""}))
 
 
 def _tool_choice(fields: Fields) -> tuple[str, frozenset[str] | None]:
@@ -132,11 +128,11 @@ def _tool_choice(fields: Fields) -> tuple[str, frozenset[str] | None]:
         return fields.choice("tool_choice", "auto", "none", "required") or "auto", None
     chosen = Fields(value, fields.name("tool_choice"))
     kind = chosen.needed_text("type")
-    if kind == "function":
-        return f"={tool_name(chosen)}", None
+    if kind in _KINDS:
+        return f"={flat_name(chosen)}", None
     if kind == "allowed_tools":
-        allowed = [each for each in chosen.objects("tools") if each.text("type") == "function"]
-        return chosen.choice("mode", "auto", "required") or "auto", frozenset(map(tool_name, allowed))
+        allowed = [each for each in chosen.objects("tools") if each.text("type") in _KINDS]
+        return chosen.choice("mode", "auto", "required") or "auto", frozenset(map(flat_name, allowed))
     return "auto", None
 
 
@@ -175,6 +171,7 @@ class ResponseWriter:
             "parallel_tool_calls": fields.flag("parallel_tool_calls") is not False,
             "tool_choice": choice if isinstance(choice, str) else "auto",
         }
+        self._tools = client_tools(fields)
         self._output: list[dict[str, Any]] = []
         self._pieces: list[str] | None = None  # texts of the last item while it is open
         self._logprobs: list[dict[str, Any]] = []  # of its tokens
@@ -201,9 +198,11 @@ class ResponseWriter:
                 self._logprobs += entries
                 return data + self._delta("response.output_text", part.text, logprobs=entries)
             case CallStarted():
-                return self._close() + self._open(
-                    {"type": "function_call", "call_id": part.id, "name": part.name, "arguments": ""}
-                )
+                return self._close() + self._open(self._call(part))
+            case CallArguments() if self._output[-1]["type"] == "custom_tool_call":
+                assert self._pieces is not None
+                self._pieces.append(part.text)  # JSON, of which the client gets the text
+                return b""
             case CallArguments():
                 return self._delta("response.function_call_arguments", part.text)
             case ResponseFinished():
@@ -276,6 +275,11 @@ class ResponseWriter:
         item["status"] = status
         if item["type"] in _CONTENTS:
             data = self._close_content(item, text)
+        elif item["type"] == "custom_tool_call":
+            item["input"] = custom_input(text)
+            kind, place = "response.custom_tool_call_input", self._place()
+            data = self._event(f"{kind}.delta", **place, delta=item["input"])
+            data += self._event(f"{kind}.done", **place, input=item["input"])
         else:
             item["arguments"] = text
             done = "response.function_call_arguments.done"
@@ -283,6 +287,13 @@ class ResponseWriter:
         self._pieces = None
         index = len(self._output) - 1
         return data + self._event("response.output_item.done", output_index=index, item=item)
+
+    def _call(self, part: CallStarted) -> dict[str, Any]:
+        """Return the item of a call with the client's name of the tool."""
+        tool = self._tools.get(part.name, ClientTool(part.name))
+        namespace = {"namespace": tool.namespace} if tool.namespace else {}
+        kind, content = ("custom_tool_call", "input") if tool.is_custom else ("function_call", "arguments")
+        return {"type": kind, "call_id": part.id, "name": tool.name, **namespace, content: ""}
 
     def _close_content(self, item: dict[str, Any], text: str) -> bytes:
         part = self._part(text)

@@ -13,6 +13,8 @@ from llmrun.protocol.toolcalls import TOOL_NAME, TOOL_NAME_RULE
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.sampling import schema_grammar
 
+TEXT_ARGUMENT = "input"
+"""Name of the argument of a call that has a text instead of an object."""
 _MOST_TOOLS = 512
 
 
@@ -64,17 +66,20 @@ def checked_tools(tools: Iterable[Tool], choice: str) -> tuple[Tool, ...]:
     return given
 
 
-def tool_call(call_id: str, function: Fields) -> ToolCall:
+def tool_call(call_id: str, function: Fields, key: str = "arguments") -> ToolCall:
     """Return a call from an earlier turn. Its arguments are an object, or the text of one.
+
+    Another text, such as that of a call in the middle of which an answer ended, becomes the argument TEXT_ARGUMENT.
 
     Raises:
         UsageError: they are something else.
     """
-    arguments = function.data.get("arguments")
+    arguments = function.data.get(key, "")
     if isinstance(arguments, str):
-        arguments = _object(arguments or "{}")
+        found = _object(arguments or "{}")
+        arguments = {TEXT_ARGUMENT: arguments} if found is None else found
     if not isinstance(arguments, dict):
-        raise UsageError(f"invalid {function.name('arguments')}", why="must be a JSON object")
+        raise UsageError(f"invalid {function.name(key)}", why="must be a JSON object")
     return ToolCall(call_id, tool_name(function), as_json(arguments))
 
 

@@ -6,6 +6,7 @@ Owns the words; must not know how the server works.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,6 +22,8 @@ from llmrun.ui.terminal.tables import Column, show_table
 if TYPE_CHECKING:
     from llmrun.server.app import AccessRecord
 
+_INDEX = re.compile(r"\[\d+\]")
+_MOST_IGNORED = 100  # kinds that are named
 _REDRAW_SECONDS = 0.5
 
 
@@ -58,6 +61,7 @@ class ServeView:
         self.is_live = output.stderr_cursor_moves and not log_json
         self._drawn_at = -_REDRAW_SECONDS
         self._status = StatusLine(output)
+        self._ignored: set[str] = set()  # kinds of fields that were named
 
     def begin(self, address: str, models: Sequence[str], *, has_keys: bool) -> None:
         """Print the start page."""
@@ -94,8 +98,17 @@ class ServeView:
             del facts["facts"]
             self._output.stderr.write(json.dumps(facts) + "\n")
             self._output.stderr.flush()
-        elif not self.is_live or request.status >= 500 or "error" in request.facts:
+            return
+        self._note_ignored(request)
+        if not self.is_live or request.status >= 500 or "error" in request.facts:
             self.note(log_line(request))
+
+    def _note_ignored(self, request: AccessRecord) -> None:
+        """Print what a request has that is not honoured, once per kind."""
+        kinds = {_INDEX.sub("[]", each) for each in request.facts.get("ignored", ())} - self._ignored
+        if kinds and len(self._ignored) < _MOST_IGNORED:
+            self._ignored |= kinds
+            self.note(f"{request.path} ignores {clean(', '.join(sorted(kinds)))}")
 
     def show(self, figures: ServeFigures) -> None:
         """Redraw the live line, at most twice a second."""

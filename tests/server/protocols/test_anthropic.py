@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from llmrun.errors import BadGrammarError, ContextOverflowError, EngineCrashedError, UsageError
 from llmrun.grammar import Grammar
-from llmrun.protocol.messages import Message, Stats, Tool, ToolCall
+from llmrun.protocol.messages import Failed, Message, Stats, Tool, ToolCall
 from llmrun.protocol.params import Limits
 from llmrun.server.answer_parts import (
     AnswerText,
@@ -302,6 +302,9 @@ def test_errors() -> None:
     long = error_body(ContextOverflowError("the prompt has 9 tokens", why="8 fit"), 400)
     assert long["error"]["type"] == "invalid_request_error"
     assert long["error"]["message"].startswith("prompt is too long: the prompt has 9 tokens: 8 fit")
+    sized = ContextOverflowError("too long", hint="shorten it", size=(30_005, 4096))
+    failed = Failed.of(sized, 1).error()
+    assert error_body(failed, 400)["error"]["message"] == "prompt is too long: 30005 tokens > 4096 maximum"
     assert error_body(EngineCrashedError("it died"), 500)["error"] == {
         "type": "api_error",
         "message": "it died",
@@ -310,3 +313,10 @@ def test_errors() -> None:
     (event,) = events(writer(HELLO, ENVELOPE).error(EngineCrashedError("it died")))
     assert event["type"] == "error"
     assert error_body(UsageError("busy"), 503)["error"]["type"] == "overloaded_error"
+
+
+def test_the_broken_input_of_an_earlier_call_is_text() -> None:
+    block = {"type": "tool_use", "id": "c1", "name": "write", "input": '{"path": "a'}
+    history = [HELLO["messages"][0], {"role": "assistant", "content": [block]}, HELLO["messages"][0]]
+    (taken,) = read({**HELLO, "messages": history}).request.messages[1].tool_calls
+    assert taken.arguments == json.dumps({"input": '{"path": "a'})

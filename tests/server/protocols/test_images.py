@@ -101,3 +101,16 @@ def test_a_picture_by_its_address_is_refused() -> None:
     block = {"type": "image", "source": {"type": "url", "url": "https://example.org/cat.png"}}
     with pytest.raises(UsageError, match=r"source\.type must be one of base64"):
         anthropic.read({"max_tokens": 5, "messages": [{"role": "user", "content": [block]}]})
+
+
+def test_a_result_of_a_tool_may_have_images() -> None:
+    source = {"type": "base64", "media_type": "image/png", "data": PNG}
+    blocks = [{"type": "text", "text": "a.png"}, {"type": "image", "source": source}]
+    result = {"type": "tool_result", "tool_use_id": "t", "content": blocks, "is_error": True}
+    made = anthropic.read({"max_tokens": 5, "messages": [{"role": "user", "content": [result]}]}).request.messages[0]
+    assert (made.role, made.content) == ("tool", "Error: a.png")
+    assert [(image.data, image.at) for image in made.pictures] == [(PNG, len("Error: a.png\n"))]
+    parts = [{"type": "input_text", "text": "a.png"}, {"type": "input_image", "image_url": URL}]
+    items = [{"role": "user", "content": "Hi"}, {"type": "function_call_output", "call_id": "c", "output": parts}]
+    made = openai_responses.read({"input": items}).request.messages[1]
+    assert (made.role, made.content, [image.at for image in made.pictures]) == ("tool", "a.png", [len("a.png")])

@@ -152,7 +152,7 @@ def test_a_request_that_only_loads_or_lets_go(body: dict[str, Any], reason: str)
         ({"tools": [{"type": "function", "function": {"name": ""}}]}, r"tools\[0\].function.name"),
         ({"tools": [{"type": "function", "function": {"name": 'a", "b'}}]}, r"tools\[0\].function.name"),
         ({"tools": [{"function": {"name": "a"}}, {"function": {"name": "a"}}]}, "same name"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "{"}}]}]}, "argum"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": 5}}]}]}, "argum"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ],
 )

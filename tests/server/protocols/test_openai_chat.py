@@ -278,3 +278,15 @@ def test_text_completions_have_the_old_log_probabilities() -> None:
 def test_text_completions_that_can_not_be_made(body: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         openai_text.read(body)
+
+
+@pytest.mark.parametrize("broken", ['{"path": "a.txt", "text": "hel', "[1, 2]", "not JSON"])
+def test_the_broken_arguments_of_an_earlier_call_are_text(broken: str) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "write", "arguments": broken}}
+    history = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "Error: invalid JSON"},
+    ]
+    (taken,) = read({"messages": history}).request.messages[1].tool_calls
+    assert json.loads(taken.arguments) == {"input": broken}

@@ -106,7 +106,8 @@ def test_codex() -> None:
         Message("tool", "Sun", tool_call_id="call_1", name="weather"),
         Message("tool", "Done", tool_call_id="call_2", name="apply_patch"),
     )
-    assert asked.request.tools == (Tool("weather", "Tells it.", json.dumps(SCHEMA)),)
+    assert asked.request.tools[0] == Tool("weather", "Tells it.", json.dumps(SCHEMA))
+    assert [each.name for each in asked.request.tools] == ["weather", "apply_patch"]
     assert (asked.request.parallel_calls, asked.request.thinking, asked.stream) == (False, None, True)
 
 
@@ -157,7 +158,7 @@ def test_logprobs_are_asked_for_in_two_ways() -> None:
         ({"input": [{"role": "user", "content": 5}]}, r"input\[0\].content"),
         ({"input": [{"content": "Hello"}]}, r"input\[0\].role"),
         ({"input": [{"type": "function_call", "name": "a", "arguments": "{}"}]}, r"input\[0\].call_id"),
-        ({"input": [{"type": "function_call", "call_id": "c", "name": "a", "arguments": "["}]}, "arguments"),
+        ({"input": [{"type": "function_call", "call_id": "c", "name": "a", "arguments": 5}]}, "arguments"),
         ({"input": [{"type": "item_reference", "id": "i"}]}, "item_reference"),
         ({"previous_response_id": "resp_0"}, "previous_response_id"),
         ({"max_output_tokens": 0}, "max_output_tokens|max_tokens"),
@@ -277,3 +278,49 @@ def test_logprobs() -> None:
     chosen = message.content[0].logprobs
     assert chosen is not None
     assert (chosen[0].token, chosen[0].logprob, chosen[0].top_logprobs[0].token) == ("é", -0.5, "e")
+
+
+_CODEX_TOOLS = [
+    {"type": "namespace", "name": "mcp__memory", "tools": [{"type": "function", "name": "add", "parameters": {}}]},
+    {"type": "custom", "name": "apply_patch", "description": "Patches files."},
+    {"type": "function", "name": "add", "parameters": {}},
+]
+
+
+def test_namespaces_are_flattened_and_custom_tools_take_a_string() -> None:
+    history = [
+        {"role": "user", "content": "Hi"},
+        {"type": "function_call", "call_id": "c", "namespace": "mcp__memory", "name": "add", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "Done"},
+    ]
+    request = read({"input": history, "tools": _CODEX_TOOLS}).request
+    assert [each.name for each in request.tools] == ["mcp__memory__add", "apply_patch", "add"]
+    assert json.loads(request.tools[1].parameters)["properties"] == {"input": {"type": "string"}}
+    assert [call.name for call in request.messages[1].tool_calls] == ["mcp__memory__add"]
+    assert request.messages[2].name == "mcp__memory__add"
+    for kind, more in (("custom", {"name": "apply_patch"}), ("function", {"namespace": "mcp__memory", "name": "add"})):
+        assert read({"input": history, "tools": _CODEX_TOOLS, "tool_choice": {"type": kind, **more}})
+
+
+def test_calls_have_the_names_of_the_client() -> None:
+    known: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
+    made = writer({"input": "Hi", "tools": _CODEX_TOOLS}, ENVELOPE)
+    data = made.begin()
+    for part in (
+        ResponseStarted(0, 30, 0),
+        CallStarted(0, 0, "c1", "mcp__memory__add"),
+        CallArguments(0, 0, "{}"),
+        CallStarted(0, 1, "c2", "apply_patch"),
+        CallArguments(0, 1, '{"input": "*** Be'),
+        CallArguments(0, 1, 'gin\\n"}'),
+        ResponseFinished(0, "tool_calls", STATS),
+    ):
+        data += made.feed(part)
+    sent = events(data + made.end())
+    for event in sent:
+        known.validate_python(event)
+    call, patch = made.whole()["output"]
+    assert (call["type"], call["namespace"], call["name"]) == ("function_call", "mcp__memory", "add")
+    assert (patch["type"], patch["name"], patch["input"]) == ("custom_tool_call", "apply_patch", "*** Begin\n")
+    (done,) = [event for event in sent if event["type"] == "response.custom_tool_call_input.done"]
+    assert done["input"] == "*** Begin\n"

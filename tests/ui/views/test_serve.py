@@ -81,6 +81,15 @@ def test_without_a_terminal_every_request_is_a_line_and_nothing_is_drawn() -> No
     assert stderr.getvalue() == log_line(ANSWERED) + "\n"
 
 
+def test_each_kind_of_ignored_field_is_a_line_once() -> None:
+    stderr = io.StringIO()
+    shown = view(stderr)
+    for number in (3, 5):
+        ignored = (f"tools[{number}].type=web_search", "background")
+        shown.served(ANSWERED._replace(facts={**ANSWERED.facts, "ignored": ignored}))
+    assert stderr.getvalue().count("ignores background, tools[].type=web_search") == 1
+
+
 def test_the_log_as_json_is_nothing_but_json() -> None:
     stderr = io.StringIO()
     shown = view(stderr, log_json=True)
