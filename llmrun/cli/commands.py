@@ -99,5 +99,15 @@ BENCH_COMMANDS = {
 }
 """Commands of two words; other words after `bench` are models."""
 
-ALIASES = {"ls": "list", "remove": "rm"}
+ALIASES = {
+    "ls": "list",
+    "remove": "rm",
+    "delete": "rm",
+    "download": "pull",
+    "get": "pull",
+    "info": "show",
+    "server": "serve",
+    "cli": "chat",
+    "perplexity": "evaluate",
+}
 """Names of the same commands in other programs; the help does not show them."""
