@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup, TyperOption
 
-from llmrun.cli import habits
+from llmrun.cli import defaults, habits
 from llmrun.cli.commands import ALIASES, BENCH_COMMANDS, COMMANDS, CommandEntry
 from llmrun.cli.completion import complete_bench, complete_model, completes, fix_words
 from llmrun.cli.pages import HELP_ALL, OPTIONS, command_help, root_help
@@ -72,12 +72,13 @@ def _command(name: str, entry: CommandEntry, function: Any) -> Any:
         each.format_help = _write_help
         each.params.append(_help_all_option())
     if name in habits.TAKES_MODEL:
-        _accept_habits(command, takes_prompt=name in habits.TAKES_PROMPT)
+        _complete_arguments(command)
     return command
 
 
-def _accept_habits(command: Any, *, takes_prompt: bool) -> None:
-    """Accept the model, and the prompt, as options of other programs too."""
+def _complete_arguments(command: Any) -> None:
+    """Accept the model, and the prompt, as options of other programs too; fill in the user's settings."""
+    takes_prompt = command.name in habits.TAKES_PROMPT
     pairs = [(habits.MODEL, habits.MODEL_OPTIONS), *([(habits.PROMPT, habits.PROMPT_OPTIONS)] if takes_prompt else [])]
     arguments = [each for each in command.params if each.param_type_name == "argument"]
     for name, flags in pairs:
@@ -90,7 +91,10 @@ def _accept_habits(command: Any, *, takes_prompt: bool) -> None:
 
         def parse_args(args: list[str]) -> Any:
             values, rest, order = parse(args=args)
-            return values, habits.name_arguments(values, arguments, rest), order
+            rest = habits.name_arguments(values, arguments, rest)
+            if command.name in defaults.USES_SETTINGS and not context.resilient_parsing:
+                defaults.fill(command.name, context, values)
+            return values, rest, order
 
         parser.parse_args = parse_args
         return parser

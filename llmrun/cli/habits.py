@@ -92,6 +92,9 @@ def name_arguments(values: dict[str, Any], arguments: Sequence[Any], rest: list[
     for each in arguments:
         value = values.get(each.name)
         words += [] if value is None else [value] if isinstance(value, str) else value
+    if not words:  # the prompt alone, for the default model
+        values[arguments[-1].name] = (prompt,) if arguments[-1].nargs == -1 else prompt
+        return rest
     words += [*rest, *([] if prompt is None else [prompt])]
     for each in arguments:
         count = 1 if each.nargs == 1 else len(words)

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmrun.cli.defaults import remember_model
 from llmrun.cli.options import LoadingOptions
 from llmrun.config import Settings, load_settings
 from llmrun.errors import UsageError
@@ -118,6 +119,8 @@ def open_model(
         try:
             with answer_view(output, markdown=True) as view:  # what shows answers is loaded beside the model
                 model.start(engine, lambda fraction: view.show(LoadProgress(fraction)))
+            if not embeds:
+                remember_model(name if located.spec.path is None else str(located.spec.path))
             yield model
         finally:
             model.close()

@@ -13,6 +13,7 @@ import typer
 from llmrun.cli.answering import DisplayOptions, cancelling, collecting, show, show_attached
 from llmrun.cli.beams import beam_options, refuse_with_beams, search
 from llmrun.cli.completion import complete_model
+from llmrun.cli.defaults import no_model
 from llmrun.cli.loading import open_chat_model
 from llmrun.cli.options import AnswerOptions, LoadingOptions, StatsOption, loading, wanted, with_options
 from llmrun.cli.remote import AtOption, KeyFileOption, remote_server
@@ -36,9 +37,9 @@ _ANSWER_TOKENS = 300  # of an answer of no stated length, as a guess
 ModelOrServedArgument = Annotated[
     str,
     typer.Argument(
-        metavar="MODEL",
+        metavar="[MODEL]",
         help="A name from `llmrun list --all`, owner/repo[:quant], URL or path. With --at: a model of the server, or "
-        "default for its only one.",
+        "default for its only one. Default: see llmrun help settings.",
         autocompletion=complete_model,
     ),
 ]
@@ -100,7 +101,7 @@ ExplainOption = Annotated[
 
 @with_options(wanted=wanted, loading=loading, flags=sampling_flags, beams=beam_options)
 def run(
-    model: ModelOrServedArgument,
+    model: ModelOrServedArgument = "",
     prompt: PromptArgument = None,
     raw: RawOption = False,
     prompt_cache: PromptCacheOption = False,
@@ -129,6 +130,8 @@ def run(
     }
     _check(output, answers, logprobs, record, yes=loading.yes)
     loading = replace(loading, server=remote_server(at, key_file))
+    if not model:
+        raise no_model("run")
     refuse_with_remote(loading, {**others, "--beams": beams is not None})
     if wanted.attached is not None:
         refuse_file_names(prompt or [])
