@@ -57,6 +57,7 @@ COMMANDS = {
     "report": CommandEntry(SMALLER, "report", "report", "Compare several quants of a model: size, speed, quality."),
     "bench": CommandEntry(MEASURE, "bench", "bench", "Measure the speed of models, with confidence intervals."),
     "tune": CommandEntry(MEASURE, "tune", "tune", "Find and save the fastest settings for a model on this machine."),
+    "config": CommandEntry(MEASURE, "config", "app", "Show and change the settings: default model, presets, server."),
     "doctor": CommandEntry(MEASURE, "doctor", "doctor", "Check this machine and the installation, and suggest fixes."),
     "explain": CommandEntry(LOOK, "explain", "explain", "Show what a model computes between a prompt and its answer."),
     "tokenize": CommandEntry(LOOK, "tokenize", "tokenize", "Split a text into the tokens of a model."),
