@@ -87,7 +87,7 @@ def engine_option(name: str, default: str = "", *, metavar: str | None = None, p
 
 
 ThreadsOption = Annotated[int | None, engine_option("threads", "one per physical core")]
-GpuLayersOption = Annotated[int | None, engine_option("gpu_layers", "as many as fit")]
+GpuLayersOption = Annotated[int | None, engine_option("gpu_layers", "all that fit")]
 CpuExpertsOption = Annotated[int | None, engine_option("cpu_experts", "as many as do not fit there", metavar="LAYERS")]
 CacheTypeKOption = Annotated[str, engine_option("kv_type_k", metavar="f16|q8_0")]
 CacheTypeVOption = Annotated[str, engine_option("kv_type_v", metavar="f16|q8_0")]

@@ -121,13 +121,7 @@ def run(
 ) -> None:
     """Answer one prompt. Text from stdin is put before the prompt."""
     output = Output(json=json)
-    others = {
-        "--record": record is not None,
-        "--prompt-cache": prompt_cache,
-        "--explain-sampling": explain_sampling,
-        "--answers": answers > 1,
-        "--logprobs": logprobs is not None,
-    }
+    others = _options_of_one_answer(record, answers, logprobs, prompt_cache, explain_sampling)
     _check(output, answers, logprobs, record, yes=loading.yes)
     loading = replace(loading, server=remote_server(at, key_file))
     if not model:
@@ -142,7 +136,7 @@ def run(
         _chat(model, stats, wanted, loading, flags)
         return
     text = _with_files(output, read_prompt(output, prompt or []), wanted)
-    expected = ExpectedUse(len(text.encode()) // _BYTES_A_TOKEN, wanted.asked.limits.max_tokens or _ANSWER_TOKENS)
+    n_expected = wanted.asked.limits.max_tokens or _ANSWER_TOKENS
     loading = replace(loading, preferences=replace(loading.preferences, parallel=answers, as_alone=True))
     with open_chat_model(
         output,
@@ -152,7 +146,7 @@ def run(
         flags,
         sees=wanted.has_images,
         keeps_states=prompt_cache,
-        expected=expected,
+        expected=ExpectedUse(len(text.encode()) // _BYTES_A_TOKEN, n_expected),
     ) as loaded:
         asked = replace(
             asked_for(output, loaded, text, wanted, raw=raw),
@@ -160,8 +154,7 @@ def run(
             speculation=loaded.speculation(probes=True),
             logprobs=logprobs,
         )
-        markdown = not (wanted.plain or raw or asked.grammar)
-        shown_as = DisplayOptions(stats, markdown, wanted.thoughts, end_line=not raw, shades=logprobs is not None)
+        shown_as = _display(wanted, asked, stats, raw=raw, shades=logprobs is not None)
         if beams is not None:
             search(output, loaded_locally(loaded, "--beams"), asked, beams, shown_as)
             return
@@ -169,6 +162,26 @@ def run(
         if prompt_cache and finished.stats.prompt_tokens - finished.stats.reused_tokens >= _WORTH_SAVING:
             _save_state(output, loaded)
     _report_end(output, asked, finished)
+
+
+def _options_of_one_answer(
+    record: Path | None, answers: int, logprobs: int | None, prompt_cache: bool, explain_sampling: bool
+) -> dict[str, bool]:
+    """Return whether each option is used that does not go with every way to answer."""
+    return {
+        "--record": record is not None,
+        "--prompt-cache": prompt_cache,
+        "--explain-sampling": explain_sampling,
+        "--answers": answers > 1,
+        "--logprobs": logprobs is not None,
+    }
+
+
+def _display(
+    wanted: AnswerOptions, asked: AnswerRequest, stats: bool | None, *, raw: bool, shades: bool
+) -> DisplayOptions:
+    is_plain = wanted.plain or raw or bool(asked.grammar)
+    return DisplayOptions(stats, not is_plain, wanted.thoughts, end_line=not raw, shades=shades)
 
 
 def _report_end(output: Output, asked: AnswerRequest, finished: Finished) -> None:

@@ -24,11 +24,7 @@ def tune(
     seconds: Annotated[float, typer.Option("--seconds", help="Time limit.")] = 60.0,
     depth: Annotated[
         int | None,
-        typer.Option(
-            "--depth",
-            metavar="TOKENS",
-            help="Context depth at which decode is measured. Default: chosen by the time limit.",
-        ),
+        typer.Option("--depth", metavar="TOKENS", help="Tokens cached before the steps. Default: by the time limit."),
     ] = None,
     kv: Annotated[bool, typer.Option("--cache-types", help="Try a q8_0 KV cache too; it is less precise.")] = False,
     forget: Annotated[bool, typer.Option("--forget", help="Delete the tuned settings and use the defaults.")] = False,

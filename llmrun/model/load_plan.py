@@ -61,7 +61,6 @@ def prepare(
         keeps_states: KV states that were saved are looked for, and save_state() saves more.
         expected: use; settings of `llmrun tune` need it.
         speculate: see DraftPolicy.most.
-        draft: the model that drafts for it.
         promised: bytes of the free memory that other models may still come to take.
         projector, adapters: as in Load.
 
@@ -75,11 +74,10 @@ def prepare(
     check(header)
     preferences, settings = preferences or LoadPreferences(), load_settings()
     hardware = _beside(this_machine(preferences.workers), promised, projector)
+    preferences = replace(preferences, measured_attention=measured_attention(header, hardware, settings.state_dir))
     planned = partial(
         plan_pair, header, draft, hardware, name=spec.name, repository=spec.repository or "", adapters=adapters
     )
-    attention = measured_attention(header, hardware, settings.state_dir)
-    preferences = replace(preferences, measured_attention=attention)
     plan, drafts = planned(preferences)
     keeps_states = keeps_states and settings.states_bytes > 0 and not preferences.workers  # it would cross the network
     load = replace(

@@ -78,7 +78,7 @@ class EngineSettings:
     )  # fmt: skip
     mmap: bool = setting(True, "mmap")  # the file is mapped into memory, not read
     gpu_layers: int = setting(
-        -1, "GPU layers", option="--gpu-layers", short="-ngl", help="Layers on the GPU; -1 is all.", heading="NGL",
+        -1, "GPU layers", option="--gpu-layers", short="-ngl", help="GPU layers; -1 is all.", heading="NGL",
         column="n_gpu_layers", bounds=(-1, 1000),
     )  # fmt: skip
     cpu_experts: tuple[int, ...] = setting(

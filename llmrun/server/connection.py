@@ -70,8 +70,8 @@ class EngineConnection:
             put(event)
 
     def is_first_waiting(self) -> bool:
-        """Return True for the first call. The engine's death is reported in the order of the commands: of those that
-        had not started, the engine was preparing the first."""
+        """Return True for the first call. The engine's death is reported in the order of the commands; it was
+        preparing the first one that had not started."""
         is_first, self._has_waiting = not self._has_waiting, True
         return is_first
 

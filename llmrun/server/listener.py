@@ -1,4 +1,4 @@
-"""HTTP connections: closes those that send invalid HTTP, or a request too slowly.
+"""HTTP connections: invalid HTTP, and requests that arrive too slowly, close one.
 
 Owns the only use of uvicorn and h11; must not know routes.
 """

@@ -50,12 +50,12 @@ def test_a_number_and_off_need_no_times(tmp_path: Path) -> None:
 
 def test_a_command_that_ends_with_its_answer_measures_in_it(tmp_path: Path) -> None:
     policy = drafting(tmp_path)
-    assert policy.wanted(probes=True) == Speculation(15, probes=True)
-    assert drafting(tmp_path, replace(LOAD, n_seq_max=2)).wanted(probes=True) is None
-    assert drafting(tmp_path, most=OFF).wanted(probes=True) is None
+    assert policy.speculation(probes=True) == Speculation(15, probes=True)
+    assert drafting(tmp_path, replace(LOAD, n_seq_max=2)).speculation(probes=True) is None
+    assert drafting(tmp_path, most=OFF).speculation(probes=True) is None
     finished = Finished(1, "stop", Stats())
     assert list(policy.noticing(iter([StepsMeasured(1, TIMES), finished]))) == [finished]
-    assert drafting(tmp_path).wanted(probes=True) == Speculation(15, TIMES)
+    assert drafting(tmp_path).speculation(probes=True) == Speculation(15, TIMES)
 
 
 def test_auto_is_off_until_step_times_are_measured(tmp_path: Path) -> None:

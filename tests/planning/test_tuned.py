@@ -36,7 +36,7 @@ def remember_settings(path: Path, folder: Path, *others: TunableSettings) -> Non
 def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeRunner:
     monkeypatch.setenv("LLMRUN_HOME", str(tmp_path))
     found = FakeRunner()
-    monkeypatch.setattr(loading.runner, "prestarted", lambda: found)
+    monkeypatch.setattr(loading.client, "prestarted", lambda: found)
     return found
 
 

@@ -44,7 +44,7 @@ from llmrun.protocol.messages import (
     ToolCall,
 )
 from llmrun.protocol.params import Limits, SamplingParams
-from llmrun.protocol.speculation import Speculation, StepTime
+from llmrun.protocol.speculation import Speculation, StepsMeasured, StepTime
 
 REQUEST = Generate(
     2**40, AnswerRequest(prompt="", sampling=SamplingParams(seed=2**32 - 1, logit_bias=((0, -math.inf), (7, 1.5))))
@@ -52,6 +52,7 @@ REQUEST = Generate(
 FRAMES: list[Frame] = [
     Open("/m.gguf"),
     Open("/m.gguf", 7),
+    StepsMeasured(5, (StepTime(1, 300, 0.01), StepTime(4, 300, 0.02))),
     Load("/m.gguf", n_ctx=4096, n_ctx_start=2048),
     Load(
         "/\udcff\udc80.gguf",

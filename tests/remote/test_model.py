@@ -179,7 +179,7 @@ def test_thoughts_are_told_apart(server: FarServer, far: Open, tmp_path: Path) -
 
 def test_tools_are_called(server: FarServer, far: Open, tmp_path: Path) -> None:
     tools = (Tool("add", "", '{"properties": {"a": {}, "b": {}}}'), Tool("now"))
-    talk = Talk(tmp_path, far(), ChatSettings(asked=AnswerRequest(tools=tools)))
+    talk = Talk(tmp_path, far(), ChatSettings(request=AnswerRequest(tools=tools)))
     server.replies = [CALLS, FINE]
     talk.say("What is 1 + 2?")
     assert [call.name for call in talk.conversation.calls] == ["add", "now"]

@@ -44,7 +44,7 @@ class FakeRunner:
 def machine(monkeypatch: pytest.MonkeyPatch) -> EngineBackend:
     FakeRunner.started = []
     monkeypatch.setattr("llmrun.bench.tune.run.launch", lambda environment: environment)
-    monkeypatch.setattr("llmrun.bench.tune.run.Runner", FakeRunner)
+    monkeypatch.setattr("llmrun.bench.tune.run.EngineClient", FakeRunner)
     return EngineBackend(Load("/model.gguf", n_ctx=512, n_ctx_start=512, threads=2), n_engines=2)
 
 
