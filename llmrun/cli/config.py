@@ -27,12 +27,15 @@ KeyArgument = Annotated[
     ),
 ]
 
-app = typer.Typer(help="Show and change the settings file.", add_completion=False)
+app = typer.Typer(help="Show and change the settings: default model, presets, server.", add_completion=False)
 
 
 @app.callback(invoke_without_command=True)
 def show(context: typer.Context, json: JsonOption = False) -> None:
-    """Show and change the settings file. Without a command, show each value and its origin."""
+    """Show and change the settings: default model, presets, server.
+
+    Without a command, show each value and its origin.
+    """
     if context.invoked_subcommand is not None:
         return
     from llmrun.ui.terminal.tables import Column, show_table

@@ -27,7 +27,7 @@ class Habit(NamedTuple):
 
 COMMANDS = {
     "create": Habit("there are no Modelfiles", "llmrun import FILE --name NAME"),
-    "push": Habit("llmrun uploads nothing", "hf upload OWNER/REPO FILE"),
+    "push": Habit("nothing is uploaded", "hf upload OWNER/REPO FILE"),
     "cp": Habit("a model gets another name by a link to its file", "llmrun import FILE --link --name NAME"),
     "copy": Habit("a model gets another name by a link to its file", "llmrun import FILE --link --name NAME"),
     "load": Habit("a model is loaded by the command that uses it", "llmrun serve MODEL --keep forever"),

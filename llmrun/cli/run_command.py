@@ -38,8 +38,8 @@ ModelOrServedArgument = Annotated[
     str,
     typer.Argument(
         metavar="[MODEL]",
-        help="A name from `llmrun list --all`, owner/repo[:quant], URL or path. With --at: a model of the server, or "
-        "default for its only one. Default: see llmrun help settings.",
+        help="A name from `llmrun list --all`, owner/repo[:quant], URL, path, or a model of the --at server. Default: "
+        "see llmrun help settings.",
         autocompletion=complete_model,
     ),
 ]
@@ -122,10 +122,8 @@ def run(
     """Answer one prompt. Text from stdin is put before the prompt."""
     output = Output(json=json)
     others = _options_of_one_answer(record, answers, logprobs, prompt_cache, explain_sampling)
-    _check(output, answers, logprobs, record, yes=loading.yes)
+    _check(output, model, answers, logprobs, record, yes=loading.yes)
     loading = replace(loading, server=remote_server(at, key_file))
-    if not model:
-        raise no_model("run")
     refuse_with_remote(loading, {**others, "--beams": beams is not None})
     if wanted.attached is not None:
         refuse_file_names(prompt or [])
@@ -191,8 +189,10 @@ def _report_end(output: Output, asked: AnswerRequest, finished: Finished) -> Non
         _note_limit(output, asked, finished)
 
 
-def _check(output: Output, answers: int, logprobs: int | None, record: Path | None, *, yes: bool) -> None:
-    """Raise UsageError if an option is invalid, or two exclude each other."""
+def _check(output: Output, model: str, answers: int, logprobs: int | None, record: Path | None, *, yes: bool) -> None:
+    """Raise UsageError if there is no model, an option is invalid, or two exclude each other."""
+    if not model:
+        raise no_model("run")
     require_within("--answers", answers, PARALLEL_BOUNDS)
     if logprobs is not None:
         from llmrun.cli.logprobs import check_logprobs

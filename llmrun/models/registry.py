@@ -8,6 +8,7 @@ import`) must exist; a name on the hub is not checked.
 from __future__ import annotations
 
 import functools
+import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -223,7 +224,8 @@ def resolve(name: str, catalogue: Catalogue) -> ModelSpec:
         return _from_hub(name, name, catalogue)
     if _looks_like_file(name):
         return _from_path(name)
-    if _NAME_PART.fullmatch(alias) and (load_settings().hub_cache / f"models--local--{alias}").is_dir():
+    own = load_settings().hub_cache / f"models--local--{alias}"
+    if _NAME_PART.fullmatch(alias) and os.path.isdir(own):  # noqa: PTH112 - False for a name that is too long
         return _from_hub(name, f"local/{name}", catalogue)  # of `llmrun import --name`
     raise _unknown(name, alias, catalogue)
 
