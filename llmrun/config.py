@@ -15,6 +15,8 @@ STEPS_FILE = "steps.json"
 """Beside it: measured times of decode steps."""
 ATTENTION_FILE = "attention.json"
 """Beside it: measured times with flash attention and without."""
+LAST_MODEL_FILE = "last_model"
+"""Beside it: the name of the model that answered last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,12 @@ def load_settings(environment: Mapping[str, str] | None = None) -> Settings:
         debug=_truth(env, "LLMRUN_DEBUG"),
         states_bytes=_bytes(env, "LLMRUN_KV_BYTES", DEFAULT_STATES_BYTES),
     )
+
+
+def config_file() -> Path:
+    """Return the user's settings file: LLMRUN_CONFIG, else llmrun/config.toml in XDG_CONFIG_HOME or ~/.config."""
+    folder = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config", "llmrun")
+    return Path(os.environ.get("LLMRUN_CONFIG") or folder / "config.toml").expanduser().absolute()
 
 
 def ca_file() -> str | None:

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx2
 
@@ -27,9 +26,8 @@ from llmrun.errors import LlmrunError, UsageError
 from llmrun.models.hashing import sha256_of
 from llmrun.protocol.codec import load_json
 from llmrun.protocol.settings import DEFAULTS, SETTINGS
-from llmrun.remote.server import is_loopback
+from llmrun.remote.server import is_loopback, ollama_host
 
-_PORT = 11434
 _QUICK, _PATIENT = 5.0, 1800.0  # seconds
 _PREFIX = "llmrun-bench-"
 _TRIES = 3
@@ -236,13 +234,7 @@ def address(text: str) -> tuple[str, int]:
     Raises:
         UsageError: the host is another machine, or the value is invalid.
     """
-    try:
-        parts = urlsplit(text if "://" in text else f"http://{text}")
-        host, port = parts.hostname or "127.0.0.1", parts.port or _PORT
-    except ValueError:
-        raise UsageError(f"invalid OLLAMA_HOST={text}", hint="e.g. OLLAMA_HOST=127.0.0.1:11434") from None
-    if host in {"0.0.0.0", "::"}:  # noqa: S104 - what a server listens on; a client finds it here
-        host = "127.0.0.1"
+    _, host, port = ollama_host(text)
     if is_loopback(host):
         return host, port
     raise UsageError(

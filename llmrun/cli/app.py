@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup, TyperOption
 
+from llmrun.cli import defaults, habits
 from llmrun.cli.commands import ALIASES, BENCH_COMMANDS, COMMANDS, CommandEntry
 from llmrun.cli.completion import complete_bench, complete_model, completes, fix_words
 from llmrun.cli.pages import HELP_ALL, OPTIONS, command_help, root_help
@@ -45,7 +46,11 @@ class RootCommand(TyperGroup):
         """
         if " ".join(args[:2]) in BENCH_COMMANDS:
             args = [" ".join(args[:2]), *args[2:]]
+        if args[0] == "server" and " ".join(args[1:2]) in habits.SERVER_WORDS:
+            raise UsageError(f"there is no command {' '.join(args[:2])!r}", hint=habits.SERVER_WORDS[args[1]])
         if not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            if habit := habits.COMMANDS.get(args[0]):
+                raise UsageError(f"there is no command {args[0]!r}", why=habit.why, hint=habit.hint)
             hint = did_you_mean(args[0], [*COMMANDS, *ALIASES], "llmrun --help shows all")
             raise UsageError(f"there is no command {args[0]!r}", hint=hint)
         return super().resolve_command(ctx, args)
@@ -66,7 +71,35 @@ def _command(name: str, entry: CommandEntry, function: Any) -> Any:
     for each in (command, *getattr(command, "commands", {}).values()):
         each.format_help = _write_help
         each.params.append(_help_all_option())
+    if name in habits.TAKES_MODEL:
+        _complete_arguments(command)
     return command
+
+
+def _complete_arguments(command: Any) -> None:
+    """Accept the model, and the prompt, as options of other programs too; fill in the user's settings."""
+    takes_prompt = command.name in habits.TAKES_PROMPT
+    pairs = [(habits.MODEL, habits.MODEL_OPTIONS), *([(habits.PROMPT, habits.PROMPT_OPTIONS)] if takes_prompt else [])]
+    arguments = [each for each in command.params if each.param_type_name == "argument"]
+    for name, flags in pairs:
+        command.params.append(TyperOption(param_decls=[name, *flags], hidden=True, expose_value=False))
+    make_parser = command.make_parser
+
+    def make(context: typer.Context) -> Any:
+        parser = make_parser(context)
+        parse = parser.parse_args
+
+        def parse_args(args: list[str]) -> Any:
+            values, rest, order = parse(args=args)
+            rest = habits.name_arguments(values, arguments, rest)
+            if command.name in defaults.USES_SETTINGS and not context.resilient_parsing:
+                defaults.fill(command.name, context, values)
+            return values, rest, order
+
+        parser.parse_args = parse_args
+        return parser
+
+    command.make_parser = make
 
 
 def _write_help(context: Any, formatter: Any) -> None:
@@ -118,8 +151,9 @@ def call(arguments: Sequence[str]) -> int:
         LlmrunError: the command failed; wrong options and arguments are a UsageError.
     """
     fix_words(os.environ)
+    arguments = habits.with_command(arguments)
     try:
-        return app(list(arguments), prog_name="llmrun", standalone_mode=False) or 0
+        return app(arguments, prog_name="llmrun", standalone_mode=False) or 0
     except typer.TyperException as error:
         command = " ".join(["llmrun", *arguments[:1]]) if arguments and arguments[0] in COMMANDS else "llmrun"
         raise _usage_error(error, command) from None
@@ -132,4 +166,6 @@ def _usage_error(error: typer.TyperException, command: str) -> UsageError:
     if isinstance(error, typer.BadParameter):
         what, _, why = what.partition(": ")
     context = getattr(error, "ctx", None)
+    if ours := habits.OPTIONS.get(getattr(error, "option_name", "")):
+        return UsageError(what, why="another program calls it so", hint=ours)
     return UsageError(what, why=why, hint=f"{context.command_path if context else command} --help")

@@ -21,6 +21,7 @@ from llmrun.chat.store.store import Sessions, folder_in
 from llmrun.chat.truncation import POLICIES, DoesNotFit, Policy
 from llmrun.cli.answering import DisplayOptions, on_ctrl_c
 from llmrun.cli.completion import complete_model
+from llmrun.cli.defaults import no_model
 from llmrun.cli.loading import open_chat_model
 from llmrun.cli.options import AnswerOptions, LoadingOptions, StatsOption, loading, wanted, with_options
 from llmrun.cli.options import loading as load_options
@@ -107,8 +108,8 @@ def chat(
         str,
         typer.Argument(
             metavar="[MODEL]",
-            help="A name, owner/repo[:quant], URL or path. Default: the model of the continued chat, or the only "
-            "model of the --at server.",
+            help="A name, owner/repo[:quant], URL or path. Default: the model of the continued chat, the only model "
+            "of the --at server, or see llmrun help settings.",
             autocompletion=complete_model,
         ),
     ] = "",
@@ -262,7 +263,7 @@ def _last_model(saved: SavedChat, server: Server | None) -> str:
     """Return the name or path of the model of the last answer; "" for the only model of another server.
 
     Raises:
-        UsageError: there is no answer yet, or it is of a server that the user did not name again.
+        UsageError: there is no answer yet and no default model, or it is of a server that the user did not name again.
     """
     used = saved.last_answer.model if saved.last_answer is not None else ModelFingerprint("")
     if server is not None:
@@ -272,7 +273,7 @@ def _last_model(saved: SavedChat, server: Server | None) -> str:
         hint = f"llmrun chat --session {shlex.quote(saved.name)} --at {used.server}, or name a model of this machine"
         raise UsageError(what, why="nothing is sent to a server that is not named", hint=hint)
     if not (used.name or used.path):
-        raise UsageError("there is no model to talk to", hint="llmrun chat smollm2")
+        raise no_model("chat")
     return used.name or used.path
 
 

@@ -57,6 +57,7 @@ COMMANDS = {
     "report": CommandEntry(SMALLER, "report", "report", "Compare several quants of a model: size, speed, quality."),
     "bench": CommandEntry(MEASURE, "bench", "bench", "Measure the speed of models, with confidence intervals."),
     "tune": CommandEntry(MEASURE, "tune", "tune", "Find and save the fastest settings for a model on this machine."),
+    "config": CommandEntry(MEASURE, "config", "app", "Show and change the settings: default model, presets, server."),
     "doctor": CommandEntry(MEASURE, "doctor", "doctor", "Check this machine and the installation, and suggest fixes."),
     "explain": CommandEntry(LOOK, "explain", "explain", "Show what a model computes between a prompt and its answer."),
     "tokenize": CommandEntry(LOOK, "tokenize", "tokenize", "Split a text into the tokens of a model."),
@@ -99,5 +100,15 @@ BENCH_COMMANDS = {
 }
 """Commands of two words; other words after `bench` are models."""
 
-ALIASES = {"ls": "list", "remove": "rm"}
+ALIASES = {
+    "ls": "list",
+    "remove": "rm",
+    "delete": "rm",
+    "download": "pull",
+    "get": "pull",
+    "info": "show",
+    "server": "serve",
+    "cli": "chat",
+    "perplexity": "evaluate",
+}
 """Names of the same commands in other programs; the help does not show them."""

@@ -46,6 +46,7 @@ TOPICS = (
     "sampling",
     "scale",
     "servers",
+    "settings",
     "speculation",
     "tools",
     "watermarks",

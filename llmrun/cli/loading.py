@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmrun.cli.defaults import remember_model
 from llmrun.cli.options import LoadingOptions
 from llmrun.config import Settings, load_settings
 from llmrun.errors import UsageError
@@ -107,20 +108,27 @@ def open_model(
     )
     if not embeds:
         refuse_answers(model.header)
-    if loading.verbose:
-        output.note(model.plan.summary)
-    for note in model.plan.notes:
-        output.note(note)
-    if draft is not None and model.drafting.speculation() is None:
-        output.note(f"{draft.name} drafts nothing: {model.drafting.words} (llmrun help speculation)")
+    _note_plan(output, model, draft, verbose=loading.verbose)
     engine = model.new_engine() if another or model.needs_own_engine else client.prestarted()
     with using(path), using(draft.path) if draft is not None else nullcontext():
         try:
             with answer_view(output, markdown=True) as view:  # what shows answers is loaded beside the model
                 model.start(engine, lambda fraction: view.show(LoadProgress(fraction)))
+            if not embeds:
+                remember_model(name if located.spec.path is None else str(located.spec.path))
             yield model
         finally:
             model.close()
+
+
+def _note_plan(output: Output, model: Model, draft: DraftFile | None, *, verbose: bool) -> None:
+    """Print what the user should know of the plan."""
+    if verbose:
+        output.note(model.plan.summary)
+    for note in model.plan.notes:
+        output.note(note)
+    if draft is not None and model.drafting.speculation() is None:
+        output.note(f"{draft.name} drafts nothing: {model.drafting.words} (llmrun help speculation)")
 
 
 def find_draft(output: Output, name: str | None, settings: Settings, *, yes: bool) -> DraftFile | None:

@@ -172,6 +172,7 @@ JsonSchemaOption = Annotated[
         rich_help_panel="Answer",
     ),
 ]
+FormatOption = Annotated[str | None, typer.Option("--format", hidden=True)]  # Ollama's
 StatsOption = Annotated[
     bool | None,
     typer.Option(
@@ -387,6 +388,7 @@ def wanted(
     loop_guard: LoopGuardOption = True,
     files: FilesOption = None,
     images: ImagesOption = None,
+    json_format: FormatOption = None,
 ) -> AnswerOptions:
     """Collect the options of a command that answers; raise before a model is loaded.
 
@@ -400,6 +402,10 @@ def wanted(
     require_within("--think-tokens", think_tokens, (0, MOST_TOKENS))
     if think is False and think_tokens is not None:
         raise UsageError("--no-think and --think-tokens exclude each other", hint="give one of them")
+    if json_format is not None:
+        if json_format != "json":
+            raise UsageError(f"invalid --format {json_format}", why="must be json", hint="--json-schema FILE|JSON")
+        json_schema = json_schema or "{}"
     asked = AnswerRequest(
         limits=Limits(max_tokens, tuple(stop or ()), tuple(ban or ())),
         template=template_text(template),

@@ -84,6 +84,8 @@ def panel_help(context: Any, panel: str) -> str:
 def _panels(context: Any, parameters: Sequence[Any]) -> dict[str, dict[str, str]]:
     panels: dict[str, dict[str, str]] = {"Arguments": {}, "Options": {}}
     for parameter in parameters:
+        if getattr(parameter, "hidden", False):
+            continue
         name, text = parameter.get_help_record(context)
         panel = getattr(parameter, "rich_help_panel", None) or f"{parameter.param_type_name.title()}s"
         panels.setdefault(panel, {})[_METAVAR.sub(_metavar, name)] = _with_default(text, parameter)

@@ -22,7 +22,8 @@ AtOption = Annotated[
     typer.Option(
         "--at",
         metavar="URL",
-        help="Use this OpenAI-compatible server instead of an engine on this machine. Default: $LLMRUN_SERVER.",
+        help="Use this OpenAI-compatible server instead of an engine on this machine; ollama is that of "
+        "$OLLAMA_HOST. Default: $LLMRUN_SERVER.",
         autocompletion=complete_servers,
         rich_help_panel=_PANEL,
     ),
@@ -46,8 +47,10 @@ def remote_server(at: str | None, key_file: Path | None) -> Server | None:
     """
     address = at if at is not None else os.environ.get("LLMRUN_SERVER", "")
     if address.strip():
-        from llmrun.remote.server import read_server  # most starts name none
+        from llmrun.remote.server import ollama_address, read_server  # most starts name none
 
+        if address.strip().lower() == "ollama":
+            address = ollama_address(os.environ)
         return read_server(address, os.environ, key_file)
     if at is not None:
         raise UsageError("invalid --at: it is empty", hint="e.g. --at http://127.0.0.1:8080")

@@ -13,6 +13,7 @@ import typer
 from llmrun.cli.answering import DisplayOptions, cancelling, collecting, show, show_attached
 from llmrun.cli.beams import beam_options, refuse_with_beams, search
 from llmrun.cli.completion import complete_model
+from llmrun.cli.defaults import no_model
 from llmrun.cli.loading import open_chat_model
 from llmrun.cli.options import AnswerOptions, LoadingOptions, StatsOption, loading, wanted, with_options
 from llmrun.cli.remote import AtOption, KeyFileOption, remote_server
@@ -36,9 +37,9 @@ _ANSWER_TOKENS = 300  # of an answer of no stated length, as a guess
 ModelOrServedArgument = Annotated[
     str,
     typer.Argument(
-        metavar="MODEL",
-        help="A name from `llmrun list --all`, owner/repo[:quant], URL or path. With --at: a model of the server, or "
-        "default for its only one.",
+        metavar="[MODEL]",
+        help="A name from `llmrun list --all`, owner/repo[:quant], URL, path, or a model of the --at server. Default: "
+        "see llmrun help settings.",
         autocompletion=complete_model,
     ),
 ]
@@ -100,7 +101,7 @@ ExplainOption = Annotated[
 
 @with_options(wanted=wanted, loading=loading, flags=sampling_flags, beams=beam_options)
 def run(
-    model: ModelOrServedArgument,
+    model: ModelOrServedArgument = "",
     prompt: PromptArgument = None,
     raw: RawOption = False,
     prompt_cache: PromptCacheOption = False,
@@ -121,7 +122,7 @@ def run(
     """Answer one prompt. Text from stdin is put before the prompt."""
     output = Output(json=json)
     others = _options_of_one_answer(record, answers, logprobs, prompt_cache, explain_sampling)
-    _check(output, answers, logprobs, record, yes=loading.yes)
+    _check(output, model, answers, logprobs, record, yes=loading.yes)
     loading = replace(loading, server=remote_server(at, key_file))
     refuse_with_remote(loading, {**others, "--beams": beams is not None})
     if wanted.attached is not None:
@@ -188,8 +189,10 @@ def _report_end(output: Output, asked: AnswerRequest, finished: Finished) -> Non
         _note_limit(output, asked, finished)
 
 
-def _check(output: Output, answers: int, logprobs: int | None, record: Path | None, *, yes: bool) -> None:
-    """Raise UsageError if an option is invalid, or two exclude each other."""
+def _check(output: Output, model: str, answers: int, logprobs: int | None, record: Path | None, *, yes: bool) -> None:
+    """Raise UsageError if there is no model, an option is invalid, or two exclude each other."""
+    if not model:
+        raise no_model("run")
     require_within("--answers", answers, PARALLEL_BOUNDS)
     if logprobs is not None:
         from llmrun.cli.logprobs import check_logprobs

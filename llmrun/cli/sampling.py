@@ -50,6 +50,8 @@ FLAGS: dict[str, tuple[str, str]] = {
         "Secret key of the watermark; @FILE reads it from a file. Default: $LLMRUN_WATERMARK_KEY.",
     ),
 }
+PRESET_ORIGINS: dict[str, str] = {}
+"""Parameter that the command line leaves out -> origin of its value: the environment, or the model's preset."""
 _KEY_VARIABLE = "LLMRUN_WATERMARK_KEY"
 _REPEATED = {"dry_breakers", "logit_bias"}
 _TEXTS = {"order", "watermark", "watermark_key"}
@@ -160,7 +162,11 @@ def shown_value(name: str, value: Any) -> str:
 def sampling_rows(params: SamplingParams, origins: Mapping[str, str]) -> list[tuple[str, str, str]]:
     """Return every sampling parameter as (flag, value, origin of the value); the values of a server are unknown."""
     return [
-        (flag, "" if origins[name] == SERVER else shown_value(name, getattr(params, name)), origins[name])
+        (
+            flag,
+            "" if origins[name] == SERVER else shown_value(name, getattr(params, name)),
+            PRESET_ORIGINS.get(name, "flag") if origins[name] == "flag" else origins[name],
+        )
         for name, (flag, _) in FLAGS.items()
     ]
 

@@ -28,6 +28,7 @@ def list_servers(json: JsonOption = False) -> None:
 
 
 def stop(
+    model: Annotated[str, typer.Argument(hidden=True)] = "",
     port: Annotated[
         int | None, typer.Option("--port", "-p", help="Port of the server to stop, if several are running.")
     ] = None,
@@ -41,9 +42,21 @@ def stop(
     Running answers are finished first, within the time that `serve --grace` allows.
     """
     output = Output()
+    if model:
+        raise _whole_server(model, running_servers(load_settings().state_dir))
     for server in _meant(running_servers(load_settings().state_dir), port, every=every):
         server.stop(now=now)
         output.note(f"{server.address} {_what_happens(server, now=now)}")
+
+
+def _whole_server(model: str, servers: list[RunningServer]) -> UsageError:
+    """Return the error for `stop MODEL`, which unloads a model in Ollama."""
+    ports = [server.port for server in servers if model in server.models]
+    return UsageError(
+        f"{model!r} can't be stopped alone" if ports else f"no server has {model!r} loaded",
+        why="llmrun stop ends a whole server; an idle model is unloaded after serve --keep",
+        hint=" or ".join(f"llmrun stop --port {port}" for port in ports) or "llmrun ps",
+    )
 
 
 def _what_happens(server: RunningServer, *, now: bool) -> str:

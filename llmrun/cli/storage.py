@@ -102,7 +102,7 @@ def collect_garbage(
 def import_file(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="GGUF file; for a split model, its first part.")],
     name: Annotated[
-        str, typer.Option("--name", metavar="OWNER/NAME", help="Name of the model. Default: local/FILE.")
+        str, typer.Option("--name", metavar="[OWNER/]NAME", help="Name of the model. Default: local/FILE.")
     ] = "",
     move: Annotated[bool, typer.Option("--move", help="Move the file into the cache instead of copying it.")] = False,
     link: Annotated[
@@ -129,7 +129,9 @@ def import_file(
     if json:
         output.result_json(as_plain(model))
     else:
-        output.note(f'{model.name} is at {model.path}; try: llmrun run {shlex.quote(model.name)} "Hello"')
+        is_short = name and "/" not in name and name.lower() not in load_catalogue().entries
+        short = name if is_short else model.name
+        output.note(f'{short} is at {model.path}; try: llmrun run {shlex.quote(short)} "Hello"')
 
 
 def verify(

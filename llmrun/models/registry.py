@@ -1,13 +1,14 @@
 """Model names: alias, owner/repo:quant, link or path -> ModelSpec.
 
 Owns the spelling of names and the catalogue (models.toml); must not know the network, the cache or the contents of
-model files. Opens no file except models.toml. A local name (a path, a model of another program) must exist; a name on
-the hub is not checked.
+model files. Opens no file except models.toml. A local name (a path, a model of another program, a short name of `llmrun
+import`) must exist; a name on the hub is not checked.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from llmrun.config import load_settings
 from llmrun.errors import LlmrunError, ModelNotFoundError, UsageError, did_you_mean, near_names
 from llmrun.gguf import filenames
 from llmrun.models.store import other_programs
@@ -193,8 +195,9 @@ def resolve(name: str, catalogue: Catalogue) -> ModelSpec:
     Args:
         name: `alias`, `alias:quant`, an alias as Ollama writes it (`qwen3:4b`, `smollm2:latest`), `owner/repo`,
             `owner/repo:quant`, `owner/repo/file.gguf`, any of the last three after `hf.co/`, `huggingface.co/` or
-            `hf://`, an https link, `ollama/name:tag`, `lmstudio/publisher/repo[:quant]`, or a path: of a file, of any
-            part of a split model, or of a folder with one model in it.
+            `hf://`, an https link, the short name of an imported model, `ollama/name:tag`,
+            `lmstudio/publisher/repo[:quant]`, or a path: of a file, of any part of a split model, or of a folder with
+            one model in it.
 
     Raises:
         ModelNotFoundError: there is no such alias, quant of an alias, file, or model of another program.
@@ -221,6 +224,9 @@ def resolve(name: str, catalogue: Catalogue) -> ModelSpec:
         return _from_hub(name, name, catalogue)
     if _looks_like_file(name):
         return _from_path(name)
+    own = load_settings().hub_cache / f"models--local--{alias}"
+    if _NAME_PART.fullmatch(alias) and os.path.isdir(own):  # noqa: PTH112 - False for a name that is too long
+        return _from_hub(name, f"local/{name}", catalogue)  # of `llmrun import --name`
     raise _unknown(name, alias, catalogue)
 
 

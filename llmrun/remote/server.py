@@ -24,6 +24,7 @@ from llmrun.errors import ModelNotFoundError, UsageError, did_you_mean
 OPENAI_HOST = "api.openai.com"
 _VERSION = re.compile(r"v\d+\w*")  # of an API, as a part of its path
 _ENDPOINTS = ("/chat/completions", "/completions", "/models")
+_OLLAMA_PORT = 11434
 _LONGEST_KEY_FILE = 64 * 1024
 _EXAMPLE = "e.g. --at http://127.0.0.1:8080"
 
@@ -78,6 +79,28 @@ def read_server(text: str, environment: Mapping[str, str], key_file: Path | None
     """
     url = _address(text.strip())
     return Server(url, _key(url, environment, key_file))
+
+
+def ollama_host(text: str) -> tuple[str, str, int]:
+    """Return scheme, host and port of OLLAMA_HOST: "", "127.0.0.1", ":11434", "http://localhost:1234".
+
+    Raises:
+        UsageError: the value is invalid.
+    """
+    try:
+        parts = urlsplit(text if "://" in text else f"http://{text}")
+        host, port = parts.hostname or "127.0.0.1", parts.port or _OLLAMA_PORT
+    except ValueError:
+        raise UsageError(f"invalid OLLAMA_HOST={text}", hint="e.g. OLLAMA_HOST=127.0.0.1:11434") from None
+    if host in {"0.0.0.0", "::"}:  # noqa: S104 - what a server listens on; a client finds it here
+        host = "127.0.0.1"
+    return parts.scheme, host, port
+
+
+def ollama_address(environment: Mapping[str, str]) -> str:
+    """Return the address of `--at ollama`. Raises as ollama_host()."""
+    scheme, host, port = ollama_host(environment.get("OLLAMA_HOST", ""))
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _address(text: str) -> str:

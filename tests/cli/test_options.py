@@ -32,7 +32,7 @@ ANSWERING = (
     ("--max-tokens", "0"), ("--stop", ""), ("--ban", ""), ("--grammar", "not/there"), ("--json-schema", "{"),
     ("--json-schema", "{}", "--grammar", "g"), ("--think-tokens", "-1"), ("--no-think", "--think-tokens", "5"),
     ("--show-thoughts", "perhaps"), ("--template", "not/there"),
-    ("--file", "not/there"),
+    ("--file", "not/there"), ("--format", "xml"),
     ("--image", "not/there"),
 )  # fmt: skip
 SAMPLING = (

@@ -54,7 +54,7 @@ def import_model(
 
     Args:
         source: the (first) file.
-        name: "owner/name"; by default made of the file's own name.
+        name: "owner/name", or "name" for "local/name"; by default made of the file's own name.
         how: "copy" keeps the file, "move" removes it, "link" leaves the bytes in place.
 
     Raises:
@@ -66,11 +66,9 @@ def import_model(
     header = read_header(source)
     if how == "move":
         _refuse_foreign(source, store)
-    repository = name or f"local/{_model_name(source)}"
+    repository = name if "/" in name else f"local/{name or _model_name(source)}"
     if not _NAME.fullmatch(repository) or ".." in repository or "--" in repository:
-        raise UsageError(
-            f"{repository!r} is not a valid model name", hint="write --name owner/name, for example me/tiny"
-        )
+        raise UsageError(f"{repository!r} is not a valid model name", hint="--name tiny, or --name owner/tiny")
     parts = [
         _Part(path, _filename(path, repository, header.quant), path.stat().st_size)
         for path in (source.with_name(part) for part in filenames.all_parts(source.name))

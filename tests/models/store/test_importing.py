@@ -116,7 +116,7 @@ def test_a_projector_is_no_model(store: Store, tmp_path: Path) -> None:
         import_model(path, store)
 
 
-@pytest.mark.parametrize("name", ["tiny", "a/b/c", "../x", "a/..", "a/b:Q4", "a--b/c", "/a", "a b/c", "-a/b", "a/b..c"])
+@pytest.mark.parametrize("name", ["a/b/c", "../x", "a/..", "a/b:Q4", "a--b/c", "/a", "a b/c", "-a/b", "a/b..c"])
 def test_impossible_names(store: Store, source: Path, name: str) -> None:
     with pytest.raises(UsageError, match="is not a valid model name"):
         import_model(source, store, name=name)

@@ -1,0 +1,115 @@
+"""`llmrun config`: the settings file, and the origin of each value."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from llmrun.cli import settings_file
+from llmrun.cli.completion import complete_words
+from llmrun.cli.defaults import ENVIRONMENT, SETTINGS_FILE, default_model
+from llmrun.cli.options import JsonOption
+from llmrun.config import config_file
+from llmrun.errors import UsageError
+from llmrun.storage import write_whole
+from llmrun.ui.terminal.output import Output
+
+_KEYS = ("model", *(f"serve.{name}" for name in settings_file.SERVE))
+
+KeyArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="KEY",
+        help="model, serve.OPTION or models.MODEL.OPTION; see llmrun help settings.",
+        autocompletion=complete_words(*_KEYS),
+    ),
+]
+
+app = typer.Typer(help="Show and change the settings: default model, presets, server.", add_completion=False)
+
+
+@app.callback(invoke_without_command=True)
+def show(context: typer.Context, json: JsonOption = False) -> None:
+    """Show and change the settings: default model, presets, server.
+
+    Without a command, show each value and its origin.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from llmrun.ui.terminal.tables import Column, show_table
+
+    output = Output(json=json)
+    rows = _rows()
+    if json:
+        output.result_json([{"key": key, "value": value, "from": origin} for key, value, origin in rows])
+        return
+    columns = (Column("KEY", style="bold"), Column("VALUE"), Column("FROM", style="dim"))
+    show_table(output, columns, [(key, "" if value is None else str(value), origin) for key, value, origin in rows])
+    path = config_file()
+    output.note(f"Settings file: {path}" + ("" if path.exists() else ", which does not exist yet"))
+
+
+@app.command("set")
+def set_value(key: KeyArgument, value: Annotated[str, typer.Argument(metavar="VALUE", help="Its new value.")]) -> None:
+    """Set a value, e.g. llmrun config set models.smollm2.ctx 4096."""
+    output = Output()
+    path = settings_file.change(key, settings_file.parse(key, value, key))
+    name = settings_file.variable(settings_file.split_key(key)[1])
+    output.note(f"{key} is {value} in {path}")
+    if os.environ.get(name, "").strip():
+        output.note(f"warning: {name} in the environment comes first")
+
+
+@app.command("unset")
+def unset_value(key: KeyArgument) -> None:
+    """Remove a value."""
+    if key not in settings_file.read_file():
+        settings_file.find_key(key, "")
+        raise UsageError(f"{key} is not set", why=f"not in {config_file()}", hint="llmrun config")
+    Output().note(f"{key} is removed from {settings_file.change(key, None)}")
+
+
+@app.command("edit")
+def edit_file() -> None:
+    """Edit the settings file with VISUAL or EDITOR. An invalid text is refused."""
+    from llmrun.ui.prompt.editor import edit
+
+    path = config_file()
+    before = path.read_text(encoding="utf-8") if path.exists() else ""
+    text = edit(before.removesuffix("\n"))
+    settings_file.read_text(text, path)
+    if text != before.removesuffix("\n"):
+        write_whole(path, f"{text}\n" if text else "", makes_folder=True)
+        Output().note(f"{path} is changed")
+
+
+def _rows() -> list[tuple[str, str | int | float | None, str]]:
+    """Return (key, value, origin) of the default model, the server's options, presets, and variables for all models.
+
+    Raises:
+        UsageError: the settings file or a variable is invalid.
+    """
+    import inspect
+
+    from llmrun.cli.serve import serve
+
+    given = settings_file.read_file()
+    model, origin = default_model(given)
+    rows: list[tuple[str, str | int | float | None, str]] = [("model", model or None, origin or "not set")]
+    defaults = inspect.signature(serve).parameters
+    for name, option in settings_file.SERVE.items():
+        row = _row(f"serve.{name}", given)
+        rows.append(row or (f"serve.{name}", defaults[option.parameter].default, "default"))
+    presets = [row for key in given if key.startswith("models.") and (row := _row(key, given))]
+    every = [row for name in settings_file.PRESET if (row := _row(f"models..{name}", {}))]
+    return [*rows, *presets, *((settings_file.split_key(key)[1], value, origin) for key, value, origin in every)]
+
+
+def _row(key: str, given: dict[str, str | int | float]) -> tuple[str, str | int | float, str] | None:
+    """Return the key with its value and origin; None if only the built-in default applies."""
+    name = settings_file.variable(settings_file.split_key(key)[1])
+    if text := os.environ.get(name, "").strip():
+        return key, settings_file.parse(key, text, name), f"{ENVIRONMENT}: {name}"
+    return (key, given[key], SETTINGS_FILE) if key in given else None

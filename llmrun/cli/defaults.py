@@ -1,0 +1,159 @@
+"""The model and the options that the command line leaves out: from the environment, the settings file, or the last use.
+
+Order: flag > environment > preset > tuned > model > default. The last three are known only when the model is loaded.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from llmrun.config import LAST_MODEL_FILE, load_settings
+from llmrun.errors import LlmrunError, UsageError
+from llmrun.storage import write_whole
+
+USES_SETTINGS = frozenset({"run", "chat", "serve"})
+ENVIRONMENT, PRESET, SETTINGS_FILE, LAST_USED = "environment", "preset", "settings file", "last used"
+_MODEL_VARIABLE = "LLMRUN_MODEL"
+_OVERHEAD = 1.3  # of memory over a file's size: the KV cache of a usual conversation, and buffers
+
+
+def default_model(values: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the model to use if none is named, and its origin; ("", "") if there is none.
+
+    Args:
+        values: of the settings file.
+    """
+    if name := os.environ.get(_MODEL_VARIABLE, "").strip():
+        return name, ENVIRONMENT
+    if name := values.get("model", ""):
+        return name, SETTINGS_FILE
+    with suppress(OSError, UnicodeDecodeError):
+        name = (load_settings().state_dir / LAST_MODEL_FILE).read_text(encoding="utf-8").strip()
+    return name, LAST_USED if name else ""
+
+
+def remember_model(name: str) -> None:
+    """Keep the name of a model for default_model(), if the disk allows it."""
+    path = load_settings().state_dir / LAST_MODEL_FILE
+    with suppress(OSError, UnicodeDecodeError, LlmrunError):
+        if not path.is_file() or path.read_text(encoding="utf-8") != name:
+            write_whole(path, name, makes_folder=True)
+
+
+def no_model(command: str) -> UsageError:
+    """Return the error for a missing model; proposes a small, a middle and a large one that fit into memory."""
+    from llmrun.models.registry import load_catalogue
+    from llmrun.planning.hardware import probe
+    from llmrun.protocol.sizes import readable_size
+
+    chats = sorted(
+        (entry for entry in load_catalogue().entries.values() if entry.kind == "chat"), key=lambda each: each.size_mb
+    )
+    room = probe().memory_available / _OVERHEAD
+    fitting = [entry for entry in chats if entry.size_mb * 1e6 <= room] or chats[:1]
+    chosen = list(dict.fromkeys(fitting[n].alias for n in (0, len(fitting) // 2, -1)))
+    sizes = ", ".join(
+        f"{each.alias} ({readable_size(each.size_mb * 10**6)})" for each in fitting if each.alias in chosen
+    )
+    why = f"none is in the settings, and none has been used yet; fit into this machine's memory: {sizes}"
+    return UsageError("there is no model", why=why, hint=" or ".join(f"llmrun {command} {name}" for name in chosen))
+
+
+def fill(command: str, context: Any, values: dict[str, Any]) -> None:
+    """Put the default model into the parsed values of a command, and presets into the context's defaults.
+
+    Args:
+        context: Typer's.
+        values: by parameter, None if missing; changed.
+
+    Raises:
+        UsageError: the settings file or a variable is invalid.
+    """
+    if values.get("help") or values.get("help_all"):
+        return
+    from llmrun.cli import sampling, settings_file
+
+    given = settings_file.read_file()
+    address = values.get("at") or os.environ.get("LLMRUN_SERVER", "")
+    is_remote = command != "serve" and bool(address.strip())
+    model = _model(command, values, given, is_remote=is_remote)
+    found = _presets(given, model, is_remote=is_remote)
+    context.default_map = {settings_file.PRESET[name].parameter: value for name, (value, _) in found.items()}
+    sampling.PRESET_ORIGINS.clear()
+    sampling.PRESET_ORIGINS |= {
+        settings_file.PRESET[name].parameter: origin
+        for name, (_, origin) in found.items()
+        if values.get(settings_file.PRESET[name].parameter) is None
+    }
+    if command == "serve" and values.get("parent") is None:  # `llmrun launch` chooses its server's options
+        for name, key in settings_file.SERVE.items():
+            if (value := _value(f"serve.{name}", given)) is not None:
+                context.default_map[key.parameter] = value[0]
+
+
+def _model(command: str, values: dict[str, Any], given: Mapping[str, Any], *, is_remote: bool) -> str:
+    """Return the name of the model, and put the default one into a command without one."""
+    if command == "serve":
+        return next(iter(values.get("models") or ()), "")
+    if command == "run":
+        named = values.get("model")
+        if named is not None and not _is_prompt(named):
+            return str(named)
+        if named is not None:
+            values["prompt"] = (named, *(values.get("prompt") or ()))
+        values["model"] = "default" if is_remote else default_model(given)[0]
+    elif values.get("model") is None and not is_remote:
+        if values.get("last") or values.get("session"):
+            continued = _continued(values.get("session") or "")
+            values["model"] = None if continued else default_model(given)[0]
+            return continued or values["model"]
+        values["model"] = default_model(given)[0]
+    return values.get("model") or ""
+
+
+def _is_prompt(word: str) -> bool:
+    """Return whether a word in the place of the model is a prompt: several words, and not the name of a file."""
+    is_path = word.startswith(("/", "./", "../", "~")) or word.lower().endswith(".gguf") or os.path.isfile(word)  # noqa: PTH113
+    return len(word.split()) > 1 and not is_path
+
+
+def _continued(session: str) -> str:
+    """Return the name of the model that answered last in a saved chat; "" if there is no such chat or answer."""
+    from llmrun.chat.store.store import Sessions, folder_in
+
+    try:
+        with Sessions(folder_in(load_settings().state_dir), on_damage=lambda _: None) as sessions:
+            return sessions.find(session).model
+    except LlmrunError:
+        return ""
+
+
+def _presets(given: Mapping[str, Any], model: str, *, is_remote: bool) -> dict[str, tuple[Any, str]]:
+    """Return the values of a model's preset and of the environment, with their origins."""
+    from llmrun.cli import settings_file
+
+    found = {}
+    for name in settings_file.PRESET:
+        if is_remote and name in settings_file.LOADING:
+            continue
+        keys = (f"models.{each}.{name}" for each in (model, model.partition(":")[0]) if each)
+        if (value := _value(next((key for key in keys if key in given), f"models..{name}"), given)) is not None:
+            found[name] = value
+    return found
+
+
+def _value(key: str, given: Mapping[str, Any]) -> tuple[Any, str] | None:
+    """Return the value of a key and its origin: the environment, else the settings file.
+
+    Raises:
+        UsageError: the variable is invalid.
+    """
+    from llmrun.cli.settings_file import parse, split_key, variable
+
+    name = variable(split_key(key)[1])
+    if text := os.environ.get(name, "").strip():
+        return parse(key, text, name), ENVIRONMENT
+    return (given[key], PRESET) if key in given else None

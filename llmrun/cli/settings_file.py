@@ -1,0 +1,211 @@
+"""The user's settings file: its keys, reading, and changing one value.
+
+    model = "smollm2"            the default model
+    [serve]                      options of `llmrun serve`
+    port = 8081
+    [models.smollm2]             the preset of a model
+    ctx = 4096
+
+Here a key is the path to a value, e.g. "models.smollm2.ctx". Must not know commands.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from llmrun.cli.sampling import FLAGS, read_value
+from llmrun.config import config_file
+from llmrun.errors import ResourceError, UsageError, did_you_mean
+from llmrun.protocol.settings import SETTINGS
+from llmrun.storage import write_whole
+
+_LISTS = {"dry_breakers", "logit_bias", "watermark", "watermark_key"}  # flags that no preset has
+_HIGHEST = 2**31 - 1
+
+
+class Key(NamedTuple):
+    """A setting: an option of a command by its name without dashes."""
+
+    parameter: str  # of the command
+    kind: type[int] | type[float] | type[str]
+    choices: tuple[str, ...] = ()
+    is_sampling: bool = False
+
+
+PRESET = {
+    "system": Key("system", str),
+    "max-tokens": Key("max_tokens", int),
+    "ctx": Key("ctx", int),
+    "cache-type-k": Key("kv_type_k", str, SETTINGS["kv_type_k"].choices),
+    "cache-type-v": Key("kv_type_v", str, SETTINGS["kv_type_v"].choices),
+} | {flag.lstrip("-"): Key(name, str, (), True) for name, (flag, _) in FLAGS.items() if name not in _LISTS}
+LOADING = {"ctx", "cache-type-k", "cache-type-v"}
+"""Keys of a preset that mean nothing for a remote server."""
+SERVE = {
+    "host": Key("host", str),
+    "port": Key("port", int),
+    "parallel": Key("parallel", int),
+    "queue": Key("queue", int),
+    "keep": Key("keep", str),
+    "timeout": Key("timeout", str),
+    "grace": Key("grace", str),
+}
+_MODEL = Key("model", str)
+
+
+def variable(name: str) -> str:
+    """Return the environment variable of a key's last part, e.g. LLMRUN_CACHE_TYPE_K."""
+    return f"LLMRUN_{name.upper().replace('-', '_')}"
+
+
+def find_key(key: str, where: str) -> Key:
+    """Return the setting of a key.
+
+    Raises:
+        UsageError: there is none.
+    """
+    table, name = split_key(key)
+    known = {"": {"model": _MODEL}, "serve": SERVE}.get(table, PRESET if table.startswith("models.") else {})
+    if name in known:
+        return known[name]
+    head = f"{table}." if known else ""
+    names = [f"{head}{each}" for each in known] or ["model", *(f"serve.{each}" for each in SERVE), "models.MODEL.ctx"]
+    hint = did_you_mean(f"{head}{name}", names) or f"one of {', '.join(names)}"
+    raise UsageError(f"there is no setting {key!r}", why=where, hint=hint)
+
+
+def split_key(key: str) -> tuple[str, str]:
+    """Return the table of a key, and its name there."""
+    table, _, name = key.rpartition(".")
+    return table, name
+
+
+def parse(key: str, text: str, label: str) -> Any:
+    """Return a value of a setting from text.
+
+    Raises:
+        UsageError: there is no such setting, or the value is invalid; `label` names it.
+    """
+    found = find_key(key, "")
+    if found.is_sampling:
+        try:
+            value = read_value(split_key(key)[1], text)[1]
+        except UsageError as error:
+            raise UsageError(f"invalid {label} {text}", why=error.why, hint=error.hint) from None
+        return ",".join(value) if isinstance(value, tuple) else value
+    if found.choices and text not in found.choices:
+        raise UsageError(f"invalid {label} {text}", why=f"must be {', '.join(found.choices)}")
+    if found.kind is str:
+        return text
+    if not re.fullmatch("[0-9]+", text) or int(text) > _HIGHEST:
+        raise UsageError(f"invalid {label} {text}", why="must be a whole number")
+    return int(text)
+
+
+def read_file(path: Path | None = None) -> dict[str, Any]:
+    """Return the settings file's values by key; none without a file.
+
+    Raises:
+        UsageError: it is not TOML, or has an unknown key or an invalid value.
+        ResourceError: it can't be read.
+    """
+    path = path or config_file()
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else "it is not UTF-8 text"
+        raise ResourceError(f"the settings file {str(path)!r} can't be read", why=why) from None
+    return read_text(text, path)
+
+
+def read_text(text: str, path: Path) -> dict[str, Any]:
+    """Return the values of a settings file's text. Raises UsageError as read_file()."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
+
+    try:
+        data = tomllib.loads(text)
+    except ValueError as error:
+        why = f"{path}: {error}"
+        raise UsageError("the settings file is not TOML", why=why, hint="llmrun config edit") from None
+    values = dict(_flat(data, ""))
+    for key, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise UsageError(f"invalid {key}", why=f"in {path}: must be text or a number", hint="llmrun config edit")
+        find_key(key, f"in {path}")
+        values[key] = parse(key, str(value), f"{key} in {path}:")
+    return values
+
+
+def _flat(data: Mapping[str, Any], table: str) -> Any:
+    """Yield (key, value). Names of models may have dots; tables lie at most two deep."""
+    depth = 0 if not table else 1 + (table.startswith("models."))
+    for name, value in data.items():
+        key = f"{table}.{name}" if table else name
+        if isinstance(value, dict) and depth < 2:
+            yield from _flat(value, key)
+        else:
+            yield key, value
+
+
+def with_value(text: str, key: str, value: Any) -> str:
+    """Return a settings file's text with another value of a key; None removes it. Other lines stay as they are."""
+    table, name = split_key(key)
+    lines = text.splitlines()
+    start, end = _section(lines, table)
+    found = next((n for n in range(start, end) if re.match(rf"\s*{re.escape(name)}\s*=", lines[n])), None)
+    new = [] if value is None else [f"{name} = {json.dumps(value, ensure_ascii=False)}"]
+    if found is not None:
+        lines[found : found + 1] = new
+    elif new and table and not _has_section(lines, table):
+        lines += [*([""] if lines else []), f"[{_header(table)}]", *new]
+    else:
+        while end > start and not lines[end - 1].strip():
+            end -= 1
+        lines[end:end] = new
+    return "".join(f"{line}\n" for line in lines)
+
+
+def change(key: str, value: Any) -> Path:
+    """Set or remove a value in the settings file; return its path.
+
+    Raises:
+        UsageError: the file can't be changed without a person, or was damaged before.
+        ResourceError: it can't be written.
+    """
+    path = config_file()
+    before = read_file(path)
+    text = with_value(path.read_text(encoding="utf-8") if before or path.exists() else "", key, value)
+    expected = {**before, key: value} if value is not None else {k: v for k, v in before.items() if k != key}
+    if read_text(text, path) != expected:  # spelled in a way that with_value() does not know
+        raise UsageError(f"{key} can't be changed in {path}", why="it is written in several lines", hint="config edit")
+    write_whole(path, text, makes_folder=True)
+    return path
+
+
+def _header(table: str) -> str:
+    head, _, name = table.partition(".")
+    plain = not name or re.fullmatch(r"[A-Za-z0-9_-]+", name)
+    return table if plain else f"{head}.{json.dumps(name, ensure_ascii=False)}"
+
+
+def _has_section(lines: list[str], table: str) -> bool:
+    return any(line.strip().partition("]")[0] == f"[{_header(table)}" for line in lines)
+
+
+def _section(lines: list[str], table: str) -> tuple[int, int]:
+    """Return the first line and the end of a table's lines."""
+    heads = [n for n, line in enumerate(lines) if line.lstrip().startswith("[")]
+    if not table:
+        return 0, heads[0] if heads else len(lines)
+    start = next((n for n in heads if lines[n].strip().partition("]")[0] == f"[{_header(table)}"), len(lines))
+    return min(start + 1, len(lines)), next((n for n in heads if n > start), len(lines))

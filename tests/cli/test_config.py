@@ -1,0 +1,124 @@
+"""`llmrun config`: values with their origins, and changes of one value in a file that people write too."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from llmrun.cli.app import call
+from llmrun.cli.settings_file import read_file, with_value
+from llmrun.config import config_file
+from llmrun.errors import UsageError
+
+
+@pytest.fixture(autouse=True)
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The settings file, in a folder that does not exist yet."""
+    for name in [name for name in os.environ if name.startswith("LLMRUN_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("LLMRUN_CONFIG", str(tmp_path / "new" / "config.toml"))
+    return tmp_path / "new" / "config.toml"
+
+
+def shown(capsys: pytest.CaptureFixture[str]) -> dict[str, tuple[object, str]]:
+    capsys.readouterr()
+    call(["config", "--json"])
+    return {row["key"]: (row["value"], row["from"]) for row in json.loads(capsys.readouterr().out)}
+
+
+def test_each_value_has_its_origin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shown(capsys)["model"] == (None, "not set")
+    for key, value in (("model", "smollm2"), ("serve.port", "81"), ("models.qwen3-0.6b.temp", "0.3")):
+        call(["config", "set", key, value])
+    monkeypatch.setenv("LLMRUN_HOST", "::1")
+    monkeypatch.setenv("LLMRUN_CTX", "512")
+    found = shown(capsys)
+    assert found["model"] == ("smollm2", "settings file")
+    assert found["serve.port"] == (81, "settings file")
+    assert found["serve.host"] == ("::1", "environment: LLMRUN_HOST")
+    assert found["serve.parallel"] == (8, "default")
+    assert found["models.qwen3-0.6b.temp"] == (0.3, "settings file")
+    assert found["ctx"] == (512, "environment: LLMRUN_CTX")
+
+
+def test_the_table_names_the_file(capsys: pytest.CaptureFixture[str], config: Path) -> None:
+    call(["config"])
+    told = capsys.readouterr()
+    assert "serve.port" in told.out
+    assert "does not exist yet" in told.err
+
+
+def test_other_lines_stay(config: Path) -> None:
+    config.parent.mkdir()
+    config.write_text("# mine\nmodel = 'a'  # the best\n\n[serve] # here\n# port\nport = 1\n\n[models.a]\nctx = 512\n")
+    call(["config", "set", "serve.parallel", "2"])
+    call(["config", "set", "models.a.ctx", "1024"])
+    call(["config", "unset", "serve.port"])
+    assert config.read_text() == (
+        "# mine\nmodel = 'a'  # the best\n\n[serve] # here\n# port\nparallel = 2\n\n[models.a]\nctx = 1024\n"
+    )
+
+
+@pytest.mark.parametrize("name", ["smollm2", "qwen3-0.6b", "owner/repo:Q4_K_M", 'a "b"', "ä"])
+def test_every_name_of_a_model_can_have_a_preset(name: str) -> None:
+    for value in ("Be brief.", 'a "quote"\n\\'):
+        call(["config", "set", f"models.{name}.system", value])
+        assert read_file() == {f"models.{name}.system": value}
+    call(["config", "unset", f"models.{name}.system"])
+    assert read_file() == {}
+
+
+def test_a_value_in_several_lines_is_left_to_the_editor(config: Path) -> None:
+    config.parent.mkdir()
+    text = '[models.a]\nsystem = """\none\ntwo"""\n'
+    config.write_text(text)
+    with pytest.raises(UsageError):
+        call(["config", "set", "models.a.system", "three"])
+    assert config.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["set", "servr.port", "1"], "there is no setting 'servr.port'"),
+        (["set", "serve.port", "x"], r"invalid serve\.port x"),
+        (["set", "models.a.temp", "-1"], r"invalid models\.a\.temp -1"),
+        (["unset", "serve.port"], r"serve\.port is not set"),
+        (["unset", "nothing"], "there is no setting"),
+    ],
+)
+def test_mistakes(words: list[str], said: str, config: Path) -> None:
+    with pytest.raises(UsageError, match=said):
+        call(["config", *(["set", "--", *words[1:]] if words[0] == "set" else words)])
+    assert not config.exists()
+
+
+def test_an_edited_file_must_be_valid(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    editor = tmp_path / "editor"
+    editor.write_text('#!/bin/sh\nprintf \'%s\\n\' "$TEXT" > "$1"\n')
+    editor.chmod(editor.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("VISUAL", str(editor))
+    monkeypatch.setenv("TEXT", 'model = "a"')
+    call(["config", "edit"])
+    assert read_file() == {"model": "a"}
+    monkeypatch.setenv("TEXT", "modle = 1")
+    with pytest.raises(UsageError, match="modle"):
+        call(["config", "edit"])
+    assert read_file() == {"model": "a"}
+
+
+def test_the_place_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LLMRUN_CONFIG")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert config_file() == tmp_path / "llmrun" / "config.toml"
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    assert config_file() == Path("~/.config/llmrun/config.toml").expanduser()
+
+
+def test_a_value_goes_before_the_first_table() -> None:
+    assert with_value("[serve]\nport = 1\n", "model", "a") == 'model = "a"\n[serve]\nport = 1\n'

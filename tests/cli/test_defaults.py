@@ -1,0 +1,207 @@
+"""The default model, presets, and the order flag > environment > preset > tuned > model > default."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.gguf_writer import tiny_model, write
+
+from llmrun.cli import defaults, sampling, settings_file
+from llmrun.cli.app import call
+from llmrun.cli.help import topic
+from llmrun.errors import UsageError
+from llmrun.models.registry import load_catalogue
+from llmrun.protocol.params import resolve_sampling
+
+FRONT = Path(__file__).parents[1] / "support/front.py"
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The settings file, which does not exist yet."""
+    for name in [name for name in os.environ if name.startswith("LLMRUN_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    monkeypatch.setenv("LLMRUN_CONFIG", str(tmp_path / "config.toml"))
+    return tmp_path / "config.toml"
+
+
+@pytest.fixture
+def run(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package_on_path: None) -> Run:
+    """run(word, ...): the command over the fake engine, which says Hello."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "tiny.gguf", tiny_model())
+    path = os.environ["PYTHONPATH"] + os.pathsep + str(FRONT.parents[1])
+
+    def make(*words: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+        every = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": path, **environment}
+        command = [sys.executable, str(FRONT), "normal", *words]
+        return subprocess.run(command, input=stdin, capture_output=True, text=True, env=every, timeout=300)
+
+    return make
+
+
+@pytest.mark.parametrize("words", [["run", "Why is it so?"], ["run"], ["chat"], ["chat", "--session", "new"]])
+def test_without_any_model_three_of_the_catalogue_are_proposed(words: list[str], config: Path) -> None:
+    with pytest.raises(UsageError, match="there is no model") as caught:
+        call(words)
+    named = [hint.split()[-1] for hint in caught.value.hint.split(" or ")]
+    assert 1 <= len(named) <= 3
+    assert set(named) <= {name for name, entry in load_catalogue().entries.items() if entry.kind == "chat"}
+
+
+def test_the_last_used_model_is_the_default(run: Run, tmp_path: Path) -> None:
+    assert run("run", "./tiny.gguf", "hi").stdout == "Hello\n"
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for words, stdin in ((["run", "Why is it so?"], ""), (["run"], "hi"), (["run", "-p", "hi"], ""), (["chat"], "hi")):
+        done = run(*words, stdin=stdin)
+        assert (done.returncode, "Hello" in done.stdout) == (0, True), (words, done.stderr)
+
+
+def test_the_model_of_the_settings_comes_before_the_last_used_one(config: Path) -> None:
+    defaults.remember_model("used")
+    assert defaults.default_model({}) == ("used", defaults.LAST_USED)
+    assert defaults.default_model({"model": "named"}) == ("named", defaults.SETTINGS_FILE)
+
+
+def test_the_environment_names_a_model(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMRUN_MODEL", "here")
+    assert defaults.default_model({"model": "named"}) == ("here", defaults.ENVIRONMENT)
+
+
+def test_a_path_with_blanks_is_no_prompt(config: Path) -> None:
+    assert filled("run", model="./my model.gguf")[0]["model"] == "./my model.gguf"
+    assert filled("run", model="TCP/IP is what?")[0] == {"model": "", "prompt": ("TCP/IP is what?",)}
+
+
+def test_flag_environment_preset_default(run: Run, config: Path) -> None:
+    def origin(*flags: str, **environment: str) -> list[str]:
+        told = run("run", "tiny.gguf", "hi", "--explain-sampling", *flags, **environment).stderr
+        return next(line.split()[1:] for line in told.splitlines() if line.startswith("--temp "))
+
+    assert origin() == ["0.8", "default"]
+    config.write_text('[models."tiny.gguf"]\ntemp = 0.4\n')
+    assert origin() == ["0.4", "preset"]
+    assert origin(LLMRUN_TEMP="0.3") == ["0.3", "environment"]
+    assert origin("--temp", "0.2", LLMRUN_TEMP="0.3") == ["0.2", "flag"]
+
+
+def test_a_preset_comes_before_the_model_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    params, origins = resolve_sampling(("flag", {"temperature": 0.4}), ("model", {"temperature": 0.9}))
+    monkeypatch.setitem(sampling.PRESET_ORIGINS, "temperature", "preset")
+    row = next(row for row in sampling.sampling_rows(params, origins) if row[0] == "--temp")
+    assert row == ("--temp", "0.4", "preset")
+
+
+class Context:
+    """The part of Typer's context that defaults.fill() changes."""
+
+    def __init__(self) -> None:
+        self.default_map: dict[str, Any] = {}
+
+
+def filled(command: str, **values: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The parsed values of a command and its defaults afterwards."""
+    context = Context()
+    defaults.fill(command, context, values)
+    return values, context.default_map
+
+
+def test_a_preset_is_of_every_quant_unless_one_has_its_own(config: Path) -> None:
+    config.write_text('[models.a]\nctx = 512\nsystem = "x"\n[models."a:q8_0"]\nctx = 1024\n')
+    assert filled("chat", model="a")[1] == {"ctx": 512, "system": "x"}
+    assert filled("run", model="a:q4_0")[1] == {"ctx": 512, "system": "x"}
+    assert filled("run", model="a:q8_0")[1] == {"ctx": 1024, "system": "x"}
+    assert filled("run", model="b")[1] == {}
+
+
+def test_a_remote_server_gets_no_options_of_loading(config: Path) -> None:
+    config.write_text('[models.a]\nctx = 512\ncache-type-k = "q8_0"\ntemp = 0.5\n')
+    assert filled("run", model="a", at="http://127.0.0.1:1")[1] == {"temperature": 0.5}
+    assert filled("run", model="Why is it so?", at="http://127.0.0.1:1")[0]["model"] == "default"
+
+
+def test_options_of_the_server(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config.write_text("[serve]\nport = 81\nparallel = 2\n[models.a]\nctx = 512\n")
+    monkeypatch.setenv("LLMRUN_PORT", "82")
+    assert filled("serve", models=("a", "b"))[1] == {"ctx": 512, "port": 82, "parallel": 2}
+    assert filled("serve", models=("a",), parent=1)[1] == {"ctx": 512}, "of `llmrun launch`"
+
+
+def test_help_needs_no_sound_settings_file(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config.write_text("][")
+    call(["run", "--help"])
+    assert "Usage:" in capsys.readouterr().out
+    with pytest.raises(UsageError, match="not TOML"):
+        call(["run", "a", "hi"])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("modle = 'a'", "there is no setting 'modle'"),
+        ("[serve]\nport = 'x'", r"invalid serve\.port in .*: x"),
+        ("[serve]\nport = -1", r"invalid serve\.port"),
+        ("[models.a]\ntemp = -1", r"invalid models\.a\.temp"),
+        ("[models.a]\ncache-type-k = 'q9'", r"invalid models\.a\.cache-type-k"),
+        ("[models.a]\nctx = [1]", r"invalid models\.a\.ctx"),
+        ("[models]\nctx = 1", r"there is no setting 'models\.ctx'"),
+        ("[serve.more]\nport = 1", "there is no setting"),
+    ],
+)
+def test_what_is_wrong_in_the_file_is_named(text: str, words: str, config: Path) -> None:
+    config.write_text(text)
+    with pytest.raises(UsageError, match=words):
+        settings_file.read_file()
+
+
+def test_a_variable_is_named_in_its_error(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMRUN_CTX", "many")
+    with pytest.raises(UsageError, match="invalid LLMRUN_CTX many"):
+        filled("run", model="a")
+
+
+def test_every_key_is_an_option_of_its_commands() -> None:
+    import typer
+
+    from llmrun.cli.app import RootCommand
+
+    root = RootCommand(name="llmrun")
+    for command, keys in (
+        ("run", settings_file.PRESET),
+        ("chat", settings_file.PRESET),
+        ("serve", settings_file.SERVE),
+    ):
+        options = {each.name: each.opts for each in root.get_command(typer.Context(root), command).params}
+        for name, key in keys.items():
+            assert f"--{name}" in options[key.parameter]
+
+
+def test_the_help_has_the_order_as_a_table() -> None:
+    order = topic("settings").partition("Order")[2].partition("\n\n")[0]
+    assert [line.split()[1] for line in order.splitlines()] == [
+        "flag",
+        "environment",
+        "preset",
+        "tuned",
+        "model",
+        "default",
+    ]
+    assert all(name in topic("settings") for name in settings_file.SERVE)
+
+
+def test_flat_keys_of_names_with_dots(config: Path) -> None:
+    config.write_text('model = "qwen3-0.6b"\n[models."qwen3-0.6b"]\nctx = 1024\ntemp = 1\n')
+    found = settings_file.read_file()
+    assert found == {"model": "qwen3-0.6b", "models.qwen3-0.6b.ctx": 1024, "models.qwen3-0.6b.temp": 1.0}
+    assert json.dumps(found)
