@@ -227,7 +227,7 @@ TABLES: dict[str, Callable[[Output], None]] = {
         output,
         [
             CatalogueRow("mistral-small3.2-24b", "24B", "Q4_K_M", 14_300_000_000, "Apache-2.0", True, False),
-            CatalogueRow("qwen3-30b", "30B, 3B active", "Q8_0", 639_000_000, "Llama 3.2 Community License", False, True),
+            CatalogueRow("qwen3-30b", "30B, 3B active", "Q8_0", 639_000, "Llama 3.2 Community License", False, True),
         ],
     ),
     "list --verify": lambda output: show_files(
