@@ -6,18 +6,21 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from llmrun.cli.options import JsonOption, ModelArgument
 from llmrun.config import Settings, load_settings
-from llmrun.errors import NetworkError, UsageError, require_within
+from llmrun.errors import LlmrunError, NetworkError, UsageError, require_within
 from llmrun.models.registry import CatalogueEntry, ModelSpec, load_catalogue
 from llmrun.models.store.installed import Installed
 from llmrun.models.store.store import all_models
 from llmrun.protocol.sizes import readable_size
 from llmrun.ui.terminal.output import Output
+
+if TYPE_CHECKING:
+    from llmrun.planning.hardware import Hardware
 
 _MOST_MATCHES = 1000
 
@@ -166,27 +169,38 @@ def _show_catalogue(
     from llmrun.ui.terminal.sanitize import clean
     from llmrun.ui.terminal.tables import CatalogueRow, show_catalogue
 
-    aliases = {entry.alias for entry in entries}
-    plain = [_plain_installed(model) for model in others if model.name not in aliases]
-    plain += _plain_entries(entries, settings)
+    aliases = [entry.alias for entry in entries]
+    others = [model for model in others if model.name not in aliases]
     if quiet and not output.json:
-        for facts in plain:
-            output.text(clean(facts["alias"]))
+        for name in (*(model.name for model in others), *aliases):
+            output.text(clean(name))
         return
+    plain = _plain_entries(entries, settings, others)
     if output.json:
         output.result_json(plain)
     else:
         show_catalogue(output, [CatalogueRow(**facts) for facts in plain])
 
 
-def _plain_installed(model: Installed) -> dict[str, Any]:
-    facts = {"alias": model.name, "parameters": "", "quant": model.quant, "n_bytes": model.size}
-    return {**facts, "licence": "", "installed": True}
+def _plain_entries(
+    entries: list[CatalogueEntry], settings: Settings, others: Sequence[Installed] = ()
+) -> list[dict[str, Any]]:
+    """Return the built-in list as JSON data, after other models on this disk."""
+    from llmrun.planning.choice import weights_fit
 
-
-def _plain_entries(entries: list[CatalogueEntry], settings: Settings) -> list[dict[str, Any]]:
     here = {model.repository.lower() for model in all_models(settings)}
-    return [
+    rows: list[dict[str, Any]] = [
+        {
+            "alias": model.name,
+            "parameters": "",
+            "quant": model.quant,
+            "n_bytes": model.size,
+            "licence": "",
+            "installed": True,
+        }
+        for model in others
+    ]
+    rows += [
         {
             "alias": entry.alias,
             "parameters": entry.parameters,
@@ -197,3 +211,16 @@ def _plain_entries(entries: list[CatalogueEntry], settings: Settings) -> list[di
         }
         for entry in entries
     ]
+    hardware = _hardware()
+    return [{**row, "fits": weights_fit(row["n_bytes"], hardware)} for row in rows]
+
+
+def _hardware() -> Hardware:
+    """Return this machine, without its GPUs if llama.cpp can't be loaded."""
+    from llmrun.planning.hardware import probe
+    from llmrun.planning.machine import this_machine
+
+    try:
+        return this_machine()
+    except LlmrunError:
+        return probe()

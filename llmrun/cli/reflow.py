@@ -1,7 +1,7 @@
 """Help topics, written for 80 columns, wrapped for a terminal of another width.
 
 Pure. Paragraphs and texts beside terms are wrapped. Indented lines without a term are examples: they keep their lines,
-so that they can be copied.
+so that they can be copied. So do indented lines that begin with |, the output of a command.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from llmrun.ui.terminal.cells import wrapped
 _WRITTEN = 80
 _WIDEST = 100  # longer rows are hard to read
 _LEAST_TEXT = 24  # cells beside a term; with less it stands below
-_TERM = re.compile(r"( *)(\S(?:.*?\S)?)  +(?=\S)")
+_TERM = re.compile(r"( *)([^\s|](?:.*?\S)?)  +(?=\S)")  # a row that begins with | is output of a command
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from llmrun.models.registry import ModelSpec
 from llmrun.planning.estimate import QuantCandidate, candidates_of, look_ahead
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.machine import this_machine
-from llmrun.planning.plan import trained_context
+from llmrun.planning.plan import margin, trained_context
 from llmrun.protocol.sizes import readable_size
 
 WORTHWHILE_CONTEXT = 4096
@@ -91,9 +91,19 @@ def _nothing_fits(smallest: QuantCandidate, hardware: Hardware, name: str) -> Ou
     )
 
 
+def weights_fit(n_bytes: int, hardware: Hardware) -> bool:
+    """Return whether weights of a size fit into free memory and GPUs; the KV cache, unknown here, may not."""
+    room = hardware.memory_available + _on_gpus(hardware)
+    return n_bytes + margin(room) <= room
+
+
+def _on_gpus(hardware: Hardware) -> int:
+    return sum(gpu.memory_free for gpu in hardware.gpus if not gpu.shared)
+
+
 def _room(hardware: Hardware) -> str:
     """Return e.g. "5.5 GB of memory and 8.0 GB on GPUs"."""
-    on_gpus = sum(gpu.memory_free for gpu in hardware.gpus if not gpu.shared)
+    on_gpus = _on_gpus(hardware)
     return f"{readable_size(hardware.memory_available)} of memory" + (
         f" and {readable_size(on_gpus)} on GPUs" if on_gpus else ""
     )

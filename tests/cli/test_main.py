@@ -123,12 +123,10 @@ def test_an_empty_cache_lists_nothing(tmp_path: Path) -> None:
     assert llmrun("list", "--json", tmp_path=tmp_path).stdout == "[]\n"
 
 
-def test_exit_codes_are_those_of_the_errors_and_of_the_readme(tmp_path: Path) -> None:
+def test_exit_codes_are_those_of_the_errors(tmp_path: Path) -> None:
     assert {0, *(error.exit_status for error in BY_CODE.values())} == set(EXIT_CODES)
     shown = llmrun("help", "exit-codes", tmp_path=tmp_path).stdout
     assert [int(line.split()[0]) for line in shown.splitlines()] == list(EXIT_CODES)
-    section = README.read_text(encoding="utf-8").split("### Exit codes")[1].split("##")[0]
-    assert [int(number) for number in re.findall(r"(?:^|· )(\d+) ", section, re.MULTILINE)] == list(EXIT_CODES)
 
 
 def test_speculation_is_explained_on_a_usual_terminal(tmp_path: Path) -> None:

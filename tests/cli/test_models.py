@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from support.gguf_writer import tiny_model
 from support.model_disk import NEW, age, lonely_home, put, put_lm_studio, put_ollama, settings, tree
 from support.stand_in_hub import StandInHub, stand_in_hub
 
+from llmrun.cli.app import call
 from llmrun.models.store.store import Store
+from llmrun.planning.hardware import probe
 
 MODEL = tiny_model()
 
@@ -132,6 +135,22 @@ def test_the_catalogue_is_no_reason_to_hide_what_is_here(full: Machine) -> None:
     names = full.run("list", "--all", "-q").stdout.splitlines()
     assert len(names) == len(set(names)) == len(known)
     assert set(here) <= {line.split()[0] for line in full.run("list", "--all").stdout.splitlines()}
+
+
+def test_the_catalogue_tells_what_fits_here(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in machine.environment.items():
+        monkeypatch.setenv(name, value)
+    free = probe()
+    monkeypatch.setattr("llmrun.planning.machine.this_machine", lambda: replace(free, memory_available=3_000_000_000))
+    assert call(["list", "--all", "--json"]) == 0
+    fits = {entry["alias"]: entry["fits"] for entry in json.loads(capsys.readouterr().out)}
+    assert (fits["smollm2"], fits["qwen3-8b"]) == (True, False)
+    assert call(["list", "--all"]) == 0
+    rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert rows["qwen3-1.7b"].endswith(" fits")
+    assert rows["qwen3-8b"].endswith(" too large")
 
 
 # ---- pull

@@ -7,7 +7,7 @@ import pytest
 from llmrun.cli.help import TOPICS, topic
 from llmrun.cli.reflow import reflow
 
-EXAMPLES = ("llmrun ", "export ", "LLMRUN_SERVER=", "{", "return ", "with ", "--", "drafted ", "texts,")
+EXAMPLES = ("llmrun ", "git ", "export ", "LLMRUN_SERVER=", "{", "return ", "with ", "--", "drafted ", "texts,")
 
 
 @pytest.mark.parametrize("columns", [40, 60, 120])

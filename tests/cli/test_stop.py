@@ -98,6 +98,8 @@ class Served:
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
     with ExitStack() as stack:
+        # Below nohup, hang-ups are ignored, and the server would inherit that.
+        stack.callback(signal.signal, signal.SIGHUP, signal.signal(signal.SIGHUP, signal.SIG_DFL))
         yield Served(tmp_path, stack)
 
 

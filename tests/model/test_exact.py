@@ -73,6 +73,7 @@ def answer_of(completion: dict[str, Any]) -> Answer:
     return tokens_of(completion["choices"][0]["logprobs"], "content")
 
 
+@pytest.mark.slow
 def test_a_server_answers_as_run_does(
     command: str, pulled: None, alone: list[Answer], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -95,6 +96,7 @@ def test_a_server_answers_as_run_does(
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] % BATCH == 0
 
 
+@pytest.mark.slow
 def test_a_batch_answers_as_run_does(llmrun: Installed, alone: list[Answer], tmp_path: Path) -> None:
     rows, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     asked = [

@@ -49,6 +49,7 @@ def test_it_greets_answers_and_reuses_what_it_has_computed(chat: Terminal) -> No
     assert chat.modes() == chat.modes_before
 
 
+@pytest.mark.slow
 def test_several_answers_are_decoded_together_behind_one_prefill(llmrun: Installed) -> None:
     chat = llmrun.terminal("chat", "smollm2", "--stats", "--seed", "5", "--max-tokens", "30")
     chat.wait(chat.at_prompt)

@@ -34,6 +34,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines() if line] if path.exists() else []
 
 
+@pytest.mark.slow
 def test_killed_again_and_again_every_row_has_one_line(llmrun: Installed, rows: Path) -> None:
     out = rows.with_name("in.answers.jsonl")
     for wanted in (1, 9, 22):
@@ -75,6 +76,7 @@ def test_lines_of_an_openai_batch(llmrun: Installed, tmp_path: Path) -> None:
     assert line["response"]["body"]["usage"]["completion_tokens"] == summary["completion_tokens"]
 
 
+@pytest.mark.slow
 def test_a_ray_cluster_whose_engine_process_is_killed(llmrun: Installed, rows: Path) -> None:
     pytest.importorskip("ray")
     out = rows.with_name("in.answers.jsonl")

@@ -10,6 +10,7 @@ from support.installed import Installed
 QUESTION = ("smollm2", "Why is the sky blue?", "--seed", "1")
 
 
+@pytest.mark.slow
 def test_the_explained_answer_is_the_one_that_run_gives(llmrun: Installed) -> None:
     answer = llmrun.run("run", *QUESTION, "--max-tokens", "6", "--plain").stdout.decode()
     found = json.loads(llmrun.run("explain", *QUESTION, "--answer", "6", "--json").stdout)

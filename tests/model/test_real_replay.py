@@ -48,6 +48,7 @@ def test_the_kv_cache_is_recorded_and_can_be_another(llmrun: Installed, tmp_path
     assert "KV cache: recorded q8_0 f16, here q8_0 q8_0" in other.stderr.decode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("speculate", ["auto", "7"])
 def test_what_was_drafted_is_replayed(
     llmrun: Installed, model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, speculate: str

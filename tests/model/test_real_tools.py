@@ -98,6 +98,7 @@ def test_the_named_tool_is_called(engine: EngineClient, name: str) -> None:
     assert [call.name for call in check_calls(parts)] == [name]
 
 
+@pytest.mark.slow
 def test_a_round_trip(engine: EngineClient) -> None:
     """The result of a call is read like any other message, and what was said before is not computed again."""
     _, parts, _ = answer(engine, ASKED, 3)

@@ -70,6 +70,7 @@ class CatalogueRow:
     n_bytes: int  # of the default file
     licence: str
     installed: bool
+    fits: bool  # the weights, into free memory
 
 
 def show_installed(output: Output, rows: Sequence[InstalledRow]) -> None:
@@ -135,7 +136,7 @@ def show_catalogue(output: Output, rows: Sequence[CatalogueRow]) -> None:
             row.quant,
             readable_size(row.n_bytes) if row.n_bytes else "",
             row.licence,
-            "yes" if row.installed else "",
+            "yes" if row.installed else "fits" if row.fits else "too large",
         )
         for row in rows
     ]
