@@ -67,7 +67,7 @@ ThreadsOption = Annotated[
 ]
 GpuLayersOption = Annotated[
     int | None,
-    typer.Option("--gpu-layers", "-ngl", help="Layers on the GPU; -1 is all, the default.", rich_help_panel="Engine"),
+    typer.Option("--gpu-layers", "-ngl", help="Layers on the GPU; -1 is all. Default: as many as fit.", rich_help_panel="Engine"),
 ]
 CpuExpertsOption = Annotated[
     int | None,

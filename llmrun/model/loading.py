@@ -65,7 +65,7 @@ def load(
         name: an alias such as "smollm2", owner/repo[:quant], a URL, or a path.
         n_ctx: context window in tokens; None is what the model was trained on, cut to what fits into memory.
         threads: None is one for each physical core.
-        gpu_layers: None is all.
+        gpu_layers: layers on the GPU; -1 is all, None as many as fit.
         parallel: how many answers are decoded together, each in a context window of its own; a prompt that they share
             is prefilled once: `await asyncio.gather(*(model.chat("Hi", seed=seed) for seed in range(4)))`.
         speculate: how many tokens a step may be drafted, which never changes answers; "auto" is as many as pay by the

@@ -75,7 +75,7 @@ class LoadPreferences:
     Attributes:
         n_ctx: context window in tokens.
         threads: that compute at the same time.
-        gpu_layers: how many layers go to the GPU; -1 is all.
+        gpu_layers: layers on the GPU; -1 is all, None as many as fit.
         as_alone: each of several answers is to be what its seed gives alone, so flash attention is as for one.
         cpu_experts: of how many of them a mixture's experts stay with the processor.
         cache_type_k, cache_type_v: of the keys and the values in the KV cache, keys of memory.KV_BYTES.

@@ -116,6 +116,7 @@ class LlamaContext:
         self._get_logits = function("llama_get_logits_ith", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
         if load.warm_up:
             self.decode([Entry(max(self.vocabulary.bos, 0), 0, 0, False)])  # maps pages and starts threads
+            self.synchronize()  # else the first prompt would be charged with it
             self.forget(0, 0)
 
     def close(self) -> None:
@@ -362,7 +363,6 @@ class LlamaContext:
         return ctypes.string_at(found, width * ctypes.sizeof(ctypes.c_float))
 
     def synchronize(self) -> None:
-        """Wait until the last batch is computed; logits() waits by itself."""
         self._llama.llama_synchronize(self._pointer)
 
     # ---- content of the cache ----
