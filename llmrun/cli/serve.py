@@ -231,6 +231,7 @@ async def _run(
 ) -> None:
     """Serve until a signal comes. Running answers are finished then, unless Ctrl-C or `stop --now` ends them."""
     from llmrun.cli.main import ENDING
+    from llmrun.planning.split import allocation_notes
     from llmrun.server.registry import END_NOW, RunningServer, registered
     from llmrun.server.serving import Serving
     from llmrun.ui.views.serve import ServeView
@@ -242,6 +243,8 @@ async def _run(
         assert kept.loaded is not None
         assert kept.model is not None
         for note in kept.model.plan.notes:
+            view.note(note)
+        for note in allocation_notes(kept.model.plan.devices, kept.loaded.buffers):
             view.note(note)
         if options.verbose:
             view.note(kept.model.plan.summary)

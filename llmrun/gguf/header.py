@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrun.gguf.kv_layers import KvLayer, kv_layers, recurrent_bytes, window_of
+from llmrun.gguf.placement import LayerShares
 from llmrun.protocol.params import BOUNDS
 
 # general.file_type -> the quantization's usual name, from llama.h (llama_ftype).
@@ -441,6 +442,11 @@ class Header:
     def kv_layers(self) -> tuple[KvLayer, ...]:
         """The layers that keep keys and values; the others are recurrent or look at another one's."""
         return kv_layers(self)
+
+    @cached_property
+    def layer_shares(self) -> LayerShares:
+        """Shares of weights and KV cache of each layer."""
+        return LayerShares.of(self)
 
     @property
     def n_window_layers(self) -> int:

@@ -6,7 +6,7 @@ memory plans. A pure function of a header's numbers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -41,10 +41,17 @@ _INDEXED = frozenset({"deepseek32", "glm-dsa"})  # keep a second, smaller key of
 
 @dataclass(frozen=True, slots=True)
 class KvLayer:
-    """What one layer keeps. elements: of a token's keys and values; window: of how many tokens at most, 0 is all."""
+    """What one layer keeps.
+
+    Attributes:
+        elements: of a token's keys and values.
+        window: maximum number of tokens, 0 is all.
+        layer: its index.
+    """
 
     elements: int
     window: int
+    layer: int = field(default=0, compare=False)
 
 
 def kv_layers(header: Header) -> tuple[KvLayer, ...]:
@@ -58,7 +65,7 @@ def kv_layers(header: Header) -> tuple[KvLayer, ...]:
         window = header.sliding_window if sliding[layer] else 0
         elements = 0 if recurrent[layer] else _elements(header, layer, sliding=sliding[layer])
         if elements:
-            found.append(KvLayer(elements, window))
+            found.append(KvLayer(elements, window, layer))
     return tuple(found)
 
 

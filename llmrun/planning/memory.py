@@ -27,6 +27,7 @@ _FEED_FORWARD = 3  # times the model's width is the widest thing in a block, as 
 _ACTIVATIONS = 4  # as wide as the model, alive at the same time in a layer ...
 _FEED_FORWARDS = 2  # ... beside its gate and its up projection
 _LOGIT_BYTES = 4
+_LOGIT_ROWS = 16  # of a batch at least, for drafts (LlamaContext.n_outputs)
 _QUANTIZED_BYTES = 1.1  # of an activation as a matrix product wants it
 
 
@@ -52,6 +53,10 @@ class Sizes(Protocol):
     @property
     def most_heads(self) -> int:
         """Query heads of the layer that has most."""
+
+    @property
+    def key_length(self) -> int:
+        """Elements of an attention head's keys."""
 
     @property
     def rope_depends_on_window(self) -> bool:
@@ -190,13 +195,14 @@ def _compute_bytes(sizes: Sizes, tokens: int) -> int:
 
 
 def reserved_bytes(sizes: Sizes, n_ctx: int) -> int:
-    """llama.cpp's compute buffer as it is allocated, which counts on a GPU: memory there is not given piece by piece.
+    """Return the size of llama.cpp's compute buffer as it is allocated, which counts on a GPU.
 
-    A micro-batch's attention mask (f16, as long as the context) and a dozen activations in a layer; rows of logits
-    are few. SmolLM2-135M: llama.cpp reports 21.51 MiB at 8,192 tokens and 141.51 at 131,072; this says 21.50 and
-    141.50.
+    A micro-batch's attention mask (f16, as long as the context) and a dozen activations in a layer, in whose place the
+    rows of logits come later. SmolLM2-135M: llama.cpp reports 21.51 MiB at 8,192 tokens and 141.51 at 131,072; this
+    says 21.50 and 141.50.
     """
-    return UBATCH * (2 * n_ctx + 12 * 4 * sizes.n_embd)
+    width = max(sizes.n_embd, sizes.most_heads * sizes.key_length)
+    return UBATCH * 2 * n_ctx + max(UBATCH * 12 * 4 * width, _LOGIT_ROWS * _LOGIT_BYTES * sizes.n_vocab)
 
 
 def largest_context(fits: Callable[[int], bool], limit: int) -> int:

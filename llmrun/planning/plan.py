@@ -25,7 +25,7 @@ from llmrun.planning.memory import (
     without_flash_attention,
 )
 from llmrun.planning.rpc import layer_placement, split_model
-from llmrun.planning.split import ALL_LAYERS, Layers, Split, described
+from llmrun.planning.split import Layers, Split, described, gpu_notes
 from llmrun.protocol.loading import Load
 from llmrun.protocol.sizes import readable_size
 
@@ -62,10 +62,6 @@ class HeaderFacts(Layers, Protocol):
     @property
     def n_parameters(self) -> int:
         """Weights in this file."""
-
-    @property
-    def key_length(self) -> int:
-        """Elements of an attention head's keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +143,7 @@ class Plan:
         exact: they share nothing.
         draft_bytes: how much of memory is a draft model's.
         workers, layer_counts: as in loading.Load.
+        devices: each GPU's name, and the bytes that it holds when the model is loaded.
     """
 
     n_ctx: int
@@ -172,6 +169,7 @@ class Plan:
     cpu_experts: tuple[int, ...] = ()
     workers: tuple[str, ...] = ()
     layer_counts: tuple[int, ...] = ()
+    devices: tuple[tuple[str, int], ...] = ()
 
     def load(self, path: Path) -> Load:
         """What an engine is told to load a file so."""
@@ -265,6 +263,7 @@ def make_plan(
         cpu_experts=split.cpu_experts,
         workers=tuple(worker.endpoint for worker in hardware.workers),
         layer_counts=split.layer_counts,
+        devices=room.at_start(n_ctx_start, split).devices,
     )
 
 
@@ -292,16 +291,7 @@ def beyond_training(header: HeaderFacts, n_ctx: int) -> tuple[str, ...]:
 def _gpu_notes(header: HeaderFacts, hardware: Hardware, wishes: LoadPreferences, split: Split) -> list[str]:
     if hardware.workers:
         return [layer_placement(header.n_layers + 1, hardware, split)]
-    if wishes.cpu_experts and not split.cpu_experts:
-        return [f"--n-cpu-moe changes nothing: {'nothing is on a GPU' if header.expert_bytes else 'no experts'}"]
-    everything = split.gpu_layers == ALL_LAYERS and not split.cpu_experts
-    if not split.vram or everything or (wishes.gpu_layers, wishes.cpu_experts) != (None, None):
-        return []
-    free = readable_size(sum(gpu.memory_free for gpu in hardware.gpus if not gpu.shared))
-    where = described(split.gpu_layers, len(split.cpu_experts))
-    if split.gpu_layers != ALL_LAYERS:
-        where = where.replace(" layers", f" of {header.n_layers + 1} layers", 1)
-    return [f"{where}: what fits into its {free} of free memory"]
+    return gpu_notes(header, hardware.gpus, split, wishes.gpu_layers, wishes.cpu_experts)
 
 
 def choose_flash_attention(header: HeaderFacts, hardware: Hardware, wishes: LoadPreferences) -> str:
@@ -379,7 +369,13 @@ class _Room:
     def split(self, n_cells: int, start: int) -> Split:
         needs = self.memory(n_cells, start)
         wishes = self.wishes
-        return split_model(self.header, needs, n_cells, self.hardware, wishes.gpu_layers, wishes.cpu_experts)
+        layers, experts, without_flash = wishes.gpu_layers, wishes.cpu_experts, wishes.flash_attention == "off"
+        return split_model(self.header, needs, n_cells, self.hardware, layers, experts, with_scores=without_flash)
+
+    def at_start(self, start: int, split: Split) -> Split:
+        """Return a split as it is when the model is loaded, before the KV cache has grown."""
+        wishes = replace(self.wishes, gpu_layers=split.gpu_layers, cpu_experts=len(split.cpu_experts))
+        return replace(self, wishes=wishes).split(start * self.apart, start * self.apart)
 
     def ram(self, n_ctx: int) -> int:
         """What has to be free at least for such windows, where one has to be apart from the other: all made at once."""

@@ -40,11 +40,13 @@ def split_model(
     hardware: Hardware,
     wish: int | None = None,
     wished_experts: int | None = None,
+    *,
+    with_scores: bool = False,
 ) -> Split:
     """Where a model lies, over workers or not; arguments as in split.split_memory()."""
     if hardware.workers:
         return _split_over_workers(header, needs, n_ctx, hardware, wish)
-    return split_memory(header, needs, n_ctx, hardware.gpus, wish, wished_experts)
+    return split_memory(header, needs, n_ctx, hardware.gpus, wish, wished_experts, with_scores=with_scores)
 
 
 def _split_over_workers(header: Layers, needs: Memory, n_ctx: int, hardware: Hardware, wish: int | None) -> Split:

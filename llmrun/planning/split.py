@@ -10,13 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from llmrun.planning.memory import Memory, Sizes, reserved_bytes
+from llmrun.planning.memory import UBATCH, Memory, Sizes, reserved_bytes, score_bytes
 from llmrun.protocol.devices import Gpu
+from llmrun.protocol.sizes import readable_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from llmrun.gguf.placement import LayerShares
+    from llmrun.protocol.loading import DeviceBuffer
 
 ALL_LAYERS = -1
 _GPU_MARGIN = 256 << 20  # the driver's and the desktop's
+_PIPELINE_COPIES = 4  # GGML_SCHED_MAX_COPIES
+_DIFFERS = 0.1  # share of the planned bytes
 
 
 class Layers(Sizes, Protocol):
@@ -30,6 +39,10 @@ class Layers(Sizes, Protocol):
     def expert_bytes(self) -> Mapping[int, int]:
         """Layer -> bytes of its experts; none of a dense model."""
 
+    @property
+    def layer_shares(self) -> LayerShares:
+        """Shares of weights and KV cache of each layer."""
+
 
 @dataclass(frozen=True, slots=True)
 class Split:
@@ -41,6 +54,7 @@ class Split:
         cpu_experts: layers whose experts stay with the processor, though the rest of the layer is on a GPU.
         layer_counts: of gpu_layers, how many each device of the workers has, then each GPU; none without workers.
         remote: bytes on workers, which vram does not count.
+        devices: name and bytes of each GPU that has its own memory; none with workers.
     """
 
     gpu_layers: int
@@ -49,6 +63,62 @@ class Split:
     cpu_experts: tuple[int, ...] = ()
     layer_counts: tuple[int, ...] = ()
     remote: int = 0
+    devices: tuple[tuple[str, int], ...] = ()
+
+
+class _Placement:
+    """llama.cpp's distribution of layers over GPUs (llama_model_base::load_tensors), and its bytes on each."""
+
+    def __init__(self, header: Layers, needs: Memory, n_ctx: int, own: Sequence[Gpu], *, with_scores: bool) -> None:
+        self._needs, self._n_ctx = needs, n_ctx
+        self._free = [gpu.memory_free for gpu in own]
+        self._scratch = reserved_bytes(header, n_ctx)
+        if with_scores:
+            self._scratch += score_bytes(header, n_ctx)
+        self._shares, self._experts = header.layer_shares, header.expert_bytes
+        self.layers = header.n_layers + 1  # llama.cpp counts the output as one
+
+    def moved(self, chosen: int, left: tuple[int, ...]) -> list[int]:
+        """Return the bytes of weights and KV cache on each GPU.
+
+        Args:
+            chosen: number of layers on GPUs, the last ones.
+            left: layers without their experts.
+        """
+        sizes, total, first = [0] * len(self._free), sum(self._free) or 1, self.layers - chosen
+        ends = [sum(self._free[: number + 1]) / total for number in range(len(self._free))]
+        for layer in range(first, self.layers):
+            place = next((number for number, end in enumerate(ends) if (layer - first) / chosen < end), 0)
+            sizes[place] += self._layer_bytes(layer) - (self._experts.get(layer, 0) if layer in left else 0)
+        return sizes
+
+    def _layer_bytes(self, layer: int) -> int:
+        shares, needs = self._shares, self._needs
+        kv = shares.kv[layer] if layer < len(shares.kv) else 0.0
+        return int(shares.weights[layer] * needs.weights + kv * needs.kv)  # the copy that growing takes is in RAM
+
+    def leaves(self, chosen: int) -> int:
+        """Return the bytes on GPUs that take nothing from RAM: token embeddings copied as the output matrix."""
+        return int(self._shares.copied * self._needs.weights) if chosen else 0
+
+    def taken(self, chosen: int, left: tuple[int, ...]) -> list[int]:
+        """Return the bytes of each GPU, scratch memory included."""
+        sizes = self.moved(chosen, left)
+        if not chosen:  # prompts are still computed on the first GPU
+            sizes[0] = self._scratch + self._copied(left)
+            return sizes
+        is_pipeline = len(sizes) > 1 and chosen == self.layers and not left
+        scratch = self._scratch + (_PIPELINE_COPIES - 1) * 2 * UBATCH * self._n_ctx * is_pipeline
+        used = [size and size + scratch for size in sizes]
+        if left or chosen < self.layers - 1:
+            used[0] += self._copied(left)
+        return used
+
+    def _copied(self, left: tuple[int, ...]) -> int:
+        """Return the bytes of matrices in RAM that are copied to the GPU for a micro-batch, one at a time."""
+        if left:
+            return max(self._experts.values())
+        return int(self._shares.largest * self._needs.weights)
 
 
 def split_memory(
@@ -58,8 +128,10 @@ def split_memory(
     gpus: tuple[Gpu, ...],
     wish: int | None,
     wished_experts: int | None = None,
+    *,
+    with_scores: bool = False,
 ) -> Split:
-    """What the GPUs can hold, and what that leaves to the processor.
+    """Choose what the GPUs hold; return it, and what that leaves to the processor.
 
     Args:
         needs: of the whole model with that context.
@@ -67,38 +139,37 @@ def split_memory(
         wish: how many layers the user wants there; None takes as many as fit.
         wished_experts: of how many layers the user wants to leave the experts with the processor; None leaves as many
             as it takes to have all layers on GPUs, unless the user said how many layers.
+        with_scores: attention scores are stored, for lack of flash attention.
     """
     own = [gpu for gpu in gpus if not gpu.shared]
     if not own:
         return Split(ALL_LAYERS if wish is None else wish, needs.needed, 0)
-    layers = header.n_layers + 1  # llama.cpp counts the output as one
-    experts = header.expert_bytes
-    of_layer = (needs.weights + needs.kv - sum(experts.values())) / layers  # the copy that growing takes is in RAM
-    free = sum(max(gpu.memory_free - _GPU_MARGIN, 0) for gpu in own)
-    reserved = len(own) * reserved_bytes(header, n_ctx)
+    placement = _Placement(header, needs, n_ctx, own, with_scores=with_scores)
+    layers, experts = placement.layers, header.expert_bytes
 
-    def moved(chosen: int, left: tuple[int, ...]) -> int:
-        """Bytes of weights and KV cache on GPUs, with the last so many layers there, but for these layers' experts."""
-        there = sum(size for layer, size in experts.items() if layer >= layers - chosen and layer not in left)
-        return int(chosen * of_layer) + there
-
-    def taken(chosen: int, left: tuple[int, ...]) -> int:
-        # Where a micro-batch is multiplied with experts that are not there, they are copied, a matrix at a time.
-        copied = max(experts.values()) if left else 0
-        return moved(chosen, left) + reserved + copied if chosen else 0
+    def fits(chosen: int, left: tuple[int, ...]) -> bool:
+        taken = placement.taken(chosen, left)
+        return all(size <= max(gpu.memory_free - _GPU_MARGIN, 0) for size, gpu in zip(taken, own, strict=True))
 
     left: tuple[int, ...] = ()
     if wished_experts is not None:
         left = _spread(experts, wished_experts)
-    elif wish is None and experts and taken(layers, left) > free:
+    elif wish is None and experts and not fits(layers, left):
         tries = (_spread(experts, count) for count in range(1, len(experts) + 1))
-        left = next((each for each in tries if taken(layers, each) <= free), tuple(experts))
+        left = next((each for each in tries if fits(layers, each)), tuple(experts))
     if wish is None:
-        chosen = next((count for count in range(layers, 0, -1) if taken(count, left) <= free), 0)
+        chosen = next((count for count in range(layers, 0, -1) if fits(count, left)), 0)
     else:
         chosen = layers if wish == ALL_LAYERS else min(wish, layers)
-    gpu_layers = ALL_LAYERS if chosen == layers else chosen
-    return Split(gpu_layers, needs.needed - moved(chosen, left), taken(chosen, left), left if chosen else ())
+    left = left if chosen else ()
+    taken = placement.taken(chosen, left)
+    return Split(
+        gpu_layers=ALL_LAYERS if chosen == layers else chosen,
+        ram=needs.needed - sum(placement.moved(chosen, left)) + placement.leaves(chosen),
+        vram=sum(taken),
+        cpu_experts=left,
+        devices=tuple((gpu.name, size) for gpu, size in zip(own, taken, strict=True)),
+    )
 
 
 def _spread(experts: Mapping[int, int], count: int) -> tuple[int, ...]:
@@ -112,3 +183,40 @@ def described(gpu_layers: int, cpu_experts: int) -> str:
     """E.g. "5 layers on the GPU", "all layers on the GPU but for the experts of 12"."""
     layers = "all layers" if gpu_layers == ALL_LAYERS else f"{gpu_layers} layers"
     return f"{layers} on the GPU" + (f" but for the experts of {cpu_experts}" if cpu_experts else "")
+
+
+def gpu_notes(
+    header: Layers, gpus: Sequence[Gpu], split: Split, wish: int | None, wished_experts: int | None
+) -> list[str]:
+    """Return what to say about a split; arguments as in split_memory()."""
+    if wished_experts and not split.cpu_experts:
+        return [f"--n-cpu-moe changes nothing: {'nothing is on a GPU' if header.expert_bytes else 'no experts'}"]
+    own = {gpu.name: gpu.memory_free for gpu in gpus if not gpu.shared}
+    if (wish, wished_experts) != (None, None):
+        return [
+            f"{name} has {readable_size(own[name])} free, but this takes {readable_size(size)}: loading may fail or be "
+            "slow (without -ngl, as many layers as fit are put there)"
+            for name, size in split.devices
+            if size > own[name]
+        ]
+    if not split.gpu_layers or not split.devices or (split.gpu_layers == ALL_LAYERS and not split.cpu_experts):
+        return []
+    where = described(split.gpu_layers, len(split.cpu_experts))
+    if split.gpu_layers != ALL_LAYERS:
+        where = where.replace(" layers", f" of {header.n_layers + 1} layers", 1)
+    return [f"{where}: what fits into its {readable_size(sum(own.values()))} of free memory"]
+
+
+def allocation_notes(planned: Sequence[tuple[str, int]], buffers: Sequence[DeviceBuffer]) -> list[str]:
+    """Return a note on each GPU whose buffers differ from the plan by more than a tenth.
+
+    Args:
+        planned: name and bytes of each GPU.
+        buffers: what llama.cpp allocated; none if unknown.
+    """
+    notes = []
+    for name, size in planned if buffers else ():
+        allocated = sum(buffer.n_bytes for buffer in buffers if buffer.device == name)
+        if abs(allocated - size) > _DIFFERS * max(size, 1):
+            notes.append(f"{name} holds {readable_size(allocated)}; the plan expected {readable_size(size)}")
+    return notes

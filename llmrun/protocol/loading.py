@@ -102,6 +102,13 @@ class LoadProgress(NamedTuple):
     request: int = 0
 
 
+class DeviceBuffer(NamedTuple):
+    """Memory that llama.cpp allocated on a device: ggml's name, and bytes."""
+
+    device: str
+    n_bytes: int
+
+
 class Loaded(NamedTuple):
     """The model is ready.
 
@@ -114,6 +121,7 @@ class Loaded(NamedTuple):
         devices: names of the devices ggml can compute on.
         load_seconds: for the weights and the context together.
         thinking_tags: the texts between which the model thinks before it answers; none if it does not.
+        buffers: memory that llama.cpp allocated for the model and its first context; none without GPUs.
     """
 
     n_ctx: int
@@ -125,3 +133,4 @@ class Loaded(NamedTuple):
     load_seconds: float
     thinking_tags: tuple[str, ...] = ()
     request: int = 0
+    buffers: tuple[DeviceBuffer, ...] = ()

@@ -16,6 +16,7 @@ from llmrun.engine.llama.base import ALLOCATING, Aborted, CacheFull, DecodeError
 from llmrun.engine.llama.batch import LlamaBatch
 from llmrun.engine.llama.library import function
 from llmrun.engine.llama.model import LlamaModel
+from llmrun.engine.llama.failed_context import check_kv_types, out_of_memory
 from llmrun.engine.llama.positions import Positions
 from llmrun.errors import BadModelError, OutOfMemoryError
 from llmrun.gguf.pooling import POOLINGS
@@ -79,7 +80,9 @@ class LlamaContext:
         Raises:
             BadModelError: the model can't generate text (without `encodes`), or llama.cpp refuses an adapter.
             OutOfMemoryError: the context does not fit.
+            UsageError: the type of the KV cache does not suit the model.
         """
+        check_kv_types(model.header, load)
         self.model, self.vocabulary = model, model.vocabulary
         self._llama, self._load, self._on_processor = model.llama, load, on_processor
         self._pooling, self._needs_memory = POOLINGS.index(pooling), not (watch or encodes or pooling != "none")
@@ -177,11 +180,10 @@ class LlamaContext:
             params.cb_eval = self._callback
         params.abort_callback = llama.ggml_abort_callback(_native.abort_callback_address)
         params.abort_callback_data = self.model.flag.address
+        self.model.buffer_log.begin_context(llama, verbose=load.verbose)
         context = llama.llama_init_from_model(self.model.pointer, params)
         if not context:
-            raise OutOfMemoryError(
-                f"there is no memory for a context window of {room:,} tokens", hint="ask for a smaller one with --ctx"
-            )
+            raise out_of_memory(load, room, self.model.buffer_log.failed)
         memory = llama.llama_get_memory(context)
         if not memory and self._needs_memory:
             llama.llama_free(context)
