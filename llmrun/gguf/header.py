@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrun.gguf.kv_layers import KvLayer, kv_layers, recurrent_bytes, window_of
-from llmrun.gguf.placement import LayerShares
+from llmrun.gguf.placement import LayerShares, most_feed_forward
 from llmrun.protocol.params import BOUNDS
 
 # general.file_type -> the quantization's usual name, from llama.h (llama_ftype).
@@ -442,6 +442,10 @@ class Header:
     def kv_layers(self) -> tuple[KvLayer, ...]:
         """The layers that keep keys and values; the others are recurrent or look at another one's."""
         return kv_layers(self)
+
+    @property
+    def most_feed_forward(self) -> int:
+        return most_feed_forward(self)
 
     @cached_property
     def layer_shares(self) -> LayerShares:

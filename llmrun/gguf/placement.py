@@ -61,3 +61,13 @@ class LayerShares:
             copied / total,
             largest / total,
         )
+
+
+def most_feed_forward(header: Header) -> int:
+    """Return the width of the widest feed-forward part that one token goes through; 0 if the file does not state it."""
+    found = [0]
+    for name, times in (("feed_forward_length", 1), ("expert_feed_forward_length", header.n_experts_used)):
+        widths = header.metadata.get(header.model_key(name))
+        factor = times if isinstance(times, int) else max(times, default=0)
+        found += [width * factor for width in (widths if isinstance(widths, tuple) else (widths,)) if isinstance(width, int)]
+    return max(found)

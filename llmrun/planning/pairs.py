@@ -120,6 +120,10 @@ class ResizedHeader:
         return {layer: int(size * share) for layer, size in self.header.expert_bytes.items()}
 
     @property
+    def most_feed_forward(self) -> int:
+        return self.header.most_feed_forward
+
+    @property
     def layer_shares(self) -> LayerShares:
         return self.header.layer_shares
 

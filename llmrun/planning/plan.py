@@ -25,7 +25,7 @@ from llmrun.planning.memory import (
     without_flash_attention,
 )
 from llmrun.planning.rpc import layer_placement, split_model
-from llmrun.planning.split import Layers, Split, described, gpu_notes
+from llmrun.planning.split import ALL_LAYERS, Layers, Split, described, gpu_notes
 from llmrun.protocol.loading import Load
 from llmrun.protocol.sizes import readable_size
 
@@ -238,7 +238,8 @@ def make_plan(
     is_like_one = wishes.parallel == 1 or wishes.as_alone or wishes.exact
     flash_attention = choose_flash_attention(header, hardware, wishes) if is_like_one else wishes.flash_attention
     plain = room.memory(n_cells, n_ctx_start * room.apart)
-    parts = without_flash_attention(plain, header, n_ctx) if flash_attention == "off" else plain
+    writes_scores = flash_attention == "off" and not (split.devices and split.gpu_layers == ALL_LAYERS)
+    parts = without_flash_attention(plain, header, n_ctx) if writes_scores else plain
     return Plan(
         n_ctx=n_ctx,
         n_ctx_start=n_ctx_start,

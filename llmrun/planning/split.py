@@ -8,11 +8,13 @@ fits, they stay with the processor before any layer does. All layers' attention 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
-from llmrun.planning.memory import UBATCH, Memory, Sizes, reserved_bytes, score_bytes
+from llmrun.planning.memory import Memory, Sizes, logit_bytes, pipeline_bytes, reserved_bytes
 from llmrun.protocol.devices import Gpu
 from llmrun.protocol.sizes import readable_size
 
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
 
 ALL_LAYERS = -1
 _GPU_MARGIN = 256 << 20  # the driver's and the desktop's
-_PIPELINE_COPIES = 4  # GGML_SCHED_MAX_COPIES
 _DIFFERS = 0.1  # share of the planned bytes
 
 
@@ -70,55 +71,49 @@ class _Placement:
     """llama.cpp's distribution of layers over GPUs (llama_model_base::load_tensors), and its bytes on each."""
 
     def __init__(self, header: Layers, needs: Memory, n_ctx: int, own: Sequence[Gpu], *, with_scores: bool) -> None:
-        self._needs, self._n_ctx = needs, n_ctx
+        self._header, self._needs, self._n_ctx = header, needs, n_ctx
         self._free = [gpu.memory_free for gpu in own]
-        self._scratch = reserved_bytes(header, n_ctx)
-        if with_scores:
-            self._scratch += score_bytes(header, n_ctx)
+        self._scratch = reserved_bytes(header, n_ctx, with_scores=with_scores)
         self._shares, self._experts = header.layer_shares, header.expert_bytes
         self.layers = header.n_layers + 1  # llama.cpp counts the output as one
 
-    def moved(self, chosen: int, left: tuple[int, ...]) -> list[int]:
-        """Return the bytes of weights and KV cache on each GPU.
+    def _layers_of(self, chosen: int) -> list[range]:
+        """Return the layers of each GPU: in proportion to its free memory, the last `chosen` in all."""
+        total, first = sum(self._free) or 1, self.layers - chosen
+        ends = [first + math.ceil(chosen * sum(self._free[:count]) / total) for count in range(len(self._free))]
+        return [range(start, end) for start, end in pairwise([*ends, self.layers])]
+
+    def _held(self, layer: int, left: tuple[int, ...]) -> int:
+        """Return the bytes of a layer's weights and KV cache; a copy that growing takes is in RAM."""
+        shares, needs = self._shares, self._needs
+        kv = shares.kv[layer] * needs.kv if layer < len(shares.kv) else 0
+        return int(shares.weights[layer] * needs.weights + kv) - (self._experts.get(layer, 0) if layer in left else 0)
+
+    def saved(self, chosen: int, left: tuple[int, ...]) -> int:
+        """Return the bytes that RAM does not hold; arguments as in taken()."""
+        held = sum(self._held(layer, left) for layer in range(self.layers - chosen, self.layers))
+        return held - int(self._shares.copied * self._needs.weights) * bool(chosen)
+
+    def taken(self, chosen: int, left: tuple[int, ...]) -> list[int]:
+        """Return the bytes of each GPU.
 
         Args:
             chosen: number of layers on GPUs, the last ones.
             left: layers without their experts.
         """
-        sizes, total, first = [0] * len(self._free), sum(self._free) or 1, self.layers - chosen
-        ends = [sum(self._free[: number + 1]) / total for number in range(len(self._free))]
-        for layer in range(first, self.layers):
-            place = next((number for number, end in enumerate(ends) if (layer - first) / chosen < end), 0)
-            sizes[place] += self._layer_bytes(layer) - (self._experts.get(layer, 0) if layer in left else 0)
+        scratch, sizes = self._scratch, []
+        if len(self._free) > 1 and chosen == self.layers and not left:
+            scratch += pipeline_bytes(self._header, self._n_ctx)
+        for layers in self._layers_of(chosen):
+            size = sum(self._held(layer, left) for layer in layers)
+            has_output_alone = layers == range(self.layers - 1, self.layers)
+            sizes.append(size + (logit_bytes(self._header) if has_output_alone else scratch) if size else 0)
+        if left or chosen < self.layers:  # prompts are computed on the first GPU, also with weights in RAM
+            sizes[0] = max(sizes[0], scratch + sum(self._held(layer, left) for layer in self._layers_of(chosen)[0]))
+            # A matrix in RAM is copied for a micro-batch.
+            copied = max(self._experts.values()) if left else self._shares.largest * self._needs.weights
+            sizes[0] += int(copied)
         return sizes
-
-    def _layer_bytes(self, layer: int) -> int:
-        shares, needs = self._shares, self._needs
-        kv = shares.kv[layer] if layer < len(shares.kv) else 0.0
-        return int(shares.weights[layer] * needs.weights + kv * needs.kv)  # the copy that growing takes is in RAM
-
-    def leaves(self, chosen: int) -> int:
-        """Return the bytes on GPUs that take nothing from RAM: token embeddings copied as the output matrix."""
-        return int(self._shares.copied * self._needs.weights) if chosen else 0
-
-    def taken(self, chosen: int, left: tuple[int, ...]) -> list[int]:
-        """Return the bytes of each GPU, scratch memory included."""
-        sizes = self.moved(chosen, left)
-        if not chosen:  # prompts are still computed on the first GPU
-            sizes[0] = self._scratch + self._copied(left)
-            return sizes
-        is_pipeline = len(sizes) > 1 and chosen == self.layers and not left
-        scratch = self._scratch + (_PIPELINE_COPIES - 1) * 2 * UBATCH * self._n_ctx * is_pipeline
-        used = [size and size + scratch for size in sizes]
-        if left or chosen < self.layers - 1:
-            used[0] += self._copied(left)
-        return used
-
-    def _copied(self, left: tuple[int, ...]) -> int:
-        """Return the bytes of matrices in RAM that are copied to the GPU for a micro-batch, one at a time."""
-        if left:
-            return max(self._experts.values())
-        return int(self._shares.largest * self._needs.weights)
 
 
 def split_memory(
@@ -165,7 +160,7 @@ def split_memory(
     taken = placement.taken(chosen, left)
     return Split(
         gpu_layers=ALL_LAYERS if chosen == layers else chosen,
-        ram=needs.needed - sum(placement.moved(chosen, left)) + placement.leaves(chosen),
+        ram=needs.needed - placement.saved(chosen, left),
         vram=sum(taken),
         cpu_experts=left,
         devices=tuple((gpu.name, size) for gpu, size in zip(own, taken, strict=True)),

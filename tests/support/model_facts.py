@@ -23,6 +23,7 @@ class Facts:
     rope_depends_on_window: bool = False
     key_length: int = 64
     most_heads: int = 9
+    most_feed_forward: int = 1536
     expert_bytes: dict[int, int] = field(default_factory=dict)
 
     @property
