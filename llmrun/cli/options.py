@@ -67,7 +67,9 @@ ThreadsOption = Annotated[
 ]
 GpuLayersOption = Annotated[
     int | None,
-    typer.Option("--gpu-layers", "-ngl", help="Layers on the GPU; -1 is all. Default: as many as fit.", rich_help_panel="Engine"),
+    typer.Option(
+        "--gpu-layers", "-ngl", help="Layers on the GPU; -1 is all. Default: all that fit.", rich_help_panel="Engine"
+    ),
 ]
 CpuExpertsOption = Annotated[
     int | None,

@@ -69,5 +69,7 @@ def most_feed_forward(header: Header) -> int:
     for name, times in (("feed_forward_length", 1), ("expert_feed_forward_length", header.n_experts_used)):
         widths = header.metadata.get(header.model_key(name))
         factor = times if isinstance(times, int) else max(times, default=0)
-        found += [width * factor for width in (widths if isinstance(widths, tuple) else (widths,)) if isinstance(width, int)]
+        found += [
+            width * factor for width in (widths if isinstance(widths, tuple) else (widths,)) if isinstance(width, int)
+        ]
     return max(found)

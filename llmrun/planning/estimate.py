@@ -216,7 +216,9 @@ def look_ahead(
     chosen = _plan(facts, hardware, kv_type)
     counts = chosen.layer_counts if chosen else ()
     # What a GPU's kernels do was not measured.
-    speeds = () if speed is None or (chosen is not None and chosen.vram_bytes and chosen.gpu_layers) else (speed, *remote)
+    speeds = (
+        () if speed is None or (chosen is not None and chosen.vram_bytes and chosen.gpu_layers) else (speed, *remote)
+    )
     start = _rates(work, hardware, speeds, counts, 0, kv_type)
     verdict: Verdict = "too big"
     if chosen:

@@ -27,7 +27,7 @@ _USUAL = (  # in the log lines that say nothing
     "AMX is not ready",  # see engine/llama/library.py
     "failed to decode, ret = 2",  # an answer was cancelled
 )
-_TELLING = ("GGML_ASSERT", "rror", "failed", "terminate")  # in the log lines that say why
+_TELLING = ("GGML_ASSERT", "pre-allocated", "rror", "failed", "terminate")  # in the log lines that say why
 _LAST = "failed to load model"  # is said behind every reason
 
 

@@ -14,10 +14,17 @@ from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from llmrun.errors import BadTemplateError, CancelledError, EngineCrashedError, LlmrunError, UsageError
+from llmrun.errors import (
+    BadTemplateError,
+    CancelledError,
+    EngineCrashedError,
+    LlmrunError,
+    OutOfMemoryError,
+    UsageError,
+)
 from llmrun.protocol.engine_status import EngineStatus, GetStatus
 from llmrun.protocol.finished_answers import AnswerExplanation, Explain, SaveState, StateSaved
-from llmrun.protocol.loading import Load, Loaded, LoadProgress, Open
+from llmrun.protocol.loading import Load, Loaded, LoadProgress, Open, ways_to_fit
 from llmrun.protocol.messages import (
     AnswerRequest,
     Cancel,
@@ -77,6 +84,9 @@ _PHASES = {
 
 Put = Callable[[Event | LlmrunError | None], None]
 """Takes what comes of a command, in the thread that reads; must not wait."""
+
+
+_TOO_LARGE = "pre-allocated tensor (cache_"  # ggml aborts: a layer's keys are larger than the device's largest buffer
 
 
 class PendingRequest:
@@ -158,6 +168,10 @@ class PendingRequest:
     def _crash(self, gone: EngineExited) -> LlmrunError:
         """What the engine's death means; where a file is known to kill engines, the error is about the file."""
         crash = EngineCrashedError(f"the engine died {self.phase}", why=gone.why, hint=gone.hint)
+        if _TOO_LARGE in gone.why:
+            full = OutOfMemoryError("the GPU can't allocate a KV cache this large in one piece", hint=ways_to_fit())
+            full.__cause__ = crash
+            return full
         if self.workers:
             from llmrun.runner.workers import missing
 

@@ -6,24 +6,23 @@ GGML_VK_VISIBLE_DEVICES=0, since llama.cpp takes such a device only where it is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
+from support.gpu_loader import Loader
 from support.random_model import write_random_model
 
+from llmrun.config import load_settings
 from llmrun.model import Model
 from llmrun.model.load_plan import prepare
 from llmrun.models.location import locate
-from llmrun.config import load_settings
 from llmrun.planning.machine import this_machine
 from llmrun.planning.plan import LoadPreferences
 from llmrun.protocol.devices import Gpu
 from llmrun.runner.runner import Runner
-
-Loader = Callable[..., Model]
 
 
 @cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from gpu.conftest import Loader
+from support.gpu_loader import Loader
 
 from llmrun.errors import OutOfMemoryError
 
@@ -40,10 +40,11 @@ def test_prefill_is_most_of_the_time_to_first_token(load: Loader) -> None:
 def test_one_token_is_prefilled_behind_a_prefix_that_a_gpu_has_saved(load: Loader, layers: int) -> None:
     first = load(keeps_states=True, gpu_layers=ALL, n_ctx=2048)
     reply = first.generate(PROMPT, temperature=0, max_tokens=2)
-    first.save_state(reply.request, prompt_only=True)
+    text = reply.text
+    first.save_state(prompt_only=True)
     first.close()
     again = load(keeps_states=True, gpu_layers=layers, n_ctx=2048).generate(PROMPT, temperature=0, max_tokens=2)
-    assert again.text == reply.text
+    assert again.text == text
     assert again.stats.reused_tokens >= len(PROMPT) - 1
 
 
@@ -59,7 +60,7 @@ def test_four_clients_share_a_prefix(load: Loader) -> None:
 
 
 def test_a_kv_cache_that_does_not_fit_names_the_flags_that_help(load: Loader) -> None:
-    with pytest.raises(OutOfMemoryError, match="can't allocate") as caught:
+    with pytest.raises(OutOfMemoryError, match=r"can't allocate|no memory") as caught:
         load(whole=True, gpu_layers=ALL, n_ctx=1 << 22)
     assert [caught.value.hint.index(flag) for flag in ("-ngl", "-ctk", "--ctx")] == sorted(
         caught.value.hint.index(flag) for flag in ("-ngl", "-ctk", "--ctx")

@@ -25,10 +25,13 @@ class Facts:
     most_heads: int = 9
     most_feed_forward: int = 1536
     expert_bytes: dict[int, int] = field(default_factory=dict)
+    shares: LayerShares | None = None
 
     @property
     def layer_shares(self) -> LayerShares:
-        """Every layer's the same, but for experts."""
+        """Every layer's the same, but for experts, unless said otherwise."""
+        if self.shares is not None:
+            return self.shares
         rest = (self.weight_bytes - sum(self.expert_bytes.values())) / (self.n_layers + 1)
         weights = tuple((rest + self.expert_bytes.get(layer, 0)) / self.weight_bytes for layer in range(self.n_layers))
         return LayerShares((*weights, rest / self.weight_bytes), (1 / self.n_layers,) * self.n_layers)

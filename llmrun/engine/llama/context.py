@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from llmrun import _native
 from llmrun.engine.llama.base import ALLOCATING, Aborted, CacheFull, DecodeError, EmbeddedInput, Entry
 from llmrun.engine.llama.batch import LlamaBatch
+from llmrun.engine.llama.failed_context import check_kv_types, out_of_memory
 from llmrun.engine.llama.library import function
 from llmrun.engine.llama.model import LlamaModel
-from llmrun.engine.llama.failed_context import check_kv_types, out_of_memory
 from llmrun.engine.llama.positions import Positions
 from llmrun.errors import BadModelError, OutOfMemoryError
 from llmrun.gguf.pooling import POOLINGS

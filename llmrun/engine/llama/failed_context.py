@@ -6,7 +6,7 @@ from llmrun.engine.llama.devices import gpus
 from llmrun.errors import OutOfMemoryError, UsageError
 from llmrun.gguf.header import Header
 from llmrun.gguf.types import TENSOR_TYPES
-from llmrun.protocol.loading import DeviceBuffer, Load
+from llmrun.protocol.loading import DeviceBuffer, Load, ways_to_fit
 from llmrun.protocol.sizes import readable_size
 
 
@@ -27,7 +27,7 @@ def check_kv_types(header: Header, load: Load) -> None:
 
 
 def out_of_memory(load: Load, room: int, failed: DeviceBuffer | None) -> OutOfMemoryError:
-    """Return the error of a context with `room` cells, with the flags that help, the best first.
+    """Return the error of a context with `room` cells.
 
     Args:
         failed: the buffer that could not be allocated, if known.
@@ -35,7 +35,5 @@ def out_of_memory(load: Load, room: int, failed: DeviceBuffer | None) -> OutOfMe
     what = f"there is no memory for a context window of {room:,} tokens"
     if failed is None or failed.device not in {gpu.name for gpu in gpus()}:
         return OutOfMemoryError(what, hint="ask for a smaller one with --ctx")
-    ways = ["fewer layers on the GPU (-ngl)"] if load.gpu_layers else []
-    ways += ["a smaller KV cache (-ctk q8_0 -ctv q8_0)"] if "f16" in (load.kv_type_k, load.kv_type_v) else []
     why = f"{failed.device} can't allocate {readable_size(failed.n_bytes)}"
-    return OutOfMemoryError(what, why=why, hint="try " + ", ".join([*ways, "a smaller window (--ctx)"]))
+    return OutOfMemoryError(what, why=why, hint=ways_to_fit(load))
