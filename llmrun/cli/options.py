@@ -67,9 +67,7 @@ ThreadsOption = Annotated[
 ]
 GpuLayersOption = Annotated[
     int | None,
-    typer.Option(
-        "--gpu-layers", "-ngl", help="Layers on the GPU; -1 is all. Default: all that fit.", rich_help_panel="Engine"
-    ),
+    typer.Option("--gpu-layers", "-ngl", help="GPU layers; -1 is all. Default: what fits.", rich_help_panel="Engine"),
 ]
 CpuExpertsOption = Annotated[
     int | None,
