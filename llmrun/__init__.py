@@ -7,7 +7,7 @@
         for piece in model.chat("Tell me a story.", temperature=0, max_tokens=100).pieces():
             print(piece, end="", flush=True)
 
-Names are imported when they are first used, so that `llmrun --help` pays for none of them.
+Names are imported at their first use, so that `llmrun --help` imports none of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Entry of the `llmrun` command: starts the engine as early as can be, then the command line."""
+"""Entry of the `llmrun` command: starts the engine as early as possible, then the command line."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _WITH_ENGINE = frozenset({"run", "chat", "quantize", "tokenize", "explain"})
 
 
 def main() -> None:
-    """Run the command that sys.argv asks for; ends the process."""
-    gc.disable()  # nothing that is imported is garbage; cli.main.run() goes back to normal
+    """Run the command in sys.argv; ends the process."""
+    gc.disable()  # imports make no garbage; cli.main.run() enables it again
     arguments = sys.argv[1:]
     if _needs_engine(arguments):
         from llmrun.runner import launch
@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def _needs_engine(arguments: list[str]) -> bool:
-    """Whether a command will surely want an engine; wrong guesses cost only time."""
+    """Return whether a command will surely need an engine; wrong guesses cost only time."""
     others = {"--help", "-h", "-v", "--verbose"}
     return (
         len(arguments) > 1 and arguments[0] in _WITH_ENGINE and not (others & set(arguments) or _is_remote(arguments))
@@ -39,13 +39,13 @@ def _needs_engine(arguments: list[str]) -> bool:
 
 
 def _is_remote(arguments: list[str]) -> bool:
-    """Whether a server answers in place of an engine here."""
+    """Return whether a remote server answers instead of an engine."""
     named = os.environ.get("LLMRUN_SERVER") or any(word == "--at" or word.startswith("--at=") for word in arguments)
     return arguments[0] in {"run", "chat"} and bool(named)
 
 
 def _loads_named_model(arguments: list[str]) -> bool:
-    """Whether a model answers whose name is where people mostly write it, and nothing changes how it is loaded."""
+    """Return whether the first argument names the model to load, and no option changes its loading."""
     moved = any(word.startswith(("--gpu-layers", "-ngl", "--n-cpu-moe", "--rpc")) for word in arguments)
     return arguments[0] in {"run", "chat", "explain"} and not arguments[1].startswith("-") and not moved
 

@@ -1,7 +1,4 @@
-"""Where things are kept and what the environment asks for, as one frozen Settings.
-
-Owns environment variables and directories; must not know models or the network.
-"""
+"""Directories and the environment's settings, as one frozen Settings. Must not know models or the network."""
 
 from __future__ import annotations
 
@@ -13,32 +10,26 @@ from pathlib import Path
 DEFAULT_ENDPOINT = "https://huggingface.co"
 DEFAULT_STATES_BYTES = 4_000_000_000
 TUNE_FILE = "tune.json"
-"""In Settings.state_dir: what `llmrun tune` found."""
+"""In Settings.state_dir: results of `llmrun tune`."""
 STEPS_FILE = "steps.json"
-"""Beside it: how long decode steps take."""
+"""Beside it: measured times of decode steps."""
+ATTENTION_FILE = "attention.json"
+"""Beside it: measured times with flash attention and without."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the environment says.
+    """Settings from the environment."""
 
-    Attributes:
-        hub_cache: the standard Hugging Face cache, shared with other tools.
-        endpoint: of the hub, without a slash at the end.
-        offline: never use the network.
-        debug: show tracebacks.
-        states_bytes: how much of the disk saved KV states may take; 0 saves none.
-    """
-
-    hub_cache: Path
-    endpoint: str
-    offline: bool
-    debug: bool
-    states_bytes: int = DEFAULT_STATES_BYTES
+    hub_cache: Path  # the standard Hugging Face cache, shared with other tools
+    endpoint: str  # of the hub, without a slash at the end
+    offline: bool  # never use the network
+    debug: bool  # show tracebacks
+    states_bytes: int = DEFAULT_STATES_BYTES  # maximum size of the saved KV states; 0 saves none
 
     @property
     def states_dir(self) -> Path:
-        """Where KV states are saved; they can be made again. LLMRUN_HOME moves it."""
+        """Folder of saved KV states, a cache. LLMRUN_HOME moves it."""
         home = os.environ.get("LLMRUN_HOME")
         if home:
             return Path(home).expanduser() / "kv"
@@ -48,7 +39,7 @@ class Settings:
 
     @property
     def state_dir(self) -> Path:
-        """Where what the user did is kept: input history, saved chats. LLMRUN_HOME moves it."""
+        """Folder of the user's data: input history, saved chats. LLMRUN_HOME moves it."""
         home = os.environ.get("LLMRUN_HOME")
         if home:
             return Path(home).expanduser()
@@ -61,7 +52,7 @@ def load_settings(environment: Mapping[str, str] | None = None) -> Settings:
     """Read the environment.
 
     HF_HUB_CACHE, HUGGINGFACE_HUB_CACHE, HF_HOME, XDG_CACHE_HOME, HF_ENDPOINT, HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE
-    mean what they mean to huggingface_hub, which takes a twentieth of a second to import; LLMRUN_DEBUG=1 is --debug;
+    mean the same as for huggingface_hub, whose import takes a twentieth of a second; LLMRUN_DEBUG=1 is --debug;
     LLMRUN_KV_BYTES is states_bytes.
     """
     env = os.environ if environment is None else environment
@@ -77,9 +68,9 @@ def load_settings(environment: Mapping[str, str] | None = None) -> Settings:
 
 
 def ca_file() -> str | None:
-    """Certificates to trust in place of the system's, a file or a folder of them; None is the system's.
+    """Return the file or folder of certificates to trust instead of the system's; None is the system's.
 
-    By the variables of OpenSSL, and by those that many set for requests and curl.
+    The variables are those of OpenSSL, requests and curl.
     """
     names = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
     return next((os.environ[name] for name in names if os.environ.get(name)), None)

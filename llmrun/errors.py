@@ -1,7 +1,7 @@
-"""Every error llmrun raises on purpose: one tree, each with a stable code and an exit status.
+"""The tree of all errors that llmrun raises on purpose, each with a stable code and an exit status.
 
-Owns the words and numbers; must not know who prints them. `cli.main` is the only place that
-turns one into text and an exit status, `server` the only place that turns one into HTTP.
+Must not know their display: `cli.main` is the only place that turns one into text and an exit status, `server` the only
+place that turns one into HTTP.
 
     LlmrunError                 1  internal
     ├── UsageError              2  usage
@@ -31,23 +31,23 @@ from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, NamedTuple
 
 
-def near_names(wanted: str, names: Iterable[str], most: int = 3) -> list[str]:
-    """Which names were probably meant, in upper or lower case: those that hold what was typed, else those like it."""
+def near_names(typed: str, names: Iterable[str], limit: int = 3) -> list[str]:
+    """Return the names that were probably meant, in any case: names that contain the typed text, else similar ones."""
     from difflib import get_close_matches
 
     lower = {name.lower(): name for name in names}
-    inside = [low for low in lower if wanted.lower() in low] if len(wanted) > 1 else []
-    near = inside or get_close_matches(wanted.lower(), lower, n=most)
-    return [lower[low] for low in near[:most]]
+    inside = [low for low in lower if typed.lower() in low] if len(typed) > 1 else []
+    near = inside or get_close_matches(typed.lower(), lower, n=limit)
+    return [lower[low] for low in near[:limit]]
 
 
-def did_you_mean(wanted: str, names: Iterable[str], otherwise: str = "") -> str:
-    """A hint that guesses the name that was meant.
+def did_you_mean(typed: str, names: Iterable[str], otherwise: str = "") -> str:
+    """Return a hint that guesses the name that was meant.
 
     Args:
-        otherwise: follows the guess, or stands alone where no name is near.
+        otherwise: follows the guess, or stands alone if no name is near.
     """
-    near = near_names(wanted, names)
+    near = near_names(typed, names)
     guess = f"did you mean {' or '.join(near)}?" if near else ""
     return " ".join(filter(None, (guess, otherwise)))
 
@@ -57,17 +57,17 @@ def _as_flags(text: str) -> str:
 
 
 rephrase: Callable[[str], str] = _as_flags
-"""Names arguments in a message as whoever called writes them. Messages are written for the command line; a program
-that takes a name from the package `llmrun` sets protocol.arguments.in_python()."""
+"""Translates the names of arguments in messages, which are the command line's; a program that imports a name from the
+package `llmrun` sets protocol.arguments.in_python()."""
 
 
 class LlmrunError(Exception):
-    """Something went wrong that we can explain.
+    """An error with an explanation.
 
     Args:
-        what: what happened, one line, no full stop at the end.
-        why: the cause, when it is known.
-        hint: what to type or do next.
+        what: the event, one line, no full stop at the end.
+        why: the cause, if known.
+        hint: the user's next step.
     """
 
     code: ClassVar[str] = "internal"
@@ -91,22 +91,17 @@ class UsageError(LlmrunError):
 
 
 class ValueKind(NamedTuple):
-    """A kind of value.
+    """A kind of value."""
 
-    Attributes:
-        words: follow "must be" in a message.
-        fits: return whether a value is of this kind.
-    """
-
-    words: str
-    fits: Callable[[Any], bool]
+    words: str  # follow "must be" in a message
+    fits: Callable[[Any], bool]  # returns whether a value is of this kind
 
 
 TEXT = ValueKind("a text", lambda value: isinstance(value, str))
 
 
 def require(name: str, value: Any, kind: ValueKind) -> None:
-    """Raise UsageError where a value is not of its kind."""
+    """Raise UsageError if a value is not of its kind."""
     if not kind.fits(value):
         raise UsageError(f"invalid {name} {brief(value)}", why=f"must be {kind.words}")
 
@@ -120,11 +115,7 @@ def brief(value: Any) -> str:
 
 
 def require_within(name: str, value: float | None, bounds: tuple[float, float]) -> None:
-    """See that the value of an option, if there is one, is within bounds, both included.
-
-    Raises:
-        UsageError: it is not, or not a number.
-    """
+    """Raise UsageError if the value of an option, if there is one, is not within its bounds, both included."""
     low, high = bounds
     if value is not None and not low <= value <= high:  # a comparison with NaN is false
         raise UsageError(f"invalid {name} {value:.12g}", why=f"must be between {low:,.12g} and {high:,.12g}")
@@ -145,7 +136,7 @@ class ModelNotFoundError(LlmrunError):
 
 
 class LoginRequiredError(LlmrunError):
-    """The hub wants a token, or its terms accepted, before it hands the model out."""
+    """The hub requires a token, or its terms accepted."""
 
     code = "login-required"
     exit_status = 4
@@ -153,7 +144,7 @@ class LoginRequiredError(LlmrunError):
 
 
 class NetworkError(LlmrunError):
-    """The hub or mirror can't be reached, or answered something unusable."""
+    """The hub or a server can't be reached, or its answer is unusable."""
 
     code = "network"
     exit_status = 5
@@ -161,13 +152,13 @@ class NetworkError(LlmrunError):
 
 
 class IntegrityError(NetworkError):
-    """The bytes that arrived are not the bytes that were promised."""
+    """The received bytes do not have the promised hash."""
 
     code = "integrity"
 
 
 class UnavailableError(NetworkError):
-    """A server that answers can't be reached, or can't answer just now: the same request may be answered later."""
+    """A server can't be reached or can't answer just now: the same request may succeed later."""
 
     code = "unavailable"
     http_status = 503
@@ -203,13 +194,13 @@ class BadModelError(LlmrunError):
 
 
 class BadTemplateError(BadModelError):
-    """The chat template is missing, broken, or too greedy to be rendered."""
+    """The chat template is missing, broken, or takes too long or too much memory."""
 
     code = "bad-template"
 
 
 class BadGrammarError(BadModelError):
-    """A grammar or JSON schema that the answer should follow is broken, or asks for too much."""
+    """A grammar or JSON schema is broken, or too large."""
 
     code = "bad-grammar"
     http_status = 400
@@ -222,7 +213,7 @@ class BadLogitsError(BadModelError):
 
 
 class EngineCrashedError(LlmrunError):
-    """The engine process died; the front and the conversation live on."""
+    """The engine process died; the front and the conversation go on."""
 
     code = "engine-crashed"
     exit_status = 8
@@ -230,14 +221,14 @@ class EngineCrashedError(LlmrunError):
 
 
 class CutOffError(LlmrunError):
-    """A structured answer was cut off by a limit, so that it is not what was asked for."""
+    """A structured answer was cut off by a limit, and is incomplete."""
 
     code = "cut-off"
     exit_status = 9
 
 
 class RowsFailedError(LlmrunError):
-    """A batch has rows with an error instead of an answer; the others have their answers."""
+    """Some rows of a batch have an error instead of an answer."""
 
     code = "rows-failed"
     exit_status = 10
@@ -267,4 +258,4 @@ def _tree(root: type[LlmrunError]) -> dict[str, type[LlmrunError]]:
 
 
 BY_CODE = _tree(LlmrunError)
-"""Stable code -> class, for errors that come back over the pipe."""
+"""Stable code -> class, for errors from the engine."""

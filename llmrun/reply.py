@@ -1,6 +1,6 @@
-"""What Python programs give and get: messages and schemas as plain values, and the Reply that comes of them.
+"""Arguments and results of the Python API: messages and schemas as plain values, and Reply.
 
-Owns what is accepted as what, and the ways to take an answer in; must not know engines: events come in.
+Must not know engines: events come in.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ _Value = TypeVar("_Value")
 
 
 class SchemaClass(Protocol):
-    """A class that knows its JSON schema, as Pydantic's models do."""
+    """A class with a JSON schema, such as a Pydantic model."""
 
     def model_json_schema(self) -> dict[str, Any]:
-        """The schema."""
+        """Return the schema."""
 
     def model_validate_json(self, text: str) -> Any:
-        """An instance."""
+        """Return an instance."""
 
 
 Said = str | Message | Mapping[str, str]
-"""A message; a plain text is the user's, a mapping has a "role" and "content"."""
+"""A message; a text is the user's, a mapping has "role" and "content"."""
 
 
 class Reply(Iterator[Event]):
-    """An answer, taken in as it is needed: all of it, its text piece by piece, or event by event.
+    """An answer, consumed as needed: all of it, its text piece by piece, or event by event.
 
         print(model.chat("Why is the sky blue?").text)
 
@@ -46,16 +46,16 @@ class Reply(Iterator[Event]):
         for event in model.chat("Hi"):                  # Started, PrefillProgress, TextDelta ..., Finished
             ...
 
-        reply = await model.chat("Hi")                  # in asyncio, without holding up the event loop
+        reply = await model.chat("Hi")                  # in asyncio, without blocking the event loop
         async for piece in model.chat("Hi").pieces():
             ...
 
-    Nothing is asked of the engine before the first event is wanted. A reply that is dropped halfway is cancelled.
+    The request is sent when the first event is requested. A reply dropped halfway is cancelled.
 
     Args:
         events: of the answer, the last one Finished.
         cancel: ends the answer soon; safe from any thread.
-        schema: what the text has to follow, see `parsed`.
+        schema: of the text, see `parsed`.
     """
 
     def __init__(
@@ -71,12 +71,12 @@ class Reply(Iterator[Event]):
         return event
 
     def pieces(self) -> TextPieces:
-        """The answer's text as it comes, without the model's thoughts; for `for` and `async for`."""
+        """Return the answer's text as it comes, without reasoning; for `for` and `async for`."""
         return TextPieces(self)
 
     @property
     def text(self) -> str:
-        """The whole answer, without the model's thoughts; waits for its end.
+        """The whole answer, without reasoning; waits for its end.
 
         Raises:
             LlmrunError: the answer failed, see Model.answer().
@@ -86,7 +86,7 @@ class Reply(Iterator[Event]):
 
     @property
     def thoughts(self) -> str:
-        """What the model thought before it answered; "" where it does not think. Waits for the end."""
+        """The reasoning before the answer; "" without reasoning. Waits for the end."""
         self._end()
         return self._received.reasoning
 
@@ -96,7 +96,7 @@ class Reply(Iterator[Event]):
 
         Raises:
             UsageError: the request had no schema.
-            CutOffError: the answer is not whole; see `reason`.
+            CutOffError: the answer is incomplete; see `reason`.
         """
         if self._schema is None:
             raise UsageError("there is nothing to parse", why="the request had no schema", hint="chat(..., schema=...)")
@@ -120,18 +120,18 @@ class Reply(Iterator[Event]):
 
     @property
     def logprobs(self) -> list[TokenLogprob]:
-        """How likely each token was, thoughts included; none where that was not asked for. Waits for the end."""
+        """Log-probabilities of all tokens, reasoning included; none if not requested. Waits for the end."""
         self._end()
         return self._received.logprobs
 
     @property
     def reason(self) -> str:
-        """Why it ended: "stop", "length", "cancelled" or "repeats", see messages.Finished. Waits for the end."""
+        """Reason of the end: "stop", "length", "cancelled" or "repeats", see messages.Finished. Waits for the end."""
         return self._end().reason
 
     @property
     def stats(self) -> Stats:
-        """What it cost: tokens, seconds, the seed. Waits for the end."""
+        """Token counts, times and the seed. Waits for the end."""
         return self._end().stats
 
     def __str__(self) -> str:
@@ -151,7 +151,7 @@ class Reply(Iterator[Event]):
     def _end(self) -> Finished:
         for _ in self:
             pass
-        if self._received.finished is None:  # it was asked for again after it failed
+        if self._received.finished is None:  # the iterator failed before
             raise EngineCrashedError("this answer failed", hint="ask again")
         return self._received.finished
 
@@ -170,14 +170,14 @@ class TextPieces(Iterator[str]):
 
 
 def _texts(events: Iterable[Event]) -> Iterator[str]:
-    """Yield the text of events without the model's reasoning."""
+    """Yield the text of events without reasoning."""
     for event in events:
         if isinstance(event, TextDelta):
             yield from (part.text for part in event.answer_parts if part.kind == "text")
 
 
 async def _waiting_elsewhere(values: Iterator[_Value], cancel: Callable[[], None]) -> AsyncIterator[_Value]:
-    """What an iterator gives, waited for in another thread; a task that is cancelled cancels the answer."""
+    """Yield the values of an iterator that blocks, from another thread; a cancelled task cancels the answer."""
     import asyncio
 
     try:
@@ -188,35 +188,35 @@ async def _waiting_elsewhere(values: Iterator[_Value], cancel: Callable[[], None
         raise
 
 
-def as_messages(said: Said | Iterable[Message | Mapping[str, str]]) -> tuple[Message, ...]:
-    """A conversation: a text, one message, or a list of messages.
+def as_messages(messages: Said | Iterable[Message | Mapping[str, str]]) -> tuple[Message, ...]:
+    """Return a conversation from a text, one message, or a list of messages.
 
     Raises:
         UsageError: it is something else, or a role does not exist.
     """
-    if isinstance(said, str):
-        return (Message("user", said),)
-    if isinstance(said, (Message, Mapping)):
-        return (_message(said),)
-    require("messages", said, KINDS["messages"])
-    return tuple(map(_message, said))
+    if isinstance(messages, str):
+        return (Message("user", messages),)
+    if isinstance(messages, (Message, Mapping)):
+        return (_message(messages),)
+    require("messages", messages, KINDS["messages"])
+    return tuple(map(_message, messages))
 
 
-def _message(said: Any) -> Message:
-    if isinstance(said, Message):
-        return said
-    if not isinstance(said, Mapping) or set(said) != {"role", "content"}:
+def _message(message: Any) -> Message:
+    if isinstance(message, Message):
+        return message
+    if not isinstance(message, Mapping) or set(message) != {"role", "content"}:
         why = 'must be a Message, or a dict with "role" and "content"'
-        raise UsageError(f"invalid message {brief(said)}", why=why)
-    return Message(said["role"], said["content"])
+        raise UsageError(f"invalid message {brief(message)}", why=why)
+    return Message(message["role"], message["content"])
 
 
 def as_grammar(schema: SchemaClass | Mapping[str, Any]) -> Grammar:
-    """The grammar of a JSON schema, or of a class that has one.
+    """Return the grammar of a JSON schema, or of a class that has one.
 
     Raises:
         UsageError: it is something else.
-        BadGrammarError: the schema is broken, or uses what can't be enforced.
+        BadGrammarError: the schema is broken, or uses features that can't be enforced.
     """
     from llmrun.grammar import read_json_schema
 
@@ -230,9 +230,9 @@ def as_grammar(schema: SchemaClass | Mapping[str, Any]) -> Grammar:
 
 
 def sort_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Keyword arguments as (fields of SamplingParams, fields of Limits).
+    """Split keyword arguments into fields of SamplingParams and fields of Limits.
 
-    A single stop string may be given as it is, and lists or dicts in place of tuples.
+    A single stop string may be given alone, and lists or dicts instead of tuples.
 
     Raises:
         UsageError: there is no such argument; names a near one.
@@ -248,7 +248,7 @@ def sort_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
 
 
 def _frozen(name: str, value: Any) -> Any:
-    """A value as the dataclasses have it."""
+    """Return a value as the dataclasses have it."""
     if name in ("stop", "ban") and isinstance(value, str):
         return (value,)
     if name == "logit_bias" and isinstance(value, Mapping):

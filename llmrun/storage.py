@@ -1,7 +1,6 @@
-"""The one way to write a file whole, and the one way to open an SQLite file.
+"""Atomic writes of files, and SQLite files with versions, migration and repair.
 
-Owns temporary files, what is synced when, what is said when a disk refuses, and how a database knows its version and is
-replaced when it is damaged; must not know what is in the files.
+Must not know the content of the files.
 """
 
 from __future__ import annotations
@@ -36,15 +35,15 @@ _COMPANIONS = ("", "-wal", "-shm")
 
 
 def write_whole(target: Path, content: str | bytes, *, makes_folder: bool = False) -> None:
-    """Write a file that is there whole or not at all; what was there before stays until then.
+    """Write a file atomically: the old content stays until the new one is complete.
 
     Args:
-        makes_folder: the folder is made where it is missing.
+        makes_folder: create the folder if it is missing.
 
     Raises:
-        DiskFullError: there is no room.
-        ResourceError: it can't be written there.
-        UsageError: there is no such folder, or it is one itself.
+        DiskFullError: the disk is full.
+        ResourceError: the file can't be written.
+        UsageError: the folder does not exist, or the target is a folder.
     """
     data = content.encode("utf-8") if isinstance(content, str) else content
     if makes_folder:
@@ -60,10 +59,10 @@ def write_whole(target: Path, content: str | bytes, *, makes_folder: bool = Fals
 
 
 def check_target(target: Path) -> None:
-    """See that a file could be written there, before hours of work.
+    """Raise if a file can't be written there, before hours of work.
 
     Raises:
-        UsageError: there is no such folder, or it is one itself.
+        UsageError: the folder does not exist, or the target is a folder.
         ResourceError: nothing can be written in the folder.
     """
     _check_folder(target)
@@ -76,11 +75,7 @@ def check_target(target: Path) -> None:
 
 
 def require_regular(path: Path) -> None:
-    """Raise if a path exists and is not a regular file: a pipe or a device may block, or never end.
-
-    Raises:
-        UsageError: it is a folder, a pipe or a device.
-    """
+    """Raise UsageError if a path exists and is not a regular file: a pipe or a device may block, or never end."""
     if _is_written_in_place(path):
         kind = "a folder" if path.is_dir() else "not a regular file"
         raise UsageError(f"{str(path)!r} is {kind}", hint="name a file")
@@ -98,7 +93,7 @@ def _check_folder(target: Path) -> None:
 
 
 def _is_written_in_place(target: Path) -> bool:
-    """Whether it is a pipe or a device, which must not be replaced; nothing is made in its folder."""
+    """Return whether the target is a pipe or a device, which must not be replaced."""
     return target.exists() and not target.is_file()
 
 
@@ -106,20 +101,20 @@ def _is_written_in_place(target: Path) -> bool:
 def arriving(
     target: Path, temporary: Path | None = None, *, needed: Callable[[], int] = lambda: 0, hint: str = MAKE_ROOM
 ) -> Iterator[Path]:
-    """A temporary file, empty at first, that gets the target's name when the block ends well.
+    """Yield an empty temporary file, which replaces the target when the block ends well.
 
-    It is on the disk by then, and so is its name when this returns. If anything is raised it is gone, and the target
-    is as it was. It is locked, so that nobody takes it for what a dead process left.
+    The file and its name are synced to the disk by then. After an exception the temporary file is deleted, and the
+    target unchanged. The file is locked, so that no other process takes it for the remains of a dead one.
 
     Args:
-        target: keeps its mode. What a symbolic link leads to is replaced, where nothing is said about temporary.
+        target: keeps its mode. Without `temporary`, the target of a symbolic link is replaced.
         temporary: another name than the usual one, in the target's folder.
         needed: see disk_errors().
         hint: see disk_errors().
 
     Raises:
-        DiskFullError: there is no room.
-        ResourceError: it can't be written there.
+        DiskFullError: the disk is full.
+        ResourceError: the file can't be written.
     """
     with disk_errors(target, needed, hint=hint):
         if temporary is None:
@@ -141,7 +136,7 @@ def arriving(
 
 
 def lock_file(descriptor: int, *, wait: bool = False) -> bool:
-    """Lock a file until it is closed; False where another process has it, if that can be told."""
+    """Lock a file until it is closed; return False if another process holds the lock."""
     try:
         if fcntl is not None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -153,7 +148,7 @@ def lock_file(descriptor: int, *, wait: bool = False) -> bool:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename in this folder survive a power cut, where folders can be synced."""
+    """Make a rename in this folder survive a power cut, if folders can be synced."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -163,7 +158,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def free_bytes(folder: Path) -> int:
-    """Free bytes of the disk that a folder is on, or will be on."""
+    """Return the free bytes of the disk of a folder, which need not exist yet."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     import shutil  # 3 ms: it brings every kind of compression
@@ -172,7 +167,7 @@ def free_bytes(folder: Path) -> int:
 
 
 def require_room(folder: Path, needed: int, hint: str = MAKE_ROOM) -> None:
-    """Raises DiskFullError unless the folder's disk has so many free bytes."""
+    """Raise DiskFullError unless the folder's disk has this many free bytes."""
     free = free_bytes(folder)
     if needed > free:
         why = f"{needed:,} bytes are needed, {free:,} are free"
@@ -181,15 +176,15 @@ def require_room(folder: Path, needed: int, hint: str = MAKE_ROOM) -> None:
 
 @contextmanager
 def disk_errors(path: Path, needed: Callable[[], int] = lambda: 0, *, hint: str = MAKE_ROOM) -> Iterator[None]:
-    """Turn what the file system says while `path` is written into our errors.
+    """Turn errors of the file system into ours while `path` is written.
 
     Args:
-        needed: how many more bytes would have been written, 0 when nobody knows.
-        hint: what to do when the disk is full.
+        needed: returns the number of bytes still to write, 0 if unknown.
+        hint: for a full disk.
 
     Raises:
-        DiskFullError: there is no room, or the file is too large for this disk.
-        ResourceError: anything else.
+        DiskFullError: the disk is full, or the file too large for it.
+        ResourceError: any other error.
     """
     try:
         yield
@@ -216,38 +211,31 @@ def _room(path: Path, needed: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SqliteSchema:
-    """What an SQLite file has to have.
+    """The schema of an SQLite file."""
 
-    Attributes:
-        what: is in it, for messages, e.g. "the saved chats".
-        migrations: number n, counted from 1, makes version n of version n - 1; each is its statements.
-        probes: queries that read where damage shows.
-        repair: what to type about damage that is found later; "" moves the file away by hand.
-    """
-
-    what: str
-    migrations: Sequence[Sequence[str]]
-    probes: Sequence[str] = ()
-    repair: str = ""
+    what: str  # its content, for messages, e.g. "the saved chats"
+    migrations: Sequence[Sequence[str]]  # number n, from 1, turns version n - 1 into n; a list of statements each
+    probes: Sequence[str] = ()  # queries that read the parts where damage shows
+    repair: str = ""  # command against damage found later; "" to move the file away by hand
 
 
 Rescue = Callable[["sqlite3.Connection", "sqlite3.Connection"], str]
-"""Copies what can be read of a damaged file into a new one; gives in words what that was, "" for nothing."""
+"""Copies the readable part of a damaged file into a new one; returns a description of it, "" for nothing."""
 
 
 class Database:
-    """An open SQLite file that only its owner can read, brought up to date; or one in memory.
+    """An open SQLite file with the newest schema, readable by its owner only; or a database in memory.
 
-    A commit is on the disk (WAL, synchronous=FULL) before it returns, and what is deleted is overwritten. A damaged
-    file is moved aside, never deleted, and a new one begins with what could be rescued.
+    A commit is on the disk (WAL, synchronous=FULL) before it returns, and deleted data are overwritten. A damaged file
+    is moved aside, never deleted, and replaced by a new one with the rescued data.
 
     Args:
-        path: of the file; it and its folder are made where needed. None keeps everything in memory.
+        path: of the file, created with its folder if needed; None is in memory.
         rescue: called when a damaged file is replaced.
 
     Attributes:
         connection: in autocommit mode; see writing().
-        note: what has to be told about the opening, "" for nothing.
+        note: message to the user about the opening, "" for none.
 
     Raises:
         UsageError: the file is of a newer llmrun, or another process keeps it busy.
@@ -271,7 +259,7 @@ class Database:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """A transaction: on the disk when the block has ended, and undone if it fails.
+        """Run the block in a transaction: committed to disk at its end, rolled back if it fails.
 
         Raises:
             DiskFullError: the disk is full.
@@ -289,18 +277,14 @@ class Database:
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Errors of SQLite and of the disk inside become ours.
-
-        Raises:
-            LlmrunError: says which file, why, and what to do.
-        """
+        """Turn errors of SQLite and of the file system into ours, with the file, the cause and a hint."""
         try:
             yield
         except sqlite_errors(OSError) as error:
             raise self._in_words(error) from error
 
     def replace(self) -> None:
-        """Move the file aside, and go on in a new one with what can be read of it. Nobody else may have it open.
+        """Move the file aside, and continue in a new one with its readable data. No other process may have it open.
 
         Raises:
             LlmrunError: as when it is opened.
@@ -310,11 +294,10 @@ class Database:
             self._replace()
 
     def close(self) -> None:
-        """Close the file."""
         self.connection.close()
 
     def _is_ready(self) -> bool:
-        """Open the file if it is as it should be; the fast way that nearly every start takes."""
+        """Open the file if it is intact and of the newest version, as at nearly every start."""
         try:
             return self._open(migrates=False)
         except sqlite_errors() as error:
@@ -323,7 +306,7 @@ class Database:
             raise
 
     def _set_up(self) -> None:
-        """Make, migrate or replace the file. Other processes wait, or have just done it."""
+        """Create, migrate or replace the file. Other processes wait, or have just done it."""
         try:
             self._open()
         except sqlite_errors() as error:
@@ -332,10 +315,10 @@ class Database:
             self._replace()
 
     def _replace(self) -> None:
-        """Replace a damaged file, which is kept, by a new one with what could be rescued."""
+        """Replace a damaged file by a new one with its rescued data, and keep it aside."""
         old, new = self._path, self._path.with_suffix(".new")
         for companion in _COMPANIONS:
-            Path(f"{new}{companion}").unlink(missing_ok=True)  # of a repair that was killed
+            Path(f"{new}{companion}").unlink(missing_ok=True)  # left by a killed repair
         _make_file(new)
         self._path = new
         try:
@@ -351,12 +334,12 @@ class Database:
         self.note = f"{old} was damaged. It is kept as {aside}; {rescued or 'a new one begins'}."
 
     def _open(self, *, migrates: bool = True) -> bool:
-        """Connect; False if the file is of an older version and is to stay so."""
+        """Connect; return False if the file is of an older version that must not be migrated."""
         import sqlite3
 
         connection = sqlite3.connect(self._path, timeout=_BUSY_SECONDS, isolation_level=None)
         try:
-            # macOS's disks need to be told twice to write.
+            # fullfsync: macOS's disks ignore a plain fsync.
             for pragma in ("synchronous=FULL", "fullfsync=1", "foreign_keys=ON", "secure_delete=ON"):
                 connection.execute(f"PRAGMA {pragma}")
             version, newest = _version(connection), len(self._schema.migrations)
@@ -394,16 +377,18 @@ class Database:
 
 
 def _version(connection: sqlite3.Connection) -> int:
-    """How many migrations a file has had."""
+    """Return the number of migrations applied to a file."""
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
 def _migrate(connection: sqlite3.Connection, migrations: Sequence[Sequence[str]]) -> None:
-    """Apply those that are missing, all or none."""
+    """Apply the missing migrations, all or none."""
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("BEGIN IMMEDIATE")
     try:
-        for statements in migrations[_version(connection) :]:  # another process may have done it while we waited
+        for statements in migrations[
+            _version(connection) :
+        ]:  # another process may have applied some while this one waited
             for statement in statements:
                 connection.execute(statement)
         connection.execute(f"PRAGMA user_version={len(migrations)}")
@@ -422,16 +407,16 @@ def sqlite_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
 
 
 def is_damage(error: BaseException | None) -> bool:
-    """Whether SQLite found the file itself to be wrong: "not a database" or "malformed"."""
+    """Return whether SQLite found the file itself damaged: "not a database" or "malformed"."""
     import sqlite3
 
-    # All other troubles, such as a full disk or a lock, are of a subclass. A table may have gone with a page.
+    # All other errors, such as a full disk or a lock, are of a subclass. A damaged page may have held a table.
     lost = re.match("no such (table|column)", str(error))
     return type(error) in (sqlite3.DatabaseError, UnicodeDecodeError) or lost is not None
 
 
 def _rescued(old: Path, new: sqlite3.Connection, rescue: Rescue) -> str:
-    """Copy what can be read of a damaged file, all in one transaction; returns what that was, in words."""
+    """Copy the readable part of a damaged file in one transaction; return its description."""
     import sqlite3
 
     new.execute("BEGIN IMMEDIATE")
@@ -461,7 +446,7 @@ def _move_aside(path: Path) -> Path:
 
 
 def _make_file(path: Path) -> None:
-    """An empty file that only its owner can read; what SQLite puts beside it gets the same rights."""
+    """Create an empty file readable by its owner only, whose mode SQLite gives to the files beside it."""
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         sync_folder(path.parent)
@@ -469,7 +454,7 @@ def _make_file(path: Path) -> None:
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Only one process at a time is inside, where the disk has locks."""
+    """Hold a lock on a folder, so that only one process at a time is in the block."""
     if fcntl is None:
         yield
         return

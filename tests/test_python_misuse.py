@@ -19,8 +19,8 @@ from llmrun.model.load_plan import prepare
 from llmrun.models.registry import ModelSpec
 from llmrun.protocol.arguments import FLAGS, KINDS, in_python
 from llmrun.protocol.jobs.beams import BeamSettings
+from llmrun.runner.client import EngineClient
 from llmrun.runner.launch import launch
-from llmrun.runner.runner import Runner
 
 FAKE_ENGINE = Path(__file__).parent / "support/fake_engine.py"
 
@@ -31,7 +31,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[llmrun.Model]:
     path = write(tmp_path_factory.mktemp("model") / "tiny.gguf", tiny_model())
     with prepare(ModelSpec("tiny", path=path), path) as model, pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(llmrun.__file__).parents[1]))
-        model.start(Runner(launch((sys.executable, str(FAKE_ENGINE), "normal"))))
+        model.start(EngineClient(launch((sys.executable, str(FAKE_ENGINE), "normal"))))
         yield model
 
 
@@ -54,7 +54,7 @@ def test_every_argument_of_every_public_function_has_a_kind() -> None:
         function.__name__: name
         for function in (loading.load, *methods)
         for name, parameter in inspect.signature(function).parameters.items()
-        if name not in ("self", "takes", "start") and parameter.kind is not inspect.Parameter.VAR_KEYWORD
+        if name not in ("self", "takes", "start", "probes") and parameter.kind is not inspect.Parameter.VAR_KEYWORD
         if not hasattr(function, "__wrapped__") or name not in KINDS
     }
     # What a Python program does not call: it asks load() for a model that is started.

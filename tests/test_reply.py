@@ -36,8 +36,8 @@ from llmrun.protocol.messages import (
     TokenLogprob,
 )
 from llmrun.reply import Reply, as_grammar, as_messages, sort_options
+from llmrun.runner.client import EngineClient
 from llmrun.runner.launch import launch
-from llmrun.runner.runner import Runner
 
 FAKE_ENGINE = Path(__file__).parent / "support/fake_engine.py"
 HI = Message("user", "hi")
@@ -105,7 +105,7 @@ def test_who_waits_for_something_else_measures_meanwhile(
 
 def started(path: Path, mode: str = "normal") -> llmrun.Model:
     model = prepare(ModelSpec("tiny", path=path), path)
-    model.start(Runner(launch((sys.executable, str(FAKE_ENGINE), mode))))
+    model.start(EngineClient(launch((sys.executable, str(FAKE_ENGINE), mode))))
     return model
 
 

@@ -24,11 +24,11 @@ def commands() -> Iterator[str]:
     import typer
 
     from llmrun.cli.app import RootCommand
-    from llmrun.cli.commands import ALIASES, COMMANDS
+    from llmrun.cli.commands import ALIASES, BENCH_COMMANDS, COMMANDS
 
     root = RootCommand(name="llmrun")
     context = typer.Context(root)
-    for name in (*COMMANDS, *ALIASES):
+    for name in (*COMMANDS, *BENCH_COMMANDS, *ALIASES):
         yield from _options(name, root.get_command(context, name))
 
 

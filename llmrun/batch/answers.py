@@ -1,7 +1,4 @@
-"""What becomes of a row: the line that says its answer or its error, and what that cost.
-
-Pure; must not know files or who answered.
-"""
+"""The result of a row: its line in the file of answers, and its tokens. Pure; must not know files or engines."""
 
 from __future__ import annotations
 
@@ -11,51 +8,38 @@ from typing import Any, NamedTuple
 
 from llmrun.batch.rows import PendingRow, Row, protocol_of
 from llmrun.errors import LlmrunError
-from llmrun.server.answer_parts import Envelope, Part, ResponseFinished, ResponseStarted
-from llmrun.server.protocols.accumulator import AccumulatedAnswer
-from llmrun.server.protocols.openai import error_body, reason_of
+from llmrun.server.answer_parts import AccumulatedAnswer, Envelope, Part, ResponseFinished, ResponseStarted
+from llmrun.server.protocols.openai import error_body, finish_reason
 
 
 class FinishedRow(NamedTuple):
-    """A row that was answered or has failed.
+    """A row with an answer or an error."""
 
-    Attributes:
-        row: its number.
-        key: of what it asked.
-        result: its line, with "error", None where it did not fail.
-        prompt_tokens, cached_tokens, completion_tokens: 0 where it failed.
-    """
-
-    row: int
-    key: str
-    result: dict[str, Any]
-    prompt_tokens: int = 0
+    row: int  # number
+    key: str  # of the request
+    result: dict[str, Any]  # the line; its "error" is None unless the row failed
+    prompt_tokens: int = 0  # these are 0 if it failed
     cached_tokens: int = 0
     completion_tokens: int = 0
 
     @property
     def failed(self) -> bool:
-        """Whether it has an error in place of an answer."""
         return self.result["error"] is not None
 
 
 def row_done(todo: PendingRow, parts: Sequence[Part], error: LlmrunError | None) -> FinishedRow:
-    """What became of a row.
-
-    Args:
-        parts: of its answer, to the last, where there is no error.
-    """
+    """Return the result of a row: all parts of its answer, or an error."""
     result = result_of(todo.row, parts, error, todo.key)
     if error is not None:
         return FinishedRow(todo.row.number, todo.key, result)
-    begun, ended = parts[0], parts[-1]
-    assert isinstance(ended, ResponseFinished)
-    prompt, cached = (begun.prompt_tokens, begun.cached_tokens) if isinstance(begun, ResponseStarted) else (0, 0)
-    return FinishedRow(todo.row.number, todo.key, result, prompt, cached, ended.stats.completion_tokens)
+    started, finished = parts[0], parts[-1]
+    assert isinstance(finished, ResponseFinished)
+    prompt, cached = (started.prompt_tokens, started.cached_tokens) if isinstance(started, ResponseStarted) else (0, 0)
+    return FinishedRow(todo.row.number, todo.key, result, prompt, cached, finished.stats.completion_tokens)
 
 
 def result_of(row: Row, parts: Sequence[Part], error: LlmrunError | None, key: str) -> dict[str, Any]:
-    """A row's line: as OpenAI's batches have it, or the answer with its row's own id."""
+    """Return the line of a row: in the format of OpenAI's batches, or the answer with the row's own id."""
     if row.url:
         answered = {"status_code": 200, "request_id": key, "body": _body(row, parts, key)} if error is None else None
         failed = error_body(error, error.http_status)["error"] if error is not None else None
@@ -72,12 +56,12 @@ def result_of(row: Row, parts: Sequence[Part], error: LlmrunError | None, key: s
     for part in parts:
         collected.add(part)
     stats = collected.stats
-    thoughts = {"thoughts": collected.thoughts} if collected.thoughts else {}
+    thoughts = {"thoughts": collected.reasoning} if collected.reasoning else {}
     return {
         **own,
         "answer": collected.text,
         **thoughts,
-        "finish_reason": reason_of(collected),
+        "finish_reason": finish_reason(collected),
         "prompt_tokens": stats.prompt_tokens,
         "completion_tokens": stats.completion_tokens,
         "error": None,

@@ -1,8 +1,8 @@
-"""The nodes of a Ray cluster, for the rows of a batch: an engine on each, and rows in pieces to whoever has room.
+"""The nodes of a Ray cluster, each with an engine that answers pieces of a batch.
 
-Owns all calls of Ray; must not know models or where answers go. Ray places actors, starts those anew that died, and
-says which node is gone; a piece that came back without answers goes to another node. Only whole pieces come back, so
-that each row's answer comes once.
+Owns all calls of Ray; must not know models or the file of answers. Ray places actors, restarts dead ones, and reports
+lost nodes. A node returns a whole piece or nothing, and a piece without answers goes to another node: each row is
+answered once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
-# Read when Ray is imported: a cluster of ours reports to nobody, and Ray's own warnings are not for our users.
+# Read when Ray is imported: no usage reports, and no warnings of Ray for our users.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
@@ -35,66 +35,57 @@ from llmrun.batch.rows import PendingRow
 from llmrun.batch.run import AHEAD
 from llmrun.errors import LlmrunError, ResourceError, UsageError
 
-_PIECES = 8  # that a node's rows side by side are cut into: few calls, and little that one dead node takes along
-_CALLS = 32  # that a node takes at the same time; there are never more
+_PIECES = 8  # per node's parallel rows: few calls, and a lost node loses little work
+_CALLS = 32  # maximum number of concurrent calls of a node
 _CONNECT_SECONDS = 5.0
 _CLOSE_SECONDS = 5.0
-_RESTARTS = 3  # of a node's process
+_RESTARTS = 3  # of a node's process, at most
 
 Piece = tuple[PendingRow, ...]
 
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """A node, as the driver knows it.
+    """A node, seen by the driver."""
 
-    Attributes:
-        name: its address.
-        actor: handle of its NodeEngine.
-        found: what it said of itself, once it has the model.
-        is_loaded: its engine can get rows.
-        is_out: it gets no more.
-        inside: rows that it has.
-    """
-
-    name: str
-    actor: Any
-    found: EngineDescription | None = None
+    name: str  # address
+    actor: Any  # handle of its NodeEngine
+    found: EngineDescription | None = None  # None until it has the model
     is_loaded: bool = False
-    is_out: bool = False
-    inside: int = 0
+    is_out: bool = False  # gets no more rows
+    n_rows: int = 0  # given to it and not finished
 
-    def piece(self) -> int:
-        """Rows to give to it next; 0 where it has enough."""
-        if self.found is None or not self.is_loaded or self.is_out or self.inside >= self.found.parallel + AHEAD:
+    def piece_size(self) -> int:
+        """Return the number of rows to give to it next; 0 if it has enough."""
+        if self.found is None or not self.is_loaded or self.is_out or self.n_rows >= self.found.parallel + AHEAD:
             return 0
         return max(1, self.found.parallel // _PIECES)
 
 
 @contextmanager
 def connected(address: str, job: NodeJob) -> Iterator[Cluster]:
-    """A cluster, until the block ends.
+    """Connect to a cluster until the block ends.
 
     Args:
-        address: of its head, "auto", or "local" for one of this machine that ends with the block.
+        address: of its head, "auto", or "local" for a new cluster of this machine.
 
     Raises:
         UsageError: the address is invalid, or the cluster runs another version of Ray or Python.
-        ResourceError: nobody answers there, or a cluster of this machine can't start.
+        ResourceError: the cluster does not answer, or can't be started on this machine.
     """
     _require_listener(address)
-    ending = signal.getsignal(signal.SIGTERM)
-    # It writes what happens to nodes to stdout, and has no setting for that.
+    previous_handler = signal.getsignal(signal.SIGTERM)
+    # Ray writes events of nodes to stdout, and has no setting for that.
     ray._private.worker._worker_logs_enabled = False
     try:
         ray.init(address, include_dashboard=False, logging_level=logging.CRITICAL, log_to_driver=False)
     except (ConnectionError, TimeoutError) as error:
-        raise _nobody_at(address, error) from None
+        raise _unreachable(address, error) from None
     except (RuntimeError, ValueError) as error:
         raise UsageError(f"invalid --ray {address}", why=_last(error)) from None
-    except Exception as error:  # Ray raises nothing more exact where a node of its own can't start
+    except Exception as error:  # Ray has no own exception for a local node that can't start
         raise ResourceError("Ray can't start a node here", why=_last(error)) from error
-    signal.signal(signal.SIGTERM, ending)  # Ray sets its own
+    signal.signal(signal.SIGTERM, previous_handler)  # Ray sets its own
     cluster = Cluster(job)
     try:
         yield cluster
@@ -104,39 +95,35 @@ def connected(address: str, job: NodeJob) -> Iterator[Cluster]:
 
 
 def _require_listener(address: str) -> None:
-    """See that somebody listens at an address; Ray itself would try for two minutes.
-
-    Raises:
-        ResourceError: nobody does.
-    """
+    """Raise ResourceError if an address does not accept connections; Ray itself would retry for two minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon or not port.isdecimal():
         return
     try:
         socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
     except (OSError, OverflowError) as error:
-        raise _nobody_at(address, error) from None
+        raise _unreachable(address, error) from None
 
 
-def _nobody_at(address: str, error: Exception) -> ResourceError:
+def _unreachable(address: str, error: Exception) -> ResourceError:
     hint = "`ray status` on its head says whether it runs; without a cluster: --ray local"
     return ResourceError(f"no Ray cluster answers at {address!r}", why=_last(error), hint=hint)
 
 
 class Cluster:
-    """An Answering: all nodes of the cluster that Ray is connected to."""
+    """A RowAnswerer: all nodes of the connected cluster."""
 
     def __init__(self, job: NodeJob) -> None:
         self._job = job
-        self._nodes: list[_Node] = []  # that have the model
-        self._notes: list[str] = []  # that nobody has taken yet
+        self._nodes: list[_Node] = []  # with the model
+        self._notes: list[str] = []  # for the sink
         self._calls: dict[Future[object], tuple[_Node, Piece]] = {}
-        self._ended: SimpleQueue[Future[object]] = SimpleQueue()  # ray.wait() turns a Ctrl-C into a SystemError
-        self._found: EngineDescription | None = None  # by the first node: all others have to have the same model
+        self._finished: SimpleQueue[Future[object]] = SimpleQueue()  # ray.wait() turns a Ctrl-C into a SystemError
+        self._found: EngineDescription | None = None  # by the first node; all others must have the same model
         self._error: LlmrunError = ResourceError("the Ray cluster has no node with a processor")
 
     def find(self, need: RowRequirements) -> EngineDescription:
-        """See Answering: an actor on each node; the first that has the model says which one it is."""
+        """Create an actor on each node; the first one with the model determines the file of the model."""
         for node in ray.nodes():
             n_cpus, n_gpus = (node["Resources"].get(kind, 0) for kind in ("CPU", "GPU"))
             if not node["Alive"] or n_cpus < 1:
@@ -153,23 +140,22 @@ class Cluster:
             self._call(_Node(node["NodeManagerAddress"], actor), "find")
         while self._found is None:
             node, _, result = self._next()
-            self._take_in(node, result)
+            self._add_node(node, result)
         return self._found._replace(notes=(*self._take_notes(), *self._found.notes))
 
     def seconds(self, plan: BatchPlan) -> float | None:
-        """See Answering: what the nodes' kernels do was not measured."""
+        """Return None: the speed of the nodes is unknown."""
         return None
 
     def run(self, todo: Iterable[PendingRow], sink: RowSink) -> None:
-        """See Answering."""
         waiting = deque(todo)
         n_left = len(waiting)
         for node in self._nodes:
             self._call(node, "load")
         while n_left:
-            self._share_out(waiting)
+            self._distribute(waiting)
             node, piece, result = self._next()
-            node.inside -= len(piece)
+            node.n_rows -= len(piece)
             for note in self._take_notes():
                 sink.note(note)
             if isinstance(result, ChunkResult):
@@ -179,7 +165,7 @@ class Cluster:
                     sink.put(done)
                 n_left -= len(piece)
             elif isinstance(result, NodeReport):
-                if self._take_in(node, result):
+                if self._add_node(node, result):
                     self._call(node, "load")
             elif result is not None:
                 node.is_loaded = True
@@ -187,41 +173,43 @@ class Cluster:
             else:
                 waiting.extendleft(reversed(piece))
 
-    def _share_out(self, waiting: deque[PendingRow]) -> None:
-        """Give pieces to all that have room, in turns."""
-        while waiting and (ready := [node for node in self._nodes if node.piece()]):
-            node = min(ready, key=lambda each: each.inside)
-            piece = tuple(waiting.popleft() for _ in range(min(node.piece(), len(waiting))))
+    def _distribute(self, waiting: deque[PendingRow]) -> None:
+        """Give pieces to the nodes with room, in turns."""
+        while waiting and (ready := [node for node in self._nodes if node.piece_size()]):
+            node = min(ready, key=lambda each: each.n_rows)
+            piece = tuple(waiting.popleft() for _ in range(min(node.piece_size(), len(waiting))))
             self._call(node, "answer", piece)
-            node.inside += len(piece)
+            node.n_rows += len(piece)
 
     def _call(self, node: _Node, method: str, piece: Piece = ()) -> None:
-        """Call a method of a node's NodeEngine; _next() has what comes of it."""
+        """Call a method of a node's NodeEngine; _next() returns the result."""
         call: Future[object] = getattr(node.actor, method).remote(*([piece] if piece else [])).future()
         self._calls[call] = node, piece
-        call.add_done_callback(self._ended.put)
+        call.add_done_callback(self._finished.put)
 
     def _next(self) -> tuple[_Node, Piece, object]:
-        """What the call that ends next came to: None where its node is lost.
+        """Wait for a call to finish; return its result, None if its node is lost.
 
         Raises:
-            LlmrunError: there are no more, because no node is left: what was wrong with the last one.
+            LlmrunError: no node is left; the error of the last one.
         """
         if not self._calls:
             raise self._error
-        ended = self._ended.get()
-        node, piece = self._calls.pop(ended)
+        call = self._finished.get()
+        node, piece = self._calls.pop(call)
         try:
-            return node, piece, ended.result()
+            return node, piece, call.result()
         except RayTaskError as error:
-            known = isinstance(error.cause, LlmrunError)
-            self._leave_out(node, error.cause if known else ResourceError("a node's engine failed", why=_last(error)))
+            is_known = isinstance(error.cause, LlmrunError)
+            self._leave_out(
+                node, error.cause if is_known else ResourceError("a node's engine failed", why=_last(error))
+            )
         except RayError as error:
             self._leave_out(node, ResourceError("a node's engine was lost", why=_last(error)))
         return node, piece, None
 
-    def _take_in(self, node: _Node, result: object) -> bool:
-        """Take note of what a node found; whether it can answer like the others."""
+    def _add_node(self, node: _Node, result: object) -> bool:
+        """Add a node that found its model; return whether it has the same version and model as the others."""
         if not isinstance(result, NodeReport):
             return False
         version, found = result
@@ -242,12 +230,12 @@ class Cluster:
             self._notes.append(f"node {node.name} is left out: {error}")
 
     def close(self) -> None:
-        """End all engines. What they still had ends before Ray does, which would complain of every call."""
+        """End all engines. Their calls must end before Ray does, which otherwise warns of every call."""
         for node in {node for node, _ in self._calls.values()}.union(self._nodes):
             ray.kill(node.actor)
         with suppress(Empty):
             while self._calls:
-                del self._calls[self._ended.get(timeout=_CLOSE_SECONDS)]
+                del self._calls[self._finished.get(timeout=_CLOSE_SECONDS)]
 
     def _take_notes(self) -> list[str]:
         notes, self._notes = self._notes, []
@@ -255,5 +243,5 @@ class Cluster:
 
 
 def _last(error: BaseException) -> str:
-    """The last line of what an error says: of a traceback what it is about."""
+    """Return the last line of an error's text, which may be a traceback."""
     return next(reversed(str(error).strip().splitlines()), type(error).__name__)

@@ -1,6 +1,6 @@
-"""Where rows go that are done, whoever answered them: into the file of answers, and into the count.
+"""The progress of a batch: finished rows are written to the file of answers and counted.
 
-Owns how far a batch is; must not know terminals or engines.
+Must not know terminals or engines.
 """
 
 from __future__ import annotations
@@ -18,73 +18,58 @@ from llmrun.protocol.energy import Counters, Energy
 
 
 class RowSink(Protocol):
-    """What those who answer rows report to."""
+    """A receiver of finished rows and events."""
 
     def begin(self) -> None:
-        """An engine is loaded."""
+        """Note that an engine is loaded."""
 
     def meter(self, energy: Energy) -> None:
-        """What counts the joules, where that is known: before begin()."""
+        """Set the meter of energy, before begin()."""
 
     def put(self, done: FinishedRow) -> None:
-        """A row is done."""
+        """Take a finished row."""
 
     def died(self) -> None:
-        """An engine died."""
+        """Count an engine that died."""
 
     def note(self, text: str) -> None:
-        """What the user should know."""
+        """Show a note to the user."""
 
 
 @dataclass(slots=True)
 class BatchProgress:
-    """What has been done so far, of how many rows. Tokens are those of this run alone.
+    """The counts of a batch."""
 
-    Attributes:
-        total: rows of the input.
-        before: of them, that had their line when this run began.
-        failed_before: of those, that had an error.
-        done: that got it since, failed ones too.
-        failed: of those.
-        prompt_tokens, cached_tokens, completion_tokens: of those that did not fail.
-        deaths: engines that died.
-        seconds: since the engine was loaded.
-        joules: of the machine since then; None where nobody counts them.
-    """
-
-    total: int
-    before: int = 0
-    failed_before: int = 0
-    done: int = 0
-    failed: int = 0
-    prompt_tokens: int = 0
+    total: int  # rows of the input
+    before: int = 0  # rows with a line at the start of this run
+    failed_before: int = 0  # of these, with an error
+    done: int = 0  # rows of this run, failed ones included
+    failed: int = 0  # of these
+    prompt_tokens: int = 0  # these are of the rows of this run that did not fail
     cached_tokens: int = 0
     completion_tokens: int = 0
-    deaths: int = 0
-    seconds: float = 0.0
-    joules: float | None = None
+    deaths: int = 0  # engines that died
+    seconds: float = 0.0  # since the engine was loaded
+    joules: float | None = None  # since then, of the machine; None: not measured
 
     @property
     def tokens_per_second(self) -> float:
-        """Of answers."""
         return self.completion_tokens / self.seconds if self.seconds else 0.0
 
     @property
     def seconds_left(self) -> float | None:
-        """By the rows of this run; None before the first."""
+        """An estimate from the rows of this run; None before the first."""
         left = self.total - self.before - self.done
         return self.seconds / self.done * left if self.done else None
 
 
 class Ledger:
-    """The sink that writes.
+    """The RowSink that writes and counts.
 
     Args:
-        results: get what comes.
-        tally: is kept up to date.
-        on_progress: called as rows are done.
-        on_note: gets what the user should know.
-        clock: seconds, monotonic.
+        on_progress: called after each row.
+        on_note: shows a note to the user.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -98,22 +83,21 @@ class Ledger:
         self._results, self._tally = results, tally
         self._on_progress, self._clock = on_progress, clock
         self.note = on_note
-        self._began: float | None = None
+        self._started_at: float | None = None
         self._energy: Energy | None = None
         self._used: Counters = {}
 
     def meter(self, energy: Energy) -> None:
-        """See Sink."""
         self._energy = energy
 
     def begin(self) -> None:
-        """Time and energy count from the first engine on."""
-        if self._began is None:
-            self._began = self._clock()
+        """Start to count time and energy, at the first engine."""
+        if self._started_at is None:
+            self._started_at = self._clock()
             self._used = self._energy.read() if self._energy is not None else {}
 
     def refuse(self, broken: Iterable[tuple[Row, LlmrunError]]) -> None:
-        """Write the errors of rows that can't be asked."""
+        """Write the errors of invalid rows."""
         for row, error in broken:
             self.put(FinishedRow(row.number, "", result_of(row, (), error, f"row-{row.number}")))
 
@@ -126,10 +110,10 @@ class Ledger:
         tally.prompt_tokens += done.prompt_tokens
         tally.cached_tokens += done.cached_tokens
         tally.completion_tokens += done.completion_tokens
-        tally.seconds = self._clock() - self._began if self._began is not None else 0.0
+        tally.seconds = self._clock() - self._started_at if self._started_at is not None else 0.0
         tally.joules = self._energy.since(self._used) if self._energy is not None else None
         self._on_progress()
 
     def died(self) -> None:
-        """Only counted: whose fault it was is in the answers."""
+        """Count an engine that died; the line of the row at fault has the error."""
         self._tally.deaths += 1

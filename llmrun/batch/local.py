@@ -1,7 +1,4 @@
-"""The engine of this machine, for the rows of a batch.
-
-Owns what a model on this disk is called in a row's key; must not know terminals or where answers go.
-"""
+"""The engine of this machine as a RowAnswerer. Must not know terminals or the file of answers."""
 
 from __future__ import annotations
 
@@ -26,12 +23,11 @@ from llmrun.protocol.energy import Energy
 
 
 class LocalEngine:
-    """An Answering.
+    """A RowAnswerer with a local model.
 
     Args:
-        prepared: plans the model, as model.prepare().
-        parallel: rows side by side; None is as many as fit.
-        adapters: that answers are computed with.
+        prepared: plans the load of the model, as model.prepare().
+        parallel: number of parallel rows; None: as many as fit.
     """
 
     def __init__(
@@ -45,7 +41,6 @@ class LocalEngine:
         self.model: Model
 
     def find(self, need: RowRequirements) -> EngineDescription:
-        """See Answering."""
         self.model = model = model_for(self._prepared, self._wishes, need, self._parallel)
         refuse_answers(model.header)
         adapters = [(each.name, each.scale) for each in self._adapters]
@@ -58,10 +53,10 @@ class LocalEngine:
         )
 
     def seconds(self, plan: BatchPlan) -> float | None:
-        """See Answering: by what ggml's kernels do here, which is measured where it isn't known yet."""
+        """Estimate from the speed of ggml's kernels on this machine, which is measured if unknown."""
         model, answers, settings = self.model, plan.most_answer_tokens, load_settings()
         if answers is None or not plan.todo or model.plan.vram_bytes:
-            return None  # what a GPU's kernels do was not measured
+            return None  # the speed of GPU kernels is unknown
         with suppress(LlmrunError):
             types = tensor_types(model.header.tensors)
             speed = speed_of(this_machine(), types, settings.state_dir, cache=probe_details().last_cache)
@@ -74,6 +69,5 @@ class LocalEngine:
         return None
 
     def run(self, todo: Iterable[PendingRow], sink: RowSink) -> None:
-        """See Answering."""
         sink.meter(Energy(with_gpus=self.model.plan.vram_bytes > 0))
         BatchRun(self.model, sink).run(todo)

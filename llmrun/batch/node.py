@@ -1,7 +1,7 @@
-"""One node of a Ray cluster: the model found or fetched there, planned for it, and an engine that answers pieces.
+"""One node of a Ray cluster: locates or downloads the model, plans its load, and answers pieces with an engine.
 
-Runs on the node, in Ray's process; must not know Ray, nor other nodes. Ray may start it anew at any time, so that it
-remembers nothing that the driver has to know.
+Runs on the node, in Ray's process; must not know Ray or other nodes. Ray may restart it at any time, so that all state
+is with the driver.
 """
 
 from __future__ import annotations
@@ -34,66 +34,58 @@ from llmrun.protocol.energy import Energy
 
 
 class NodeJob(NamedTuple):
-    """What every node is to do.
+    """The work of every node."""
 
-    Attributes:
-        name: of the model, as typed.
-        wishes: for its plan.
-        parallel: rows side by side on each node; None is as many as fit there.
-        adapters: that answers are computed with; their paths are the nodes'.
-        projector: as locate.find_projector() takes it.
-    """
-
-    name: str
+    name: str  # of the model, as typed
     wishes: LoadPreferences
-    parallel: int | None
-    adapters: tuple[Adapter, ...] = ()
-    projector: str | None = None
+    parallel: int | None  # number of parallel rows per node; None: as many as fit
+    adapters: tuple[Adapter, ...] = ()  # with paths on the nodes
+    projector: str | None = None  # see find_projector()
 
 
 class NodeReport(NamedTuple):
-    """What a node says of itself."""
+    """The version and the model of a node."""
 
     version: str
     found: EngineDescription
 
 
 class ChunkResult(NamedTuple):
-    """What became of a piece's rows, and how many engines died since the last piece."""
+    """The results of a piece, and the number of engines that died since the last piece."""
 
     rows: tuple[FinishedRow, ...]
     deaths: int
 
 
 class _Outbox:
-    """The sink of a node's engine: what comes goes to the piece that waits for it. Safe from any thread."""
+    """The RowSink of a node: a result goes to the piece that waits for it. Thread-safe."""
 
     def __init__(self) -> None:
-        self.begun: Future[None] = Future()
+        self.loaded: Future[None] = Future()
         self._lock = threading.Lock()
-        self._asked: dict[int, Future[FinishedRow]] = {}
+        self._waiting: dict[int, Future[FinishedRow]] = {}
         self._deaths = 0
         self._error: LlmrunError | None = None
 
-    def ask(self, piece: Sequence[PendingRow]) -> tuple[list[Future[FinishedRow]], list[PendingRow]]:
-        """What will be each row's result, and the rows nobody has asked yet: Ray may bring a piece twice."""
+    def register(self, piece: Sequence[PendingRow]) -> tuple[list[Future[FinishedRow]], list[PendingRow]]:
+        """Return the future result of each row, and the rows that are new: Ray may deliver a piece twice."""
         with self._lock:
             if self._error is not None:
                 raise self._error
-            new = [todo for todo in piece if todo.row.number not in self._asked]
-            self._asked.update((todo.row.number, Future()) for todo in new)
-            return [self._asked[todo.row.number] for todo in piece], new
+            new = [todo for todo in piece if todo.row.number not in self._waiting]
+            self._waiting.update((todo.row.number, Future()) for todo in new)
+            return [self._waiting[todo.row.number] for todo in piece], new
 
     def begin(self) -> None:
-        if not self.begun.done():
-            self.begun.set_result(None)
+        if not self.loaded.done():
+            self.loaded.set_result(None)
 
     def meter(self, energy: Energy) -> None:
-        """Nobody asks a node for its joules."""
+        """Do nothing: a node's energy is not reported."""
 
     def put(self, done: FinishedRow) -> None:
         with self._lock:
-            waiting = self._asked.pop(done.row)
+            waiting = self._waiting.pop(done.row)
         waiting.set_result(done)
 
     def died(self) -> None:
@@ -101,18 +93,18 @@ class _Outbox:
             self._deaths += 1
 
     def note(self, text: str) -> None:
-        """Nothing an engine here has to say."""
+        """Do nothing: engines have no notes."""
 
     def fail(self, error: LlmrunError) -> None:
-        """No more will come."""
+        """End all waiting pieces with an error."""
         with self._lock:
             self._error = error
-            left: list[Future[Any]] = [*self._asked.values(), *([] if self.begun.done() else [self.begun])]
-        for waiting in left:
+            pending: list[Future[Any]] = [*self._waiting.values(), *([] if self.loaded.done() else [self.loaded])]
+        for waiting in pending:
             waiting.set_exception(error)
 
     def take_deaths(self) -> int:
-        """How many engines died since it was asked last."""
+        """Return the number of engines that died since the last call."""
         with self._lock:
             deaths, self._deaths = self._deaths, 0
             return deaths
@@ -122,8 +114,7 @@ class NodeEngine:
     """A node's engine; Ray calls it from several threads.
 
     Args:
-        need: what all rows take.
-        n_cpus: cores that Ray gives it.
+        n_cpus: number of cores that Ray reserved for it.
     """
 
     def __init__(self, job: NodeJob, need: RowRequirements, n_cpus: int) -> None:
@@ -135,10 +126,10 @@ class NodeEngine:
         self._outbox = _Outbox()
 
     def find(self) -> NodeReport:
-        """Find or fetch the model, and plan it.
+        """Locate or download the model, and plan its load.
 
         Raises:
-            LlmrunError: it can't be had, or not be run here.
+            LlmrunError: it can't be downloaded, or can't run on this node.
         """
         job, settings = self._job, load_settings()
         spec = resolve(job.name, load_catalogue())
@@ -156,7 +147,7 @@ class NodeEngine:
         return NodeReport(llmrun.__version__, self._engine.find(self._need))
 
     def load(self) -> bool:
-        """Start the engine where it does not run yet; true when it runs.
+        """Start the engine, if it does not run; return true.
 
         Raises:
             LlmrunError: the model can't be loaded.
@@ -168,23 +159,22 @@ class NodeEngine:
                 assert self._engine is not None
                 self._runner = BatchRun(self._engine.model, self._outbox)
                 threading.Thread(target=self._run, args=(self._runner,), name="batch", daemon=True).start()
-        self._outbox.begun.result()
+        self._outbox.loaded.result()
         return True
 
     def answer(self, piece: Sequence[PendingRow]) -> ChunkResult:
-        """Answer rows, beside those of other pieces.
+        """Answer rows, in parallel with those of other pieces.
 
         Raises:
             LlmrunError: the model can't be loaded (any more).
         """
         self.load()
         assert self._runner is not None
-        waiting, new = self._outbox.ask(piece)
+        waiting, new = self._outbox.register(piece)
         self._runner.add(new)
         return ChunkResult(tuple(each.result() for each in waiting), self._outbox.take_deaths())
 
     def _run(self, runner: BatchRun) -> None:
-        """Own thread: all pieces."""
         try:
             runner.run(stays=True)
         except LlmrunError as error:

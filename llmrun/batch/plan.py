@@ -1,6 +1,6 @@
-"""What a batch comes to before it begins: which rows are left, in which order, and how many run side by side.
+"""The plan of a batch: the remaining rows, their order, and the number of parallel rows.
 
-Owns these decisions; must not know terminals or engines.
+Must not know terminals or engines.
 """
 
 from __future__ import annotations
@@ -20,185 +20,167 @@ from llmrun.planning.plan import LoadPreferences
 from llmrun.server.answer_parts import CompletionRequest
 
 MOST_PARALLEL = 64
-"""Rows side by side where nobody says: from about there on a step is all arithmetic, and more rows only share it."""
-_BYTES_A_TOKEN = 3  # of text, about; a guess on the safe side
-_TEMPLATE_TOKENS = 64  # that a chat template writes besides ...
-_TEMPLATE_TAIL = 8  # ... of them behind the text, where rows differ already
-_ANSWER_TOKENS = 512  # that a row's answer may take where nobody says how long it may be
+"""Default maximum of parallel rows: with more, a step is bound by arithmetic, and its time grows with the rows."""
+_BYTES_PER_TOKEN = 3  # of text; a low estimate
+_TEMPLATE_TOKENS = 64  # written by a chat template around the text ...
+_TEMPLATE_TAIL = 8  # ... of these, after the text, where rows differ already
+_ANSWER_TOKENS = 512  # of an answer without a limit
 
 
 class RowRequirements(NamedTuple):
-    """What rows take of an engine: how many there are, and tokens of the KV cache that nine in ten don't exceed."""
+    """The size of a batch."""
 
     rows: int
-    tokens: int
+    tokens: int  # in the KV cache, 90th percentile of the rows
 
 
 class EngineDescription(NamedTuple):
-    """What will answer.
+    """The model of a batch."""
 
-    Attributes:
-        name: of the model, as typed.
-        model: what names it in a row's key: another one's answers are not taken for its own.
-        has_template: whether it has a chat template.
-        parallel: rows side by side.
-        notes: what the user should know.
-    """
-
-    name: str
-    model: str
+    name: str  # as typed
+    model: str  # identity in the keys of rows: answers of another model don't count
     has_template: bool
-    parallel: int
-    notes: tuple[str, ...] = ()
+    parallel: int  # number of parallel rows
+    notes: tuple[str, ...] = ()  # for the user
 
 
 class RowAnswerer(Protocol):
-    """What answers the rows of a batch: an engine here, or whatever else there may be."""
+    """Answers the rows of a batch: a local engine, a cluster or a remote server."""
 
     def find(self, need: RowRequirements) -> EngineDescription:
-        """Find the model, and plan it.
+        """Locate the model, and plan its load.
 
         Raises:
-            LlmrunError: it can't be run.
+            LlmrunError: it can't run.
         """
 
     def seconds(self, plan: BatchPlan) -> float | None:
-        """About how long that takes, once the model is loaded; None where nobody can tell."""
+        """Return an estimate of the time after loading; None if it is unknown."""
 
     def run(self, todo: Iterable[PendingRow], sink: RowSink) -> None:
-        """Answer all rows; each comes to the sink once.
+        """Answer all rows; put each into the sink once.
 
         Raises:
-            LlmrunError: it can't go on, or the sink can't take a row. What came before is in it.
+            LlmrunError: a fatal error, or the sink can't write a row. The sink has all rows before it.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """What is to be done, and how.
+    """The rows to answer, and how."""
 
-    Attributes:
-        todo: rows without an answer, in the order in which they are asked.
-        broken: rows that can't be asked, and why.
-        prompt_tokens: of all that is to do, about.
-        shared_tokens: of them, those that a row has in common with the one before, about.
-        parallel: rows side by side.
-        notes: what the user should know.
-    """
-
-    todo: tuple[PendingRow, ...]
-    broken: tuple[tuple[Row, LlmrunError], ...]
-    prompt_tokens: int
-    shared_tokens: int
-    parallel: int
-    notes: tuple[str, ...] = ()
+    todo: tuple[PendingRow, ...]  # rows without an answer, in order
+    broken: tuple[tuple[Row, LlmrunError], ...]  # invalid rows
+    prompt_tokens: int  # of all rows to answer; an estimate
+    shared_tokens: int  # of these, common to a row and the one before
+    parallel: int  # number of parallel rows
+    notes: tuple[str, ...] = ()  # for the user
 
     @property
     def most_answer_tokens(self) -> int | None:
-        """Of all answers together; None where they may be as long as the model likes."""
-        limits = [todo.asked.request.limits.max_tokens for todo in self.todo]
+        """Maximum number of tokens of all answers; None without a limit."""
+        limits = [todo.completion.request.limits.max_tokens for todo in self.todo]
         return None if None in limits else sum(limit or 0 for limit in limits)
 
 
-class _PreparedRows(NamedTuple):
-    """What rows ask, and which of them ask nothing that can be understood."""
-
-    asked: Mapping[int, tuple[Row, CompletionRequest]]
-    broken: tuple[tuple[Row, LlmrunError], ...]
+_Requests = dict[int, tuple[Row, CompletionRequest]]  # number of a row -> its request
+_Broken = list[tuple[Row, LlmrunError]]
 
 
 def plan_batch(
     answering: RowAnswerer, rows: Iterable[Row], recipe: RowTemplate, done: Mapping[int, WrittenRow]
 ) -> BatchPlan:
-    """Which rows are left, and how they are answered.
+    """Return the plan of a batch.
 
     Args:
         recipe: without the name of the model.
-        done: number of a row -> what its line says.
+        done: number of a row -> its line.
 
     Raises:
-        UsageError: the answers that are there belong to other rows, or to another model or other settings; a row that
-            failed has changed since; or not one row can be asked.
-        LlmrunError: the model can't be run, see Answering.find().
+        UsageError: the existing answers belong to other rows, another model or other settings; a failed row has
+            changed; or all rows are invalid.
+        LlmrunError: the model can't run, see RowAnswerer.find().
     """
     rows = tuple(rows)
-    questions = _questions(rows, recipe)
-    if questions.broken and not questions.asked:
-        raise questions.broken[0][1]
-    for row, error in questions.broken:
+    requests, broken = _read(rows, recipe)
+    if broken and not requests:
+        raise broken[0][1]
+    for row, error in broken:
         if row.number in done and not done[row.number].failed:
-            raise _another_batch(f"row {row.number} has an answer, but can't be asked: {error}")
-    found = answering.find(_need(asked for number, (_, asked) in questions.asked.items() if number not in done))
+            raise _another_batch(f"row {row.number} has an answer, but is invalid: {error}")
+    found = answering.find(_requirements(request for number, (_, request) in requests.items() if number not in done))
     recipe, notes = replace(recipe, model=found.model), found.notes
     if not recipe.raw and not recipe.asked.template and not found.has_template:
         recipe = replace(recipe, raw=True)
-        questions = _questions(rows, recipe)
-        notes = (f"{found.name} has no chat template: texts are continued (--template gives it one)", *notes)
-    todo = _left(questions, recipe, done)
-    texts = {number: text_of(each.asked) for number, each in todo.items()}
+        requests, broken = _read(rows, recipe)
+        notes = (f"{found.name} has no chat template: texts are continued (set one with --template)", *notes)
+    todo = _remaining(requests, broken, recipe, done)
+    texts = {number: text_of(each.completion) for number, each in todo.items()}
     order = in_order(texts)
     pairs = ((texts[before], texts[number]) for before, number in pairwise(order))
     shared = sum(len(commonprefix(pair)) for pair in pairs)  # noqa: RUF071  # of texts, not of paths
     return BatchPlan(
         tuple(todo[number] for number in order),
-        tuple((row, error) for row, error in questions.broken if row.number not in done),
-        sum(_prompt_tokens(each.asked) for each in todo.values()),
-        shared // _BYTES_A_TOKEN + (_TEMPLATE_TOKENS - _TEMPLATE_TAIL) * max(len(order) - 1, 0),
+        tuple((row, error) for row, error in broken if row.number not in done),
+        sum(_prompt_tokens(each.completion) for each in todo.values()),
+        shared // _BYTES_PER_TOKEN + (_TEMPLATE_TOKENS - _TEMPLATE_TAIL) * max(len(order) - 1, 0),
         found.parallel,
         notes,
     )
 
 
-def _questions(rows: Iterable[Row], recipe: RowTemplate) -> _PreparedRows:
-    asked: dict[int, tuple[Row, CompletionRequest]] = {}
-    broken: list[tuple[Row, LlmrunError]] = []
+def _read(rows: Iterable[Row], recipe: RowTemplate) -> tuple[_Requests, _Broken]:
+    requests: _Requests = {}
+    broken: _Broken = []
     for row in rows:
         try:
-            asked[row.number] = row, recipe.ask(row)
+            requests[row.number] = row, recipe.request(row)
         except LlmrunError as error:
             broken.append((row, error))
-    return _PreparedRows(asked, tuple(broken))
+    return requests, broken
 
 
-def _left(questions: _PreparedRows, recipe: RowTemplate, done: Mapping[int, WrittenRow]) -> dict[int, PendingRow]:
-    """The rows without a line, of those that can be asked."""
+def _remaining(
+    requests: _Requests, broken: _Broken, recipe: RowTemplate, done: Mapping[int, WrittenRow]
+) -> dict[int, PendingRow]:
+    """Return the valid rows without a line."""
     todo: dict[int, PendingRow] = {}
-    for number, (row, asked) in questions.asked.items():
-        key = recipe.key(asked)
+    for number, (row, request) in requests.items():
+        key = recipe.key(request)
         if number not in done:
-            todo[number] = PendingRow(row, asked, key)
+            todo[number] = PendingRow(row, request, key)
         elif done[number].key != key and done[number].failed:
-            why = f"row {number} failed, and asks something else now"
+            why = f"row {number} failed, and has another request now"
             raise UsageError("these answers are not complete", why=why, hint="add --retry-errors")
         elif done[number].key != key:
-            raise _another_batch(f"row {number} asked something else, or of another model")
-    numbers = questions.asked.keys() | {row.number for row, _ in questions.broken}
-    if strangers := sorted(done.keys() - numbers):
-        raise _another_batch(f"it answers row {strangers[0]}, which is not in the input")
+            raise _another_batch(f"row {number} had another request or another model")
+    numbers = requests.keys() | {row.number for row, _ in broken}
+    if unknown := sorted(done.keys() - numbers):
+        raise _another_batch(f"it answers row {unknown[0]}, which is not in the input")
     return todo
 
 
 def _another_batch(why: str) -> UsageError:
-    return UsageError("these answers belong to another batch", why=why, hint="name another file with -o")
+    return UsageError("these answers belong to another batch", why=why, hint="choose another file with -o")
 
 
-def _prompt_tokens(asked: CompletionRequest) -> int:
-    return len(text_of(asked).encode("utf-8", "replace")) // _BYTES_A_TOKEN + _TEMPLATE_TOKENS
+def _prompt_tokens(completion: CompletionRequest) -> int:
+    return len(text_of(completion).encode("utf-8", "replace")) // _BYTES_PER_TOKEN + _TEMPLATE_TOKENS
 
 
-def _need(asked: Iterable[CompletionRequest]) -> RowRequirements:
-    lengths = sorted(_prompt_tokens(each) + (each.request.limits.max_tokens or _ANSWER_TOKENS) for each in asked)
+def _requirements(completions: Iterable[CompletionRequest]) -> RowRequirements:
+    lengths = sorted(_prompt_tokens(each) + (each.request.limits.max_tokens or _ANSWER_TOKENS) for each in completions)
     return RowRequirements(len(lengths), lengths[len(lengths) * 9 // 10] if lengths else 0)
 
 
 def model_for(
     prepared: Callable[[LoadPreferences], Model], wishes: LoadPreferences, need: RowRequirements, parallel: int | None
 ) -> Model:
-    """The model, planned for as many rows as the KV cache has room for, each as long as most are.
+    """Return the model, planned for as many rows of usual length as the KV cache holds.
 
     Args:
-        prepared: plans the model, as model.prepare().
-        parallel: rows side by side; None is as many as fit, and one where rows are computed one at a time.
+        prepared: plans the load of the model, as model.prepare().
+        parallel: number of parallel rows; None: as many as fit, or one in exact mode.
 
     Raises:
         LlmrunError: see prepare().

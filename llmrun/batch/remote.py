@@ -1,9 +1,8 @@
-"""A far server, for the rows of a batch.
+"""A remote server as a RowAnswerer: limits parallel requests, and retries lost ones.
 
-Owns how many rows it is asked at once, and what becomes of them when it can't be reached; must not know terminals or
-where answers go. A row that the server refuses or answers wrongly gets that as its result. A server that can't answer
-just now is asked again; when it stays so the batch ends, and the rows it owes have no line, so that the same command
-asks them again.
+Must not know terminals or the file of answers. A rejected row, or one with an invalid answer, gets the error as its
+result. Rows are retried while the server is unavailable; if it stays so the batch ends, and the same command continues
+with the rows that have no line.
 """
 
 from __future__ import annotations
@@ -30,17 +29,16 @@ from llmrun.remote.server import ServedModel, Server
 from llmrun.server.answer_parts import Part, ResponseFinished, ResponseStarted
 
 USUAL_PARALLEL = 32
-"""Rows at once where nobody says: most servers run so many side by side, or let them wait."""
+"""Default number of parallel requests: servers run that many in parallel, or queue them."""
 _TRIES = 3
-_FATAL = (LoginRequiredError, ModelNotFoundError)  # what one row meets, all would
+_FATAL = (LoginRequiredError, ModelNotFoundError)  # errors that all rows would get
 
 
 class RemoteEngine:
-    """An Answering.
+    """A RowAnswerer with a remote model.
 
     Args:
-        parallel: rows at once; None is USUAL_PARALLEL.
-        patience: with the server.
+        parallel: number of parallel requests; None: USUAL_PARALLEL.
         sleep: waits for seconds.
     """
 
@@ -55,61 +53,60 @@ class RemoteEngine:
         self._server, self._model = server, model
         self._parallel = parallel or USUAL_PARALLEL
         self._patience, self._sleep = patience, sleep
-        self._ended: SimpleQueue[RowAnswer | None] = SimpleQueue()
+        self._finished: SimpleQueue[RowAnswer | None] = SimpleQueue()
 
     def find(self, need: RowRequirements) -> EngineDescription:
-        """See Answering."""
         self._parallel = min(self._parallel, max(need.rows, 1))
         name = f"{self._server.url} {self._model.name}"
         return EngineDescription(self._model.name, name, has_template=True, parallel=self._parallel)
 
     def seconds(self, plan: BatchPlan) -> float | None:
-        """See Answering: nobody here knows the machine."""
+        """Return None: the server's speed is unknown."""
         return None
 
     def run(self, todo: Iterable[PendingRow], sink: RowSink) -> None:
-        """See Answering.
+        """Answer all rows.
 
         Raises:
-            UnavailableError: the server can't be reached, or does not answer any more.
-            LoginRequiredError, ModelNotFoundError: it answers nothing at all.
+            UnavailableError: the server is unavailable.
+            LoginRequiredError, ModelNotFoundError: it rejects every row.
         """
         waiting = deque(todo)
-        losses: Counter[int] = Counter()  # number of a row -> how often its answer was lost while others came
-        fruitless = 0
+        losses: Counter[int] = Counter()  # number of a row -> times that its answer was lost while others arrived
+        n_failures = 0  # rounds in a row without any answer
         with closing(RemoteClient(self._server, self._model, self._patience, sink.note)) as client:
             sink.begin()
             while waiting:
                 lost, n_done = self._round(client, waiting, sink)
-                fruitless = 0 if n_done else fruitless + 1
-                if lost and fruitless >= _TRIES:
+                n_failures = 0 if n_done else n_failures + 1
+                if lost and n_failures >= _TRIES:
                     raise lost[0].error or UnavailableError(f"{self._server.host} does not answer")
                 losses.update(each.todo.row.number for each in lost if n_done)
                 for each in reversed(lost):
-                    if losses[each.todo.row.number] >= _TRIES:  # it is the row
+                    if losses[each.todo.row.number] >= _TRIES:  # the row is the cause
                         sink.put(row_done(each.todo, (), each.error))
                     else:
                         waiting.appendleft(each.todo)
                 if lost:
-                    self._pause(lost[0], fruitless, sink)
+                    self._pause(lost[0], n_failures, sink)
             if client.has_usage is False:
-                sink.note(f"{self._server.host} does not count tokens: pieces of text are counted in their place")
+                sink.note(f"{self._server.host} reports no token counts: pieces of text are counted instead")
 
     def _round(self, client: RemoteClient, waiting: deque[PendingRow], sink: RowSink) -> tuple[list[RowAnswer], int]:
-        """Ask until no row is left, or one is lost; then those on their way are waited for, and no new one is asked.
+        """Send rows until none is left or one is lost; then wait for the running ones.
 
         Returns:
-            The lost ones, and how many rows are done.
+            The lost rows, and the number of finished rows.
         """
-        inside, n_done = 0, 0
+        n_running, n_done = 0, 0
         lost: list[RowAnswer] = []
-        while inside or (waiting and not lost):
-            while waiting and inside < self._parallel and not lost:
-                self._ask(client, waiting.popleft())
-                inside += 1
-            answer = self._ended.get()
-            assert answer is not None, "nobody adds rows"
-            inside -= 1
+        while n_running or (waiting and not lost):
+            while waiting and n_running < self._parallel and not lost:
+                self._send(client, waiting.popleft())
+                n_running += 1
+            answer = self._finished.get()
+            assert answer is not None, "no rows are added"
+            n_running -= 1
             if isinstance(answer.error, UnavailableError):
                 lost.append(answer)
             elif isinstance(answer.error, _FATAL):
@@ -119,10 +116,10 @@ class RemoteEngine:
                 n_done += 1
         return lost, n_done
 
-    def _ask(self, client: RemoteClient, todo: PendingRow) -> None:
-        answer, sampling = RowAnswer(todo, self._ended), todo.asked.sampling
+    def _send(self, client: RemoteClient, todo: PendingRow) -> None:
+        answer, sampling = RowAnswer(todo, self._finished), todo.completion.sampling
         try:
-            request = replace(todo.asked.request, sampling=resolve_sampling(("row", sampling))[0])
+            request = replace(todo.completion.request, sampling=resolve_sampling(("row", sampling))[0])
             require_told(self._server, self._model, request, sampling)
         except UsageError as error:
             answer.put(error)
@@ -130,14 +127,14 @@ class RemoteEngine:
         else:
             client.listen(Generate(client.next_request(), request), answer.put, sampling)
 
-    def _pause(self, lost: RowAnswer, fruitless: int, sink: RowSink) -> None:
-        seconds = self._patience.backoff_seconds * 2**fruitless
-        sink.note(f"{lost.error}; asking again in {seconds:g} seconds")
+    def _pause(self, lost: RowAnswer, n_failures: int, sink: RowSink) -> None:
+        seconds = self._patience.backoff_seconds * 2**n_failures
+        sink.note(f"{lost.error}; retrying in {seconds:g} seconds")
         self._sleep(seconds)
 
 
 def _counted(parts: Sequence[Part]) -> Sequence[Part]:
-    """Parts of an answer whose beginning says how long the prompt is, which a server tells at the end."""
+    """Return the parts with the prompt's length in the first one; servers report it at the end."""
     if not parts or not isinstance(parts[0], ResponseStarted) or not isinstance(parts[-1], ResponseFinished):
         return parts
     stats = parts[-1].stats

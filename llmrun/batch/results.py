@@ -1,8 +1,8 @@
-"""The file of a batch's answers: a line for each row, written as it comes, never lost and never twice.
+"""The file of a batch's answers: one line per row, appended when it is finished, never lost and never twice.
 
-Owns the file and what it says is done; must not know how answers are made. Until the first row is written the file is
-only read. Then it is appended to, and rewritten once where errors are tried again. Lines are synced in groups; what a
-kill or a full disk cut in the middle is cut off when the batch goes on, and asked again.
+Must not know how answers are computed. Until the first row is written the file is only read; it is rewritten once if
+errors are retried. Lines are synced in groups. A line that was cut by a kill or a full disk is removed when the batch
+continues, and its row is answered again.
 """
 
 from __future__ import annotations
@@ -23,40 +23,37 @@ from llmrun.storage import arriving, check_target, disk_errors, lock_file, requi
 
 _SYNC_SECONDS = 1.0
 _SYNC_LINES = 64
-_HEAD = 64  # bytes of a line that are read before it is known to be an object
+_HEAD = 64  # bytes of a line that are read to see if it is an object
 _BINARY = getattr(os, "O_BINARY", 0)
 _BEGINNING = b'{"row": '
 _SECOND_NAMES = tuple(f', "{name}": '.encode() for name in ("id", "custom_id", "answer"))  # see answers.result_of()
 
 
 class WrittenRow(NamedTuple):
-    """A row that has its line: the key of what was asked, and whether it failed."""
+    """The line of a row."""
 
-    key: str
+    key: str  # of its request
     failed: bool
 
 
 class ResultFile:
-    """Answers on the disk. One process has it at a time.
+    """The file of answers, locked by one process at a time.
 
     Args:
-        path: made with the first row where it is missing.
-        clock: seconds, monotonic.
-        retry_errors: rows with an error count as unwritten; their lines go when the first new one is written.
-
-    Attributes:
-        written: number of each row that has its line -> what that says.
+        path: created with the first row if it is missing.
+        clock: monotonic seconds.
+        retry_errors: rows with an error count as unwritten; their lines are removed when the first new one is written.
 
     Raises:
-        UsageError: it holds something else, is not a regular file, or another process writes it.
+        UsageError: it is another file, is not a regular file, or another process writes it.
         ResourceError: it can't be opened.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic, *, retry_errors: bool = False) -> None:
         self._path, self._clock = path, clock
-        self.written: dict[int, WrittenRow] = {}
+        self.written: dict[int, WrittenRow] = {}  # by number of the row
         self._end = self._size = 0  # of the whole lines, and of the file when it was read
-        self._reading: int | None = None  # descriptor that holds the lock until the first row is written
+        self._reading: int | None = None  # descriptor with the lock, until the first row is written
         self._descriptor: int | None = None
         require_regular(path)
         try:
@@ -76,14 +73,13 @@ class ResultFile:
 
     @property
     def n_failed(self) -> int:
-        """Rows whose line is an error."""
         return sum(line.failed for line in self.written.values())
 
     def require_writable(self) -> None:
-        """See that rows can be written, before the work begins.
+        """Check that rows can be written, before the work begins.
 
         Raises:
-            UsageError: there is no such folder.
+            UsageError: the folder is missing.
             ResourceError: the file or its folder can't be written.
         """
         if self._reading is None or self._retried:
@@ -94,11 +90,11 @@ class ResultFile:
     def _lock(self, descriptor: int) -> None:
         if not lock_file(descriptor):
             raise UsageError(
-                f"another batch writes {str(self._path)!r}", hint="wait for it, or name another file with -o"
+                f"another batch writes {str(self._path)!r}", hint="wait for it, or choose another file with -o"
             )
 
     def _read(self, descriptor: int) -> int:
-        """Take up what is done; where the last whole line ends."""
+        """Read the lines; return the end of the last complete line."""
         end = number = 0
         with os.fdopen(os.dup(descriptor), "rb") as file:
             while line := self._line(file):
@@ -112,7 +108,7 @@ class ResultFile:
                     raise UsageError(
                         f"{str(self._path)!r} is not a batch's file of answers",
                         why=f"line {number} is something else",
-                        hint="name another file with -o",
+                        hint="choose another file with -o",
                     ) from None
                 self.written[row] = written
                 end += len(line)
@@ -127,7 +123,7 @@ class ResultFile:
     def _open(self) -> int:
         """Open the file for the first row. Drop the half-written line and the lines of rows to retry."""
         if self._retried:
-            self._leave_out_retried()
+            self._remove_retried()
         is_new = self._reading is None
         with disk_errors(self._path):
             descriptor = os.open(self._path, os.O_RDWR | _BINARY | (os.O_CREAT if is_new else 0), 0o666)
@@ -147,7 +143,7 @@ class ResultFile:
             sync_folder(self._path.absolute().parent)
         return descriptor
 
-    def _leave_out_retried(self) -> None:
+    def _remove_retried(self) -> None:
         """Replace the file by one without the lines of rows to retry. The lock goes with the old one."""
         assert self._reading is not None
         with arriving(self._path) as path, path.open("wb") as new, self._path.open("rb") as old:
@@ -165,10 +161,10 @@ class ResultFile:
         """Write a row's line.
 
         Args:
-            result: with "error", None where it did not fail.
+            result: has "error", None unless the row failed.
 
         Raises:
-            DiskFullError: there is no room; what was half written is gone.
+            DiskFullError: the disk is full; the incomplete line was removed.
             ResourceError: it can't be written.
             UsageError: another program changed or locked the file.
         """
@@ -217,7 +213,7 @@ class ResultFile:
 
 
 def _parsed(line: bytes) -> tuple[int, WrittenRow]:
-    """Return a line's row and its facts. Raises ValueError for a line of something else."""
+    """Parse a line. Raise ValueError for a line of another file."""
     found = load_json(line)
     try:
         row, key, error = found["row"], found["key"], found["error"]
@@ -229,10 +225,10 @@ def _parsed(line: bytes) -> tuple[int, WrittenRow]:
 
 
 def _require_beginning(line: bytes, *, follows: bool) -> None:
-    """Raise unless a line without an end is the beginning of one of ours.
+    """Raise unless a line without an end is the beginning of an answer's line.
 
     Args:
-        follows: a line of ours stands before it. A power loss may leave zeros there.
+        follows: there are complete lines before it. A power loss may leave zeros after these.
 
     Raises:
         ValueError: it is the beginning of something else.

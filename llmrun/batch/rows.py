@@ -1,7 +1,7 @@
-"""The rows of a batch: read from a file, and turned into what is asked of a model.
+"""The rows of a batch: read from a file, and translated to requests.
 
-Owns the forms that a row may have; must not know engines or what becomes of answers. A row is a text, a table's row
-that fills a template, a conversation, or a request of OpenAI's batches (`custom_id`, `url`, `body`).
+Must not know engines or answers. A row is a text, a table's row that fills a template, a conversation, or a request in
+the format of OpenAI's batches (`custom_id`, `url`, `body`).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from llmrun.storage import require_regular
 
 _MOST_CHARACTERS = 64 << 20  # of a line
 _PLACE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
-_SHARED = 64  # characters that two rows have to begin with for one's prefill to be worth waiting for
+_SHARED = 64  # length of a common prefix that is worth one row's wait for another row's prefill
 
 
 class RowProtocol(Protocol):
-    """What a module of server.protocols can do for a row."""
+    """A module of server.protocols."""
 
     def read(self, body: Mapping[str, Any]) -> CompletionRequest: ...
 
@@ -40,23 +40,23 @@ _CHAT = next(iter(_PROTOCOLS))
 
 
 class Row(NamedTuple):
-    """One row of the input: its number, from 1, and its columns, or what is wrong with it."""
+    """One row of the input."""
 
-    number: int
+    number: int  # from 1
     columns: Mapping[str, Any]
     error: UsageError | None = None
 
     @property
     def url(self) -> str:
-        """Of OpenAI's batches, which protocol it speaks; "" of every other row."""
+        """The path of the protocol of a row in OpenAI's format; "" for all others."""
         return str(self.columns.get("url", _CHAT)) if "body" in self.columns else ""
 
 
 def read_rows(path: Path) -> Iterator[Row]:
-    """The rows of a file, by its suffix: .jsonl, .csv, .tsv, .parquet, or lines of text. A broken line is a row, too.
+    """Yield the rows of a file by its suffix: .jsonl, .csv, .tsv, .parquet, or lines of text. An invalid line is a row.
 
     Raises:
-        UsageError: it is not a regular file, can't be read, is none of these, or pyarrow is missing for a Parquet file.
+        UsageError: it is not a regular file, can't be read, or pyarrow is missing for a Parquet file.
     """
     require_regular(path)
     suffix = path.suffix.lower()
@@ -140,39 +140,30 @@ def _parquet(path: Path) -> Iterator[Row]:
 
 
 class PendingRow(NamedTuple):
-    """A row that has no answer yet, what it asks, and the key of that."""
+    """A row without an answer."""
 
     row: Row
-    asked: CompletionRequest
-    key: str
+    completion: CompletionRequest
+    key: str  # of the request and the model
 
 
 @dataclass(frozen=True, slots=True)
 class RowTemplate:
-    """How rows are asked; what a row says itself counts first.
+    """The defaults of all rows; a row's own fields override them."""
 
-    Attributes:
-        template: a prompt with names of columns in braces, {{ and }} for braces; None takes the column "prompt".
-        system: the system prompt of rows that are no conversations.
-        asked: everything but the prompt.
-        sampling: fields of SamplingParams.
-        raw: prompts are plain text to continue, without a chat template.
-        model: what names the model in a row's key.
-    """
+    template: str | None = None  # prompt with columns in braces, {{ and }} for braces; None: the column "prompt"
+    system: str | None = None  # system prompt of rows that are not conversations
+    asked: AnswerRequest = field(default_factory=AnswerRequest)  # everything but the prompt
+    sampling: Mapping[str, Any] = field(default_factory=dict)  # fields of SamplingParams
+    raw: bool = False  # prompts are plain text to continue, without a chat template
+    model: str = ""  # identity of the model in keys
 
-    template: str | None = None
-    system: str | None = None
-    asked: AnswerRequest = field(default_factory=AnswerRequest)
-    sampling: Mapping[str, Any] = field(default_factory=dict)
-    raw: bool = False
-    model: str = ""
-
-    def ask(self, row: Row) -> CompletionRequest:
-        """What a row asks for.
+    def request(self, row: Row) -> CompletionRequest:
+        """Return the request of a row.
 
         Raises:
-            UsageError: it can't be understood; says why.
-            BadGrammarError: its JSON schema or grammar is broken.
+            UsageError: the row is invalid.
+            BadGrammarError: its JSON schema or grammar is invalid.
         """
         if row.error is not None:
             raise row.error
@@ -199,28 +190,28 @@ class RowTemplate:
             raise UsageError(
                 "the row has neither a prompt, nor messages, nor a body",
                 why=f"its columns are {names}",
-                hint='say what to ask with --prompt "... {column} ..."',
+                hint='write a prompt with --prompt "... {column} ..."',
             )
         if self.raw:
             return AnswerRequest(prompt="\n\n".join(filter(None, (self.system, text))))
         system = [Message("system", self.system)] if self.system else []
         return AnswerRequest(messages=(*system, Message("user", text)))
 
-    def key(self, asked: CompletionRequest) -> str:
-        """Names what a row asks of which model: an answer to another key is none to this row."""
-        usual = as_dict(AnswerRequest())
-        said = as_dict(replace(asked.request, sampling=AnswerRequest().sampling)).items()
-        request = {name: value for name, value in said if value != usual[name]}  # whatever else there may be one day
-        sampling = {name: value for name, value in asked.sampling.items() if name != "watermark_key"}  # a secret
+    def key(self, completion: CompletionRequest) -> str:
+        """Return a hash of the request and the model: only an answer with the same key counts for the row."""
+        defaults = as_dict(AnswerRequest())
+        fields = as_dict(replace(completion.request, sampling=AnswerRequest().sampling)).items()
+        request = {name: value for name, value in fields if value != defaults[name]}  # new fields keep old keys
+        sampling = {name: value for name, value in completion.sampling.items() if name != "watermark_key"}  # a secret
         whole = json.dumps([self.model, request, sampling], sort_keys=True, default=str)
         return hashlib.sha256(whole.encode("utf-8", "replace")).hexdigest()[:16]
 
 
 def filled(template: str, columns: Mapping[str, Any]) -> str:
-    """A template with a row's columns in their places.
+    """Fill a template with a row's columns.
 
     Raises:
-        UsageError: there is no such column.
+        UsageError: a column is missing.
     """
 
     def put(match: re.Match[str]) -> str:
@@ -237,7 +228,7 @@ def filled(template: str, columns: Mapping[str, Any]) -> str:
 
 
 def _with_defaults(request: AnswerRequest, base: AnswerRequest) -> AnswerRequest:
-    """A row's request, with what was said for all rows where it says nothing itself."""
+    """Return a row's request, with the defaults of all rows for missing fields."""
     limits = request.limits
     return replace(
         base,
@@ -260,23 +251,23 @@ def _with_defaults(request: AnswerRequest, base: AnswerRequest) -> AnswerRequest
 
 
 def protocol_of(row: Row) -> RowProtocol:
-    """The module of server.protocols that a row speaks. Raises UsageError where there is none."""
+    """Return the protocol of a row. Raise UsageError for an unknown one."""
     if (row.url or _CHAT) not in _PROTOCOLS:
-        raise UsageError(f"{row.url[:80]!r} can't be asked", why=f"a row's url is one of {', '.join(_PROTOCOLS)}")
+        raise UsageError(f"invalid url {row.url[:80]!r}", why=f"a row's url is one of {', '.join(_PROTOCOLS)}")
     return _PROTOCOLS[row.url or _CHAT]
 
 
-def text_of(asked: CompletionRequest) -> str:
-    """All that is asked, as one text: rows with equal beginnings have equal first tokens."""
-    request = asked.request
+def text_of(completion: CompletionRequest) -> str:
+    """Return the whole prompt as one text; texts with a common prefix have common first tokens."""
+    request = completion.request
     return request.prompt if request.prompt is not None else "\0".join(message.content for message in request.messages)
 
 
 def in_order(texts: Mapping[int, str]) -> list[int]:
-    """The order in which rows are asked: those that share a beginning together, the longest of all such groups first.
+    """Return the order of the rows: grouped by common prefix, and the group with the longest row first.
 
-    The first of a group is prefilled alone and the others go on from there; what takes longest must not be left for the
-    end, when fewer and fewer run beside it.
+    The first row of a group is prefilled alone, and the others reuse its prefix. The longest rows must not come last,
+    when only few rows are left to run in parallel.
 
     Args:
         texts: number of a row -> its text.

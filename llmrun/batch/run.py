@@ -1,7 +1,7 @@
-"""Asks one engine for all rows of a batch, as many side by side as it has sequences, and hands on what comes.
+"""Answers the rows of a batch with one engine, as many in parallel as it has sequences.
 
-Owns the order of the work, and what becomes of rows whose engine dies; must not know terminals or files. The loop in
-the engine does the batching: it always has a few more rows than sequences, so that none waits for this side.
+Resends the rows of an engine that died; must not know terminals or files. The engine's loop does the batching: it
+always has a few more rows than sequences, so that it never waits for the front.
 """
 
 from __future__ import annotations
@@ -17,27 +17,26 @@ from llmrun.batch.rows import PendingRow
 from llmrun.errors import EngineCrashedError, LlmrunError, UsageError
 from llmrun.model import Model
 from llmrun.protocol.messages import AnswerRequest, Event, Generate
-from llmrun.runner.client import Client
-from llmrun.server.answer_parts import CompletionRequest, Part
-from llmrun.server.toolcalls import AnswerReader
+from llmrun.runner.client import EngineClient
+from llmrun.server.answer_parts import AnswerReader, CompletionRequest, Part
 
 AHEAD = 8
-"""Rows that wait in the engine: it takes the one first whose prompt is known best."""
+"""Number of rows queued in the engine, which starts with the one that has the longest cached prefix."""
 
 
 class RowAnswer:
-    """One row on its way. put() is called by the thread that reads, all else by the one that waits."""
+    """The answer to a running row. put() is called by the reading thread, everything else by the waiting one."""
 
-    def __init__(self, todo: PendingRow, ended: SimpleQueue[RowAnswer | None]) -> None:
+    def __init__(self, todo: PendingRow, finished: SimpleQueue[RowAnswer | None]) -> None:
         self.todo = todo
         self.parts: list[Part] = []
         self.error: LlmrunError | None = None
-        self._ended = ended
+        self._finished = finished
         self._reader = AnswerReader(0)
 
     def put(self, event: Event | LlmrunError | None) -> None:
         if event is None:
-            self._ended.put(self)
+            self._finished.put(self)
         elif isinstance(event, LlmrunError):
             self.error = event
         else:
@@ -45,11 +44,11 @@ class RowAnswer:
 
 
 class BatchRun:
-    """All that is asked, on its way through one engine after the other.
+    """A run of a batch, through one engine after the other if engines die.
 
     Args:
-        model: planned for as many sequences as are to run side by side; not started.
-        sink: gets what comes, in the thread that runs.
+        model: planned for the number of parallel rows; not started.
+        sink: gets the results, in the running thread.
         start: starts an engine for the model.
     """
 
@@ -57,27 +56,27 @@ class BatchRun:
         self,
         model: Model,
         sink: RowSink,
-        start: Callable[[Model], Client] = lambda model: Client(model.launch_engine()),
+        start: Callable[[Model], EngineClient] = lambda model: EngineClient(model.launch_engine()),
     ) -> None:
         self._model, self._sink, self._start = model, sink, start
         self._waiting: deque[PendingRow] = deque()
-        self._stays = False  # more rows may come
-        self._ended: SimpleQueue[RowAnswer | None] = SimpleQueue()
-        self._suspects = 0  # first rows of those that wait, which were in an engine that died: each is asked alone
+        self._stays = False  # rows may be added
+        self._finished: SimpleQueue[RowAnswer | None] = SimpleQueue()
+        self._suspects = 0  # number of first waiting rows that were in an engine that died: each runs alone
 
     def add(self, todo: Iterable[PendingRow]) -> None:
-        """More rows, for a run() that stays. Safe from any thread."""
+        """Add rows to a run() that stays. Thread-safe."""
         self._waiting.extend(todo)
-        self._ended.put(None)
+        self._finished.put(None)
 
     def run(self, todo: Iterable[PendingRow] = (), *, stays: bool = False) -> None:
-        """Answer all rows, in this order; what can't be answered gets its error as its result.
+        """Answer all rows, in this order; a failed row gets its error as its result.
 
         Args:
-            stays: it never returns, because more rows may come.
+            stays: never return, since rows may be added.
 
         Raises:
-            LlmrunError: the model can't be loaded, or the sink can't take a row. What came before is in it.
+            LlmrunError: the model can't be loaded, or the sink can't write a row.
         """
         self._waiting.extend(todo)
         self._stays = stays
@@ -91,39 +90,39 @@ class BatchRun:
             finally:
                 client.close()
 
-    def _with_engine(self, client: Client, waiting: deque[PendingRow]) -> None:
-        """As far as one engine lives. Whose engine died waits again: alone, to see whose fault it was."""
-        inside: dict[int, RowAnswer] = {}
+    def _with_engine(self, client: EngineClient, waiting: deque[PendingRow]) -> None:
+        """Answer rows until the engine dies. Its rows are requeued, each to run alone, which finds the cause."""
+        running: dict[int, RowAnswer] = {}
         lost: list[PendingRow] = []
-        while inside or ((waiting or self._stays) and not lost):
-            most = 1 if self._suspects else self._model.load.n_seq_max + AHEAD
-            while waiting and len(inside) < most and not lost:
-                answer = RowAnswer(waiting.popleft(), self._ended)
-                inside[answer.todo.row.number] = answer
+        while running or ((waiting or self._stays) and not lost):
+            limit = 1 if self._suspects else self._model.load.n_seq_max + AHEAD
+            while waiting and len(running) < limit and not lost:
+                answer = RowAnswer(waiting.popleft(), self._finished)
+                running[answer.todo.row.number] = answer
                 try:
-                    client.listen(Generate(client.next_request(), self._request(answer.todo.asked)), answer.put)
+                    client.listen(Generate(client.next_request(), self._request(answer.todo.completion)), answer.put)
                 except UsageError as error:  # the row is too long for the pipe, or has invalid sampling
                     answer.put(error)
                     answer.put(None)
-            ended = self._ended.get()
-            if ended is None:
+            finished = self._finished.get()
+            if finished is None:
                 continue
-            alone = len(inside) == 1 and not lost
-            del inside[ended.todo.row.number]
-            if isinstance(ended.error, EngineCrashedError) and not alone:
-                lost.append(ended.todo)
+            is_alone = len(running) == 1 and not lost
+            del running[finished.todo.row.number]
+            if isinstance(finished.error, EngineCrashedError) and not is_alone:
+                lost.append(finished.todo)
                 continue
             self._suspects = max(self._suspects - 1, 0)
-            if isinstance(ended.error, EngineCrashedError):
+            if isinstance(finished.error, EngineCrashedError):
                 self._sink.died()
-            self._sink.put(row_done(ended.todo, ended.parts, ended.error))
-            if isinstance(ended.error, EngineCrashedError):
+            self._sink.put(row_done(finished.todo, finished.parts, finished.error))
+            if isinstance(finished.error, EngineCrashedError):
                 return
         if lost:
             self._sink.died()
             self._suspects = len(lost)
             waiting.extendleft(reversed(lost))
 
-    def _request(self, asked: CompletionRequest) -> AnswerRequest:
-        """What the engine is asked, with the model's advised sampling under the row's."""
-        return replace(asked.request, sampling=self._model.sampling(asked.sampling)[0])
+    def _request(self, completion: CompletionRequest) -> AnswerRequest:
+        """Return the request for the engine, with the model's advised sampling where the row sets nothing."""
+        return replace(completion.request, sampling=self._model.sampling(completion.sampling)[0])

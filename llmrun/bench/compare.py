@@ -19,6 +19,7 @@ from llmrun.bench.history import History
 from llmrun.bench.results import BenchRow, Machine, Result
 from llmrun.bench.statistics import Verdict
 from llmrun.errors import UsageError
+from llmrun.protocol.settings import SETTINGS
 from llmrun.protocol.sizes import readable_size
 
 MOST_RUNS = 20
@@ -28,16 +29,7 @@ ENOUGH_RUNS = 4
 
 # Setting that affects the speed of a test -> its name for users.
 _SETTINGS = {
-    "n_threads": "threads",
-    "n_threads_batch": "batch threads",
-    "n_batch": "batch",
-    "n_ubatch": "ubatch",
-    "type_k": "KV keys",
-    "type_v": "KV values",
-    "flash_attn": "flash attention",
-    "repack": "repack",
-    "n_gpu_layers": "GPU layers",
-    "n_cpu_moe": "layers' experts on the processor",
+    **{each.column: each.label for each in SETTINGS.values() if each.column},
     "backends": "backends",
     "environment": "environment",
 }

@@ -17,7 +17,7 @@ _Result = TypeVar("_Result")
 
 
 class Worker(Protocol):
-    """An engine process: runner.Runner, or a stand-in for tests."""
+    """An engine process: runner.EngineClient, or a stand-in for tests."""
 
     def do(
         self, kind: JobKind[_Command, _Update, _Result], command: _Command, on_update: Callable[[_Update], None] = ...

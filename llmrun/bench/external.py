@@ -269,8 +269,8 @@ def arguments(path: Path, case: Case) -> list[str]:
         found["-d"] = str(test.n_depth)
     if settings.gpu_layers >= 0:
         found["-ngl"] = str(settings.gpu_layers)
-    if settings.n_cpu_moe:
-        found["-ncmoe"] = str(settings.n_cpu_moe)
+    if settings.cpu_experts:
+        found["-ncmoe"] = str(len(settings.cpu_experts))
     if settings.flash_attention != "auto":
         found["-fa"] = "1" if settings.flash_attention == "on" else "0"
     if not settings.repack:

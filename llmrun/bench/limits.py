@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from llmrun.bench.parameters import BenchSettings
 from llmrun.bench.results import Limit
 from llmrun.gguf.header import Header
 from llmrun.planning.predict import Work, work_of
 from llmrun.protocol.jobs.bench import BenchTest
 from llmrun.protocol.jobs.limits import MeasuredLimits, MeasureLimits
+from llmrun.protocol.settings import EngineSettings
 
 _LEAST_BYTES, _MOST_BYTES = 1 << 20, 1 << 30  # of a working set; more is in no cache either way
 _HALF = frozenset({"F16", "BF16"})
@@ -63,7 +63,7 @@ class TokenCost:
         """Return the costs of a model."""
         return cls(work_of(header), {share.type: share.bits_per_weight / 8 for share in header.type_shares})
 
-    def phases(self, test: BenchTest, settings: BenchSettings, kv_element: float) -> tuple[Phase, ...]:
+    def phases(self, test: BenchTest, settings: EngineSettings, kv_element: float) -> tuple[Phase, ...]:
         """Return the phases of a test.
 
         Args:
@@ -76,7 +76,7 @@ class TokenCost:
             found.append(self._answer(test, kv_element))
         return tuple(found)
 
-    def _prompt(self, test: BenchTest, settings: BenchSettings, kv_element: float) -> Phase:
+    def _prompt(self, test: BenchTest, settings: EngineSettings, kv_element: float) -> Phase:
         """Return the prompt's cost: a micro-batch reads weights and KV cache once; only the last token has logits."""
         micro_batch = min(settings.n_ubatch, settings.n_batch, test.n_prompt)
         middle = test.n_depth + test.n_prompt / 2
@@ -96,7 +96,7 @@ class TokenCost:
 
     def _add_attention(self, products: dict[str, float], depth: float) -> None:
         """Add the products of a head's queries with keys, and of weights with values."""
-        products["half"] += 2 * self.work.looks(depth) * self.work.head_length
+        products["half"] += 2 * self.work.attention_reads(depth) * self.work.head_length
 
 
 def _products(weights: Mapping[str, float]) -> dict[str, float]:

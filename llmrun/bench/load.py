@@ -26,7 +26,7 @@ from llmrun.errors import LlmrunError
 from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import AnswerRequest, Event, Finished, Generate, Stats, TextDelta
 from llmrun.protocol.params import Limits, SamplingParams
-from llmrun.runner.client import Client
+from llmrun.runner.client import EngineClient
 from llmrun.runner.requests import Put
 
 PROMPT_TOKENS = 512
@@ -189,7 +189,7 @@ def measure(
     try:
         largest = max(streams_of, key=lambda case: case.clients)
         tell(largest, "loading")
-        with closing(start() if start else loaded(Client(), request.load)) as client:
+        with closing(start() if start else loaded(EngineClient(), request.load)) as client:
             if request.warm_up:
                 tell(largest, "warming up")
                 _run_clients(client, largest, request, numbers)
@@ -205,7 +205,7 @@ def measure(
     return LoadOutcome(rows, disturbed, error)
 
 
-def loaded(client: Client, load: Load | None) -> Client:
+def loaded(client: EngineClient, load: Load | None) -> EngineClient:
     """Start an engine with its model.
 
     Raises:

@@ -17,6 +17,7 @@ from llmrun.bench import statistics
 from llmrun.bench.results import BenchWarning
 from llmrun.planning.hardware import cgroup_directories, parse_statistic
 from llmrun.protocol.sizes import readable_size
+from llmrun.protocol.system_files import read_number, read_text
 
 _OTHERS, _OTHERS_SHARE = 0.3, 0.05  # cores, and share of all cores: whichever is more
 _STEAL = 0.01  # share of the processor time
@@ -24,7 +25,7 @@ _SHORT = 10 << 20  # bytes that had to be read again
 _CLOCK = 0.10  # share
 _HOT = 95  # °C
 _DRIFT = 0.03  # share
-_TEXT_BYTES = 1 << 16
+_CPUINFO_BYTES = 1 << 16
 _PAGE = 4096
 
 
@@ -152,14 +153,14 @@ def read(root: Path = Path("/")) -> SystemCounters:
     from llmrun.planning.speed import Clock
 
     now = Clock.now()
-    groups = cgroup_directories(_text(root / "proc/self/cgroup"), root / "sys/fs/cgroup")
-    stopped = [_text(group / "cpu.stat") for kind in ("", "cpu") for group in groups.get(kind, [])]
-    memory = _text(root / "proc/vmstat")
+    groups = cgroup_directories(read_text(root / "proc/self/cgroup"), root / "sys/fs/cgroup")
+    stopped = [read_text(group / "cpu.stat") for kind in ("", "cpu") for group in groups.get(kind, [])]
+    memory = read_text(root / "proc/vmstat")
     return SystemCounters(
         wall=now.wall,
         busy=now.everybody,
         own=_own_seconds(),
-        steal=_steal_seconds(_text(root / "proc/stat", 512)),
+        steal=_steal_seconds(read_text(root / "proc/stat", 512)),
         throttled=max((parse_statistic(text, "nr_throttled") for text in stopped), default=0),
         throttled_seconds=max(map(_throttled_seconds, stopped), default=0.0),
         swapped=_PAGE * (parse_statistic(memory, "pswpin") + parse_statistic(memory, "pswpout")),
@@ -171,13 +172,13 @@ def read(root: Path = Path("/")) -> SystemCounters:
 def sample_clock(root: Path = Path("/")) -> ClockSample:
     """Return the current clock and temperature."""
     cpus = root / "sys/devices/system/cpu"
-    clocks = [1e3 * _number(path) for path in cpus.glob("cpu[0-9]*/cpufreq/scaling_cur_freq")]
+    clocks = [1e3 * (read_number(path) or 0) for path in cpus.glob("cpu[0-9]*/cpufreq/scaling_cur_freq")]
     if not clocks:
-        lines = _text(root / "proc/cpuinfo").splitlines()
+        lines = read_text(root / "proc/cpuinfo", _CPUINFO_BYTES).splitlines()
         clocks = [1e6 * _float(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz")]
     zones = (root / "sys/class/thermal").glob("thermal_zone*")
     # "x86_pkg_temp", "cpu-thermal", "cpu0-thermal", "k10temp"; others are batteries and radios.
-    hot = [_number(zone / "temp") / 1e3 for zone in zones if _is_processor(_text(zone / "type"))]
+    hot = [(read_number(zone / "temp") or 0) / 1e3 for zone in zones if _is_processor(read_text(zone / "type"))]
     return ClockSample(max(clocks, default=0.0), max(hot, default=0.0))
 
 
@@ -212,11 +213,7 @@ def _throttled_seconds(text: str) -> float:
 
 def _heat(root: Path) -> int:
     counters = (root / "sys/devices/system/cpu").glob("cpu[0-9]*/thermal_throttle/*_throttle_count")
-    return int(sum(_number(path) for path in counters))
-
-
-def _number(path: Path) -> float:
-    return _float(_text(path, 64))
+    return int(sum(read_number(path) or 0 for path in counters))
 
 
 def _float(text: str) -> float:
@@ -224,11 +221,3 @@ def _float(text: str) -> float:
         return float(text)
     except ValueError:
         return 0.0
-
-
-def _text(path: Path, limit: int = _TEXT_BYTES) -> str:
-    try:
-        with path.open("rb", buffering=0) as file:
-            return (file.read(limit) or b"").decode("utf-8", "replace")
-    except OSError:
-        return ""

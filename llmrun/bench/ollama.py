@@ -26,6 +26,7 @@ from llmrun.bench.run import BenchedModel
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.models.hashing import sha256_of
 from llmrun.protocol.codec import load_json
+from llmrun.protocol.settings import DEFAULTS, SETTINGS
 from llmrun.remote.server import is_loopback
 
 _PORT = 11434
@@ -107,13 +108,11 @@ class Ollama:
             found.append("Ollama samples and makes text, which this test of ours does not")
         if test.n_depth and test.n_prompt:
             found.append("at depth, Ollama computes the whole prompt: its rate is over all of it")
-        unsettable = {
-            "ubatch": settings.n_ubatch != 512,
-            "flash attention": settings.flash_attention != "auto",
-            "KV types": (settings.kv_type_k, settings.kv_type_v) != ("f16", "f16"),
-            "repack": not settings.repack,
-        }
-        ignored = [name for name, is_set in unsettable.items() if is_set]
+        ignored = [
+            SETTINGS[name].label
+            for name in ("n_ubatch", "flash_attention", "kv_type_k", "kv_type_v", "repack")
+            if getattr(settings, name) != getattr(DEFAULTS, name)
+        ]
         if ignored:
             found.append(f"Ollama chooses {', '.join(ignored)} by itself")
         return tuple(found)

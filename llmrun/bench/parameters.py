@@ -7,21 +7,20 @@ that comes several times adds to its list.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from llmrun.errors import UsageError
 from llmrun.protocol.jobs.bench import BenchTest
-from llmrun.protocol.loading import Load
+from llmrun.protocol.settings import DEFAULTS, SETTINGS, EngineSettings, check_setting
 
 Value = TypeVar("Value")
 
-KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
-"""Types of the KV cache."""
 SWITCH = {"1": True, "on": True, "0": False, "off": False}
-FLASH_ATTENTION = {"auto": "auto", "-1": "auto", "on": "on", "1": "on", "off": "off", "0": "off"}
+_FLASH_ATTENTION = {"auto": "auto", "-1": "auto", "on": "on", "1": "on", "off": "off", "0": "off"}
 DEFAULT_PROMPT, DEFAULT_ANSWER, DEFAULT_CHAT = 512, 128, (128, 64)
 
 _RANGE = re.compile(r"(-?\d{1,18})(?:-(\d{1,18})(?:([+*])(\d{1,18}))?)?")
@@ -30,73 +29,29 @@ _MOST_VALUES = 1000
 _MOST_CASES = 2000
 
 
-@dataclass(frozen=True, slots=True)
-class BenchSettings:
-    """Load settings of a test, with llama-bench's defaults but for the threads."""
-
-    threads: int
-    n_batch: int = 2048
-    n_ubatch: int = 512
-    flash_attention: str = "auto"
-    kv_type_k: str = "f16"
-    kv_type_v: str = "f16"
-    repack: bool = True
-    gpu_layers: int = -1
-    n_cpu_moe: int = 0
-
-    def load(self, path: str) -> Load:
-        """Return the load settings for the engine; the test decides the context size."""
-        return Load(
-            path,
-            n_ctx=0,
-            n_ctx_start=0,
-            n_batch=self.n_batch,
-            n_ubatch=self.n_ubatch,
-            threads=self.threads,
-            gpu_layers=self.gpu_layers,
-            cpu_experts=tuple(range(self.n_cpu_moe)),
-            flash_attention=self.flash_attention,
-            kv_type_k=self.kv_type_k,
-            kv_type_v=self.kv_type_v,
-            repack=self.repack,
-        )
+def bench_settings(**changes: Any) -> EngineSettings:
+    """Return llama-bench's defaults, but for the threads, with changes."""
+    return EngineSettings(**{"n_batch": 2048, **changes})
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
     """Settings and a test: one row of the result for each model."""
 
-    settings: BenchSettings
+    settings: EngineSettings
     test: BenchTest
 
 
 @dataclass(frozen=True, slots=True)
 class BenchGrid:
-    """Lists of parameters, whose combinations are the cases.
+    """Lists of parameters, whose combinations are the cases."""
 
-    Attributes:
-        prompts: tokens of prompts; 0 is none.
-        answers: tokens of answers; 0 is none.
-        pairs: a prompt and an answer in one test.
-        chats: the same, with our own sampling and text.
-        depths: tokens in the context before the test.
-        threads, batches, ubatches, flash_attention, types_k, types_v, repack, gpu_layers, n_cpu_moe: of BenchSettings.
-    """
-
-    threads: tuple[int, ...]
-    prompts: tuple[int, ...] = (DEFAULT_PROMPT,)
-    answers: tuple[int, ...] = (DEFAULT_ANSWER,)
-    pairs: tuple[tuple[int, int], ...] = ()
-    chats: tuple[tuple[int, int], ...] = ()
-    depths: tuple[int, ...] = (0,)
-    batches: tuple[int, ...] = (2048,)
-    ubatches: tuple[int, ...] = (512,)
-    flash_attention: tuple[str, ...] = ("auto",)
-    types_k: tuple[str, ...] = ("f16",)
-    types_v: tuple[str, ...] = ("f16",)
-    repack: tuple[bool, ...] = (True,)
-    gpu_layers: tuple[int, ...] = (-1,)
-    n_cpu_moe: tuple[int, ...] = (0,)
+    settings: Mapping[str, Sequence[Any]]  # field of EngineSettings -> values
+    prompts: tuple[int, ...] = (DEFAULT_PROMPT,)  # tokens; 0 is none
+    answers: tuple[int, ...] = (DEFAULT_ANSWER,)  # tokens; 0 is none
+    pairs: tuple[tuple[int, int], ...] = ()  # a prompt and an answer in one test
+    chats: tuple[tuple[int, int], ...] = ()  # the same, with our own sampling and text
+    depths: tuple[int, ...] = (0,)  # tokens in the context before the test
 
     def tests(self, depth: int) -> tuple[BenchTest, ...]:
         """Return the tests at a depth."""
@@ -108,25 +63,21 @@ class BenchGrid:
         )
 
     def cases(self) -> tuple[Case, ...]:
-        """Return the cases in llama-bench's order: weights change least often.
+        """Return the cases in llama-bench's order: weights change least often, threads most often.
 
         Raises:
             UsageError: there are too many cases.
         """
-        lists = (
-            self.gpu_layers, self.n_cpu_moe, self.repack, self.batches, self.ubatches, self.types_k, self.types_v,
-            self.flash_attention, self.threads, self.depths,
-        )  # fmt: skip
-        count = len(self.tests(0))
-        for values in lists:
-            count *= len(values)
+        names = [name for name in reversed(SETTINGS) if name in self.settings]
+        lists = [*(self.settings[name] for name in names), self.depths]
+        count = len(self.tests(0)) * math.prod(map(len, lists))
         if count > _MOST_CASES:
             raise UsageError(
                 f"these lists make {count:,} tests", why=f"the limit is {_MOST_CASES:,}", hint="give shorter lists"
             )
         found: list[Case] = []
-        for *where, repack, batch, ubatch, type_k, type_v, flash, threads, depth in itertools.product(*lists):
-            settings = BenchSettings(threads, batch, ubatch, flash, type_k, type_v, repack, *where)
+        for *values, depth in itertools.product(*lists):
+            settings = bench_settings(**dict(zip(names, values, strict=True)))
             found += (Case(settings, test) for test in self.tests(depth))
         return tuple(dict.fromkeys(found))
 
@@ -172,6 +123,26 @@ def _range(match: re.Match[str], option: str) -> list[int]:
             )
         found.append(following)
     return found
+
+
+def setting_values(name: str, texts: Sequence[str]) -> tuple[Any, ...]:
+    """Parse the list of an engine setting.
+
+    Raises:
+        UsageError: a text is invalid.
+    """
+    setting = SETTINGS[name]
+    if isinstance(getattr(DEFAULTS, name), bool):
+        return words(texts, setting.short, SWITCH)
+    if setting.bounds is None:
+        known = _FLASH_ATTENTION if name == "flash_attention" else {word: word for word in setting.choices}
+        return words(texts, setting.short, known)
+    found = numbers(texts, setting.short, least=setting.bounds[0])
+    if name != "cpu_experts":
+        return found
+    for layers in found:
+        check_setting(name, layers, setting.short)
+    return tuple(tuple(range(layers)) for layers in found)
 
 
 def pairs(texts: Sequence[str], option: str) -> tuple[tuple[int, int], ...]:

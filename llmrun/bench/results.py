@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 from llmrun.errors import LlmrunError
 from llmrun.protocol.codec import as_dict, from_json
 from llmrun.protocol.jobs.bench import BenchTest
+from llmrun.protocol.settings import SETTINGS, EngineSettings, shown
 
 SCHEMA = 1
 """Version of the rows' fields; a reader refuses newer ones."""
@@ -46,6 +47,8 @@ _LLAMA_BENCH = (
     "fit_target", "fit_min_ctx", "n_prompt", "n_gen", "n_depth", "test_time", "avg_ns", "stddev_ns", "avg_ts",
     "stddev_ts", "samples_ns", "samples_ts",
 )  # fmt: skip
+
+_FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +253,23 @@ class BenchRow:
             return row if "schema" in data else _named(row)
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise LlmrunError("this is not a bench result", why=str(error)) from None
+
+
+def setting_columns(settings: EngineSettings) -> dict[str, Any]:
+    """Return the fields of a row that its settings decide."""
+    found = {each.column: getattr(settings, name) for name, each in SETTINGS.items() if each.column}
+    return found | {
+        "n_ubatch": min(settings.n_ubatch, settings.n_batch),
+        "n_cpu_moe": len(settings.cpu_experts),
+        "flash_attn": _FLASH_ATTENTION[settings.flash_attention],
+    }
+
+
+def setting_text(row: BenchRow, name: str) -> str:
+    """Return a setting's value in a row as text."""
+    value = getattr(row, SETTINGS[name].column)
+    names = {number: word for word, number in _FLASH_ATTENTION.items()}
+    return shown(names.get(value, value) if name == "flash_attention" else value)
 
 
 def _named(row: BenchRow) -> BenchRow:

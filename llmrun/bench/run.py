@@ -18,7 +18,7 @@ from llmrun.bench.engines import EnginePool, Worker
 from llmrun.bench.machine import describe
 from llmrun.bench.noise import DisturbanceMonitor, sample_warnings
 from llmrun.bench.parameters import Case
-from llmrun.bench.results import BenchRow, BenchWarning, ChatTimes, Limit, Machine, Result
+from llmrun.bench.results import BenchRow, BenchWarning, ChatTimes, Limit, Machine, Result, setting_columns
 from llmrun.bench.validation import kv_element_bytes
 from llmrun.errors import LlmrunError
 from llmrun.gguf.header import Header
@@ -27,11 +27,9 @@ from llmrun.protocol.adapters import Adapter
 from llmrun.protocol.jobs.bench import BENCH, Bench, BenchAnswer, BenchModel, BenchResult, BenchUpdate, Repetition
 from llmrun.protocol.jobs.limits import LIMITS, MeasuredLimits, MeasureLimits
 from llmrun.protocol.loading import Load
+from llmrun.runner.client import EngineClient
 from llmrun.runner.launch import launch
-from llmrun.runner.runner import Runner
 from llmrun.statistics import quantile
-
-_FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,7 @@ class BenchedModel:
         """Return how to load the model for a case; environment is that of all tests but chats."""
         if case.test.chat and self.usual is not None:
             return self.usual
-        load = replace(case.settings.load(str(self.path)), adapters=self.adapters)
+        load = Load.of(case.settings, str(self.path), n_ctx=0, n_ctx_start=0, adapters=self.adapters)
         if self.spread is not None:
             workers, counts, gpu_layers = self.spread.workers, self.spread.layer_counts, self.spread.gpu_layers
             load = replace(load, workers=workers, layer_counts=counts, gpu_layers=gpu_layers)
@@ -138,7 +136,7 @@ def run(
     hardware: Hardware,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     on_row: Callable[[BenchRow], None] = lambda row: None,
-    start: Callable[[Mapping[str, str]], Worker] = lambda environment: Runner(launch(environment=environment)),
+    start: Callable[[Mapping[str, str]], Worker] = lambda environment: EngineClient(launch(environment=environment)),
 ) -> BenchOutcome:
     """Measure all cases of all models.
 
@@ -298,17 +296,8 @@ def _row(row: _OpenRow, facts: BenchModel | None, machine: Machine, repetitions:
         model_type=facts.description if facts else header.name,
         model_size=facts.size if facts else header.weight_bytes,
         model_n_params=facts.n_params if facts else header.n_parameters,
-        n_batch=load.n_batch,
-        n_ubatch=min(load.n_ubatch, load.n_batch),
-        n_threads=load.threads,
-        n_threads_batch=load.threads_batch,
-        type_k=load.kv_type_k,
-        type_v=load.kv_type_v,
-        n_gpu_layers=load.gpu_layers,
-        n_cpu_moe=len(load.cpu_experts),
-        flash_attn=_FLASH_ATTENTION[load.flash_attention],
+        **setting_columns(load),
         load_mode="auto" if load.mmap else "none",
-        repack=load.repack,
         n_prompt=test.n_prompt,
         n_gen=test.n_gen,
         n_depth=test.n_depth,

@@ -23,7 +23,7 @@ from llmrun.planning.speculation import AUTO, OFF, expected_gain, tokens_a_step
 from llmrun.protocol.messages import AnswerRequest, Finished, Message, Stats, TextDelta
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.speculation import StepTables, StepTime
-from llmrun.runner.runner import Runner
+from llmrun.runner.client import EngineClient
 
 _WARM_UP_TOKENS = 8
 _SEED = 7
@@ -188,7 +188,7 @@ def measure(
     repetitions: int = 5,
     warm_up: bool = True,
     on_progress: Callable[[Progress], None] = lambda progress: None,
-    start: Callable[[Model], Runner] = Model.new_engine,
+    start: Callable[[Model], EngineClient] = Model.new_engine,
 ) -> SpeculationOutcome:
     """Measure the step times, then all kinds, with and without drafts in turns.
 
@@ -253,7 +253,7 @@ class _Bench:
             sampling=SamplingParams(temperature=prompt.temperature, seed=_SEED),
             limits=Limits(max_tokens=tokens),
             thinking=False,
-            speculation=model.drafting.wanted(most),
+            speculation=model.drafting.speculation(most),
         )
         events = list(model.answer(request))
         *_, finished = events

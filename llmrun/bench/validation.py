@@ -13,17 +13,13 @@ from llmrun.errors import OutOfMemoryError, UsageError, require_within
 from llmrun.gguf.header import Header
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import UBATCH, memory
-from llmrun.planning.plan import CONTEXT_BOUNDS, CPU_EXPERT_BOUNDS, GPU_LAYER_BOUNDS, THREAD_BOUNDS
+from llmrun.planning.plan import CONTEXT_BOUNDS
 from llmrun.protocol.jobs.bench import BenchTest
+from llmrun.protocol.settings import KV_TYPES, MAX_THREADS, SETTINGS, check_setting
 from llmrun.protocol.sizes import readable_size
 
 MOST_REPETITIONS = 1000
 
-# KV type -> bytes of an element, and elements of a block.
-_KV_ELEMENTS = {
-    "f32": (4.0, 1), "f16": (2.0, 1), "bf16": (2.0, 1), "q8_0": (34 / 32, 32), "q5_1": (24 / 32, 32),
-    "q5_0": (22 / 32, 32), "q4_1": (20 / 32, 32), "q4_0": (18 / 32, 32), "iq4_nl": (18 / 32, 32),
-}  # fmt: skip
 _PLAIN = frozenset({"f32", "f16", "bf16"})
 
 
@@ -36,7 +32,7 @@ class NamedModel(NamedTuple):
 
 def kv_element_bytes(case: Case) -> float:
     """Return the bytes of an element of the KV cache, the mean of keys and values."""
-    return (_KV_ELEMENTS[case.settings.kv_type_k][0] + _KV_ELEMENTS[case.settings.kv_type_v][0]) / 2
+    return (KV_TYPES[case.settings.kv_type_k][0] + KV_TYPES[case.settings.kv_type_v][0]) / 2
 
 
 def check_cases(cases: Sequence[Case], hardware: Hardware, repetitions: int) -> list[str]:
@@ -99,10 +95,8 @@ def _check_tokens(test: BenchTest) -> None:
 
 def _check_settings(case: Case) -> None:
     settings = case.settings
-    require_within("-b", settings.n_batch, (1, CONTEXT_BOUNDS[1]))
-    require_within("-ub", settings.n_ubatch, (1, CONTEXT_BOUNDS[1]))
-    require_within("-ngl", settings.gpu_layers, GPU_LAYER_BOUNDS)
-    require_within("-ncmoe", settings.n_cpu_moe, CPU_EXPERT_BOUNDS)
+    for name in ("n_batch", "n_ubatch", "gpu_layers"):
+        check_setting(name, getattr(settings, name), SETTINGS[name].short)
     if settings.flash_attention == "off" and settings.kv_type_v not in _PLAIN:
         raise UsageError(
             f"-ctv {settings.kv_type_v} needs flash attention",
@@ -112,7 +106,7 @@ def _check_settings(case: Case) -> None:
 
 
 def _check_threads(threads: int, hardware: Hardware) -> None:
-    most = min(max(hardware.logical_cores, 1), THREAD_BOUNDS[1])
+    most = min(max(hardware.logical_cores, 1), MAX_THREADS)
     if not 1 <= threads <= most:
         raise UsageError(
             f"invalid -t {threads}",
@@ -135,7 +129,7 @@ def _check_heads(case: Case, subject: NamedModel) -> None:
         ("-ctk", settings.kv_type_k, subject.header.key_length),
         ("-ctv", settings.kv_type_v, subject.header.value_length),
     ):
-        together = _KV_ELEMENTS[kind][1]
+        together = KV_TYPES[kind][1]
         if length and length % together:
             raise UsageError(
                 f"{subject.name} can't have {option} {kind}",

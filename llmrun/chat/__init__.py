@@ -1,1 +1,1 @@
-"""A conversation: its turns, what is asked of the model, truncation, reasoning, attachments, replay and saved chats."""
+"""Conversations: turns, requests to the model, truncation, reasoning, attachments, recorded answers and saved chats."""

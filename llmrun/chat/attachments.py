@@ -1,7 +1,6 @@
-"""Files that go along with a message: texts, set so that the model sees where each begins, and pictures as they are.
+"""Files attached to a message: text files, laid out so that the model sees where each begins, and image files.
 
-Owns the reading and the layout; must not know models or terminals. Names in what it returns are as they were given:
-who shows them cleans them.
+Owns reading and layout; must not know models or terminals. Names are returned as the user gave them, not sanitized.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from llmrun.protocol.messages import PICTURE_BEGINNINGS, Image
 MAX_FILE_BYTES = 4 << 20
 MAX_TOTAL_BYTES = 16 << 20
 MAX_FILES = 200
-MAX_PICTURE_BYTES = 16 << 20
-MAX_PICTURES_BYTES = 32 << 20
-"""Of all pictures that are sent at once: in base64 they have to fit into one frame to the engine."""
+MAX_IMAGE_BYTES = 16 << 20
+MAX_IMAGES_BYTES = 32 << 20
+"""Of all images that are sent at once: in base64 they have to fit into one frame to the engine."""
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _WILDCARDS = frozenset("*?[")
@@ -55,79 +54,58 @@ _HINTS = {
 
 @dataclass(frozen=True, slots=True)
 class AttachedFile:
-    """What is to be said of a file before it is sent.
+    """A text file, read but not yet sent."""
 
-    Attributes:
-        name: as it was given, or as the pattern found it.
-        n_bytes: of the file.
-        text: in it.
-    """
-
-    name: str
+    name: str  # as given, or as the pattern found it
     n_bytes: int
     text: str = field(repr=False)
 
     @property
     def tokens(self) -> int:
-        """An estimate; the model's tokenizer knows better."""
+        """Tokens, estimated without a tokenizer."""
         return estimated_tokens(self.text)
 
 
 @dataclass(frozen=True, slots=True)
 class AttachedImage:
-    """A picture that was read, as it is: only the engine decodes it.
+    """An image file, read but not decoded: only the engine decodes images."""
 
-    Attributes:
-        name: as it was given.
-        path: absolute.
-        sha256: of its bytes.
-        n_bytes: how many there are.
-        data: its bytes in base64.
-    """
-
-    name: str
-    path: str
-    sha256: str
+    name: str  # as given
+    path: str  # absolute
+    sha256: str  # of the bytes
     n_bytes: int
-    data: str = field(repr=False)
+    data: str = field(repr=False)  # base64
 
 
 @dataclass(frozen=True, slots=True)
 class Attachments:
-    """Files that were read.
+    """The files attached to a message."""
 
-    Attributes:
-        files: the texts, in their order in the message.
-        notes: a line for each file that a pattern found and that was left out.
-        pictures: they stand before the message.
-    """
-
-    files: tuple[AttachedFile, ...] = ()
-    notes: tuple[str, ...] = ()
-    pictures: tuple[AttachedImage, ...] = ()
+    files: tuple[AttachedFile, ...] = ()  # in their order in the message
+    notes: tuple[str, ...] = ()  # a line for each skipped file of a pattern
+    images: tuple[AttachedImage, ...] = ()  # they precede the message
 
     @property
     def block(self) -> str:
-        """All files, as they go into the message; "" without any."""
+        """The text files as they are written into the message."""
         return "\n\n".join(_block(file.name, file.text) for file in self.files)
 
     @property
     def n_bytes(self) -> int:
-        """Of all files together."""
         return sum(file.n_bytes for file in self.files)
 
     @property
     def tokens(self) -> int:
-        """Of all files together, estimated."""
+        """Tokens of all text files, estimated."""
         return sum(file.tokens for file in self.files)
 
     @property
     def sent(self) -> tuple[Image, ...]:
-        """The pictures as they are sent, before the message."""
-        return tuple(Image(picture.data, picture.name) for picture in self.pictures)
+        """The images as they are sent, before the message."""
+        return tuple(Image(image.data, image.name) for image in self.images)
 
     def before(self, message: str) -> str:
-        """The message as it is sent: the files, then what the user wrote."""
+        """Return the message as it is sent: the text files, then the user's text."""
         return "\n\n".join(part for part in (self.block, message) if part)
 
 
@@ -135,43 +113,43 @@ _Named = TypeVar("_Named", AttachedFile, AttachedImage)
 
 
 def without(attached: Sequence[_Named], pattern: str) -> tuple[_Named, ...]:
-    """Return the files or pictures but those that a name or a pattern means.
+    """Return the attachments whose name does not match a name or pattern.
 
     Args:
-        pattern: a name as it was given, its last part, or a pattern with * ? [].
+        pattern: a name as given, its last part, or a pattern with * ? [].
 
     Raises:
-        UsageError: it means none of them.
+        UsageError: nothing matches.
     """
-    kept = tuple(
+    others = tuple(
         each
         for each in attached
         if pattern not in (each.name, Path(each.name).name) and not fnmatch.fnmatchcase(each.name, pattern)
     )
-    if len(kept) == len(attached):
+    if len(others) == len(attached):
         names = ", ".join(each.name for each in attached) or "nothing"
-        raise UsageError(f"{pattern!r} does not go along", why=f"with the next message: {names}")
-    return kept
+        raise UsageError(f"{pattern!r} is not attached", why=f"attached to the next message: {names}")
+    return others
 
 
 def attach(
     patterns: Sequence[str],
     *,
     beside: Sequence[AttachedFile] = (),
-    most_bytes: int = MAX_FILE_BYTES,
-    most_in_all: int = MAX_TOTAL_BYTES,
+    max_bytes: int = MAX_FILE_BYTES,
+    max_total: int = MAX_TOTAL_BYTES,
 ) -> Attachments:
-    """Read what -f names, or /file in a chat.
+    """Read the text files of -f, or of /file in a chat.
 
     Args:
-        patterns: paths, or patterns with * ? [] and **; `~` is the home folder. A file named twice comes once.
-        beside: files that were read before and go along too, but for those that are read again.
-        most_bytes: of one file.
-        most_in_all: bytes of all files.
+        patterns: paths, or patterns with * ? [] and **; `~` is the home folder. A file named twice is attached once.
+        beside: files attached before; those named again are read again.
+        max_bytes: limit of one file.
+        max_total: limit of all files, in bytes.
 
     Raises:
-        UsageError: one is a URL, is not there, is not text, or is too large. What only a pattern found is left out
-            with a note instead, hidden files without one.
+        UsageError: a file is a URL, missing, not text, or too large. A file that only a pattern found is skipped with a
+            note instead, a hidden file without one.
     """
     files: list[AttachedFile] = []
     notes: list[str] = []
@@ -184,68 +162,63 @@ def attach(
                 continue
             seen.add(os.path.realpath(name))
             try:
-                text, n_bytes = read_text(name, most_bytes)
+                text, n_bytes = read_text(name, max_bytes)
             except UsageError as error:
                 if named is None:
                     raise
                 notes.append(f"{error.what}: {error.why}; left out")
                 continue
             files.append(AttachedFile(name, n_bytes, text))
-            _check_sum(files, most_in_all)
+            _check_sum(files, max_total)
         if named and len(files) == before and len(notes) >= len(named):
             raise UsageError(f"{pattern!r} finds no text file", why=notes[-1])
     files = [*(file for file in beside if os.path.realpath(file.name) not in seen), *files]
-    _check_sum(files, most_in_all)
+    _check_sum(files, max_total)
     return Attachments(tuple(files), tuple(notes))
 
 
 def attach_image_files(names: Sequence[str], *, beside: Sequence[AttachedImage] = ()) -> tuple[AttachedImage, ...]:
-    """Read what --image names, or /image in a chat.
+    """Read the images of --image, or of /image in a chat.
 
     Args:
-        names: paths.
-        beside: pictures that were read before and go along too, but for those that are read again.
+        beside: images attached before; those named again are read again.
 
     Raises:
-        UsageError: one is a URL, is not there, is no picture, or is too large.
+        UsageError: a file is a URL, missing, not an image, or too large.
     """
     read = tuple(map(read_image, names))
-    paths = {picture.path for picture in read}
-    pictures = (*(picture for picture in beside if picture.path not in paths), *read)
-    total = sum(picture.n_bytes for picture in pictures)
-    if total > MAX_PICTURES_BYTES:
-        why = f"they have {total:,} bytes, {MAX_PICTURES_BYTES:,} are the most"
-        raise UsageError(f"{len(pictures)} pictures are too much to attach", why=why)
-    return pictures
+    paths = {image.path for image in read}
+    images = (*(image for image in beside if image.path not in paths), *read)
+    total = sum(image.n_bytes for image in images)
+    if total > MAX_IMAGES_BYTES:
+        why = f"they have {total:,} bytes, the limit is {MAX_IMAGES_BYTES:,}"
+        raise UsageError(f"{len(images)} images are too large to attach", why=why)
+    return images
 
 
 def read_image(name: str) -> AttachedImage:
-    """A picture's bytes.
-
-    Raises:
-        UsageError: as attach_pictures().
-    """
+    """Read an image file. Raises as attach_image_files()."""
     _refuse_names_of_no_file(name)
-    data = _read(name, MAX_PICTURE_BYTES)
+    data = _read(name, MAX_IMAGE_BYTES)
     if not data.startswith(PICTURE_BEGINNINGS):
         raise UsageError(
             f"{name!r} can't be attached",
-            why="it is not a PNG, JPEG, GIF or BMP picture",
-            hint="-f FILE takes text files; other pictures can be saved as PNG",
+            why="it is not a PNG, JPEG, GIF or BMP image",
+            hint="-f FILE takes text files; other images can be saved as PNG",
         )
     path = os.path.abspath(Path(name).expanduser())  # noqa: PTH100 - the name, not where a link leads
     sha256 = hashlib.sha256(data).hexdigest()
     return AttachedImage(name, path, sha256, len(data), base64.b64encode(data).decode("ascii"))
 
 
-def read_text(name: str, most_bytes: int = MAX_FILE_BYTES) -> tuple[str, int]:
-    """A file's text, its lines ending in a newline each way they may end, and how many bytes the file has.
+def read_text(name: str, max_bytes: int = MAX_FILE_BYTES) -> tuple[str, int]:
+    r"""Return a file's text, with \n as the end of each line, and the file's size in bytes.
 
     Raises:
-        UsageError: it is a URL, no file, no text, or too large.
+        UsageError: it is a URL, not a file, not text, or too large.
     """
     _refuse_names_of_no_file(name)
-    data = _read(name, most_bytes)
+    data = _read(name, max_bytes)
     kind = next((kind for start, kind in _KINDS if data.startswith(start)), "")
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         kind = "an image"
@@ -258,13 +231,13 @@ def read_text(name: str, most_bytes: int = MAX_FILE_BYTES) -> tuple[str, int]:
 
 
 def estimated_tokens(text: str) -> int:
-    """About how many tokens a text has: 3.5 characters each, outside ASCII one character each."""
+    """Estimate the tokens of a text: 3.5 characters each, outside ASCII one character each."""
     ascii_characters = len(text.encode("ascii", "ignore"))
     return round(ascii_characters / 3.5) + len(text) - ascii_characters
 
 
 def _names(pattern: str) -> list[str] | None:
-    """What a pattern finds, sorted; None if it is a plain path."""
+    """Return the files that match a pattern, sorted; None for a plain path."""
     _refuse_names_of_no_file(pattern)
     expanded = os.path.expanduser(pattern)  # noqa: PTH111 - a Path would lose a slash at the end
     if not _WILDCARDS & set(expanded) or os.path.lexists(expanded):
@@ -284,7 +257,7 @@ def _refuse_names_of_no_file(name: str) -> None:
         raise UsageError(f"{name!r} can't be attached", why="URLs are not fetched", hint="download it, then -f FILE")
 
 
-def _read(name: str, most_bytes: int) -> bytes:
+def _read(name: str, max_bytes: int) -> bytes:
     path = Path(name).expanduser()
     try:
         mode = path.stat().st_mode
@@ -298,12 +271,12 @@ def _read(name: str, most_bytes: int) -> bytes:
         if not stat.S_ISREG(mode) and not stat.S_ISFIFO(mode):
             raise UsageError(f"{name!r} can't be attached", why="it is not a file")
         with path.open("rb") as file:
-            data = file.read(most_bytes + 1)
+            data = file.read(max_bytes + 1)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise UsageError(f"{name!r} can't be attached", why=why.lower()) from None
-    if len(data) > most_bytes:
-        raise UsageError(f"{name!r} can't be attached", why=f"it is larger than {most_bytes:,} bytes")
+    if len(data) > max_bytes:
+        raise UsageError(f"{name!r} can't be attached", why=f"it is larger than {max_bytes:,} bytes")
     return data
 
 
@@ -313,8 +286,8 @@ def _decode(name: str, data: bytes) -> str:
         text = data.decode(encoding)
     except UnicodeDecodeError as error:
         binary = b"\0" in data and encoding != "utf-16"
-        name_of_it = "UTF-16" if encoding == "utf-16" else "UTF-8"
-        why = "it is binary, not text" if binary else f"it is not {name_of_it} text, see byte {error.start:,}"
+        encoding_name = "UTF-16" if encoding == "utf-16" else "UTF-8"
+        why = "it is binary, not text" if binary else f"it is not {encoding_name} text, see byte {error.start:,}"
         hint = "" if binary else "iconv -t UTF-8 FILE turns other encodings into UTF-8"
         raise UsageError(f"{name!r} can't be attached", why=why, hint=hint) from None
     if "\0" in text or (encoding == "utf-16" and not _is_readable(text)):
@@ -327,7 +300,7 @@ def _decode(name: str, data: bytes) -> str:
 
 
 def _is_readable(text: str) -> bool:
-    """Whether nearly all of it are characters that somebody could have written: any two bytes are UTF-16."""
+    """Return whether at most 1 % of the characters are control or unassigned: any two bytes are valid UTF-16."""
     import unicodedata
 
     written = [character for character in text if character not in "\t\n\r\f"]
@@ -335,18 +308,18 @@ def _is_readable(text: str) -> bool:
     return strange * 100 <= len(text)
 
 
-def _check_sum(files: Sequence[AttachedFile], most: int) -> None:
+def _check_sum(files: Sequence[AttachedFile], limit: int) -> None:
     total = sum(file.n_bytes for file in files)
-    if total > most:
+    if total > limit:
         raise UsageError(
-            f"{len(files)} files are too much to attach", why=f"they have {total:,} bytes, {most:,} are the most"
+            f"{len(files)} files are too large to attach", why=f"they have {total:,} bytes, the limit is {limit:,}"
         )
 
 
 def _block(name: str, text: str) -> str:
-    """A file between fences that are longer than any in it, under its name."""
+    """Return a file between fences that are longer than any fence in it, under its name."""
     longest = max(map(len, _TICKS.findall(text)), default=2)
     fence = "`" * (longest + 1)
-    shown = "".join(character if character.isprintable() and character != "`" else "?" for character in name)
+    printable = "".join(character if character.isprintable() and character != "`" else "?" for character in name)
     end = "" if text.endswith("\n") or not text else "\n"
-    return f"{shown}:\n{fence}\n{text}{end}{fence}"
+    return f"{printable}:\n{fence}\n{text}{end}{fence}"

@@ -1,6 +1,6 @@
-"""The pictures of a conversation, read again for every request: a saved chat remembers files, not what was in them.
+"""The images of a conversation, read again for every request: a saved chat stores paths and hashes, not the bytes.
 
-Owns the reading, and what is said of a file that is gone; must not know databases or terminals.
+Owns the reading, and the notes about missing files; must not know databases or terminals.
 """
 
 from __future__ import annotations
@@ -16,69 +16,61 @@ from llmrun.protocol.messages import Image, Message
 
 
 class ImageFile(NamedTuple):
-    """A picture that was attached to a question.
+    """An image attached to a question."""
 
-    Attributes:
-        path: absolute.
-        sha256: of its bytes.
-        n_bytes: how many there were.
-    """
-
-    path: str
-    sha256: str
+    path: str  # absolute
+    sha256: str  # of the bytes
     n_bytes: int
 
     @classmethod
-    def of(cls, picture: AttachedImage) -> ImageFile:
-        """What is remembered of one that was read."""
-        return cls(picture.path, picture.sha256, picture.n_bytes)
+    def of(cls, image: AttachedImage) -> ImageFile:
+        return cls(image.path, image.sha256, image.n_bytes)
 
     @property
     def name(self) -> str:
-        """For what is said about it."""
         return Path(self.path).name
 
 
 class ImageCache:
-    """Pictures as they are sent, kept while the chat runs.
+    """Images in the form in which they are sent, cached while the chat runs.
 
     Args:
-        on_note: told, once for each, which files are gone or have changed.
+        on_note: called once for each file that is missing or has changed.
     """
 
     def __init__(self, on_note: Callable[[str], None]) -> None:
         self._on_note = on_note
         self._read: dict[ImageFile, Image | None] = {}
-        self._told: set[str] = set()
+        self._noted: set[str] = set()
 
     def show(self, message: Message, files: Sequence[ImageFile], blind: str = "") -> Message:
-        """The message with its pictures; in place of one that can't be sent it says so, for the model too.
+        """Return the message with its images; a line of text tells the model of each image that can't be sent.
 
         Args:
-            blind: name of a model that can't look at any.
+            blind: name of a model without image input; "" if the model has it.
         """
-        found = [(file, None if blind else self._picture(file)) for file in files]
+        found = [(file, None if blind else self._image(file)) for file in files]
         for file in files if blind else ():
-            self._tell(f"{blind} can't look at pictures: {file.name} is left out")
-        missing = "".join(f"[The picture {file.name} can't be seen.]\n" for file, picture in found if picture is None)
-        pictures = tuple(picture for _, picture in found if picture is not None)
-        return replace(message, content=missing + message.content, pictures=pictures) if files else message
+            self._note(f"{blind} can't see images: {file.name} is left out")
+        missing = "".join(f"[The image {file.name} can't be seen.]\n" for file, image in found if image is None)
+        images = tuple(image for _, image in found if image is not None)
+        return replace(message, content=missing + message.content, pictures=images) if files else message
 
-    def _picture(self, file: ImageFile) -> Image | None:
+    def _image(self, file: ImageFile) -> Image | None:
         if file not in self._read:
             self._read[file] = None
             try:
-                picture = read_image(file.path)
+                image = read_image(file.path)
             except UsageError as error:
-                self._tell(f"{file.name} is gone, the model sees it no more: {error.why}")
+                self._note(f"{file.name} is missing, the model no longer sees it: {error.why}")
             else:
-                if picture.sha256 == file.sha256:
-                    self._read[file] = Image(picture.data, file.name)
+                if image.sha256 == file.sha256:
+                    self._read[file] = Image(image.data, file.name)
                 else:
-                    self._tell(f"{file.path} is another picture now; the model sees it no more")
+                    self._note(f"{file.path} has changed; the model no longer sees it")
         return self._read[file]
 
-    def _tell(self, note: str) -> None:
-        if note not in self._told:
-            self._told.add(note)
+    def _note(self, note: str) -> None:
+        if note not in self._noted:
+            self._noted.add(note)
             self._on_note(note)

@@ -1,6 +1,6 @@
-"""A recorded answer: everything that made it, so that the same machine and build give the same bytes again.
+"""Recorded answers: the whole request, so that the same machine and build give the same bytes again.
 
-Owns the record's file and what two records differ in; must not know terminals.
+Owns the file format and the differences between two records; must not know terminals.
 """
 
 from __future__ import annotations
@@ -30,29 +30,22 @@ _REQUEST = (  # sampling is the answer's
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A request, its answer, and the place where it was made.
+    """A request, its answer, and the environment that the answer's bytes depend on."""
 
-    Attributes:
-        asked: the request.
-        place: name -> value of what an answer's bytes depend on besides the request.
-        answer: its text, with the parameters and the seed that were used.
-        draft: the model that drafted for it.
-    """
-
-    asked: AnswerRequest
-    place: Mapping[str, str]
-    answer: Answer
-    draft: ModelFingerprint | None = None
+    request: AnswerRequest
+    place: Mapping[str, str]  # name -> value of everything that the bytes depend on besides the request
+    answer: Answer  # with the sampling parameters and the seed that were used
+    draft: ModelFingerprint | None = None  # the draft model
 
     def again(self) -> AnswerRequest:
-        """The request with the seed that its answer was drawn with."""
-        return replace(self.asked, sampling=replace(self.answer.sampling, seed=self.answer.stats.seed))
+        """Return the request with the seed of its answer."""
+        return replace(self.request, sampling=replace(self.answer.sampling, seed=self.answer.stats.seed))
 
 
-def record_of(model: Model, asked: AnswerRequest, text: str, finished: Finished) -> Recording:
-    """The record of an answer that was just given."""
-    answer = Answer(text, "", finished.reason, model.used, asked.sampling, asked.limits, finished.stats)
-    return Recording(asked, place_of(model), replace(answer, adapters=model.load.adapters), _draft_of(model))
+def record_of(model: Model, request: AnswerRequest, text: str, finished: Finished) -> Recording:
+    """Return the record of an answer."""
+    answer = Answer(text, "", finished.reason, model.used, request.sampling, request.limits, finished.stats)
+    return Recording(request, place_of(model), replace(answer, adapters=model.load.adapters), _draft_of(model))
 
 
 def _draft_of(model: Model) -> ModelFingerprint | None:
@@ -60,7 +53,7 @@ def _draft_of(model: Model) -> ModelFingerprint | None:
 
 
 def place_of(model: Model) -> dict[str, str]:
-    """What the bytes of an answer depend on, besides the request and the sampling."""
+    """Return everything that an answer's bytes depend on, besides the request and the sampling."""
     used, draft, machine = model.used, _draft_of(model), probe()
     adapters = [f"{_file(fingerprint_file('', Path(each.path)))} x {each.scale:g}" for each in model.load.adapters]
     return {
@@ -85,7 +78,7 @@ def _file(used: ModelFingerprint) -> str:
 
 
 def differences(record: Recording, here: Mapping[str, str]) -> list[str]:
-    """One line for each thing that is not as it was when the record was made."""
+    """Return a line for each value that differs from the recorded one."""
     return [
         f"{name}: recorded {record.place.get(name, 'nothing')}, here {here.get(name, 'nothing')}"
         for name in {**here, **record.place}
@@ -98,15 +91,15 @@ def write(path: Path, record: Recording) -> None:
 
     Raises:
         DiskFullError: the disk is full.
-        UsageError: it can't be written there.
+        UsageError: the file can't be written.
     """
-    asked = as_dict(record.asked)
+    request = as_dict(record.request)
     document = {
         "kind": _KIND,
         "version": _VERSION,
         "place": dict(record.place),
-        "request": {name: asked[name] for name in _REQUEST},
-        "stops_repeats": record.asked.stops_repeats,
+        "request": {name: request[name] for name in _REQUEST},
+        "stops_repeats": record.request.stops_repeats,
         "answer": {"content": record.answer.content, **plain_facts(record.answer)},
         "draft": as_dict(record.draft) if record.draft is not None else None,
     }
@@ -123,12 +116,12 @@ def read(path: Path) -> Recording:
         document: Any = load_json(path.read_text(encoding="utf-8"))
         if (document["kind"], document["version"]) != (_KIND, _VERSION):
             raise ValueError("it is of another kind or version")
-        asked = from_json(AnswerRequest, {**document["request"], "stops_repeats": document["stops_repeats"]})
+        request = from_json(AnswerRequest, {**document["request"], "stops_repeats": document["stops_repeats"]})
         facts = document["answer"]
         answer = answer_of(str(facts["content"]), "", facts)
         place = {str(name): str(value) for name, value in document["place"].items()}
         draft = from_json(ModelFingerprint, document["draft"]) if document.get("draft") else None
-        return Recording(replace(asked, sampling=answer.sampling, limits=answer.limits), place, answer, draft)
+        return Recording(replace(request, sampling=answer.sampling, limits=answer.limits), place, answer, draft)
     except OSError as error:
         raise UsageError(f"{str(path)!r} can't be read", why=error.strerror or str(error)) from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -1,8 +1,7 @@
-"""What leaves a conversation that is longer than the context window: whole turns, chosen by a named policy.
+"""Truncation of a conversation that is longer than the context window: whole turns are dropped, by a named policy.
 
-Owns the choice, the words that say what left, and how a summary stands in for turns; pure, so it must not know
-models, tokenizers or terminals. Token counts come in, indices go out. "ask" is no policy here: who can ask, asks,
-and comes with what was chosen.
+Owns the choice of turns, the line that reports it, and the form of a summary. Pure: token counts come in, indices go
+out; must not know models, tokenizers or terminals. "ask" is not a policy: the caller asks and passes the choice.
 """
 
 from __future__ import annotations
@@ -19,61 +18,42 @@ Policy = Literal["stop", "roll", "middle", "summarize"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 
 SUMMARY_QUESTION = "Please summarize our conversation so far."
-"""What a summary answers: together they are a turn like any other, which every chat template can render."""
+"""The question before a summary, so that every chat template can render both as a turn."""
 
-_QUOTED = 40  # characters of a question that a line quotes
+_QUOTED = 40  # characters of a quoted question
 
 
 @dataclass(frozen=True, slots=True)
 class MessageSize:
-    """A message, as far as the choice needs it.
+    """A message's role and its tokens, with the template's markers."""
 
-    Attributes:
-        role: "system", "user" or "assistant".
-        tokens: of the message as the chat template writes it, its marks included.
-    """
-
-    role: str
+    role: str  # "system", "user" or "assistant"
     tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How much room there is.
+    """The room in the context window."""
 
-    Attributes:
-        tokens: of the whole context window.
-        reserve: of these, to be left for the answer.
-        overhead: tokens that the template writes besides the messages, such as the mark that begins the answer.
-        keep: how many of the first turns never leave; the system prompt never does anyway.
-        summary: most tokens of a summary with its question; counts for "summarize" only.
-    """
-
-    tokens: int
-    reserve: int = 0
-    overhead: int = 0
-    keep: int = 0
-    summary: int = 0
+    tokens: int  # of the whole window
+    reserve: int = 0  # tokens left for the answer
+    overhead: int = 0  # tokens of the template besides the messages, such as the marker that begins the answer
+    keep: int = 0  # first turns that are never dropped; the system prompt never is
+    summary: int = 0  # maximum tokens of a summary with its question; for "summarize" only
 
     @property
     def room(self) -> int:
-        """Most tokens that all messages together may have."""
+        """Maximum tokens of all messages together."""
         return self.tokens - self.reserve - self.overhead
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """What leaves.
+    """The turns to drop."""
 
-    Attributes:
-        turns: indices of whole turns, ascending; a turn is a question with its answer.
-        messages: indices of their messages, ascending.
-        tokens: of these messages.
-    """
-
-    turns: tuple[int, ...] = ()
-    messages: tuple[int, ...] = ()
-    tokens: int = 0
+    turns: tuple[int, ...] = ()  # indices of turns (a question with its answer), ascending
+    messages: tuple[int, ...] = ()  # indices of their messages, ascending
+    tokens: int = 0  # of these messages
 
     def __bool__(self) -> bool:
         return bool(self.turns)
@@ -81,34 +61,23 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The conversation fits when `drop` has left it, which may be nothing.
-
-    Attributes:
-        drop: what is dropped.
-        tokens: of the messages that stay; for "summarize" with the most that its summary may take.
-    """
+    """The turns to drop, possibly none, so that the conversation fits."""
 
     drop: Drop
-    tokens: int
+    tokens: int  # of the remaining messages; for "summarize" with the maximum of its summary
 
 
 @dataclass(frozen=True, slots=True)
 class DoesNotFit:
-    """The conversation can't be made to fit by this policy.
+    """The reason why the conversation can't fit by this policy."""
 
-    Attributes:
-        why: for people, no full stop at the end.
-        hint: what to do.
-        over: how many tokens are too many, even after all that may leave has left.
-    """
-
-    why: str
+    why: str  # for the user, without a full stop
     hint: str
-    over: int
+    over: int  # excess tokens after everything that may be dropped has been
 
 
 def turns_of(messages: Sequence[MessageSize]) -> list[range]:
-    """The indices of each turn's messages, oldest turn first; the system prompt is in none.
+    """Return the indices of each turn's messages, oldest turn first, without the system prompt.
 
     A turn begins with a question; the last one may have no answer yet.
     """
@@ -119,11 +88,11 @@ def turns_of(messages: Sequence[MessageSize]) -> list[range]:
 
 
 def fit(messages: Sequence[MessageSize], window: Window, policy: Policy) -> Fit | DoesNotFit:
-    """Choose the fewest whole turns that have to leave.
+    """Choose the fewest whole turns to drop.
 
     Args:
-        messages: the system prompt first, if there is one; the last turn is what is to be answered, and stays.
-        window: how much room there is.
+        messages: the system prompt first, if there is one; the last turn awaits its answer, and stays.
+        window: the room.
         policy: "stop" drops nothing; "roll" the oldest turns; "middle" from the middle outwards; "summarize" those
             that "roll" would drop, and as many more as the summary needs.
     """
@@ -148,7 +117,7 @@ def fit(messages: Sequence[MessageSize], window: Window, policy: Policy) -> Fit 
 
 
 def _order(policy: Policy, keep: int, end: int) -> list[int]:
-    """The turns that may leave, in the order in which they do."""
+    """Return the turns that may be dropped, in the order of dropping."""
     turns = list(range(min(max(keep, 0), end), end)) if end > 0 else []
     if policy != "middle":
         return turns
@@ -159,13 +128,18 @@ def _order(policy: Policy, keep: int, end: int) -> list[int]:
 def _full(total: int, window: Window) -> DoesNotFit:
     return DoesNotFit(
         why=f"the conversation has {total + window.overhead:,} tokens, {_room(window)}",
-        hint="/clear begins anew, /undo takes the last turn back, --overflow roll drops the oldest turns",
+        hint="/clear starts anew, /undo removes the last turn, --overflow roll drops the oldest turns",
         over=total - window.room,
     )
 
 
 def _too_small(left: int, window: Window, summary: int, fixed: int) -> DoesNotFit:
-    """What stays is too much already. `fixed` is the part of `left` that is not the last question."""
+    """Return the reason why even the remaining messages are too long.
+
+    Args:
+        left: tokens that remain.
+        fixed: tokens of these that are not the last question.
+    """
     parts = [f"the message has {left - fixed:,} tokens"]
     if fixed:
         parts.append(f"the system prompt and the kept turns have {fixed:,}")
@@ -184,11 +158,10 @@ def _room(window: Window) -> str:
 
 
 def truncation_line(drop: Drop, policy: Policy, questions: Sequence[str], numbers: Sequence[int] = ()) -> str:
-    """The one line that names the turns and tokens that left.
+    """Return the line that names the dropped turns and their tokens.
 
     Args:
-        drop: what left; not nothing.
-        policy: by which it did.
+        drop: not empty.
         questions: the text of each turn's question, by the turn's index; a summary's is SUMMARY_QUESTION.
         numbers: of each turn as the user counts them, 0 for a summary; from 1 on by default.
     """
@@ -204,7 +177,7 @@ def truncation_line(drop: Drop, policy: Policy, questions: Sequence[str], number
 
 
 def _names(numbers: Sequence[int]) -> str:
-    """Turn numbers in words, runs of them drawn together; they are ascending."""
+    """Return turn numbers in words, with ranges, e.g. "turns 1-3, 5"."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:
@@ -221,11 +194,11 @@ def _quote(text: str) -> str:
 
 
 def summary_request(turns: Sequence[Message], words: int) -> list[Message]:
-    """What to ask the model for a summary: the turns that are to leave, then the instruction.
+    """Return the messages that ask for a summary: the turns to drop, then the instruction.
 
     Args:
-        turns: messages of the turns that leave, an earlier summary's among them; no system prompt.
-        words: most words of the summary.
+        turns: messages of these turns, an earlier summary's among them, without a system prompt.
+        words: maximum length of the summary.
     """
     if words < 1:
         raise UsageError("there is no room for a summary", hint="give a larger --ctx, or --overflow roll")
@@ -237,19 +210,19 @@ def summary_request(turns: Sequence[Message], words: int) -> list[Message]:
 
 
 def summary_turn(summary: str) -> tuple[Message, Message]:
-    """The turn that stands where the condensed turns stood."""
+    """Return the turn that replaces the condensed turns."""
     return Message("user", SUMMARY_QUESTION), Message("assistant", summary)
 
 
 def summary_batches(sizes: Sequence[int], room: int, summary: int) -> list[range] | None:
-    """Which turns to condense at a time, where all at once are longer than the window themselves.
+    """Return the turns to condense at a time, where all at once are longer than the window.
 
-    From the second batch on, the summary so far is condensed along.
+    From the second batch on, the previous summary is condensed too.
 
     Args:
-        sizes: tokens of each turn that is to be condensed.
-        room: tokens that a request has for turns, when the instruction and the answer are taken off.
-        summary: most tokens of a summary with its question.
+        sizes: tokens of each turn.
+        room: tokens of a request without the instruction and the answer.
+        summary: maximum tokens of a summary with its question.
 
     Returns:
         Ranges of indices into sizes, in order; None if one turn alone is too long.

@@ -1,4 +1,4 @@
-"""How a command shows a model's answer, and how Ctrl-C stops it; the same for `run` and `chat`."""
+"""The display of an answer, and Ctrl-C to stop it, for `run` and `chat`."""
 
 from __future__ import annotations
 
@@ -22,28 +22,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DisplayOptions:
-    """How answers are shown.
+    """The display of answers."""
 
-    Attributes:
-        stats: figures during the answer and after it; None is a few, where stdout and stderr are a terminal.
-        markdown: as Markdown, where the terminal can.
-        think: what is shown of a model's thoughts, "on", "hide" or "fold".
-        end_line: an answer ends with a newline in a pipe too.
-        tints: drafted tokens are coloured.
-        shades: all tokens are, by how likely they were.
-    """
-
-    stats: bool | None = None
-    markdown: bool = True
-    think: Literal["on", "hide", "fold"] = "fold"
-    end_line: bool = False
-    tints: bool = False
-    shades: bool = False
+    stats: bool | None = None  # figures during and after the answer; None: a few, if stdout and stderr are a terminal
+    markdown: bool = True  # on a terminal that can show it
+    think: Literal["on", "hide", "fold"] = "fold"  # display of the reasoning
+    end_line: bool = False  # end an answer with a newline in a pipe too
+    tints: bool = False  # colour drafted tokens
+    shades: bool = False  # colour all tokens by their probability
 
 
 @contextmanager
 def on_ctrl_c(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
-    """Inside, Ctrl-C does this."""
+    """Handle Ctrl-C with this function inside the block."""
     before = signal.signal(signal.SIGINT, handler)
     try:
         yield
@@ -52,15 +43,15 @@ def on_ctrl_c(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]
 
 
 def cancelling(what: ChatModel | Toolbox) -> AbstractContextManager[None]:
-    """Inside, Ctrl-C stops the model's answer, or a tool's call, instead of the command."""
+    """Cancel the model's answer or the tool's call on Ctrl-C, instead of the command."""
     return on_ctrl_c(lambda number, frame: what.cancel())
 
 
 def show(output: Output, events: Iterable[Event], model: ChatModel, shown_as: DisplayOptions) -> Finished:
-    """Show an answer as it comes; gives its last event."""
+    """Show an answer; return its last event."""
     if output.json:
         return _to_the_end(events, output.event_json)
-    pictures: list[ImageAccepted] = []
+    images: list[ImageAccepted] = []
     with answer_view(
         output,
         n_ctx=model.n_ctx,
@@ -74,50 +65,48 @@ def show(output: Output, events: Iterable[Event], model: ChatModel, shown_as: Di
         shades=shown_as.shades,
     ) as view:
         model.on_wait = view.tick
-        finished = _to_the_end(_keeping(events, pictures), view.show)
-    for picture in pictures if shown_as.stats is not False else ():
-        output.note(f"{picture.name}: {picture.width:,} x {picture.height:,} pixels, {picture.tokens:,} tokens")
+        finished = _to_the_end(_without_images(events, images), view.show)
+    for image in images if shown_as.stats is not False else ():
+        output.note(f"{image.name}: {image.width:,} x {image.height:,} pixels, {image.tokens:,} tokens")
     return finished
 
 
 def show_again(output: Output, text: str, shown_as: DisplayOptions) -> None:
-    """Show an answer that was given before as it was shown then, without its thoughts."""
+    """Show an earlier answer, without its reasoning."""
     events = (Started(1, 0, 0, 0), TextDelta(1, text, 0), Finished(1, "stop", Stats()))
     with answer_view(output, stats=False, markdown=shown_as.markdown, end_line=shown_as.end_line) as view:
         _to_the_end(events, view.show)
 
 
 def is_on_terminal(output: Output) -> bool:
-    """Whether a user sees both the answer and what is said of it."""
+    """Return whether the user sees both stdout and stderr."""
     return output.stdout_is_terminal and output.stderr_is_terminal
 
 
 def collecting(events: Iterable[Event], deltas: list[TextDelta]) -> Iterator[Event]:
-    """The events, their text kept."""
+    """Yield the events, and append their text to deltas."""
     for event in events:
         if isinstance(event, TextDelta):
             deltas.append(event)
         yield event
 
 
-def _keeping(events: Iterable[Event], pictures: list[ImageAccepted]) -> Iterator[Event]:
-    """The events; what is told of pictures is kept until the answer is there: a line would break into the live one."""
+def _without_images(events: Iterable[Event], images: list[ImageAccepted]) -> Iterator[Event]:
+    """Yield the events, and collect reports on images for later: a line would break into the live one."""
     for event in events:
         if isinstance(event, ImageAccepted):
-            pictures.append(event)
+            images.append(event)
         yield event
 
 
 def show_attached(output: Output, attached: Attachments) -> None:
-    """Say which files go along, before they are sent."""
+    """Print the attached files, before they are sent."""
     for note in attached.notes:
         output.note(note)
     for file in attached.files:
         output.note(f"{file.name}: {readable_size(file.n_bytes)}, about {file.tokens:,} tokens")
-    for picture in attached.pictures:
-        output.note(
-            f"{picture.name}: {readable_size(picture.n_bytes)}, an image; its tokens are counted when it is sent"
-        )
+    for image in attached.images:
+        output.note(f"{image.name}: {readable_size(image.n_bytes)}, an image; its tokens are counted when it is sent")
 
 
 def _to_the_end(events: Iterable[Event], show_event: Callable[[Event], None]) -> Finished:

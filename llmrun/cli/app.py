@@ -1,4 +1,4 @@
-"""The Typer application: the root command, whose commands are imported when they are wanted."""
+"""The Typer application: the root command, which imports a command when it is called."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperGroup, TyperOption
 
-from llmrun.cli.commands import ALIASES, COMMANDS
+from llmrun.cli.commands import ALIASES, BENCH_COMMANDS, COMMANDS, CommandEntry
 from llmrun.cli.completion import complete_bench, complete_model, completes, fix_words
-from llmrun.cli.pages import OPTIONS, command_help, root_help
+from llmrun.cli.pages import HELP_ALL, OPTIONS, command_help, root_help
 from llmrun.errors import UsageError, did_you_mean
 
 _MODEL_FIRST = frozenset(
@@ -21,64 +21,77 @@ _MODEL_FIRST = frozenset(
 
 
 class RootCommand(TyperGroup):
-    """The commands of commands.COMMANDS."""
+    """The commands of commands.COMMANDS and BENCH_COMMANDS."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Their names."""
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """A command, imported now; None where there is none of that name. The Tab key mostly gets a stand-in."""
+        """Import and return a command, or None if no command has the name. The Tab key mostly gets a stand-in."""
         name = ALIASES.get(cmd_name, cmd_name)
-        if name not in COMMANDS:
+        entry = COMMANDS.get(name) or BENCH_COMMANDS.get(name)
+        if entry is None:
             return None
         completed = completes(os.environ)
         if completed == "command" or (completed == "model" and name in _MODEL_FIRST):
-            return _command(name, _name_bench if name == "bench" else _name_model)
-        entry = COMMANDS[name]
-        return _command(name, getattr(import_module(f"llmrun.cli.{entry.module}"), entry.function))
+            return _command(name, entry, _name_bench if name == "bench" else _name_model)
+        return _command(name, entry, getattr(import_module(f"llmrun.cli.{entry.module}"), entry.function))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that is called.
+        """Return the command of the arguments.
 
         Raises:
-            UsageError: there is none of that name; names the near ones.
+            UsageError: no command has the name; suggests similar ones.
         """
+        if " ".join(args[:2]) in BENCH_COMMANDS:
+            args = [" ".join(args[:2]), *args[2:]]
         if not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
             hint = did_you_mean(args[0], [*COMMANDS, *ALIASES], "llmrun --help shows all")
             raise UsageError(f"there is no command {args[0]!r}", hint=hint)
         return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """The page that also comes without Typer."""
         formatter.write(root_help())
 
 
-def _command(name: str, function: Any) -> Any:
-    """A function or an app as a command."""
+def _command(name: str, entry: CommandEntry, function: Any) -> Any:
+    """Return a function or a Typer app as a command."""
     if isinstance(function, typer.Typer):
         single = function
     else:
         single = typer.Typer(add_completion=False, context_settings=_SETTINGS)
-        single.command(name, help=COMMANDS[name].help if function in (_name_model, _name_bench) else None)(function)
+        single.command(name, help=entry.help if function in (_name_model, _name_bench) else None)(function)
     command = typer.main.get_command(single)
     command.name = name
     for each in (command, *getattr(command, "commands", {}).values()):
         each.format_help = _write_help
+        each.params.append(_help_all_option())
     return command
 
 
 def _write_help(context: Any, formatter: Any) -> None:
-    """In the shape of all commands' page, and without Rich, which takes tenths of a second."""
+    """Write the help without Rich, which takes tenths of a second to load."""
     formatter.write(command_help(context))
 
 
+def _help_all_option() -> TyperOption:
+    def show(context: typer.Context, _: Any, value: bool) -> None:
+        if value and not context.resilient_parsing:
+            typer.echo(command_help(context, shows_all=True).rstrip("\n"))
+            context.exit()
+
+    text = "Show all options and exit."
+    return TyperOption(
+        param_decls=[HELP_ALL], is_flag=True, is_eager=True, expose_value=False, callback=show, help=text
+    )
+
+
 def _name_model(model: Annotated[str, typer.Argument(autocompletion=complete_model)]) -> None:
-    """Stands in for a command while its name or its model is being typed."""
+    """Stand in for a command while its name or its model is being completed."""
 
 
 def _name_bench(models: Annotated[list[str], typer.Argument(autocompletion=complete_bench)]) -> None:
-    """The same for `bench`, which takes more than models."""
+    """Stand in for `bench`, which takes more than models."""
 
 
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
@@ -99,10 +112,10 @@ def _root(
 
 
 def call(arguments: Sequence[str]) -> int:
-    """Run the command that these arguments name; gives its exit status.
+    """Run the command of these arguments and return its exit status.
 
     Raises:
-        LlmrunError: it failed; wrong options and arguments are a UsageError.
+        LlmrunError: the command failed; wrong options and arguments are a UsageError.
     """
     fix_words(os.environ)
     try:
@@ -113,7 +126,7 @@ def call(arguments: Sequence[str]) -> int:
 
 
 def _usage_error(error: typer.TyperException, command: str) -> UsageError:
-    """What Typer found wrong, in the words and shape of all our errors."""
+    """Return an error of Typer as one of ours."""
     message = error.format_message().rstrip(".")
     what, why = message[:1].lower() + message[1:], ""
     if isinstance(error, typer.BadParameter):

@@ -1,4 +1,4 @@
-"""`llmrun batch`: a file of prompts, answered side by side."""
+"""`llmrun batch`: answers to a file of prompts, computed in parallel."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def asked(
     think_tokens: ThinkTokensOption = None,
     loop_guard: LoopGuardOption = True,
 ) -> tuple[str | None, AnswerRequest]:
-    """The system prompt, and how every row is asked that does not say it itself. Raises as options.wanted()."""
+    """Return the system prompt, and the request for rows without fields of their own. Raises as options.wanted()."""
     options = wanted(
         system, template, max_tokens, stop, None, grammar, json_schema, think, think_tokens, loop_guard=loop_guard
     )
@@ -69,40 +69,35 @@ def asked(
 
 RowsArgument = Annotated[
     Path | None,
-    typer.Argument(metavar="IN", help=".jsonl (also OpenAI's batch files), .csv, .tsv, .parquet, or lines."),
+    typer.Argument(metavar="IN", help=".jsonl (OpenAI batch files too), .csv, .tsv, .parquet, or text lines."),
 ]
 OutOption = Annotated[
     Path | None,
-    typer.Option(
-        "-o", "--output", metavar="OUT.jsonl", help="Output file, one line per row. Default: IN.answers.jsonl"
-    ),
+    typer.Option("-o", "--output", metavar="OUT.jsonl", help="File for the answers. Default: IN.answers.jsonl."),
 ]
 RowPromptOption = Annotated[
     str | None,
     typer.Option(
-        "--prompt",
-        metavar="TEXT",
-        help='Prompt for each row, with columns in braces: "Classify: {text}".',
-        rich_help_panel="Prompt",
+        "--prompt", metavar="TEXT", help='Prompt for each row, e.g. "Classify: {text}".', rich_help_panel="Prompt"
     ),
 ]
 ParallelOption = Annotated[
     int | None,
-    typer.Option("--parallel", "-np", metavar="ROWS", help="Rows decoded together. Default: as many as fit, up to 64."),
+    typer.Option(
+        "--parallel", "-np", metavar="ROWS", help="Rows answered at the same time. Default: as many as fit, up to 64."
+    ),
 ]
 RayOption = Annotated[
     str | None,
     typer.Option(
         "--ray",
         metavar="ADDRESS|local",
-        help="Run on all nodes of a Ray cluster: its address, auto, or local to start one here.",
+        help="Use all nodes of a Ray cluster: an address, auto, or local to start one here.",
         rich_help_panel="Engine",
     ),
 ]
-RetryErrorsOption = Annotated[bool, typer.Option("--retry-errors", help="Ask failed rows again.")]
-DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Show the number of rows, tokens and minutes; do nothing.")
-]
+RetryErrorsOption = Annotated[bool, typer.Option("--retry-errors", help="Try rows that failed again.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only count rows and tokens and predict the time.")]
 
 
 @with_options(asked=asked, loading=loading, flags=sampling_flags)
@@ -127,10 +122,10 @@ def batch(
 ) -> None:
     """Answer a file of prompts, many in parallel.
 
-    A row is a text, an object with "prompt" or "messages", a table's row with --prompt, or a line of an OpenAI batch
-    file. Answers are written as they come, so not in the order of the rows: each has its row's number and id. Stopped
-    or killed at any time, the same command goes on where it was, and no row is lost or answered twice. A row that
-    fails has its error, and the exit status is 10. With --at, a server's only model needs no name.
+    A row is a text, an object with "prompt" or "messages", a table row with --prompt, or a line of an OpenAI batch
+    file. Answers are written as they finish, each with its row's number and id. Run the same command again to continue
+    after an interruption. A failed row gets an error, and the exit status is 10. With --at, MODEL may be left out if
+    the server has only one.
     """
     from llmrun.batch.plan import plan_batch
     from llmrun.batch.results import ResultFile
@@ -139,9 +134,9 @@ def batch(
 
     require_within("--parallel", parallel, PARALLEL_BOUNDS)
     if loading.draft is not None or loading.speculate:
-        raise UsageError("a batch drafts nothing", why="many rows side by side use the hardware fully as it is")
+        raise UsageError("a batch uses no drafts", why="many rows in parallel already use the hardware fully")
     output = Output(json=json)
-    loading = replace(loading, wishes=replace(loading.wishes, exact=exact))
+    loading = replace(loading, preferences=replace(loading.preferences, exact=exact))
     loading = _engine(at, key_file, ray, loading)
     model, rows = _model_and_rows(model, rows, loading)
     out = out or rows.with_name(f"{rows.stem}.answers.jsonl")
@@ -166,7 +161,7 @@ def batch(
 
 
 def _engine(at: str | None, key_file: Path | None, ray: str | None, loading: LoadingOptions) -> LoadingOptions:
-    """How the model is loaded, or the far server that has it.
+    """Return the options of loading the model, with the remote server if there is one.
 
     Raises:
         UsageError: both, or the server can't be meant.
@@ -180,7 +175,7 @@ def _engine(at: str | None, key_file: Path | None, ray: str | None, loading: Loa
 
 
 def _model_and_rows(model: str, rows: Path | None, loading: LoadingOptions) -> tuple[str, Path]:
-    """What was typed; a server's only model needs no name, so that one word is the rows."""
+    """Return model and file. With a server, a single argument is the file."""
     if rows is not None:
         return model, rows
     if loading.server is None:
@@ -198,12 +193,12 @@ def _answering(
     parallel: int | None,
     recipe: RowTemplate,
 ) -> Iterator[RowAnswerer]:
-    """What answers the rows: a far server, the engines of a Ray cluster, or one here."""
+    """Yield the engine for the rows: a remote server, a Ray cluster, or an engine here."""
     if loading.server is not None:
         yield _far(output, loading.server, name, parallel, recipe)
         return
     if address is not None:
-        if loading.wishes.workers:
+        if loading.preferences.workers:
             raise UsageError("--ray and --rpc exclude each other", why="a worker serves one engine at a time")
         try:
             from llmrun.batch.cluster import connected
@@ -212,7 +207,7 @@ def _answering(
         from llmrun.batch.node import NodeJob
 
         activity.show("waiting for a node of the Ray cluster that has the model")
-        job = NodeJob(name, loading.wishes, parallel, loading.adapters, loading.projector)
+        job = NodeJob(name, loading.preferences, parallel, loading.adapters, loading.projector)
         with connected(address, job) as cluster:
             yield cluster
         return
@@ -228,11 +223,11 @@ def _answering(
     projector = find_projector(path, loading.projector)
     prepared = partial(prepare, located.spec, path, warm_up=True, projector=projector, adapters=adapters)
     with using(path):
-        yield LocalEngine(prepared, loading.wishes, parallel, adapters)
+        yield LocalEngine(prepared, loading.preferences, parallel, adapters)
 
 
 def _far(output: Output, server: Server, name: str, parallel: int | None, recipe: RowTemplate) -> RowAnswerer:
-    """A far server. What it can't be told of what was typed is refused; of what a row says, with the row."""
+    """Return a remote engine. Raise for options that the server does not support; rows are checked one by one."""
     from llmrun.batch.remote import RemoteEngine
     from llmrun.remote.request_body import require_told
 
@@ -243,10 +238,10 @@ def _far(output: Output, server: Server, name: str, parallel: int | None, recipe
 
 
 def _read(rows: Path, out: Path) -> list[Row]:
-    """All rows.
+    """Return all rows.
 
     Raises:
-        UsageError: there are none, or the answers would be written over them.
+        UsageError: the file has no rows, or is the output file.
     """
     from llmrun.batch.rows import read_rows
 
@@ -261,10 +256,10 @@ def _read(rows: Path, out: Path) -> list[Row]:
 def _answer(
     output: Output, answering: RowAnswerer, plan: BatchPlan, results: ResultFile, total: int, out: Path
 ) -> None:
-    """Answer what is left.
+    """Answer the remaining rows.
 
     Raises:
-        RowsFailedError: rows have errors, of this run or an earlier one.
+        RowsFailedError: rows failed, in this run or an earlier one.
     """
     from llmrun.batch.ledger import BatchProgress, Ledger
     from llmrun.ui.views.batch import BatchView

@@ -1,4 +1,4 @@
-"""Beam search: its options, what excludes it, and how what it finds is shown."""
+"""Beam search: options, conflicts with other options, and display of results."""
 
 from __future__ import annotations
 
@@ -28,43 +28,42 @@ BeamsOption = Annotated[
     typer.Option(
         "--beams",
         metavar="B",
-        help="Search for the likeliest answer with B branches; see llmrun help beams.",
+        help="Search for the likeliest answer with B beams; see llmrun help beams.",
         rich_help_panel=_PANEL,
     ),
 ]
 LengthPenaltyOption = Annotated[
     float | None,
-    typer.Option("--length-penalty", help="Above 0 prefers long answers, below 0 short ones.", rich_help_panel=_PANEL),
+    typer.Option(
+        "--length-penalty", help="Prefer long answers (above 0) or short ones (below 0).", rich_help_panel=_PANEL
+    ),
 ]
 EarlyStoppingOption = Annotated[
     str | None,
     typer.Option(
         "--early-stopping",
         metavar="true|false|never",
-        help="Stop with B answers, when no branch looks better, or when none can become better.",
+        help="Stop at B answers; when no beam looks better than the worst of them; or when none can become better.",
         autocompletion=complete_words(*EARLY_STOPPING),
         rich_help_panel=_PANEL,
     ),
 ]
 BeamGroupsOption = Annotated[
     int | None,
-    typer.Option(
-        "--beam-groups",
-        metavar="G",
-        help="Number of groups of beams that differ from each other.",
-        rich_help_panel=_PANEL,
-    ),
+    typer.Option("--beam-groups", metavar="G", help="Divide the beams into G diverse groups.", rich_help_panel=_PANEL),
 ]
 DiversityOption = Annotated[
     float | None,
-    typer.Option("--diversity", help="Penalty that keeps the groups apart, such as 0.5.", rich_help_panel=_PANEL),
+    typer.Option(
+        "--diversity", help="Penalty for tokens that another group has chosen, e.g. 0.5.", rich_help_panel=_PANEL
+    ),
 ]
 LengthRuleOption = Annotated[
     str | None,
     typer.Option(
         "--length-rule",
         metavar="|".join(LENGTH_RULES),
-        help="Library whose length penalty, stops and defaults are used.",
+        help="Library whose length penalty, stop rule and defaults to use.",
         autocompletion=complete_words(*LENGTH_RULES),
         rich_help_panel=_PANEL,
     ),
@@ -79,10 +78,10 @@ def beam_options(
     diversity: DiversityOption = None,
     length_rule: LengthRuleOption = None,
 ) -> BeamSettings | None:
-    """The options of beam search; None where it is not wanted.
+    """Collect the options of beam search; None if it is off.
 
     Raises:
-        UsageError: a value is invalid, or there are no beams that it could be for.
+        UsageError: a value is invalid, or --beams is missing.
     """
     others = {
         "--length-penalty": length_penalty,
@@ -105,13 +104,13 @@ def beam_options(
 def refuse_with_beams(
     asked: AnswerRequest, loading: LoadingOptions, flags: Mapping[str, Any], others: Mapping[str, object]
 ) -> None:
-    """See that nothing is asked for that means nothing where tokens are not drawn.
+    """Raise for options that beam search cannot obey.
 
     Args:
-        others: flag -> what was given, if anything.
+        others: flag -> its value, if given.
 
     Raises:
-        UsageError: something is.
+        UsageError: such an option is given.
     """
     drawn = {FLAGS[name][0]: True for name in flags if name not in _MEANT}
     given = {
@@ -124,18 +123,18 @@ def refuse_with_beams(
     }
     flag = next((flag for flag, is_given in given.items() if is_given), None)
     if flag is not None:
-        why = "a search keeps the likeliest branches, and draws none" if flag in drawn else ""
+        why = "beam search does not sample" if flag in drawn else ""
         raise UsageError(f"--beams and {flag} exclude each other", why=why, hint="give one of them")
 
 
 def search(
     output: Output, model: Model, asked: AnswerRequest, settings: BeamSettings, shown_as: DisplayOptions
 ) -> None:
-    """Search, and show what was found: the best answer on stdout, everything else on stderr.
+    """Search, then print the best answer to stdout and everything else to stderr.
 
     Raises:
-        CancelledError: Ctrl-C ended it; what there was is shown.
-        CutOffError: the answer had to follow a grammar, and is cut off.
+        CancelledError: Ctrl-C; the partial result is shown.
+        CutOffError: a limit cut off an answer that must follow a grammar.
     """
     with cancelling(model):
         found, tree = searched(output, model, asked, settings)
@@ -151,7 +150,7 @@ def search(
     if found.is_cancelled:
         raise CancelledError("stopped by Ctrl-C")
     if best.reason == "length" and asked.grammar is not None:
-        why = "the beams have filled the KV cache" if found.is_full else "it is as long as it may be"
+        why = "the beams have filled the KV cache" if found.is_full else "the length limit is reached"
         hint = "a larger --ctx, or fewer beams" if found.is_full else "a larger --max-tokens, or none"
         raise CutOffError("the answer is cut off and incomplete", why=why, hint=hint)
     if found.is_full and not output.json:
@@ -161,7 +160,7 @@ def search(
 def searched(
     output: Output, model: Model, asked: AnswerRequest, settings: BeamSettings
 ) -> tuple[BeamsFound, list[TreeNode]]:
-    """Search, and draw the tree meanwhile; what was found, and the tree."""
+    """Search and draw the tree meanwhile; return the result and the tree."""
     from llmrun.ui.views.beams import BeamsView
 
     if model.thinks:
@@ -171,11 +170,7 @@ def searched(
 
 
 def show_rest(output: Output, model: Model, settings: BeamSettings, found: BeamsFound, *, is_free: bool) -> None:
-    """What stands behind the best answer: the others, and what the search took.
-
-    Args:
-        is_free: no grammar says what an answer may be.
-    """
+    """Show the other answers and the cost of the search."""
     from llmrun.ui.views.beams import show_cost, show_others
 
     show_others(output, found)

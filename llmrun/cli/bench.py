@@ -1,23 +1,24 @@
-"""`llmrun bench`: how fast models run here, and whether two results really differ."""
+"""`llmrun bench`: measurements of speed, and comparisons of two results."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmrun.bench.parameters import KV_TYPES
+from llmrun.cli.bench_history import OutputOptions, deliver, kind_of_file, look_back, output_options, save
 from llmrun.cli.bench_load import LoadTestOptions, load_test_options
-from llmrun.cli.completion import BENCH_ACTIONS, complete_bench, complete_words
-from llmrun.cli.options import JsonOption, LoraOption, YesOption, adapters_of, with_options
-from llmrun.cli.replacing import check_output_file
+from llmrun.cli.bench_options import BenchArguments, Lists, MeasurementOptions
+from llmrun.cli.completion import BENCH_ACTIONS, complete_bench
+from llmrun.cli.options import LoraOption, YesOption, adapters_of, engine_option, with_options
 from llmrun.cli.rpc import RpcOption, workers_of
 from llmrun.config import load_settings
 from llmrun.errors import OutOfMemoryError, UsageError
+from llmrun.protocol.settings import DEFAULTS, FLASH_ATTENTION, SETTINGS, shown
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
@@ -29,10 +30,12 @@ if TYPE_CHECKING:
     from llmrun.protocol.adapters import Adapter
     from llmrun.protocol.loading import Load
 
-_TESTS, _LOADING, _RESULTS = "What is measured", "How the model is loaded", "Results"
-_FORMATS = ("table", "md", "csv", "json", "jsonl", "html")
-
-Lists = list[str] | None
+_TESTS, _LOADING = "Tests", "Loading"
+_DEFAULTS = {"threads": "one per physical core", "n_batch": "2048"}  # other than the engine's
+_METAVARS = {
+    "n_batch": "TOKENS", "n_ubatch": "TOKENS", "kv_type_k": "TYPE", "kv_type_v": "TYPE", "repack": "on|off",
+    "flash_attention": "|".join(FLASH_ATTENTION), "cpu_experts": "LAYERS",
+}  # fmt: skip
 
 
 def _tests(short: str, long: str, metavar: str, text: str) -> typer.models.OptionInfo:
@@ -40,103 +43,56 @@ def _tests(short: str, long: str, metavar: str, text: str) -> typer.models.Optio
     return option
 
 
-def _loading(short: str, long: str, metavar: str, text: str, *words: str) -> typer.models.OptionInfo:
-    completion = complete_words(*words) if words else None
-    option: typer.models.OptionInfo = typer.Option(
-        short, long, metavar=metavar, help=text, rich_help_panel=_LOADING, autocompletion=completion
-    )
-    return option
-
-
-@dataclass(frozen=True, slots=True)
-class BenchArguments:
-    """Lists as they were typed; None where an option did not come."""
-
-    prompts: Lists
-    answers: Lists
-    pairs: Lists
-    chats: Lists
-    depths: Lists
-    batches: Lists
-    ubatches: Lists
-    threads: Lists
-    flash_attention: Lists
-    types_k: Lists
-    types_v: Lists
-    repack: Lists
-    gpu_layers: Lists
-    n_cpu_moe: Lists
-    adapters: tuple[Adapter, ...]
-    workers: tuple[str, ...]
-
-    @property
-    def says_how_to_load(self) -> bool:
-        """Whether a list of the loading came."""
-        lists = (self.batches, self.ubatches, self.threads, self.flash_attention, self.types_k, self.types_v)
-        return any(each is not None for each in (*lists, self.repack, self.gpu_layers, self.n_cpu_moe))
+def _loading_options() -> list[inspect.Parameter]:
+    """Return a parameter for each engine setting that has an option, with llmrun bench's defaults."""
+    found = []
+    for name in (name for name, setting in SETTINGS.items() if setting.option):
+        default = _DEFAULTS.get(name, shown(getattr(DEFAULTS, name)))
+        option = engine_option(name, default, metavar=_METAVARS.get(name, "NUMBER"), panel=_LOADING)
+        kind = inspect.Parameter.KEYWORD_ONLY
+        found.append(inspect.Parameter(name, kind, default=None, annotation=Annotated[Lists, option]))
+    return found
 
 
 def bench_arguments(
-    prompts: Annotated[Lists, _tests("-p", "--n-prompt", "TOKENS", "Prompts. Default: 512.")] = None,
-    answers: Annotated[Lists, _tests("-n", "--n-gen", "TOKENS", "Answers, token by token. Default: 128.")] = None,
-    pairs: Annotated[Lists, _tests("-pg", "--prompt-gen", "P,N", "A prompt and an answer in one test.")] = None,
+    prompts: Annotated[Lists, _tests("-p", "--n-prompt", "TOKENS", "Prompt lengths. Default: 512.")] = None,
+    answers: Annotated[Lists, _tests("-n", "--n-gen", "TOKENS", "Answer lengths. Default: 128.")] = None,
+    pairs: Annotated[Lists, _tests("-pg", "--prompt-gen", "P,N", "Prompt and answer in one test.")] = None,
     chats: Annotated[
         Lists,
-        _tests("--chat", "--chats", "P,N", "The same with sampling and text. Default: 128,64 without -p, -n, -pg."),
+        _tests("--chat", "--chats", "P,N", "As -pg, with sampling and text. Default: 128,64 without -p, -n, -pg."),
     ] = None,
     depths: Annotated[Lists, _tests("-d", "--n-depth", "TOKENS", "In the context before. Default: 0.")] = None,
-    threads: Annotated[Lists, _loading("-t", "--threads", "NUMBER", "Default: one per physical core.")] = None,
-    batches: Annotated[Lists, _loading("-b", "--batch-size", "TOKENS", "Default: 2048.")] = None,
-    ubatches: Annotated[Lists, _loading("-ub", "--ubatch-size", "TOKENS", "Default: 512.")] = None,
-    flash_attention: Annotated[
-        Lists, _loading("-fa", "--flash-attention", "auto|on|off", "Default: auto.", "auto", "on", "off")
-    ] = None,
-    types_k: Annotated[
-        Lists, _loading("-ctk", "--cache-type-k", "TYPE", "Of keys in the KV cache. Default: f16.", *KV_TYPES)
-    ] = None,
-    types_v: Annotated[
-        Lists, _loading("-ctv", "--cache-type-v", "TYPE", "Values in it. Default: f16.", *KV_TYPES)
-    ] = None,
-    repack: Annotated[
-        Lists, _loading("-rpk", "--repack", "1|0", "Weights in the order this processor likes best. Default: 1.")
-    ] = None,
-    gpu_layers: Annotated[Lists, _loading("-ngl", "--gpu-layers", "NUMBER", "Default: -1, all.")] = None,
-    n_cpu_moe: Annotated[
-        Lists, _loading("-ncmoe", "--n-cpu-moe", "LAYERS", "First layers whose experts the processor computes.")
-    ] = None,
     lora: LoraOption = None,
     rpc: RpcOption = None,
+    **settings: Lists,
 ) -> BenchArguments:
     """The options that take lists. Each may be repeated, and takes "128,512", "128-1024+128" and "128-1024*2"."""
-    if rpc is not None and gpu_layers is not None:
+    if rpc is not None and settings["gpu_layers"] is not None:
         raise UsageError("--rpc and -ngl exclude each other", why="layers are divided by the memory of each machine")
-    return BenchArguments(
-        prompts, answers, pairs, chats, depths, batches, ubatches, threads,
-        flash_attention, types_k, types_v, repack, gpu_layers, n_cpu_moe, adapters_of(lora), workers_of(rpc),
-    )  # fmt: skip
+    given = {name: texts for name, texts in settings.items() if texts is not None}
+    return BenchArguments(prompts, answers, pairs, chats, depths, given, adapters_of(lora), workers_of(rpc))
 
 
-@dataclass(frozen=True, slots=True)
-class MeasurementOptions:
-    """How it is measured. interleave is None where nobody said anything. Fields as in bench.run.Request."""
-
-    repetitions: int
-    warm_up: bool
-    interleave: bool | None
-    delay: float
-    with_limits: bool
+_signature = inspect.signature(bench_arguments, eval_str=True)
+_own = list(_signature.parameters.values())[:-1]
+# What Typer reads: an option for each setting, where `settings` collects them.
+vars(bench_arguments)["__signature__"] = _signature.replace(parameters=[*_own, *_loading_options()])
 
 
 def measurement_options(
     repetitions: Annotated[
         int, typer.Option("-r", "--repetitions", metavar="NUMBER", help="Repetitions of each test.")
     ] = 5,
-    warm_up: Annotated[bool, typer.Option("--warmup/--no-warmup", help="Run each test once before measuring.")] = True,
+    warm_up: Annotated[
+        bool, typer.Option("--warmup/--no-warmup", help="Run each test once before measuring it.")
+    ] = True,
     interleave: Annotated[
         bool | None,
         typer.Option(
             "--interleave/--no-interleave",
-            help="Measure models in turns, so that drift affects all alike. Default: if they fit into memory together.",
+            help="Measure the models alternately, so that drift affects all alike. Default: if they fit into memory "
+            "together.",
         ),
     ] = None,
     delay: Annotated[
@@ -144,109 +100,8 @@ def measurement_options(
     ] = 0,
     limits: Annotated[bool, typer.Option("--limits/--no-limits", help="Measure the machine's limits too.")] = True,
 ) -> MeasurementOptions:
-    """Options of the way to measure."""
+    """Collect the options of the measurement."""
     return MeasurementOptions(repetitions, warm_up, interleave, delay, limits)
-
-
-@dataclass(frozen=True, slots=True)
-class OutputOptions:
-    """What becomes of the result.
-
-    Attributes:
-        kind: one of _FORMATS, for stdout; where nothing but a file was asked for, that file's.
-        file: where it is written to; None is stdout.
-        copy: a file besides, with the format of its name.
-        save: into the history.
-        machine: what to call this one.
-        compare: two results to be compared, in place of measuring.
-        versus: another program that is measured too.
-    """
-
-    kind: str
-    file: Path | None
-    copy: Path | None
-    save: bool
-    machine: str
-    compare: tuple[str, str] | None
-    versus: str
-
-    def check_files(self, output: Output, *, yes: bool) -> None:
-        """Raise as check_output_file() unless the files may be written."""
-        for file in filter(None, (self.file, self.copy)):
-            check_output_file(output, file, yes=yes)
-
-
-def output_options(
-    form: Annotated[
-        str,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="FORMAT|FILE",
-            help=", ".join(_FORMATS) + ", or a file.",
-            rich_help_panel=_RESULTS,
-            autocompletion=complete_words(*_FORMATS),
-        ),
-    ] = "table",
-    save: Annotated[
-        bool, typer.Option("--save/--no-save", help="Keep the result in the history.", rich_help_panel=_RESULTS)
-    ] = True,
-    machine: Annotated[
-        str, typer.Option("--machine", metavar="NAME", help="Name of this result.", rich_help_panel=_RESULTS)
-    ] = "",
-    compare: Annotated[
-        tuple[str, str] | None,
-        typer.Option(
-            "--compare",
-            metavar="A B",
-            help="Compare B with A: files, numbers of the history, machines, versions or models.",
-            rich_help_panel=_RESULTS,
-        ),
-    ] = None,
-    versus: Annotated[
-        str,
-        typer.Option(
-            "--vs",
-            metavar="PROGRAM",
-            help="Measure another program in turns: llama-bench, ollama.",
-            rich_help_panel=_RESULTS,
-            autocompletion=complete_words("llama-bench", "ollama"),
-        ),
-    ] = "",
-    json: JsonOption = False,
-) -> OutputOptions:
-    """Options of the result.
-
-    Raises:
-        UsageError: there is no such format or program.
-    """
-    if versus:
-        from llmrun.bench.external import kind_of
-
-        kind_of(versus)
-    kind, file = _target(form)
-    if json and file is None and kind not in ("table", "json"):
-        raise UsageError(f"--json and -o {form} exclude each other", hint="give one of them")
-    if json:
-        return OutputOptions("json", None, file, save, machine, compare, versus)
-    return OutputOptions(kind, file, None, save, machine, compare, versus)
-
-
-def _target(form: str) -> tuple[str, Path | None]:
-    """A format, and the file where that is what was asked for."""
-    if form in _FORMATS:
-        return form, None
-    file = Path(form)
-    if kind_of_file(file) not in _FORMATS[1:]:
-        raise UsageError(
-            f"invalid -o {form}", why=f"must be one of {', '.join(_FORMATS)}, or a file that ends so", hint="-o md"
-        )
-    return kind_of_file(file), file
-
-
-def kind_of_file(file: Path) -> str:
-    """The format that a file's name asks for."""
-    return file.suffix.removeprefix(".").lower()
 
 
 @with_options(lists=bench_arguments, load=load_test_options, how=measurement_options, after=output_options)
@@ -255,8 +110,8 @@ def bench(
         list[str] | None,
         typer.Argument(
             metavar="MODEL...",
-            help="Names, owner/repo[:quant] or paths. About what was measured before: history [NUMBER], "
-            "compare A B, rm NUMBER...",
+            help="Names, owner/repo[:quant] or paths. For earlier results: history [NUMBER], compare A B, or "
+            "rm NUMBER...",
             autocompletion=complete_bench,
         ),
     ] = None,
@@ -269,7 +124,7 @@ def bench(
         bool,
         typer.Option(
             "--speculate",
-            help="Measure the gain of speculation instead; see llmrun help speculation.",
+            help="Measure the gain of speculative decoding instead; see llmrun help speculation.",
             rich_help_panel=_TESTS,
         ),
     ] = False,
@@ -277,10 +132,10 @@ def bench(
 ) -> None:
     """Measure the speed of models, with confidence intervals.
 
-    Tests have llama-bench's names and are done its way: pp512 reads a prompt, tg128 makes an answer of random tokens.
-    chat128+64 is what `llmrun run` does: with sampling, text and streaming.
+    Tests are named and done as in llama-bench: pp512 is the prefill of 512 tokens, tg128 decodes 128 random tokens.
+    chat128+64 is a real answer as `llmrun run` gives it: with sampling, text and streaming.
     """
-    from llmrun.cli import bench_history, bench_load, bench_speculation
+    from llmrun.cli import bench_load, bench_speculation
 
     output = Output(json=after.kind in {"json", "jsonl"})
     if models and models[0] == "run":
@@ -294,7 +149,7 @@ def bench(
         bench_load.measure(output, models or (), load, lists, how, after, yes=yes)
         return
     if after.compare is not None or (models and models[0] in BENCH_ACTIONS):
-        _look_back(output, [*(models or []), *(after.compare or ())], after)
+        look_back(output, [*(models or []), *(after.compare or ())], after)
         return
     if not models:
         raise UsageError("bench needs a model", hint="llmrun bench smollm2")
@@ -303,43 +158,22 @@ def bench(
         request = _request(output, found, cases, hardware, how, after.machine)
         result, error = _measure(output, request, hardware, after)
     if result.rows and after.save:
-        bench_history.save(output, result)
+        save(output, result)
     if result.rows and after.kind != "table":
-        bench_history.deliver(output, result, after.kind, after.file)
+        deliver(output, result, after.kind, after.file)
     if result.rows and after.copy is not None:
-        bench_history.deliver(output, result, kind_of_file(after.copy), after.copy)
+        deliver(output, result, kind_of_file(after.copy), after.copy)
     if error is not None:
         raise error
-
-
-def _look_back(output: Output, words: Sequence[str], after: OutputOptions) -> None:
-    """What was measured before: shown, compared or removed.
-
-    Raises:
-        UsageError: there is no such result, or the number of them is wrong.
-    """
-    from llmrun.cli import bench_history
-
-    if words[0] == "rm":
-        bench_history.remove(output, words[1:])
-    elif words[0] == "history":
-        bench_history.show(output, words[1:], after.kind, after.file)
-        if after.copy is not None:
-            bench_history.show(output, words[1:], kind_of_file(after.copy), after.copy)
-    else:
-        sides = after.compare or tuple(words[1:])
-        if len(sides) != 2:
-            raise UsageError("compare takes two results", hint="llmrun bench compare 1 2")
-        bench_history.compare(output, (sides[0], sides[1]), after.kind)
 
 
 @contextmanager
 def _opened(
     output: Output, names: Sequence[str], lists: BenchArguments, *, yes: bool
 ) -> Iterator[tuple[BenchedModel, ...]]:
-    """The models' files, downloaded where they are missing; nobody removes them meanwhile.
+    """Yield the models, downloaded if necessary and protected from removal.
 
-    Chat tests load them as `llmrun chat` does, where nothing else was typed.
+    Chat tests load them as `llmrun chat` does, unless an option of the loading is given.
     """
     from llmrun.bench.run import BenchedModel
     from llmrun.cli.loading import fetch
@@ -359,7 +193,7 @@ def _opened(
             _check_adapters(lists.adapters, header)
             stack.enter_context(using(path))
             label = "+".join((Path(name).stem if each.spec.path else name, *(one.name for one in lists.adapters)))
-            usual = None if lists.says_how_to_load else _usual(each.spec, path, lists)
+            usual = None if lists.settings else _usual(each.spec, path, lists)
             spread = _spread(output, each.spec, path, lists.workers) if lists.workers else None
             models.append(BenchedModel(label, path.absolute(), header, usual, lists.adapters, spread))
         yield tuple(models)
@@ -373,7 +207,7 @@ def _check_adapters(adapters: tuple[Adapter, ...], header: Header) -> None:
 
 
 def _spread(output: Output, spec: ModelSpec, path: Path, workers: tuple[str, ...]) -> Load:
-    """Which layers each worker gets, which is said."""
+    """Return the division of the layers between the workers, and note it."""
     from llmrun.model.load_plan import prepare
     from llmrun.planning.plan import LoadPreferences
 
@@ -384,7 +218,7 @@ def _spread(output: Output, spec: ModelSpec, path: Path, workers: tuple[str, ...
 
 
 def _usual(spec: ModelSpec, path: Path, lists: BenchArguments) -> Loading | None:
-    """How `llmrun chat` loads a model, with what `llmrun tune` found; None where it does not fit that way."""
+    """Return the parameters with which `llmrun chat` loads a model, including tuned ones; None if it does not fit."""
     from dataclasses import replace
 
     from llmrun.bench.run import Loading
@@ -402,7 +236,7 @@ def _usual(spec: ModelSpec, path: Path, lists: BenchArguments) -> Loading | None
 def _cases(
     output: Output, lists: BenchArguments, how: MeasurementOptions, *, with_chat: bool
 ) -> tuple[Hardware, tuple[Case, ...]]:
-    """What is to be measured, and where; what is impossible with any model is refused before one is looked for."""
+    """Return the machine and the cases to measure. Raise for cases that no model can run."""
     from llmrun.bench.validation import check_cases
     from llmrun.planning.machine import this_machine
 
@@ -421,7 +255,7 @@ def _request(
     how: MeasurementOptions,
     name: str,
 ) -> BenchRequest:
-    """What is to be run; what is impossible with these models is refused."""
+    """Return the measurements to run. Raise for cases that these models cannot run."""
     from llmrun.bench.run import BenchRequest, engines_of
     from llmrun.bench.validation import NamedModel, check_models, fit_together
 
@@ -444,43 +278,37 @@ def _request(
 
 
 def wanted(lists: BenchArguments, threads: int, *, with_chat: bool = True) -> BenchGrid:
-    """Lists as numbers and words.
+    """Return the lists as numbers and words.
 
     Args:
         threads: the default.
-        with_chat: whether a chat is measured when nobody says what is to be.
+        with_chat: add the chat test if no test is given.
 
     Raises:
         UsageError: one is invalid.
     """
     from llmrun.bench import parameters as known
 
-    def numbers(texts: Lists, option: str, default: tuple[int, ...], least: int = 1) -> tuple[int, ...]:
-        return default if texts is None else known.numbers(texts, option, least=least)
+    def numbers(texts: Lists, option: str, default: tuple[int, ...]) -> tuple[int, ...]:
+        return default if texts is None else known.numbers(texts, option)
 
-    kv_types = {kind: kind for kind in known.KV_TYPES}
     silent = with_chat and lists.prompts is None and lists.answers is None and lists.pairs is None
     chats = [",".join(map(str, known.DEFAULT_CHAT))] if silent and lists.chats is None else lists.chats or []
     return known.BenchGrid(
-        threads=numbers(lists.threads, "-t", (threads,)),
-        prompts=numbers(lists.prompts, "-p", (known.DEFAULT_PROMPT,), 0),
-        answers=numbers(lists.answers, "-n", (known.DEFAULT_ANSWER,), 0),
+        settings={
+            "threads": (threads,),
+            **{name: known.setting_values(name, texts) for name, texts in lists.settings.items()},
+        },
+        prompts=numbers(lists.prompts, "-p", (known.DEFAULT_PROMPT,)),
+        answers=numbers(lists.answers, "-n", (known.DEFAULT_ANSWER,)),
         pairs=known.pairs(lists.pairs or (), "-pg"),
         chats=known.pairs(chats, "--chat"),
-        depths=numbers(lists.depths, "-d", (0,), 0),
-        batches=numbers(lists.batches, "-b", (2048,)),
-        ubatches=numbers(lists.ubatches, "-ub", (512,)),
-        flash_attention=known.words(lists.flash_attention or ["auto"], "-fa", known.FLASH_ATTENTION),
-        types_k=known.words(lists.types_k or ["f16"], "-ctk", kv_types),
-        types_v=known.words(lists.types_v or ["f16"], "-ctv", kv_types),
-        repack=known.words(lists.repack or ["1"], "--repack", known.SWITCH),
-        gpu_layers=numbers(lists.gpu_layers, "-ngl", (-1,), -1),
-        n_cpu_moe=numbers(lists.n_cpu_moe, "-ncmoe", (0,), 0),
+        depths=numbers(lists.depths, "-d", (0,)),
     )
 
 
 def _measure(output: Output, request: BenchRequest, hardware: Hardware, after: OutputOptions) -> BenchOutcome:
-    """Run it, and show it meanwhile. Ctrl-C is an error too: what was measured comes with it."""
+    """Run the measurements and show their progress. After Ctrl-C, return the partial result with the error."""
     from llmrun.bench.run import run
     from llmrun.ui.views.bench import BenchView
 

@@ -1,4 +1,4 @@
-"""`llmrun bench --clients`: how fast several clients at once are answered, by an engine here or a far server."""
+"""`llmrun bench --clients`: a load test of an engine here or of a remote server."""
 
 from __future__ import annotations
 
@@ -14,34 +14,25 @@ from llmrun.cli.options import DraftOption
 from llmrun.cli.remote import AtOption, KeyFileOption, remote_server, served_model
 from llmrun.config import load_settings
 from llmrun.errors import UsageError, require_within
+from llmrun.protocol.settings import SETTINGS
 
 if TYPE_CHECKING:
     from llmrun.bench.load import LoadOutcome, LoadRequest
-    from llmrun.cli.bench import BenchArguments, MeasurementOptions, OutputOptions
+    from llmrun.cli.bench_history import OutputOptions
+    from llmrun.cli.bench_options import BenchArguments, MeasurementOptions
     from llmrun.remote.server import Server
     from llmrun.ui.terminal.output import Output
 
 _DEFAULT_TOKENS = 64
 _MOST_FAR_CLIENTS = 1024
-_PANEL = "Several clients at once"
+_PANEL = "Load test"
 # Lists of other tests and other ways to load: the model is loaded as `llmrun serve` does.
-_FOREIGN = {
-    "prompts": "-p", "answers": "-n", "pairs": "-pg", "chats": "--chat", "depths": "-d", "batches": "-b",
-    "ubatches": "-ub", "flash_attention": "-fa", "types_k": "-ctk", "types_v": "-ctv", "repack": "-rpk",
-    "gpu_layers": "-ngl", "n_cpu_moe": "-ncmoe",
-}  # fmt: skip
+_FOREIGN = {"prompts": "-p", "answers": "-n", "pairs": "-pg", "chats": "--chat", "depths": "-d"}
 
 
 @dataclass(frozen=True, slots=True)
 class LoadTestOptions:
-    """What was typed; None where an option did not come.
-
-    Attributes:
-        clients: lists of numbers.
-        tokens: of each answer.
-        draft: a draft model.
-        at, key_file: a far server and its key.
-    """
+    """Options as typed; None for an option that is missing."""
 
     clients: list[str] | None
     tokens: int | None
@@ -50,7 +41,7 @@ class LoadTestOptions:
     key_file: Path | None = None
 
     def check(self, *, with_drafts: bool) -> None:
-        """Raises UsageError where an option has nothing to do with what is measured."""
+        """Raise UsageError for an option that does not apply to the measurement."""
         if self.clients is None and (self.at is not None or self.key_file is not None):
             hint = "llmrun bench --at http://127.0.0.1:8080 --clients 1,2,4,8"
             raise UsageError("--at and --key-file need --clients", hint=hint)
@@ -59,7 +50,7 @@ class LoadTestOptions:
         if self.clients is not None and with_drafts:
             raise UsageError("--clients and --speculate exclude each other", hint="give one of them")
         if self.clients is None and not with_drafts and self.tokens is not None:
-            hint = f"-n {self.tokens} measures one answer of so many tokens"
+            hint = f"-n {self.tokens} measures one answer of {self.tokens} tokens"
             raise UsageError("--tokens needs --clients or --speculate", hint=hint)
 
 
@@ -69,7 +60,7 @@ def load_test_options(
         typer.Option(
             "--clients",
             metavar="NUMBER",
-            help="Measure N clients of one engine instead, e.g. 1,2,4,8.",
+            help="Measure one engine under this many clients at once instead, e.g. 1,2,4,8.",
             rich_help_panel=_PANEL,
         ),
     ] = None,
@@ -78,7 +69,7 @@ def load_test_options(
         typer.Option(
             "--tokens",
             metavar="TOKENS",
-            help=f"Of each answer. Default: {_DEFAULT_TOKENS}; with --speculate 400, where the model goes on so long.",
+            help=f"Length of each answer. Default: {_DEFAULT_TOKENS}; with --speculate up to 400.",
             rich_help_panel=_PANEL,
         ),
     ] = None,
@@ -86,7 +77,7 @@ def load_test_options(
     at: AtOption = None,
     key_file: KeyFileOption = None,
 ) -> LoadTestOptions:
-    """The options of load."""
+    """Collect the options of a load test."""
     return LoadTestOptions(clients, tokens, draft, at, key_file)
 
 
@@ -100,10 +91,10 @@ def measure(
     *,
     yes: bool,
 ) -> None:
-    """Measure a model, and show it. What was measured before Ctrl-C or a failure is shown too.
+    """Measure a model and show the result, also a partial one after Ctrl-C or a failure.
 
     Raises:
-        UsageError: an option has nothing to do with it, or is out of bounds.
+        UsageError: an option does not apply, or is out of bounds.
     """
     from llmrun.bench.load import PROMPT_TOKENS, LoadRequest
     from llmrun.bench.load import measure as measure_load
@@ -122,7 +113,7 @@ def measure(
         _measure_remote(output, server, models[0] if models else None, typed, lists, how, after)
         return
     clients = _clients(typed, PARALLEL_BOUNDS)
-    wishes = LoadPreferences(
+    preferences = LoadPreferences(
         threads=number_of_threads("--clients", lists), parallel=max(clients), workers=lists.workers
     )
     tokens = typed.tokens or _DEFAULT_TOKENS
@@ -131,7 +122,7 @@ def measure(
     path = located.path or fetch(output, located.spec, settings, yes=yes)
     name = path.stem if located.spec.path else models[0]
     with using(path):
-        model = prepare(located.spec, path, wishes, warm_up=True, adapters=lists.adapters)
+        model = prepare(located.spec, path, preferences, warm_up=True, adapters=lists.adapters)
         if PROMPT_TOKENS + tokens > model.plan.n_ctx:
             raise UsageError(
                 f"invalid --tokens {tokens}",
@@ -155,11 +146,11 @@ def _measure_remote(
     how: MeasurementOptions,
     after: OutputOptions,
 ) -> None:
-    """Measure a far server's model, and show it.
+    """Measure the model of a remote server and show the result.
 
     Raises:
-        UsageError: an option is about the engine, which is not here, or is out of bounds.
-        LlmrunError: the server can't be asked.
+        UsageError: an option is about an engine here, or is out of bounds.
+        LlmrunError: the request failed.
     """
     from llmrun.bench.load import LoadRequest
     from llmrun.bench.load import measure as measure_load
@@ -170,7 +161,7 @@ def _measure_remote(
     from llmrun.ui.views.bench import BenchView
 
     for flag, came in (
-        ("-t", lists.threads is not None), ("--lora", bool(lists.adapters)), ("--rpc", bool(lists.workers))
+        ("-t", "threads" in lists.settings), ("--lora", bool(lists.adapters)), ("--rpc", bool(lists.workers))
     ):  # fmt: skip
         if came:
             raise UsageError(f"--at and {flag} exclude each other", why="the server has loaded its model already")
@@ -185,12 +176,11 @@ def _measure_remote(
     outcome = measure_load(request, view.progress, lambda: client)
     view.clear()
     if client.has_usage is False:
-        output.note(f"{server.host} does not count tokens: pieces of text are counted in their place")
+        output.note(f"{server.host} does not count tokens: pieces of text are counted instead")
     _end(output, request, outcome, after)
 
 
 def _end(output: Output, request: LoadRequest, outcome: LoadOutcome, after: OutputOptions) -> None:
-    """Show what there is, and raise what ended it before its time."""
     if outcome.rows:
         _show(output, request, outcome, after)
     if outcome.error is not None:
@@ -198,7 +188,7 @@ def _end(output: Output, request: LoadRequest, outcome: LoadOutcome, after: Outp
 
 
 def _show(output: Output, request: LoadRequest, outcome: LoadOutcome, after: OutputOptions) -> None:
-    """As a table or JSON, and as a page where one was asked for; on stdout that is all there is."""
+    """Print a table or JSON, and write a page if one is requested; a page on stdout replaces the table."""
     from llmrun.bench.machine import describe
     from llmrun.cli.bench_history import put
     from llmrun.ui.views.bench_load import show_outcome
@@ -222,14 +212,14 @@ def _clients(typed: LoadTestOptions, bounds: tuple[int, int]) -> tuple[int, ...]
 
 
 def number_of_threads(flag: str, lists: BenchArguments) -> int | None:
-    """The one that was typed, if any.
+    """Return the number of threads, if given.
 
     Raises:
-        UsageError: there are several; names the flag that measures with one.
+        UsageError: several are given.
     """
     from llmrun.bench.parameters import numbers
 
-    threads = numbers(lists.threads or (), "-t", least=1)
+    threads = numbers(lists.settings.get("threads", ()), "-t", least=1)
     if len(threads) > 1:
         raise UsageError(f"{flag} takes one number of threads", hint=f"-t {threads[0]}")
     return threads[0] if threads else None
@@ -238,13 +228,13 @@ def number_of_threads(flag: str, lists: BenchArguments) -> int | None:
 def refuse_others(
     flag: str, lists: BenchArguments, how: MeasurementOptions, after: OutputOptions, *, has_page: bool = False
 ) -> None:
-    """Refuse options of other tests beside a flag that replaces them all.
+    """Raise for options of tests that a flag replaces.
 
     Args:
-        has_page: its result can be an HTML page.
+        has_page: the result can be an HTML page.
 
     Raises:
-        UsageError: names the one that was typed.
+        UsageError: such an option is given.
     """
     from llmrun.bench.validation import MOST_REPETITIONS
 
@@ -252,7 +242,9 @@ def refuse_others(
     target = after.file or after.copy
     is_page = has_page and (after.kind if target is None else target.suffix.lower().removeprefix(".")) == "html"
     is_plain = target is None and after.kind in {"table", "json"}
-    foreign = {flag: getattr(lists, name) is not None for name, flag in _FOREIGN.items()} | {
+    foreign = {flag: getattr(lists, name) is not None for name, flag in _FOREIGN.items()}
+    foreign |= {SETTINGS[name].short: True for name in lists.settings if name != "threads"}
+    foreign |= {
         "--interleave": how.interleave is True,
         "--no-interleave": how.interleave is False,
         "--delay": how.delay > 0,

@@ -1,4 +1,4 @@
-"""`llmrun bench --speculate`: what drafting tokens gains here."""
+"""`llmrun bench --speculate`: the gain of speculative decoding on this machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from llmrun.config import load_settings
 from llmrun.errors import UsageError, require_within
 
 if TYPE_CHECKING:
-    from llmrun.cli.bench import BenchArguments, MeasurementOptions, OutputOptions
+    from llmrun.cli.bench_history import OutputOptions
+    from llmrun.cli.bench_options import BenchArguments, MeasurementOptions
     from llmrun.ui.terminal.output import Output
 
 _DEFAULT_TOKENS = 400
@@ -29,10 +30,10 @@ def measure(
     *,
     yes: bool,
 ) -> None:
-    """Measure a model, and show it. What was measured before Ctrl-C or a failure is shown too.
+    """Measure a model and show the result, also a partial one after Ctrl-C or a failure.
 
     Raises:
-        UsageError: an option has nothing to do with it, or is out of bounds.
+        UsageError: an option does not apply, or is out of bounds.
     """
     from llmrun.bench.speculation import measure as measure_gains
     from llmrun.cli.loading import fetch, find_draft
@@ -48,14 +49,17 @@ def measure(
         raise UsageError(f"{_FLAG} measures one model", hint=f"llmrun bench smollm2 {_FLAG}")
     refuse_others(_FLAG, lists, how, after)
     require_within("--tokens", asked.tokens, (2, MOST_TOKENS))
-    wishes, settings = LoadPreferences(threads=number_of_threads(_FLAG, lists), workers=lists.workers), load_settings()
+    preferences, settings = (
+        LoadPreferences(threads=number_of_threads(_FLAG, lists), workers=lists.workers),
+        load_settings(),
+    )
     located = locate(models[0], settings)
     path = located.path or fetch(output, located.spec, settings, yes=yes)
     name = path.stem if located.spec.path else models[0]
     drafts = find_draft(output, asked.draft, settings, yes=yes)
     with using(path), using(drafts.path) if drafts is not None else nullcontext():
         model = prepare(
-            located.spec, path, wishes, warm_up=True, expected=A_CHAT, draft=drafts, adapters=lists.adapters
+            located.spec, path, preferences, warm_up=True, expected=A_CHAT, draft=drafts, adapters=lists.adapters
         )
         for note in model.plan.notes:
             output.note(note)

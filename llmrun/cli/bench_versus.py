@@ -1,4 +1,4 @@
-"""`llmrun bench --vs PROGRAM`: another program measured beside us, in turns."""
+"""`llmrun bench --vs PROGRAM`: llmrun and another program measured alternately."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from llmrun.bench.external import ExternalComparison, find, our_side, result_of,
 from llmrun.bench.run import BenchOutcome, BenchRequest, Progress
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.planning.hardware import Hardware
-from llmrun.runner.runner import Runner
+from llmrun.runner.client import EngineClient
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.views.bench import BenchView
 from llmrun.ui.views.bench_history import show_versus
@@ -15,21 +15,21 @@ from llmrun.ui.views.bench_history import show_versus
 def measure(
     output: Output, request: BenchRequest, hardware: Hardware, program: str, *, shows_table: bool
 ) -> BenchOutcome:
-    """Every case of every model on both sides. What was measured before Ctrl-C or a failure comes back with it.
+    """Measure every case of every model on both sides. Ctrl-C or a failure returns the partial result.
 
     Raises:
-        UsageError: there is no such program, or it would measure the models without their adapters.
+        UsageError: the program does not exist, or would ignore the adapters of the models.
     """
     if any(model.adapters for model in request.models):
         raise UsageError("--lora and --vs exclude each other", hint="give one of them")
     if hardware.workers:
         raise UsageError("--rpc and --vs exclude each other", hint="give one of them")
-    rival = find(program)
+    external = find(program)
     view = BenchView(output, [model.name for model in request.models], request.cases, shows_rows=False)
     found: list[ExternalComparison] = []
     error: LlmrunError | None = None
     try:
-        with our_side(Runner, hardware) as ours:
+        with our_side(EngineClient, hardware) as ours:
             pairs = [(model, case) for model in request.models for case in request.cases]
             for number, (model, case) in enumerate(pairs):
 
@@ -37,10 +37,10 @@ def measure(
                     model, case = pairs[at]
                     share = at * total + done, len(pairs) * total
                     turn = min(done // 2 + 1, total // 2)
-                    view.progress(Progress(model.name, case.test.name, *share, rival.name, turn, total // 2))
+                    view.progress(Progress(model.name, case.test.name, *share, external.name, turn, total // 2))
 
                 one = versus(
-                    rival,
+                    external,
                     lambda model=model, case=case: ours(model, case),  # type: ignore[misc]
                     model,
                     case,
@@ -51,8 +51,8 @@ def measure(
     except LlmrunError as stopped:
         error = stopped
     finally:
-        rival.close()
+        external.close()
     view.clear()
     if found and shows_table:
-        show_versus(output, found, rival.name)
+        show_versus(output, found, external.name)
     return BenchOutcome(result_of(found), error)

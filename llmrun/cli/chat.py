@@ -26,7 +26,7 @@ from llmrun.cli.remote import AtOption, KeyFileOption, remote_server
 from llmrun.cli.remote_options import refuse_with_remote
 from llmrun.cli.sampling import sampling_flags
 from llmrun.cli.sessions import complete_session
-from llmrun.cli.slash.commands import completions
+from llmrun.cli.slash.commands import completions, find
 from llmrun.cli.slash.inspection import REMEMBERED
 from llmrun.cli.talk import Chat
 from llmrun.cli.tools import ToolOptions, Tools, toolbox, tooling
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class Overflow(str, Enum):
-    """What `--overflow` takes."""
+    """The values of `--overflow`."""
 
     ask = "ask"
     stop = "stop"
@@ -75,20 +75,17 @@ def saving(
             rich_help_panel="Chat",
         ),
     ] = None,
-    private: Annotated[bool, typer.Option("--private", help="Save nothing.", rich_help_panel="Chat")] = False,
+    private: Annotated[bool, typer.Option("--private", help="Do not save the chat.", rich_help_panel="Chat")] = False,
     overflow: Annotated[
         Overflow | None,
         typer.Option(
-            help="When the context window is full: stop, drop the oldest turns or those in the middle, or summarize "
-            "the oldest. Default: ask on a terminal, else stop.",
+            help="When the context window is full: ask, stop, drop the oldest turns (roll), drop turns in the middle, "
+            "or summarize the oldest. Default: ask on a terminal, else stop.",
             rich_help_panel="Chat",
         ),
     ] = None,
     keep: Annotated[
-        int,
-        typer.Option(
-            metavar="TURNS", min=0, help="Number of first turns that are never dropped.", rich_help_panel="Chat"
-        ),
+        int, typer.Option(metavar="TURNS", min=0, help="Never drop the first N turns.", rich_help_panel="Chat")
     ] = 0,
 ) -> SessionOptions:
     """The options that only a chat has.
@@ -107,8 +104,8 @@ def chat(
         str,
         typer.Argument(
             metavar="[MODEL]",
-            help="A name, owner/repo[:quant], URL or path. Default: the model of the chat that goes on, or the only "
-            "one of the server that --at names.",
+            help="A name, owner/repo[:quant], URL or path. Default: the model of the continued chat, or the only "
+            "model of the --at server.",
             autocompletion=complete_model,
         ),
     ] = "",
@@ -122,7 +119,7 @@ def chat(
     loading: LoadingOptions,
     flags: Mapping[str, Any],
 ) -> None:
-    """Chat with a model. Ctrl-C stops an answer and keeps it, Ctrl-D quits."""
+    """Chat with a model. Ctrl-C stops an answer and keeps it; Ctrl-D exits."""
     loading = replace(loading, server=remote_server(at, key_file))
     refuse_with_remote(loading)
     talk_with(model, stats, wanted, tooling, saving, loading, flags)
@@ -155,25 +152,29 @@ def talk_with(
             loading,
             wanted.asked,
             flags,
-            sees=wanted.sees,
+            sees=wanted.has_images,
             warm_up=typed.interactive,
             keeps_states=not saving.private,
             expected=A_CHAT,
         ) as loaded:
             tools = Tools(output, box, tooling.allowed)
-            manner = ChatSettings(
+            chat_settings = ChatSettings(
                 flags=flags,
-                asked=replace(wanted.asked, remember=REMEMBERED if typed.interactive else 0, tools=tools.offered),
+                request=replace(wanted.asked, remember=REMEMBERED if typed.interactive else 0, tools=tools.offered),
                 overflow=(saving.overflow or (Overflow.ask if output.can_ask else Overflow.stop)).value,
                 keep=saving.keep,
             )
             conversation = Conversation(
-                loaded, saved, manner, on_note=output.note, on_overflow=lambda misfit: _ask_policy(output, misfit)
+                loaded,
+                saved,
+                chat_settings,
+                on_note=output.note,
+                on_overflow=lambda misfit: _ask_policy(output, misfit),
             )
             markdown = not (wanted.plain or wanted.asked.grammar)
             shown_as = DisplayOptions(stats, markdown, think=wanted.thoughts, end_line=True)
             attached = wanted.attached or Attachments()
-            talk = Chat(output, typed, store, conversation, loading, shown_as, attached, tools)
+            talk = Chat(output, typed, store, conversation, loading, shown_as, attached, tools, find)
             typed.commands = completions(talk)
             talk.greet()
             talk.run()
@@ -181,10 +182,10 @@ def talk_with(
 
 @contextmanager
 def _store(output: Output, saving: SessionOptions) -> Iterator[Sessions]:
-    """Where the chat is saved: only in memory when it is private, or new and the disk refuses.
+    """Open the store of saved chats: in memory for a private chat, or for a new one if the disk refuses.
 
     Raises:
-        ResourceError: the disk refuses, and the chat is one that may be saved there.
+        ResourceError: the disk refuses, and the chat may be saved there.
     """
     try:
         folder = None if saving.private else folder_in(load_settings().state_dir)
@@ -201,7 +202,7 @@ def _store(output: Output, saving: SessionOptions) -> Iterator[Sessions]:
 
 
 def _saved_chat(store: Sessions, saving: SessionOptions, system: str) -> SavedChat:
-    """The chat that goes on, or a new one."""
+    """Return the chat to resume, or a new one."""
     if saving.session is not None:
         if not store.has(saving.session):
             return store.new(saving.session, system=system)
@@ -219,10 +220,10 @@ def _saved_chat(store: Sessions, saving: SessionOptions, system: str) -> SavedCh
 
 
 def _last_model(saved: SavedChat, server: Server | None) -> str:
-    """The name or path of the model that answered last in a chat; "" is the only one of a server that is new to it.
+    """Return the name or path of the model of the last answer; "" for the only model of another server.
 
     Raises:
-        UsageError: nobody did, or a server that the user did not name again.
+        UsageError: there is no answer yet, or it is of a server that the user did not name again.
     """
     used = saved.last_answer.model if saved.last_answer is not None else ModelFingerprint("")
     if server is not None:
@@ -237,7 +238,7 @@ def _last_model(saved: SavedChat, server: Server | None) -> str:
 
 
 def _last_adapters(output: Output, saved: SavedChat, model: str) -> tuple[Adapter, ...]:
-    """The adapters of the model that answered last in a chat, if it goes on with that; what is missing is said."""
+    """Return the adapters of the last answer, if the chat goes on with its model; report missing ones."""
     answer = saved.last_answer
     if answer is None or not answer.adapters:
         return ()
@@ -254,7 +255,7 @@ def _last_adapters(output: Output, saved: SavedChat, model: str) -> tuple[Adapte
 
 
 def _ask_policy(output: Output, misfit: DoesNotFit) -> Policy:
-    """What to do about a conversation that is too long; a user has to say."""
+    """Ask the user for a policy for a conversation that is too long."""
     output.note(f"The context window is full: {misfit.why}.")
     answers = {
         "r": "roll: the oldest turns",

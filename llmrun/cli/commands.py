@@ -1,7 +1,7 @@
-"""Which commands there are: their modules, panels and one-line help, as data that needs no import of them.
+"""The table of commands: module, panel and one-line help of each, as data that imports none of them.
 
-Help of all commands and the completion of a name read only this; a command's module is imported when it is called, or
-its own help is asked for.
+The help of all commands and the completion of names read only this table. A command's module is imported when the
+command is called or its own help is shown.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 
 class CommandEntry(NamedTuple):
-    """A command: the panel of the help that shows it, its function or app in a module of this package, its help."""
+    """A command in the help of all commands."""
 
     panel: str
-    module: str
-    function: str
+    module: str  # in llmrun.cli
+    function: str  # the name of its function or Typer app there
     help: str
 
 
@@ -22,45 +22,82 @@ TALK, MODELS, SMALLER, MEASURE, LOOK = "Talk", "Models", "Make smaller", "Measur
 PANELS = (TALK, MODELS, SMALLER, MEASURE, LOOK)
 
 COMMANDS = {
-    "run": CommandEntry(TALK, "run_command", "run", "Answer one prompt. Text from stdin is put before it."),
-    "chat": CommandEntry(TALK, "chat", "chat", "Chat with a model. Ctrl-C stops an answer and keeps it, Ctrl-D quits."),
+    "run": CommandEntry(TALK, "run_command", "run", "Answer one prompt. Text from stdin is put before the prompt."),
+    "chat": CommandEntry(TALK, "chat", "chat", "Chat with a model. Ctrl-C stops an answer and keeps it; Ctrl-D exits."),
     "batch": CommandEntry(TALK, "batch", "batch", "Answer a file of prompts, many in parallel."),
     "serve": CommandEntry(TALK, "serve", "serve", "Serve models over HTTP to OpenAI, Anthropic and Ollama clients."),
     "launch": CommandEntry(TALK, "launch", "app", "Run a coding agent, such as Claude Code, with a local model."),
     "worker": CommandEntry(
-        TALK, "worker", "worker", "Run an RPC worker: hold layers of a model that runs on another machine."
+        TALK, "worker", "worker", "Run an RPC worker: compute layers of a model for another machine."
     ),
-    "embed": CommandEntry(TALK, "embed", "embed", "Turn texts into embedding vectors."),
-    "rerank": CommandEntry(TALK, "embed", "rerank", "Sort documents by how well they answer a query."),
+    "embed": CommandEntry(TALK, "embed", "embed", "Compute embeddings of texts."),
+    "rerank": CommandEntry(TALK, "embed", "rerank", "Sort documents by relevance to a query."),
     "ps": CommandEntry(TALK, "serving", "list_servers", "List running servers and their models."),
     "stop": CommandEntry(TALK, "serving", "stop", "Stop a running server."),
     "sessions": CommandEntry(TALK, "sessions", "app", "List, show, search, export and repair saved chats."),
-    "replay": CommandEntry(TALK, "replay", "replay", "Repeat a recorded answer and compare the bytes."),
-    "list": CommandEntry(MODELS, "models", "list_models", "List installed models, also Ollama's and LM Studio's."),
-    "search": CommandEntry(MODELS, "models", "search", "Search for models by name, here and on the hub."),
-    "show": CommandEntry(MODELS, "show", "show", "Show the facts in a model's file, installed or on the hub."),
-    "plan": CommandEntry(MODELS, "plan", "plan", "Predict memory and speed of each quant of a model on this machine."),
-    "pull": CommandEntry(
-        MODELS, "models", "pull", "Download a model or its newer file, or finish an interrupted download."
+    "replay": CommandEntry(TALK, "replay", "replay", "Answer a recorded prompt again and compare the bytes."),
+    "list": CommandEntry(
+        MODELS, "models", "list_models", "List the models on this disk, including those of Ollama and LM Studio."
     ),
-    "import": CommandEntry(MODELS, "storage", "import_file", "Give a model file a name for all commands."),
-    "verify": CommandEntry(MODELS, "storage", "verify", "Verify the checksums of installed models."),
-    "rm": CommandEntry(MODELS, "storage", "remove", "Remove models from this disk."),
-    "gc": CommandEntry(MODELS, "storage", "collect_garbage", "Remove leftovers of interrupted downloads and updates."),
-    "quantize": CommandEntry(SMALLER, "quantize", "quantize", "Make a smaller file of a model."),
-    "convert": CommandEntry(SMALLER, "convert", "convert", "Make a GGUF file from a Hugging Face folder."),
-    "evaluate": CommandEntry(SMALLER, "evaluate", "evaluate", "Measure how well a model predicts a text."),
+    "search": CommandEntry(
+        MODELS, "models", "search", "Search for models by name, in the built-in list and on the hub."
+    ),
+    "show": CommandEntry(MODELS, "show", "show", "Show the metadata of a model, downloaded or not."),
+    "plan": CommandEntry(MODELS, "plan", "plan", "Predict memory and speed of each quant of a model on this machine."),
+    "pull": CommandEntry(MODELS, "models", "pull", "Download a model, update it, or resume an interrupted download."),
+    "import": CommandEntry(MODELS, "storage", "import_file", "Add a model file to the cache under a name."),
+    "verify": CommandEntry(MODELS, "storage", "verify", "Verify the checksums of downloaded models."),
+    "rm": CommandEntry(MODELS, "storage", "remove", "Delete models from this disk."),
+    "gc": CommandEntry(MODELS, "storage", "collect_garbage", "Delete leftovers of interrupted downloads and updates."),
+    "quantize": CommandEntry(SMALLER, "quantize", "quantize", "Quantize a model to a smaller file."),
+    "convert": CommandEntry(SMALLER, "convert", "convert", "Convert a Hugging Face folder to a GGUF file."),
+    "evaluate": CommandEntry(
+        SMALLER, "evaluate", "evaluate", "Measure the perplexity of a model, and its distance from a reference."
+    ),
     "report": CommandEntry(SMALLER, "report", "report", "Compare several quants of a model: size, speed, quality."),
     "bench": CommandEntry(MEASURE, "bench", "bench", "Measure the speed of models, with confidence intervals."),
     "tune": CommandEntry(MEASURE, "tune", "tune", "Find and save the fastest settings for a model on this machine."),
-    "doctor": CommandEntry(MEASURE, "doctor", "doctor", "Check this machine and installation, and recommend fixes."),
+    "doctor": CommandEntry(MEASURE, "doctor", "doctor", "Check this machine and the installation, and suggest fixes."),
     "explain": CommandEntry(LOOK, "explain", "explain", "Show what a model computes between a prompt and its answer."),
-    "tokenize": CommandEntry(LOOK, "tokenize", "tokenize", "Show a text as a model's tokens."),
-    "score": CommandEntry(LOOK, "score", "score", "Show the probability of each token of a text."),
-    "watermark": CommandEntry(LOOK, "watermark", "app", "Find the watermark that `--watermark` left in a text."),
-    "help": CommandEntry("", "help", "show_help", "Show help on a command or topic."),
+    "tokenize": CommandEntry(LOOK, "tokenize", "tokenize", "Split a text into the tokens of a model."),
+    "score": CommandEntry(LOOK, "score", "score", "Show the probability of each token of a text, and the perplexity."),
+    "watermark": CommandEntry(LOOK, "watermark", "app", "Detect the watermark of `--watermark` in a text."),
+    "help": CommandEntry("", "help", "show_help", "Show the help of a command or topic."),
 }
-"""Name -> command, in the order in which the help shows them; `help` itself is in no panel."""
+"""Name -> command, in the order of the help; `help` itself is in no panel."""
+
+# Options in `llmrun COMMAND --help` of commands with many options; `--help-all` shows all.
+BASICS = {
+    "run": "--system --file --image --max-tokens --json-schema --think --stats --json --temp --seed --ctx --gpu-layers",
+    "chat": "--continue --session --private --system --file --think --temp --at --ctx --gpu-layers",
+    "batch": "--output --prompt --parallel --retry-errors --dry-run --system --max-tokens --json-schema --temp --at",
+    "serve": "--host --port --key-file --allow-origin --keep --parallel --timeout --ctx --gpu-layers "
+    "--speculate --draft",
+    "bench": "--n-prompt --n-gen --n-depth --threads --gpu-layers --repetitions --output --compare --vs --clients "
+    "--speculate",
+    "explain": "--answer --raw --system --html --json --temp --seed --ctx",
+    "replay": "--model --ctx --threads --gpu-layers --speculate --verbose",
+    "quantize": "--type --size --fit --imatrix --types --report --report-to --threads --dry-run",
+    "evaluate": "--reference --text --chunks --long --ctx --threads --gpu-layers --json",
+}
+
+# Topic of `llmrun help` -> the command and panel whose options it lists.
+OPTION_TOPICS = {
+    "answer": ("run", "Answer"),
+    "beams": ("run", "Beam search"),
+    "engine": ("run", "Engine"),
+    "prompt": ("run", "Prompt"),
+    "sampling": ("run", "Sampling"),
+    "servers": ("run", "Remote server"),
+    "tools": ("chat", "Tools"),
+}
+
+BENCH_COMMANDS = {
+    "bench history": CommandEntry("", "bench_history", "history", "List saved results, or show one."),
+    "bench compare": CommandEntry("", "bench_history", "compare", "Compare two results: different, or noise."),
+    "bench rm": CommandEntry("", "bench_history", "remove", "Remove results from the history."),
+}
+"""Commands of two words; other words after `bench` are models."""
 
 ALIASES = {"ls": "list", "remove": "rm"}
-"""Names that people are used to from elsewhere; the help does not show them."""
+"""Names of the same commands in other programs; the help does not show them."""

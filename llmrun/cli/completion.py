@@ -1,7 +1,7 @@
-"""What the Tab key offers.
+"""Shell completion.
 
-Every key press is a process of its own, so nothing here imports what is not needed, starts an engine or asks the
-network; and since a shell evaluates what we print, only names of harmless characters are offered.
+Each press of the Tab key starts a process, so this module imports little, starts no engine and uses no network. A
+shell evaluates the output, so only names of harmless characters are offered.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PATH_STARTS = (".", "/", "~")
 
 
 def complete_model(incomplete: str) -> list[str]:
-    """Names of models that can be run, those on this disk first. None for a path: the shell completes it better."""
+    """Complete names of models, those on this disk first. Paths are left to the shell."""
     head = os.environ.get(_HEAD, "")
     wanted = head + incomplete
     if wanted.startswith(_PATH_STARTS):
@@ -36,22 +36,24 @@ def complete_model(incomplete: str) -> list[str]:
 
 
 def complete_installed(incomplete: str) -> list[str]:
-    """Names of models that can be removed and verified."""
+    """Complete names of models that can be removed and verified."""
     head = os.environ.get(_HEAD, "")
     return _tails(_on_disk(ours_only=True), head + incomplete, head)
 
 
 def complete_words(*words: str) -> Callable[[str], list[str]]:
-    """What offers these words."""
+    """Return a function that completes these words."""
     return lambda incomplete: [word for word in words if word.startswith(incomplete)]
 
 
-def complete_bench(context: typer.Context, incomplete: str) -> list[str | tuple[str, str]]:
-    """What follows `llmrun bench`: models and what else it does; behind that, numbers of its history."""
-    earlier = context.params.get("models") or ()
-    if not earlier or earlier[0] not in BENCH_ACTIONS:
-        actions = () if earlier else BENCH_ACTIONS
-        return [*(word for word in actions if word.startswith(incomplete)), *complete_model(incomplete)]
+def complete_bench(context: typer.Context, incomplete: str) -> list[str]:
+    """Complete what follows `llmrun bench`: models and actions."""
+    actions = () if context.params.get("models") else BENCH_ACTIONS
+    return [*(word for word in actions if word.startswith(incomplete)), *complete_model(incomplete)]
+
+
+def complete_result(incomplete: str) -> list[tuple[str, str]]:
+    """Complete numbers of the bench history, with a description each."""
     from llmrun.bench.history import History
     from llmrun.config import load_settings
 
@@ -64,7 +66,7 @@ def complete_bench(context: typer.Context, incomplete: str) -> list[str | tuple[
 
 
 def complete_servers(incomplete: str) -> list[str]:
-    """Addresses of the servers that run on this machine."""
+    """Complete addresses of the servers on this machine."""
     from llmrun.config import load_settings
     from llmrun.server.registry import running_servers
 
@@ -74,7 +76,7 @@ def complete_servers(incomplete: str) -> list[str]:
 
 
 def complete_type(incomplete: str) -> list[str]:
-    """Types that `llmrun quantize` makes, in small letters where it begins so."""
+    """Complete types of `llmrun quantize`, in lower case if the word begins so."""
     from llmrun.quantize.types import FILE_TYPES
 
     types = [name.lower() if incomplete.islower() else name for name in FILE_TYPES]
@@ -82,7 +84,7 @@ def complete_type(incomplete: str) -> list[str]:
 
 
 def completes(environment: Mapping[str, str]) -> str:
-    """What the Tab key completes: "command" or "model", which need no command's module; "" for anything else."""
+    """Return "command" or "model" for completions that need no command's module, else ""."""
     words = typed_words(environment) if COMPLETE in environment else []
     if len(words) == 3 and not words[2].startswith("-"):
         return "model"
@@ -90,7 +92,7 @@ def completes(environment: Mapping[str, str]) -> str:
 
 
 def typed_words(environment: Mapping[str, str]) -> list[str]:
-    """The command line up to the cursor; the last word is the one that is being completed."""
+    """Return the command line up to the cursor; its last word is to be completed."""
     if "_TYPER_COMPLETE_ARGS" in environment:  # zsh, fish and PowerShell give the line
         line = environment["_TYPER_COMPLETE_ARGS"]
         return [*line.split(), *([""] if line[-1:].isspace() else [])]
@@ -99,9 +101,9 @@ def typed_words(environment: Mapping[str, str]) -> list[str]:
 
 
 def fix_words(environment: MutableMapping[str, str]) -> None:
-    """Bash takes `owner/repo:Q4` for three words and wants only what follows the colon: make it one again.
+    """Join words that Bash has split at colons, such as `owner/repo:Q4`.
 
-    What stands before the colon is kept aside, for complete_model() to put in front and take away again.
+    The text before the colon is stored for complete_model(), since Bash expects only the text after it.
     """
     if environment.get(COMPLETE) != "complete_bash":
         return
@@ -143,6 +145,6 @@ def _in_catalogue(wanted: str) -> list[str]:
 
 
 def _tails(names: Iterable[str], wanted: str, head: str) -> list[str]:
-    """What the shell puts after `head` for every name that begins as wanted."""
+    """Return the part after `head` of each name that begins with `wanted`."""
     fitting = dict.fromkeys(name for name in names if name.startswith(wanted) and _HARMLESS.fullmatch(name))
     return [name.removeprefix(head) for name in fitting]

@@ -1,4 +1,4 @@
-"""`llmrun convert`: a Hugging Face folder becomes a GGUF file."""
+"""`llmrun convert`: a Hugging Face folder converted to a GGUF file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmrun.cli.completion import complete_words
-from llmrun.cli.options import JsonOption
+from llmrun.cli.options import JsonOption, OutputFileYesOption
 from llmrun.cli.replacing import check_output_file
 from llmrun.errors import UsageError
 from llmrun.ui.terminal.output import Output
@@ -37,12 +37,12 @@ def convert(
         typer.Option(
             "--with",
             metavar="convert_hf_to_gguf.py",
-            help="Use llama.cpp's own converter, in a Python with torch; the file is verified.",
+            help="Run llama.cpp's own converter instead, in a Python with torch; the result is verified.",
         ),
     ] = None,
     python: Annotated[
         str,
-        typer.Option(metavar="PATH", help="Python of --with. Default: that of .venv beside the script, else python3."),
+        typer.Option(metavar="PATH", help="Python for --with. Default: the .venv beside the script, else python3."),
     ] = "",
     base: Annotated[
         str,
@@ -51,13 +51,13 @@ def convert(
             help="Base model of a LoRA adapter (PEFT folder): a folder, GGUF file or name.",
         ),
     ] = "",
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Replace OUT without asking.")] = False,
+    yes: OutputFileYesOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Make a GGUF file from a Hugging Face folder.
+    """Convert a Hugging Face folder to a GGUF file.
 
-    The folder may be that of a LoRA adapter, as PEFT saves it: see llmrun help lora. Needs neither torch nor
-    transformers, unless --with names llama.cpp's own converter.
+    The folder may also hold a LoRA adapter saved by PEFT: see llmrun help lora. Needs neither torch nor transformers,
+    except for --with.
     """
     output = Output(json=json)
     kind = type_.lower()
@@ -104,10 +104,10 @@ def _convert_adapter(output: Output, folder: Path, base: Path | None, target: Pa
 
 
 def _base(name: str) -> Path | None:
-    """The folder or file that a base model's name means; None without a name.
+    """Return the folder or file of a base model; None without a name.
 
     Raises:
-        ModelNotFoundError: it is not on this disk.
+        ModelNotFoundError: the model is not on this disk.
     """
     if not name or Path(name).is_dir():
         return Path(name) if name else None
@@ -143,14 +143,14 @@ def _show(output: Output, done: ConvertedModel, use: str = 'llmrun run {} "Hello
 
 
 def _target(folder: Path, out: Path | None, kind: str, *, is_known: bool, is_adapter: bool) -> Path:
-    """The file to write: what was named, or the folder's name with the type, in the folder that was named or here.
+    """Return the output file: the given name, or the folder's name with the type, in the given folder or this one.
 
     Args:
-        is_known: our own converter knows the model's types.
-        is_adapter: requests name it as its file is called, so that there is no type in that.
+        is_known: our own converter supports the architecture.
+        is_adapter: requests use the file name, so it has no type.
 
     Raises:
-        UsageError: it can't be a model's file.
+        UsageError: the name is not that of a GGUF file.
     """
     if out is None or out.is_dir():
         from llmrun.convert.job import stored_type

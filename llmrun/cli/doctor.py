@@ -1,4 +1,4 @@
-"""`llmrun doctor`: what this machine and this installation can do."""
+"""`llmrun doctor`: checks of this machine and the installation."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 
 
 def doctor(
-    answer: Annotated[bool, typer.Option("--answer/--no-answer", help="Try a model on this disk.")] = True,
+    answer: Annotated[
+        bool, typer.Option("--answer/--no-answer", help="Test an answer of a model on this disk.")
+    ] = True,
     json: JsonOption = False,
 ) -> None:
-    """Check this machine and installation, and recommend fixes.
+    """Check this machine and the installation, and suggest fixes.
 
-    Ends with exit code 0 when nothing is broken, else with that of the first problem.
+    The exit code is 0 if nothing is broken, else that of the first problem.
     """
     from llmrun.doctor.doctor import examine
     from llmrun.models.store.store import Store
@@ -31,7 +33,7 @@ def doctor(
     output = Output(json=json)
     settings = load_settings()
     if output.stderr_is_terminal and not json:
-        output.note("This takes some seconds: a model answers, the hub is asked." if answer else "The hub is asked.")
+        output.note("Testing an answer and asking the hub takes some seconds." if answer else "Asking the hub.")
     trial = _try(settings) if answer else None
     findings = examine(settings, installed=len(Store(settings).installed()), trial=trial)
     if json:

@@ -1,4 +1,4 @@
-"""`llmrun embed` and `llmrun rerank`: texts as vectors, and documents in the order of a query."""
+"""`llmrun embed` and `llmrun rerank`: embeddings of texts, and documents sorted by relevance."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def embed_loading(
     verbose: VerboseOption = False,
     yes: YesOption = False,
 ) -> LoadingOptions:
-    """The options of a command that loads a model to embed with it."""
+    """Collect the options of loading a model for embeddings."""
     return LoadingOptions(LoadPreferences(ctx, threads, gpu_layers), OFF, verbose, yes)
 
 
@@ -54,32 +54,32 @@ def embedding(
         typer.Option(
             "--as",
             metavar="query|document|none",
-            help="Kind of text; adds the prompt that the model's makers recommend.",
+            help="Role of the texts: put the prompt that the model recommends for it before each text.",
             autocompletion=complete_words("query", "document", "none"),
         ),
     ] = "document",
-    prompt: Annotated[str | None, typer.Option("--prompt", help="Text to put before each text instead.")] = None,
+    prompt: Annotated[str | None, typer.Option("--prompt", help="Prompt to put before each text instead.")] = None,
     dimensions: Annotated[
-        int | None,
-        typer.Option("--dimensions", help="Length of the vectors, if the model was trained for shorter ones."),
+        int | None, typer.Option("--dimensions", help="Shorten the vectors, if the model was trained for it.")
     ] = None,
     pooling: Annotated[
         str | None,
         typer.Option(
             "--pooling",
             metavar="mean|cls|last",
-            help="Pooling of token vectors. Default: as the file says.",
+            help="Pooling of the token vectors. Default: as the model file says.",
             autocompletion=complete_words("mean", "cls", "last"),
         ),
     ] = None,
     normalize: Annotated[
-        bool, typer.Option("--normalize/--no-normalize", help="Vectors of length 1, or as the model gives them.")
+        bool, typer.Option("--normalize/--no-normalize", help="Scale vectors to length 1, or leave them as they are.")
     ] = True,
     truncate: Annotated[
-        bool, typer.Option("--truncate/--no-truncate", help="Cut off texts that are too long, or refuse them.")
+        bool,
+        typer.Option("--truncate/--no-truncate", help="Cut off texts that are too long, or refuse them with an error."),
     ] = True,
 ) -> EmbedOptions:
-    """The options that say how texts become vectors."""
+    """Collect the options of embeddings."""
     return EmbedOptions(None if role == "none" else role, prompt, pooling, dimensions, normalize, truncate)
 
 
@@ -88,19 +88,20 @@ def embed(
     model: ModelArgument,
     texts: Annotated[
         list[str] | None,
-        typer.Argument(metavar="TEXT|FILE|-", help="Texts, and files with a text a line; - is stdin."),
+        typer.Argument(metavar="TEXT|FILE|-", help="Texts, or files with one text per line; - is stdin."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE.npy", help="NumPy array of float32, a row a text.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE.npy", help="Write a NumPy array (float32, one row per text)."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="JSON lines on a terminal, too.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON lines on a terminal too.")] = False,
     *,
     options: EmbedOptions,
     loading: LoadingOptions,
 ) -> None:
-    """Turn texts into embedding vectors.
+    """Compute embeddings of texts.
 
-    In a pipe, a JSON object a line; on a terminal, how similar the texts are.
+    Prints JSON lines in a pipe, and the similarity of the texts on a terminal.
     """
     output = Output(json=json)
     if out is not None:
@@ -125,19 +126,19 @@ def embed(
 @with_options(loading=embed_loading)
 def rerank(
     model: ModelArgument,
-    query: Annotated[str, typer.Argument(metavar="QUERY", help="Text to search for.")],
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="Query to rank the documents by.")],
     documents: Annotated[
         list[str] | None,
-        typer.Argument(metavar="DOCUMENT|FILE|-", help="Documents, and files with one a line; - is stdin."),
+        typer.Argument(metavar="DOCUMENT|FILE|-", help="Documents, or files with one per line; - is stdin."),
     ] = None,
-    top: Annotated[int | None, typer.Option("--top", "-n", min=1, help="Number of best documents to show.")] = None,
+    top: Annotated[int | None, typer.Option("--top", "-n", min=1, help="Print only the best N.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     *,
     loading: LoadingOptions,
 ) -> None:
-    """Sort documents by how well they answer a query.
+    """Sort documents by relevance to a query.
 
-    A model without a ranking head compares their vectors.
+    A model without a ranking head ranks by the cosine similarity of embeddings.
     """
     from llmrun.model.embeddings import Ranking
 
@@ -160,10 +161,10 @@ def rerank(
 
 
 def read_texts(output: Output, words: Sequence[str], usage: str) -> list[str]:
-    """The texts of arguments: themselves, or the lines of a file of that name, or of stdin for "-".
+    """Return the texts of arguments: the argument, or the lines of a file of that name, or of stdin for "-".
 
     Raises:
-        UsageError: there is none, one is blank, or a file can't be read.
+        UsageError: there is no text, one is blank, or a file can't be read.
     """
     if not words and not output.stdin_is_terminal:
         words = ["-"]
@@ -194,7 +195,7 @@ def _lines(data: bytes, name: str) -> list[str]:
 
 
 def _check_array(file: Path, *, json: bool) -> None:
-    """Raise UsageError unless an array can have that name."""
+    """Raise UsageError unless an array file can have the name."""
     if json:
         raise UsageError("--json and --output exclude each other", hint="give one of them")
     if file.suffix.lower() != ".npy":
@@ -202,7 +203,7 @@ def _check_array(file: Path, *, json: bool) -> None:
 
 
 def _shown_parts(output: Output, model: Model, texts: Sequence[str], options: EmbedOptions) -> Iterator[TextVectors]:
-    """The vectors as they come; says how far that is, and at last what was cut off."""
+    """Yield the vectors as they are computed; show the progress, and note truncated texts at the end."""
     from llmrun.model.embeddings import Embedding
     from llmrun.ui.terminal.activity import Activity
 

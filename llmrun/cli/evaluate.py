@@ -1,4 +1,4 @@
-"""`llmrun evaluate`: how well a model predicts a text, and how far it is from a reference."""
+"""`llmrun evaluate`: perplexity of a model, and its distance from a reference."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _TextSample:
-    """What a model is measured on, see llmrun.quantize.evaluate.evaluate()."""
+    """A text to measure a model on; see llmrun.quantize.evaluate.evaluate()."""
 
     text: EvaluatedText
     n_ctx: int | None
@@ -45,13 +45,13 @@ def _sample(
         ),
     ] = None,
     chunks: Annotated[
-        str, typer.Option("--chunks", metavar="N|all", help="Maximum number of chunks. Default: 20,480 tokens.")
+        str, typer.Option("--chunks", metavar="N|all", help="Maximum number of chunks. Default: 20,480 tokens of text.")
     ] = "",
     long: Annotated[
-        bool, typer.Option("--long", help="Measure by position too, and hide facts in long texts to be found.")
+        bool, typer.Option("--long", help="Add figures by position, and test finding facts in long texts.")
     ] = False,
 ) -> _TextSample:
-    """What is wrong with them is said before a model is looked for.
+    """Collect the options of the text, checked before a model is loaded.
 
     Raises:
         UsageError: an option is invalid, or the text can't be read.
@@ -65,31 +65,32 @@ def _sample(
     return _TextSample(read_text(text) if text is not None else default_text(), ctx, count, long)
 
 
-@with_options(sample=_sample, wishes=load_preferences)
+@with_options(sample=_sample, preferences=load_preferences)
 def evaluate(
     model: ModelArgument,
     sample: _TextSample,
-    wishes: LoadPreferences,
+    preferences: LoadPreferences,
     reference: Annotated[
         str,
         typer.Option(
             "--reference",
             "-r",
             metavar="MODEL",
-            help="Reference model to compare with: the same one in more bits.",
+            help="Compare with this model, usually the same model at a higher precision.",
             autocompletion=complete_model,
         ),
     ] = "",
     yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Measure how well a model predicts a text.
+    """Measure the perplexity of a model, and its distance from a reference.
 
-    With --reference, also how far it is from that model. Figures are llama-perplexity's, and compare where text, --ctx
-    and --chunks are the same. So is the error, which takes positions for independent; the interval does not, and needs
-    3 chunks of 512 tokens, or 10 of 128.
-    --cache-type-k and -v are the model's, not the reference's: a model beside itself shows what they cost.
-    Ctrl-C shows what is known by then.
+    The figures and their standard errors are those of llama-perplexity: compare them only for the same text, --ctx and
+    --chunks. The standard error treats positions as independent; the 95 % interval does not, and needs 3 chunks of 512
+    tokens, or 10 of 128.
+
+    --cache-type-k and --cache-type-v apply to the model, not to the reference: compare a model with itself to measure
+    their cost. Ctrl-C prints the figures so far.
     """
     from llmrun.cli.loading import model_file
     from llmrun.models.store.in_use import using
@@ -113,7 +114,7 @@ def evaluate(
                 n_ctx=sample.n_ctx,
                 chunks=sample.chunks,
                 long=sample.long,
-                preferences=wishes,
+                preferences=preferences,
                 on_update=result.kept_before(show),
             )
             result.is_whole = True
@@ -122,7 +123,7 @@ def evaluate(
 
 
 class _EvaluationOutput:
-    """The figures that came last, all of them or not."""
+    """The latest figures, complete or not."""
 
     def __init__(self) -> None:
         self.found: EvaluateResult | None = None
@@ -130,7 +131,7 @@ class _EvaluationOutput:
         self._began = time.monotonic()
 
     def kept_before(self, show: Callable[[EvaluateUpdate], None]) -> Callable[[EvaluateUpdate], None]:
-        """What keeps an update's figures and then shows it."""
+        """Return a function that stores the figures of an update before it is shown."""
 
         def keep(update: EvaluateUpdate) -> None:
             self.found = update.so_far or self.found
@@ -139,7 +140,6 @@ class _EvaluationOutput:
         return keep
 
     def show(self, output: Output, about: EvaluationSubject) -> None:
-        """Print what there is."""
         from llmrun.protocol.jobs.evaluate import least_chunks
         from llmrun.quantize.evaluate import verdict
         from llmrun.ui.terminal.format import seconds
@@ -154,4 +154,4 @@ class _EvaluationOutput:
             output.result_json({**facts, "verdict": words, "seconds": elapsed})
             return
         show_evaluated(output, about, self.found, words)
-        output.note(f"took {seconds(elapsed)}" if self.is_whole else "stopped: these are the figures up to there")
+        output.note(f"took {seconds(elapsed)}" if self.is_whole else "stopped: these are the figures so far")

@@ -1,4 +1,4 @@
-"""`llmrun explain`: what a model does between a prompt and its answer."""
+"""`llmrun explain`: the computation between a prompt and its answer."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def explain(
     model: ModelArgument,
     prompt: PromptArgument = None,
     answer: Annotated[
-        int, typer.Option("--answer", metavar="TOKENS", help="Maximum length of the explained answer.")
+        int, typer.Option("--answer", metavar="TOKENS", help="Maximum length of the answer to explain.")
     ] = _ANSWER_TOKENS,
     raw: RawOption = False,
     system: SystemOption = None,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write everything as one interactive HTML page.")
+        Path | None, typer.Option("--html", metavar="FILE", help="Write everything as an interactive HTML page.")
     ] = None,
     json: JsonOption = False,
     *,
@@ -51,9 +51,9 @@ def explain(
 ) -> None:
     """Show what a model computes between a prompt and its answer.
 
-    The answer is the one that `llmrun run` gives with the same options. Then prompt and answer go through the model
-    once more, and every step of that is looked at: tokens, layers, logit lens, attention, KV cache, time, sampling.
-    --html has it for each token, --json as numbers.
+    The answer is the one that `llmrun run` gives with the same options. Prompt and answer are then computed once more
+    to show every step: tokens, layers, logit lens, attention, KV cache, times, sampling. --html shows the steps for
+    each token; --json prints them as numbers.
     """
     from llmrun.insight.explain import CANDIDATES, MOST_TOKENS, PAGE_CANDIDATES, explain_answer
 
@@ -62,13 +62,13 @@ def explain(
     if html is not None:
         _check_page(html, json=json)
         check_output_file(output, html, yes=loading.yes)
-    if loading.wishes.workers:
-        raise UsageError("explain can't look into other machines", hint="leave out --rpc")
+    if loading.preferences.workers:
+        raise UsageError("explain needs all layers on this machine", hint="leave out --rpc")
     text = read_prompt(output, prompt or [])
     request = AnswerRequest(limits=Limits(answer), remember=MOST_TOKENS)
     with open_model(output, model, loading) as loaded:
         asked = asked_for(output, loaded, text, AnswerOptions(system, request, None, "hide", True), raw=raw)
-        asked = replace(asked, sampling=loaded.sampling(flags)[0], speculation=loaded.drafting.wanted())
+        asked = replace(asked, sampling=loaded.sampling(flags)[0], speculation=loaded.drafting.speculation())
         with cancelling(loaded):
             finished = [event for event in loaded.answer(asked) if isinstance(event, Finished)]
         if finished[-1].reason == "cancelled":
@@ -91,7 +91,7 @@ def explain(
 
 
 def _check_page(file: Path, *, json: bool) -> None:
-    """Raise UsageError unless a page can have that name."""
+    """Raise UsageError unless an HTML page can have the name."""
     if json:
         raise UsageError("--json and --html exclude each other", hint="give one of them")
     if file.suffix.lower() != ".html":

@@ -1,6 +1,6 @@
-"""`llmrun help`: the help of a command, and topics that belong to no single one.
+"""`llmrun help`: the help of a command or topic.
 
-Each topic is a text of topics/, but the exit codes: what they mean is asserted by tests.
+Topics are files in topics/, except the exit codes, which tests compare with the errors.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from typing import Annotated
 
 import typer
 
-from llmrun.cli.commands import ALIASES, COMMANDS
+from llmrun.cli.commands import ALIASES, COMMANDS, OPTION_TOPICS
 from llmrun.cli.completion import complete_words
+from llmrun.cli.pages import panel_help
 from llmrun.errors import UsageError
 from llmrun.ui.terminal.output import Output
 
@@ -20,12 +21,12 @@ EXIT_CODES = {
     1: "internal error: a bug in llmrun",
     2: "usage: an invalid argument or option",
     3: "model not found",
-    4: "the hub wants a login, or its terms accepted",
-    5: "network trouble, or the bytes that arrived are wrong",
+    4: "the hub requires a login, or accepted terms",
+    5: "network error, or a damaged download",
     6: "not enough memory or disk",
     7: "bad model file, chat template or grammar",
     8: "the engine crashed",
-    9: "a limit cut off an answer that has to follow a grammar or JSON schema",
+    9: "a limit cut off an answer that must follow a grammar or JSON schema",
     10: "rows of a batch failed; the others have their answers",
     130: "stopped by Ctrl-C",
     143: "stopped by SIGTERM, or because the terminal was closed",
@@ -33,12 +34,16 @@ EXIT_CODES = {
 
 TOPICS = (
     "agents",
+    "answer",
     "beams",
     "embeddings",
+    "engine",
     "exit-codes",
     "images",
     "inference",
     "lora",
+    "prompt",
+    "sampling",
     "scale",
     "servers",
     "speculation",
@@ -58,12 +63,17 @@ def show_help(
         ),
     ],
 ) -> None:
-    """Show help on a command or topic."""
+    """Show the help of a command or topic."""
     if words[0] in TOPICS and len(words) == 1:
         from llmrun.cli.reflow import reflow
 
         output = Output()
         output.text(reflow(topic(words[0]), output.columns()))
+        if words[0] in OPTION_TOPICS:
+            name, panel = OPTION_TOPICS[words[0]]
+            root = context.find_root()
+            command = root.command.get_command(root, name)  # type: ignore[attr-defined]
+            output.text("\n" + panel_help(typer.Context(command, parent=root, info_name=name), panel))
     elif words[0] in COMMANDS or words[0] in ALIASES:
         context.find_root().command.main([*words, "--help"], prog_name="llmrun", standalone_mode=False)
     else:
@@ -71,7 +81,6 @@ def show_help(
 
 
 def topic(name: str) -> str:
-    """The text of a topic."""
     if name == "exit-codes":
         return "\n".join(f"{status:>4}  {meaning}" for status, meaning in EXIT_CODES.items())
     return Path(__file__).with_name("topics").joinpath(f"{name}.txt").read_text(encoding="utf-8").rstrip()

@@ -1,4 +1,4 @@
-"""From a model's name on the command line to a loaded model: find, ask, download, load, and say what is going on."""
+"""Load the model that the command line names: find, confirm, download, load, and show progress."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from llmrun.planning.pairs import DraftFile
 from llmrun.planning.split import allocation_notes
 from llmrun.protocol.loading import LoadProgress
 from llmrun.protocol.sizes import readable_size
-from llmrun.runner import runner
+from llmrun.runner import client
 from llmrun.ui.answer.view import answer_view
 from llmrun.ui.terminal.output import Output
 
@@ -43,12 +43,12 @@ def open_chat_model(
     sees: bool = False,
     **here: Any,
 ) -> AbstractContextManager[ChatModel]:
-    """The model that answers, at a server or loaded here.
+    """Open the model that answers, on a server or here.
 
     Args:
-        asked: what answers are to be like, as far as that is known.
-        flags: sampling parameters that were typed.
-        sees: it has to look at pictures.
+        asked: the request, as far as it is known.
+        flags: sampling parameters as typed.
+        sees: images will be sent.
         here: more arguments of open_model().
 
     Raises:
@@ -74,14 +74,14 @@ def open_model(
     expected: ExpectedUse | None = None,
     sees: bool = False,
 ) -> Iterator[Model]:
-    """The loaded model, its engine ended afterwards.
+    """Load a model; end its engine afterwards.
 
     Args:
-        keeps_states: its KV states are saved and looked for.
-        another: the engine that was started ahead has a model already.
-        embeds: it is to make vectors or scores, not answers.
-        expected: what it is loaded for, see llmrun.model.load_plan.prepare().
-        sees: it has to look at pictures.
+        keeps_states: save and look up KV states.
+        another: start a new engine, since the one started ahead has a model.
+        embeds: load for embeddings or scores, not for answers.
+        expected: purpose; see llmrun.model.load_plan.prepare().
+        sees: images will be sent.
 
     Raises:
         LlmrunError: see llmrun.model.loading.load().
@@ -96,7 +96,7 @@ def open_model(
     model = prepare(
         located.spec,
         path,
-        loading.wishes,
+        loading.preferences,
         warm_up=warm_up,
         verbose=loading.verbose,
         keeps_states=keeps_states,
@@ -108,13 +108,11 @@ def open_model(
     )
     if not embeds:
         refuse_answers(model.header)
-    if loading.verbose:
-        output.note(model.plan.summary)
-    for note in model.plan.notes:
+    for note in (*([model.plan.summary] if loading.verbose else ()), *model.plan.notes):
         output.note(note)
-    if draft is not None and model.drafting.wanted() is None:
+    if draft is not None and model.drafting.speculation() is None:
         output.note(f"{draft.name} drafts nothing: {model.drafting.words} (llmrun help speculation)")
-    engine = model.new_engine() if another or model.needs_own_engine else runner.prestarted()
+    engine = model.new_engine() if another or model.needs_own_engine else client.prestarted()
     with using(path), using(draft.path) if draft is not None else nullcontext():
         try:
             with answer_view(output, markdown=True) as view:  # what shows answers is loaded beside the model
@@ -127,7 +125,7 @@ def open_model(
 
 
 def find_draft(output: Output, name: str | None, settings: Settings, *, yes: bool) -> DraftFile | None:
-    """The file of a model that drafts, downloaded where it is missing; None without a name. Raises as fetch()."""
+    """Return the file of a draft model, downloaded if necessary; None without a name. Raises as fetch()."""
     if name is None:
         return None
     located = locate(name, settings)
@@ -135,33 +133,31 @@ def find_draft(output: Output, name: str | None, settings: Settings, *, yes: boo
 
 
 def model_file(output: Output, name: str, *, yes: bool) -> Path:
-    """The file of a model, downloaded where it is missing. Raises as fetch()."""
+    """Return the file of a model, downloaded if necessary. Raises as fetch()."""
     located = locate(name, load_settings())
     return located.path or fetch(output, located.spec, load_settings(), yes=yes)
 
 
 def fetch(output: Output, spec: ModelSpec, settings: Settings, *, yes: bool) -> Path:
-    """Download a model: how much that is is said before, and asked where somebody can answer.
+    """Download a model. Print the size first, and ask for confirmation on a terminal.
 
     Raises:
         ModelNotFoundError: the answer was no.
-        UsageError: it is much, and nobody can be asked.
+        UsageError: the download is large, and there is no terminal to ask on.
     """
     from llmrun.models.pull import pull
     from llmrun.planning.choice import chooser
     from llmrun.ui.terminal.progress import download_progress
 
     def on_size(n_bytes: int | None) -> None:
-        amount = (
-            "its server does not say how large it is" if n_bytes is None else f"{readable_size(n_bytes)} to download"
-        )
+        amount = "its size is unknown" if n_bytes is None else f"{readable_size(n_bytes)} to download"
         missing = f"{spec.name} is not on this disk; {amount}"
         is_small = n_bytes is not None and n_bytes <= _UNASKED_BYTES
         if yes or (is_small and not output.can_ask):
             output.note(missing)
         elif not output.can_ask:
             hint = f"llmrun {shlex.join(['pull', spec.name])}, or --yes"
-            raise UsageError(missing, why="nobody can be asked here whether that is wanted", hint=hint)
+            raise UsageError(missing, why="there is no terminal to ask on", hint=hint)
         elif not output.confirm(f"{missing}. Download it?", enter=True):
             raise not_on_disk(spec.name)
 
@@ -171,7 +167,7 @@ def fetch(output: Output, spec: ModelSpec, settings: Settings, *, yes: bool) -> 
 
 
 def refresh(output: Output, spec: ModelSpec, settings: Settings) -> Updated:
-    """Fetch the newer file of a model that is on this disk, if there is one."""
+    """Download the newer file of a model on this disk, if there is one."""
     from llmrun.models.pull import update
     from llmrun.ui.terminal.progress import download_progress
 

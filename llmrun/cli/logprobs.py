@@ -1,4 +1,4 @@
-"""What `run --logprobs` adds to `run`: an answer shaded by how likely each token was."""
+"""`run --logprobs`: an answer shaded by the probabilities of its tokens."""
 
 from __future__ import annotations
 
@@ -11,24 +11,20 @@ from llmrun.ui.terminal.output import Output
 
 
 def check_logprobs(output: Output, count: int, answers: int) -> None:
-    """See that log-probabilities can be shown.
-
-    Raises:
-        UsageError: they can't.
-    """
+    """Raise UsageError if log-probabilities can't be shown."""
     require_within("--logprobs", count, (0, MOST_TOP_LOGPROBS))
     if output.json:
         return
     if answers > 1:
-        why = "the text of one answer is shaded"
+        why = "only one answer can be shaded"
         raise UsageError("--logprobs and --answers exclude each other", why=why, hint="--json has both")
     if not (output.cursor_moves and output.stdout_has_color):
-        why = "it colours the text, and here are no colours"
-        raise UsageError("--logprobs has nothing to show it with", why=why, hint="--json tells it for each token")
+        why = "it colours the text, and there are no colours here"
+        raise UsageError("--logprobs needs colours", why=why, hint="--json prints them for each token")
 
 
 def show_logprobs(output: Output, deltas: Sequence[TextDelta], count: int) -> None:
-    """Below the answer, what its colours mean; and where it surprised, so many of the likeliest tokens."""
+    """Print the legend of the colours, and the N likeliest tokens where the answer's token was unlikely."""
     from llmrun.ui.answer.surprise import show_legend, show_surprises
 
     tokens = [token for delta in deltas for token in delta.logprobs]

@@ -1,6 +1,6 @@
-"""The command line's frame: signals, and the one place where errors become words and exit codes.
+"""The frame of the command line: signals, and the one place that turns errors into messages and exit codes.
 
-Must not know what the commands are.
+Must not know the commands.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ def run() -> NoReturn:
 
 
 def _without_debug(arguments: list[str]) -> tuple[list[str], bool]:
-    """The arguments without --debug, which may stand anywhere, and whether it did."""
+    """Return the arguments without --debug, and whether it was given."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     options = [word for word in arguments[:end] if word != "--debug"]
     return options + arguments[end:], len(options) < end
 
 
 def _serve(arguments: list[str]) -> int:
-    """Do what the arguments, or a shell that completes them, ask for; gives the exit status."""
+    """Run the command or completion of the arguments; return the exit status."""
     text = page(arguments) if _COMPLETE not in os.environ else None
     if text is not None:
         print(text, flush=True)  # noqa: T201
@@ -87,7 +87,7 @@ def _explained(error: Exception) -> LlmrunError:
 
 
 def _report(error: LlmrunError, *, debug: bool) -> int:
-    """Say what went wrong; gives the exit status."""
+    """Print an error; return its exit status."""
     from llmrun.config import load_settings
 
     if debug or load_settings().debug:

@@ -1,4 +1,4 @@
-"""`llmrun pull`, `list` and `search`: which models there are, and how they get here."""
+"""`llmrun pull`, `list` and `search`: models on this disk and on the hub."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _MOST_MATCHES = 1000
 def pull(
     model: ModelArgument,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be downloaded; download nothing.")
+        bool, typer.Option("--dry-run", help="Print what would be downloaded; download nothing.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Download a model or its newer file, or finish an interrupted download."""
+    """Download a model, update it, or resume an interrupted download."""
     from llmrun.cli.loading import fetch, refresh
     from llmrun.models.location import locate
 
@@ -53,10 +53,10 @@ def pull(
 
 
 def _show_download_size(output: Output, spec: ModelSpec, settings: Settings) -> None:
-    """What `llmrun pull` would download.
+    """Print the download size of a model.
 
     Raises:
-        UsageError: the model is of no repository.
+        UsageError: the model has no repository.
         LlmrunError: as the download would.
     """
     from llmrun.models import hub
@@ -64,7 +64,7 @@ def _show_download_size(output: Output, spec: ModelSpec, settings: Settings) -> 
     from llmrun.planning.choice import chooser
 
     if spec.repository is None:
-        raise UsageError(f"{spec.name} is of no repository, so nobody can say what would come")
+        raise UsageError(f"{spec.name} has no repository, so its download is unknown")
     offer = find_offer(spec, settings, output.note, choose=chooser(settings, output.note))
     facts = {
         "model": spec.name,
@@ -84,11 +84,11 @@ def _show_download_size(output: Output, spec: ModelSpec, settings: Settings) -> 
 
 
 def list_models(
-    every: Annotated[bool, typer.Option("--all", help="Also the models that llmrun knows by name.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="List the models that llmrun knows by name too.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only names, one per line.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """List installed models, also Ollama's and LM Studio's."""
+    """List the models on this disk, including those of Ollama and LM Studio."""
     from llmrun.ui.terminal.sanitize import clean
     from llmrun.ui.terminal.tables import InstalledRow, show_installed
 
@@ -107,15 +107,15 @@ def list_models(
         now = time.time()
         show_installed(output, [InstalledRow(m.name, m.size, m.quant, now - m.used, m.place) for m in installed])
     else:
-        output.note("No models on this disk yet. `llmrun list --all` shows what there is to choose from.")
+        output.note("No models on this disk yet. `llmrun list --all` lists models to choose from.")
 
 
 def search(
-    words: Annotated[list[str], typer.Argument(metavar="WORDS", help="Text in the repository's name.")],
-    limit: Annotated[int, typer.Option("--limit", "-n", help="Maximum number of repositories.")] = 20,
+    words: Annotated[list[str], typer.Argument(metavar="WORDS", help="Words in the name of the repository.")],
+    limit: Annotated[int, typer.Option("--limit", "-n", help="Maximum number of repositories to show.")] = 20,
     json: JsonOption = False,
 ) -> None:
-    """Search for models by name, here and on the hub."""
+    """Search for models by name, in the built-in list and on the hub."""
     from llmrun.models import hub
     from llmrun.ui.terminal.tables import MatchRow, show_matches
 
@@ -132,7 +132,7 @@ def search(
         if json:
             output.result_json({"catalogue": _plain_entries(known, settings), "hub": None})
         elif known:
-            output.note("That is what llmrun itself knows; the hub can't be asked.")
+            output.note("Only the built-in list; the hub can't be reached.")
         raise
     if json:
         plain = [asdict(match) for match in matches]
@@ -146,7 +146,7 @@ def search(
 
 
 def as_plain(model: Installed) -> dict[str, Any]:
-    """A model on this disk as JSON data. Times are ISO 8601, sizes bytes."""
+    """Return a model on this disk as JSON data. Times are ISO 8601, sizes bytes."""
     times = {
         name: datetime.fromtimestamp(getattr(model, name), timezone.utc).isoformat(timespec="seconds")
         for name in ("modified", "used")
@@ -162,7 +162,7 @@ def _show_catalogue(
     quiet: bool = False,
     others: Sequence[Installed] = (),
 ) -> None:
-    """Models that are known by name, behind those of the others that go by no such name."""
+    """Print the built-in list of models, after models on this disk that it lacks."""
     from llmrun.ui.terminal.sanitize import clean
     from llmrun.ui.terminal.tables import CatalogueRow, show_catalogue
 
@@ -180,7 +180,6 @@ def _show_catalogue(
 
 
 def _plain_installed(model: Installed) -> dict[str, Any]:
-    """A model on this disk as a row of the catalogue."""
     facts = {"alias": model.name, "parameters": "", "quant": model.quant, "n_bytes": model.size}
     return {**facts, "licence": "", "installed": True}
 

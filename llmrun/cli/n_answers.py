@@ -1,7 +1,4 @@
-"""Several answers to one prompt: asked for at once, shown side by side, in turn, or as a list of JSON objects.
-
-Owns what `run --answers` adds to `run`; must not know how answers are drawn.
-"""
+"""Several answers to one prompt, for `run --answers` and /retry COUNT: side by side, in turn, or as JSON."""
 
 from __future__ import annotations
 
@@ -15,21 +12,22 @@ from llmrun.protocol.codec import as_dict
 from llmrun.protocol.logprobs import logprob_entries
 from llmrun.protocol.messages import AnswerRequest, Event, Finished
 from llmrun.reply import Reply
+from llmrun.ui.answer.columns import SeedIndex
 from llmrun.ui.answer.meter import summary_of_all
-from llmrun.ui.answer.n_answers import SeedIndex, n_answers_view
+from llmrun.ui.answer.n_answers import n_answers_view
 from llmrun.ui.terminal.output import Output
 
 
 def show_n_answers(
-    output: Output, model: ChatModel, asked: AnswerRequest, answers: int, shown_as: DisplayOptions
+    output: Output, model: ChatModel, request: AnswerRequest, answers: int, shown_as: DisplayOptions
 ) -> Finished:
-    """Show so many answers as they come; gives the end of the one that was cut shortest.
+    """Show several answers; return the end of the one that was cut shortest.
 
     Raises:
-        UsageError: they would all be the same.
+        UsageError: all answers would be the same.
     """
-    seeds = seeds_for(asked.sampling, answers)
-    events = model.answer(*with_seeds(asked, seeds))
+    seeds = seeds_for(request.sampling, answers)
+    events = model.answer(*with_seeds(request, seeds))
     finished = _print_json(output, events, seeds) if output.json else stream(output, model, events, seeds, shown_as)
     order = ("cancelled", "length")
     return min(finished, key=lambda each: order.index(each.reason) if each.reason in order else len(order))
@@ -38,7 +36,7 @@ def show_n_answers(
 def stream(
     output: Output, model: ChatModel, events: Iterable[Event], seeds: Sequence[int], shown_as: DisplayOptions
 ) -> list[Finished]:
-    """Show answers with these seeds as they come; gives their ends."""
+    """Show answers with these seeds; return their ends."""
     stats = is_on_terminal(output) if shown_as.stats is None else shown_as.stats
     together = model.parallel > 1
     finished: list[Finished] = []
@@ -62,11 +60,11 @@ def stream(
 
 
 def _print_json(output: Output, events: Iterable[Event], seeds: Sequence[int]) -> list[Finished]:
-    places, heard = SeedIndex(seeds), [list[Event]() for _ in seeds]
+    places, answers = SeedIndex(seeds), [list[Event]() for _ in seeds]
     for event in events:
-        heard[places.of(event)].append(event)
-    output.result_json([_as_json(events, seed) for events, seed in zip(heard, seeds, strict=True)])
-    return [each for answer in heard for each in answer if isinstance(each, Finished)]
+        answers[places.of(event)].append(event)
+    output.result_json([_as_json(events, seed) for events, seed in zip(answers, seeds, strict=True)])
+    return [each for events in answers for each in events if isinstance(each, Finished)]
 
 
 def _as_json(events: list[Event], seed: int) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Options that several commands share, named and explained once.
+"""Options that several commands share, each declared once.
 
-`@with_options(wanted=wanted, ...)` gives a command whole groups of them: Typer sees one flat signature, the command
-gets what was typed as one object a group.
+`@with_options(answer=answer_options, ...)` adds groups of options to a command: Typer sees one flat signature, the
+command gets one object for each group.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ import typer
 from llmrun.cli.completion import complete_model, complete_words
 from llmrun.cli.rpc import RpcOption, workers_of
 from llmrun.errors import UsageError, require_within
-from llmrun.planning.plan import FLASH_ATTENTION, LoadPreferences
+from llmrun.planning.plan import LoadPreferences
 from llmrun.planning.speculation import AUTO, OFF, read_speculate
 from llmrun.protocol.params import MOST_TOKENS, Limits, check_limits
+from llmrun.protocol.settings import DEFAULTS, FLASH_ATTENTION, SETTINGS
 
 if TYPE_CHECKING:
     from llmrun.chat.attachments import Attachments
@@ -33,12 +34,16 @@ ModelArgument = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="A name of `llmrun list --all`, owner/repo[:quant], URL or path.",
+        help="A name from `llmrun list --all`, owner/repo[:quant], URL or path.",
         autocompletion=complete_model,
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-ExactOption = Annotated[bool, typer.Option("--exact", help="Give bit for bit what run --speculate off gives.")]
+OutputFileYesOption = Annotated[bool, typer.Option("--yes", "-y", help="Replace existing files without asking.")]
+RemovalYesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask. Required without a terminal.")]
+ExactOption = Annotated[
+    bool, typer.Option("--exact", help="Give bit for bit the answers of `llmrun run --speculate off`.")
+]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Download and replace files without asking.")]
 
 SystemOption = Annotated[str | None, typer.Option("--system", "-s", help="System prompt.", rich_help_panel="Prompt")]
@@ -47,7 +52,7 @@ TemplateOption = Annotated[
     typer.Option(
         "--template",
         metavar="FILE|chatml",
-        help="Chat template instead of the model's own.",
+        help="Chat template to use instead of the model's own.",
         rich_help_panel="Prompt",
     ),
 ]
@@ -57,60 +62,37 @@ CtxOption = Annotated[
         "--ctx",
         "-c",
         metavar="TOKENS",
-        help="Context window. (default: what the model was trained on, cut to what fits)",
+        help="Size of the context window. Default: the model's training context, reduced to what fits in memory.",
         rich_help_panel="Engine",
     ),
 ]
-ThreadsOption = Annotated[
-    int | None,
-    typer.Option("--threads", "-t", help="Default: one per physical core.", rich_help_panel="Engine"),
-]
-GpuLayersOption = Annotated[
-    int | None,
-    typer.Option("--gpu-layers", "-ngl", help="GPU layers; -1 is all. Default: what fits.", rich_help_panel="Engine"),
-]
-CpuExpertsOption = Annotated[
-    int | None,
-    typer.Option(
-        "--n-cpu-moe",
-        metavar="LAYERS",
-        help="Layers whose experts the processor computes beside a GPU. Default: as many as do not fit there.",
-        rich_help_panel="Engine",
-    ),
-]
-_complete_cache_type = complete_words("f16", "q8_0")
-CacheTypeKOption = Annotated[
-    str,
-    typer.Option(
-        "--cache-type-k",
-        "-ctk",
-        metavar="f16|q8_0",
-        help="Type of keys in the KV cache.",
-        autocompletion=_complete_cache_type,
-        rich_help_panel="Engine",
-    ),
-]
-CacheTypeVOption = Annotated[
-    str,
-    typer.Option(
-        "--cache-type-v",
-        "-ctv",
-        metavar="f16|q8_0",
-        help="Type of values in the KV cache.",
-        autocompletion=_complete_cache_type,
-        rich_help_panel="Engine",
-    ),
-]
+
+
+def engine_option(name: str, default: str = "", *, metavar: str | None = None, panel: str = "Engine") -> Any:
+    """Return the option of an engine setting.
+
+    Args:
+        default: its value without the option, for the help.
+    """
+    setting = SETTINGS[name]
+    words = metavar.split("|") if metavar and "|" in metavar else setting.choices
+    return typer.Option(
+        setting.option,
+        setting.short,
+        metavar=metavar,
+        help=f"{setting.help} Default: {default}." if default else setting.help,
+        autocompletion=complete_words(*words) if words else None,
+        rich_help_panel=panel,
+    )
+
+
+ThreadsOption = Annotated[int | None, engine_option("threads", "one per physical core")]
+GpuLayersOption = Annotated[int | None, engine_option("gpu_layers", "all that fit")]
+CpuExpertsOption = Annotated[int | None, engine_option("cpu_experts", "as many as do not fit there", metavar="LAYERS")]
+CacheTypeKOption = Annotated[str, engine_option("kv_type_k", metavar="f16|q8_0")]
+CacheTypeVOption = Annotated[str, engine_option("kv_type_v", metavar="f16|q8_0")]
 FlashAttentionOption = Annotated[
-    str,
-    typer.Option(
-        "--flash-attention",
-        "-fa",
-        metavar="auto|on|off",
-        autocompletion=complete_words(*FLASH_ATTENTION),
-        help="Use flash attention. Default: where it is faster.",
-        rich_help_panel="Engine",
-    ),
+    str, engine_option("flash_attention", "where it is faster", metavar="|".join(FLASH_ATTENTION))
 ]
 SpeculateOption = Annotated[
     str | None,
@@ -118,7 +100,8 @@ SpeculateOption = Annotated[
         "--speculate",
         metavar="auto|off|TOKENS",
         autocompletion=complete_words("auto", "off"),
-        help="Draft up to TOKENS per decode step; answers stay the same. Default: auto, if measured to be faster.",
+        help="Draft up to this many tokens per decode step (speculative decoding); the answer stays the same. "
+        "Default: auto, only where it is measured to be faster.",
         rich_help_panel="Engine",
     ),
 ]
@@ -128,7 +111,7 @@ DraftOption = Annotated[
         "--draft",
         metavar="MODEL",
         autocompletion=complete_model,
-        help="Draft model: smaller, with the same vocabulary; see llmrun help speculation.",
+        help="Smaller model with the same vocabulary that drafts tokens; see llmrun help speculation.",
         rich_help_panel="Engine",
     ),
 ]
@@ -146,7 +129,7 @@ LoraOption = Annotated[
     typer.Option(
         "--lora",
         metavar="FILE[:SCALE]",
-        help="LoRA adapter and its scale (default: 1); may be repeated. See llmrun help lora.",
+        help="LoRA adapter to apply, with a scale of 1 or SCALE; may be repeated. See llmrun help lora.",
         rich_help_panel="Engine",
     ),
 ]
@@ -159,13 +142,13 @@ MaxTokensOption = Annotated[
         "--max-tokens",
         "-n",
         metavar="TOKENS",
-        help="Maximum length of the answer. Default: up to the context window.",
+        help="Stop the answer after this many tokens. Default: at the end of the context window.",
         rich_help_panel="Answer",
     ),
 ]
 StopOption = Annotated[
     list[str] | None,
-    typer.Option("--stop", help="Stop at this text; may be repeated.", rich_help_panel="Answer"),
+    typer.Option("--stop", help="End the answer at this text; may be repeated.", rich_help_panel="Answer"),
 ]
 BanOption = Annotated[
     list[str] | None,
@@ -174,7 +157,10 @@ BanOption = Annotated[
 GrammarOption = Annotated[
     str | None,
     typer.Option(
-        "--grammar", metavar="FILE", help="Constrain the answer to a GBNF or Lark grammar.", rich_help_panel="Answer"
+        "--grammar",
+        metavar="FILE",
+        help="Constrain the answer to this GBNF or Lark grammar.",
+        rich_help_panel="Answer",
     ),
 ]
 JsonSchemaOption = Annotated[
@@ -182,7 +168,7 @@ JsonSchemaOption = Annotated[
     typer.Option(
         "--json-schema",
         metavar="FILE|JSON",
-        help="Constrain the answer to JSON of this schema; {} allows any JSON.",
+        help="Constrain the answer to JSON that matches this schema; {} allows any JSON.",
         rich_help_panel="Answer",
     ),
 ]
@@ -190,7 +176,7 @@ StatsOption = Annotated[
     bool | None,
     typer.Option(
         "--stats/--no-stats",
-        help="Print all figures on stderr after the answer. Default: a few, on a terminal.",
+        help="Print all figures after the answer, on stderr. Default: a few, on a terminal only.",
         rich_help_panel="Answer",
     ),
 ]
@@ -231,41 +217,29 @@ def _parameters(group: Callable[..., Any]) -> list[inspect.Parameter]:
 def load_preferences(
     threads: ThreadsOption = None,
     gpu_layers: GpuLayersOption = None,
-    cache_type_k: CacheTypeKOption = "f16",
-    cache_type_v: CacheTypeVOption = "f16",
-    flash_attention: FlashAttentionOption = "auto",
+    kv_type_k: CacheTypeKOption = DEFAULTS.kv_type_k,
+    kv_type_v: CacheTypeVOption = DEFAULTS.kv_type_v,
+    flash_attention: FlashAttentionOption = DEFAULTS.flash_attention,
 ) -> LoadPreferences:
     """The options of a command that loads models with a context of its own choice."""
-    return LoadPreferences(None, threads, gpu_layers, cache_type_k, cache_type_v, flash_attention)
+    return LoadPreferences(None, threads, gpu_layers, kv_type_k, kv_type_v, flash_attention)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadingOptions:
-    """How a model is to be loaded.
+    """Options of loading a model, or the remote server to use instead."""
 
-    Attributes:
-        wishes: what the user said of it.
-        speculate: see planning.speculation.DraftPolicy.most; None where the user did not say.
-        draft: name of a model that drafts.
-        adapters: that count in answers.
-        verbose: show llama.cpp's log and the plan.
-        yes: download without asking.
-        projector: file that turns pictures into what the model takes; None is the one beside the model, if any.
-        server: that answers in place of an engine here; then none of the above counts.
-    """
-
-    wishes: LoadPreferences
-    speculate: int | None
+    preferences: LoadPreferences
+    speculate: int | None  # see planning.speculation.DraftPolicy.most; None if not specified
     verbose: bool
-    yes: bool
+    yes: bool  # download without asking
     draft: str | None = None
     adapters: tuple[Adapter, ...] = ()
-    projector: str | None = None
-    server: Server | None = None
+    projector: str | None = None  # None: the mmproj file beside the model, if any
+    server: Server | None = None  # the fields above are then ignored
 
     @property
     def most_drafted(self) -> int:
-        """What the user said of drafts, or what holds without a word."""
         return AUTO if self.speculate is None else self.speculate
 
 
@@ -274,9 +248,9 @@ def loading(
     threads: ThreadsOption = None,
     gpu_layers: GpuLayersOption = None,
     cpu_experts: CpuExpertsOption = None,
-    cache_type_k: CacheTypeKOption = "f16",
-    cache_type_v: CacheTypeVOption = "f16",
-    flash_attention: FlashAttentionOption = "auto",
+    kv_type_k: CacheTypeKOption = DEFAULTS.kv_type_k,
+    kv_type_v: CacheTypeVOption = DEFAULTS.kv_type_v,
+    flash_attention: FlashAttentionOption = DEFAULTS.flash_attention,
     speculate: SpeculateOption = None,
     draft: DraftOption = None,
     mmproj: MmprojOption = None,
@@ -286,19 +260,19 @@ def loading(
     yes: YesOption = False,
 ) -> LoadingOptions:
     """The options of a command that loads a model."""
-    wishes = load_preferences(threads, gpu_layers, cache_type_k, cache_type_v, flash_attention)
+    preferences = load_preferences(threads, gpu_layers, kv_type_k, kv_type_v, flash_attention)
     most = None if speculate is None else read_speculate(speculate)
     if most == OFF and draft is not None:
         raise UsageError("--draft and --speculate off exclude each other", hint="give one of them")
-    wishes = replace(wishes, n_ctx=ctx, cpu_experts=cpu_experts, workers=workers_of(rpc))
-    return LoadingOptions(wishes, most, verbose, yes, draft, adapters_of(lora), mmproj)
+    preferences = replace(preferences, n_ctx=ctx, cpu_experts=cpu_experts, workers=workers_of(rpc))
+    return LoadingOptions(preferences, most, verbose, yes, draft, adapters_of(lora), mmproj)
 
 
 def adapters_of(lora: list[str] | None) -> tuple[Adapter, ...]:
-    """--lora. Raises as read_adapters()."""
+    """Read the adapters of --lora. Raises as read_adapters()."""
     if not lora:
         return ()
-    from llmrun.models.adapters import read_adapters  # few starts have any
+    from llmrun.models.adapters import read_adapters  # rarely used
 
     return read_adapters(lora)
 
@@ -307,26 +281,27 @@ ThinkOption = Annotated[
     bool | None,
     typer.Option(
         "--think/--no-think",
-        help="Turn reasoning on or off. Default: as the chat template says.",
+        help="Let a reasoning model think before it answers, or not. Default: as its template says.",
         rich_help_panel="Answer",
     ),
 ]
 ThinkTokensOption = Annotated[
     int | None,
-    typer.Option("--think-tokens", metavar="TOKENS", help="Maximum length of the reasoning.", rich_help_panel="Answer"),
+    typer.Option(
+        "--think-tokens", metavar="TOKENS", help="End the reasoning after this many tokens.", rich_help_panel="Answer"
+    ),
 ]
 ShowThoughtsOption = Annotated[
     Literal["on", "fold", "hide"],
     typer.Option(
         "--show-thoughts",
         metavar="on|fold|hide",
-        help="Show the whole reasoning, only its beginning, or none of it.",
+        help="Show the reasoning in full, only its beginning, or not at all.",
         rich_help_panel="Answer",
     ),
 ]
 PlainOption = Annotated[
-    bool,
-    typer.Option("--plain", help="Print the answer as plain text, not as rendered Markdown.", rich_help_panel="Answer"),
+    bool, typer.Option("--plain", help="Print the answer as it is, not as Markdown.", rich_help_panel="Answer")
 ]
 LoopGuardOption = Annotated[
     bool,
@@ -338,7 +313,7 @@ FilesOption = Annotated[
         "--file",
         "-f",
         metavar="FILE",
-        help="Put a text file, or files like 'src/*.py', before the prompt; may be repeated.",
+        help="Put a text file before the prompt, or all files of a pattern like 'src/*.py'; may be repeated.",
         rich_help_panel="Prompt",
     ),
 ]
@@ -349,7 +324,7 @@ ImagesOption = Annotated[
     typer.Option(
         "--image",
         metavar="FILE",
-        help="Put an image before the prompt, for vision models; may be repeated.",
+        help="Put an image before the prompt; may be repeated.",
         rich_help_panel="Prompt",
     ),
 ]
@@ -357,24 +332,18 @@ ImagesOption = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class ReasoningOptions:
-    """What becomes of a reasoning model's thoughts.
+    """Options of a reasoning model: whether and how long it reasons, and the part to show."""
 
-    Attributes:
-        thinking: whether it makes any; None leaves it to its chat template.
-        tokens: how many at most.
-        shown: "on", "hide" or "fold".
-    """
-
-    thinking: bool | None = None
-    tokens: int | None = None
+    thinking: bool | None = None  # None: as the chat template says
+    tokens: int | None = None  # at most
     shown: Literal["on", "hide", "fold"] = "fold"
 
 
 def read_think(text: str, label: str) -> ReasoningOptions:
-    """What /think says.
+    """Parse the argument of /think.
 
     Raises:
-        UsageError: it says nothing sensible.
+        UsageError: the argument is invalid.
     """
     if text == "off":
         return ReasoningOptions(thinking=False)
@@ -390,26 +359,17 @@ def read_think(text: str, label: str) -> ReasoningOptions:
 
 @dataclass(frozen=True)
 class AnswerOptions:
-    """What an answer is to be like, besides its sampling.
-
-    Attributes:
-        system: the system prompt.
-        asked: how it is asked for; messages and sampling come later.
-        attached: files that go before the prompt.
-        thoughts: what is shown of them, see Think.shown.
-        plain: the answer's text as it is.
-    """
+    """Options of an answer, except sampling."""
 
     system: str | None
-    asked: AnswerRequest
-    attached: Attachments | None
-    thoughts: Literal["on", "hide", "fold"]
+    asked: AnswerRequest  # without messages and sampling
+    attached: Attachments | None  # files to put before the prompt
+    thoughts: Literal["on", "hide", "fold"]  # the part of the reasoning to show
     plain: bool
 
     @property
-    def sees(self) -> bool:
-        """Whether there are pictures to look at."""
-        return self.attached is not None and bool(self.attached.pictures)
+    def has_images(self) -> bool:
+        return self.attached is not None and bool(self.attached.images)
 
 
 def wanted(
@@ -428,11 +388,11 @@ def wanted(
     files: FilesOption = None,
     images: ImagesOption = None,
 ) -> AnswerOptions:
-    """The options of a command that answers; what is wrong with them is said before anything is loaded.
+    """Collect the options of a command that answers; raise before a model is loaded.
 
     Raises:
         UsageError: a value is invalid, or a file can't be read.
-        BadGrammarError: the grammar is broken; says at which line and column.
+        BadGrammarError: the grammar is invalid; names line and column.
     """
     from llmrun.protocol.messages import AnswerRequest
 
@@ -456,15 +416,15 @@ def _attached(files: Sequence[str], images: Sequence[str]) -> Attachments | None
         return None
     from llmrun.chat.attachments import attach, attach_image_files
 
-    return replace(attach(files), pictures=attach_image_files(images))
+    return replace(attach(files), images=attach_image_files(images))
 
 
 def read_constraint(grammar: str | None, json_schema: str | None) -> Grammar | None:
-    """--grammar or --json-schema, checked as far as that goes without a model.
+    """Parse --grammar or --json-schema, as far as possible without a model.
 
     Raises:
         UsageError: both are given, or the file can't be read.
-        BadGrammarError: it is broken; says at which line and column.
+        BadGrammarError: it is invalid; names line and column.
     """
     if grammar is None and json_schema is None:
         return None
@@ -482,14 +442,14 @@ def read_constraint(grammar: str | None, json_schema: str | None) -> Grammar | N
 
 def _file_text(flag: str, path: str, wanted: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8-sig")  # Windows' editors put a mark in front
+        return Path(path).read_text(encoding="utf-8-sig")  # Windows editors write a byte order mark
     except (OSError, UnicodeDecodeError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise UsageError(f"{flag} {path} can't be read", why=why, hint=f"{flag} takes {wanted}") from None
 
 
 def template_text(template: str | None) -> str | None:
-    """--template as Jinja text.
+    """Return --template as Jinja text.
 
     Raises:
         UsageError: the file can't be read.

@@ -1,6 +1,6 @@
-"""The pages that need no command to run: start page, versions, help on all commands and on one.
+"""The start page, the versions, and the help of all commands or of one.
 
-Owns their words and shape; must not import a command, Typer or Rich, which takes longer than all of these pages.
+Must not import a command, Typer or Rich: each takes longer than all of these pages.
 """
 
 from __future__ import annotations
@@ -12,41 +12,42 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
-from llmrun.cli.commands import COMMANDS, PANELS
+from llmrun.cli.commands import BASICS, COMMANDS, OPTION_TOPICS, PANELS
 from llmrun.ui.terminal.output import Output
 
 START_PAGE = """\
 llmrun runs large language models on this machine.
 
-  llmrun run smollm2 "Why is the sky blue?"   one answer
-  llmrun chat smollm2                         a conversation
-  llmrun list --all                           models to choose from
-  llmrun doctor                               what this machine can do
-  llmrun --help                               every command\
+  llmrun run smollm2 "Why is the sky blue?"   answer one prompt
+  llmrun chat smollm2                         start a chat
+  llmrun list --all                           list models to choose from
+  llmrun doctor                               check this machine
+  llmrun --help                               show all commands\
 """
 OPTIONS = {
-    "--version": "Print versions and leave.",
-    "--debug": "Show tracebacks of errors; works behind every command.",
+    "--version": "Print versions and exit.",
+    "--debug": "Show tracebacks of errors; works after every command.",
     "--install-completion": "Install completion for the current shell.",
-    "--show-completion": "Show completion for the current shell, to copy or change it.",
-    "--help, -h": "Show this message; llmrun COMMAND --help, or llmrun help COMMAND, shows a command's.",
+    "--show-completion": "Print the completion script for the current shell, to copy or change it.",
+    "--help, -h": "Show this message. llmrun COMMAND --help shows the help of a command.",
 }
 _EPILOG = 'Start with: llmrun run smollm2 "Why is the sky blue?"'
 _BOLD, _CYAN, _DIM, _YELLOW = "\x1b[1m", "\x1b[1;36m", "\x1b[2m", "\x1b[1;33m"
 _NARROWEST, _USUAL_WIDTH = 40, 80
+HELP_ALL = "--help-all"
 
 
 def page(arguments: Sequence[str]) -> str | None:
-    """What these arguments ask for, where that needs no command."""
+    """Return the page for arguments that need no command, else None."""
     if not arguments:
         return START_PAGE
     if arguments[0] == "--version":
         return _versions()
-    return root_help() if arguments[0] in {"--help", "-h"} or list(arguments) == ["help"] else None
+    return root_help() if arguments[0] in {"--help", "-h", HELP_ALL} or list(arguments) == ["help"] else None
 
 
 def root_help() -> str:
-    """The help on all commands, as wide as the terminal."""
+    """Return the help of all commands, as wide as the terminal."""
     panels = {
         "Options": OPTIONS,
         **{panel: {name: each.help for name, each in COMMANDS.items() if each.panel == panel} for panel in PANELS},
@@ -54,39 +55,77 @@ def root_help() -> str:
     return _help("llmrun [OPTIONS] COMMAND [ARGS]...", "Run large language models on this machine.", panels, _EPILOG)
 
 
-def command_help(context: Any) -> str:
-    """The help on one command, of what Typer knows about it."""
+def command_help(context: Any, *, shows_all: bool = False) -> str:
+    """Return the help of a command, with its BASICS only unless shows_all."""
     command = context.command
-    panels: dict[str, dict[str, str]] = {"Arguments": {}, "Options": {}}
-    for parameter in command.get_params(context):
-        name, text = parameter.get_help_record(context) or ("", "")
-        panel = getattr(parameter, "rich_help_panel", None) or f"{parameter.param_type_name.title()}s"
-        panels.setdefault(panel, {})[_METAVAR.sub(_metavar, name)] = text.removesuffix("  [required]")
-    panels["Commands"] = {name: each.get_short_help_str(200) for name, each in getattr(command, "commands", {}).items()}
+    parameters = [each for each in command.get_params(context) if not getattr(each, "hidden", False)]
+    basics = [*BASICS.get(command.name, "").split(), "--yes", "--help", HELP_ALL]
+    if command.name not in BASICS:
+        shown = [each for each in parameters if each.opts != [HELP_ALL]]
+    elif shows_all:
+        shown = parameters
+    else:
+        shown = [each for each in parameters if each.param_type_name == "argument" or {*each.opts} & {*basics}]
+    hidden = [each for each in parameters if each not in shown and each.opts != [HELP_ALL]]
+    panels = {each.rich_help_panel for each in hidden}
+    topics = ", ".join(topic for topic, (_, panel) in OPTION_TOPICS.items() if panel in panels)
+    more = f"{len(hidden)} more options: {context.command_path} {HELP_ALL}" if hidden else ""
+    more += f", or llmrun help TOPIC ({topics})" if topics else ""
     pieces = [piece.strip("{}") for piece in command.collect_usage_pieces(context)]
-    return _help(" ".join([context.command_path, *pieces]), command.help or "", panels)
+    return _help(" ".join([context.command_path, *pieces]), command.help or "", _panels(context, shown), more)
 
 
-_METAVAR = re.compile("<(str|[a-z ]+)>")
+def panel_help(context: Any, panel: str) -> str:
+    """Return one panel of a command's help."""
+    rows = _panels(context, context.command.params)[panel]
+    return _box(f"{panel}: options of {context.command_path}", rows, *_canvas())
+
+
+def _panels(context: Any, parameters: Sequence[Any]) -> dict[str, dict[str, str]]:
+    panels: dict[str, dict[str, str]] = {"Arguments": {}, "Options": {}}
+    for parameter in parameters:
+        name, text = parameter.get_help_record(context)
+        panel = getattr(parameter, "rich_help_panel", None) or f"{parameter.param_type_name.title()}s"
+        panels.setdefault(panel, {})[_METAVAR.sub(_metavar, name)] = _with_default(text, parameter)
+    commands = getattr(context.command, "commands", {})
+    return panels | {"Commands": {name: each.get_short_help_str(200) for name, each in commands.items()}}
+
+
+def _with_default(text: str, parameter: Any) -> str:
+    """Write Typer's "[default: 5; x>=1; required]" as a sentence; bounds are in the errors."""
+    text, _, notes = text.partition("  [")
+    if not (default := re.search(r"default: ([^;\]]*)", notes)):
+        return text
+    return f"{text} Default: {'on' if parameter.secondary_opts else default[1].removesuffix('.0')}."
+
+
+_METAVAR = re.compile("<([^<>]+)>")
 
 
 def _metavar(match: re.Match[str]) -> str:
-    return "TEXT" if match[1] == "str" else "NUMBER"
+    return match[1] if "|" in match[1] else "TEXT" if match[1] == "str" else "NUMBER"
+
+
+def _canvas() -> tuple[int, _Paint]:
+    output = Output()
+    return max(_width(output), _NARROWEST), _Paint(color=output.stdout_has_color)
 
 
 def _help(usage: str, text: str, panels: dict[str, dict[str, str]], epilog: str = "") -> str:
-    output = Output()
-    width = max(_width(output), _NARROWEST)
-    paint = _Paint(color=output.stdout_has_color)
+    width, paint = _canvas()
     lines = ["", f" {paint('Usage:', _YELLOW)} {paint(usage, _BOLD)}", ""]
     for paragraph in text.split("\n\n"):
-        lines += [textwrap.fill(paragraph, width - 1, initial_indent=" ", subsequent_indent=" "), ""]
+        lines += [_fill(paragraph, width), ""]
     lines += [_box(title, rows, width, paint) for title, rows in panels.items() if rows]
-    return "\n".join([*lines, *(["", f" {epilog}"] if epilog else []), ""])
+    return "\n".join([*lines, *(["", _fill(epilog, width)] if epilog else []), ""])
+
+
+def _fill(paragraph: str, width: int) -> str:
+    return textwrap.fill(paragraph, width - 1, initial_indent=" ", subsequent_indent=" ", break_on_hyphens=False)
 
 
 class _Paint:
-    """Styles text where colour is wanted."""
+    """A function that styles text, or leaves it plain."""
 
     def __init__(self, *, color: bool) -> None:
         self._color = color
@@ -96,7 +135,7 @@ class _Paint:
 
 
 def _box(title: str, rows: dict[str, str], width: int, paint: _Paint) -> str:
-    """A panel: names in a column, their help beside them, or below one that is too long."""
+    """Draw a panel: a column of names with their help beside them, or below a name that is too long."""
     column = min(max(map(len, rows)), width * 2 // 5)
     side, room = paint("│", _DIM), width - column - 6
     lines = [paint(f"╭─ {title} {'─' * (width - len(title) - 5)}╮", _DIM)]
@@ -112,7 +151,7 @@ def _box(title: str, rows: dict[str, str], width: int, paint: _Paint) -> str:
 
 
 def _width(output: Output) -> int:
-    """Columns of the terminal; COLUMNS says otherwise."""
+    """Return COLUMNS if set, else the columns of the terminal."""
     columns = os.environ.get("COLUMNS", "")
     if columns.isdecimal():
         return int(columns)

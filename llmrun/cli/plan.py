@@ -1,4 +1,4 @@
-"""`llmrun plan`: what a model would take and give on this machine, before any of it is downloaded."""
+"""`llmrun plan`: predicted memory and speed of a model on this machine, before a download."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def plan(
     ctx: Annotated[
         str, typer.Option("--ctx", "-c", metavar="TOKENS,...", help="Context windows to compare, e.g. 4096,32k.")
     ] = "",
-    cache_type_k: CacheTypeKOption = "f16",
-    cache_type_v: CacheTypeVOption = "f16",
+    kv_type_k: CacheTypeKOption = "f16",
+    kv_type_v: CacheTypeVOption = "f16",
     draft: DraftOption = None,
     rpc: RpcOption = None,
     every: Annotated[
-        bool, typer.Option("--all", help="Show every quant of the repository, even if one is installed.")
+        bool, typer.Option("--all", help="Show every quant of the repository, even if one is on this disk.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
     """Predict memory and speed of each quant of a model on this machine.
 
-    Downloads nothing. Speeds are predicted from what llama.cpp's kernels do here, which is measured once.
+    Downloads nothing. Speeds are predicted from the speed of llama.cpp's kernels here, which is measured once.
     """
     from llmrun.gguf.pooling import makes_embeddings
     from llmrun.models.location import find_projector
@@ -49,16 +49,14 @@ def plan(
 
     output = Output(json=json)
     wished, workers = parse_contexts(ctx), workers_of(rpc)
-    kv = LoadPreferences(cache_type_k=cache_type_k, cache_type_v=cache_type_v).kv_type
+    kv = LoadPreferences(kv_type_k=kv_type_k, kv_type_v=kv_type_v).kv_type
     settings = load_settings()
     spec, candidates = _candidates(output, model, settings, every=every)
     beside = _draft(draft, candidates[0].header, settings) if draft is not None else None
     hardware = this_machine(workers, measures_links=True)
     if projector := find_projector(candidates[0].header.path):
         n_bytes = projector.stat().st_size
-        output.note(
-            f"{projector.name}, which lets it see pictures, takes {readable_size(n_bytes)} of the memory besides"
-        )
+        output.note(f"{projector.name}, the projector for images, takes another {readable_size(n_bytes)} of memory")
         hardware = replace(hardware, memory_available=max(hardware.memory_available - n_bytes, 0))
     speed = _speed(output, hardware, candidates, settings)
     contexts = contexts_for(candidates[0].header, wished)
@@ -74,15 +72,15 @@ def plan(
     else:
         show_estimates(output, rows, hardware, why)
         if makes_embeddings(candidates[0].header):
-            output.note("It is made for embeddings: PREFILL is how fast it reads texts, and nothing is decoded.")
+            output.note("It is made for embeddings: PREFILL is the speed of reading texts, and nothing is decoded.")
 
 
 def _draft(name: str, header: Header, settings: Settings) -> Header:
-    """The header of a model that is to draft. What is not on this disk tells nothing of its tokens.
+    """Return the header of a draft model.
 
     Raises:
-        ModelNotFoundError: it is not on this disk.
-        UsageError: it does not go with the other model.
+        ModelNotFoundError: the model is not on this disk, so its vocabulary is unknown.
+        UsageError: its vocabulary differs from the model's.
     """
     from llmrun.gguf.reader import read_header
     from llmrun.models.location import locate, not_on_disk
@@ -96,7 +94,7 @@ def _draft(name: str, header: Header, settings: Settings) -> Header:
 
 
 def _chosen(spec: ModelSpec, candidates: list[QuantCandidate], hardware: Hardware) -> tuple[str | None, str]:
-    """The quant that `llmrun run` would take, None when none fits; and why, "" where nothing was to be chosen."""
+    """Return the quant that `llmrun run` would use, None if none fits, and the reason, "" if there was no choice."""
     from llmrun.errors import OutOfMemoryError
     from llmrun.planning.choice import best, is_open
 
@@ -112,10 +110,10 @@ def _chosen(spec: ModelSpec, candidates: list[QuantCandidate], hardware: Hardwar
 def _candidates(
     output: Output, name: str, settings: Settings, *, every: bool
 ) -> tuple[ModelSpec, list[QuantCandidate]]:
-    """The file that is here, or everything that the hub has; and what the name means.
+    """Return the local file or all files on the hub, and the parsed name.
 
     Raises:
-        NetworkError: the hub can't be reached; what the catalogue knows is said before.
+        NetworkError: the hub can't be reached; the facts of the built-in list are printed first.
     """
     from llmrun.gguf.reader import read_header
     from llmrun.models.location import locate
@@ -147,7 +145,7 @@ def _show_facts(output: Output, spec: ModelSpec) -> None:
 
 
 def _worker_speeds(output: Output, hardware: Hardware, speed: MachineSpeed | None) -> tuple[MachineSpeed, ...] | None:
-    """Of each worker's devices; None where that can't be measured."""
+    """Measure the devices of each worker; None if that fails."""
     from llmrun.planning.hardware_details import probe_details
     from llmrun.planning.speed import worker_speeds
 
@@ -156,7 +154,7 @@ def _worker_speeds(output: Output, hardware: Hardware, speed: MachineSpeed | Non
     try:
         return worker_speeds(speed, hardware.workers, probe_details().last_cache)
     except LlmrunError as error:
-        output.note(f"{error}; so nothing is said about speed" + (f" ({error.hint})" if error.hint else ""))
+        output.note(f"{error}; so speeds are unknown" + (f" ({error.hint})" if error.hint else ""))
         return None
 
 
@@ -170,8 +168,8 @@ def _speed(
     try:
         speed = speed_of(hardware, types_of(candidates), settings.state_dir, cache=probe_details().last_cache)
         if speed.others >= BUSY:
-            output.note(f"other programs use {speed.others:.1f} cores just now: without them it is faster than told")
+            output.note(f"other programs are using {speed.others:.1f} cores: without them it is faster than predicted")
         return speed
     except LlmrunError as error:
-        output.note(f"{error}; so nothing is said about speed")
+        output.note(f"{error}; so speeds are unknown")
         return None

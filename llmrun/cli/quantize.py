@@ -1,8 +1,8 @@
-"""`llmrun quantize`: a model becomes a smaller one."""
+"""`llmrun quantize`: a model quantized to a smaller file."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmrun.cli.completion import complete_model, complete_type
-from llmrun.cli.options import JsonOption, with_options
+from llmrun.cli.options import JsonOption, OutputFileYesOption, with_options
 from llmrun.cli.replacing import check_output_file
 from llmrun.errors import UsageError, require_within
 from llmrun.planning.plan import CONTEXT_BOUNDS, LoadPreferences
 from llmrun.quantize.size import SizeGoal, read_size
+from llmrun.quantize.types import TensorTypes
+from llmrun.quantize.types import tensor_type as read_tensor_type
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
@@ -22,31 +24,8 @@ if TYPE_CHECKING:
     from llmrun.quantize.evaluate import EvaluatedText
     from llmrun.quantize.source import SourceFile
 
-_MIX, _IMPORTANCE, _SEVERAL = "A mix of types", "Importance matrix", "Several types"
+_MIX, _IMPORTANCE, _SEVERAL = "Mixed types", "Importance matrix", "Several types"
 USUAL_TYPES = "Q8_0,Q5_K_M,Q4_K_M,IQ4_NL,Q4_0"
-
-
-@dataclass(frozen=True, slots=True)
-class TensorOptions:
-    """Wishes for single tensors, and for all of them. Fields as in quantize.job.Request."""
-
-    overrides: tuple[tuple[str, str], ...]
-    output_type: str
-    embedding_type: str
-    pure: bool
-    keeps_output: bool
-
-    @property
-    def flags(self) -> list[str]:
-        """Those that came."""
-        given = {
-            "--tensor-type": self.overrides,
-            "--output-type": self.output_type,
-            "--embedding-type": self.embedding_type,
-            "--pure": self.pure,
-            "--keep-output": self.keeps_output,
-        }
-        return [flag for flag, value in given.items() if value]
 
 
 def tensors(
@@ -58,30 +37,26 @@ def tensors(
     embedding_type: Annotated[str, typer.Option(metavar="TYPE", help="Type of the token embedding.")] = "",
     pure: Annotated[bool, typer.Option("--pure", help="Use the same type for every matrix.")] = False,
     keep_output: Annotated[bool, typer.Option("--keep-output", help="Leave the output matrix as it is.")] = False,
-) -> TensorOptions:
+) -> TensorTypes:
     """Options of single tensors.
 
     Raises:
         UsageError: one is invalid.
     """
-    from llmrun.quantize.types import tensor_type as read
-
-    return TensorOptions(
-        tuple(_override(text) for text in tensor_type or ()),
-        read(output_type, "--output-type ") if output_type else "",
-        read(embedding_type, "--embedding-type ") if embedding_type else "",
-        pure,
-        keep_output,
+    return TensorTypes(
+        overrides=tuple(_override(text) for text in tensor_type or ()),
+        output_type=read_tensor_type(output_type, "--output-type ") if output_type else "",
+        embedding_type=read_tensor_type(embedding_type, "--embedding-type ") if embedding_type else "",
+        pure=pure,
+        keeps_output=keep_output,
     )
 
 
 def _override(text: str) -> tuple[str, str]:
-    from llmrun.quantize.types import tensor_type as read
-
     pattern, equals, kind = text.rpartition("=")
     if not equals or not pattern:
         raise UsageError(f"invalid --tensor-type {text}", hint="--tensor-type 'ffn_down=Q6_K'")
-    return pattern, read(kind, f"--tensor-type {pattern}=")
+    return pattern, read_tensor_type(kind, f"--tensor-type {pattern}=")
 
 
 def goal(
@@ -91,21 +66,24 @@ def goal(
     bpw: Annotated[
         float | None, typer.Option(metavar="BITS", help="Average bits per weight, e.g. 4.5.", rich_help_panel=_MIX)
     ] = None,
-    fit: Annotated[bool, typer.Option("--fit", help="Fit this machine's memory.", rich_help_panel=_MIX)] = False,
+    fit: Annotated[
+        bool, typer.Option("--fit", help="Use the largest size that fits on this machine.", rich_help_panel=_MIX)
+    ] = False,
     ctx: Annotated[
-        int | None, typer.Option("--ctx", "-c", metavar="TOKENS", help="Context for --fit.", rich_help_panel=_MIX)
+        int | None,
+        typer.Option("--ctx", "-c", metavar="TOKENS", help="Context window for --fit.", rich_help_panel=_MIX),
     ] = None,
 ) -> SizeGoal:
-    """Options that say a size.
+    """Collect the options of the file size.
 
     Raises:
-        UsageError: they contradict each other, or are invalid.
+        UsageError: an option is invalid, or two exclude each other.
     """
     given = [flag for flag, value in (("--size", size), ("--bpw", bpw is not None), ("--fit", fit)) if value]
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)} exclude each other", hint="give one of them")
     if ctx is not None and not fit:
-        raise UsageError("--ctx says nothing here", why="it is for --fit", hint=f"--fit --ctx {ctx}")
+        raise UsageError("--ctx has no effect here", why="it is for --fit", hint=f"--fit --ctx {ctx}")
     require_within("--bpw", bpw, (1, 32))
     require_within("--ctx", ctx, CONTEXT_BOUNDS)
     label = size.replace(" ", "") if size else f"{bpw:g}bpw" if bpw else "fit" if fit else ""
@@ -114,7 +92,7 @@ def goal(
 
 @dataclass(frozen=True, slots=True)
 class ImportanceOptions:
-    """Where the importance matrix comes from: "", "auto" or a file; and the text to collect it on."""
+    """The source of the importance matrix: "", "auto" or a file, and the calibration text."""
 
     source: str
     text: Path | None
@@ -124,25 +102,25 @@ def importance(
     imatrix: Annotated[
         str,
         typer.Option(
-            metavar="auto|FILE", help="Importance matrix: measured now, or a file.", rich_help_panel=_IMPORTANCE
+            metavar="auto|FILE", help="Importance matrix: compute it now, or read a file.", rich_help_panel=_IMPORTANCE
         ),
     ] = "",
     calibration: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Text for --imatrix auto. Default: what the model itself writes.",
+            help="Text for --imatrix auto. Default: text that the model writes itself.",
             rich_help_panel=_IMPORTANCE,
         ),
     ] = None,
 ) -> ImportanceOptions:
-    """Options of the importance matrix.
+    """Collect the options of the importance matrix.
 
     Raises:
-        UsageError: a file is not there, or not needed.
+        UsageError: a file does not exist, or is not needed.
     """
     if calibration is not None and imatrix not in ("", "auto"):
-        raise UsageError("--calibration says nothing here", why="--imatrix names a file that is finished")
+        raise UsageError("--calibration has no effect here", why="--imatrix names a file that is finished")
     _require_file("--imatrix", None if imatrix in ("", "auto") else Path(imatrix), "or the word auto")
     _require_file("--calibration", calibration, "of text")
     return ImportanceOptions("auto" if calibration else imatrix, calibration)
@@ -155,19 +133,12 @@ def _require_file(flag: str, path: Path | None, kind: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class MultipleTypes:
-    """Several types to make and measure side by side.
-
-    Attributes:
-        types: names of types.FILE_TYPES or types.BEST_4_BIT.
-        file: where the report goes besides the terminal.
-        text: what quality is measured on; None is what `llmrun evaluate` reads by default.
-        wishes: how they are loaded to be measured.
-    """
+    """Several types to make and measure."""
 
     types: tuple[str, ...]
     file: Path | None
     text: EvaluatedText | None
-    wishes: LoadPreferences = LoadPreferences()
+    preferences: LoadPreferences = LoadPreferences()
 
 
 def several(
@@ -175,16 +146,17 @@ def several(
         str,
         typer.Option(
             metavar="TYPE,...",
-            help="Make each of these types and measure size, speed and quality; a folder as OUT keeps the files.",
+            help="Make and compare these types: size, speed, quality. A folder as OUT keeps the files.",
             rich_help_panel=_SEVERAL,
         ),
     ] = "",
     report: Annotated[
-        bool, typer.Option("--report", help=f"The same, of {USUAL_TYPES} by default.", rich_help_panel=_SEVERAL)
+        bool,
+        typer.Option("--report", help=f"Compare several types. Default: {USUAL_TYPES}.", rich_help_panel=_SEVERAL),
     ] = False,
     report_to: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write the report to a .html, .md or .json file.", rich_help_panel=_SEVERAL),
+        typer.Option(metavar="FILE", help="Write the report as .html, .md or .json.", rich_help_panel=_SEVERAL),
     ] = None,
     text: Annotated[
         Path | None,
@@ -195,22 +167,22 @@ def several(
         ),
     ] = None,
 ) -> MultipleTypes | None:
-    """Options of a report; None where none is wished.
+    """Collect the options of a report; None without one.
 
     Raises:
-        UsageError: a type is unknown, the report's file can't be one, or the text can't be read.
+        UsageError: a type is unknown, the report file is invalid, or the text can't be read.
     """
     from llmrun.quantize.evaluate import read_text
     from llmrun.quantize.types import file_type
 
     if not (types or report or report_to):
         if text is not None:
-            raise UsageError("--text says nothing here", why="it is for --report")
+            raise UsageError("--text has no effect here", why="it is for --report")
         return None
     if report_to is not None:
         from llmrun.ui.views.report import checked_target
 
-        checked_target(report_to)
+        checked_target(report_to, "--report-to")
     names = [name for name in (types or USUAL_TYPES).split(",") if name.strip()]
     return MultipleTypes(tuple(map(file_type, names)), report_to, read_text(text) if text is not None else None)
 
@@ -220,26 +192,28 @@ SourceArgument = Annotated[
     typer.Argument(metavar="SRC", help="GGUF file, model name, or Hugging Face folder.", autocompletion=complete_model),
 ]
 OutArgument = Annotated[
-    Path | None, typer.Argument(metavar="[OUT.gguf]", help="Default: NAME-TYPE.gguf in the current folder.")
+    Path | None,
+    typer.Argument(metavar="[OUT.gguf]", help="Output file. Default: NAME-TYPE.gguf in this folder."),
 ]
 TypeOption = Annotated[
     str,
     typer.Option(
         "--type",
         metavar="TYPE",
-        help="int4 (the best 4-bit type here, the default), int8, Q4_K_M, Q6_K, ...",
+        help="Q4_K_M, Q6_K, ..., int8, or int4: the best 4-bit type for this machine. Default: int4.",
         autocompletion=complete_type,
     ),
 ]
-ThreadsOption = Annotated[int | None, typer.Option("--threads", "-t", min=1, max=512, help="Default: all.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show the result without writing it.")]
-ReplaceOption = Annotated[bool, typer.Option("--yes", "-y", help="Replace files without asking.")]
+ThreadsOption = Annotated[
+    int | None, typer.Option("--threads", "-t", min=1, max=512, help="CPU threads. Default: all.")
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only print the size and types that would result.")]
 
 
 @with_options(tensors=tensors, goal=goal, importance=importance, several=several)
 def quantize(
     source: SourceArgument,
-    tensors: TensorOptions,
+    tensors: TensorTypes,
     goal: SizeGoal,
     importance: ImportanceOptions,
     several: MultipleTypes | None,
@@ -247,19 +221,19 @@ def quantize(
     type_: TypeOption = "",
     threads: ThreadsOption = None,
     dry_run: DryRunOption = False,
-    yes: ReplaceOption = False,
+    yes: OutputFileYesOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Make a smaller file of a model.
+    """Quantize a model to a smaller file.
 
-    The source stays as it is; the new file is verified before it gets its name.
+    The source is not changed; the new file is verified before it gets its name.
     """
     from llmrun.quantize.choice import AUTO, QuantizeOptions, read_options
     from llmrun.quantize.source import find
 
     output = Output(json=json)
     wish = QuantizeOptions(
-        goal=goal, **asdict(tensors), imatrix=importance.source, calibration=importance.text, threads=threads
+        goal=goal, **tensors.tensor_types(), imatrix=importance.source, calibration=importance.text, threads=threads
     )
     wish = read_options(type_, wish)
     if dry_run and wish.imatrix == AUTO:
@@ -267,9 +241,9 @@ def quantize(
     if several is None:
         _quantize(output, source, out, wish, may_replace=yes or dry_run, dry_run=dry_run)
     elif type_ or goal or dry_run:
-        raise UsageError("a report takes its types from --types", hint="--types Q8_0,Q4_K_M --report")
+        raise UsageError("a report needs --types instead of --type", hint="--types Q8_0,Q4_K_M --report")
     elif tensors.flags:
-        raise UsageError(f"{tensors.flags[0]} says nothing here", why="a report compares types as they are")
+        raise UsageError(f"{tensors.flags[0]} has no effect here", why="a report compares types as they are")
     else:
         _report(output, find(source), out, wish, several, may_replace=yes)
 
@@ -277,15 +251,15 @@ def quantize(
 def _quantize(
     output: Output, source: str, out: Path | None, wish: QuantizeOptions, *, may_replace: bool, dry_run: bool
 ) -> None:
-    """Make one file, or say what it would be."""
+    """Make one file, or predict the result."""
     from llmrun.quantize.choice import decide
     from llmrun.quantize.job import preview
     from llmrun.quantize.job import quantize as run
     from llmrun.quantize.source import find, open_source
-    from llmrun.runner import runner
+    from llmrun.runner import client
     from llmrun.ui.views.quantize import show_done, show_preview, stages
 
-    engine = runner.prestarted()
+    engine = client.prestarted()
     found = find(source)
     target = _Target(output, found, out, may_replace=may_replace)
     if wish.label:
@@ -313,7 +287,7 @@ def _report(
     *,
     may_replace: bool,
 ) -> None:
-    """Make and measure several types; the files stay where OUT is a folder."""
+    """Make and measure several types; keep the files if OUT is a folder."""
     from llmrun.quantize.choice import importance_matrix, resolve_type
     from llmrun.quantize.report import make_report
     from llmrun.quantize.report.local_measurements import require_text
@@ -341,7 +315,7 @@ def _report(
                 name=found.name,
                 text=several.text,
                 imatrix=imatrix,
-                preferences=replace(several.wishes, threads=wish.threads),
+                preferences=replace(several.preferences, threads=wish.threads),
                 keep=out,
                 on_update=on_update,
             )
@@ -351,10 +325,10 @@ def _report(
 
 
 class _Target:
-    """The file to write: what was named, or a name made of the model's and a label; asks once whether it may.
+    """The output file: the given name, or one made of the model's name and a label. Asks once before replacing.
 
     Raises:
-        UsageError: what was named can't be a model's file.
+        UsageError: the given name is not that of a GGUF file.
     """
 
     def __init__(self, output: Output, found: SourceFile, out: Path | None, *, may_replace: bool) -> None:
@@ -369,15 +343,14 @@ class _Target:
 
     @property
     def folder(self) -> Path:
-        """Where it will be."""
         return self._out.parent if self._is_named else self._out
 
     def __call__(self, label: str) -> Path:
-        """The file.
+        """Return the output file for a label.
 
         Raises:
-            UsageError: it is one that is read, or is there and nobody can be asked.
-            CancelledError: it must not be replaced.
+            UsageError: the file is an input, or exists and there is no terminal to ask on.
+            CancelledError: the user refused to replace it.
         """
         from llmrun.models.store.new_file import refuse_inputs
 
@@ -390,7 +363,6 @@ class _Target:
         return self._settled
 
     def check(self, path: Path) -> None:
-        """Raise as check_output_file() unless a file may be written there."""
         check_output_file(self._output, path, yes=self._may_replace)
 
 

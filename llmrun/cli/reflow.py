@@ -1,7 +1,7 @@
-"""Texts of `llmrun help`, which are written for 80 columns, for a terminal of another width.
+"""Help topics, written for 80 columns, wrapped for a terminal of another width.
 
-Pure. Paragraphs and the texts beside terms are wrapped anew. Indented lines without a term are examples, which are left
-to the terminal, so that they can be copied.
+Pure. Paragraphs and texts beside terms are wrapped. Indented lines without a term are examples: they keep their lines,
+so that they can be copied.
 """
 
 from __future__ import annotations
@@ -20,14 +20,7 @@ _TERM = re.compile(r"( *)(\S(?:.*?\S)?)  +(?=\S)")
 
 @dataclass(slots=True)
 class _Entry:
-    """A paragraph, or a term with the text beside it.
-
-    Attributes:
-        indent: of the whole.
-        column: where the text begins.
-        texts: its lines.
-        terms: lines of the left column; none beside a paragraph.
-    """
+    """A paragraph, or a term with the text beside it."""
 
     indent: int
     column: int
@@ -35,7 +28,6 @@ class _Entry:
     terms: list[str] = field(default_factory=list)
 
     def lines(self, columns: int) -> list[str]:
-        """Rows for a terminal."""
         text, margin = " ".join(self.texts), " " * self.indent
         if not self.terms and self.indent:
             return [(margin if self.indent <= columns // 3 else "    ") + text]
@@ -50,7 +42,7 @@ class _Entry:
 
 
 def reflow(text: str, columns: int) -> str:
-    """The text with rows of at most so many columns; 0, for a pipe, leaves it as it is."""
+    """Return the text in rows of at most `columns`; 0, for a pipe, leaves the text as it is."""
     if columns in (0, _WRITTEN):
         return text
     width, shown = min(columns, _WIDEST), list[str]()
@@ -76,7 +68,7 @@ def _entry(line: str) -> _Entry:
 
 
 def _goes_on(entry: _Entry, previous: str, line: str) -> bool:
-    """Whether a line is the rest of the one before it."""
+    """Return whether a line continues the previous one."""
     rest, left = line[entry.column :], line[: entry.column]
     if not rest.strip() or rest[0] == " ":
         return False

@@ -1,4 +1,4 @@
-"""The options that name a far server, and what they mean beside the environment."""
+"""The options that name a remote server, and their environment variables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AtOption = Annotated[
     typer.Option(
         "--at",
         metavar="URL",
-        help="Ask an OpenAI-compatible server instead of an engine here. Default: LLMRUN_SERVER.",
+        help="Use this OpenAI-compatible server instead of an engine on this machine. Default: $LLMRUN_SERVER.",
         autocompletion=complete_servers,
         rich_help_panel=_PANEL,
     ),
@@ -32,17 +32,17 @@ KeyFileOption = Annotated[
     typer.Option(
         "--key-file",
         metavar="FILE",
-        help="File with the server's API key. Default: LLMRUN_SERVER_KEY, or LLMRUN_SERVER_KEY_FILE.",
+        help="File with the server's API key. Default: $LLMRUN_SERVER_KEY or $LLMRUN_SERVER_KEY_FILE.",
         rich_help_panel=_PANEL,
     ),
 ]
 
 
 def remote_server(at: str | None, key_file: Path | None) -> Server | None:
-    """The server that --at or LLMRUN_SERVER names; None where the engine is here.
+    """Return the server of --at or LLMRUN_SERVER; None if the engine is here.
 
     Raises:
-        UsageError: the address or the key can't be used, or there is a key for nobody.
+        UsageError: the address or the key is invalid, or there is a key without a server.
     """
     address = at if at is not None else os.environ.get("LLMRUN_SERVER", "")
     if address.strip():
@@ -57,10 +57,10 @@ def remote_server(at: str | None, key_file: Path | None) -> Server | None:
 
 
 def served_model(output: Output, server: Server, wanted: str | None) -> ServedModel:
-    """The server's model of that name, or its only one. What the user should know of the way there is said.
+    """Return the server's model of a name, or its only one; print warnings about the connection.
 
     Raises:
-        LlmrunError: the server can't be asked, or nobody can tell which model is meant.
+        LlmrunError: the request failed, or the name is ambiguous.
     """
     from llmrun.remote.server import choose_model
     from llmrun.remote.transport import models

@@ -1,7 +1,4 @@
-"""A far server in place of an engine here, for `run` and `chat`: what goes along with --at, and what does not.
-
-Owns what is refused and in which words; must not know how a server is asked.
-"""
+"""Remote servers for `run` and `chat`: options that --at excludes, and opening the server's model."""
 
 from __future__ import annotations
 
@@ -11,6 +8,8 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from llmrun.errors import ModelNotFoundError, UsageError
+from llmrun.planning.plan import LOAD_OPTIONS, LoadPreferences
+from llmrun.protocol.settings import SETTINGS
 
 if TYPE_CHECKING:
     from llmrun.cli.options import LoadingOptions
@@ -21,37 +20,32 @@ if TYPE_CHECKING:
 
 ANY_MODEL = "default"
 """In place of a model's name: the only one that the server has."""
-_LOADS = "the server has loaded its model in its own way"
-_KEEPS = "a server gives neither its logits nor its KV cache away"
+_LOADS = "the server has loaded its model already"
+_KEEPS = "a server does not give access to its logits and KV cache"
 _KEPT = frozenset({"--beams", "--record", "--prompt-cache"})
 
 
 def refuse_with_remote(loading: LoadingOptions, others: Mapping[str, bool] = {}) -> None:
-    """See that a server, if one answers, is not asked for what only an engine on this machine can do.
+    """Raise for options that need an engine on this machine, if a server is given.
 
     Args:
-        others: flag that is not one of loading's -> whether it was given.
+        others: flag outside LoadingOptions -> whether it was given.
 
     Raises:
-        UsageError: something is.
+        UsageError: such an option is given.
     """
     if loading.server is None:
         return
-    wishes = loading.wishes
+    preferences, unset = loading.preferences, LoadPreferences()
     loads = {
-        "--ctx": wishes.n_ctx is not None,
-        "--threads": wishes.threads is not None,
-        "--gpu-layers": wishes.gpu_layers is not None,
-        "--n-cpu-moe": wishes.cpu_experts is not None,
-        "--cache-type-k": wishes.cache_type_k != "f16",
-        "--cache-type-v": wishes.cache_type_v != "f16",
-        "--flash-attention": wishes.flash_attention != "auto",
-        "--exact": wishes.exact,
+        "--ctx": preferences.n_ctx is not None,
+        **{SETTINGS[name].option: getattr(preferences, name) != getattr(unset, name) for name in LOAD_OPTIONS},
+        "--exact": preferences.exact,
         "--speculate": loading.speculate is not None,
         "--draft": loading.draft is not None,
         "--mmproj": loading.projector is not None,
         "--lora": bool(loading.adapters),
-        "--rpc": bool(wishes.workers),
+        "--rpc": bool(preferences.workers),
         "--verbose": loading.verbose,
     }
     kept = {flag: is_given for flag, is_given in others.items() if flag in _KEPT}
@@ -66,17 +60,17 @@ def refuse_with_remote(loading: LoadingOptions, others: Mapping[str, bool] = {})
 def open_at(
     output: Output, server: Server, name: str, asked: AnswerRequest, flags: Mapping[str, Any], *, sees: bool = False
 ) -> Iterator[RemoteModel]:
-    """A server's model, its connections closed afterwards.
+    """Open a server's model; close its connections afterwards.
 
     Args:
-        name: as the server lists it; "" or ANY_MODEL is the only one that there is.
-        asked: what answers are to be like, as far as that is known.
-        flags: sampling parameters that were typed.
-        sees: it has to look at pictures.
+        name: as the server lists it; "" or ANY_MODEL for its only one.
+        asked: the request, as far as it is known.
+        flags: sampling parameters as typed.
+        sees: images will be sent.
 
     Raises:
-        UsageError: the server can't be told something that is asked for.
-        LlmrunError: it can't be reached, or does not have the model.
+        UsageError: the server does not support an option.
+        LlmrunError: the server can't be reached, or does not have the model.
     """
     from llmrun.cli.remote import served_model
     from llmrun.models.location import require_projector
@@ -87,7 +81,7 @@ def open_at(
     except ModelNotFoundError:
         if len(name.split()) > 1:
             hint = f"llmrun run --at {server.url} {ANY_MODEL} {shlex.quote(name)}"
-            raise UsageError(f"{name!r} stands where the model's name does", hint=hint) from None
+            raise UsageError(f"{name!r} is in the place of the model's name", hint=hint) from None
         raise
     with closing(RemoteModel(server, served, output.note)) as model:
         model.sampling(flags)

@@ -1,7 +1,4 @@
-"""The one rule for files that a command is told to write: what is there already is replaced only after a yes.
-
-Owns the question and the refusal; must not know what is in the files.
-"""
+"""The one rule for output files: an existing file is replaced only after confirmation."""
 
 from __future__ import annotations
 
@@ -13,23 +10,23 @@ from llmrun.ui.terminal.output import Output
 
 
 def check_output_file(output: Output, target: Path, *, yes: bool, hint: str = "-y replaces it") -> None:
-    """Raise unless a file may be written there. Call this before any work is done.
+    """Raise unless a file may be written. Call this before any work is done.
 
-    A pipe or a device holds nothing that could be lost.
+    Pipes and devices are always allowed.
 
     Args:
         yes: replace a file without asking.
-        hint: what to type where nobody can be asked.
+        hint: what to type if there is no terminal to ask on.
 
     Raises:
-        UsageError: there is no such folder, or there is a file and nobody can be asked.
-        ResourceError: nothing can be written in the folder.
+        UsageError: the folder does not exist, or the file exists and there is no terminal to ask on.
+        ResourceError: the folder is not writable.
         CancelledError: the answer was no.
     """
     check_target(target)
     if yes or not target.is_file():
         return
     if not output.can_ask:
-        raise UsageError(f"{str(target)!r} is there already", why="nobody can be asked here", hint=hint)
-    if not output.confirm(f"{target} is there already. Replace it?"):
+        raise UsageError(f"{str(target)!r} exists already", why="there is no terminal to ask on", hint=hint)
+    if not output.confirm(f"{target} exists already. Replace it?"):
         raise CancelledError("nothing was written")

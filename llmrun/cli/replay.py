@@ -1,4 +1,4 @@
-"""`llmrun replay`: a recorded answer once more."""
+"""`llmrun replay`: a recorded answer computed again."""
 
 from __future__ import annotations
 
@@ -22,29 +22,31 @@ from llmrun.ui.terminal.output import Output
 
 @with_options(loading=loading)
 def replay(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Recording that `llmrun run --record FILE` wrote.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Recording written by `llmrun run --record FILE`.")],
     *,
     model: Annotated[
         str,
-        typer.Option("--model", help="Another name or path for the recorded model.", autocompletion=complete_model),
+        typer.Option(
+            "--model", help="Name or path of the recorded model, if it has changed.", autocompletion=complete_model
+        ),
     ] = "",
     watermark_key: Annotated[
         str | None,
         typer.Option(
             "--watermark-key",
             metavar="KEY",
-            help="Watermark key of the recorded answer; @FILE reads it from a file.",
+            help="Key of a watermarked answer; @FILE reads it from a file.",
         ),
     ] = None,
     loading: LoadingOptions,
 ) -> None:
-    """Repeat a recorded answer and compare the bytes.
+    """Answer a recorded prompt again and compare the bytes.
 
-    The model is loaded as it was then, but for what an option changes.
+    The model is loaded with the recorded settings; options override them.
     """
     output = Output()
     record = _with_key(read(file), watermark_key)
-    loading = replace(loading, wishes=_changed(_recorded(record), loading.wishes))
+    loading = replace(loading, preferences=_changed(_recorded(record), loading.preferences))
     used, draft = record.answer.model, record.draft
     if loading.draft is None and draft is not None:
         loading = replace(loading, draft=draft.name or draft.path)
@@ -58,7 +60,7 @@ def replay(
         with cancelling(loaded):
             asked = record.again()
             if loading.speculate is not None:
-                asked = replace(asked, speculation=loaded.drafting.wanted())
+                asked = replace(asked, speculation=loaded.drafting.speculation())
             events = collecting(loaded.answer(asked), deltas)
             finished = show(output, events, loaded, DisplayOptions(markdown=False, end_line=True))
     if finished.reason == "cancelled":
@@ -75,7 +77,7 @@ def replay(
 
 
 def _first_difference(text: str, recorded: str) -> int | None:
-    """Index of the first character in which two texts differ; None if they are equal."""
+    """Return the index of the first different character of two texts; None if they are equal."""
     if text == recorded:
         return None
     shorter = min(len(text), len(recorded))
@@ -83,10 +85,10 @@ def _first_difference(text: str, recorded: str) -> int | None:
 
 
 def _with_key(record: Recording, key: str | None) -> Recording:
-    """A record whose watermark can be left again: it has only the key's fingerprint.
+    """Return the record with the watermark key, since it has only the key's fingerprint.
 
     Raises:
-        UsageError: the key is missing, or another one.
+        UsageError: the key is missing or different.
     """
     sampling = record.answer.sampling
     if not sampling.watermark:
@@ -95,12 +97,12 @@ def _with_key(record: Recording, key: str | None) -> Recording:
 
     key = read_key(key, "--watermark-key")
     if fingerprint(key) != sampling.watermark_key:
-        raise UsageError("the answer was marked with another --watermark-key")
+        raise UsageError("the answer was watermarked with another --watermark-key")
     return replace(record, answer=replace(record.answer, sampling=replace(sampling, watermark_key=key)))
 
 
 def _recorded(record: Recording) -> LoadPreferences:
-    """How the model was loaded."""
+    """Return the recorded parameters of loading."""
     kv_types, flash_attention = record.place.get("KV cache", "f16 f16"), record.place.get("flash attention", "auto")
     type_k, _, type_v = kv_types.partition(" ")
     return LoadPreferences(
@@ -108,16 +110,16 @@ def _recorded(record: Recording) -> LoadPreferences:
     )
 
 
-def _changed(wishes: LoadPreferences, typed: LoadPreferences) -> LoadPreferences:
-    """Wishes with all that is typed and not the default."""
+def _changed(preferences: LoadPreferences, typed: LoadPreferences) -> LoadPreferences:
+    """Return the recorded preferences with the typed ones that are not defaults."""
     changes = {each.name: getattr(typed, each.name) for each in fields(LoadPreferences)}
     return replace(
-        wishes, **{name: value for name, value in changes.items() if value != getattr(LoadPreferences(), name)}
+        preferences, **{name: value for name, value in changes.items() if value != getattr(LoadPreferences(), name)}
     )
 
 
 def _number(record: Recording, name: str) -> int:
     value = record.place.get(name, "")
     if not value.isdecimal():
-        raise UsageError("the record does not say how it was made", why=f"{name} is {value or 'missing'}")
+        raise UsageError("the recording is incomplete", why=f"{name} is {value or 'missing'}")
     return int(value)

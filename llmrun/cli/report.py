@@ -1,4 +1,4 @@
-"""`llmrun report`: several quants of a model side by side; `llmrun quantize --report` by a name of its own."""
+"""`llmrun report`: several quants of a model compared; the same as `llmrun quantize --report`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Annotated
 
 import typer
 
-from llmrun.cli.options import load_preferences, with_options
+from llmrun.cli.options import OutputFileYesOption, load_preferences, with_options
 from llmrun.cli.quantize import (
     USUAL_TYPES,
     ImportanceOptions,
-    ReplaceOption,
     SourceArgument,
     goal,
     importance,
@@ -24,30 +23,34 @@ from llmrun.cli.quantize import (
 from llmrun.planning.plan import LoadPreferences
 
 
-@with_options(importance=importance, wishes=load_preferences)
+@with_options(importance=importance, preferences=load_preferences)
 def report(
     source: SourceArgument,
     importance: ImportanceOptions,
-    wishes: LoadPreferences,
+    preferences: LoadPreferences,
     out: Annotated[
-        Path | None, typer.Argument(metavar="[FOLDER]", help="Folder that keeps the files. Default: they are removed.")
-    ] = None,
-    types: Annotated[str, typer.Option(metavar="TYPE,...", help=f"Default: {USUAL_TYPES}.")] = "",
-    to: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write the report to a .html, .md or .json file."),
+        typer.Argument(metavar="[FOLDER]", help="Keep the files in this folder. Default: they are deleted afterwards."),
+    ] = None,
+    types: Annotated[str, typer.Option(metavar="TYPE,...", help=f"Types to compare. Default: {USUAL_TYPES}.")] = "",
+    to: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the report as .html, .md or .json.")
     ] = None,
     text: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Text to measure quality on. Default: Python's language reference."),
     ] = None,
-    yes: ReplaceOption = False,
+    yes: OutputFileYesOption = False,
 ) -> None:
     """Compare several quants of a model: size, speed, quality.
 
-    Each is made and measured on this machine.
+    Each quant is made and measured on this machine.
     """
+    if to is not None:
+        from llmrun.ui.views.report import checked_target
+
+        checked_target(to, "--output")
     asked = several(types, report=True, report_to=to, text=text)
     assert asked is not None
-    asked = replace(asked, wishes=wishes)
-    inspect.unwrap(quantize)(source, tensors(), goal(), importance, asked, out, threads=wishes.threads, yes=yes)
+    asked = replace(asked, preferences=preferences)
+    inspect.unwrap(quantize)(source, tensors(), goal(), importance, asked, out, threads=preferences.threads, yes=yes)

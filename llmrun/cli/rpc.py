@@ -11,14 +11,14 @@ RpcOption = Annotated[
     typer.Option(
         "--rpc",
         metavar="HOST:PORT,...",
-        help="RPC workers that hold a part of the layers; each runs `llmrun worker`.",
+        help="RPC workers that hold a part of the layers; start each with `llmrun worker`.",
         rich_help_panel="Engine",
     ),
 ]
 
 
 def workers_of(rpc: str | None) -> tuple[str, ...]:
-    """--rpc as endpoints. Raises as read_endpoints()."""
+    """Return the endpoints of --rpc. Raises as read_endpoints()."""
     if rpc is None:
         return ()
     from llmrun.runner.workers import read_endpoints  # few starts have any

@@ -37,20 +37,20 @@ ModelOrServedArgument = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="A name of `llmrun list --all`, owner/repo[:quant], URL or path; with --at, the server's name for it, "
-        "or default.",
+        help="A name from `llmrun list --all`, owner/repo[:quant], URL or path. With --at: a model of the server, or "
+        "default for its only one.",
         autocompletion=complete_model,
     ),
 ]
-PromptArgument = Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help="Prompt; - reads stdin.")]
+PromptArgument = Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help="Prompt; - reads it from stdin.")]
 RawOption = Annotated[
-    bool, typer.Option("--raw", help="Continue the text without a chat template.", rich_help_panel="Prompt")
+    bool, typer.Option("--raw", help="Continue the text, without the chat template.", rich_help_panel="Prompt")
 ]
 PromptCacheOption = Annotated[
     bool,
     typer.Option(
         "--prompt-cache",
-        help="Save the prompt's KV state on disk and reuse it for prompts with the same prefix.",
+        help="Save the prompt's KV cache to disk, for the next prompt that begins the same way.",
         rich_help_panel="Prompt",
     ),
 ]
@@ -59,7 +59,7 @@ RecordOption = Annotated[
     typer.Option(
         "--record",
         metavar="FILE",
-        help="Write a recording for llmrun replay.",
+        help="Record everything that `llmrun replay` needs to give the same answer again.",
         rich_help_panel="Answer",
     ),
 ]
@@ -68,8 +68,8 @@ AnswersOption = Annotated[
     typer.Option(
         "--answers",
         "-N",
-        metavar="COUNT",
-        help="Number of answers, decoded together, each with its own seed.",
+        metavar="N",
+        help="Answer the prompt N times, side by side, each time with another seed.",
         rich_help_panel="Answer",
     ),
 ]
@@ -77,8 +77,8 @@ LogprobsOption = Annotated[
     int | None,
     typer.Option(
         "--logprobs",
-        metavar="COUNT",
-        help="Shade each token by its probability, and list the COUNT likeliest ones where it was surprising.",
+        metavar="N",
+        help="Shade each token of the answer by its probability, and list the N likeliest tokens where it was low.",
         rich_help_panel="Answer",
     ),
 ]
@@ -86,14 +86,14 @@ EventsOption = Annotated[
     bool,
     typer.Option(
         "--json",
-        help="Print the engine's events, one JSON object per line; with --answers, a list of answers.",
+        help="Print the engine's events as JSON lines; with --answers, one JSON list of the answers.",
         rich_help_panel="Answer",
     ),
 ]
 ExplainOption = Annotated[
     bool,
     typer.Option(
-        "--explain-sampling", help="Print the origin of each sampling value on stderr.", rich_help_panel="Sampling"
+        "--explain-sampling", help="Print each sampling value and its origin to stderr.", rich_help_panel="Sampling"
     ),
 ]
 
@@ -118,15 +118,9 @@ def run(
     flags: Mapping[str, Any],
     beams: BeamSettings | None,
 ) -> None:
-    """Answer one prompt. Text from stdin is put before it."""
+    """Answer one prompt. Text from stdin is put before the prompt."""
     output = Output(json=json)
-    others = {
-        "--record": record is not None,
-        "--prompt-cache": prompt_cache,
-        "--explain-sampling": explain_sampling,
-        "--answers": answers > 1,
-        "--logprobs": logprobs is not None,
-    }
+    others = _options_of_one_answer(record, answers, logprobs, prompt_cache, explain_sampling)
     _check(output, answers, logprobs, record, yes=loading.yes)
     loading = replace(loading, server=remote_server(at, key_file))
     refuse_with_remote(loading, {**others, "--beams": beams is not None})
@@ -139,22 +133,55 @@ def run(
         _chat(model, stats, wanted, loading, flags)
         return
     text = _with_files(output, read_prompt(output, prompt or []), wanted)
-    expected = ExpectedUse(len(text.encode()) // _BYTES_A_TOKEN, wanted.asked.limits.max_tokens or _ANSWER_TOKENS)
-    loading = replace(loading, wishes=replace(loading.wishes, parallel=answers, as_alone=True))
+    n_expected = wanted.asked.limits.max_tokens or _ANSWER_TOKENS
+    loading = replace(loading, preferences=replace(loading.preferences, parallel=answers, as_alone=True))
     with open_chat_model(
-        output, model, loading, wanted.asked, flags, sees=wanted.sees, keeps_states=prompt_cache, expected=expected
+        output,
+        model,
+        loading,
+        wanted.asked,
+        flags,
+        sees=wanted.has_images,
+        keeps_states=prompt_cache,
+        expected=ExpectedUse(len(text.encode()) // _BYTES_A_TOKEN, n_expected),
     ) as loaded:
-        sampling = _sampling(output, loaded, flags, is_explained=explain_sampling)
-        asked = asked_for(output, loaded, text, wanted, raw=raw)
-        asked = replace(asked, sampling=sampling, speculation=loaded.speculation(), logprobs=logprobs)
-        markdown = not (wanted.plain or raw or asked.grammar)
-        shown_as = DisplayOptions(stats, markdown, wanted.thoughts, end_line=not raw, shades=logprobs is not None)
+        asked = replace(
+            asked_for(output, loaded, text, wanted, raw=raw),
+            sampling=_sampling(output, loaded, flags, is_explained=explain_sampling),
+            speculation=loaded.speculation(probes=True),
+            logprobs=logprobs,
+        )
+        shown_as = _display(wanted, asked, stats, raw=raw, shades=logprobs is not None)
         if beams is not None:
             search(output, loaded_locally(loaded, "--beams"), asked, beams, shown_as)
             return
         finished = _show(output, loaded, asked, shown_as, answers, record)
         if prompt_cache and finished.stats.prompt_tokens - finished.stats.reused_tokens >= _WORTH_SAVING:
             _save_state(output, loaded)
+    _report_end(output, asked, finished)
+
+
+def _options_of_one_answer(
+    record: Path | None, answers: int, logprobs: int | None, prompt_cache: bool, explain_sampling: bool
+) -> dict[str, bool]:
+    """Return whether each option is used that does not go with every way to answer."""
+    return {
+        "--record": record is not None,
+        "--prompt-cache": prompt_cache,
+        "--explain-sampling": explain_sampling,
+        "--answers": answers > 1,
+        "--logprobs": logprobs is not None,
+    }
+
+
+def _display(
+    wanted: AnswerOptions, asked: AnswerRequest, stats: bool | None, *, raw: bool, shades: bool
+) -> DisplayOptions:
+    is_plain = wanted.plain or raw or bool(asked.grammar)
+    return DisplayOptions(stats, not is_plain, wanted.thoughts, end_line=not raw, shades=shades)
+
+
+def _report_end(output: Output, asked: AnswerRequest, finished: Finished) -> None:
     if finished.reason == "cancelled":
         raise CancelledError("stopped by Ctrl-C")
     if finished.reason == "length":
@@ -162,7 +189,7 @@ def run(
 
 
 def _check(output: Output, answers: int, logprobs: int | None, record: Path | None, *, yes: bool) -> None:
-    """Raise UsageError where an option's value is invalid, or two exclude each other."""
+    """Raise UsageError if an option is invalid, or two exclude each other."""
     require_within("--answers", answers, PARALLEL_BOUNDS)
     if logprobs is not None:
         from llmrun.cli.logprobs import check_logprobs
@@ -176,7 +203,7 @@ def _check(output: Output, answers: int, logprobs: int | None, record: Path | No
 
 
 def _sampling(output: Output, model: ChatModel, flags: Mapping[str, Any], *, is_explained: bool) -> SamplingParams:
-    """What the answer is drawn with, and on stderr where each value comes from."""
+    """Return the sampling parameters; print their origins to stderr on request."""
     sampling, origins = model.sampling(flags)
     if is_explained:
         from llmrun.ui.views.sampling import show_sampling
@@ -186,17 +213,17 @@ def _sampling(output: Output, model: ChatModel, flags: Mapping[str, Any], *, is_
 
 
 def _with_files(output: Output, text: str, wanted: AnswerOptions) -> str:
-    """The prompt behind the files that go along."""
+    """Return the prompt after the attached files."""
     if wanted.attached is None:
         return text
-    show_attached(output, replace(wanted.attached, pictures=()))  # the engine says more of them
+    show_attached(output, replace(wanted.attached, images=()))  # the engine says more of them
     return wanted.attached.before(text)
 
 
 def _show(
     output: Output, model: ChatModel, asked: AnswerRequest, shown_as: DisplayOptions, answers: int, record: Path | None
 ) -> Finished:
-    """Show what is answered, and write down what is wanted of it besides."""
+    """Show the answer; write the recording and log-probabilities on request."""
     with cancelling(model):
         if answers > 1:
             from llmrun.cli.n_answers import show_n_answers
@@ -219,7 +246,7 @@ def _show(
 def _chat(
     model: str, stats: bool | None, wanted: AnswerOptions, loading: LoadingOptions, flags: Mapping[str, Any]
 ) -> None:
-    """A conversation, where there is no prompt and somebody who can type."""
+    """Start a chat, if there is no prompt and a terminal."""
     from llmrun.cli.chat import SessionOptions, talk_with
     from llmrun.cli.tools import tooling
 
@@ -228,10 +255,10 @@ def _chat(
 
 
 def _note_limit(output: Output, asked: AnswerRequest, finished: Finished) -> None:
-    """Which limit ended an answer, where that was not asked for.
+    """Print the limit that ended an answer, unless it was requested.
 
     Raises:
-        CutOffError: the answer had to follow a grammar, and does so no more.
+        CutOffError: the answer had to follow a grammar, and is incomplete.
     """
     stats = finished.stats
     full = stats.is_full
@@ -244,35 +271,35 @@ def _note_limit(output: Output, asked: AnswerRequest, finished: Finished) -> Non
 
 
 def refuse_file_names(words: list[str]) -> None:
-    """See that the shell has not made one file for -f, and a prompt of the others, out of a pattern.
+    """Raise if the shell has expanded a pattern: one file for -f, and the others as the prompt.
 
     Raises:
-        UsageError: it has.
+        UsageError: a word of the prompt is a file.
     """
     names = [word for word in words if not word.isspace() and " " not in word and os.path.isfile(word)]  # noqa: PTH113
     if names:
         suffixes = {os.path.splitext(name)[1] for name in names}  # noqa: PTH122
         pattern = f"*{suffixes.pop()}" if len(suffixes) == 1 else "*"
         raise UsageError(
-            f"{names[0]!r} is a file, and stands where the prompt does",
-            why="-f takes one word, and the shell makes several of an unquoted pattern",
+            f"{names[0]!r} is a file in the place of the prompt",
+            why="-f takes one word, and the shell expands an unquoted pattern to several",
             hint=f"-f '{pattern}', or -f before each file",
         )
 
 
 def _save_state(output: Output, model: ChatModel) -> None:
-    """Keep the prompt's KV state; the answer is there whether that succeeds or not."""
+    """Save the prompt's KV state; print a note if that fails."""
     try:
         if not model.save_state(prompt_only=True).tokens:
-            output.note("The next prompt will be read anew: its KV state can't be written, or there is no room for it.")
+            output.note("The prompt's KV state was not saved: it can't be written, or there is no room for it.")
     except LlmrunError as error:
-        output.note(f"The next prompt will be read anew: {error}")
+        output.note(f"The prompt's KV state was not saved: {error}")
 
 
 def asked_for(output: Output, model: ChatModel, text: str, wanted: AnswerOptions, *, raw: bool) -> AnswerRequest:
-    """A text as a conversation, or to be continued where there is no chat template."""
+    """Return a text as a conversation, or as a prompt to continue without a chat template."""
     if raw or not (wanted.asked.template or has_template(output, model)):
-        if wanted.sees:
+        if wanted.has_images:
             raise UsageError("--image needs a chat template", hint="leave out --raw, or name one with --template")
         prompt = "\n\n".join(filter(None, (wanted.system, text)))
         return replace(wanted.asked, prompt=prompt, template=None, thinking=None, thinking_tokens=None)
@@ -283,10 +310,10 @@ def asked_for(output: Output, model: ChatModel, text: str, wanted: AnswerOptions
 
 
 def read_prompt(output: Output, words: list[str]) -> str:
-    """The prompt: the arguments' words, with what a pipe brings before them or in place of a lone "-".
+    """Return the prompt: stdin, then the words; a lone "-" stands for stdin.
 
     Raises:
-        UsageError: there is nothing to ask.
+        UsageError: the prompt is empty.
     """
     piped = "" if output.stdin_is_terminal and "-" not in words else _read_all(output)
     typed = " ".join(_decoded(word) for word in words if word != "-")
@@ -299,7 +326,7 @@ def read_prompt(output: Output, words: list[str]) -> str:
 
 
 def _decoded(word: str) -> str:
-    """An argument as UTF-8, whatever the locale took it for."""
+    """Decode an argument as UTF-8, in any locale."""
     return os.fsencode(word).decode("utf-8", "replace")
 
 
@@ -309,13 +336,12 @@ def _read_all(output: Output) -> str:
 
 
 def has_template(output: Output, model: ChatModel) -> bool:
-    """Whether the model can be talked to; says so when it can't."""
+    """Return whether the model has a chat template; print a note if not."""
     if not model.has_template:
         output.note(f"{model.name} has no chat template: the text is continued (--template gives it one)")
     return model.has_template
 
 
 def conversation(system: str | None, text: str) -> list[Message]:
-    """A user's message, behind the system prompt if there is one."""
     first = [Message("system", system)] if system else []
     return [*first, Message("user", text)]

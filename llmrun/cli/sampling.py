@@ -1,4 +1,4 @@
-"""The flags of the sampler, one for each field of SamplingParams, and how their values are read and shown."""
+"""The sampler's flags, one for each field of SamplingParams, with parsing and display of their values."""
 
 from __future__ import annotations
 
@@ -16,33 +16,39 @@ from llmrun.protocol.params import DEFAULTS, SERVER, SamplingParams, check_param
 
 # SamplingParams field -> flag, help.
 FLAGS: dict[str, tuple[str, str]] = {
-    "temperature": ("--temp", "0 is greedy."),
-    "seed": ("--seed", "Of the random generator; the same seed gives the same answer."),
+    "temperature": ("--temp", "Temperature; 0 is greedy."),
+    "seed": ("--seed", "Seed of the random generator."),
     "top_k": ("--top-k", "Keep the k likeliest tokens; 0 is off."),
-    "top_p": ("--top-p", "Keep the likeliest tokens that reach this probability together; 1 is off."),
-    "min_p": ("--min-p", "Keep tokens at least this times as likely as the likeliest; 0 is off."),
+    "top_p": ("--top-p", "Keep the likeliest tokens until their probabilities add up to this; 1 is off."),
+    "min_p": ("--min-p", "Keep tokens with at least this fraction of the top token's probability; 0 is off."),
     "typical_p": ("--typical-p", "Locally typical sampling; 1 is off."),
-    "top_n_sigma": ("--top-n-sigma", "Keep logits within n standard deviations of the best; <= 0 is off."),
-    "xtc_probability": ("--xtc-probability", "Chance to remove the likeliest tokens; 0 is off."),
-    "xtc_threshold": ("--xtc-threshold", "Probability from which XTC counts a token."),
-    "repeat_penalty": ("--repeat-penalty", "Divides the logits of tokens seen lately; 1 is off."),
-    "repeat_last_n": ("--repeat-last-n", "How many last tokens the penalties look at; 0 is off."),
-    "frequency_penalty": ("--frequency-penalty", "Subtracted per occurrence; 0 is off."),
-    "presence_penalty": ("--presence-penalty", "Subtracted once for tokens seen lately; 0 is off."),
+    "top_n_sigma": ("--top-n-sigma", "Keep logits within n standard deviations of the highest; <= 0 is off."),
+    "xtc_probability": ("--xtc-probability", "Probability of removing the likeliest tokens; 0 is off."),
+    "xtc_threshold": ("--xtc-threshold", "Minimum probability of a token that XTC removes."),
+    "repeat_penalty": ("--repeat-penalty", "Divide the logits of recent tokens by this; 1 is off."),
+    "repeat_last_n": ("--repeat-last-n", "Number of recent tokens that penalties apply to; 0 is off."),
+    "frequency_penalty": (
+        "--frequency-penalty",
+        "Subtract this from a token's logit for each recent occurrence; 0 is off.",
+    ),
+    "presence_penalty": ("--presence-penalty", "Subtract this once from the logit of each recent token; 0 is off."),
     "dry_multiplier": ("--dry-multiplier", "Strength of the DRY penalty on repeated sequences; 0 is off."),
-    "dry_base": ("--dry-base", "How the DRY penalty grows with the length of the repeat."),
-    "dry_allowed_length": ("--dry-allowed-length", "Repeats up to this length are free."),
-    "dry_last_n": ("--dry-last-n", "How many last tokens DRY looks at; 0 is off."),
-    "dry_breakers": ("--dry-breaker", "Text that DRY follows no repeat across; may be repeated."),
-    "temperature_range": ("--dynatemp-range", "Dynamic temperature, +- this much by entropy; 0 is off."),
-    "temperature_exponent": ("--dynatemp-exp", "How entropy maps to dynamic temperature."),
-    "mirostat": ("--mirostat", "1 or 2 replaces the truncating samplers by mirostat; 0 is off."),
+    "dry_base": ("--dry-base", "Growth of the DRY penalty with the length of the repeat."),
+    "dry_allowed_length": ("--dry-allowed-length", "Longest repeat without a DRY penalty."),
+    "dry_last_n": ("--dry-last-n", "Number of recent tokens that DRY searches; 0 is off."),
+    "dry_breakers": ("--dry-breaker", "Text that ends a repeat for DRY; may be repeated."),
+    "temperature_range": ("--dynatemp-range", "Vary the temperature by up to +- this much, by entropy; 0 is off."),
+    "temperature_exponent": ("--dynatemp-exp", "Exponent that maps entropy to the dynamic temperature."),
+    "mirostat": ("--mirostat", "Use Mirostat 1 or 2 instead of the truncating samplers; 0 is off."),
     "mirostat_tau": ("--mirostat-tau", "Mirostat's target surprise, in bits."),
     "mirostat_eta": ("--mirostat-eta", "Mirostat's learning rate."),
-    "logit_bias": ("--logit-bias", "TOKEN=BIAS, added to a token's logit, -inf bans it; may be repeated."),
-    "order": ("--sampler-order", "The chain's steps in another order, with commas between; one left out is off."),
-    "watermark": ("--watermark", "green or synthid: mark the answer so that a key finds it; llmrun help watermarks."),
-    "watermark_key": ("--watermark-key", "A secret, @FILE to read it from a file; or $LLMRUN_WATERMARK_KEY."),
+    "logit_bias": ("--logit-bias", "TOKEN=BIAS: add a bias to a token's logit; -inf bans the token; may be repeated."),
+    "order": ("--sampler-order", "Steps of the sampler chain in order, separated by commas; a missing step is off."),
+    "watermark": ("--watermark", "Watermark the answer: green or synthid; see llmrun help watermarks."),
+    "watermark_key": (
+        "--watermark-key",
+        "Secret key of the watermark; @FILE reads it from a file. Default: $LLMRUN_WATERMARK_KEY.",
+    ),
 }
 _KEY_VARIABLE = "LLMRUN_WATERMARK_KEY"
 _REPEATED = {"dry_breakers", "logit_bias"}
@@ -51,12 +57,12 @@ _INTEGERS = {"seed", "top_k", "repeat_last_n", "dry_allowed_length", "dry_last_n
 
 
 def sampling_flags(**options: Any) -> dict[str, Any]:
-    """The options of a command that samples: what was typed, in the types of SamplingParams.
+    """Collect the sampling options as typed, in the types of SamplingParams.
 
-    What was not typed stays out, so that the model's own recommendation can count.
+    Missing options are left out, so that the model's own recommendation applies.
 
     Raises:
-        UsageError: a value is out of its bounds, or can't be read; names the flag.
+        UsageError: a value is out of bounds or malformed; names the flag.
     """
     given = {name: value for name, value in options.items() if value is not None and value != []}
     if given.get("watermark"):
@@ -65,7 +71,7 @@ def sampling_flags(**options: Any) -> dict[str, Any]:
 
 
 def _read(name: str, value: Any, label: str) -> Any:
-    """A parameter's value in the type of SamplingParams. label is what the user calls it."""
+    """Parse a parameter's value to the type in SamplingParams. label is its name in errors."""
     if name == "dry_breakers":
         value = tuple(value)
     elif name == "logit_bias":
@@ -78,7 +84,7 @@ def _read(name: str, value: Any, label: str) -> Any:
 
 
 def read_key(text: str | None, label: str) -> str:
-    """A watermark's key, that of the file behind an @, or the environment's. label is what the user calls it.
+    """Return a watermark key: the text, the content of the file after an @, or the environment variable.
 
     Raises:
         UsageError: the file can't be read, or there is no key.
@@ -107,15 +113,15 @@ def _sampling_parameter(name: str) -> inspect.Parameter:
 
 
 def read_value(name: str, text: str, before: str = "") -> tuple[str, Any]:
-    """A sampling parameter that was set within a chat: its field's name, and its value.
+    """Parse a sampling parameter that is set within a chat; return its field and its value.
 
     Args:
-        name: the field's, or its flag's with or without dashes.
+        name: that of the field, or of its flag with or without dashes.
         text: the value.
-        before: what errors put before the name.
+        before: text in errors before the name.
 
     Raises:
-        UsageError: there is no such parameter, or its value is invalid.
+        UsageError: the parameter does not exist, or its value is invalid.
     """
     spelled = name.lstrip("-").replace("_", "-").lower()
     known = {flag.lstrip("-"): field for field, (flag, _) in FLAGS.items()}
@@ -135,7 +141,7 @@ def read_value(name: str, text: str, before: str = "") -> tuple[str, Any]:
 
 
 def shown_value(name: str, value: Any) -> str:
-    """A sampling parameter's value as the flag takes it."""
+    """Return a sampling parameter's value in the syntax of its flag."""
     if name == "seed":
         return "random" if value is None else str(value)
     if name == "order":
@@ -152,7 +158,7 @@ def shown_value(name: str, value: Any) -> str:
 
 
 def sampling_rows(params: SamplingParams, origins: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """Every sampling parameter as (flag, value, where the value comes from); a server does not tell its own."""
+    """Return every sampling parameter as (flag, value, origin of the value); the values of a server are unknown."""
     return [
         (flag, "" if origins[name] == SERVER else shown_value(name, getattr(params, name)), origins[name])
         for name, (flag, _) in FLAGS.items()
@@ -168,10 +174,10 @@ def _bias(text: str, label: str) -> tuple[int, float]:
 
 
 def watermark_flags(**options: Any) -> dict[str, Any]:
-    """The options of a command that marks what others ask for; see sampling_flags().
+    """Collect the watermark options of a server; see sampling_flags().
 
     Raises:
-        UsageError: a value can't be read, or there is no key.
+        UsageError: a value is malformed, or there is no key.
     """
     return sampling_flags(**options)
 

@@ -1,4 +1,4 @@
-"""`llmrun score`: how likely each token of a text is to a model."""
+"""`llmrun score`: the probability of each token of a text."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ from llmrun.planning.plan import LoadPreferences
 from llmrun.ui.terminal.output import Output
 
 
-@with_options(wishes=load_preferences)
+@with_options(preferences=load_preferences)
 def score(
     model: ModelArgument,
-    text: Annotated[str, typer.Argument(metavar="TEXT|FILE|-", help="A text, or the name of a file; - is stdin.")],
-    wishes: LoadPreferences,
+    text: Annotated[str, typer.Argument(metavar="TEXT|FILE|-", help="Text, or name of a file; - is stdin.")],
+    preferences: LoadPreferences,
     ctx: CtxOption = None,
     yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Show the probability of each token of a text.
+    """Show the probability of each token of a text, and the perplexity.
 
-    And the text's perplexity. The text is read as it is, without a chat template. In a pipe each token is a line: its
-    log-probability, and its text in quotes. A text that is longer than the context window is read in windows that
-    overlap by half.
+    The text is read as it is, without a chat template. In a pipe, each line has the log-probability of a token and its
+    text in quotes. A text longer than the context window is read in windows that overlap by half.
     """
     from llmrun.cli.loading import model_file
     from llmrun.cli.tokenize import read_content
@@ -39,7 +38,7 @@ def score(
     content = read_content(output, text)
     path = model_file(output, model, yes=yes)
     with using(path), reading(output) as show:
-        found = measure(path, content, n_ctx=ctx, preferences=wishes, on_update=show)
+        found = measure(path, content, n_ctx=ctx, preferences=preferences, on_update=show)
     if json:
         output.result_json(score_json(path.name, found))
     else:

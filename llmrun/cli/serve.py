@@ -23,6 +23,7 @@ from llmrun.cli.sampling import watermark_flags
 from llmrun.cli.serving import at_most
 from llmrun.config import load_settings
 from llmrun.errors import CancelledError, LlmrunError, TerminatedError, UsageError, require_within
+from llmrun.planning.split import allocation_notes
 from llmrun.server.durations import read_duration
 from llmrun.server.sockets import allow_many_connections, bind
 from llmrun.ui.terminal.output import Output
@@ -45,7 +46,7 @@ ModelsArgument = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="MODEL...",
-        help="Models to load at start; the first answers requests that name none. Others load on first use.",
+        help="Models to load at start; the first is the default. Other models are loaded on first use.",
         autocompletion=complete_model,
     ),
 ]
@@ -65,7 +66,7 @@ AllowOriginOption = Annotated[
     typer.Option(
         "--allow-origin",
         metavar="ORIGIN",
-        help="Origin of web pages that may send requests, e.g. https://example.org or app://; may be repeated.",
+        help="Accept requests from web pages of this origin, e.g. https://example.org or app://; may be repeated.",
         rich_help_panel="Network",
     ),
 ]
@@ -74,15 +75,17 @@ AllowHostOption = Annotated[
     typer.Option(
         "--allow-host",
         metavar="NAME",
-        help="Another host name of this server; may be repeated.",
+        help="Accept this host name in requests too; may be repeated.",
         rich_help_panel="Network",
     ),
 ]
 KeepOption = Annotated[str, typer.Option("--keep", metavar="TIME", help="Unload a model after this idle time.")]
-ParallelOption = Annotated[int, typer.Option("--parallel", "-np", help="Number of answers decoded together.")]
-QueueOption = Annotated[int, typer.Option("--queue", help="Maximum number of queued requests; more get 503.")]
-GraceOption = Annotated[str, typer.Option("--grace", metavar="TIME", help="Time for running answers after Ctrl-C.")]
-TimeoutOption = Annotated[str, typer.Option("--timeout", metavar="TIME", help="Maximum duration of an answer.")]
+ParallelOption = Annotated[int, typer.Option("--parallel", "-np", help="Requests answered at the same time.")]
+QueueOption = Annotated[int, typer.Option("--queue", help="Requests that may wait; further ones get 503.")]
+GraceOption = Annotated[
+    str, typer.Option("--grace", metavar="TIME", help="Time to finish running answers after Ctrl-C.")
+]
+TimeoutOption = Annotated[str, typer.Option("--timeout", metavar="TIME", help="Time limit of an answer.")]
 ParentOption = Annotated[int | None, typer.Option("--parent", metavar="PID", hidden=True)]  # of `llmrun launch`
 LogJsonOption = Annotated[bool, typer.Option("--log-json", help="Log each request as a JSON object on stderr.")]
 
@@ -108,7 +111,7 @@ def serve(
     marking: Mapping[str, Any],
 ) -> None:
     """Serve models over HTTP to OpenAI, Anthropic and Ollama clients."""
-    wishes = replace(loading.wishes, parallel=parallel, exact=exact)
+    preferences = replace(loading.preferences, parallel=parallel, exact=exact)
     require_within("--port", port, (0, 65_535))
     require_within("--queue", queue, (0, 10_000))
     keep_seconds, grace_seconds, answer_seconds = (
@@ -116,7 +119,7 @@ def serve(
     )
     allow_many_connections()
     listening = bind(host, port)
-    from llmrun.server.serving import ServeOptions
+    from llmrun.server.serving import ServeOptions, run_in_event_loop
 
     output = Output(json=log_json)
     policy = _policy(host, listening, key_file, allow_origin or [], allow_host or [])
@@ -124,7 +127,7 @@ def serve(
     options = ServeOptions(
         names,
         policy,
-        wishes,
+        preferences,
         keep_seconds,
         queue,
         answer_seconds,
@@ -136,13 +139,13 @@ def serve(
         adapters=loading.adapters,
         sampling=marking,
     )
-    asyncio.run(_run(output, options, listening, parent, log_json=log_json))
+    run_in_event_loop(_run(output, options, listening, parent, log_json=log_json))
 
 
 def _give_way() -> None:
-    """Let engines compute before what they computed is sent: else every step waits, with all who are answered.
+    """Lower the priority of this thread below the engines': sending must not delay decode steps.
 
-    Only Linux has a niceness of threads; that of others would be the engines' too.
+    Only Linux has a niceness per thread; on others it would apply to the engines too.
     """
     thread = threading.get_native_id()
     if sys.platform == "linux" and os.getpriority(os.PRIO_PROCESS, thread) < _SENDING_NICENESS:
@@ -150,10 +153,10 @@ def _give_way() -> None:
 
 
 def _seconds(flag: str, text: str) -> float:
-    """E.g. "5m", "1h30m", "90"; -1 or "forever" is for ever.
+    """Parse a time such as "5m", "1h30m" or "90"; -1 and "forever" are infinite.
 
     Raises:
-        UsageError: it is none of these.
+        UsageError: the text is none of these.
     """
     if text in {"-1", "forever"}:
         return _FOR_EVER
@@ -164,10 +167,10 @@ def _seconds(flag: str, text: str) -> float:
 
 
 def _policy(host: str, listening: socket.socket, key_file: Path | None, origins: list[str], hosts: list[str]) -> Policy:
-    """Who may ask.
+    """Return the access policy.
 
     Raises:
-        UsageError: everybody could, beyond this machine; or the key file can't be read.
+        UsageError: the server would be open to other machines without a key, or the key file can't be read.
     """
     from llmrun.server.guard import LOOPBACK, Policy, read_keys
 
@@ -177,7 +180,7 @@ def _policy(host: str, listening: socket.socket, key_file: Path | None, origins:
     if not is_loopback and not keys:
         raise UsageError(
             f"--host {host} opens the server to other machines",
-            why="without a key everybody who can reach this one could use it",
+            why="without a key, anyone who can reach this machine could use the server",
             hint=f"openssl rand -hex 16 > keys.txt; llmrun serve --host {host} --key-file keys.txt",
         )
     own = () if is_loopback else (socket.gethostname(), f"{socket.gethostname()}.local")
@@ -187,13 +190,10 @@ def _policy(host: str, listening: socket.socket, key_file: Path | None, origins:
 
 
 def _fetch_missing(output: Output, names: tuple[str, ...], loading: LoadingOptions) -> DraftFile | None:
-    """Models of the command line that are not on this disk are downloaded before anybody is served.
-
-    Returns:
-        The file of the one that drafts.
+    """Download missing models before the first request; return the file of the draft model.
 
     Raises:
-        UsageError: nobody knows for which model, or an adapter or projector does not fit the first one.
+        UsageError: the draft's model is ambiguous, or an adapter or projector does not fit the first model.
     """
     from llmrun.cli.loading import find_draft
     from llmrun.models.location import find_projector, locate
@@ -218,7 +218,7 @@ def _fetch_missing(output: Output, names: tuple[str, ...], loading: LoadingOptio
 
 
 def _check_adapters(adapters: tuple[Adapter, ...], model: Path | None) -> None:
-    """See now that they fit, not when the first request comes. Raises as adapter_bytes()."""
+    """Raise before the first request if an adapter does not fit. Raises as adapter_bytes()."""
     from llmrun.gguf.reader import read_header
     from llmrun.models.adapters import adapter_bytes
 
@@ -231,7 +231,6 @@ async def _run(
 ) -> None:
     """Serve until a signal comes. Running answers are finished then, unless Ctrl-C or `stop --now` ends them."""
     from llmrun.cli.main import ENDING
-    from llmrun.planning.split import allocation_notes
     from llmrun.server.registry import END_NOW, RunningServer, registered
     from llmrun.server.serving import Serving
     from llmrun.ui.views.serve import ServeView
@@ -242,12 +241,11 @@ async def _run(
     def loaded(kept: PooledModel) -> None:
         assert kept.loaded is not None
         assert kept.model is not None
-        for note in kept.model.plan.notes:
-            view.note(note)
-        for note in allocation_notes(kept.model.plan.devices, kept.loaded.buffers):
+        plan = kept.model.plan
+        for note in (*plan.notes, *allocation_notes(plan.devices, kept.loaded.buffers)):
             view.note(note)
         if options.verbose:
-            view.note(kept.model.plan.summary)
+            view.note(plan.summary)
         view.loaded(kept.name, kept.loaded.n_ctx, options.wishes.parallel, kept.loaded.load_seconds)
 
     serving = Serving(
@@ -266,7 +264,7 @@ async def _run(
         if serving.is_busy and now:
             ended_by.append(error)
         elif serving.is_busy and not serving.is_ending:
-            view.note(f"Ending when all is answered{at_most(grace)}; Ctrl-C again ends it now.")
+            view.note(f"Stopping when running answers are finished{at_most(grace)}; Ctrl-C again stops now.")
         serving.end(now=now)
 
     loop.add_signal_handler(signal.SIGINT, lambda: end(CancelledError("stopped by Ctrl-C"), now=serving.is_ending))
@@ -305,7 +303,7 @@ async def _watch(
             entry.write(now)
             written = now
         if view.is_live:
-            conditions = (await serving.conditions()).values()
+            conditions = (await serving.statuses()).values()
             used, cells = sum(each.cells_used for each in conditions), sum(each.cells for each in conditions)
             view.show(ServeFigures(*serving.metrics.figures, used, cells))
         await asyncio.sleep(_WATCH_SECONDS)

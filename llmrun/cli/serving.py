@@ -1,4 +1,4 @@
-"""`llmrun ps` and `llmrun stop`: the servers that run on this machine."""
+"""`llmrun ps` and `llmrun stop`: the servers on this machine."""
 
 from __future__ import annotations
 
@@ -28,13 +28,17 @@ def list_servers(json: JsonOption = False) -> None:
 
 
 def stop(
-    port: Annotated[int | None, typer.Option("--port", "-p", help="Port of the server, if several run.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="Stop all servers.")] = False,
-    now: Annotated[bool, typer.Option("--now", help="End running answers with an error instead of waiting.")] = False,
+    port: Annotated[
+        int | None, typer.Option("--port", "-p", help="Port of the server to stop, if several are running.")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Stop all running servers.")] = False,
+    now: Annotated[
+        bool, typer.Option("--now", help="End running answers with an error instead of finishing them.")
+    ] = False,
 ) -> None:
     """Stop a running server.
 
-    Running answers are finished first, within the time of `serve --grace`.
+    Running answers are finished first, within the time that `serve --grace` allows.
     """
     output = Output()
     for server in _meant(running_servers(load_settings().state_dir), port, every=every):
@@ -43,7 +47,7 @@ def stop(
 
 
 def _what_happens(server: RunningServer, *, now: bool) -> str:
-    """Say what becomes of a server that was asked to end, and of its answers."""
+    """Describe how the server and its answers end."""
     if now:
         return "ends now; running answers end with an error"
     begins = "is ending already:" if server.is_ending else "takes no more requests:"
@@ -52,15 +56,15 @@ def _what_happens(server: RunningServer, *, now: bool) -> str:
 
 
 def at_most(grace_seconds: float | None) -> str:
-    """Say how long a server waits for its answers; None is for ever."""
+    """Describe the time limit of a server's last answers; None is no limit."""
     return "" if grace_seconds is None else f", in {grace_seconds:g} s at most"
 
 
 def _meant(servers: list[RunningServer], port: int | None, *, every: bool) -> list[RunningServer]:
-    """Which of the servers to end.
+    """Return the servers to stop.
 
     Raises:
-        UsageError: none, or nobody can tell which.
+        UsageError: there is none, or the choice is ambiguous.
     """
     found = [server for server in servers if port in (None, server.port)]
     if not found:

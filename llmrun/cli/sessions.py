@@ -1,4 +1,4 @@
-"""`llmrun sessions`: the saved chats. Nothing goes without a yes."""
+"""`llmrun sessions`: the saved chats. Nothing is deleted without confirmation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmrun.cli.options import JsonOption
+from llmrun.cli.options import JsonOption, OutputFileYesOption, RemovalYesOption
 from llmrun.cli.replacing import check_output_file
 from llmrun.config import load_settings
 from llmrun.errors import CancelledError, LlmrunError, UsageError
@@ -30,7 +30,7 @@ app = typer.Typer(help="List, show, search, export and repair saved chats.", add
 
 
 class ExportFormat(str, Enum):
-    """What `--format` takes; the values are those of sessions.export.Format."""
+    """Values of `--format`; those of chat.store.export.Format."""
 
     markdown = "markdown"
     json = "json"
@@ -39,7 +39,7 @@ class ExportFormat(str, Enum):
 
 
 def complete_session(incomplete: str) -> list[str]:
-    """Names of saved chats, for the Tab key."""
+    """Complete names of saved chats."""
     try:
         with _sessions() as sessions:
             names = sessions.names()
@@ -50,25 +50,26 @@ def complete_session(incomplete: str) -> list[str]:
 
 NameArgument = Annotated[
     str,
-    typer.Argument(metavar="NAME", help="A name of `llmrun sessions list`, or an id.", autocompletion=complete_session),
+    typer.Argument(
+        metavar="NAME", help="A name from `llmrun sessions list`, or an id.", autocompletion=complete_session
+    ),
 ]
 LastArgument = Annotated[
     str,
-    typer.Argument(metavar="[NAME]", help="Default: the chat used last.", autocompletion=complete_session),
+    typer.Argument(
+        metavar="[NAME]", help="Name or id of the chat. Default: the last one.", autocompletion=complete_session
+    ),
 ]
 NamesArgument = Annotated[
     list[str],
-    typer.Argument(metavar="NAME...", help="Names of `llmrun sessions list`.", autocompletion=complete_session),
+    typer.Argument(metavar="NAME...", help="Names from `llmrun sessions list`.", autocompletion=complete_session),
 ]
-BranchOption = Annotated[str, typer.Option("--branch", "-b", help="Branch. Default: the current one.")]
-YesOption = Annotated[
-    bool, typer.Option("--yes", "-y", help="Don't ask for confirmation; required without a terminal.")
-]
+BranchOption = Annotated[str, typer.Option("--branch", "-b", help="Branch of the chat. Default: the current one.")]
 
 
 @app.callback(invoke_without_command=True)
 def start(context: typer.Context) -> None:
-    """List, show, search, export and repair saved chats. Without a command they are listed."""
+    """List, show, search, export and repair saved chats. Without a command, list them."""
     if context.invoked_subcommand is None:
         list_sessions()
 
@@ -78,7 +79,7 @@ def list_sessions(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only names, one per line.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """List the saved chats, the one used last first."""
+    """List the saved chats, most recent first."""
     from llmrun.ui.terminal.sanitize import clean
 
     output = Output(json=json)
@@ -97,7 +98,7 @@ def list_sessions(
 
 @app.command("show")
 def show_session(name: LastArgument = "", branch: BranchOption = "", json: JsonOption = False) -> None:
-    """Print a saved chat; with --json everything that is known about it."""
+    """Print a saved chat; with --json, all of its data."""
     from llmrun.chat.store.export import export
 
     output = Output(json=json)
@@ -115,16 +116,17 @@ def export_session(
             "--format",
             "-f",
             metavar="FORMAT",
-            help=f"{', '.join(ExportFormat)}. Default: by the file's suffix, else markdown. Only json can be imported.",
+            help=f"{', '.join(ExportFormat)}. Default: by the file's suffix, else markdown. Only json can be imported "
+            "again.",
         ),
     ] = None,
     to: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Output file. Default: stdout.")
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="File to write. Default: stdout.")
     ] = None,
     branch: BranchOption = "",
-    yes: YesOption = False,
+    yes: OutputFileYesOption = False,
 ) -> None:
-    """Write a saved chat as Markdown, JSON, JSONL, or a line for OpenAI's fine-tuning."""
+    """Export a saved chat as Markdown, JSON, JSONL, or a line for OpenAI fine-tuning."""
     from llmrun.chat.store.export import export, format_for
     from llmrun.storage import write_whole
 
@@ -148,11 +150,13 @@ def export_session(
 
 @app.command("import")
 def import_session(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Made by `llmrun sessions export --format json`.")],
-    name: Annotated[str, typer.Option("--name", help="Name. Default: as it was called.")] = "",
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="File written by `llmrun sessions export --format json`.")
+    ],
+    name: Annotated[str, typer.Option("--name", help="New name of the chat. Default: its old name.")] = "",
     json: JsonOption = False,
 ) -> None:
-    """Save a chat that was exported as JSON."""
+    """Import a chat that was exported as JSON."""
     from llmrun.chat.store.export import read_json
 
     output = Output(json=json)
@@ -166,12 +170,12 @@ def import_session(
     if json:
         output.result_json(_plain(facts))
     else:
-        output.note(f"Saved as {facts.name}. `llmrun chat MODEL --session {shlex.quote(facts.name)}` goes on with it.")
+        output.note(f"Saved as {facts.name}. `llmrun chat MODEL --session {shlex.quote(facts.name)}` continues it.")
 
 
 @app.command("repair")
 def repair_sessions() -> None:
-    """Save what can be read of damaged chats in a new file; the damaged file is kept."""
+    """Recover the readable parts of damaged chats into a new file; the damaged file is kept."""
     output = Output()
     with _sessions(output) as sessions:
         told = sessions.note
@@ -184,16 +188,16 @@ def repair_sessions() -> None:
 
 @app.command("rename")
 def rename_session(name: NameArgument, new: Annotated[str, typer.Argument(metavar="NEW", help="New name.")]) -> None:
-    """Call a saved chat something else."""
+    """Rename a saved chat."""
     output = Output()
     with _sessions(output) as sessions:
         sessions.rename(name, new)
-    output.note(f"{name} is called {new.strip()} now.")
+    output.note(f"Renamed {name} to {new.strip()}.")
 
 
 @app.command("rm")
-def remove_sessions(names: NamesArgument, yes: YesOption = False, json: JsonOption = False) -> None:
-    """Delete saved chats, all their branches with them."""
+def remove_sessions(names: NamesArgument, yes: RemovalYesOption = False, json: JsonOption = False) -> None:
+    """Delete saved chats with all their branches."""
     output = Output(json=json)
     with _sessions(output) as sessions:
         found = list({facts.id: facts for facts in map(sessions.find, names)}.values())
@@ -211,11 +215,16 @@ def remove_sessions(names: NamesArgument, yes: YesOption = False, json: JsonOpti
 
 @app.command("search")
 def search_sessions(
-    words: Annotated[list[str], typer.Argument(metavar="WORDS", help="Words of a message, or their beginnings.")],
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="Maximum number of messages.")] = 20,
+    words: Annotated[
+        list[str],
+        typer.Argument(metavar="WORDS", help="Words or beginnings of words; a message must have all of them."),
+    ],
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, max=1000, help="Maximum number of messages to show.")
+    ] = 20,
     json: JsonOption = False,
 ) -> None:
-    """Search in everything that was said, best match first."""
+    """Search the messages of all saved chats, best match first."""
     from llmrun.chat.store.export import iso_time
     from llmrun.ui.terminal.tables import Column, ago, show_table
 
@@ -237,12 +246,12 @@ def search_sessions(
         rows = [(h.session, str(h.turn), who[h.role], ago(now - h.created), h.excerpt) for h in hits]
         show_table(output, columns, rows)
     else:
-        output.note(f"Nobody said {' '.join(words)!r} in a saved chat.")
+        output.note(f"No message contains {' '.join(words)!r} in a saved chat.")
 
 
 @contextmanager
 def _sessions(output: Output | None = None) -> Iterator[Sessions]:
-    """The saved chats; what has to be told about opening them is told."""
+    """Open the saved chats; print notes about damaged ones."""
     from llmrun.chat.store.store import Sessions, folder_in
 
     on_damage = output.note if output else lambda line: None
@@ -274,7 +283,7 @@ def _plain(facts: SessionFacts) -> dict[str, Any]:
 
 
 def _print(output: Output, text: str) -> None:
-    """A whole text on stdout: as it is for a program, without what could steer it for a terminal."""
+    """Print a whole text: unchanged in a pipe, without control characters on a terminal."""
     from llmrun.ui.terminal.sanitize import clean
 
     text = text.removesuffix("\n")
@@ -285,6 +294,6 @@ def _ask(output: Output, question: str, *, yes: bool, command: str) -> None:
     if yes:
         return
     if not output.can_ask:
-        raise UsageError("nothing is done without a yes", why="nobody can be asked here", hint=command)
+        raise UsageError("this needs confirmation", why="there is no terminal to ask on", hint=command)
     if not output.confirm(question):
         raise CancelledError("nothing was done")

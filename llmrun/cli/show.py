@@ -1,4 +1,4 @@
-"""`llmrun show`: everything a model's header says, be it on this disk or still on the hub."""
+"""`llmrun show`: the metadata of a model, on this disk or on the hub."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from llmrun.ui.terminal.output import Output
 
 
 def show(model: ModelArgument, json: JsonOption = False) -> None:
-    """Show the facts in a model's file, installed or on the hub.
+    """Show the metadata of a model, downloaded or not.
 
-    Of a model that is not on this disk, only the file's start is fetched.
+    For a model that is not on this disk, only the beginning of the file is downloaded.
     """
     output = Output(json=json)
     settings = load_settings()
@@ -38,7 +38,7 @@ def show(model: ModelArgument, json: JsonOption = False) -> None:
 
 
 def header_facts(header: Header) -> dict[str, Any]:
-    """The header as plain data. Sizes in bytes, context windows in tokens."""
+    """Return the header as plain data. Sizes in bytes, context windows in tokens."""
     from llmrun.planning.predict import work_of
 
     if is_adapter(header):
@@ -73,13 +73,13 @@ def header_facts(header: Header) -> dict[str, Any]:
 
 
 def _projector_facts(model: Path) -> dict[str, Any]:
-    """What turns pictures into what the model takes; nothing where there is none beside it."""
+    """Return facts about the projector beside a model; empty if there is none."""
     found = find_projector(model)
     return {} if found is None else {"projector": {"name": found.name, "bytes": found.stat().st_size}}
 
 
 def _adapter_facts(header: Header) -> dict[str, Any]:
-    """Of a LoRA adapter. Raises as adapter_facts()."""
+    """Return facts about a LoRA adapter. Raises as adapter_facts()."""
     found = adapter_facts(header)
     return {
         "name": header.name,
@@ -136,7 +136,7 @@ def _text_facts(header: Header) -> dict[str, Any]:
 
 
 def _embedding_facts(header: Header) -> dict[str, Any]:
-    """Of a model that is made for embeddings."""
+    """Return facts about an embedding model."""
     from llmrun.gguf.pooling import makes_embeddings, pooling_of
 
     return {"pooling": pooling_of(header)} if makes_embeddings(header) else {}
@@ -149,7 +149,7 @@ def _prompt_facts(advice: EmbeddingAdvice | None) -> dict[str, Any]:
 
 
 def _remote_facts(output: Output, spec: ModelSpec, settings: Settings) -> dict[str, Any]:
-    """The facts of a model that is not on this disk."""
+    """Return facts about a model that is not on this disk."""
     from llmrun.models import hub
     from llmrun.models.download.remote import read_remote_header
     from llmrun.models.hub_api import login_hint, token
@@ -178,7 +178,7 @@ def _remote_facts(output: Output, spec: ModelSpec, settings: Settings) -> dict[s
 
 
 def _with_origin(facts: dict[str, Any], spec: ModelSpec) -> dict[str, Any]:
-    """The facts, and what is known of a model besides its header; where both say something, the header counts."""
+    """Return the facts with those of the built-in list added; the header wins."""
     return {
         **facts,
         "license": facts["license"] or spec.license,

@@ -1,4 +1,4 @@
-"""`llmrun rm`, `gc`, `import` and `verify`: the disk that models take. Nothing goes without a yes."""
+"""`llmrun rm`, `gc`, `import` and `verify`: models on this disk. Nothing is deleted without confirmation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from llmrun.cli.completion import complete_installed
 from llmrun.cli.models import as_plain
-from llmrun.cli.options import JsonOption
+from llmrun.cli.options import JsonOption, RemovalYesOption
 from llmrun.config import Settings, load_settings
 from llmrun.errors import IntegrityError, ModelNotFoundError, UsageError, did_you_mean
 from llmrun.models.registry import load_catalogue, resolve
@@ -23,17 +23,14 @@ from llmrun.ui.terminal.output import Output
 if TYPE_CHECKING:
     from llmrun.models.store.removal import Removal
 
-YesOption = Annotated[
-    bool, typer.Option("--yes", "-y", help="Don't ask for confirmation; required without a terminal.")
-]
 NamesArgument = Annotated[
     list[str],
-    typer.Argument(metavar="MODEL...", help="Names of `llmrun list`.", autocompletion=complete_installed),
+    typer.Argument(metavar="MODEL...", help="Names from `llmrun list`.", autocompletion=complete_installed),
 ]
 
 
-def remove(models: NamesArgument, yes: YesOption = False, json: JsonOption = False) -> None:
-    """Remove models from this disk."""
+def remove(models: NamesArgument, yes: RemovalYesOption = False, json: JsonOption = False) -> None:
+    """Delete models from this disk."""
     from llmrun.models.store.in_use import removing
     from llmrun.models.store.removal import plan_removal
     from llmrun.models.store.removal import remove as do_remove
@@ -49,9 +46,9 @@ def remove(models: NamesArgument, yes: YesOption = False, json: JsonOption = Fal
                 pass  # better said before the question than after it
         except UsageError as error:
             raise _loaded_by(error, removal, settings) from None
-        output.note(f"{removal.model.name}: {removal.model.path}, {readable_size(removal.freed)} come free")
+        output.note(f"{removal.model.name}: {removal.model.path}, frees {readable_size(removal.freed)}")
         for other in removal.shared:
-            output.note(f"  not all of its bytes: {other} needs some")
+            output.note(f"  shared with {other}, so not all of its bytes")
     question = f"Remove {counted(len(removals), 'model')}?"
     if not _ask(output, question, yes=yes, command=shlex.join(["llmrun", "rm", "-y", *models])):
         return
@@ -62,18 +59,18 @@ def remove(models: NamesArgument, yes: YesOption = False, json: JsonOption = Fal
             [{"name": r.model.name, "path": str(r.model.path), "freed_bytes": r.freed} for r in removals]
         )
     else:
-        output.note(f"Removed; {readable_size(sum(removal.freed for removal in removals))} came free.")
+        output.note(f"Freed {readable_size(sum(removal.freed for removal in removals))}.")
 
 
 def collect_garbage(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed; remove nothing.")] = False,
-    include_recent: Annotated[bool, typer.Option("--all", help="Remove files younger than a day too.")] = False,
-    yes: YesOption = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")] = False,
+    include_recent: Annotated[bool, typer.Option("--all", help="Include files younger than a day.")] = False,
+    yes: RemovalYesOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Remove leftovers of interrupted downloads and updates.
+    """Delete leftovers of interrupted downloads and updates.
 
-    That is: parts of downloads, bytes without a name, old revisions, locks. Shows them and asks before.
+    These are partial downloads, unreferenced blobs, old revisions and locks. Lists them and asks first.
     """
     from llmrun.models.store.collect import collect, discard
     from llmrun.ui.terminal.tables import FileRow, show_files
@@ -97,23 +94,25 @@ def collect_garbage(
     question = f"Remove {counted(len(going), 'file')}?"
     if going and not dry_run and _ask(output, question, yes=yes, command="llmrun gc -y"):
         freed = discard(leftovers)
-        output.note(f"Removed; {readable_size(freed)} came free.")
+        output.note(f"Freed {readable_size(freed)}.")
     if json:
         output.result_json({"files": plain, "freed_bytes": freed})
 
 
 def import_file(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="GGUF file; the first part of a split model.")],
-    name: Annotated[str, typer.Option("--name", metavar="OWNER/NAME", help="Name. Default: local/FILE.")] = "",
-    move: Annotated[bool, typer.Option("--move", help="Move the file instead of copying it.")] = False,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="GGUF file; for a split model, its first part.")],
+    name: Annotated[
+        str, typer.Option("--name", metavar="OWNER/NAME", help="Name of the model. Default: local/FILE.")
+    ] = "",
+    move: Annotated[bool, typer.Option("--move", help="Move the file into the cache instead of copying it.")] = False,
     link: Annotated[
         bool, typer.Option("--link", help="Link to the file instead of copying it; it must stay there.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Give a model file a name for all commands.
+    """Add a model file to the cache under a name.
 
-    The file is copied into the cache, where it is found.
+    Every command then finds the model by this name.
     """
     from llmrun.models.store.importing import import_model
     from llmrun.ui.terminal.progress import download_progress
@@ -136,11 +135,11 @@ def import_file(
 def verify(
     models: Annotated[
         list[str] | None,
-        typer.Argument(metavar="MODEL...", help="Default: every model.", autocompletion=complete_installed),
+        typer.Argument(metavar="MODEL...", help="Models to verify. Default: all.", autocompletion=complete_installed),
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Verify the checksums of installed models."""
+    """Verify the checksums of downloaded models."""
     from llmrun.models.hashing import VerificationResult, verify
     from llmrun.ui.terminal.progress import download_progress
     from llmrun.ui.terminal.tables import FileRow, show_files
@@ -170,11 +169,11 @@ def verify(
 
 
 def installed_model(name: str, settings: Settings) -> Installed:
-    """The model on this disk that a name means: a name of `llmrun list`, or anything that leads to the same file.
+    """Return the model on this disk with a name of `llmrun list`, or with another name of the same file.
 
     Raises:
-        ModelNotFoundError: it is not on this disk; names the near ones.
-        UsageError: it is a file that is not in the cache; or it can be several models.
+        ModelNotFoundError: the model is not on this disk; suggests similar names.
+        UsageError: the file is not in the cache, or the name is ambiguous.
     """
     models = all_models(settings)
     for model in models:
@@ -198,7 +197,7 @@ def installed_model(name: str, settings: Settings) -> Installed:
 
 
 def _only_one(name: str, meant: list[Installed], models: list[Installed]) -> Installed:
-    """The one model that a repository's name can mean: nobody should lose another quant than they think of."""
+    """Return the only model of a repository; raise if there are several, so that no other quant is removed."""
     if not meant:
         raise _not_here(name, models)
     if len(meant) > 1:
@@ -214,7 +213,7 @@ def _not_here(name: str, models: list[Installed]) -> ModelNotFoundError:
 
 
 def _loaded_by(error: UsageError, removal: Removal, settings: Settings) -> UsageError:
-    """Say which processes have a model loaded, and how to end them."""
+    """Describe the processes that have a model loaded, and how to end them."""
     from llmrun.models.store.in_use import holders
     from llmrun.server.registry import running_servers
 
@@ -230,15 +229,15 @@ def _loaded_by(error: UsageError, removal: Removal, settings: Settings) -> Usage
 
 
 def _ask(output: Output, question: str, *, yes: bool, command: str) -> bool:
-    """Return whether the user agrees; say that nothing happens otherwise.
+    """Return whether the user agrees; print a note if not.
 
     Raises:
-        UsageError: no user can be asked.
+        UsageError: there is no terminal to ask on.
     """
     if yes:
         return True
     if not output.can_ask:
-        raise UsageError("nothing is removed without a yes", why="nobody can be asked here", hint=command)
+        raise UsageError("removal needs confirmation", why="there is no terminal to ask on", hint=command)
     if output.confirm(question):
         return True
     output.note("Nothing was removed.")
@@ -254,12 +253,12 @@ def _refuse_damaged(damaged: list[Installed]) -> None:
         f"{counted(len(damaged), 'model')} {'is' if len(damaged) == 1 else 'are'} damaged: {names}",
         why="the bytes are not those that were installed",
         hint=" && ".join(f"llmrun rm -y {name} && llmrun pull {name}" for name in ours)
-        or "let the program it belongs to fetch it again",
+        or "download it again with the program that owns it",
     )
 
 
 def _as_path(text: str) -> str:
-    """A file's name that can't be mistaken for an alias or a repository."""
+    """Return a file name that can't be mistaken for an alias or a repository."""
     from llmrun.models.store.other_programs import PROGRAMS
 
     is_name = text.partition("/")[0].lower() in PROGRAMS and not Path(text).exists()

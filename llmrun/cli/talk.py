@@ -1,6 +1,6 @@
-"""A chat at work: messages are read and answered, slash commands obeyed until the user leaves.
+"""A running chat: reads messages, answers them, and runs slash commands.
 
-Owns the order of that; what a conversation is stands in llmrun.chat.conversation, each command in llmrun.cli.slash.
+Owns this loop; llmrun.chat.conversation has the conversation, llmrun.cli.slash the commands.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from llmrun.chat.store.store import Sessions
 from llmrun.chat.store.turns import Question
 from llmrun.cli.answering import DisplayOptions, cancelling, on_ctrl_c, show, show_again, show_attached
 from llmrun.cli.options import LoadingOptions
-from llmrun.cli.slash.commands import find
 from llmrun.cli.tools import Tools
 from llmrun.errors import CancelledError, LlmrunError, TerminatedError, UsageError
 from llmrun.model.chat_model import ChatModel
@@ -28,28 +27,19 @@ from llmrun.ui.terminal.format import counted, short
 from llmrun.ui.terminal.keyboard import keyboard
 from llmrun.ui.terminal.output import Output
 
-_MOST_ROUNDS = 20  # of calls in one turn
-_LONG_ANSWER = 64  # tokens, from which on drafts are worth looking into
-_TURNS_SHOWN = 2  # of a chat that goes on
-_MOST_OF_QUESTION = 240  # characters of one that is shown again
+_MAX_ROUNDS = 20  # of tool calls in one turn
+_LONG_ANSWER = 64  # tokens; the cost of drafts is measured after longer answers
+_SHOWN_TURNS = 2  # of a resumed chat
+_MAX_QUESTION = 240  # characters of a question that is shown again
 
 Events = Generator[Event, None, None]
 
 
 class Chat:
-    """One run of `llmrun chat`: reads, answers and obeys until the user leaves.
+    """One run of `llmrun chat`.
 
-    Attributes:
-        store: the saved chats.
-        conversation: that goes on now.
-        output: where commands say what they did.
-        typed: what the user types.
-        loading: how models that come later are loaded.
-        shown_as: how answers are shown.
-        attached: files that go along with the next message.
-        tools: what the model may call.
-        models: those that came after the first.
-        leaves: nothing more is read.
+    Args:
+        find_command: returns the function of a slash command, None for an unknown one.
     """
 
     def __init__(
@@ -62,39 +52,41 @@ class Chat:
         shown_as: DisplayOptions,
         attached: Attachments,
         tools: Tools,
+        find_command: Callable[[str], Callable[[Chat, str], None] | None],
     ) -> None:
         self.store = store
         self.conversation = conversation
         self.output = output
         self.typed = typed
-        self.loading = loading
+        self.loading = loading  # of further models
         self.shown_as = shown_as
-        self.attached = attached
+        self.attached = attached  # to the next message
         self.tools = tools
-        self.models = ExitStack()
-        self.leaves = False
+        self.models = ExitStack()  # loaded after the first one
+        self.leaves = False  # read no further message
+        self._find_command = find_command
 
     def greet(self) -> None:
-        """Say who is there, and what was said last where a chat goes on."""
+        """Print the model and its context window, and the last turns of a resumed chat."""
         if not self.typed.interactive:
             return
         model, chat = self.conversation.model, self.conversation.chat
-        window = f"context window {model.n_ctx:,} tokens" if model.n_ctx else "context window not known"
-        self.output.note(f"{_called(model)}: {window}. /? for help, Ctrl-D leaves.")
+        window = f"context window {model.n_ctx:,} tokens" if model.n_ctx else "unknown context window"
+        self.output.note(f"{_called(model)}: {window}. /? for help, Ctrl-D to leave.")
         show_attached(self.output, self.attached)
         if chat.entries:
             turns = sum(isinstance(entry.part, Question) for entry in chat.entries)
-            self.output.note(f"Going on with {chat.name}: {counted(turns, 'turn')}.")
+            self.output.note(f"Resuming {chat.name}: {counted(turns, 'turn')}.")
             self._show_last_turns()
 
     def _show_last_turns(self) -> None:
-        """What was said last, and how to have it answered where it was not."""
+        """Print the last turns, and a hint if the last question has no answer."""
         chat = self.conversation.chat
-        for entry in chat.entries[-2 * _TURNS_SHOWN :] if self.output.stdout_is_terminal else ():
+        for entry in chat.entries[-2 * _SHOWN_TURNS :] if self.output.stdout_is_terminal else ():
             if isinstance(entry.part, Question):
-                self.output.note(f">>> {short(entry.part.shown, _MOST_OF_QUESTION)}")
+                self.output.note(f">>> {short(entry.part.shown, _MAX_QUESTION)}")
             else:
-                for call in (call for made in entry.part.rounds for call in made.calls):
+                for call in (call for each in entry.part.rounds for call in each.calls):
                     self.output.note(f"● {call.name}")
                 show_again(self.output, entry.part.content, self.shown_as)
                 if ending(entry.part):
@@ -103,7 +95,7 @@ class Chat:
             self.output.note("The last question has no answer yet: /retry asks it again.")
 
     def run(self) -> None:
-        """Until the user leaves, or stdin ends."""
+        """Read and answer until the user leaves, or stdin ends."""
         while not self.leaves and (message := self._read()) is not None:
             if self.typed.is_command:
                 self.obey(message)
@@ -116,7 +108,7 @@ class Chat:
         self.models.close()
 
     def _read(self) -> str | None:
-        """The next message. While the user reads a long answer, the engine finds out what drafting would cost."""
+        """Return the next message. While the user reads a long answer, the engine measures the cost of drafts."""
         last = self.conversation.last
         if last is None or last.stats.completion_tokens < _LONG_ANSWER or not self.typed.interactive:
             return self.typed.read()
@@ -126,14 +118,14 @@ class Chat:
     def _show_resume_hint(self) -> None:
         chat = self.conversation.chat
         if chat.id is not None and self.store.folder is not None and not chat.is_detached:
-            self.output.note(f"Saved. To go on: llmrun chat --session {shlex.quote(chat.name)}", is_command=True)
+            self.output.note(f"Saved. To resume: llmrun chat --session {shlex.quote(chat.name)}", is_command=True)
 
     def obey(self, message: str) -> None:
-        """Do what a command says, or say why that is impossible."""
+        """Run a slash command, or print why that is not possible."""
         word = message.split()[0]
-        command = find(word)
+        command = self._find_command(word)
         if command is None:
-            self.output.note(f"There is no command {word}; /? lists them. As a message: /{short(message)}")
+            self.output.note(f"Unknown command {word}: /? lists all. To send it as a message: /{short(message)}")
             return
         try:
             command(self, message[len(word) :].strip())
@@ -145,10 +137,10 @@ class Chat:
             self.output.error(error)
 
     def _say(self, message: str) -> None:
-        """Answer a message; the files that were waiting go along."""
+        """Answer a message, with the attached files."""
         attached = self.attached
-        pictures = tuple(map(ImageFile.of, attached.pictures))
-        question = Question(attached.before(message), message if attached.block else "", pictures)
+        images = tuple(map(ImageFile.of, attached.images))
+        question = Question(attached.before(message), message if attached.block else "", images)
         if self.answer(self.conversation.ask(question)):
             self.attached = Attachments()
 
@@ -157,15 +149,15 @@ class Chat:
         events: Events,
         show: Callable[[Generator[Event, None, None]], Finished] | None = None,
     ) -> bool:
-        """Show an answer as it comes. Where nobody can read the error and try again, it ends the command.
+        """Show an answer. An error ends the command if no user can try again.
 
         Args:
-            show: shows it to its end; by default with the rounds that follow where the model calls tools.
+            show: shows the events; by default with further rounds after tool calls.
         """
         try:
             with on_ctrl_c(signal.default_int_handler):
                 finished = (show or self._show_rounds)(events)
-        except KeyboardInterrupt:  # at the question whether a tool may run
+        except KeyboardInterrupt:  # at the question about a tool call
             self.output.note("Stopped.")
             return True
         except LlmrunError as error:
@@ -173,37 +165,37 @@ class Chat:
                 raise
             self.output.error(error)
             if not isinstance(error, UsageError):
-                self.output.note("What was said is kept. /retry asks the question again.")
+                self.output.note("The question is saved. /retry asks it again.")
             return False
         finally:
             self.conversation.end_turn()
         if finished.reason == "repeats":
-            self.output.note(f'Stopped: the answer repeated "{short(finished.detail)}" (--no-loop-guard lets it).')
+            self.output.note(f'Stopped: the answer repeated "{short(finished.detail)}" (--no-loop-guard allows that).')
         return True
 
     def _show_rounds(self, events: Events) -> Finished:
-        """Show an answer of the model's, and while it calls tools, the next one."""
+        """Show an answer, and after tool calls the next ones."""
         conversation = self.conversation
         finished = self._show_round(events)
-        for _ in range(_MOST_ROUNDS):
+        for _ in range(_MAX_ROUNDS):
             if not conversation.calls:
                 return finished
             results = [self.tools.answer(call) for call in conversation.calls]
             finished = self._show_round(conversation.go_on(results))
         if conversation.calls:
-            self.output.note(f"Stopped: there were {_MOST_ROUNDS} rounds of calls. Say go on to have more.")
+            self.output.note(f"Stopped after {_MAX_ROUNDS} rounds of tool calls. Ask to continue for more.")
         return finished
 
     def _show_round(self, events: Events) -> Finished:
-        """Show an answer of the model's, which may end in calls."""
-        # Whatever is raised here, what came of the answer is saved before the store is closed.
-        with closing(events), keyboard(self.output, echoes=False), cancelling(self.conversation.model):
+        """Show one answer, which may end in tool calls."""
+        # The partial answer is saved before the store is closed, whatever is raised here.
+        with closing(events), keyboard(self.output.stdin, echoes=False), cancelling(self.conversation.model):
             finished = show(self.output, events, self.conversation.model, self.shown_as)
             for _ in events:
-                pass  # the turn is saved behind its last event
+                pass  # the turn is saved after its last event
         return finished
 
 
 def _called(model: ChatModel) -> str:
-    """A model's name, and the server's where one answers."""
+    """Return the model's name, with the server's if it has one."""
     return f"{model.name} at {model.used.server}" if model.used.server else model.name

@@ -1,4 +1,4 @@
-"""`llmrun tokenize`: a text as a model's tokens, how each came, and what each script costs."""
+"""`llmrun tokenize`: a text as tokens, their merges, and the cost of each script."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ _MOST_BYTES = 4 << 20  # of a text; its tokens cross the pipe in one frame
 
 def tokenize(
     model: ModelArgument,
-    text: Annotated[str, typer.Argument(metavar="TEXT|FILE|-", help="A text, or the name of a file; - is stdin.")],
+    text: Annotated[str, typer.Argument(metavar="TEXT|FILE|-", help="Text, or name of a file; - is stdin.")],
     merges: Annotated[bool, typer.Option("--merges", help="Show the merges of each token as a tree.")] = False,
-    table: Annotated[bool, typer.Option("--table", help="Print a row for each token, for long texts too.")] = False,
+    table: Annotated[bool, typer.Option("--table", help="Print one row per token, for long texts too.")] = False,
     compare: Annotated[
         str,
         typer.Option(
-            "--compare", metavar="MODEL", help="Compare with another model's tokens.", autocompletion=complete_model
+            "--compare", metavar="MODEL", help="Compare with the tokens of this model.", autocompletion=complete_model
         ),
     ] = "",
     plain: Annotated[
-        bool, typer.Option("--plain", help="Treat the text of control tokens as plain text; add none in front.")
+        bool, typer.Option("--plain", help="Treat control tokens in the text as plain text; add none.")
     ] = False,
     yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Show a text as a model's tokens.
+    """Split a text into the tokens of a model.
 
-    Only the vocabulary is loaded. In a pipe the ids are printed, one a line.
+    Only the vocabulary is loaded. In a pipe, the token ids are printed, one per line.
     """
     output = Output(json=json)
     content = read_content(output, text)
@@ -78,16 +78,16 @@ def tokenize_with(output: Output, name: str, text: str, *, special: bool, yes: b
     from llmrun.config import load_settings
     from llmrun.insight.tokens import tokenize_text
     from llmrun.models.location import locate
-    from llmrun.runner import runner
+    from llmrun.runner import client
 
     settings = load_settings()
     located = locate(name, settings)
     path = located.path or fetch(output, located.spec, settings, yes=yes)
-    return located.spec.name, tokenize_text(runner.prestarted(), path, text, special=special)
+    return located.spec.name, tokenize_text(client.prestarted(), path, text, special=special)
 
 
 def read_content(output: Output, text: str) -> str:
-    """What TEXT|FILE|- means.
+    """Return the text of TEXT|FILE|-.
 
     Raises:
         UsageError: a file can't be read, or is too long.
@@ -111,7 +111,7 @@ def read_content(output: Output, text: str) -> str:
     found: str = data.decode("utf-8", "replace")
     lost = found.count("\ufffd") - data.count("\ufffd".encode())
     if lost:
-        output.note("what is not UTF-8 is read as U+FFFD, as models are given it")
+        output.note("invalid UTF-8 is read as U+FFFD, as in prompts")
     return found
 
 

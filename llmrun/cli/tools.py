@@ -1,4 +1,4 @@
-"""`llmrun chat --tools`: its options, and the question before a call runs."""
+"""`llmrun chat --tools`: its options, and the permission of calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PANEL = "Tools"
 
 
 class ToolOptions(NamedTuple):
-    """Where tools come from, which run unasked, and how long a call may take."""
+    """Sources of tools, tools that run without asking, and the time limit of a call."""
 
     sources: tuple[str, ...]
     allowed: tuple[str, ...]
@@ -34,8 +34,8 @@ def tooling(
         typer.Option(
             "--tools",
             metavar="FILE.py|mcp:COMMAND",
-            help="Let the model call the functions of a Python file, or the tools of an MCP server; may be repeated. "
-            "See `llmrun help tools`.",
+            help="Let the model call the functions of a Python file or the tools of an MCP server; may be repeated. "
+            "See llmrun help tools.",
             rich_help_panel=_PANEL,
         ),
     ] = None,
@@ -46,10 +46,10 @@ def tooling(
         ),
     ] = None,
     tool_timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Maximum duration of a call.", rich_help_panel=_PANEL)
+        float, typer.Option(metavar="SECONDS", help="Time limit of a call.", rich_help_panel=_PANEL)
     ] = 60,
 ) -> ToolOptions:
-    """The options of a command whose model may call tools.
+    """Collect the options of tools.
 
     Raises:
         UsageError: a value is invalid.
@@ -61,17 +61,13 @@ def tooling(
 
 
 class Tools:
-    """The tools of a chat, and which of them the user lets run.
-
-    Attributes:
-        offered: what the model may call.
-    """
+    """The tools of a chat, and the permission of each."""
 
     def __init__(self, output: Output, toolbox: Toolbox | None, allowed: tuple[str, ...]) -> None:
-        """Waits until the tools are known.
+        """Wait until the tools are known.
 
         Raises:
-            UsageError: they can't be used, or none is called like one that is allowed.
+            UsageError: a source can't be used, or an allowed tool does not exist.
         """
         self._output, self._toolbox, self._allowed = output, toolbox, {*allowed}
         self._has_asked = False
@@ -86,7 +82,7 @@ class Tools:
                 raise UsageError(f"invalid --yes-to {name}", why=f"the tools are {', '.join(names)}")
 
     def answer(self, call: ToolCall) -> str:
-        """Show a call, ask for it, run it; gives what the model gets to know."""
+        """Show a call, ask for permission, run it, and return the text for the model."""
         from llmrun.chat.tools.toolbox import REFUSED
         from llmrun.ui.views.tools import show_call, show_result
 
@@ -106,7 +102,7 @@ class Tools:
         if name in self._allowed:
             return True
         if not self._output.can_ask:
-            self._output.note(f"Not run: nobody can be asked here. --yes-to {name} lets it run.")
+            self._output.note(f"Not run: there is no terminal to ask on. --yes-to {name} allows it.")
             return False
         answers = {"y": "yes", "a": "always: this tool runs without asking from now on", "n": "no"}
         chosen = self._output.choose("Run it?", answers, explained=not self._has_asked)
@@ -118,7 +114,7 @@ class Tools:
 
 @contextmanager
 def toolbox(options: ToolOptions) -> Iterator[Toolbox | None]:
-    """The processes of the tools, which start at once; None where no tools are wanted."""
+    """Start the processes of the tools; None without tools."""
     if not options.sources:
         yield None
         return

@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 
 def tune(
     model: ModelArgument,
-    seconds: Annotated[float, typer.Option("--seconds", help="Maximum duration.")] = 60.0,
+    seconds: Annotated[float, typer.Option("--seconds", help="Time limit.")] = 60.0,
     depth: Annotated[
         int | None,
-        typer.Option("--depth", metavar="TOKENS", help="Context depth at which decode is measured. Default: by time."),
+        typer.Option("--depth", metavar="TOKENS", help="Tokens cached before the steps. Default: by the time limit."),
     ] = None,
     kv: Annotated[bool, typer.Option("--cache-types", help="Try a q8_0 KV cache too; it is less precise.")] = False,
-    forget: Annotated[bool, typer.Option("--forget", help="Forget the tuned settings.")] = False,
+    forget: Annotated[bool, typer.Option("--forget", help="Delete the tuned settings and use the defaults.")] = False,
     yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
     """Find and save the fastest settings for a model on this machine.
 
-    They hold for models of this shape on this machine. A setting is kept only if it is significantly faster than the
-    default, measured in turns. Other threads, flash attention or repacking round otherwise, which can change an answer
-    at --temp 0; what is kept is said. What drafting tokens costs is measured too.
+    The settings apply to models of the same shape on this machine. A setting is kept only if it is significantly
+    faster than the default, measured alternately; the kept settings are printed. Other threads, flash attention or
+    repacking change the rounding, which can change an answer at --temp 0. The cost of drafting tokens is measured too.
     """
     from llmrun.bench.tune.run import check_preferences, keep, measure_steps
     from llmrun.bench.tune.run import tune as find_fastest
@@ -44,8 +44,7 @@ def tune(
     from llmrun.planning.hardware import probe
 
     check_preferences(seconds, depth)
-    output = Output(json=json)
-    settings = load_settings()
+    output, settings = Output(json=json), load_settings()
     spec, path = _found(output, model, yes=yes)
     name = spec.name
     header, hardware = read_header(path), probe()
@@ -53,10 +52,12 @@ def tune(
     if forget:
         _forget(output, name, header, hardware, settings.state_dir)
         return
+    from llmrun.planning.attention import measured_attention
     from llmrun.planning.plan import LoadPreferences, make_plan
     from llmrun.ui.views.tune import TuneView, as_json, show_outcome
 
-    plan = make_plan(header, hardware, LoadPreferences(), name=name)
+    measured = measured_attention(header, hardware, settings.state_dir)
+    plan = make_plan(header, hardware, LoadPreferences(measured_attention=measured), name=name)
     try:
         with TuneView(output, seconds) as view:
             outcome = find_fastest(header, hardware, plan, seconds=seconds, depth=depth, kv=kv, on_step=view.show)
@@ -79,7 +80,7 @@ def tune(
 
 
 def _found(output: Output, name: str, *, yes: bool) -> tuple[ModelSpec, Path]:
-    """What a name means, and the model's file, fetched where it is missing."""
+    """Return the parsed name and the model's file, downloaded if necessary."""
     from llmrun.cli.loading import fetch
     from llmrun.models.location import locate
 

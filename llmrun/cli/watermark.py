@@ -1,4 +1,4 @@
-"""`llmrun watermark`: whether a text carries the mark of a key."""
+"""`llmrun watermark`: detection of the watermark of a key in a text."""
 
 from __future__ import annotations
 
@@ -17,35 +17,33 @@ from llmrun.ui.terminal.output import Output
 if TYPE_CHECKING:
     from llmrun.insight.watermark import WatermarkFinding
 
-app = typer.Typer(
-    help="Find the watermark that `--watermark` left in a text.", add_completion=False, no_args_is_help=True
-)
+app = typer.Typer(help="Detect the watermark of `--watermark` in a text.", add_completion=False, no_args_is_help=True)
 
 _CERTAIN, _LIKELY = 1e-4, 1e-2
 
 
 @app.callback()
 def _group() -> None:
-    """Find the watermark that `--watermark` left in a text."""
+    """Detect the watermark of `--watermark` in a text."""
 
 
 @app.command()
 def detect(
-    file: Annotated[str, typer.Argument(metavar="FILE|-", help="A text without its prompt; - is stdin.")],
+    file: Annotated[str, typer.Argument(metavar="FILE|-", help="File with the text, without its prompt; - is stdin.")],
     model: Annotated[
         str,
-        typer.Option("--model", metavar="MODEL", help="Model that gave the answer.", autocompletion=complete_model),
+        typer.Option("--model", metavar="MODEL", help="Model that wrote the text.", autocompletion=complete_model),
     ],
     watermark_key: Annotated[
         str | None, typer.Option("--watermark-key", metavar="KEY", help=FLAGS["watermark_key"][1])
     ] = None,
     watermark: Annotated[
-        str, typer.Option("--watermark", metavar="SCHEME", help="Watermark parameters of the answer.")
+        str, typer.Option("--watermark", metavar="SCHEME", help="Watermark options that were used for the answer.")
     ] = "green",
     yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Say how likely it is that a text was marked with a key.
+    """Test whether a text carries the watermark of a key.
 
     Only the model's vocabulary is loaded.
     """
@@ -65,7 +63,7 @@ def detect(
     else:
         _show(output, finding)
     if is_public(key):
-        output.note("This key stands in documentation: anybody can leave its mark, so that it proves nothing.")
+        output.note("This key is published in documentation: anyone can use it, so the mark proves nothing.")
 
 
 def _verdict(finding: WatermarkFinding) -> str:

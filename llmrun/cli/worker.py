@@ -1,4 +1,4 @@
-"""`llmrun worker`: this machine's memory and processor for a model that runs on another one."""
+"""`llmrun worker`: memory and compute of this machine for a model on another one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from llmrun.cli.options import ThreadsOption
 from llmrun.config import load_settings
 from llmrun.errors import EngineCrashedError, NetworkError, UsageError, require_within
-from llmrun.planning.plan import THREAD_BOUNDS
+from llmrun.protocol.settings import check_setting
 from llmrun.protocol.sizes import readable_size
 from llmrun.runner.workers import PORT, VERSION, ask, engine_environment
 from llmrun.server.sockets import bind
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _START_SECONDS = 10.0
 _LOOK_SECONDS = 0.02
 _OPEN = (
-    "ggml's RPC knows no passwords: whoever reaches this port can run programs as you "
+    "ggml's RPC has no authentication: anyone who can reach this port can run programs as you "
     "(CVE-2024-42477, CVE-2024-42478, CVE-2024-42479)"
 )
 
@@ -38,21 +38,21 @@ def worker(
         bool, typer.Option("--cache", help="Cache large weights on this disk, so that they are sent only once.")
     ] = False,
     anyone: Annotated[
-        bool, typer.Option("--allow-anyone", help="Required with a --host beyond loopback: nothing protects this port.")
+        bool, typer.Option("--allow-anyone", help="Required with a --host beyond loopback: the port has no protection.")
     ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show llama.cpp's log.")] = False,
 ) -> None:
-    """Run an RPC worker: hold layers of a model that runs on another machine.
+    """Run an RPC worker: compute layers of a model for another machine.
 
-    Computes them for `llmrun run MODEL --rpc HOST:PORT`; one program at a time, until Ctrl-C.
+    Used by `llmrun run MODEL --rpc HOST:PORT` there; serves one program at a time, until Ctrl-C.
     """
     from llmrun.planning.hardware import probe
     from llmrun.protocol.jobs.worker import WORKER, ServeDevices
+    from llmrun.runner.client import EngineClient
     from llmrun.runner.launch import launch
-    from llmrun.runner.runner import Runner
 
     require_within("--port", port, (1, 65_535))
-    require_within("--threads", threads, THREAD_BOUNDS)
+    check_setting("threads", threads)
     address = _address(host, anyone=anyone)
     bind(str(address), port, "llmrun worker").close()
     folder = load_settings().states_dir.with_name("rpc")
@@ -60,17 +60,17 @@ def worker(
         folder.mkdir(parents=True, exist_ok=True)
     command = ServeDevices(f"{address}:{port}", threads or probe().usable_cores, str(folder) if cache else "")
     try:
-        with closing(Runner(launch(verbose=verbose, environment=engine_environment()))) as engine:
+        with closing(EngineClient(launch(verbose=verbose, environment=engine_environment()))) as engine:
             engine.do(WORKER, command, _shown(Output(), address, port))
     except EngineCrashedError as crash:
         raise EngineCrashedError("the worker crashed", why=crash.why, hint="start it again") from crash
 
 
 def _address(host: str, *, anyone: bool) -> IPv4Address:
-    """Where to listen.
+    """Return the address to listen on.
 
     Raises:
-        UsageError: it is not an IPv4 address, or others could reach it and nobody allowed that.
+        UsageError: the address is not IPv4, or is open to others without --allow-anyone.
     """
     try:
         address = IPv4Address("127.0.0.1" if host == "localhost" else host)
@@ -83,7 +83,7 @@ def _address(host: str, *, anyone: bool) -> IPv4Address:
 
 
 def _shown(output: Output, address: IPv4Address, port: int) -> Callable[[ServedDevices], None]:
-    """What says, once it can be reached, what is served and how."""
+    """Return a function that prints the served devices once the worker can be reached."""
 
     def show(served: ServedDevices) -> None:
         _wait_for(f"127.0.0.1:{port}" if address.is_unspecified else f"{address}:{port}")
@@ -100,7 +100,7 @@ def _shown(output: Output, address: IPv4Address, port: int) -> Callable[[ServedD
 
 
 def _wait_for(endpoint: str) -> None:
-    """Until the worker answers, which it does a moment after it was told to serve. Raises NetworkError."""
+    """Wait until the worker answers, shortly after its start. Raises NetworkError."""
     ends_at = time.monotonic() + _START_SECONDS
     while True:
         try:

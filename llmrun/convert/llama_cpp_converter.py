@@ -21,7 +21,7 @@ from llmrun.gguf.rules import check, check_vocabulary
 from llmrun.models.store.new_file import arriving, remove_leftovers
 from llmrun.planning.hardware import probe
 from llmrun.protocol.jobs.trial import TRIAL, TryFile
-from llmrun.runner.runner import Runner
+from llmrun.runner.client import EngineClient
 
 _MAX_LINES = 50
 _MAX_WIDTH = 300
@@ -62,7 +62,7 @@ def convert_with(
         header = read_header(path)
         check(replace(header, path=target))  # messages name the target
         check_vocabulary(header)
-        with closing(Runner()) as engine:
+        with closing(EngineClient()) as engine:
             engine.do(TRIAL, TryFile(str(path.absolute()), probe().usable_cores))
     architecture = str(names[0]) if isinstance(names, list) and names else "unknown"
     n_parameters = sum(tensor.n_elements for tensor in header.tensors)

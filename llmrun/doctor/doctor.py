@@ -26,7 +26,7 @@ from llmrun.planning.hardware_details import Details, probe_details
 from llmrun.protocol.jobs import Empty
 from llmrun.protocol.jobs.build import BUILD, Build
 from llmrun.protocol.sizes import readable_size
-from llmrun.runner.runner import Runner
+from llmrun.runner.client import EngineClient
 
 Status = Literal["ok", "warning", "problem"]
 
@@ -159,7 +159,7 @@ def _build(machine: Hardware, details: Details) -> Iterator[Finding]:
 
 
 def _read_build() -> Build:
-    with closing(Runner()) as engine:
+    with closing(EngineClient()) as engine:
         return engine.do(BUILD, Empty(), seconds=_BUILD_SECONDS)
 
 

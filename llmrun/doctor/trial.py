@@ -22,7 +22,7 @@ from llmrun.planning.predict import predict, work_of
 from llmrun.planning.speed import remembered
 from llmrun.protocol.messages import AnswerRequest, Finished, Message, Stats, TextDelta
 from llmrun.protocol.params import SamplingParams
-from llmrun.runner import runner
+from llmrun.runner import client
 
 ANSWER_SECONDS = 5.0
 """For the answer; loading comes on top."""
@@ -57,7 +57,7 @@ def try_model(settings: Settings) -> TrialResult | None:
         watchdog.daemon = True
         watchdog.start()
         try:
-            model.start(runner.Runner())
+            model.start(client.EngineClient())
             stats = _answer(model)
         finally:
             watchdog.cancel()

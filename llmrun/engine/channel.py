@@ -14,8 +14,7 @@ from llmrun.errors import UsageError
 from llmrun.protocol.frames import FrameError, encode, read_frame
 from llmrun.protocol.messages import Event, Failed, Frame, TextDelta
 
-_TEXT_INTERVAL = 0.05  # seconds between two TextDelta for a single user
-_SERVED_TEXT_INTERVAL = 0.01  # for several, because clients measure the inter-token latency
+_TEXT_INTERVAL = 0.05  # seconds between two TextDelta for a single user; a server's clients get each token at once
 
 
 class Channel:
@@ -66,7 +65,7 @@ def _encoded(event: Event) -> bytes:
 
 
 class Outbox:
-    """A buffer that joins the text of a few tokens before it is sent.
+    """A buffer that joins the text of a few tokens before it is sent to a single user.
 
     Every write wakes the front up, on a core that computes the next token: at hundreds of tokens/s that slows decode
     down by several percent, and no user reads that fast. So text waits for the interval at most, or for the next token
@@ -85,7 +84,12 @@ class Outbox:
 
     def set_users(self, n_users: int) -> None:
         """Set the interval for the number of answers that may run at once."""
-        self.interval = _TEXT_INTERVAL if n_users == 1 else _SERVED_TEXT_INTERVAL
+        self.interval = _TEXT_INTERVAL if n_users == 1 else 0.0
+
+    @property
+    def due(self) -> float:
+        """The time by the clock before which text waits."""
+        return self._sent_at + self.interval
 
     def add(self, events: Iterable[Event]) -> None:
         """Send the events of a step, now or with the next ones, in the order of each request."""

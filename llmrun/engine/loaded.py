@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,9 +15,11 @@ from llmrun.engine.core.loop import Engine
 from llmrun.engine.embedding import Embedder
 from llmrun.engine.llama.media import Projector
 from llmrun.engine.service import Preparer
+from llmrun.errors import LlmrunError
 from llmrun.protocol.adapters import by_default
-from llmrun.protocol.finished_answers import SaveState, StateSaved
 from llmrun.protocol.loading import Load
+from llmrun.protocol.questions import SaveState, StateSaved
+from llmrun.protocol.speculation import AttentionTime
 
 if TYPE_CHECKING:
     from llmrun.engine.core.host_prefix_cache import HostPrefix
@@ -79,6 +84,24 @@ class LoadedModel:
         matcher = sys.modules.get("llmrun.engine.constraint.matcher")  # imported by the first grammar
         return self._is_shared and matcher is not None and matcher.n_runaways() > 0
 
+    def compare_attention(self, is_interrupted: Callable[[], bool]) -> tuple[AttentionTime, ...]:
+        """Measure flash attention on and off, see core/attention.py; return nothing if the engine is busy."""
+        from llmrun.engine.core.attention import ATTENTION_CELLS, measure_attention
+        from llmrun.engine.llama.context import LlamaContext
+
+        if self.engine.busy:
+            return ()
+        load = replace(self.load, n_ctx=ATTENTION_CELLS, n_ctx_start=ATTENTION_CELLS, n_seq_max=1)
+        load = replace(load, n_cells=0, n_parked=0, n_stream=0)
+        try:
+            with (
+                closing(LlamaContext(self.weights, replace(load, flash_attention="on"))) as on,
+                closing(LlamaContext(self.weights, replace(load, flash_attention="off"))) as off,
+            ):
+                return measure_attention(on, off, time.perf_counter, is_interrupted)
+        except LlmrunError:  # there is no memory for them
+            return ()
+
     def save(self, save: SaveState) -> StateSaved:
         """Save an answer's KV state. A failed write is only reported as zeros, because the file is only a cache.
 
@@ -88,7 +111,7 @@ class LoadedModel:
         tokens = n_bytes = 0
         with suppress(OSError):
             tokens, n_bytes = self.engine.save(save.answer, prompt_only=save.prompt_only)
-        return StateSaved(save.request, tokens, n_bytes)
+        return StateSaved(tokens, n_bytes)
 
 
 def _states(load: Load, weights: LlamaModel) -> KVStore | None:

@@ -24,17 +24,12 @@ from llmrun.engine import environment
 from llmrun.engine.channel import Channel, Outbox
 from llmrun.engine.llama.base import Aborted
 from llmrun.errors import CancelledError, LlmrunError, UsageError
-from llmrun.protocol.codec import as_dict
-from llmrun.protocol.engine_status import EngineStatus, GetStatus
-from llmrun.protocol.finished_answers import AnswerExplanation, Explain, SaveState
 from llmrun.protocol.frames import FrameError
 from llmrun.protocol.jobs import JobKind
 from llmrun.protocol.loading import Load, Loaded, LoadProgress, Open
 from llmrun.protocol.messages import (
     Cancel,
     Command,
-    CountTokens,
-    Detokenize,
     Event,
     Failed,
     Finished,
@@ -43,9 +38,22 @@ from llmrun.protocol.messages import (
     JobDone,
     JobUpdate,
     Stats,
-    Tokenize,
 )
-from llmrun.protocol.speculation import MeasureSteps, StepsMeasured
+from llmrun.protocol.questions import (
+    COUNT_TOKENS,
+    DETOKENIZE,
+    EXPLAIN_CHOICES,
+    MEASURE_STEPS,
+    QUESTIONS,
+    SAVE_STATE,
+    STATUS,
+    TOKENIZE_LOADED,
+    AnswerExplanation,
+    EngineStatus,
+    ExplainChoices,
+    MeasureSteps,
+)
+from llmrun.protocol.speculation import StepTables
 
 if TYPE_CHECKING:
     from llmrun.engine.core.host_prefix_cache import HostPrefix
@@ -120,30 +128,25 @@ class EngineProcess:
         self._draft_weights: LlamaModel | None = None
         self._contexts: list[LlamaContext] = []
         self._model: LoadedModel | None = None
-        # The handlers of each thread. The event that a handler returns is sent to the front.
-        self._read_handlers: dict[type[Command], Callable[[Any], None]] = {
-            Cancel: self._cancel,
-            GetStatus: lambda status: self._channel.send(self._status(status)),
-        }
-        self._prepare_handlers: dict[type[Command], Callable[[Any], Event]] = {
-            CountTokens: lambda count: self._preparer.count(count, self._channel.send),
-            Tokenize: lambda tokenize: self._preparer.tokenize(tokenize),
-            Detokenize: lambda detokenize: self._preparer.detokenize(detokenize),
-        }
+        # The event that a handler returns is sent to the front.
         self._compute_handlers: dict[type[Command], Callable[[Any], Event | None]] = {
             Open: self._open,
             Load: self._load,
-            Job: lambda job: JobDone(job.request, self._do_job(job)),
             Generate: self._generate,
-            Explain: self._explain,
-            MeasureSteps: self._measure_steps,
-            SaveState: lambda save: self._loaded_model().save(save),
+            Job: self._do_job,
         }
-
-    @property
-    def handled(self) -> frozenset[type[Command]]:
-        """The commands that have a handler."""
-        return frozenset((*self._read_handlers, *self._prepare_handlers, *self._compute_handlers))
+        # The handlers of short jobs, by the thread that does them; they get the job's request and command.
+        self._read_questions: dict[str, Callable[[int, Any], Any]] = {STATUS.name: lambda _, command: self._status()}
+        self._prepare_questions: dict[str, Callable[[int, Any], Any]] = {
+            COUNT_TOKENS.name: lambda request, asked: self._preparer.count(asked, request, self._channel.send),
+            TOKENIZE_LOADED.name: lambda _, command: self._preparer.tokenize(command),
+            DETOKENIZE.name: lambda _, command: self._preparer.detokenize(command),
+        }
+        self._compute_questions: dict[str, Callable[[int, Any], Any]] = {
+            EXPLAIN_CHOICES.name: lambda _, command: self._explain(command),
+            MEASURE_STEPS.name: lambda _, command: self._measure_steps(command),
+            SAVE_STATE.name: lambda _, command: self._loaded_model().save(command),
+        }
 
     def run(self) -> None:
         """Serve until the front is gone. This thread prepares requests: signals limit a template's time, and only
@@ -162,11 +165,10 @@ class EngineProcess:
                 os._exit(0)
             if not isinstance(command, Command):
                 raise FrameError("an event came instead of a command")
-            if type(command) not in self.handled:
-                unknown = UsageError(f"the engine has no handler for {type(command).__name__}")
-                self._channel.send(Failed.of(unknown, command.request))
-            elif (handle := self._read_handlers.get(type(command))) is not None:
-                handle(command)
+            if isinstance(command, Cancel):
+                self._cancel(command)
+            elif isinstance(command, Job) and command.name in self._read_questions:
+                self._channel.send(self._ask(command, self._read_questions))
             else:
                 self._commands.add(command)
                 self._to_prepare.put(command)
@@ -184,11 +186,17 @@ class EngineProcess:
                 self._flag.set()  # before the other thread can take the command, which clears the flag
             self._to_compute.put((cancel, cancel))
 
-    def _status(self, status: GetStatus) -> EngineStatus:
+    def _ask(self, job: Job, questions: dict[str, Callable[[int, Any], Any]]) -> Event:
+        """Do a short job; return its last event."""
+        try:
+            command = QUESTIONS[job.name].read(job.arguments)
+            return JobDone(job.request, questions[job.name](job.request, command))
+        except LlmrunError as error:
+            return Failed.of(error, job.request)
+
+    def _status(self) -> EngineStatus:
         waiting = self._commands.n_answers
-        if self._model is None:
-            return EngineStatus(status.request, waiting=waiting)
-        return self._model.engine.status(status.request, waiting)
+        return EngineStatus(waiting=waiting) if self._model is None else self._model.engine.status(waiting)
 
     def _is_alone(self, request: int) -> bool:
         return self._commands.answering == {request} or (
@@ -203,14 +211,12 @@ class EngineProcess:
         try:
             if isinstance(command, Generate):
                 self._to_compute.put((command, self._preparer.prepare(command, self._channel.send)))
-            elif (handle := self._prepare_handlers.get(type(command))) is not None:
-                self._answer(command, handle(command))
+            elif isinstance(command, Job) and command.name in self._prepare_questions:
+                self._answer(command, self._ask(command, self._prepare_questions))
             else:
                 self._to_compute.put((command, command))
         except LlmrunError as error:
             self._answer(command, Failed.of(error, command.request))
-            cancel = Cancel(command.request)
-            self._to_compute.put((cancel, cancel))  # wakes the other thread, which may have to exit
         if isinstance(command, Open | Load):
             environment.import_for_requests()
         if isinstance(command, Load):
@@ -232,6 +238,9 @@ class EngineProcess:
     def _answer(self, command: Command, event: Event) -> None:
         if self._commands.take(command):
             self._channel.send(event)
+        if isinstance(event, Failed):
+            cancel = Cancel(command.request)
+            self._to_compute.put((cancel, cancel))  # wakes the other thread, which may have to exit
 
     # ---- the thread that owns llama.cpp --------------------------------------------------------------------
 
@@ -241,11 +250,15 @@ class EngineProcess:
             while self._model is None or not self._model.engine.busy or not self._to_compute.empty():
                 self._exit_if_worn_out()
                 self._handle(*self._to_compute.get())
-            events = self._model.engine.step()
+            events = self._model.engine.step(self._continues)
             for event in events:
                 if isinstance(event, Finished | Failed):
                     self._commands.answering.discard(event.request)
             self._outbox.add(events)
+
+    def _continues(self, now: float) -> bool:
+        """Return whether decode may go on without its events being sent, and commands being handled."""
+        return now < self._outbox.due and self._to_compute.empty()
 
     def _exit_if_worn_out(self) -> None:
         """Exit when idle if the process is worn out; the front starts a new one on demand."""
@@ -279,12 +292,15 @@ class EngineProcess:
         self._loaded_model().engine.add(*prepared)
         self._commands.answering.add(prepared.request)
 
-    def _explain(self, command: Explain) -> AnswerExplanation:
+    def _explain(self, command: ExplainChoices) -> AnswerExplanation:
         sampler = self._loaded_model().engine.finished(command.answer).sampler
-        return AnswerExplanation(command.request, tuple(sampler.explain(command.last, command.candidates)))
+        return AnswerExplanation(tuple(sampler.explain(command.last, command.candidates)))
 
-    def _measure_steps(self, command: MeasureSteps) -> StepsMeasured:
-        return StepsMeasured(command.request, *self._loaded_model().engine.measure_steps(self._has_queued_command))
+    def _measure_steps(self, command: MeasureSteps) -> StepTables:
+        model = self._loaded_model()
+        tables = model.engine.measure_steps(self._has_queued_command)
+        attention = model.compare_attention(self._has_queued_command) if command.attention else ()
+        return tables._replace(attention=attention)
 
     def _has_queued_command(self) -> bool:
         return self._commands.has_waiting or not self._to_compute.empty()
@@ -317,6 +333,7 @@ class EngineProcess:
             before, prefixes = None, []
         try:
             context = LlamaContext(weights, load, encodes=True)
+            context.synchronize()  # its warm-up is a part of loading
             self._contexts.append(context)
             drafts = None
             if load.draft is not None:
@@ -358,7 +375,9 @@ class EngineProcess:
             self._contexts.pop().close()
         return model, prefixes
 
-    def _do_job(self, job: Job) -> dict[str, Any]:
+    def _do_job(self, job: Job) -> Event:
+        if job.name in self._compute_questions:
+            return self._ask(job, self._compute_questions)
         try:
             module = importlib.import_module(f"llmrun.protocol.jobs.{job.name}")
             kind: JobKind[Any, Any, Any] = getattr(module, job.name.upper())
@@ -369,9 +388,10 @@ class EngineProcess:
         gc.enable()  # launch.py disables collection to start sooner
 
         def report(update: Any) -> None:
-            self._channel.send(JobUpdate(job.request, as_dict(update)))
+            self._channel.send(JobUpdate(job.request, update))
 
-        return as_dict(run(command, report, self._flag, *([self._loaded_model()] if kind.needs_model else ())))
+        result = run(command, report, self._flag, *([self._loaded_model()] if kind.needs_model else ()))
+        return JobDone(job.request, result)
 
     @contextmanager
     def _reporting_progress(self, request: int) -> Iterator[None]:

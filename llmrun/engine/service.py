@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from llmrun import _native
@@ -18,6 +18,7 @@ from llmrun.engine.core.draft_model import DraftModel, ModelDrafter
 from llmrun.engine.core.drafts import Drafting
 from llmrun.engine.core.images import ImageChunk, PlacedChunk, PromptImages, text_only
 from llmrun.engine.core.logprobs import LogprobStream
+from llmrun.engine.core.probe import StepProbe
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Extras
 from llmrun.engine.llama.base import ALLOCATING
@@ -28,11 +29,9 @@ from llmrun.engine.prompt.thinking import ReasoningTracker, Tags, ThinkingBudget
 from llmrun.engine.prompt.tools import allows_text, offers_tools
 from llmrun.errors import BadModelError, BadTemplateError, ContextOverflowError, LlmrunError, UsageError
 from llmrun.protocol.adapters import Adapter, AdapterScale, applied, by_default
+from llmrun.protocol.jobs.tokenize import TextTokens, TokenizeText
 from llmrun.protocol.messages import (
     AnswerRequest,
-    CountTokens,
-    Detokenize,
-    Detokenized,
     Event,
     Generate,
     Image,
@@ -40,12 +39,10 @@ from llmrun.protocol.messages import (
     Message,
     Rendered,
     Rendering,
-    TokenCount,
-    Tokenize,
-    Tokenized,
     Tool,
 )
 from llmrun.protocol.params import Limits, SamplingParams
+from llmrun.protocol.questions import Detokenize, DetokenizedText, TokenCount
 from llmrun.protocol.toolcalls import HARMONY, Syntax
 
 if TYPE_CHECKING:
@@ -147,6 +144,9 @@ class Preparer:
             assert self._projector is not None
             salt = f"{request.salt} {generate.request}" if self._projector.is_exact else request.salt
             extras = replace(extras, images=images, salt=salt)
+        elif request.speculation is not None and request.speculation.probes:
+            probe = StepProbe()
+            extras = replace(extras, drafting=probe, probe=probe)
         elif request.speculation is not None:
             model = ModelDrafter(self._draft_model) if self._draft_model is not None else None
             extras = replace(extras, drafting=Drafting(request.speculation, _native.SuffixAutomaton(), tokens, model))
@@ -158,9 +158,12 @@ class Preparer:
             return request.sampling
         if constraint is not None:
             raise UsageError("ignore_eos can't be used here", why="a grammar or a tool call has to end")
+        return replace(request.sampling, logit_bias=(*request.sampling.logit_bias, *self._end_bans))
+
+    @cached_property
+    def _end_bans(self) -> tuple[tuple[int, float], ...]:
         vocabulary = self._vocabulary
-        ends = ((token, -math.inf) for token in range(vocabulary.n_tokens) if vocabulary.is_end(token))
-        return replace(request.sampling, logit_bias=(*request.sampling.logit_bias, *ends))
+        return tuple((token, -math.inf) for token in range(vocabulary.n_tokens) if vocabulary.is_end(token))
 
     def _constraint(
         self, request: AnswerRequest, matcher: Matcher | None, syntax: Syntax | None, tags: Tags | None, *, inside: bool
@@ -237,7 +240,7 @@ class Preparer:
             return requested
         return f"{'' if is_default else [tuple(each) for each in adapters]}|{requested}"
 
-    def count(self, count: CountTokens, send: Callable[[Event], None]) -> TokenCount:
+    def count(self, asked: AnswerRequest, request: int, send: Callable[[Event], None]) -> TokenCount:
         """Count the tokens of a conversation, and of each message.
 
         Raises:
@@ -245,39 +248,39 @@ class Preparer:
             BadModelError: the vocabulary has no tokens for the conversation.
             UsageError: the prompt is empty, or its last message alone certainly too long.
         """
-        self._raise_if_too_long(count.asked.messages[-1:])
-        tokenize, prompt = self._vocabulary.tokenize, self.prompt(count, send)
-        each = [len(tokenize(message.content, special=False)) for message in count.asked.messages]
-        for index, message in enumerate(count.asked.messages):
+        self._raise_if_too_long(asked.messages[-1:])
+        tokenize, prompt = self._vocabulary.tokenize, self.prompt(Generate(request, asked), send, is_counted=True)
+        each = [len(tokenize(message.content, special=False)) for message in asked.messages]
+        for index, message in enumerate(asked.messages):
             each[index] += sum(self._image_lengths[hash(image.data)] for image in message.pictures)
-        return TokenCount(count.request, tuple(each), len(prompt.tokens))
+        return TokenCount(tuple(each), len(prompt.tokens))
 
-    def tokenize(self, tokenize: Tokenize) -> Tokenized:
+    def tokenize(self, command: TokenizeText) -> TextTokens:
         """Tokenize a text.
 
         Raises:
             BadModelError: the vocabulary has no tokens for it.
             ContextOverflowError: it is certainly longer than the context window.
         """
-        self._raise_if_too_long([Message("user", tokenize.text)])
-        tokens = self._vocabulary.tokenize(tokenize.text, special=tokenize.special)
-        return Tokenized(tokenize.request, tuple(tokens))
+        self._raise_if_too_long([Message("user", command.text)])
+        tokens = self._vocabulary.tokenize(command.text, special=command.special)
+        return TextTokens(tuple(tokens), (), self._vocabulary.n_tokens)
 
-    def detokenize(self, detokenize: Detokenize) -> Detokenized:
+    def detokenize(self, command: Detokenize) -> DetokenizedText:
         """Return the text of tokens.
 
         Raises:
             UsageError: the vocabulary has no such token.
         """
-        vocabulary, tokens = self._vocabulary, detokenize.tokens
+        vocabulary, tokens = self._vocabulary, command.tokens
         invalid = next((token for token in tokens if not 0 <= token < vocabulary.n_tokens), None)
         if invalid is not None:
             raise UsageError(f"there is no token {invalid}", why=f"the vocabulary has {vocabulary.n_tokens:,}")
         data = b"".join(map(vocabulary.control_piece, tokens))
-        return Detokenized(detokenize.request, data.decode("utf-8", "replace"))
+        return DetokenizedText(data.decode("utf-8", "replace"))
 
     def prompt(
-        self, command: Generate | CountTokens, send: Callable[[Event], None] = lambda event: None
+        self, generate: Generate, send: Callable[[Event], None] = lambda event: None, *, is_counted: bool = False
     ) -> TokenizedPrompt:
         """Return the tokens of a plain prompt or a conversation.
 
@@ -286,27 +289,27 @@ class Preparer:
             BadModelError: the vocabulary has no tokens for the prompt.
             UsageError: the prompt is empty, or certainly too long.
         """
-        request = command.asked
+        request = generate.asked
         if request.prompt is not None:
             self._raise_if_too_long([Message("user", request.prompt)])
             parts: Sequence[Part | Image] = [Part(request.prompt, False)]
             empty = UsageError("the prompt is empty", hint="type something")
         else:
-            if isinstance(command, Generate):
+            if not is_counted:
                 self._raise_if_too_long(request.messages, request.tools)
             with ALLOCATING:
-                send(Rendering(command.request))
+                send(Rendering(generate.request))
                 template = self._chat_template(request.template)
                 tools = request.tools if offers_tools(request) else ()
                 parts = template.render(request.messages, self._control_texts(), thinking=request.thinking, tools=tools)
-            send(Rendered(command.request))
+            send(Rendered(generate.request))
             empty = UsageError(
                 "the prompt is empty",
                 why="the chat template writes nothing for this conversation",
                 hint="choose another template with --template",
             )
         text = "".join(part.text for part in parts if isinstance(part, Part))
-        encode = partial(self._encode_image, command.request, send if isinstance(command, Generate) else None)
+        encode = partial(self._encode_image, generate.request, None if is_counted else send)
         tokens, placed = self._tokens(parts, encode)
         if not tokens:
             raise empty

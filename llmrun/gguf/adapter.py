@@ -1,7 +1,6 @@
-"""What the header of a LoRA adapter's file says, and whether it fits a model.
+"""Headers of LoRA adapters, and llama.cpp's rules for them, checked before a model is loaded.
 
-Owns llama.cpp's rules for adapters, so that a wrong file is refused before a model is loaded; must not know how they
-are chosen. An adapter has two matrices for each of the model's that it changes: W x becomes W x + scale B (A x).
+An adapter has two matrices for each matrix W of the model that it changes: W x becomes W x + scale B (A x).
 """
 
 from __future__ import annotations
@@ -22,24 +21,19 @@ _EMBEDDINGS = "token_embd.weight"
 
 
 class LoraPair(NamedTuple):
-    """The matrices of one tensor of the model.
+    """The matrices of one tensor of the model, with shapes in ggml's order; those of experts are stacked."""
 
-    Attributes:
-        a: its shape in ggml's order is [input, rank], of embeddings [rank, input]; of experts one behind the other.
-        b: [rank, output].
-    """
-
-    a: Tensor
-    b: Tensor
+    a: Tensor  # [input, rank]; for embeddings [rank, input]
+    b: Tensor  # [rank, output]
 
     @property
     def ranks(self) -> tuple[int, int]:
-        """Of both matrices; a file that can be used has twice the same."""
+        """The ranks of both matrices, equal in a valid file."""
         return self._a[1], _shape(self.b)[0]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """What the model's tensor has to have."""
+        """The shape that the model's tensor must have."""
         return self._a[0], *_shape(self.b)[1:]
 
     @property
@@ -50,35 +44,28 @@ class LoraPair(NamedTuple):
 
 @dataclass(frozen=True)
 class AdapterFacts:
-    """What an adapter's file says.
-
-    Attributes:
-        header: of the file.
-        pairs: name of the model's tensor -> the matrices that change it.
-        alpha: by what the change is multiplied, divided by the rank; 0 for neither.
-    """
+    """An adapter's file."""
 
     header: Header
-    pairs: Mapping[str, LoraPair]
-    alpha: float
+    pairs: Mapping[str, LoraPair]  # name of the model's tensor -> its matrices
+    alpha: float  # alpha / rank scales the change; 0 is no scaling
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Of the matrices, each once, the smallest first."""
+        """The distinct ranks of the matrices, in ascending order."""
         return tuple(sorted({pair.ranks[0] for pair in self.pairs.values()}))
 
 
 def is_adapter(header: Header) -> bool:
-    """Whether a file is an adapter and not a model."""
     return header.text("general.type") == "adapter"
 
 
 def adapter_facts(header: Header) -> AdapterFacts:
-    """Make sense of an adapter's header.
+    """Return the facts of an adapter's header.
 
     Raises:
-        UsageError: it is a model.
-        BadModelError: it is an adapter of another kind, or damaged.
+        UsageError: the file is a model.
+        BadModelError: the file is an adapter of another kind, or damaged.
     """
     name = header.path.name
     if not is_adapter(header):
@@ -89,7 +76,7 @@ def adapter_facts(header: Header) -> AdapterFacts:
         raise BadModelError(f"{name!r} can't be used", why=f"it is an adapter of the type {kind!r}, not 'lora'")
     if _INVOCATION in header.metadata:
         raise BadModelError(
-            f"{name!r} can't be used", why="it is an activated LoRA: it counts behind certain tokens only"
+            f"{name!r} can't be used", why="it is an activated LoRA, which applies after certain tokens only"
         )
     alpha = header.metadata.get("adapter.lora.alpha")
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not abs(alpha) < float("inf"):
@@ -112,7 +99,7 @@ def _pairs(header: Header) -> dict[str, LoraPair]:
         _damaged(header, f"tensor {other[0]!r} is not a part of a LoRA adapter")
     wrong = next((tensor for tensor in header.tensors if tensor.type not in WEIGHT_TYPES), None)
     if wrong:
-        _damaged(header, f"tensor {wrong.name!r} has the type {wrong.type}, which is none for weights")
+        _damaged(header, f"tensor {wrong.name!r} has the type {wrong.type}, which is not for weights")
     if not pairs:
         _damaged(header, "it changes nothing")
     return pairs
@@ -124,12 +111,12 @@ def _damaged(header: Header, why: str) -> NoReturn:
 
 
 def check_fits(adapter: AdapterFacts, model: Header) -> None:
-    """See that an adapter was made for a model like this.
+    """Check that an adapter fits a model.
 
     Raises:
-        UsageError: it was not; says for which.
+        UsageError: the adapter does not fit; names the model that it was made for.
     """
-    why = _why_not(adapter, model)
+    why = _misfit(adapter, model)
     if why:
         header = adapter.header
         base = header.base_model
@@ -141,12 +128,12 @@ def check_fits(adapter: AdapterFacts, model: Header) -> None:
 
 
 def ties_embeddings(model: Header) -> bool:
-    """Whether a model's output matrix is its embeddings."""
+    """Return whether a model's output matrix is its embeddings."""
     return not any(tensor.name == "output.weight" for tensor in model.tensors)
 
 
-def _why_not(adapter: AdapterFacts, model: Header) -> str:
-    """Why it does not fit; "" where it does. llama.cpp's rules: llama_adapter_lora_init_impl()."""
+def _misfit(adapter: AdapterFacts, model: Header) -> str:
+    """Return the reason for a misfit by the rules of llama_adapter_lora_init_impl(); "" if the adapter fits."""
     if adapter.header.architecture != model.architecture:
         return f"it is for {adapter.header.architecture!r} models, this one is {model.architecture!r}"
     if _EMBEDDINGS in adapter.pairs and ties_embeddings(model):
@@ -155,14 +142,14 @@ def _why_not(adapter: AdapterFacts, model: Header) -> str:
     for name, pair in adapter.pairs.items():
         if name not in known:
             return f"the model has no tensor {name!r}"
-        wanted = tuple(reversed(pair.shape)) if name == _EMBEDDINGS else pair.shape
-        if wanted != known[name].shape:
-            return f"its {name!r} is {_words(wanted)}, the model's {_words(known[name].shape)}"
+        required = tuple(reversed(pair.shape)) if name == _EMBEDDINGS else pair.shape
+        if required != known[name].shape:
+            return f"its {name!r} is {_words(required)}, the model's {_words(known[name].shape)}"
     return ""
 
 
 def _shape(tensor: Tensor) -> tuple[int, ...]:
-    """As ggml has it: a vector is a matrix of one row."""
+    """Return ggml's shape, in which a vector is a matrix of one row."""
     return tensor.shape if len(tensor.shape) > 1 else (*tensor.shape, 1)
 
 

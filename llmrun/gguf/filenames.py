@@ -1,6 +1,6 @@
-"""Which of a repository's GGUF files is meant: quantizations and split parts, by file name alone.
+"""The choice among a repository's GGUF files by name: quantizations, split parts, projectors.
 
-Pure functions over names; must not know whether the names come from the hub or from this disk.
+Pure functions of names, of the hub or of this disk.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ PREFERRED = (
     "Q4_K_M", "UD-Q4_K_XL", "Q4_K_S", "Q4_0", "Q4_1", "IQ4_NL", "IQ4_XS", "MXFP4", "Q5_K_M", "Q5_K_S", "Q5_0",
     "Q5_1", "Q6_K", "Q8_0", "Q3_K_L", "Q3_K_M", "Q3_K_S", "IQ3_M", "IQ3_S", "Q2_K", "BF16", "F16", "F32",
 )  # fmt: skip
-"""What to take when nothing is asked for: good answers for the size first, then the nearest to it."""
+"""Quants in order of preference: good answers for the size first."""
 
 _QUANT = re.compile(
     r"(?<![A-Z0-9])((?:UD-)?(?:I?Q[1-8](?:_[0-9A-Z]+)*|TQ[12]_0|BF16|FP?16|FP?32|MXFP4(?:_MOE)?|NVFP4))(?![A-Z0-9_])"
@@ -24,19 +24,19 @@ _NOT_MODELS = ("mmproj", "imatrix")
 
 
 def is_model(filename: str) -> bool:
-    """Whether it is a model's GGUF file: no projector of an image model, no importance matrix, no drafter alone."""
+    """Return whether a GGUF file is a model rather than a projector, an importance matrix or a sole drafter."""
     name = filename.rpartition("/")[2].lower()
     return name.endswith(".gguf") and not name.startswith("mtp-") and not any(word in name for word in _NOT_MODELS)
 
 
 def is_projector(filename: str) -> bool:
-    """Whether it is a file that turns pictures into what a model takes."""
+    """Return whether a file is an image projector."""
     name = filename.rpartition("/")[2].lower()
     return name.endswith(".gguf") and "mmproj" in name
 
 
 def projector_for(model: str, filenames: Iterable[str]) -> str | None:
-    """Which of the files beside a model is its projector; None where there is none."""
+    """Return the projector among the files beside a model; None without one."""
     folder = model.rpartition("/")[0]
     found = [name for name in filenames if is_projector(name)]
     return min(found, key=lambda name: (name.rpartition("/")[0] != folder, _projector_rank(name), name), default=None)
@@ -48,7 +48,7 @@ def _projector_rank(name: str) -> int:
 
 
 def quant_of(filename: str) -> str | None:
-    """The quantization a file's name (or else its folder's) tells, upper case; None when it tells none."""
+    """Return the quant in a file's name, or else in its folder's, in upper case; None without one."""
     folder, _, name = filename.upper().rpartition("/")
     stem = _PART.sub("", name).removesuffix(".GGUF")
     for text in (stem, folder):
@@ -60,13 +60,13 @@ def quant_of(filename: str) -> str | None:
 
 
 def is_later_part(filename: str) -> bool:
-    """Whether it is a part of a split model other than the first."""
+    """Return whether a file is a part of a split model other than the first."""
     part = _PART.search(filename)
     return part is not None and int(part[1]) != 1
 
 
 def all_parts(first: str) -> tuple[str, ...]:
-    """The names of all files of the model that starts with this one: itself alone when it is not split."""
+    """Return the names of all files of the model that starts with this one."""
     part = _PART.search(first)
     if part is None:
         return (first,)
@@ -78,7 +78,7 @@ def all_parts(first: str) -> tuple[str, ...]:
 
 
 def available(filenames: Iterable[str]) -> dict[str, str]:
-    """Quantization -> its (first) file, the preferred first. Files that tell none go by their name."""
+    """Return quant -> (first) file, in order of preference. A file without a quant has its name as key."""
     found: dict[str, str] = {}
     for name in sorted((name for name in filenames if is_model(name) and not is_later_part(name)), key=_depth):
         found.setdefault(quant_of(name) or name, name)
@@ -86,12 +86,12 @@ def available(filenames: Iterable[str]) -> dict[str, str]:
 
 
 def choose(filenames: Iterable[str], quant: str | None) -> str | None:
-    """The (first) file of the quant asked for, or of the best there is; None when there is none."""
+    """Return the (first) file of a quant, or of the preferred one; None without one."""
     files = available(filenames)
     if quant is None:
         return next(iter(files.values()), None)
-    wanted = quant.upper()
-    return files.get(wanted) or files.get(f"UD-{wanted}")
+    name = quant.upper()
+    return files.get(name) or files.get(f"UD-{name}")
 
 
 def _depth(filename: str) -> tuple[int, int, str]:

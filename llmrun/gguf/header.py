@@ -1,7 +1,7 @@
-"""What the header of a model file says, and the figures that follow from it.
+"""The header of a model file: tensors, the meaning of its metadata, and the figures that follow.
 
-Owns the names and meaning of metadata; must not know the file format (reader.py reads it), which values
-llama.cpp can't bear (rules.py) nor what it keeps of each layer (kv_layers.py).
+Must not know the file format (reader.py), the values that make llama.cpp abort (rules.py), nor the KV cache of each
+architecture (kv_layers.py).
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import isfinite, prod
-from pathlib import Path
-from typing import Any
 
 from llmrun.gguf.kv_layers import KvLayer, kv_layers, recurrent_bytes, window_of
+from llmrun.gguf.metadata import ArrayInfo, ModelMetadata, of_layer
 from llmrun.gguf.placement import LayerShares, most_feed_forward
 from llmrun.protocol.params import BOUNDS
 
@@ -40,7 +39,7 @@ _WHOLE_NUMBERS = {"top_k", "repeat_last_n", "mirostat"}
 # The matrices of a layer's experts, as llama.cpp's --n-cpu-moe means them.
 _EXPERTS = re.compile(r"blk\.(\d+)\.ffn_(?:up|down|gate|gate_up)_(?:ch)?exps\.")
 
-# Kind of chat template -> texts that all stand in it; the first that fits is meant.
+# Kind of chat template -> texts that it contains; the first match counts.
 _TEMPLATE_KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("phi4", ("<|im_start|>", "<|im_sep|>")),
     ("smolvlm", ("<|im_start|>", "<end_of_utterance>")),
@@ -69,39 +68,19 @@ _TEMPLATE_KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class ArrayInfo:
-    """An array that was skipped. element_type is GGUF's name for it, e.g. "string" or "f32"."""
-
-    element_type: str
-    length: int
-
-
-Value = int | float | str | ArrayInfo | tuple[Any, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Tensor:
-    """One row of the tensor table.
+    """One row of the tensor table."""
 
-    Attributes:
-        name: as it stands in the file.
-        shape: ggml's order, the contiguous dimension first.
-        type: ggml's name of the element type, e.g. "Q4_K".
-        n_bytes: of its data, without padding.
-        offset: of its data, in bytes from the start of its file.
-        part: which file of a split model it is in, 0 for the first.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    type: str
-    n_bytes: int
-    offset: int
-    part: int = 0
+    name: str  # untrusted text
+    shape: tuple[int, ...]  # in ggml's order, the contiguous dimension first
+    type: str  # ggml's name of the element type, e.g. "Q4_K"
+    n_bytes: int  # of its data, without padding
+    offset: int  # of its data, in bytes from the start of its file
+    part: int = 0  # number of its file in a split model, from 0
 
     @property
     def n_elements(self) -> int:
-        """How many weights it holds."""
+        """Number of weights."""
         return prod(self.shape)
 
 
@@ -116,135 +95,25 @@ class TypeShare:
 
     @property
     def bits_per_weight(self) -> float:
-        """Scales and minima count; 0.0 for tensors without elements."""
+        """Average, with scales and minima; 0.0 for tensors without elements."""
         return 8 * self.n_bytes / self.n_elements if self.n_elements else 0.0
 
 
 @dataclass(frozen=True)
-class Header:
-    """Everything before the weights. Counts that the file does not state are 0.
+class Header(ModelMetadata):
+    """Everything before the weights."""
 
-    Texts are the file's own and may hold control characters: whoever prints them makes them safe.
-
-    Attributes:
-        path: the file that was read; of a split model the first. A file on a server has only its name here.
-        file_size: in bytes; of all files of a split model together.
-        version: of the GGUF format.
-        metadata: key -> number, text, tuple (arrays of up to 512 numbers, and those asked for; their
-            strings are bytes, since a token need not be whole UTF-8), or ArrayInfo for arrays skipped.
-        tensors: the tensor table, in the file's order; of a split model that of all files.
-        token_texts: the texts of those tokens whose numbers stand in the metadata.
-    """
-
-    path: Path
-    file_size: int
-    version: int
-    metadata: Mapping[str, Value]
-    tensors: tuple[Tensor, ...]
-    token_texts: Mapping[int, bytes] = field(default_factory=dict)
-
-    def text(self, key: str) -> str | None:
-        """The string under this key, None when there is none."""
-        value = self.metadata.get(key)
-        return value if isinstance(value, str) else None
-
-    def integer(self, key: str) -> int | None:
-        """The whole number under this key, None when there is none."""
-        value = self.metadata.get(key)
-        return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-    def model_key(self, name: str) -> str:
-        """The key of an architecture's own setting, e.g. "llama.block_count"."""
-        return f"{self.architecture}.{name}"
-
-    def _length_of(self, name: str) -> int:
-        """Of an array, 0 where there is none."""
-        array = self.metadata.get(name)
-        return array.length if isinstance(array, ArrayInfo) else len(array) if isinstance(array, tuple) else 0
-
-    def model_count(self, name: str) -> int:
-        """An architecture's own setting that is a count, e.g. "block_count"; 0 when it is not stated."""
-        return max(self.integer(self.model_key(name)) or 0, 0)
-
-    def model_number(self, name: str) -> float | None:
-        """An architecture's own setting that is a finite number, None when it is not stated."""
-        value = self.metadata.get(self.model_key(name))
-        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-            return None
-        return float(value)
-
-    def _per_layer(self, name: str) -> int | tuple[int, ...]:
-        value = self.metadata.get(self.model_key(name))
-        if isinstance(value, tuple):
-            return tuple(item if isinstance(item, int) and item > 0 else 0 for item in value)
-        return self.model_count(name)
-
-    @property
-    def architecture(self) -> str:
-        """E.g. "llama"; empty when the file names none."""
-        return self.text("general.architecture") or ""
+    tensors: tuple[Tensor, ...]  # in the file's order; of a split model those of all files
+    token_texts: Mapping[int, bytes] = field(default_factory=dict)  # of tokens whose ids are in the metadata
 
     @property
     def name(self) -> str:
-        """What the makers call the model; the file's name when they don't."""
+        """The makers' name of the model, or else the file's name."""
         return self.text("general.name") or self.path.stem
 
-    @property
-    def n_layers(self) -> int:
-        """Transformer blocks."""
-        return self.model_count("block_count")
-
-    @property
-    def n_embd(self) -> int:
-        """Width of the residual stream."""
-        return self.model_count("embedding_length")
-
-    @property
-    def n_heads(self) -> int | tuple[int, ...]:
-        """Query heads: of every layer, or one number per layer."""
-        return self._per_layer("attention.head_count")
-
-    @property
-    def n_kv_heads(self) -> int | tuple[int, ...]:
-        """Key and value heads: of every layer, or one number per layer."""
-        if self.model_key("attention.head_count_kv") in self.metadata:
-            return self._per_layer("attention.head_count_kv")
-        return self.n_heads
-
-    @property
-    def most_heads(self) -> int:
-        """Query heads of the layer that has most."""
-        heads = self.n_heads
-        return heads if isinstance(heads, int) else max(heads, default=0)
-
-    def heads_of(self, layer: int) -> int:
-        """Query heads of one layer."""
-        return _of_layer(self.n_heads, layer)
-
-    def kv_heads_of(self, layer: int) -> int:
-        """Key and value heads of one layer."""
-        return _of_layer(self.n_kv_heads, layer)
-
-    @property
-    def n_ctx_train(self) -> int:
-        """Context window in tokens that the model was trained on."""
-        return self.model_count("context_length")
-
-    @property
-    def key_length(self) -> int:
-        """Elements of one key head."""
-        return self.model_count("attention.key_length") or self._default_head_length()
-
-    @property
-    def value_length(self) -> int:
-        """Elements of one value head."""
-        return self.model_count("attention.value_length") or self._default_head_length()
-
-    def _default_head_length(self) -> int:
-        heads = self.n_heads
-        # llama.cpp divides by the first layer's count.
-        first = heads if isinstance(heads, int) else (heads[0] if heads else 0)
-        return self.n_embd // first if first else 0
+    def _length_of(self, name: str) -> int:
+        array = self.metadata.get(name)
+        return array.length if isinstance(array, ArrayInfo) else len(array) if isinstance(array, tuple) else 0
 
     @property
     def n_vocab(self) -> int:
@@ -263,12 +132,12 @@ class Header:
 
     @property
     def n_experts_used(self) -> int | tuple[int, ...]:
-        """Experts that compute one token: in every layer, or one number per layer."""
+        """Experts that compute one token, in all layers or one number per layer."""
         return self._per_layer("expert_used_count")
 
     @property
     def expert_bytes(self) -> dict[int, int]:
-        """Layer -> bytes of its experts; none of a dense model."""
+        """Layer -> bytes of its experts; empty for a dense model."""
         found: dict[int, int] = {}
         for tensor in self.tensors if self.n_experts else ():
             if match := _EXPERTS.match(tensor.name):
@@ -282,19 +151,19 @@ class Header:
 
     @property
     def readable_parameters(self) -> str:
-        """E.g. "135M", "1.7B"."""
+        """Number of weights in words, e.g. "135M", "1.7B"."""
         count = self.n_parameters
         return f"{count / 1e9:.1f}B" if count >= 10**9 else f"{count / 1e6:.0f}M"
 
     @property
     def n_active_parameters(self) -> int:
-        """Weights that one token is computed with: of a mixture's experts only as many as are used."""
+        """Weights that compute one token: of a mixture, only the used experts'."""
         return int(sum(tensor.n_elements * self.active_share(tensor) for tensor in self.tensors))
 
     def active_share(self, tensor: Tensor) -> float:
-        """How much of a tensor one token is computed with."""
+        """Return the share of a tensor that computes one token."""
         match = _EXPERTS.match(tensor.name) if self.n_experts else None
-        return min(_of_layer(self.n_experts_used, int(match[1])) / self.n_experts, 1.0) if match else 1.0
+        return min(of_layer(self.n_experts_used, int(match[1])) / self.n_experts, 1.0) if match else 1.0
 
     @property
     def weight_bytes(self) -> int:
@@ -303,7 +172,7 @@ class Header:
 
     @property
     def type_shares(self) -> tuple[TypeShare, ...]:
-        """The quant mix: element types with their tensors, the one with most bytes first."""
+        """The quant mix: element types in descending order of bytes."""
         rows: dict[str, list[int]] = {}
         for tensor in self.tensors:
             row = rows.setdefault(tensor.type, [0, 0, 0])
@@ -315,30 +184,30 @@ class Header:
 
     @property
     def bytes_per_type(self) -> dict[str, int]:
-        """Element type -> bytes of tensors that have it, the largest first."""
+        """Element type -> bytes, in descending order."""
         return {share.type: share.n_bytes for share in self.type_shares}
 
     @property
     def bits_per_weight(self) -> float:
-        """Of the whole model; 0.0 without tensors."""
+        """Average over all weights; 0.0 without tensors."""
         n_parameters = self.n_parameters
         return 8 * self.weight_bytes / n_parameters if n_parameters else 0.0
 
     @property
     def quant(self) -> str:
-        """E.g. "Q4_K_M": what general.file_type says, or the type most bytes have; empty without tensors."""
+        """Name of general.file_type, e.g. "Q4_K_M", or else the type of most bytes; "" without tensors."""
         stated = self.integer("general.file_type")
         named = _FILE_TYPES.get(stated & ~_FILE_TYPE_GUESSED) if stated is not None else None
         return named or next(iter(self.bytes_per_type), "")
 
     @property
     def chat_template(self) -> str | None:
-        """Jinja text, None when the file has none."""
+        """Jinja text; None without one."""
         return self.text("tokenizer.chat_template")
 
     @property
     def template_kind(self) -> str:
-        """What the chat template looks like, e.g. "chatml"; "other" is none we know, empty when there is none."""
+        """Kind of the chat template, e.g. "chatml"; "other" for unknown kinds, "" without a template."""
         template = self.chat_template
         if template is None:
             return ""
@@ -347,17 +216,17 @@ class Header:
 
     @property
     def license(self) -> str | None:
-        """E.g. "apache-2.0", None when the file names none."""
+        """E.g. "apache-2.0"; None if the file names none."""
         return self.text("general.license")
 
     @property
     def author(self) -> str | None:
-        """Who made the model, None when the file does not say."""
+        """Author or organization; None if the file names none."""
         return self.text("general.author") or self.text("general.organization")
 
     @property
     def base_model(self) -> str | None:
-        """What it was made from, "owner/repo" where the file tells it; None when it tells nothing."""
+        """The base model, as "owner/repo" if the file has that; None if it names none."""
         for key in ("general.base_model.0.repo_url", "general.source.huggingface.repository"):
             if found := self.text(key):
                 return found.removeprefix("https://huggingface.co/")
@@ -365,28 +234,28 @@ class Header:
 
     @property
     def tokenizer_model(self) -> str:
-        """E.g. "gpt2" (BPE) or "llama" (SentencePiece); empty when the file names none."""
+        """E.g. "gpt2" (BPE) or "llama" (SentencePiece); "" if the file names none."""
         return self.text("tokenizer.ggml.model") or ""
 
     @property
     def tokenizer_pre(self) -> str:
-        """How text is cut before merges, e.g. "qwen2"; empty when the file does not say."""
+        """The pre-tokenizer, e.g. "qwen2"; "" if the file names none."""
         return self.text("tokenizer.ggml.pre") or ""
 
     def special_token(self, name: str) -> str | None:
-        """The text of a special token, e.g. "bos", "eos" or "eot"; None when the file names none."""
+        """Return the text of a special token, e.g. "bos", "eos" or "eot"; None if the file names none."""
         number = self.integer(f"tokenizer.ggml.{name}_token_id")
         text = self.token_texts.get(-1 if number is None else number)
         return None if text is None else text.decode("utf-8", "replace")
 
     @property
     def split_count(self) -> int:
-        """How many files the model is split into; 1 when it is whole."""
+        """Number of files of a split model; 1 if it is whole."""
         return max(self.integer("split.count") or 1, 1)
 
     @property
     def split_number(self) -> int | None:
-        """Which of them was read, 0 for the first; None when the file does not say."""
+        """Number of this file in a split model, from 0; None if the file does not state it."""
         return self.integer("split.no")
 
     @property
@@ -396,18 +265,18 @@ class Header:
 
     @property
     def rope_scaling(self) -> str:
-        """How positions are stretched: "linear", "yarn" or "longrope"; empty when they are not."""
+        """Scaling of positions: "linear", "yarn" or "longrope"; "" without."""
         stated = self.text(self.model_key("rope.scaling.type")) or ("linear" if self.rope_factor != 1.0 else "")
         return "" if stated == "none" else stated
 
     @property
     def rope_factor(self) -> float:
-        """By how much they are stretched; 1.0 when they are not."""
+        """Factor of the scaling; 1.0 without."""
         return self.model_number("rope.scaling.factor") or self.model_number("rope.scale_linear") or 1.0
 
     @property
     def rope_original_context(self) -> int:
-        """The context window in tokens before the stretching; 0 when the file does not say."""
+        """Context window before the scaling, in tokens; 0 if the file does not state it."""
         return self.model_count("rope.scaling.original_context_length")
 
     @property
@@ -417,12 +286,12 @@ class Header:
 
     @property
     def rope_depends_on_window(self) -> bool:
-        """Whether positions are encoded differently when the context window is made larger (LongRoPE)."""
+        """Whether the encoding of positions depends on the context window (LongRoPE)."""
         return any(tensor.name.startswith("rope_factors_long") for tensor in self.tensors)
 
     @property
     def recommended_sampling(self) -> dict[str, float]:
-        """The makers' advice (general.sampling.*) by our names; values out of bounds are left out."""
+        """Sampling parameters of general.sampling.* by our names; values out of bounds are left out."""
         advice: dict[str, float] = {}
         for theirs, ours in _SAMPLING_NAMES.items():
             value = self.metadata.get(f"general.sampling.{theirs}")
@@ -435,65 +304,48 @@ class Header:
 
     @property
     def sliding_window(self) -> int:
-        """Tokens that layers with a sliding window look back at; 0 when there are none."""
+        """Tokens of the sliding window; 0 without one."""
         return window_of(self)
 
     @cached_property
     def kv_layers(self) -> tuple[KvLayer, ...]:
-        """The layers that keep keys and values; the others are recurrent or look at another one's."""
+        """The layers with a KV cache of their own; others are recurrent or share one."""
         return kv_layers(self)
 
     @property
     def most_feed_forward(self) -> int:
-        return most_feed_forward(self)
+        return most_feed_forward(self, self.n_experts_used)
 
     @cached_property
     def layer_shares(self) -> LayerShares:
         """Shares of weights and KV cache of each layer."""
-        return LayerShares.of(self)
+        return LayerShares.of(self.n_layers, {each.name: each.n_bytes for each in self.tensors}, self.kv_layers)
 
     @property
     def n_window_layers(self) -> int:
-        """Layers with a sliding window, of those that keep keys and values."""
+        """Number of KV layers with a sliding window."""
         return sum(layer.window > 0 for layer in self.kv_layers)
 
     @property
-    def is_latent(self) -> bool:
-        """Whether keys and values are kept in a compressed form (multi-head latent attention)."""
-        names = ("attention.key_length_mla", "attention.value_length_mla")
-        return all(self.model_count(name) for name in names)
-
-    @property
     def recurrent_bytes(self) -> int:
-        """Bytes of state that recurrent layers keep for a sequence, however long it is; 0 without such layers."""
+        """Bytes of recurrent state of a sequence, whatever its length."""
         return recurrent_bytes(self)
 
     def kv_bytes_per_token(self, bytes_per_element: float = 2.0) -> float:
-        """Bytes of KV cache that one token takes in all layers together, those with a sliding window too.
-
-        bytes_per_element is 2.0 for f16.
-        """
+        """Return the bytes of KV cache of one token in all layers; an element of f16 has 2.0 bytes."""
         return sum(layer.elements for layer in self.kv_layers) * bytes_per_element
 
     def kv_bytes(self, n_tokens: int, bytes_per_element: float = 2.0, *, batch: int | None = None) -> float:
-        """Bytes of KV cache for a window of so many tokens, without the recurrent state.
+        """Return the bytes of KV cache of a context window, without the recurrent state.
 
         Args:
-            n_tokens: context window.
-            bytes_per_element: 2.0 for f16.
-            batch: tokens computed at a time, when layers with a sliding window keep only those and their window;
-                None when they keep all (llama.cpp's swa_full, its default).
+            batch: tokens computed at a time, if sliding windows cache only these and the window; None if all tokens are
+                cached (llama.cpp's swa_full, its default).
         """
         total = 0.0
         for layer in self.kv_layers:
-            kept = n_tokens
+            cached = n_tokens
             if batch is not None and layer.window:
-                kept = min(n_tokens, -(-(layer.window + batch) // 256) * 256)  # llama.cpp rounds up to 256
-            total += layer.elements * kept * bytes_per_element
+                cached = min(n_tokens, -(-(layer.window + batch) // 256) * 256)  # llama.cpp rounds up to 256
+            total += layer.elements * cached * bytes_per_element
         return total
-
-
-def _of_layer(counts: int | tuple[int, ...], layer: int) -> int:
-    if isinstance(counts, int):
-        return counts
-    return counts[layer] if layer < len(counts) else 0

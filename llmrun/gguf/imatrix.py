@@ -1,7 +1,6 @@
-"""Files of importance matrices: llama.cpp's GGUF, and its older binary format.
+"""A reader of importance matrices in llama.cpp's GGUF and in its older binary format.
 
-Owns how they are read; must not know how one is collected, written, nor what it is used for. Such a file is as
-untrusted as a model: every length in it is checked before it is believed.
+Must not know their collection or use. Files are untrusted: every length is checked before it is used.
 """
 
 from __future__ import annotations
@@ -28,18 +27,13 @@ DATASETS, N_CHUNKS, CHUNK_SIZE = "imatrix.datasets", "imatrix.chunk_count", "ima
 
 @dataclass(frozen=True, slots=True)
 class ImatrixEntry:
-    """What is known of one tensor.
+    """The sums of one tensor."""
 
-    Attributes:
-        sums: of the squares of what each column is multiplied with, [matrices, columns].
-        counts: how many rows were summed, of each expert; one number where all matrices read everything.
-    """
-
-    sums: Floats
-    counts: Floats
+    sums: Floats  # of the squared inputs of each column, [matrices, columns]
+    counts: Floats  # summed rows of each expert; one number if all matrices get the same rows
 
     def means(self) -> Floats:
-        """The mean squares, of one matrix after another; what was never used counts 1, as in llama-quantize."""
+        """Return the mean squares of all matrices in order; 1 for unused ones, as in llama-quantize."""
         import numpy as np
 
         counts = np.rint(self.counts).astype(np.float32)[:, None]
@@ -50,22 +44,15 @@ class ImatrixEntry:
 
 @dataclass(frozen=True, slots=True)
 class ImatrixFile:
-    """An importance matrix.
+    """An importance matrix."""
 
-    Attributes:
-        entries: tensor -> what is known of it.
-        datasets: what it was collected on; untrusted text.
-        n_chunks: of how many pieces of text; 0 where the file does not say.
-        chunk_size: tokens of each; 0 where the file does not say.
-    """
-
-    entries: Mapping[str, ImatrixEntry]
-    datasets: tuple[str, ...]
-    n_chunks: int
-    chunk_size: int
+    entries: Mapping[str, ImatrixEntry]  # by tensor
+    datasets: tuple[str, ...]  # names of the texts that it was collected on; untrusted
+    n_chunks: int  # pieces of text; 0 if the file does not state it
+    chunk_size: int  # tokens of each; 0 if the file does not state it
 
     def weights(self) -> dict[str, Floats]:
-        """Tensor -> how much each column of its matrices counts."""
+        """Return tensor -> weight of each column of its matrices."""
         return {name: entry.means() for name, entry in self.entries.items()}
 
 
@@ -73,9 +60,9 @@ def read_imatrix(path: Path) -> ImatrixFile:
     """Read a file of either format.
 
     Raises:
-        ModelNotFoundError: it is not there, or can't be read.
-        UsageError: it is not an importance matrix.
-        BadModelError: it is one, but damaged.
+        ModelNotFoundError: the file can't be read.
+        UsageError: the file is not an importance matrix.
+        BadModelError: the importance matrix is damaged.
     """
     with _open(path) as file:
         is_gguf = file.read(4) == b"GGUF"
@@ -136,7 +123,7 @@ def _checked(path: Path, name: str, sums: Floats, counts: Floats) -> ImatrixEntr
     if not counts.size or not sums.size or sums.size % counts.size:
         raise _damaged(path, f"{name} has {sums.size:,} sums for {counts.size:,} counts")
     if not (np.isfinite(sums).all() and np.isfinite(counts).all() and (sums >= 0).all() and (counts >= 0).all()):
-        raise _damaged(path, f"{name} holds what can't be a sum of squares or a count")
+        raise _damaged(path, f"{name} holds impossible sums of squares or counts")
     return ImatrixEntry(sums.reshape(counts.size, -1), counts)
 
 
@@ -156,9 +143,9 @@ def _not_one(path: Path, why: str) -> UsageError:
 
 
 class _Legacy:
-    """Walks through a file from its start: count, then name, calls, length and numbers of each, then the text's name.
+    """A cursor over a file: count, then name, calls, length and numbers of each entry, then the text's name.
 
-    Its numbers are means times calls, so the calls are their count.
+    The numbers are means times calls, so the calls are the count.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,16 +1,13 @@
-"""Which layers of a model keep keys and values of every token, how many of them, and what the others keep.
+"""The KV cache and recurrent state of each architecture, as llama.cpp allocates them (llama-cpp-python 0.3.36).
 
-Owns what llama.cpp allocates for each architecture (its version 0.3.36 of llama-cpp-python); must not know tensors or
-memory plans. A pure function of a header's numbers.
+Pure functions of a header's numbers; must not know tensors or memory plans.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from llmrun.gguf.header import Header
+from llmrun.gguf.metadata import ModelMetadata
 
 _STATE_BYTES = 4  # f32
 _MOST_LAYERS = 512  # LLAMA_MAX_LAYERS; a file that states more is refused elsewhere
@@ -36,41 +33,35 @@ _WINDOW_PATTERNS = {
 }  # fmt: skip
 _DEFAULT_WINDOWS = {"gemma2": 4096, "llama4": 8192}
 _FIXED_WINDOWS = {"smallthinker": 4096}  # whatever the file states, if it states one
-_INDEXED = frozenset({"deepseek32", "glm-dsa"})  # keep a second, smaller key of every token
+_INDEXED = frozenset({"deepseek32", "glm-dsa"})  # these cache a second, smaller key of every token
 
 
 @dataclass(frozen=True, slots=True)
 class KvLayer:
-    """What one layer keeps.
+    """A layer with a KV cache."""
 
-    Attributes:
-        elements: of a token's keys and values.
-        window: maximum number of tokens, 0 is all.
-        layer: its index.
-    """
-
-    elements: int
-    window: int
-    layer: int = field(default=0, compare=False)
+    elements: int  # of a token's keys and values
+    window: int  # maximum cached tokens; 0 is all
+    layer: int = field(default=0, compare=False)  # its index
 
 
-def kv_layers(header: Header) -> tuple[KvLayer, ...]:
-    """The layers that keep keys and values, each once: layers that look at another one's are left out."""
+def kv_layers(header: ModelMetadata) -> tuple[KvLayer, ...]:
+    """Return the layers with a KV cache of their own; layers that share another one's are left out."""
     if header.architecture in _RECURRENT:
         return ()
     sliding = sliding_layers(header)
     recurrent = _recurrent(header)
     found = []
     for layer in range(_own_layers(header)):
-        window = header.sliding_window if sliding[layer] else 0
+        window = window_of(header) if sliding[layer] else 0
         elements = 0 if recurrent[layer] else _elements(header, layer, sliding=sliding[layer])
         if elements:
             found.append(KvLayer(elements, window, layer))
     return tuple(found)
 
 
-def recurrent_bytes(header: Header) -> int:
-    """Bytes that the recurrent layers keep for a sequence, however long it is."""
+def recurrent_bytes(header: ModelMetadata) -> int:
+    """Return the bytes of recurrent state of a sequence, whatever its length."""
     n_layers = _n_layers(header) - header.model_count("nextn_predict_layers")
     if header.architecture in _RECURRENT or header.architecture in _HYBRID_THROUGHOUT:
         count = n_layers
@@ -79,8 +70,8 @@ def recurrent_bytes(header: Header) -> int:
     return max(count, 0) * _state_elements(header) * _STATE_BYTES
 
 
-def window_of(header: Header) -> int:
-    """Tokens that a layer with a sliding window looks back at; 0 where llama.cpp uses none."""
+def window_of(header: ModelMetadata) -> int:
+    """Return the tokens of a sliding window; 0 if llama.cpp uses none."""
     if header.architecture not in _WINDOW_PATTERNS:
         return 0
     if header.architecture == "exaone4" and header.n_layers != 64:
@@ -94,12 +85,12 @@ def window_of(header: Header) -> int:
     return _DEFAULT_WINDOWS.get(header.architecture, 0)
 
 
-def _n_layers(header: Header) -> int:
+def _n_layers(header: ModelMetadata) -> int:
     return min(header.n_layers, _MOST_LAYERS)
 
 
-def _own_layers(header: Header) -> int:
-    """Those at the end that predict further tokens are not used, and some models share the last layers' keys."""
+def _own_layers(header: ModelMetadata) -> int:
+    """Return the number of layers with own keys: without shared and unused multi-token prediction layers."""
     n_layers = _n_layers(header)
     if header.architecture == "gemma3n":
         return min(20, n_layers)
@@ -109,10 +100,10 @@ def _own_layers(header: Header) -> int:
     return n_layers - predicting if predicting < n_layers else n_layers
 
 
-def sliding_layers(header: Header) -> list[bool]:
-    """Whether each layer has a sliding window."""
+def sliding_layers(header: ModelMetadata) -> list[bool]:
+    """Return for each layer whether it has a sliding window."""
     n_layers = _n_layers(header)
-    if not header.sliding_window:
+    if not window_of(header):
         return [False] * n_layers
     period, dense_first = _WINDOW_PATTERNS[header.architecture]
     stated = header.metadata.get(header.model_key("attention.sliding_window_pattern"))
@@ -126,8 +117,8 @@ def sliding_layers(header: Header) -> list[bool]:
     return [layer % period != dense for layer in range(n_layers)]
 
 
-def _recurrent(header: Header) -> list[bool]:
-    """Whether each layer keeps a state in place of keys and values."""
+def _recurrent(header: ModelMetadata) -> list[bool]:
+    """Return for each layer whether it has a recurrent state instead of keys and values."""
     layers = range(_n_layers(header))
     if header.architecture in _HYBRID_BY_HEADS:
         return [not header.kv_heads_of(layer) and not _only_feeds_forward(header, layer) for layer in layers]
@@ -141,14 +132,14 @@ def _recurrent(header: Header) -> list[bool]:
     return [(layer + 1) % interval != 0 for layer in layers]
 
 
-def _only_feeds_forward(header: Header, layer: int) -> bool:
-    """Nemotron-H has layers with neither attention nor state."""
+def _only_feeds_forward(header: ModelMetadata, layer: int) -> bool:
+    """Return whether a layer has neither attention nor state, as some of Nemotron-H."""
     widths = header.metadata.get(header.model_key("feed_forward_length"))
     nemotron = header.architecture.startswith("nemotron_h")
     return nemotron and isinstance(widths, tuple) and layer < len(widths) and bool(widths[layer])
 
 
-def _elements(header: Header, layer: int, *, sliding: bool) -> int:
+def _elements(header: ModelMetadata, layer: int, *, sliding: bool) -> int:
     heads = header.kv_heads_of(layer)
     ending = "_swa" if sliding else ""
     key = header.model_count(f"attention.key_length{ending}") or header.key_length
@@ -159,8 +150,8 @@ def _elements(header: Header, layer: int, *, sliding: bool) -> int:
     return heads * (key + value) + indexer
 
 
-def _state_elements(header: Header) -> int:
-    """Elements of one recurrent layer's two states, as llama_hparams::n_embd_r and n_embd_s count them."""
+def _state_elements(header: ModelMetadata) -> int:
+    """Return the elements of a recurrent layer's two states: llama_hparams::n_embd_r and n_embd_s."""
     count = header.model_count
     width = header.n_embd
     if count("wkv.head_size"):

@@ -1,7 +1,4 @@
-"""How a model's file says that its tokens' vectors become one: which models are made for embeddings.
-
-Owns what that is recognized by; must not know vectors. A pure function of a header.
-"""
+"""The recognition of embedding models and of their pooling, as pure functions of a header."""
 
 from __future__ import annotations
 
@@ -22,37 +19,33 @@ _ENCODERS = frozenset({
 
 
 def stated_pooling(header: Header) -> str:
-    """One of POOLINGS; "" where the file states none that is known."""
+    """Return the pooling that the file states, one of POOLINGS; "" if it states no known one."""
     number = header.integer(header.model_key("pooling_type"))
     return POOLINGS[number] if number is not None and 0 <= number < len(POOLINGS) else ""
 
 
 def is_encoder(header: Header) -> bool:
-    """Whether every token sees all others, so that nothing can be generated."""
+    """Return whether every token attends to all others, so that the model can't generate."""
     return header.architecture in _ENCODERS or header.metadata.get(header.model_key("attention.causal")) is False
 
 
 def makes_embeddings(header: Header) -> bool:
-    """Whether the model is for embeddings, not for answers."""
+    """Return whether the model is for embeddings rather than answers."""
     return is_encoder(header) or stated_pooling(header) in POOLINGS[1:]
 
 
 def pooling_of(header: Header) -> str:
-    """How to pool: as the file says, else the mean of an encoder's tokens, and the last one of any other model's."""
+    """Return the stated pooling, or else "mean" for an encoder and "last" for other models."""
     stated = stated_pooling(header)
     return stated if stated in POOLINGS[1:] else "mean" if is_encoder(header) else "last"
 
 
 def refuse_answers(header: Header) -> None:
-    """Refuse to answer with a model that is made for embeddings.
-
-    Raises:
-        UsageError: it is.
-    """
+    """Raise UsageError if the model is made for embeddings."""
     if makes_embeddings(header):
         ranks = pooling_of(header) == "rank"
         raise UsageError(
             f"{header.name} is {'a reranker' if ranks else 'an embedding model'}, which does not answer",
-            why="it is an encoder" if is_encoder(header) else "its file says how its vectors are pooled",
+            why="it is an encoder" if is_encoder(header) else "its file states a pooling of vectors",
             hint="llmrun rerank MODEL QUERY DOCUMENT..." if ranks else "llmrun embed MODEL TEXT...",
         )

@@ -1,8 +1,8 @@
-"""What a GGUF file says about itself: metadata, tensor table, sizes. Never the weights.
+"""The reader of GGUF headers: metadata, tensor table and sizes, never the weights.
 
-Owns the file format and its limits; must not know what the values mean (header.py) nor llama.cpp's
-rules for them (rules.py). A model file is untrusted input: every count, length, offset and extent is checked
-against the file's size before it is used, nothing recurses, what is kept is bounded, and the time is O(header).
+Must not know the meaning of values (header.py) nor llama.cpp's rules for them (rules.py). A model file is untrusted:
+every count, length, offset and extent is checked against the file's size before it is used, nothing recurses, memory is
+bounded, and the time is O(header).
 
 The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from llmrun.errors import BadModelError, ModelNotFoundError
-from llmrun.gguf.header import ArrayInfo, Header, Tensor, Value
+from llmrun.gguf.header import Header, Tensor
+from llmrun.gguf.metadata import ArrayInfo, Value
 from llmrun.gguf.split import other_parts, unite
 from llmrun.gguf.types import TENSOR_TYPES, TYPE_NAMES
 
@@ -34,8 +35,8 @@ MAX_KEY_BYTES = 65_535
 MAX_TEXT_BYTES = 32 * 1024 * 1024  # of all keys and single strings together
 MAX_TENSOR_NAME_BYTES = 63  # GGML_MAX_NAME, without its end mark
 MAX_DIMENSIONS = 4
-INLINE_TEXT_BYTES = 4 * 1024 * 1024  # longer strings are skipped unless they are asked for
-INLINE_ELEMENTS = 512  # LLAMA_MAX_LAYERS: arrays with one number per layer are read without being asked for
+INLINE_TEXT_BYTES = 4 * 1024 * 1024  # longer strings are skipped unless requested
+INLINE_ELEMENTS = 512  # LLAMA_MAX_LAYERS: arrays with one number per layer are read without a request
 MAX_INLINE_ELEMENTS = 256 * 1024  # in all these arrays together; the others are skipped
 DEFAULT_ALIGNMENT = 32
 SMALLEST_FILE = 24  # magic, version and two counts
@@ -45,7 +46,7 @@ _TOKENS = "tokenizer.ggml.tokens"
 _SPECIAL_TOKEN = re.compile(r"tokenizer\.ggml\.\w+_token_id")
 _TOKEN_TEXT_BYTES = 1024
 _MARK_EVERY = 1024  # strings of the vocabulary between two places that are remembered
-# Whose type the format (or llama.cpp, which aborts otherwise) prescribes: key -> GGUF value type.
+# Key -> GGUF value type that the format prescribes, or llama.cpp, which aborts otherwise.
 _PRESCRIBED_TYPES = {"general.alignment": 4, "split.no": 2, "split.count": 2, "split.tensors.count": 5}
 
 # GGUF value type -> (name, struct code); strings and arrays have no code.
@@ -56,33 +57,29 @@ _VALUE_TYPES: dict[int, tuple[str, str]] = {
 }  # fmt: skip
 
 
-class NeedMoreBytes(Exception):  # noqa: N818  # no error: the header is longer than what is there of the file
-    """The header goes on beyond the bytes that were given.
-
-    Attributes:
-        until: how many bytes from the file's start are needed at least.
-    """
+class NeedMoreBytes(Exception):  # noqa: N818  # no error: the caller fetches more of the file
+    """The header is longer than the given bytes."""
 
     def __init__(self, until: int) -> None:
         super().__init__(f"{until} bytes")
-        self.until = until
+        self.until = until  # minimum number of bytes from the file's start
 
 
 def padded(n_bytes: int) -> int:
-    """What a tensor takes in a file of the default alignment, which is what llama.cpp and we write."""
+    """Return the bytes of a tensor in a file of the default alignment, which llama.cpp and llmrun write."""
     return -(-n_bytes // DEFAULT_ALIGNMENT) * DEFAULT_ALIGNMENT
 
 
 def read_header(path: Path, *, arrays: Collection[str] = ()) -> Header:
-    """Read everything before the weights; of a split model the tensors of all its files, which stand beside the first.
+    """Read the header of a model, with the tensors of all files of a split one.
 
     Args:
-        path: a local file; of a split model the first.
+        path: a local file; of a split model the first, with the others beside it.
         arrays: keys of arrays to read whatever their length.
 
     Raises:
-        ModelNotFoundError: there is no regular file that can be read, or another file of a split model is missing.
-        BadModelError: it is not GGUF, or damaged; the message names the field and its value.
+        ModelNotFoundError: no regular file can be read, or another file of a split model is missing.
+        BadModelError: the file is not GGUF, or damaged; names the field and its value.
     """
     first = read_part(path, arrays=arrays)
     names = other_parts(first)
@@ -101,13 +98,13 @@ def _read_beside(first: Header, name: str) -> Header:
 
 
 def read_part(path: Path, *, arrays: Collection[str] = ()) -> Header:
-    """Read one file alone, whichever part of a split model it is. Arguments and errors as read_header()."""
+    """Read the header of one file, which may be any part of a split model. See read_header()."""
     descriptor = _open_regular(path)
     try:
         size = os.fstat(descriptor).st_size
         if size < SMALLEST_FILE:
             _refuse_size(path, size)
-        # The mapping is the limit: nothing can be read beyond it.
+        # Nothing can be read beyond the mapping.
         with mmap.mmap(descriptor, min(size, MAX_HEADER_BYTES), access=mmap.ACCESS_READ) as data:
             return parse_header(data, size, path, arrays=arrays)
     except OSError as error:
@@ -117,17 +114,17 @@ def read_part(path: Path, *, arrays: Collection[str] = ()) -> Header:
 
 
 def parse_header(data: bytes | mmap.mmap, file_size: int, path: Path, *, arrays: Collection[str] = ()) -> Header:
-    """Make sense of a file's first bytes.
+    """Parse the first bytes of a file.
 
     Args:
-        data: as many as there are; more than MAX_HEADER_BYTES are never looked at.
+        data: bytes beyond MAX_HEADER_BYTES are never read.
         file_size: of the whole file, in bytes.
-        path: what messages call it.
-        arrays: as read_header().
+        path: for messages.
+        arrays: see read_header().
 
     Raises:
-        NeedMoreBytes: the header is longer than that.
-        BadModelError: it is not GGUF, or damaged.
+        NeedMoreBytes: the header is longer than data.
+        BadModelError: the file is not GGUF, or damaged.
     """
     if file_size < SMALLEST_FILE:
         _refuse_size(path, file_size)
@@ -139,7 +136,7 @@ def _refuse_size(path: Path, size: int) -> NoReturn:
 
 
 def _open_regular(path: Path) -> int:
-    """A descriptor of a regular file. Anything else is refused before it is opened: a FIFO would hang."""
+    """Open a regular file. Others are refused before, because a FIFO would hang."""
     shown = repr(str(path))
     try:
         mode = path.stat().st_mode
@@ -147,7 +144,7 @@ def _open_regular(path: Path) -> int:
             raise ModelNotFoundError(f"{shown} is a folder, not a model file", hint="name the .gguf file inside it")
         if not stat.S_ISREG(mode):
             raise ModelNotFoundError(f"{shown} is not a regular file", why="it is a pipe or a device")
-        # Without blocking, in case it has become a FIFO since.
+        # Non-blocking, in case the path has become a FIFO since.
         return os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except FileNotFoundError as error:
         raise ModelNotFoundError(f"there is no file {shown}") from error
@@ -158,7 +155,7 @@ def _open_regular(path: Path) -> int:
 
 
 class _HeaderReader:
-    """Walks one header from its start; every step checks what is left."""
+    """A cursor over one header; every step checks the bytes that are left."""
 
     def __init__(self, path: Path, file_size: int, data: bytes | mmap.mmap, arrays: frozenset[str]) -> None:
         self.path = path
@@ -167,11 +164,11 @@ class _HeaderReader:
         self.end = len(data)
         self.limit = min(file_size, MAX_HEADER_BYTES)
         self.position = 0
-        self.wanted = arrays
-        self.strings = 0  # elements of string arrays so far
-        self.text_bytes = 0  # of keys and strings that were kept so far
-        self.elements = 0  # of short arrays that were kept so far
-        self.marks: list[int] = []  # where every 1,024th token stands
+        self.requested = arrays
+        self.strings = 0  # elements of string arrays
+        self.text_bytes = 0  # of stored keys and strings
+        self.elements = 0  # of stored short arrays
+        self.marks: list[int] = []  # positions of every 1,024th token
 
     def read(self) -> Header:
         if self.take(4, "magic") != b"GGUF":
@@ -180,8 +177,8 @@ class _HeaderReader:
                 why=f"it begins with {bytes(self.data[:4])!r} instead of b'GGUF'",
             )
         version = self.version()
-        n_tensors = self.count("number of tensors", least_bytes=24, most=MAX_TENSORS)
-        n_keys = self.count("number of metadata keys", least_bytes=13, most=MAX_KEYS)
+        n_tensors = self.count("number of tensors", min_bytes=24, maximum=MAX_TENSORS)
+        n_keys = self.count("number of metadata keys", min_bytes=13, maximum=MAX_KEYS)
         metadata = self.metadata(n_keys)
         tensors = self.tensors(n_tensors, self.alignment(metadata))
         return Header(self.path, self.file_size, version, metadata, tensors, self.special_texts(metadata))
@@ -190,11 +187,11 @@ class _HeaderReader:
         raise BadModelError(
             f"the model file {str(self.path)!r} is damaged",
             why=why,
-            hint="download it again, or ask whoever made it",
+            hint="download it again, or report the damage to its author",
         )
 
     def advance(self, position: int, field: str) -> None:
-        """Go to a place that has to exist. `field` names in the error message what reaches that far."""
+        """Go to a position, which must exist; `field` is for the error."""
         if position > self.limit:
             limit = "the file" if self.limit == self.file_size else f"the limit of {MAX_HEADER_BYTES} for headers"
             left = self.limit - self.position
@@ -206,30 +203,28 @@ class _HeaderReader:
     # ---- single values
 
     def take(self, length: int, field: str) -> bytes:
-        """The next bytes."""
         start = self.position
         self.advance(start + length, field)
         return self.data[start : self.position]
 
     def number(self, code: str, field: str) -> Any:
-        """The next value of a struct code."""
         (value,) = struct.unpack("<" + code, self.take(struct.calcsize("<" + code), field))
         return value
 
-    def string(self, field: str, most: int = MAX_HEADER_BYTES) -> bytes:
-        """The next string, one of those that are kept."""
+    def string(self, field: str, maximum: int = MAX_HEADER_BYTES) -> bytes:
+        """Read a string that is stored."""
         length = self.number("Q", f"the length of {field}")
-        if length > most:
-            self.fail(f"{field} is {length} bytes long; at most {most} are allowed")
+        if length > maximum:
+            self.fail(f"{field} is {length} bytes long; at most {maximum} are allowed")
         self.text_bytes += length
         if self.text_bytes > MAX_TEXT_BYTES:
             self.fail(f"{field} is {length} bytes long; all texts may have {MAX_TEXT_BYTES} together")
         return self.take(length, field)
 
-    def count(self, field: str, *, least_bytes: int, most: int) -> int:
-        """A count of things that take at least so many bytes each, refused when they can't fit."""
+    def count(self, field: str, *, min_bytes: int, maximum: int) -> int:
+        """Read a number of items of at least `min_bytes` each; refuse it if they can't fit."""
         value: int = self.number("Q", field)
-        if value > most or value * least_bytes > self.limit:
+        if value > maximum or value * min_bytes > self.limit:
             self.fail(f"the {field} is {value}, more than this file can hold")
         return value
 
@@ -253,16 +248,16 @@ class _HeaderReader:
             raw = self.string(f"metadata key {index}", MAX_KEY_BYTES)
             key = raw.decode("utf-8", "backslashreplace")
             if not key or key in found:
-                self.fail(f"metadata key {index} is {key!r}, {'which is there twice' if key else 'empty'}")
+                self.fail(f"metadata key {index} is {key!r}, {'a duplicate' if key else 'empty'}")
             found[key] = self.value(key)
         return found
 
     def value(self, key: str) -> Value:
         kind = self.number("I", f"the type of {key!r}")
-        wanted = _PRESCRIBED_TYPES.get(key, kind)
-        if kind != wanted:
+        required = _PRESCRIBED_TYPES.get(key, kind)
+        if kind != required:
             name = _VALUE_TYPES[kind][0] if kind in _VALUE_TYPES else kind
-            self.fail(f"{key!r} has the type {name}; it has to be {_VALUE_TYPES[wanted][0]}")
+            self.fail(f"{key!r} has the type {name}; it has to be {_VALUE_TYPES[required][0]}")
         if kind == _ARRAY:
             return self.array(key)
         if kind == _STRING:
@@ -271,22 +266,21 @@ class _HeaderReader:
         return value
 
     def text(self, key: str) -> Value:
-        """A string; one that is too long to be of use is skipped, as if it were an array of bytes."""
+        """Read a string; a very long one is skipped like an array of bytes."""
         (length,) = struct.unpack_from("<Q", self.peek(8, f"the length of {key!r}"))
-        if length <= INLINE_TEXT_BYTES or key in self.wanted:
+        if length <= INLINE_TEXT_BYTES or key in self.requested:
             return self.string(repr(key)).decode("utf-8", "replace")
         self.advance(self.position + 8 + length, repr(key))
         return ArrayInfo("u8", length)
 
     def peek(self, length: int, field: str) -> bytes:
-        """The next bytes, without taking them."""
         start = self.position
         found = self.take(length, field)
         self.position = start
         return found
 
     def code(self, kind: int, key: str) -> str:
-        """The struct code of a number's type."""
+        """Return the struct code of a number's type."""
         if kind not in _VALUE_TYPES or kind == _ARRAY:
             problem = "an array in an array" if kind == _ARRAY else f"an unknown type {kind}"
             self.fail(f"{key!r} has {problem}")
@@ -296,16 +290,16 @@ class _HeaderReader:
         kind = self.number("I", f"the element type of {key!r}")
         code = self.code(kind, key)
         length: int = self.number("Q", f"the length of {key!r}")
-        least_bytes = struct.calcsize("<" + code) if code else 8
-        if length * least_bytes > self.limit - self.position:
+        min_bytes = struct.calcsize("<" + code) if code else 8
+        if length * min_bytes > self.limit - self.position:
             self.fail(f"{key!r} has {length} elements, more than the file can hold")
         if not code:
             return self.strings_array(key, length)
-        if key in self.wanted and length > MAX_STRINGS:
+        if key in self.requested and length > MAX_STRINGS:
             self.fail(f"{key!r} has {length} elements; at most {MAX_STRINGS} are read")
         start = self.position
-        self.advance(start + length * least_bytes, repr(key))
-        if key not in self.wanted:
+        self.advance(start + length * min_bytes, repr(key))
+        if key not in self.requested:
             self.elements += length if length <= INLINE_ELEMENTS else 0
             if length > INLINE_ELEMENTS or self.elements > MAX_INLINE_ELEMENTS:
                 return ArrayInfo(_VALUE_TYPES[kind][0], length)
@@ -327,12 +321,12 @@ class _HeaderReader:
         self.advance(position, repr(key))
         if key == _TOKENS:
             self.marks = marks
-        if key in self.wanted:
+        if key in self.requested:
             return _strings(self.data, start, length)
         return ArrayInfo("string", length)
 
     def special_texts(self, metadata: Mapping[str, Value]) -> dict[int, bytes]:
-        """The texts of the tokens that the metadata names by their numbers."""
+        """Return the texts of the special tokens, by id."""
         tokens = metadata.get(_TOKENS)
         n_tokens = tokens.length if isinstance(tokens, ArrayInfo) else len(tokens) if isinstance(tokens, tuple) else 0
         found = {}
@@ -358,7 +352,7 @@ class _HeaderReader:
         for index in range(n_tensors):
             row = self.tensor(index)
             if row.name in found:
-                self.fail(f"tensor {row.name!r} is there twice")
+                self.fail(f"tensor {row.name!r} is a duplicate")
             found[row.name] = row
         data_start = -(-self.position // alignment) * alignment
         expected = 0
@@ -376,7 +370,7 @@ class _HeaderReader:
         )
 
     def tensor(self, index: int) -> Tensor:
-        """One row, its offset still relative to the data section."""
+        """Read one row; its offset is relative to the data section."""
         length = self.number("Q", f"the length of the name of tensor {index}")
         if length > MAX_TENSOR_NAME_BYTES:
             self.fail(f"the name of tensor {index} is {length} bytes long; at most {MAX_TENSOR_NAME_BYTES} are allowed")
@@ -399,9 +393,9 @@ class _HeaderReader:
 
 
 def _skip_strings(data: bytes | mmap.mmap, position: int, count: int) -> int:
-    """The position after `count` strings, or one beyond the data when they end there.
+    """Return the position after `count` strings; beyond the data if it ends before.
 
-    The tight loop of this file: a vocabulary and its merges are 100,000 strings and more.
+    The hot loop of this file: a vocabulary and its merges have 100,000 strings and more.
     """
     unpack_from = struct.Struct("<Q").unpack_from
     try:
@@ -413,7 +407,7 @@ def _skip_strings(data: bytes | mmap.mmap, position: int, count: int) -> int:
 
 
 def _strings(data: bytes | mmap.mmap, position: int, count: int) -> tuple[bytes, ...]:
-    """`count` strings whose lengths _skip_strings has checked."""
+    """Return `count` strings whose lengths _skip_strings has checked."""
     unpack_from = struct.Struct("<Q").unpack_from
     found = []
     for _ in range(count):

@@ -1,10 +1,9 @@
-"""What a header may not say, each with words for who says it.
+"""Rules for headers of models, with a message for each. Must not know the file format.
 
-Owns the rules; must not know the file format. check() refuses beforehand what is no model, would overflow or lies
-about sizes, and what llama.cpp never returns from. All else is tried: llama.cpp refuses many files cleanly, and where
-it calls abort() or crashes (its version 0.3.36 of llama-cpp-python), check_crashes() finds the reason afterwards. So a
-rule that a later llama.cpp relaxes refuses no good model. The engine's own process is the real defence: no list of
-rules is complete.
+check() refuses before loading: files that are no models, sizes that are false or would overflow, and values that make
+llama.cpp hang. Other files are loaded: llama.cpp refuses many cleanly, and if it aborts or crashes (llama-cpp-python
+0.3.36), check_crashes() finds the reason afterwards. So a rule that a later llama.cpp relaxes refuses no good model.
+No list of rules is complete; the real defence is the engine's own process.
 """
 
 from __future__ import annotations
@@ -16,8 +15,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from llmrun.errors import BadModelError, LlmrunError
-from llmrun.gguf.header import ArrayInfo, Header, Tensor
+from llmrun.gguf.header import Header, Tensor
 from llmrun.gguf.kv_layers import sliding_layers
+from llmrun.gguf.metadata import ArrayInfo
 from llmrun.gguf.reader import read_header, read_part
 
 MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
@@ -35,7 +35,7 @@ _NOT_MODELS = {
     "vocab": "it is a vocabulary without weights",
 }
 _ROPE_SCALINGS = frozenset({"none", "linear", "yarn", "longrope"})
-# ggml multiplies with none of these: it calls a kernel that is not there.
+# ggml has no kernel to multiply with these, and calls it all the same.
 _NO_WEIGHT_TYPES = frozenset({"Q8_1", "Q8_K", "I8", "I16", "F64"})
 _INDEX_TYPES = frozenset({"I32", "I64"})
 _MATRIX = re.compile(
@@ -44,7 +44,7 @@ _MATRIX = re.compile(
 _VECTOR = re.compile(
     r"(?:_norm\.weight|\.bias|\.scale|(?:^|\.)(?:rope_freqs|rope_factors_(?:long|short)|attn_sinks)\.weight)$"
 )
-# Their graphs assert that keys are as long as values, those of the second set also that all of a key is rotated.
+# Graphs that assert that keys are as long as values, and in the second set also that all of a key is rotated.
 _EQUAL_HEADS = frozenset({
     "afmoe", "apertus", "arcee", "arctic", "baichuan", "bailingmoe2", "bert", "bitnet", "bloom", "chameleon",
     "chatglm", "codeshell", "cogvlm", "cohere2", "cohere2moe", "command-r", "dbrx", "deci", "deepseek", "dots1",
@@ -65,11 +65,11 @@ _ROTATED_HEADS = frozenset({
     "plamo", "qwen2", "qwen2moe", "qwen2vl", "qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe", "rnd1", "seed_oss",
     "smallthinker", "smollm3", "starcoder2", "xverse",
 })  # fmt: skip
-# They divide by the first layer's number of heads.
+# Architectures that divide by the first layer's number of heads.
 _DIVIDE_BY_HEADS = frozenset({"olmo2", "phimoe", "gemma2", "gemma3", "deepseek2", "deepseek2-ocr"})
-_MAY_ROTATE_NOTHING = frozenset({"glm5-next", "granitehybrid", "kimi-linear", "kimi-k3"})  # the others never return
+_MAY_ROTATE_NOTHING = frozenset({"glm5-next", "granitehybrid", "kimi-linear", "kimi-k3"})  # others hang
 _SECTIONED_ROPE = frozenset({"qwen2vl", "qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe", "paddleocr"})
-# Architecture -> settings that it divides by, or asserts to be more than so much, if the file states them.
+# Architecture -> minimum of settings that it divides by or asserts, if the file states them.
 _AT_LEAST: dict[str, dict[str, int]] = {
     "qwen3next": {"full_attention_interval": 1},
     "qwen35": {"full_attention_interval": 1},
@@ -97,10 +97,10 @@ _BYTE_TYPE = 6  # LLAMA_TOKEN_TYPE_BYTE
 
 
 def check(header: Header) -> None:
-    """Refuse a header that must not be tried. Looks at no long array: a millisecond.
+    """Check a header before loading; takes a millisecond, since no long array is read.
 
     Raises:
-        BadModelError: a rule is broken; `why` names the field and its value.
+        BadModelError: a rule is broken; names the field and its value.
     """
     _check_kind(header)
     _check_sizes(header)
@@ -108,11 +108,7 @@ def check(header: Header) -> None:
 
 
 def check_crashes(header: Header) -> None:
-    """Find what in a header makes llama.cpp abort; what check() refuses is not looked for.
-
-    Raises:
-        BadModelError: as check().
-    """
+    """Raise BadModelError for values that make llama.cpp abort, beyond those of check()."""
     _check_experts(header)
     _check_attention(header)
     _check_heads(header)
@@ -125,12 +121,12 @@ def check_crashes(header: Header) -> None:
 
 
 def check_vocabulary(header: Header) -> None:
-    """Refuse a vocabulary that would make llama.cpp abort. Reads the file again: 20 ms for 50,000 tokens.
+    """Check a vocabulary for errors that make llama.cpp abort.
 
-    Good files need not wait for that: cause_of_crash() does it when there was one.
+    Reads the file again, which takes 20 ms for 50,000 tokens; so only cause_of_crash() calls it.
 
     Raises:
-        BadModelError: two tokens are the same, or one that has to be there is missing.
+        BadModelError: a token is a duplicate, or a required one is missing.
         ModelNotFoundError: the file is gone.
     """
     full = read_part(header.path, arrays=(_TOKENS, _TOKEN_TYPES))
@@ -152,7 +148,7 @@ def check_vocabulary(header: Header) -> None:
 
 
 def cause_of_crash(path: Path) -> BadModelError | None:
-    """What in a model's file kills engines; None where nothing is known to."""
+    """Return the known error in a model's file that makes llama.cpp crash; None without one."""
     try:
         header = read_header(path)
         check(header)
@@ -160,7 +156,7 @@ def cause_of_crash(path: Path) -> BadModelError | None:
         check_vocabulary(header)
     except BadModelError as reason:
         return reason
-    except LlmrunError:  # it can't be read any more
+    except LlmrunError:  # the file can't be read any more
         return None
     return None
 
@@ -209,7 +205,7 @@ def _check_sizes(header: Header) -> None:
 
 
 def _check_rotation(header: Header) -> None:
-    """llama.cpp computes for ever where nothing of a head is rotated."""
+    """Refuse heads without rotation, with which llama.cpp hangs."""
     for ending in ("", "_swa"):
         key = header.model_key(f"rope.dimension_count{ending}")
         if header.integer(key) == 0 and header.heads_of(0) and header.architecture not in _MAY_ROTATE_NOTHING:
@@ -226,12 +222,12 @@ def _check_range(header: Header, name: str, low: int, high: int, *, optional: bo
         _fail(header, f"{key!r} is {shown}, not a whole number between {low} and {high}")
 
 
-def _check_counts(header: Header, name: str, most: int) -> None:
-    """One number, or one for each layer: products of too large ones overflow."""
+def _check_counts(header: Header, name: str, limit: int) -> None:
+    """Check one number, or one for each layer: products of large ones overflow."""
     key = header.model_key(name)
     for value in _numbers(header.metadata.get(key, 0)):
-        if not 0 <= value <= most:
-            _fail(header, f"{key!r} is {value}, not a whole number between 0 and {most}")
+        if not 0 <= value <= limit:
+            _fail(header, f"{key!r} is {value}, not a whole number between 0 and {limit}")
 
 
 def _check_experts(header: Header) -> None:
@@ -266,7 +262,7 @@ def _check_attention(header: Header) -> None:
 
 
 def _check_heads(header: Header) -> None:
-    """What the graphs assert of a head's length."""
+    """Check the graphs' assertions about the length of heads."""
     first = header.heads_of(0)
     if header.architecture in _DIVIDE_BY_HEADS and not first:
         _fail(header, f"{header.model_key('attention.head_count')!r} is 0")
@@ -313,8 +309,8 @@ def _check_windows(header: Header) -> None:
 
 
 def _check_divisors(header: Header) -> None:
-    for name, least in _AT_LEAST.get(header.architecture, {}).items():
-        _check_range(header, name, least, 1 << 24, optional=True)
+    for name, minimum in _AT_LEAST.get(header.architecture, {}).items():
+        _check_range(header, name, minimum, 1 << 24, optional=True)
     if header.architecture in _STATE_SPACE_HEADS:
         _check_range(header, "ssm.time_step_rank", 1, 1 << 24)
         heads, inner = header.model_count("ssm.time_step_rank"), header.model_count("ssm.inner_size")
@@ -364,7 +360,7 @@ def _check_tensors(header: Header) -> None:
         _check_attention_weights(header)
     for tensor in header.tensors:
         if not _usable(tensor):
-            _fail(header, f"tensor {tensor.name!r} has the type {tensor.type}, which is none for weights")
+            _fail(header, f"tensor {tensor.name!r} has the type {tensor.type}, which is not for weights")
         if tensor.type != "F32" and _VECTOR.search(tensor.name):
             _fail(header, f"tensor {tensor.name!r} has the type {tensor.type}; it has to be F32")
         if tensor.offset % ALIGNMENT:
@@ -372,7 +368,7 @@ def _check_tensors(header: Header) -> None:
 
 
 def _check_attention_weights(header: Header) -> None:
-    """Of an architecture whose loader does not miss them."""
+    """Check for attention weights, which this architecture's loader does not require."""
     names = {tensor.name for tensor in header.tensors}
     for layer in range(header.n_layers):
         separate = {f"blk.{layer}.attn_{part}.weight" for part in "qkv"}
@@ -386,7 +382,7 @@ def _usable(tensor: Tensor) -> bool:
 
 
 def _check_duplicates(header: Header, tokens: tuple[bytes, ...]) -> None:
-    """Name the first token that is there twice. An empty one is none: llama.cpp gives it a name."""
+    """Refuse the first duplicate token; empty ones are named by llama.cpp."""
     first: dict[bytes, int] = {}
     for number, token in enumerate(tokens):
         text = token or f"[EMPTY_{number}]".encode()
@@ -396,7 +392,7 @@ def _check_duplicates(header: Header, tokens: tuple[bytes, ...]) -> None:
 
 
 def _check_byte_tokens(header: Header, known: set[bytes]) -> None:
-    """A SentencePiece vocabulary spells unknown characters by byte tokens."""
+    """Require the byte tokens, by which a SentencePiece vocabulary spells unknown characters."""
     missing = [b for b in range(256) if f"<0x{b:02X}>".encode() not in known and bytes([b]) not in known]
     if missing:
         _fail(header, f"{_TOKENS} lacks {len(missing)} byte tokens, the first is '<0x{missing[0]:02X}>'")

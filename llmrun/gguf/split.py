@@ -1,6 +1,6 @@
-"""A model in several files (`-00001-of-00003.gguf`): which ones belong together, and their headers as one.
+"""Rules of split models (`-00001-of-00003.gguf`): names of the parts, and one header of all.
 
-Owns the rules of split models; must not know whether a file is on this disk or on a server.
+Must not know whether a file is on this disk or on a server.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from llmrun.gguf.header import Header, Tensor
 
 
 def other_parts(first: Header) -> tuple[str, ...]:
-    """The names of the files that follow the first, in order; none when the model is whole.
+    """Return the names of the files after the first, in order; none if the model is whole.
 
     Raises:
-        BadModelError: it is not the first, or its name does not tell the others'.
+        BadModelError: the file is not the first, or the others' names don't follow from its name.
     """
     name = first.path.name
     if first.split_count == 1:
@@ -30,24 +30,23 @@ def other_parts(first: Header) -> tuple[str, ...]:
         raise BadModelError(f"{name!r} is part {number + 1} of a split model", why=f"'split.no' is {number}", hint=hint)
     if len(names) != first.split_count:
         raise BadModelError(
-            f"{name!r} is the first of {first.split_count} files, but its name does not tell those of the others",
+            f"{name!r} is the first of {first.split_count} files, but its name does not tell their names",
             why=f"'split.count' is {first.split_count}",
-            hint=f"give the files the names they had: they end in -00001-of-{first.split_count:05}.gguf",
+            hint=f"restore the names of the files: they end in -00001-of-{first.split_count:05}.gguf",
         )
     if names[0] != name:
-        _fail(first, f"'split.no' is 0, but by its name it is another part than {names[0]!r}")
+        _fail(first, f"'split.no' is 0, but by its name it is not {names[0]!r}")
     return names[1:]
 
 
 def unite(first: Header, others: Iterable[Header]) -> Header:
-    """One header for the whole model: the first file's metadata, all files' tensors and bytes.
+    """Return one header for the whole model: the first file's metadata, all files' tensors and bytes.
 
     Args:
-        first: header of the first file.
-        others: headers of those that other_parts() names, in that order.
+        others: headers of other_parts(), in that order.
 
     Raises:
-        BadModelError: a file is not the one that its name says, or the tensors don't add up.
+        BadModelError: a file's number contradicts its name, or the number of tensors is wrong.
     """
     tensors = list(first.tensors)
     size = first.file_size

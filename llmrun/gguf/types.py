@@ -1,4 +1,4 @@
-"""ggml's types of tensors: the one table of their numbers and blocks. Must not know who reads or writes them."""
+"""The table of ggml's tensor types: numbers and blocks."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 
 class TensorType(NamedTuple):
-    """How one tensor can be stored: ggml's number of the type, and the elements and bytes of its blocks."""
+    """A storage type of tensors."""
 
-    number: int
-    block: int
+    number: int  # ggml's
+    block: int  # elements of a block
     block_bytes: int
 
 
@@ -28,7 +28,7 @@ TENSOR_TYPES: dict[str, TensorType] = {
         "Q2_0": (42, 64, 18),
     }.items()
 }  # fmt: skip
-"""Name -> what it is."""
+"""ggml's name -> type."""
 
 TYPE_NAMES = {kind.number: name for name, kind in TENSOR_TYPES.items()}
 """ggml's number -> name."""
@@ -38,4 +38,4 @@ WEIGHT_TYPES = (
     "NVFP4", "Q3_K", "IQ3_S", "IQ3_XXS", "Q2_K", "IQ2_S", "IQ2_XS", "IQ2_XXS", "Q2_0", "TQ2_0", "TQ1_0", "IQ1_M",
     "IQ1_S", "Q1_0",
 )  # fmt: skip
-"""Those that ggml can quantize weights to, the largest first."""
+"""Types that ggml can quantize weights to, the largest first."""

@@ -1,7 +1,7 @@
-"""Grammars and JSON schemas that an answer has to follow: what they are, and what is wrong with them.
+"""Grammars and JSON schemas that constrain answers, with the checks that need no model.
 
-Owns the checks that need no model, so that a mistake is named by line and column before one is loaded; must not know
-tokens. Nothing here is imported before a grammar is asked for, but the dataclass.
+Mistakes are named by line and column before a model is loaded. Must not know tokens. Parsers are imported when they are
+first used.
 """
 
 from __future__ import annotations
@@ -17,23 +17,17 @@ _LARK_LINE = re.compile(r"^[ \t]*(?:%[a-z]+|[?!]?[A-Za-z_][\w.-]*\s*(?:\[[^\]\n]
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an answer has to follow.
+    """A constraint of an answer."""
 
-    Attributes:
-        kind: "gbnf" (llama.cpp's), "lark" (llguidance's dialect) or "json_schema".
-        text: its source, as a user wrote it.
-    """
-
-    kind: str
-    text: str
+    kind: str  # "gbnf" (llama.cpp's), "lark" (llguidance's dialect) or "json_schema"
+    text: str  # as the user wrote it
 
 
 def read_grammar(text: str) -> Grammar:
-    """A grammar in GBNF, as llama.cpp's users have them, or in Lark; told apart by `::=`.
+    """Read a grammar in llama.cpp's GBNF or in Lark, recognized by `::=`.
 
     Raises:
-        BadGrammarError: it is broken; the message names line and column. Of a Lark grammar only what could harm is
-            checked here, the rest by the engine.
+        BadGrammarError: the grammar is broken; names line and column. The engine checks the rest of a Lark grammar.
     """
     require("text", text, TEXT)
     if not _GBNF_RULE.search(text) and _LARK_LINE.search(text):
@@ -48,10 +42,10 @@ def read_grammar(text: str) -> Grammar:
 
 
 def read_json_schema(text: str) -> Grammar:
-    """A JSON schema.
+    """Read a JSON schema.
 
     Raises:
-        BadGrammarError: it is broken, can't be met, or uses what can't be enforced; the message names line and column.
+        BadGrammarError: the schema is broken, can't be met, or can't be enforced; names line and column.
     """
     require("text", text, TEXT)
     from llmrun.grammar.schema import parse

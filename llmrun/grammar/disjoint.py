@@ -1,20 +1,18 @@
-"""oneOf: whether no value can meet two of its schemas.
+"""The proof that the schemas of a oneOf exclude each other.
 
-Owns the proof. A value that is being written can't be held against several schemas at once, so oneOf is followed as
-anyOf, which is the same if its schemas exclude each other. Where that can't be proved, oneOf is refused.
+An answer can't be held to several schemas at once while it is written, so oneOf is enforced as anyOf, which is the same
+if its schemas exclude each other. A oneOf without that proof is refused.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llmrun.grammar.reach import follow, in_place
+from llmrun.grammar.schema_parts import Schema
 from llmrun.grammar.values import TYPES, types_allowed, types_of_value
-
-if TYPE_CHECKING:
-    from llmrun.grammar.schema import Schema
 
 _MAX_STEPS = 50_000
 _HINT = "write anyOf, or give each object a required property with a const of its own"
@@ -22,29 +20,17 @@ _HINT = "write anyOf, or give each object a required property with a const of it
 
 @dataclass(slots=True)
 class _Facts:
-    """What certainly holds for all values of a schema.
+    """Facts that certainly hold for all values of a schema."""
 
-    Attributes:
-        types: one of these is theirs.
-        values: they are among these, written as JSON; None if they are not listed.
-        required: names of the properties that an object has.
-        properties: name -> schemas that the property meets.
-        only: the names that an object's properties have; None if there may be others.
-    """
-
-    types: set[str] = field(default_factory=lambda: set(TYPES))
-    values: set[str] | None = None
-    required: set[str] = field(default_factory=set)
-    properties: dict[str, list[Any]] = field(default_factory=dict)
-    only: set[str] | None = None
+    types: set[str] = field(default_factory=lambda: set(TYPES))  # the possible ones
+    values: set[str] | None = None  # the possible ones as JSON; None if they are not listed
+    required: set[str] = field(default_factory=set)  # properties that an object has
+    properties: dict[str, list[Any]] = field(default_factory=dict)  # name -> schemas that the property meets
+    only: set[str] | None = None  # the possible properties; None if there may be others
 
 
 def check_one_of(schema: Schema) -> None:
-    """Refuse each oneOf whose schemas may overlap.
-
-    Raises:
-        BadGrammarError: there is one.
-    """
+    """Raise BadGrammarError if two schemas of a oneOf may overlap."""
     prover = _Prover(schema)
     for part in schema.parts:
         options = part.get("oneOf", [])
@@ -55,7 +41,7 @@ def check_one_of(schema: Schema) -> None:
         for index, one in enumerate(facts):
             for other in range(index):
                 if not prover.exclude(one, facts[other]):
-                    why = f"schemas {other + 1} and {index + 1} of oneOf may both be met, and that can't be prevented"
+                    why = f"schemas {other + 1} and {index + 1} of oneOf may both be met, which can't be prevented"
                     schema.fail(options, index, why, _HINT)
 
 
@@ -65,14 +51,14 @@ def _all_listed_apart(facts: list[_Facts]) -> bool:
 
 
 class _Prover:
-    """Tells schemas apart, for as long as that takes no time that anybody would notice."""
+    """The proofs for one schema, within a limit of steps."""
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
         self._steps_left = _MAX_STEPS
 
     def facts(self, parts: list[Any]) -> _Facts:
-        """Facts about the values that meet all of some schemas."""
+        """Return the facts about values that meet all these schemas."""
         facts = _Facts()
         waiting = list(parts)
         seen: set[int] = set()
@@ -90,7 +76,7 @@ class _Prover:
         return facts
 
     def exclude(self, one: _Facts, other: _Facts) -> bool:
-        """Whether no value can have both facts; False where that is not certain."""
+        """Return whether no value can have both facts; False if that is uncertain."""
         self._steps_left -= 1
         common = one.types & other.types
         if not common:
@@ -108,7 +94,7 @@ class _Prover:
 
 
 def _learn(facts: _Facts, part: dict[str, Any]) -> None:
-    """Add what a schema says by itself."""
+    """Add the facts of a schema without its inner ones."""
     facts.types &= types_allowed(part)
     for listed in [part[key] if key == "enum" else [part[key]] for key in ("enum", "const") if key in part]:
         values = {_written(value) for value in listed}
@@ -123,12 +109,12 @@ def _learn(facts: _Facts, part: dict[str, Any]) -> None:
 
 
 def _lacks(one: _Facts, other: _Facts) -> bool:
-    """Whether an object of one can't have a property that the other requires."""
+    """Return whether an object of one can't have a property that the other requires."""
     return one.only is not None and bool(other.required - one.only)
 
 
 def _written(value: Any) -> str:
-    """A value's JSON, the same for equal values."""
+    """Return the JSON of a value, the same for equal values."""
     return json.dumps(_plain(value), sort_keys=True)
 
 

@@ -1,9 +1,9 @@
-"""GBNF, llama.cpp's grammar language: text -> rules, or what is wrong with it and where.
+"""A parser and checks of GBNF, llama.cpp's grammar language, with errors at line and column.
 
-Owns the syntax and the checks; must not know how a grammar is followed. It takes what llama.cpp takes, and also
-underscores in names and a rule that goes on with `|` on its next line. Unlike llama.cpp it refuses a rule that is
-defined twice, that can never end, or that repeats without sense, and it never repeats more often than was written.
-Every walk over rules is a loop and every nesting has a limit, so that no input can exhaust the stack.
+Must not know how a grammar is enforced. Accepts llama.cpp's syntax, underscores in names, and rules that continue with
+`|` on the next line. Unlike llama.cpp, refuses rules that are defined twice or can never end and repetitions of
+repetitions, and never repeats more often than written. No input can exhaust the stack: walks over rules are loops, and
+nesting is limited.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ _ESCAPES_HINT = r"the escapes are \n \r \t \\ \" \[ \] \- \xXX \uXXXX \UXXXXXXXX
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Literal:
-    """Characters one after the other, maybe none."""
+    """A text, maybe empty."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Characters:
-    """One character out of these ranges: (first, last) code points, both included, sorted and apart."""
+    """One character of these ranges: inclusive (first, last) code points, sorted and disjoint."""
 
     ranges: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reference:
-    """What a rule says; offset is where it is named."""
+    """The name of a rule."""
 
     name: str
-    offset: int
+    offset: int  # in the text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,11 +71,11 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Repeat:
-    """A part, least to most times; most is None where there is no limit."""
+    """A part, several times."""
 
     part: Node
-    least: int
-    most: int | None
+    minimum: int
+    maximum: int | None  # None is no limit
 
 
 Node = Literal | Characters | Reference | Series | Choice | Repeat
@@ -83,18 +83,18 @@ Node = Literal | Characters | Reference | Series | Choice | Repeat
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A name for a node; offset is where it is defined."""
+    """The definition of a rule."""
 
     name: str
-    offset: int
+    offset: int  # in the text
     body: Node
 
 
 def parse(text: str) -> dict[str, Rule]:
-    """The rules of a grammar; ROOT is among them.
+    """Return the rules of a grammar, ROOT among them.
 
     Raises:
-        BadGrammarError: it is broken, or no answer could follow it.
+        BadGrammarError: the grammar is broken, or allows no answer.
     """
     check_text(GRAMMAR, text)
     rules = _Parser(text).rules()
@@ -175,7 +175,7 @@ class _Parser:
             return Characters(_ANY)
         if character in ("<", "!"):
             raise self._error(
-                "a token in angle brackets can't be followed here", hint='name its text in quotes, as in "<think>"'
+                "a token in angle brackets can't be enforced here", hint='name its text in quotes, as in "<think>"'
             )
         return self._reference()
 
@@ -245,7 +245,7 @@ class _Parser:
         return first, last
 
     def _character(self, unclosed: str, start: int) -> str:
-        """One character inside quotes or brackets, maybe escaped."""
+        """Read one character inside quotes or brackets, maybe escaped."""
         character = self._text[self._at : self._at + 1]
         if character in ("", "\n", "\r"):
             hint = "a line break is written \\n" if character else ""
@@ -273,14 +273,13 @@ class _Parser:
         return chr(code)
 
     def _repeated(self, part: Node) -> Node:
-        """The part with the operators behind it."""
+        """Apply the operators after a part."""
         for _ in range(_MAX_POSTFIXES):
             self._skip(lines=bool(self._open))
             operator = self._text[self._at : self._at + 1]
             if not operator or operator not in "*+?{":
                 return part
-            least, most = self._counts(operator)
-            part = Repeat(part, least, most)
+            part = Repeat(part, *self._counts(operator))
         raise self._error("too many repetitions of repetitions")
 
     def _counts(self, operator: str) -> tuple[int, int | None]:
@@ -290,16 +289,16 @@ class _Parser:
         match = _COUNTS.match(self._text, self._at)
         if match is None:
             raise self._error("a repetition is written {2}, {2,} or {2,5}")
-        least = int(match[1])
-        most = int(match[3]) if match[3] else None if match[2] else least
+        low = int(match[1])
+        high = int(match[3]) if match[3] else None if match[2] else low
         if match[3] and not match[2]:
             raise self._error("a repetition is written {2}, {2,} or {2,5}")
-        if most is not None and most < least:
-            raise self._error(f"from {least} to {most} times is not a range")
-        if max(least, most or 0) > MAX_REPETITIONS:
+        if high is not None and high < low:
+            raise self._error(f"from {low} to {high} times is not a range")
+        if max(low, high or 0) > MAX_REPETITIONS:
             raise self._error(f"nothing can be repeated more than {MAX_REPETITIONS:,} times", "for no limit write {1,}")
         self._at = match.end()
-        return least, most
+        return low, high
 
     def _name(self) -> str:
         match = _NAME.match(self._text, self._at)
@@ -336,7 +335,7 @@ def _merged(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
 
 
 def _without(ranges: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-    """All characters but these."""
+    """Return all other characters."""
     left: list[tuple[int, int]] = []
     start = 0
     for first, last in _merged([*ranges, _SURROGATES]):
@@ -349,7 +348,7 @@ def _without(ranges: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]
 
 
 def references(node: Node) -> Iterator[Reference]:
-    """Every rule that a node names, in order."""
+    """Yield the rules that a node names, in order."""
     if isinstance(node, Reference):
         yield node
     elif isinstance(node, Series | Choice):
@@ -360,10 +359,10 @@ def references(node: Node) -> Iterator[Reference]:
 
 
 def closure(rules: Mapping[str, Rule], holds: Callable[[Node, set[str]], bool]) -> set[str]:
-    """Names of the rules for which something holds that follows from the rules they name.
+    """Return the names of the rules with a property that depends on the rules they name.
 
     Args:
-        holds: whether it holds for a node, given the rules for which it is known; knowing more never makes it false.
+        holds: returns whether a node has the property, given the rules that are known to; monotonic.
     """
     users: dict[str, list[str]] = {name: [] for name in rules}
     for rule in rules.values():
@@ -380,7 +379,7 @@ def closure(rules: Mapping[str, Rule], holds: Callable[[Node, set[str]], bool]) 
 
 
 def can_be_empty(node: Node, empty_rules: set[str]) -> bool:
-    """Whether a node can stand for no text."""
+    """Return whether a node can match the empty text."""
     if isinstance(node, Literal):
         return not node.text
     if isinstance(node, Characters):
@@ -391,7 +390,7 @@ def can_be_empty(node: Node, empty_rules: set[str]) -> bool:
         return all(can_be_empty(part, empty_rules) for part in node.parts)
     if isinstance(node, Choice):
         return any(can_be_empty(option, empty_rules) for option in node.options)
-    return node.least == 0 or can_be_empty(node.part, empty_rules)
+    return node.minimum == 0 or can_be_empty(node.part, empty_rules)
 
 
 def _can_end(node: Node, ending_rules: set[str]) -> bool:
@@ -401,18 +400,18 @@ def _can_end(node: Node, ending_rules: set[str]) -> bool:
         return all(_can_end(part, ending_rules) for part in node.parts)
     if isinstance(node, Choice):
         return any(_can_end(option, ending_rules) for option in node.options)
-    return not isinstance(node, Repeat) or node.least == 0 or _can_end(node.part, ending_rules)
+    return not isinstance(node, Repeat) or node.minimum == 0 or _can_end(node.part, ending_rules)
 
 
 def _first_references(node: Node, empty_rules: set[str]) -> Iterator[Reference]:
-    """The rules that can stand at the beginning of a node."""
+    """Yield the rules that can begin a node."""
     if isinstance(node, Reference):
         yield node
     elif isinstance(node, Choice):
         for option in node.options:
             yield from _first_references(option, empty_rules)
     elif isinstance(node, Repeat):
-        if node.most != 0:
+        if node.maximum != 0:
             yield from _first_references(node.part, empty_rules)
     elif isinstance(node, Series):
         for part in node.parts:
@@ -437,7 +436,7 @@ def _check_left_recursion(text: str, rules: Mapping[str, Rule]) -> None:
     empty = closure(rules, can_be_empty)
     done: set[str] = set()
     for start in rules:
-        # A walk along the first references; `path` is what it is inside of.
+        # A walk along the first references; `path` holds the rules around the current one.
         path: dict[str, Iterator[Reference]] = {}
         following: str | None = None if start in done else start
         while following or path:
@@ -466,5 +465,5 @@ def _check_ends(text: str, rules: Mapping[str, Rule]) -> None:
     ending = closure(rules, _can_end)
     for rule in rules.values():
         if rule.name not in ending:
-            why = f"rule {rule.name!r} can never end, because each way through it comes back to it"
+            why = f"rule {rule.name!r} can never end, because every option leads back to it"
             raise broken(GRAMMAR, text, rule.offset, why, "give it an option that does not name it again")

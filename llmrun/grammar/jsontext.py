@@ -1,7 +1,4 @@
-"""JSON text -> plain values that remember where they were written.
-
-Owns the syntax, with its own messages; must not know schemas.
-"""
+"""A JSON parser that records the places of values, with messages of its own. Must not know schemas."""
 
 from __future__ import annotations
 
@@ -26,32 +23,31 @@ _MEANT = {"True": "true", "False": "false", "None": "null", "undefined": "null"}
 
 
 class Places:
-    """Offsets of values and keys. Values are told apart by their identity, so they must be kept alive."""
+    """Offsets of values and keys. Containers are identified by id(), so they must stay alive."""
 
     def __init__(self) -> None:
         self._values: dict[tuple[int, str | int], int] = {}
         self._keys: dict[tuple[int, str], int] = {}
 
     def note(self, container: Any, key: str | int, value: int, key_offset: int = 0) -> None:
-        """Remember where an item of a container is."""
         self._values[id(container), key] = value
         if isinstance(key, str):
             self._keys[id(container), key] = key_offset
 
     def of_value(self, container: Any, key: str | int) -> int:
-        """Offset of the value under a key, or at an index."""
+        """Return the offset of the value under a key, or at an index."""
         return self._values[id(container), key]
 
     def of_key(self, container: Any, key: str) -> int:
-        """Offset of the key itself."""
+        """Return the offset of a key."""
         return self._keys[id(container), key]
 
 
 def read_json(text: str) -> tuple[Any, Places]:
-    """The value of a JSON text, and where everything in it is.
+    """Return the value of a JSON text and the places in it.
 
     Raises:
-        BadGrammarError: it is not JSON, or nested too deep.
+        BadGrammarError: the text is not JSON, or nested too deep.
     """
     reader = _Reader(text)
     value = reader.value(0)
@@ -104,7 +100,7 @@ class _Reader:
         return found
 
     def _items(self, close: str) -> Iterator[None]:
-        """Stop at the beginning of each item between brackets, then behind the closing one."""
+        """Stop at the beginning of each item between brackets, then after the closing one."""
         start = self.at
         self.at += 1
         self.skip()
@@ -159,14 +155,13 @@ class _Reader:
         return number
 
     def skip(self) -> None:
-        """Go past blanks."""
         match = _BLANK.match(self._text, self.at)
         self.at = match.end() if match else self.at
 
     def found(self) -> str:
-        """What is here, in words."""
+        """Return the next character in words."""
         return repr(self._text[self.at]) if self.at < len(self._text) else "the end"
 
     def fail(self, why: str, offset: int | None = None, hint: str = "") -> NoReturn:
-        """Raise the error for something wrong here, or at an offset."""
+        """Raise the error for the current place or an offset."""
         raise broken(SCHEMA, self._text, self.at if offset is None else offset, why, hint)

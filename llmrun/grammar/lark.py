@@ -1,7 +1,4 @@
-"""Lark grammars, in llguidance's dialect: what must be refused before llguidance's own parser reads them.
-
-Owns the limits only; the parser that knows the language is llguidance's, in the engine.
-"""
+"""Limits of Lark grammars in llguidance's dialect, checked before llguidance's own parser reads them in the engine."""
 
 from __future__ import annotations
 
@@ -19,11 +16,7 @@ _PAIRS = {")": "(", "]": "[", "}": "{"}
 
 
 def check(text: str) -> None:
-    """Refuse what is too large or nested too deep, and quotes or brackets that do not close.
-
-    Raises:
-        BadGrammarError: it is so.
-    """
+    """Raise BadGrammarError for text that is too large, nested too deep, or has open quotes or brackets."""
     check_text(GRAMMAR, text)
     opened: list[int] = []
     for match in _TOKEN.finditer(text):
@@ -31,7 +24,7 @@ def check(text: str) -> None:
             raise broken(GRAMMAR, text, match.start(), 'this " is never closed')
         if match["token"]:
             hint = f'name its text in quotes, as in "{match[0]}"'
-            raise broken(GRAMMAR, text, match.start(), "a token in angle brackets can't be followed here", hint)
+            raise broken(GRAMMAR, text, match.start(), "a token in angle brackets can't be enforced here", hint)
         if match["open"]:
             if len(opened) >= MAX_DEPTH:
                 raise broken(GRAMMAR, text, match.start(), f"brackets are nested more than {MAX_DEPTH} deep")

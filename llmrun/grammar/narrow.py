@@ -1,7 +1,7 @@
-"""The form of a schema that is followed: nothing it forbids, and less than it allows.
+"""The narrowed form of a schema that answers are held to: it allows no more than the schema, and less.
 
-Owns that narrowing. What a schema leaves open, a model fills without end: an object gets only the properties that are
-listed, a list no items behind its prefix, wherever that can't contradict another part of the schema.
+A model fills without end what a schema leaves open. So an object gets only the listed properties, and a list no items
+after its prefix, wherever that can't contradict another part of the schema.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import json
 from typing import Any
 
 from llmrun.grammar.reach import follow, in_place
-from llmrun.grammar.schema import FORMATS, Schema
+from llmrun.grammar.schema import FORMATS
+from llmrun.grammar.schema_parts import Schema
 from llmrun.grammar.values import IN_PLACE
 
-# What says how objects and lists look; two schemas about one value that both do could contradict each other.
+# Keywords about the structure of a value; two schemas about one value that both have some could contradict each other.
 _STRUCTURE = frozenset({
     "properties", "patternProperties", "additionalProperties", "required", "minProperties", "maxProperties",
     "items", "prefixItems", "additionalItems", "minItems", "maxItems", "const", "enum",
@@ -22,7 +23,7 @@ _DROPPED = frozenset({"$schema", "$id", "uniqueItems", "$recursiveAnchor"})
 
 
 def narrowed(schema: Schema) -> str:
-    """The schema's text as it is followed."""
+    """Return the text of the narrowed schema."""
     return json.dumps(_Narrowing(schema).value(schema.root), ensure_ascii=False)
 
 
@@ -32,7 +33,6 @@ class _Narrowing:
         self._shared = _shared(schema)
 
     def value(self, value: Any) -> Any:
-        """A value of the schema's text; parts in it are narrowed."""
         if isinstance(value, list):
             return [self.value(item) for item in value]
         if not isinstance(value, dict):
@@ -65,7 +65,7 @@ def _close(part: dict[str, Any]) -> None:
 
 
 def _shared(schema: Schema) -> set[int]:
-    """Parts that are not all that is said about their value."""
+    """Return the ids of the parts that share their value with another part."""
     shared: set[int] = set()
     waiting: list[Any] = []
     for part in schema.parts:

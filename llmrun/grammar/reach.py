@@ -1,36 +1,27 @@
-"""Schemas that refer to themselves: whether a value can ever be whole.
-
-Owns the two questions only: whether a schema is defined by nothing but itself, and whether its values come to an end.
-"""
+"""Two checks of schemas that refer to themselves: for circular definitions, and for values without end."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from llmrun.grammar.schema_parts import Schema
 from llmrun.grammar.values import IN_PLACE, types_allowed
-
-if TYPE_CHECKING:
-    from llmrun.grammar.schema import Schema
 
 
 def in_place(part: dict[str, Any]) -> list[tuple[Any, str | int]]:
-    """Schemas about the same value as a part, each as a container and the key in it."""
+    """Return the schemas about the same value as a part, each as a container and the key in it."""
     found: list[tuple[Any, str | int]] = [(part, "$ref")] if "$ref" in part else []
     return found + [(part[key], index) for key in IN_PLACE if key in part for index in range(len(part[key]))]
 
 
 def follow(schema: Schema, container: Any, key: str | int) -> Any:
-    """The schema that is meant at a place that in_place() gave."""
+    """Return the schema at a place from in_place()."""
     return schema.target(container) if key == "$ref" else container[key]
 
 
 def check_circles(schema: Schema) -> None:
-    """Refuse a schema that is said to be what it is itself.
-
-    Raises:
-        BadGrammarError: there is one.
-    """
+    """Raise BadGrammarError if a $ref refers to itself without any other constraint."""
     done: set[int] = set()
     for start in schema.parts:
         path: dict[int, Iterator[tuple[Any, str | int]]] = {}
@@ -55,11 +46,7 @@ def check_circles(schema: Schema) -> None:
 
 
 def check_ends(schema: Schema) -> None:
-    """Refuse a schema whose values would have to hold another value of the same schema, without end.
-
-    Raises:
-        BadGrammarError: there is one.
-    """
+    """Raise BadGrammarError if each value of a schema has to contain another value of the same schema, without end."""
     users: dict[int, list[dict[str, Any]]] = {}
     for part in schema.parts:
         for child in _needed(schema, part):
@@ -73,12 +60,12 @@ def check_ends(schema: Schema) -> None:
             waiting += users.get(id(part), [])
     for part in schema.parts:
         if id(part) not in ending:
-            why = "a value of this schema never ends, because it has to hold another one, and that another one"
+            why = "a value of this schema never ends: it has to contain another one, which contains another one"
             schema.fail_part(part, why, "make the inner one optional, or allow null there")
 
 
 def _needed(schema: Schema, part: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Schemas that it may depend on whether a value of this one ends."""
+    """Yield the schemas inside that may decide whether a value of this one ends."""
     inner = [follow(schema, *step) for step in in_place(part)] + _required(part) + _items(part)
     yield from (child for child in inner if isinstance(child, dict))
 
@@ -101,15 +88,15 @@ def _ends(schema: Schema, part: dict[str, Any], ending: set[int]) -> bool:
 
 
 def _required(part: dict[str, Any]) -> list[Any]:
-    """Schemas of the properties that an object has to have."""
+    """Return the schemas of the required properties."""
     properties = part.get("properties", {})
     others = part.get("additionalProperties", True)
     return [properties.get(name, others) for name in part.get("required", [])]
 
 
 def _items(part: dict[str, Any]) -> list[Any]:
-    """Schemas of the items that a list has to have."""
-    least, items = part.get("minItems", 0), part.get("items", True)
+    """Return the schemas of the required items."""
+    minimum, items = part.get("minItems", 0), part.get("items", True)
     first = items if isinstance(items, list) else part.get("prefixItems", [])
     others = part.get("additionalItems", True) if isinstance(items, list) else items
-    return [*first[:least], *([others] if least > len(first) else [])]
+    return [*first[:minimum], *([others] if minimum > len(first) else [])]

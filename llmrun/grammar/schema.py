@@ -1,25 +1,25 @@
-"""JSON schemas: what is wrong with one, where, and the form of it that llguidance follows.
+"""The checks of a JSON schema: errors with line and column.
 
-Owns the checks and the narrowing; must not know how a schema is followed. What an answer has to be can be said in more
-ways than a machine can enforce while it writes: those are refused by name, never ignored.
+Must not know how a schema is enforced. Keywords that can't be enforced while an answer is written are refused by name,
+never ignored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NoReturn
-from urllib.parse import unquote
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from llmrun.errors import did_you_mean
 from llmrun.grammar.disjoint import check_one_of
-from llmrun.grammar.jsontext import Places, read_json
+from llmrun.grammar.jsontext import read_json
 from llmrun.grammar.place import SCHEMA, broken, check_text
 from llmrun.grammar.reach import check_circles, check_ends
+from llmrun.grammar.schema_parts import Schema
 from llmrun.grammar.values import IN_PLACE, TYPES, kind_of, types_allowed, types_of_value
 
 MAX_COUNT = 10_000
 _MAX_INTEGER = 2**63
-_MAX_BOUND = 10**15  # beyond it a float has no digits left behind its point
+_MAX_BOUND = 10**15  # beyond it a float has no digits after its point
 _MAX_STEPS = 10_000
 
 FORMATS = ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid")
@@ -51,120 +51,15 @@ REFUSED = {
     "x-guidance": "leave it out",
 }
 
-# Where schemas are inside a schema.
-_ONE = ("additionalProperties", "additionalItems")
-_MANY = ("allOf", "anyOf", "oneOf", "prefixItems")
-_NAMED = ("properties", "patternProperties", "$defs", "definitions")
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 
 
-class Schema:
-    """A schema, and all that are written inside it.
-
-    Attributes:
-        text: as it was written.
-        root: as plain values.
-        parts: the root, and every schema that is inside it or that a $ref of it points to; true and false are none.
-    """
-
-    def __init__(self, text: str, root: dict[str, Any], places: Places) -> None:
-        """Find all parts.
-
-        Raises:
-            BadGrammarError: something is not a schema where one has to be, or a $ref leads nowhere.
-        """
-        self.text = text
-        self.root = root
-        self.parts: list[dict[str, Any]] = []
-        self._places = places
-        self._where: dict[int, tuple[Any, str | int]] = {}
-        waiting = [root]
-        found = {id(root)}
-        while waiting:
-            part = waiting.pop()
-            self.parts.append(part)
-            for container, key in [*self._inside(part), *self._pointed_to(part)]:
-                child = container[key]
-                if isinstance(child, dict) and id(child) not in found:
-                    found.add(id(child))
-                    self._where[id(child)] = container, key
-                    waiting.append(child)
-
-    def target(self, part: dict[str, Any]) -> Any:
-        """What the $ref of a part points to; None if it has none."""
-        return next((container[key] for container, key in self._pointed_to(part)), None)
-
-    def fail(self, container: Any, key: str | int, why: str, hint: str = "") -> NoReturn:
-        """Raise the error for the value under a key."""
-        raise broken(SCHEMA, self.text, self._places.of_value(container, key), why, hint)
-
-    def fail_key(self, container: Any, key: str, why: str, hint: str = "") -> NoReturn:
-        """Raise the error for a key."""
-        raise broken(SCHEMA, self.text, self._places.of_key(container, key), why, hint)
-
-    def fail_part(self, part: dict[str, Any], why: str, hint: str = "") -> NoReturn:
-        """Raise the error for a whole part."""
-        if id(part) in self._where:
-            self.fail(*self._where[id(part)], why, hint)
-        raise broken(SCHEMA, self.text, len(self.text) - len(self.text.lstrip()), why, hint)
-
-    def _inside(self, part: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
-        for container, key in places_inside(part):
-            if container is None:
-                kind = "an object" if key in _NAMED else "a list"
-                self.fail(part, key, f"{key} is {kind} of schemas, not {kind_of(part[key])}")
-            if not isinstance(container[key], dict | bool):
-                self.fail(container, key, f"a schema is an object, true or false, not {kind_of(container[key])}")
-            yield container, key
-
-    def _pointed_to(self, part: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
-        """Where the schema is that a $ref points to, as a container and the key in it."""
-        if "$ref" not in part:
-            return
-        reference = part["$ref"]
-        if not isinstance(reference, str):
-            self.fail(part, "$ref", f"$ref is a string, not {kind_of(reference)}")
-        if reference and not reference.startswith("#"):
-            hint = "copy it into $defs, and point there with #/$defs/name"
-            self.fail(part, "$ref", f"{reference!r} is outside of this schema, and nothing is fetched", hint)
-        container: Any = {"": self.root}
-        key: Any = ""
-        for step in unquote(reference[1:]).split("/")[1:]:
-            container, key = container[key], step.replace("~1", "/").replace("~0", "~")
-            if isinstance(container, list) and key.isdecimal() and int(key) < len(container):
-                key = int(key)
-            elif not isinstance(container, dict) or key not in container:
-                self._points_to_nothing(part)
-        if reference[1:2] not in ("", "/"):
-            hint = "point to the schema itself, as in #/$defs/name"
-            self.fail(part, "$ref", f"{reference!r} is an anchor, and those are not followed", hint)
-        if not isinstance(container[key], dict | bool):
-            self.fail(part, "$ref", f"{reference!r} points to {kind_of(container[key])}, not to a schema")
-        yield container, key
-
-    def _points_to_nothing(self, part: dict[str, Any]) -> NoReturn:
-        groups = [(group, self.root.get(group)) for group in ("$defs", "definitions")]
-        names = [f"#/{group}/{name}" for group, names in groups if isinstance(names, dict) for name in names]
-        self.fail(part, "$ref", f"{part['$ref']!r} points to nothing", did_you_mean(part["$ref"], names))
-
-
-def places_inside(part: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
-    """Where schemas are inside a schema, each as a container and the key in it; (None, key) where they should be."""
-    for key, value in part.items():
-        if key in _ONE or (key == "items" and not isinstance(value, list)):
-            yield part, key
-        elif key in _MANY or key == "items":
-            yield from ((value, index) for index in range(len(value))) if isinstance(value, list) else [(None, key)]
-        elif key in _NAMED:
-            yield from ((value, name) for name in value) if isinstance(value, dict) else [(None, key)]
-
-
 def parse(text: str) -> Schema:
-    """A schema that some answer can meet.
+    """Parse a schema, and check that an answer can meet it.
 
     Raises:
-        BadGrammarError: it is broken, can't be met, or can't be enforced.
+        BadGrammarError: the schema is broken, can't be met, or can't be enforced.
     """
     check_text(SCHEMA, text)
     root, places = read_json(text)
@@ -181,9 +76,6 @@ def parse(text: str) -> Schema:
     check_ends(schema)
     check_one_of(schema)
     return schema
-
-
-# ---- one schema by itself
 
 
 def _check(schema: Schema, part: dict[str, Any]) -> None:
@@ -239,7 +131,7 @@ def _check_const(schema: Schema, part: dict[str, Any], key: str) -> None:
 
 
 def _check_numbers(schema: Schema, container: Any, key: str | int, value: Any) -> None:
-    """A value that has to be written as it is can't have more digits than survive."""
+    """Refuse integers with more digits than survive parsing, in values that answers must repeat."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= _MAX_INTEGER:
         schema.fail(container, key, "this integer is too large", "write it as a string")
     if isinstance(value, dict | list):
@@ -256,26 +148,26 @@ def _check_count(schema: Schema, part: dict[str, Any], key: str) -> None:
         schema.fail(part, key, f"{key} is a whole number from 0 on, not {shown}")
     if value > MAX_COUNT:
         if key.startswith("min"):
-            schema.fail(part, key, f"{key} {value:,} is more than a model will write", f"the most is {MAX_COUNT:,}")
+            schema.fail(part, key, f"{key} {value:,} is more than a model will write", f"the maximum is {MAX_COUNT:,}")
         schema.fail(part, key, f"{key} {value:,} is more than {MAX_COUNT:,}", f"leave {key} out for no limit")
 
 
 def _check_bound(schema: Schema, part: dict[str, Any], key: str) -> None:
     value = part[key]
     if isinstance(value, bool) and key.startswith("exclusive"):
-        return  # as it was up to draft 4
+        return  # a flag up to draft 4
     if not isinstance(value, int | float) or isinstance(value, bool):
         schema.fail(part, key, f"{key} is a number, not {kind_of(value)}")
     if key != "multipleOf":
-        most = _MAX_INTEGER if types_allowed(part) == {"integer"} else _MAX_BOUND
-        if abs(value) > most:
-            schema.fail(part, key, f"{key} is beyond {most:,}", f"leave {key} out for no limit")
+        limit = _MAX_INTEGER if types_allowed(part) == {"integer"} else _MAX_BOUND
+        if abs(value) > limit:
+            schema.fail(part, key, f"{key} is beyond {limit:,}", f"leave {key} out for no limit")
     elif value <= 0 or _steps(value) > _MAX_STEPS:
         schema.fail(part, key, f"multipleOf is over 0, and has at most {len(str(_MAX_STEPS)) - 1} digits")
 
 
 def _steps(value: float) -> int:
-    """The value without its decimal point, which is how many remainders there are to tell apart."""
+    """Return the value without its decimal point: the number of remainders that a parser must tell apart."""
     from decimal import Decimal
 
     digits = Decimal(str(value)).normalize().as_tuple()
@@ -306,7 +198,7 @@ def _check_format(schema: Schema, part: dict[str, Any], key: str) -> None:
     _check_string(schema, part, key)
     name = part[key]
     if name not in FORMATS and name not in _ANNOTATION_FORMATS:
-        hint = did_you_mean(name, [*FORMATS, *_ANNOTATION_FORMATS]) or "use pattern in its place"
+        hint = did_you_mean(name, [*FORMATS, *_ANNOTATION_FORMATS]) or "use pattern instead"
         schema.fail(part, key, f"the format {name!r} is not known", hint)
 
 

@@ -1,4 +1,4 @@
-"""JSON values and their types, as JSON Schema sees them."""
+"""JSON values and their types in JSON Schema."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 IN_PLACE = ("allOf", "anyOf", "oneOf")
-"""Keywords whose schemas are about the same value as the schema that they are in."""
+"""Keywords whose schemas are about the same value as the schema around them."""
 
 
 def kind_of(value: Any) -> str:
-    """What a JSON value is, in words."""
+    """Return the kind of a JSON value in words, e.g. "a string"."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str):
@@ -22,7 +22,7 @@ def kind_of(value: Any) -> str:
 
 
 def types_of_value(value: Any) -> set[str]:
-    """The types that a value has; a whole number has two."""
+    """Return the types of a value; a whole number has two."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return {"number", "integer"} if value == int(value) else {"number"}
     names = {"null": "null", "true": "boolean", "false": "boolean", "a string": "string", "a list": "array"}
@@ -30,7 +30,7 @@ def types_of_value(value: Any) -> set[str]:
 
 
 def types_allowed(part: Mapping[str, Any]) -> set[str]:
-    """The types that a schema's own "type" allows; all of them if it says nothing."""
+    """Return the types that a schema's own "type" allows; all without one."""
     types = part.get("type", TYPES)
     allowed = {types} if isinstance(types, str) else set(types)
     return allowed | {"integer"} if "number" in allowed else allowed

@@ -8,17 +8,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from llmrun.bench.limits import TokenCost, limit_of
-from llmrun.bench.parameters import BenchSettings
 from llmrun.bench.results import Limit
 from llmrun.errors import LlmrunError
 from llmrun.gguf.header import Header
 from llmrun.model import Model
 from llmrun.planning.machine import this_machine
 from llmrun.planning.memory import KV_BYTES
-from llmrun.protocol.finished_answers import Choice
 from llmrun.protocol.jobs.bench import BenchTest
 from llmrun.protocol.jobs.explain import EXPLAIN, ExplainRun, RunCollected
 from llmrun.protocol.jobs.limits import LIMITS, MeasureLimits
+from llmrun.protocol.questions import Choice
+from llmrun.protocol.settings import EngineSettings
 
 MOST_TOKENS = 64  # Limit of an answer's tokens with explained choices: the logits of each are stored
 CANDIDATES = 5
@@ -101,7 +101,7 @@ def _limits(model: Model, run: RunCollected) -> tuple[Limit | None, Limit | None
     if model.load.gpu_layers and this_machine().gpus:
         return None, None
     watched = len(run.tokens) - run.first
-    settings = BenchSettings(model.load.threads, n_batch=watched, n_ubatch=watched)
+    settings = EngineSettings(threads=model.load.threads, n_batch=watched, n_ubatch=watched)
     cost, engine = TokenCost.of(model.header), model.last_answer()[0]
     tests = (BenchTest(n_prompt=watched, n_depth=run.first), BenchTest(n_gen=1, n_depth=len(run.tokens) - 1))
     phases = [cost.phases(test, settings, _element_bytes(model)) for test in tests]

@@ -17,7 +17,7 @@ from llmrun.config import load_settings
 from llmrun.errors import LlmrunError
 from llmrun.models.location import locate
 from llmrun.protocol.jobs.tokenize import TOKENIZE, TextTokens, TokenizeText
-from llmrun.runner import runner
+from llmrun.runner import client
 
 _OTHERS = "digits, signs, spaces"
 _NAMES = {"CJK": "Chinese", _OTHERS: _OTHERS}
@@ -68,10 +68,10 @@ def open_vocabulary_ahead(name: str) -> None:
     with suppress(LlmrunError):
         path = locate(name, load_settings()).path
         if path is not None and path.is_file():
-            runner.prestarted().begin(TOKENIZE, TokenizeText(str(path.absolute()), "", special=False))
+            client.prestarted().begin(TOKENIZE, TokenizeText(str(path.absolute()), "", special=False))
 
 
-def tokenize_text(engine: runner.Runner, path: Path, text: str, *, special: bool) -> TokenizedFile:
+def tokenize_text(engine: client.EngineClient, path: Path, text: str, *, special: bool) -> TokenizedFile:
     """Return a text's tokens.
 
     Args:

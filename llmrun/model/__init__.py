@@ -1,7 +1,6 @@
 """A model that answers: from a file to a loaded engine, and from a conversation to events.
 
-Owns the way from file to plan to engine, and the engine's restart after a crash; must not know terminals. The
-commands use the same objects as the Python API.
+Must not know terminals. The commands use the same objects as the Python API.
 """
 
 from __future__ import annotations
@@ -23,20 +22,21 @@ from llmrun.models.registry import ModelSpec
 from llmrun.planning.pairs import DraftFile
 from llmrun.planning.plan import Plan
 from llmrun.planning.speculation import DraftPolicy
+from llmrun.protocol import questions
 from llmrun.protocol.arguments import checked, refuse_unknown
-from llmrun.protocol.finished_answers import AnswerExplanation, Explain, SaveState, StateSaved
 from llmrun.protocol.jobs.beams import BEAMS, BeamsFound, BeamStep, SearchBeams
+from llmrun.protocol.jobs.tokenize import TokenizeText
 from llmrun.protocol.loading import Load, Loaded
-from llmrun.protocol.messages import AnswerRequest, CountTokens, Event, Generate, Message, TokenCount, Tokenize
+from llmrun.protocol.messages import AnswerRequest, Event, Generate, Message
 from llmrun.protocol.params import Limits, SamplingParams, resolve_sampling
-from llmrun.protocol.speculation import MeasureSteps, Speculation, StepTables, StepTime
+from llmrun.protocol.speculation import Speculation, StepTables, StepTime
 from llmrun.reply import Reply, Said, SchemaClass, as_grammar, as_messages, sort_options
-from llmrun.runner import runner
+from llmrun.runner import client
 from llmrun.runner.launch import EngineHandle, launch
 
 if TYPE_CHECKING:
     from llmrun.model.embeddings import EmbedOptions, RankedDocument, TextVectors
-    from llmrun.planning.settings import EngineSettings
+    from llmrun.planning.settings import TunableSettings
     from llmrun.protocol.adapters import Adapter
     from llmrun.protocol.messages import Tool
 
@@ -47,22 +47,22 @@ _MEASURING_TRIES = 3
 class Model:
     """A loaded model; use it as a context manager, call close(), or drop it: its engine ends with the last reference.
 
-    Any thread may ask; the engine answers one request after the other.
+    Safe in any thread; the engine answers one request after the other.
 
     Attributes:
         path: of the GGUF file.
-        spec: what the name meant.
-        header: what the file says about itself.
-        plan: context window, threads and layers, and why.
-        load: the plan as the engine gets it.
-        loaded: what the engine says about it.
-        drafting: whether and how its answers are drafted; `drafting.most` may be changed.
-        draft: the model that drafts for it, if there is one.
-        tuned: settings of `llmrun tune` that it is loaded with; None where there are none.
+        spec: meaning of the model's name.
+        header: of the file.
+        plan: context window, threads and layers, and the reasons.
+        load: the plan's command to the engine.
+        loaded: the engine's report.
+        drafting: the use of speculation; `drafting.most` may be changed.
+        draft: the draft model, if there is one.
+        tuned: settings of `llmrun tune` that were used; None without any.
         on_wait: called about ten times a second while answer() waits and the engine is silent.
 
     Args:
-        load_for: gives the load for that many answers decoded together; None where there can't be more.
+        load_for: returns the load for this many answers decoded together; None if there can't be more.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Model:
         plan: Plan,
         load: Load,
         drafting: DraftPolicy,
-        tuned: EngineSettings | None = None,
+        tuned: TunableSettings | None = None,
         draft: DraftFile | None = None,
         load_for: Callable[[int], Load] | None = None,
     ) -> None:
@@ -81,7 +81,7 @@ class Model:
         self.tuned, self.drafting, self.draft = tuned, drafting, draft
         self.load, self._load_for = load, load_for
         self.loaded: Loaded
-        self._runner: runner.Runner | None = None
+        self._runner: client.EngineClient | None = None
         self._request = 0
         self.on_wait: Callable[[], None] = lambda: None
         self._starting = threading.Lock()
@@ -93,7 +93,7 @@ class Model:
 
     @property
     def used(self) -> ModelFingerprint:
-        """What is remembered of it beside an answer."""
+        """Fingerprint of the model, stored with an answer."""
         return fingerprint_file(self.spec.name if self.spec.path is None else "", self.path)
 
     @property
@@ -123,21 +123,22 @@ class Model:
 
     @property
     def step_times(self) -> StepTables:
-        """How long decode steps take, as far as that was measured."""
+        """Measured times of decode steps."""
         return self.drafting.measured
 
     def takes(self, parameter: str) -> bool:
-        """Whether answers can be drawn with a sampling parameter."""
+        """Return whether a sampling parameter is supported."""
         return True
 
-    def speculation(self) -> Speculation | None:
-        return self.drafting.wanted()
+    def speculation(self, *, probes: bool = False) -> Speculation | None:
+        return self.drafting.speculation(probes=probes)
 
     @checked
     def sampling(
         self, flags: Mapping[str, Any] | None = None, session: Mapping[str, Any] | None = None
     ) -> tuple[SamplingParams, dict[str, str]]:
-        """Sampling parameters and each one's origin: "session", "flag", "model" (the file), "catalogue", "default".
+        """Return the sampling parameters, and each one's origin: "session", "flag", "model" (the file), "catalogue",
+        "default".
 
         Raises:
             UsageError: a value is out of its bounds.
@@ -149,8 +150,8 @@ class Model:
             ("catalogue", self.spec.sampling),
         )
 
-    def start(self, engine: runner.Runner, on_progress: Callable[[float], None] = lambda fraction: None) -> None:
-        """Load into an engine.
+    def start(self, engine: client.EngineClient, on_progress: Callable[[float], None] = lambda fraction: None) -> None:
+        """Load the model into an engine.
 
         Raises:
             BadModelError: llama.cpp refuses the file.
@@ -161,10 +162,10 @@ class Model:
 
     @checked
     def decode_together(self, answers: int) -> None:
-        """Let the engine decode that many answers together from now on; the cached conversation moves along.
+        """Let the engine decode this many answers together from now on; the cached conversation is kept.
 
         Raises:
-            OutOfMemoryError: there is no memory for them; answers come one after the other, as before.
+            OutOfMemoryError: there is no memory for them; answers still come one after the other.
         """
         if answers <= self.parallel or self._load_for is None:
             return
@@ -201,16 +202,16 @@ class Model:
             model.chat("Name a city", schema=City).parsed    # City is a Pydantic model, or a JSON schema as a dict
 
         Args:
-            messages: the whole conversation, a text being the user's; what the KV cache knows of it is reused.
-            schema: what the answer has to follow: a JSON schema, or a class with model_json_schema().
-            sampling: None is what the model's makers advise, see sampling().
-            limits: when the answer ends.
+            messages: the whole conversation, a text being the user's; its cached prefix is reused.
+            schema: of the answer: a JSON schema, or a class with model_json_schema().
+            sampling: None is the advice of the model's makers, see sampling().
+            limits: maximum length, stop texts and banned phrases.
             template, grammar, thinking, thinking_tokens, stops_repeats, remember, logprobs: as in AnswerRequest.
             options: single fields of SamplingParams and Limits, such as temperature, top_p, seed, max_tokens, stop.
 
         Raises:
             UsageError: an argument is of the wrong type or out of its bounds, or there is no message.
-            BadGrammarError: the schema is broken, or uses what can't be enforced.
+            BadGrammarError: the schema is broken, or uses features that can't be enforced.
         """
         conversation = as_messages(messages)
         if not conversation:
@@ -240,7 +241,7 @@ class Model:
         logprobs: int | None = None,
         **options: Any,
     ) -> Reply:
-        """Continue a plain text, without a chat template; arguments and errors as in chat().
+        """Continue a text, without a chat template; arguments and errors as in chat().
 
         model.generate("Once upon a time", max_tokens=30).text
         """
@@ -257,32 +258,34 @@ class Model:
         options: Mapping[str, Any],
         schema: SchemaClass | Mapping[str, Any] | None = None,
     ) -> Reply:
-        """The reply to a request with these sampling parameters and limits, and what single options change in them."""
+        """Return the reply to a request; single options change its sampling parameters and limits."""
         values, ends = sort_options(options)
         sampling = self.sampling(values)[0] if sampling is None else replace(sampling, **values)
-        limits, speculation = replace(limits, **ends), self.drafting.wanted()
+        limits, speculation = replace(limits, **ends), self.drafting.speculation()
         engine, (generate,) = self._next(replace(asked, sampling=sampling, limits=limits, speculation=speculation))
-        return Reply(self._heard(engine.generate(generate)), lambda: engine.cancel(generate.request), schema)
+        return Reply(self._events(engine, generate), lambda: engine.cancel(generate.request), schema)
 
     @checked
     def answer(self, *asked: AnswerRequest) -> Iterator[Event]:
-        """Answer what is asked, several requests at once; yields Started, PrefillProgress, TextDelta, at last Finished.
+        """Answer requests, all at once; yields Started, PrefillProgress, TextDelta, at last Finished of each.
 
-        Requests are numbered in a row, and each event says of which it is.
+        Requests are numbered in a row; each event has its request's number.
 
         Raises:
             BadTemplateError: the model has no chat template, or it fails.
-            BadGrammarError: the grammar is broken, or asks for too much.
+            BadGrammarError: the grammar is broken, or too large.
             ContextOverflowError: the prompt alone is longer than the context window.
             EngineCrashedError: the engine died; the next call starts a new one.
         """
         engine, commands = self._next(*asked)
-        return self.drafting.noticing(self._heard(engine.generate(*commands, on_wait=self.on_wait)))
+        return self.drafting.noticing(self._events(engine, *commands, on_wait=self.on_wait))
 
-    def _heard(self, events: Iterator[Event]) -> Iterator[Event]:
-        """Yield an answer's events. Raises UsageError where close() ended the engine meanwhile."""
+    def _events(
+        self, engine: client.EngineClient, *commands: Generate, on_wait: Callable[[], None] = lambda: None
+    ) -> Iterator[Event]:
+        """Send requests when the first event is asked for. Raises UsageError if close() ended the engine."""
         try:
-            yield from events
+            yield from engine.submit(*commands, on_wait=on_wait)
         except EngineCrashedError:
             self._refuse_if_closed()
             raise
@@ -291,8 +294,8 @@ class Model:
         if self._is_closed:
             raise UsageError("the model is closed", hint=f"load it again: llmrun.load({self.name!r})")
 
-    def _next(self, *asked: AnswerRequest) -> tuple[runner.Runner, list[Generate]]:
-        """The next commands, and who takes them. Raises UsageError for a model that does not answer."""
+    def _next(self, *asked: AnswerRequest) -> tuple[client.EngineClient, list[Generate]]:
+        """Return the engine and the next commands. Raises UsageError for a model that does not answer."""
         if not asked:
             raise UsageError("there is nothing to answer", why="answer() got no request")
         refuse_answers(self.header)
@@ -303,7 +306,7 @@ class Model:
 
     @property
     def needs_own_engine(self) -> bool:
-        """Whether an engine that was started before anybody knew what for will not do."""
+        """True if the prestarted engine can't be used."""
         return self.load.verbose or bool(self._engine_environment)
 
     def launch_engine(self) -> EngineHandle:
@@ -318,29 +321,25 @@ class Model:
             variables |= engine_environment()
         return variables
 
-    def new_engine(self) -> runner.Runner:
-        return runner.Runner(self.launch_engine())
+    def new_engine(self) -> client.EngineClient:
+        return client.EngineClient(self.launch_engine())
 
-    def _living_engine(self) -> runner.Runner:
-        """The engine; a new one where it died. Raises UsageError for a model that is closed."""
+    def _living_engine(self) -> client.EngineClient:
+        """Return the engine, a new one if it died. Raises UsageError for a closed model, NetworkError for a worker."""
         self._refuse_if_closed()
         with self._starting:
             if self._runner is None or not self._runner.alive:
-                self._ask_workers()
+                if self.load.workers:  # a lost one may have killed the engine
+                    from llmrun.runner.workers import ask_all
+
+                    ask_all(self.load.workers)
                 self.start(self.new_engine())
         assert self._runner is not None
         return self._runner
 
-    def _ask_workers(self) -> None:
-        """See that they are there again, where the engine died because one was lost. Raises NetworkError."""
-        if self.load.workers:
-            from llmrun.runner.workers import ask_all
-
-            ask_all(self.load.workers)
-
     @checked
     def embed(self, texts: str | Iterable[str], **options: Any) -> TextVectors:
-        """The vectors of texts.
+        """Return the vectors of texts.
 
             model.embed(["Paris is a city", "The Seine is a river"]).vectors    # a row for each, of length 1
             model.embed("Where is Paris?", role="query").vectors[0]
@@ -359,7 +358,7 @@ class Model:
 
     @checked
     def embed_each(self, texts: Iterable[str], options: EmbedOptions) -> Iterator[TextVectors]:
-        """The same, some texts at a time."""
+        """Yield the vectors of some texts at a time; as embed()."""
         from llmrun.model.embeddings import Embedding
         from llmrun.protocol.jobs.embed import EMBED
 
@@ -369,7 +368,7 @@ class Model:
 
     @checked
     def rerank(self, query: str, documents: Iterable[str]) -> list[RankedDocument]:
-        """The documents by how well they answer a query, the best first.
+        """Return the documents by relevance to a query, the best first.
 
         Raises:
             UsageError: a text is blank.
@@ -383,13 +382,12 @@ class Model:
 
     @checked
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
-        """The token ids of a plain text, without what a template or the start of a prompt would add.
+        """Return the token ids of a text alone, without a template or a begin-of-sequence token.
 
         Args:
             special: texts of control tokens, such as "<|im_end|>", become these tokens.
         """
-        engine = self._living_engine()
-        return list(engine.tokenize(Tokenize(engine.next_request(), text, special)).tokens)
+        return list(self._living_engine().do(questions.TOKENIZE_LOADED, TokenizeText("", text, special)).tokens)
 
     @checked
     def count(
@@ -399,8 +397,8 @@ class Model:
         template: str | None = None,
         thinking: bool | None = None,
         tools: tuple[Tool, ...] = (),
-    ) -> TokenCount:
-        """How many tokens a conversation has: each message's content, and the whole prompt.
+    ) -> questions.TokenCount:
+        """Count the tokens of a conversation: of each message's content, and of the whole prompt.
 
             model.count("Why is the sky blue?").total
 
@@ -413,61 +411,61 @@ class Model:
             BadTemplateError: the model has no chat template, or it fails.
         """
         asked = AnswerRequest(as_messages(messages), template=template, thinking=thinking, tools=tools)
-        engine = self._living_engine()
-        return engine.count(CountTokens(engine.next_request(), asked))
+        return self._living_engine().do(questions.COUNT_TOKENS, asked)
 
     def measure_steps(self) -> tuple[StepTime, ...]:
-        """Measure how long decode steps take here, which `drafting` needs, and remember it; takes seconds.
+        """Measure decode steps, and remember their times for `drafting`; takes seconds.
 
-        () where somebody else asked for something meanwhile, or the machine was too busy, several times in turn.
+        Returns () if other requests or a busy machine disturbed all tries.
         """
         engine = self._living_engine()
         for _ in range(_MEASURING_TRIES):
-            found = engine.measure_steps(MeasureSteps(engine.next_request()))
-            if self.drafting.remember(found.times, found.draft_times):
+            found = engine.do(questions.MEASURE_STEPS, questions.MeasureSteps(self.drafting.lacks_attention))
+            if self.drafting.remember(*found):
                 return found.times
         return ()
 
     @contextmanager
     def measuring_steps(self) -> Iterator[None]:
-        """The same while something else is waited for in this block, if it is of use; nothing is said if it fails."""
-        look = None
-        if self.drafting.lacks_times and self._runner is not None and self._runner.alive:
-            look = self._runner.start_measuring(MeasureSteps(self._runner.next_request()))
+        """Measure decode steps while this block waits for something else, if their times are missing; failures are
+        ignored."""
+        look, drafting, engine = None, self.drafting, self._runner
+        if engine is not None and engine.alive and (drafting.lacks_times or drafting.lacks_attention):
+            look = engine.begin(questions.MEASURE_STEPS, questions.MeasureSteps(drafting.lacks_attention))
         yield
-        if look is not None:
-            with suppress(LlmrunError):  # it can't be written
-                self.drafting.remember(*look())
+        with suppress(LlmrunError):  # it can't be written
+            if look is not None and (found := look()) is not None:
+                self.drafting.remember(*found)
 
     @checked
-    def explain(self, last: int, candidates: int = 8) -> AnswerExplanation:
-        """How the last tokens of the answer before were chosen; chat() has to have been told to remember them.
+    def explain(self, last: int, candidates: int = 8) -> questions.AnswerExplanation:
+        """Explain how the last tokens of the last answer were chosen; its request must have set `remember`.
 
         Args:
-            last: how many tokens.
-            candidates: how many of the likeliest ones to name for each.
+            last: number of tokens.
+            candidates: number of the most likely tokens to report for each.
         """
         engine, answer = self.last_answer()
-        return engine.explain(Explain(engine.next_request(), answer, last, candidates))
+        return engine.do(questions.EXPLAIN_CHOICES, questions.ExplainChoices(answer, last, candidates))
 
     @checked
     def beams(self, search: SearchBeams, on_step: Callable[[BeamStep], None] = lambda step: None) -> BeamsFound:
-        """Search for the likeliest answers, the best one first. Raises UsageError where this model can't."""
+        """Search for the most likely answers, the best one first. Raises UsageError if this model can't."""
         return self._living_engine().do(BEAMS, search, on_step)
 
-    def last_answer(self) -> tuple[runner.Runner, int]:
-        """The engine that gave the answer before, and the answer's number there. Raises UsageError without one."""
+    def last_answer(self) -> tuple[client.EngineClient, int]:
+        """Return the engine of the last answer, and the answer's number. Raises UsageError without one."""
         self._refuse_if_closed()
         if self._runner is None or not self._runner.alive or not self._request:
             raise UsageError("there is no answer yet that could be explained or saved")
         return self._runner, self._request
 
     @checked
-    def save_state(self, *, prompt_only: bool = False) -> StateSaved:
-        """Save the KV state of the answer before, so that a prompt which begins like it needs no prefill.
+    def save_state(self, *, prompt_only: bool = False) -> questions.StateSaved:
+        """Save the KV state of the last answer, so that a prompt with the same beginning needs no prefill.
 
-        Only where the model was loaded with a place for states; says how much was saved: nothing where it can't be
-        written, because it is only a cache.
+        Returns the saved size: zeros if the model was loaded without a folder for states, or the folder can't be
+        written.
 
         Args:
             prompt_only: leave the answer out, because other questions will follow the prompt's beginning.
@@ -476,15 +474,15 @@ class Model:
             UsageError: there was no answer.
         """
         engine, answer = self.last_answer()
-        return engine.save_state(SaveState(engine.next_request(), answer, prompt_only))
+        return engine.do(questions.SAVE_STATE, questions.SaveState(answer, prompt_only))
 
     def cancel(self) -> None:
-        """Stop what is being answered, which then ends with Finished. Safe in a signal handler."""
+        """Stop the open answers, which then end with Finished. Safe in a signal handler."""
         if self._runner is not None:
             self._runner.cancel()
 
     def close(self) -> None:
-        """End the engine. The model can't be used any more; closing it again changes nothing."""
+        """End the engine. The model can't be used any more; may be called again."""
         self._is_closed = True
         if self._runner is not None:
             self._runner.close()

@@ -1,7 +1,4 @@
-"""What a conversation asks of a model, wherever that computes: here, or at a server that answers over HTTP.
-
-Owns the seam between the two; must not know either but for `loaded_here()`, the one place that tells them apart.
-"""
+"""The interface of a model for a conversation, loaded here or on a remote server."""
 
 from __future__ import annotations
 
@@ -12,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from llmrun.errors import UsageError
 from llmrun.model import Model
 from llmrun.models.fingerprint import ModelFingerprint
-from llmrun.protocol.finished_answers import StateSaved
-from llmrun.protocol.messages import AnswerRequest, Event, Message, TokenCount, Tool
+from llmrun.protocol.messages import AnswerRequest, Event, Message, Tool
 from llmrun.protocol.params import SamplingParams
+from llmrun.protocol.questions import StateSaved, TokenCount
 from llmrun.protocol.speculation import Speculation, StepTables
 
 if TYPE_CHECKING:
@@ -22,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ChatModel(Protocol):
-    """A model that answers; what each member means stands at Model's.
+    """A model that answers; the members are described in Model.
 
     Attributes:
         on_wait: called about ten times a second while answer() waits and nothing comes.
@@ -36,7 +33,7 @@ class ChatModel(Protocol):
     def used(self) -> ModelFingerprint: ...
     @property
     def n_ctx(self) -> int:
-        """Context window in tokens; 0 where nobody knows it."""
+        """Context window in tokens; 0 if unknown."""
 
     @property
     def has_template(self) -> bool: ...
@@ -51,7 +48,7 @@ class ChatModel(Protocol):
     @property
     def step_times(self) -> StepTables: ...
 
-    def speculation(self) -> Speculation | None: ...
+    def speculation(self, *, probes: bool = False) -> Speculation | None: ...
     def takes(self, parameter: str) -> bool: ...
     def sampling(
         self, flags: Mapping[str, Any] | None = None, session: Mapping[str, Any] | None = None
@@ -73,13 +70,13 @@ class ChatModel(Protocol):
 
 
 def loaded_locally(model: ChatModel, what: str) -> Model:
-    """The model, which has to be loaded on this machine.
+    """Return the model, which must be loaded on this machine.
 
     Args:
-        what: needs that, such as "/why".
+        what: the feature that requires this, such as "/why".
 
     Raises:
-        UsageError: a server answers in its place.
+        UsageError: the model is on a remote server.
     """
     if isinstance(model, Model):
         return model

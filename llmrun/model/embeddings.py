@@ -1,7 +1,6 @@
-"""Texts to vectors, and documents to an order: what is put before a text, how an engine is asked, what comes of it.
+"""Embeddings and reranking: prompts before texts, jobs for the engine, and vectors or scores from their results.
 
-Owns prompts, normalization and the cutting of vectors; must not know who computes them. What is asked is many small
-jobs, so that others' answers come in between.
+Must not know engines. Requests become many small jobs, so that other requests are answered in between.
 """
 
 from __future__ import annotations
@@ -23,76 +22,54 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Role = Literal["query", "document"]
-"""What a text is: looked for, or maybe found."""
-_MOST_TEXTS = 128  # of a job
+"""Role of a text in a search."""
+_MOST_TEXTS = 128  # in a job
 _MOST_CHARACTERS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class EmbedOptions:
-    """How texts are embedded.
+    """Options of embeddings."""
 
-    Attributes:
-        role: the makers' prompt for this goes before each text; None is no prompt.
-        prompt: put before each text in place of that.
-        pooling: "mean", "cls" or "last"; None is as the model's file says.
-        dimensions: the vectors are cut to so many; None leaves them whole.
-        normalize: to length 1.
-        truncate: a text that is longer than the context window loses its end, or is refused.
-    """
-
-    role: Role | None = "document"
-    prompt: str | None = None
-    pooling: str | None = None
-    dimensions: int | None = None
-    normalize: bool = True
-    truncate: bool = True
+    role: Role | None = "document"  # chooses the makers' prompt before each text; None is no prompt
+    prompt: str | None = None  # before each text, instead of the makers'
+    pooling: str | None = None  # "mean", "cls" or "last"; None is the file's
+    dimensions: int | None = None  # of the truncated vectors; None is all
+    normalize: bool = True  # to length 1
+    truncate: bool = True  # cut a text longer than the context window, or else raise an error
 
     def __post_init__(self) -> None:
         check_fields(self)
 
 
 class TextVectors(NamedTuple):
-    """The vectors of texts.
+    """The vectors of texts."""
 
-    Attributes:
-        vectors: float32, a row for each text.
-        tokens: how many of each text went through the model.
-        truncated: indexes of texts that were too long and lost their end.
-    """
-
-    vectors: NDArray[numpy.float32]
-    tokens: tuple[int, ...]
-    truncated: tuple[int, ...] = ()
+    vectors: NDArray[numpy.float32]  # a row for each text
+    tokens: tuple[int, ...]  # number of computed tokens of each text
+    truncated: tuple[int, ...] = ()  # indexes of texts that were cut
 
 
 @dataclass(frozen=True, slots=True)
 class RankedDocument:
-    """A document and how well it answers a query.
+    """The relevance of a document to a query."""
 
-    Attributes:
-        index: its place among those that were given.
-        score: higher is better: what a ranking model says, of another the cosine of the two vectors.
-    """
-
-    index: int
-    score: float
+    index: int  # in the list of documents
+    score: float  # of a ranking model, else the cosine of the two vectors; higher is better
 
 
 class Embedding:
-    """Embeds with one model: from texts to jobs, and from what they give to vectors.
+    """Embeddings by one model: texts become jobs, and their results vectors.
 
     Attributes:
-        pooling: how one vector is made of those of all tokens.
-        notes: what the user should know, in words.
+        pooling: combines the vectors of all tokens into one.
+        notes: messages for the user.
+
+    Raises:
+        UsageError: the options are invalid, or not for this model.
     """
 
     def __init__(self, header: Header, advice: EmbeddingAdvice | None, options: EmbedOptions) -> None:
-        """With the model of this header, whose makers say this.
-
-        Raises:
-            UsageError: the options are invalid, or not for this model.
-        """
         if options.pooling is not None and options.pooling not in POOLINGS[1:-1]:
             raise UsageError(f"invalid pooling {options.pooling!r}", why=f"must be one of {', '.join(POOLINGS[1:-1])}")
         self.pooling = options.pooling or pooling_of(header)
@@ -108,17 +85,17 @@ class Embedding:
             self.notes = (f"{header.name} does not say how its tokens are pooled: {self.pooling} (--pooling)",)
 
     def _check_dimensions(self, header: Header, advice: EmbeddingAdvice | None) -> None:
-        wanted, width = self._options.dimensions, header.model_count("embedding_length_out") or header.n_embd
-        if wanted is None or wanted == width:
+        dimensions, width = self._options.dimensions, header.model_count("embedding_length_out") or header.n_embd
+        if dimensions is None or dimensions == width:
             return
-        least = 1 if advice is None else advice.least_dimensions
-        if not least:
+        minimum = 1 if advice is None else advice.least_dimensions
+        if not minimum:
             raise UsageError(f"{header.name}'s vectors can't be cut", why="its makers did not train it for that")
-        if not least <= wanted < width:
-            raise UsageError(f"invalid dimensions {wanted}", why=f"must be {least} to {width} for {header.name}")
+        if not minimum <= dimensions < width:
+            raise UsageError(f"invalid dimensions {dimensions}", why=f"must be {minimum} to {width} for {header.name}")
 
     def commands(self, texts: Iterable[str]) -> Iterator[EmbedTexts]:
-        """The jobs that embed texts, in order.
+        """Yield the jobs that embed texts, in order.
 
         Raises:
             UsageError: a text is blank.
@@ -128,16 +105,16 @@ class Embedding:
             yield EmbedTexts(prompted, self.pooling, truncates=self._options.truncate)
 
     def of_tokens(self, tokens: Sequence[Sequence[int]]) -> Iterator[EmbedTexts]:
-        """The same of texts that somebody has tokenized, which get no prompt."""
+        """Yield the jobs that embed texts given as tokens, without a prompt."""
         for start in range(0, len(tokens), _MOST_TEXTS):
             chunk = tuple(map(tuple, tokens[start : start + _MOST_TEXTS]))
             yield EmbedTexts((), self.pooling, tokens=chunk, truncates=self._options.truncate)
 
     def read(self, done: TextsEmbedded) -> TextVectors:
-        """What a job gave.
+        """Return the vectors in a job's result.
 
         Raises:
-            BadModelError: it is not numbers.
+            BadModelError: they are not numbers.
         """
         import numpy as np
 
@@ -157,11 +134,11 @@ def _prompt(header: Header, advice: EmbeddingAdvice | None, options: EmbedOption
 
 
 def read_vectors(done: TextsEmbedded) -> NDArray[numpy.float32]:
-    """What a job gave, as it came from the model.
+    """Return the vectors in a job's result, as computed.
 
     Raises:
-        BadModelError: it is not numbers.
-        EngineCrashedError: it is nothing at all: an engine that a model's file took over may tell anything.
+        BadModelError: they are not numbers.
+        EngineCrashedError: the data are invalid; a compromised engine may send anything.
     """
     import numpy as np
 
@@ -175,7 +152,7 @@ def read_vectors(done: TextsEmbedded) -> NDArray[numpy.float32]:
 
 
 def joined(parts: Iterable[TextVectors]) -> TextVectors:
-    """What several jobs gave, one behind the other."""
+    """Return the vectors of several jobs as one result."""
     import numpy as np
 
     found, start, truncated = list(parts), 0, []
@@ -187,7 +164,7 @@ def joined(parts: Iterable[TextVectors]) -> TextVectors:
 
 
 def checked(texts: Iterable[str]) -> Iterator[str]:
-    """The texts.
+    """Yield the texts.
 
     Raises:
         UsageError: one is blank, or not a text.
@@ -213,14 +190,13 @@ def _chunks(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 class Ranking:
-    """Ranks documents with one model: by its ranking head, or by the cosine of vectors where it has none.
+    """Ranking by one model: by its ranking head, or by the cosine of vectors without one.
 
     Attributes:
-        notes: what the user should know, in words.
+        notes: messages for the user.
     """
 
     def __init__(self, header: Header, advice: EmbeddingAdvice | None) -> None:
-        """With the model of this header, whose makers say this."""
         self._embeds: tuple[Embedding, Embedding] | None = None
         self.notes: tuple[str, ...] = ()
         if pooling_of(header) != "rank":
@@ -230,7 +206,7 @@ class Ranking:
             self.notes = (*query.notes, f"{header.name} has no ranking head: the score is the cosine of the vectors")
 
     def commands(self, query: str, documents: Iterable[str]) -> Iterator[EmbedTexts]:
-        """The jobs to do, in order.
+        """Yield the jobs, in order.
 
         Raises:
             UsageError: a text is blank.
@@ -245,10 +221,10 @@ class Ranking:
         yield from self._embeds[1].commands(documents)
 
     def read(self, results: Sequence[TextsEmbedded]) -> list[RankedDocument]:
-        """What they gave: the documents, the best first.
+        """Return the documents of the jobs' results, the best first.
 
         Raises:
-            BadModelError: it is not numbers.
+            BadModelError: the scores are not numbers.
         """
         scores: Iterable[Any]
         if self._embeds is None:

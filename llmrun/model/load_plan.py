@@ -1,7 +1,4 @@
-"""From a model's file to a model that can be started: its header, the plan, and what it is loaded for.
-
-Owns the order of that; must not know engines or terminals.
-"""
+"""The plan for loading a model's file: header, preferences, tuned settings. Must not know engines or terminals."""
 
 from __future__ import annotations
 
@@ -17,6 +14,7 @@ from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import check
 from llmrun.model import Model
 from llmrun.models.registry import ModelSpec
+from llmrun.planning.attention import measured_attention
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.machine import this_machine
 from llmrun.planning.pairs import DraftFile, Drafts, plan_pair
@@ -24,24 +22,18 @@ from llmrun.planning.plan import CONTEXT_BOUNDS, LoadPreferences, Plan, scores_f
 from llmrun.planning.speculation import AUTO, DraftPolicy
 
 if TYPE_CHECKING:
-    from llmrun.planning.settings import EngineSettings
+    from llmrun.planning.settings import TunableSettings
     from llmrun.protocol.adapters import Adapter
     from llmrun.protocol.loading import Load
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedUse:
-    """What a model is loaded for, as a guess: `llmrun tune` may have found other settings for other lengths.
+    """A guess of a model's use: `llmrun tune` may have found different settings for different lengths."""
 
-    Attributes:
-        prompt_tokens: that will be prefilled, all turns of a conversation together.
-        answer_tokens: that will be decoded.
-        own_engine: an engine may be started for it, which takes a tenth of a second longer.
-    """
-
-    prompt_tokens: int
-    answer_tokens: int
-    own_engine: bool = False
+    prompt_tokens: int  # prefilled in all turns of a conversation
+    answer_tokens: int  # decoded in all turns
+    own_engine: bool = False  # an engine may be started for it, which takes a tenth of a second longer
 
 
 A_CHAT = ExpectedUse(prompt_tokens=2000, answer_tokens=2000, own_engine=True)
@@ -51,7 +43,7 @@ A_CHAT = ExpectedUse(prompt_tokens=2000, answer_tokens=2000, own_engine=True)
 def prepare(
     spec: ModelSpec,
     path: Path,
-    wishes: LoadPreferences | None = None,
+    preferences: LoadPreferences | None = None,
     *,
     warm_up: bool = False,
     verbose: bool = False,
@@ -67,12 +59,10 @@ def prepare(
 
     Args:
         keeps_states: KV states that were saved are looked for, and save_state() saves more.
-        expected: what it is loaded for; settings of `llmrun tune` are only used where that is known.
+        expected: use; settings of `llmrun tune` need it.
         speculate: see DraftPolicy.most.
-        draft: the model that drafts for it.
         promised: bytes of the free memory that other models may still come to take.
-        projector: turns pictures into what the model takes.
-        adapters: LoRA adapters that answers may be computed with.
+        projector, adapters: as in Load.
 
     Raises:
         BadModelError: the file is damaged, or no model that llama.cpp can run.
@@ -82,13 +72,14 @@ def prepare(
     """
     header = read_header(path)
     check(header)
-    wishes, settings = wishes or LoadPreferences(), load_settings()
-    hardware = _beside(this_machine(wishes.workers), promised, projector)
+    preferences, settings = preferences or LoadPreferences(), load_settings()
+    hardware = _beside(this_machine(preferences.workers), promised, projector)
+    preferences = replace(preferences, measured_attention=measured_attention(header, hardware, settings.state_dir))
     planned = partial(
         plan_pair, header, draft, hardware, name=spec.name, repository=spec.repository or "", adapters=adapters
     )
-    plan, drafts = planned(wishes)
-    keeps_states = keeps_states and settings.states_bytes > 0 and not wishes.workers  # it would cross the network
+    plan, drafts = planned(preferences)
+    keeps_states = keeps_states and settings.states_bytes > 0 and not preferences.workers  # it would cross the network
     load = replace(
         plan.load(path),
         warm_up=warm_up,
@@ -98,20 +89,21 @@ def prepare(
         projector=str(projector.absolute()) if projector is not None else "",
         adapters=adapters,
     )
-    tuned = _tuned(header, hardware, settings, expected) if expected and not wishes.workers else None
+    tuned = _tuned(header, hardware, settings, expected) if expected and not preferences.workers else None
     if tuned is not None:
-        plain, load = load, tuned.wished(load, wishes, without_flash=scores_fit(header, hardware, plan.n_ctx))
+        without_flash = scores_fit(header, hardware, plan.n_ctx)
+        plain, load = load, tuned.applied_within(load, preferences, without_flash=without_flash)
         changes = tuned.of(load).changes(tuned.of(plain))
         plan = replace(plan, threads=load.threads, flash_attention=load.flash_attention, tuned=changes)
     if drafts is not None:
         load = replace(load, draft=replace(drafts.load, threads=load.threads, verbose=verbose))
     drafting = DraftPolicy(header, hardware, load, settings.state_dir, speculate, drafts and drafts.header)
-    load_for = partial(_load_for, load, plan, wishes, planned)
+    load_for = partial(_load_for, load, plan, preferences, planned)
     return Model(path, spec, header, plan, load, drafting, tuned, draft, load_for)
 
 
 def _beside(hardware: Hardware, promised: int, projector: Path | None) -> Hardware:
-    """Return a machine with the free memory that is left beside other models and a projector."""
+    """Return the machine with the free memory left beside other models and a projector."""
     taken = promised + (projector.stat().st_size if projector is not None else 0)
     return replace(hardware, memory_available=max(hardware.memory_available - taken, 0))
 
@@ -119,23 +111,22 @@ def _beside(hardware: Hardware, promised: int, projector: Path | None) -> Hardwa
 def _load_for(
     load: Load,
     plan: Plan,
-    wishes: LoadPreferences,
+    preferences: LoadPreferences,
     planned: Callable[[LoadPreferences], tuple[Plan, Drafts | None]],
     answers: int,
 ) -> Load:
-    """Return the load for that many answers decoded together, with the same weights and context window.
+    """Return the load for this many answers decoded together, with the same weights and context window.
 
     Raises:
         OutOfMemoryError: there is no memory for them.
     """
-    n_ctx, cpu_experts = max(load.n_ctx, CONTEXT_BOUNDS[0]), len(plan.cpu_experts)
-    wishes = replace(wishes, n_ctx=n_ctx, gpu_layers=plan.gpu_layers, cpu_experts=cpu_experts, parallel=answers)
-    wide, drafts = planned(wishes)
+    wider = replace(preferences, n_ctx=max(load.n_ctx, CONTEXT_BOUNDS[0]), parallel=answers)
+    wide, drafts = planned(replace(wider, gpu_layers=plan.gpu_layers, cpu_experts=len(plan.cpu_experts)))
     return _with_sequences(load, wide.load(Path(load.path)), drafts.load if drafts is not None else None)
 
 
 def _with_sequences(load: Load, wide: Load, draft: Load | None) -> Load:
-    """Return a load with as many sequences as another one, and a KV cache for them; nothing else is changed."""
+    """Return a load with another one's number of sequences and their KV cache."""
     if load.draft is not None and draft is not None:
         draft = _with_sequences(load.draft, draft, None)
     return replace(
@@ -149,8 +140,8 @@ def _with_sequences(load: Load, wide: Load, draft: Load | None) -> Load:
     )
 
 
-def _tuned(header: Header, hardware: Hardware, settings: Settings, expected: ExpectedUse) -> EngineSettings | None:
-    """What `llmrun tune` found to be the fastest for this, None where it was never asked."""
+def _tuned(header: Header, hardware: Hardware, settings: Settings, expected: ExpectedUse) -> TunableSettings | None:
+    """Return the fastest settings found by `llmrun tune` for this use; None without a result."""
     if not (settings.state_dir / TUNE_FILE).exists():
         return None  # spares every start the imports
     from llmrun.planning.tuned import choose, remembered

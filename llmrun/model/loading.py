@@ -1,6 +1,6 @@
-"""From a model's name to a loaded model: find it, download it, start its engine.
+"""load() of the Python API: find the model, download it, start its engine; and the guess ahead of a command.
 
-Owns the order of that for the Python API, and the guess that is made ahead of a command; must not know terminals.
+Must not know terminals.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from llmrun.planning.pairs import DraftFile
 from llmrun.planning.plan import LoadPreferences
 from llmrun.planning.speculation import read_speculate
 from llmrun.protocol.arguments import checked
-from llmrun.runner import runner
+from llmrun.runner import client
 
 
 def open_ahead(name: str) -> None:
-    """Let the prestarted engine load a model's weights while the command line is still being read.
+    """Let the prestarted engine load a model's weights while the command line is still being parsed.
 
-    A guess: if it is wrong, or there is no such model, what comes later finds out and says so.
+    A guess: if it is wrong, or there is no such model, the command reports it later.
     """
     with suppress(LlmrunError):
         settings = load_settings()
@@ -41,7 +41,7 @@ def open_ahead(name: str) -> None:
 
             if not loads_as_usual(path, settings.state_dir):
                 return
-        runner.prestarted().open_ahead(str(path.absolute()))
+        client.prestarted().open_ahead(str(path.absolute()))
 
 
 @checked
@@ -59,18 +59,18 @@ def load(
     on_pull: Callable[[int, int], None] = lambda done, total: None,
     on_progress: Callable[[float], None] = lambda fraction: None,
 ) -> Model:
-    """Load a model by name or path; downloads it first when it is missing.
+    """Load a model by name or path; downloads a missing one first.
 
     Args:
         name: an alias such as "smollm2", owner/repo[:quant], a URL, or a path.
-        n_ctx: context window in tokens; None is what the model was trained on, cut to what fits into memory.
+        n_ctx: context window in tokens; None is the trained one, cut to the memory.
         threads: None is one for each physical core.
         gpu_layers: layers on the GPU; -1 is all, None as many as fit.
-        parallel: how many answers are decoded together, each in a context window of its own; a prompt that they share
-            is prefilled once: `await asyncio.gather(*(model.chat("Hi", seed=seed) for seed in range(4)))`.
-        speculate: how many tokens a step may be drafted, which never changes answers; "auto" is as many as pay by the
-            step times that were measured here, see measure_steps().
-        draft: name or path of a smaller model with the same vocabulary, which drafts; downloaded when it is missing.
+        parallel: number of answers decoded together, each in its own context window; a shared prompt is prefilled once:
+            `await asyncio.gather(*(model.chat("Hi", seed=seed) for seed in range(4)))`.
+        speculate: maximum drafted tokens per step, which never changes answers; "auto" is as many as pay by the step
+            times measured here, see measure_steps().
+        draft: name or path of a smaller draft model with the same vocabulary; downloaded if missing.
         lora: LoRA adapters, each a file or "FILE:SCALE"; AnswerRequest.adapters chooses among them.
         pull: False never downloads.
         on_pull: called with (bytes done, bytes in all) during the download.
@@ -81,8 +81,9 @@ def load(
     """
     from llmrun.models.adapters import read_adapters  # the command's start, too, imports this module
 
-    wishes = LoadPreferences(n_ctx=n_ctx, threads=threads, gpu_layers=gpu_layers, parallel=parallel, as_alone=True)
-    settings, most, adapters = load_settings(), read_speculate(speculate, "speculate"), read_adapters(lora, "lora")
+    preferences = LoadPreferences(n_ctx=n_ctx, threads=threads, gpu_layers=gpu_layers, parallel=parallel, as_alone=True)
+    max_drafted = read_speculate(speculate, "speculate")
+    settings, adapters = load_settings(), read_adapters(lora, "lora")
 
     def find(name: str | PathLike[str]) -> tuple[ModelSpec, Path]:
         located = locate(fspath(name), settings)
@@ -97,7 +98,7 @@ def load(
 
     spec, path = find(name)
     drafts = DraftFile.of(*find(draft)) if draft is not None else None
-    model = prepare(spec, path, wishes, speculate=most, draft=drafts, adapters=adapters)
+    model = prepare(spec, path, preferences, speculate=max_drafted, draft=drafts, adapters=adapters)
     model.plan = replace(model.plan, notes=tuple(map(errors.rephrase, model.plan.notes)))
-    model.start(runner.Runner(), on_progress)
+    model.start(client.EngineClient(), on_progress)
     return model

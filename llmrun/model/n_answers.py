@@ -1,4 +1,4 @@
-"""Several answers to one prompt: the same request, each with a seed of its own. Must not know engines."""
+"""Several answers to one prompt: the same request with different seeds. Must not know engines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SEEDS = 2**32
 
 
 def seeds_for(sampling: SamplingParams, answers: int) -> list[int]:
-    """Seeds in a row, from the one that was asked for, if any: what that gives alone, the first answer has.
+    """Return consecutive seeds, from the requested one if any, so that the first answer is the one without the others.
 
     Raises:
         UsageError: all answers would be the same.
@@ -27,5 +27,5 @@ def seeds_for(sampling: SamplingParams, answers: int) -> list[int]:
 
 
 def with_seeds(asked: AnswerRequest, seeds: Iterable[int]) -> list[AnswerRequest]:
-    """The request with each of the seeds."""
+    """Return the request with each of the seeds."""
     return [replace(asked, sampling=replace(asked.sampling, seed=seed)) for seed in seeds]

@@ -1,1 +1,1 @@
-"""What this machine has, what a model needs, and how both go together."""
+"""Plans: this machine's hardware, a model's needs, and the settings that follow."""

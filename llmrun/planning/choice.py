@@ -1,7 +1,6 @@
-"""Which quant to take where none was asked for: the one rule of pull, show, run and plan.
+"""The choice of a quant if the user names none: the one rule of pull, show, run and plan.
 
-Owns the rule and its words; must not know how files come here. What a quant takes is reckoned from the header of one of
-them, as `llmrun plan` shows it: weights, KV cache and scratch memory, in RAM and on GPUs.
+Must not know downloads. The memory of a quant is estimated from the header of one of them, as in `llmrun plan`.
 """
 
 from __future__ import annotations
@@ -21,28 +20,28 @@ from llmrun.planning.plan import trained_context
 from llmrun.protocol.sizes import readable_size
 
 WORTHWHILE_CONTEXT = 4096
-"""Tokens. Below that a better quant is not worth its shorter conversations."""
+"""Tokens; below them, a better quant is not worth its shorter conversations."""
 
 
 def is_open(spec: ModelSpec) -> bool:
-    """Whether the name leaves the quant to us."""
+    """Return whether the name leaves the quant open."""
     return spec.any_quant or (spec.filename is None and spec.quant is None)
 
 
 def chooser(settings: Settings, on_note: OnNote = ignore_note) -> Callable[[ModelSpec, hub.Repository], hub.Parts]:
-    """choose() on this machine."""
+    """Return choose() with these settings."""
     return partial(choose, settings=settings, on_note=on_note)
 
 
 def choose(spec: ModelSpec, found: hub.Repository, settings: Settings, on_note: OnNote) -> hub.Parts:
-    """The files of a repository to take on this machine; of a split model all parts, in order.
+    """Return the files of a repository for this machine; of a split model all parts, in order.
 
     Args:
-        on_note: gets one line on a choice that was ours.
+        on_note: called with one line about the choice of a quant.
 
     Raises:
-        ModelNotFoundError: there is no such file or quant; the message says what there is.
-        OutOfMemoryError: no quant was asked for, and none fits.
+        ModelNotFoundError: there is no such file or quant; lists the others.
+        OutOfMemoryError: the name leaves the quant open, and none fits.
         NetworkError: the header can't be read.
     """
     if not is_open(spec):
@@ -56,17 +55,16 @@ def choose(spec: ModelSpec, found: hub.Repository, settings: Settings, on_note: 
 
 
 def best(candidates: Sequence[QuantCandidate], hardware: Hardware, name: str) -> tuple[QuantCandidate, str]:
-    """The quant to take, and why in one line, "" where there is nothing to choose.
+    """Return the best quant and the reason in one line; "" if there is nothing to choose.
 
-    The usual one if it fits with a context window worth having. Below it larger is better: the largest that fits so,
-    else the largest that fits at all.
+    The usual one if it fits with WORTHWHILE_CONTEXT, else the largest that does, else the largest that fits at all.
 
     Args:
-        candidates: all quants of one model; the usual one is the one whose own header is known.
-        name: what a quant is appended to in hints.
+        candidates: all quants of one model; the usual one has its own header.
+        name: the model's, for hints.
 
     Raises:
-        OutOfMemoryError: none fits.
+        OutOfMemoryError: no quant fits.
     """
     usual = next(one for one in candidates if one.exact)
     n_ctx = min(trained_context(usual.header), WORTHWHILE_CONTEXT)
@@ -89,12 +87,12 @@ def _nothing_fits(smallest: QuantCandidate, hardware: Hardware, name: str) -> Ou
     return OutOfMemoryError(
         f"no quant of {name} fits into memory",
         why=f"the smallest, {smallest.quant}, takes {readable_size(smallest.n_bytes)}; {_room(hardware)} are free",
-        hint=f"take a smaller model, or name a quant to have it all the same: {name}:{smallest.quant}",
+        hint=f"use a smaller model, or name a quant to use it all the same: {name}:{smallest.quant}",
     )
 
 
 def _room(hardware: Hardware) -> str:
-    """E.g. "5.5 GB of memory and 8.0 GB on GPUs"."""
+    """Return e.g. "5.5 GB of memory and 8.0 GB on GPUs"."""
     on_gpus = sum(gpu.memory_free for gpu in hardware.gpus if not gpu.shared)
     return f"{readable_size(hardware.memory_available)} of memory" + (
         f" and {readable_size(on_gpus)} on GPUs" if on_gpus else ""

@@ -1,7 +1,6 @@
-"""What each quantization of a model would take and give on this machine, before any of it is downloaded.
+"""Estimates of memory and speed for each quant of a model before a download: the rows of `llmrun plan` as data.
 
-Owns the rows of `llmrun plan` as data; must not print. The arithmetic is memory.py's and predict.py's, the choices
-are plan.py's.
+The arithmetic is memory.py's and predict.py's, the choices are plan.py's.
 """
 
 from __future__ import annotations
@@ -37,107 +36,73 @@ if TYPE_CHECKING:
     from llmrun.models.hub import Repository
 
 CONTEXTS = (4096, 8192, 32_768)
-"""Context windows that are looked at besides the one the model was trained on, in tokens."""
+"""Context windows to estimate besides that of training, in tokens."""
 
 Verdict = Literal["fits", "fits with less context", "too big"]
 
 
 @dataclass(frozen=True, slots=True)
 class QuantCandidate:
-    """A model that could be run.
+    """A quant that could be run."""
 
-    Attributes:
-        quant: e.g. "Q4_K_M".
-        name: of its (first) file.
-        n_bytes: of all its files.
-        header: its own, or that of another quant of the same model.
-        exact: whether it is its own.
-    """
-
-    quant: str
-    name: str
-    n_bytes: int
-    header: Header
-    exact: bool
+    quant: str  # e.g. "Q4_K_M"
+    name: str  # of its (first) file
+    n_bytes: int  # of all its files
+    header: Header  # its own, or that of another quant of the same model
+    exact: bool  # the header is its own
 
     @property
     def weight_bytes(self) -> int:
-        """Of all tensors. Headers of the same model take nearly the same, be it quantized one way or the other."""
+        """Bytes of all tensors; headers of all quants of a model have nearly the same size."""
         header = self.header
         return header.weight_bytes if self.exact else self.n_bytes - (header.file_size - header.weight_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class ContextEstimate:
-    """One quantization with one context window. Rates are in tokens/s, None when they can't be predicted.
+    """One quant with one context window."""
 
-    Attributes:
-        n_ctx: context window in tokens.
-        kv_bytes: of the KV cache.
-        needed_bytes: of memory at least, wherever it is.
-        ram_bytes: of that in the machine's own memory.
-        vram_bytes: on GPUs.
-        gpu_layers: how many layers go there; -1 is all.
-        cpu_experts: of how many of them the experts stay with the processor.
-        fits: with something left to the rest of the system.
-        decode_rate: of an answer at the end of that window.
-    """
-
-    n_ctx: int
-    kv_bytes: int
-    needed_bytes: int
-    ram_bytes: int
-    vram_bytes: int
-    gpu_layers: int
-    cpu_experts: int
-    fits: bool
-    decode_rate: float | None
+    n_ctx: int  # context window in tokens
+    kv_bytes: int  # of the KV cache
+    needed_bytes: int  # of memory, on all devices
+    ram_bytes: int  # of that in the machine's own memory
+    vram_bytes: int  # of that on GPUs
+    gpu_layers: int  # -1 is all
+    cpu_experts: int  # number of layers whose experts stay with the processor
+    fits: bool  # with a margin for the rest of the system
+    decode_rate: float | None  # tokens/s at the end of the window; None if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class QuantEstimate:
-    """One quantization on this machine.
-
-    Attributes:
-        quant, name, n_bytes: as in Candidate.
-        weight_bytes: of its tensors.
-        load_seconds: when the file is in the page cache.
-        prefill_rate: of a prompt of 512 tokens, tokens/s.
-        decode_rate: of an answer in a short conversation, tokens/s.
-        contexts: one for each context window that was asked for.
-        verdict: whether it runs.
-        n_ctx: the largest context window that fits, up to what the model was trained on; 0 when none does.
-        notes: warnings about context windows, and which layers lie where.
-        network: what it takes of each token, where there are workers.
-    """
+    """One quant on this machine."""
 
     quant: str
-    name: str
-    n_bytes: int
-    weight_bytes: int
-    load_seconds: float | None
-    prefill_rate: float | None
-    decode_rate: float | None
-    contexts: tuple[ContextEstimate, ...]
+    name: str  # of its (first) file
+    n_bytes: int  # of all its files
+    weight_bytes: int  # of its tensors
+    load_seconds: float | None  # with the file in the page cache
+    prefill_rate: float | None  # tokens/s of a prompt of 512 tokens
+    decode_rate: float | None  # tokens/s of an answer in a short conversation
+    contexts: tuple[ContextEstimate, ...]  # one for each requested window
     verdict: Verdict
-    n_ctx: int
-    notes: tuple[str, ...] = ()
-    network: NetworkCost | None = None
+    n_ctx: int  # largest context window that fits, up to that of training; 0 if none does
+    notes: tuple[str, ...] = ()  # warnings about context windows, and the placement of layers
+    network: NetworkCost | None = None  # cost of each token, with workers
 
 
 def local_candidate(path: Path, header: Header) -> QuantCandidate:
-    """A file on this disk."""
     return QuantCandidate(header.quant, path.name, header.file_size, header, True)
 
 
 def remote_candidates(spec: ModelSpec, settings: Settings, on_note: OnNote = ignore_note) -> list[QuantCandidate]:
-    """Every quantization of a repository, or the one file of a link; asks the hub for names, sizes and one header.
+    """Return the quants of a repository, or the file of a link, from names, sizes and one header of the hub.
 
     Args:
-        on_note: told when the hub is asked again, and of files that are left out.
+        on_note: called before a retry, and for skipped files.
 
     Raises:
-        NetworkError: it can't be reached.
+        NetworkError: the hub can't be reached.
         ModelNotFoundError: there is no such repository, or no model in it.
     """
     from llmrun.models import hub
@@ -154,10 +119,10 @@ def remote_candidates(spec: ModelSpec, settings: Settings, on_note: OnNote = ign
 def candidates_of(
     spec: ModelSpec, found: Repository, settings: Settings, on_note: OnNote = ignore_note
 ) -> list[QuantCandidate]:
-    """Every quantization of a repository; reads the header of the one that the spec means, or that is the usual choice.
+    """Return the quants of a repository; reads the header of the spec's quant or of the usual one.
 
     Args:
-        on_note: told when the hub is asked again.
+        on_note: called before a retry.
 
     Raises:
         NetworkError: the header can't be read.
@@ -167,28 +132,28 @@ def candidates_of(
     from llmrun.models.download.remote import read_remote_header
     from llmrun.models.hub_api import login_hint, token
 
-    meant = hub.choose(spec, found.files)
-    url = hub.file_url(settings, found.id, found.commit, meant[0].name)
+    chosen = hub.choose(spec, found.files)
+    url = hub.file_url(settings, found.id, found.commit, chosen[0].name)
     header = read_remote_header(url, token=token(), login_hint=login_hint(settings, found.id), on_note=on_note)
     return [
-        QuantCandidate(quant, parts[0].name, hub.n_bytes(parts), header, parts == meant)
+        QuantCandidate(quant, parts[0].name, hub.n_bytes(parts), header, parts == chosen)
         for quant, parts in hub.offers(spec, found.files).items()
     ]
 
 
 def types_of(candidates: Iterable[QuantCandidate]) -> set[str]:
-    """Types of weights whose speeds a prediction needs."""
+    """Return the types of weights whose speeds a prediction needs."""
     types: set[str] = set()
     for candidate in candidates:
         types |= tensor_types(candidate.header.tensors) if candidate.exact else {main_type(candidate.quant)}
     return types
 
 
-def contexts_for(header: Header, wished: Sequence[int] = ()) -> tuple[int, ...]:
-    """The context windows to look at, ascending: those wished for, or the usual ones that the model can do."""
+def contexts_for(header: Header, requested: Sequence[int] = ()) -> tuple[int, ...]:
+    """Return the requested context windows, or the usual ones up to that of training, in ascending order."""
     trained = trained_context(header)
     usual = [n_ctx for n_ctx in CONTEXTS if n_ctx < trained]
-    return tuple(sorted({*wished} or {*usual, trained}))
+    return tuple(sorted({*requested} or {*usual, trained}))
 
 
 def look_ahead(
@@ -200,25 +165,22 @@ def look_ahead(
     draft: Header | None = None,
     remote: Sequence[MachineSpeed] = (),
 ) -> QuantEstimate:
-    """What one quantization takes and gives.
+    """Estimate memory and speed of one quant.
 
     Args:
-        hardware: with its GPUs, if they are known.
-        speed: of this machine; without it nothing is said about speed.
+        speed: of this machine; None leaves out speeds.
         contexts: windows in tokens, see contexts_for().
-        kv_type: of the KV cache.
-        draft: of the model that drafts for it; what is said of memory holds for both.
-        remote: speeds of the workers' devices, where hardware has any.
+        draft: header of a draft model, which adds to the memory.
+        remote: speeds of the workers' devices, if hardware has any.
     """
     header = candidate.header
     facts = ResizedHeader(header, candidate.weight_bytes, draft)
     work = work_of(header) if candidate.exact else work_of_quant(header, candidate.quant, candidate.weight_bytes)
     chosen = _plan(facts, hardware, kv_type)
     counts = chosen.layer_counts if chosen else ()
-    # What a GPU's kernels do was not measured.
-    speeds = (
-        () if speed is None or (chosen is not None and chosen.vram_bytes and chosen.gpu_layers) else (speed, *remote)
-    )
+    # The speeds of GPU kernels are not measured.
+    is_on_gpu = chosen is not None and bool(chosen.vram_bytes and chosen.gpu_layers)
+    speeds = () if speed is None or is_on_gpu else (speed, *remote)
     start = _rates(work, hardware, speeds, counts, 0, kv_type)
     verdict: Verdict = "too big"
     if chosen:
@@ -231,7 +193,7 @@ def look_ahead(
         load_seconds=start[0],
         prefill_rate=start[1],
         decode_rate=start[2],
-        contexts=tuple(_at(n_ctx, facts, work, hardware, speeds, kv_type) for n_ctx in contexts),
+        contexts=tuple(_context_estimate(n_ctx, facts, work, hardware, speeds, kv_type) for n_ctx in contexts),
         verdict=verdict,
         n_ctx=chosen.n_ctx if chosen else 0,
         notes=(
@@ -244,12 +206,12 @@ def look_ahead(
 
 def _plan(facts: HeaderFacts, hardware: Hardware, kv_type: str) -> Plan | None:
     try:
-        return make_plan(facts, hardware, LoadPreferences(cache_type_k=kv_type, cache_type_v=kv_type))
+        return make_plan(facts, hardware, LoadPreferences(kv_type_k=kv_type, kv_type_v=kv_type))
     except OutOfMemoryError:
         return None
 
 
-def _at(
+def _context_estimate(
     n_ctx: int, facts: HeaderFacts, work: Work, hardware: Hardware, speeds: Sequence[MachineSpeed], kv_type: str
 ) -> ContextEstimate:
     needs = memory(facts, n_ctx, kv_type=kv_type, start=n_ctx)
@@ -271,7 +233,7 @@ def _at(
 def _rates(
     work: Work, hardware: Hardware, speeds: Sequence[MachineSpeed], counts: Sequence[int], depth: int, kv_type: str
 ) -> tuple[float | None, float | None, float | None]:
-    """Load seconds, prefill and decode rates."""
+    """Return load seconds, prefill rate and decode rate."""
     if not speeds:
         return None, None, None
     copies = work.copies(repacked_types(hardware.cpu_flags))
@@ -283,10 +245,10 @@ def _rates(
 
 
 def parse_contexts(text: str) -> tuple[int, ...]:
-    """Context windows as they are typed: "4096,8k".
+    """Parse context windows, e.g. "4096,8k".
 
     Raises:
-        UsageError: a part can't be understood.
+        UsageError: a part is invalid.
     """
     found = []
     for part in filter(None, (part.strip().lower() for part in text.split(","))):

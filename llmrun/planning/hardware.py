@@ -1,9 +1,7 @@
-"""What this machine has: processors and memory that this process may really use.
+"""The processors and memory that this process may use: facts, neither measured nor guessed.
 
-Owns looking at the machine; must not know models or what is done with the answer (plan.py decides).
-Facts only: nothing here is measured or guessed. Whatever understands text is a pure function of that text,
-so that an odd machine is a string in a test. On Linux procfs and sysfs are enough, and quick: this is on the
-way to every first answer.
+Must not know models or plans. Parsers are pure functions of text, so that an odd machine is a string in a test. Every
+first answer waits for this, and procfs and sysfs are quick.
 """
 
 from __future__ import annotations
@@ -16,11 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmrun.protocol.devices import Gpu
+from llmrun.protocol.system_files import read_text
 
 if TYPE_CHECKING:
     from llmrun.runner.workers import RpcWorker
 
-# What ggml has kernels for, in the spelling of /proc/cpuinfo: x86 first, then Arm.
+# Instructions with kernels in ggml, in the spelling of /proc/cpuinfo: x86 first, then Arm.
 INTERESTING_FLAGS = (
     "sse4_2", "avx", "avx2", "fma", "f16c", "bmi2", "avx_vnni",
     "avx512f", "avx512bw", "avx512vbmi", "avx512_vnni", "avx512_bf16", "avx512_fp16",
@@ -37,36 +36,24 @@ _NO_LIMIT_V1 = 1 << 60
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """The machine, as this process may use it. Sizes in bytes.
+    """The hardware that this process may use. Sizes are in bytes."""
 
-    Attributes:
-        cpu_name: as the vendor calls it; "" when unknown.
-        cpu_flags: of INTERESTING_FLAGS those the processor has, in that order.
-        physical_cores: distinct cores this process may run on; only fast ones where the system tells which.
-        logical_cores: hardware threads this process may run on.
-        cpu_quota: processor time a container allows, in cores; None is no limit.
-        memory_total: of the machine, or of the container when that is smaller.
-        memory_available: what can be had without swapping.
-        gpus: empty unless somebody asked the engine.
-        workers: other machines that a model's layers may lie on, too; empty unless the user named them.
-    """
-
-    cpu_name: str
-    cpu_flags: tuple[str, ...]
-    physical_cores: int
-    logical_cores: int
-    cpu_quota: float | None
-    memory_total: int
-    memory_available: int
-    gpus: tuple[Gpu, ...] = ()
-    workers: tuple[RpcWorker, ...] = ()
+    cpu_name: str  # the vendor's; "" if unknown
+    cpu_flags: tuple[str, ...]  # the processor's, of INTERESTING_FLAGS, in that order
+    physical_cores: int  # distinct cores; only fast ones, if the system tells
+    logical_cores: int  # hardware threads
+    cpu_quota: float | None  # processor time of the container, in cores; None is no limit
+    memory_total: int  # of the machine, or of the container if smaller
+    memory_available: int  # without swapping
+    gpus: tuple[Gpu, ...] = ()  # empty unless an engine was asked
+    workers: tuple[RpcWorker, ...] = ()  # RPC workers that the user named
 
     @property
     def usable_cores(self) -> int:
-        """How many threads can compute at the same time: the physical cores, or what the quota pays for.
+        """Threads that can compute at the same time: the physical cores, or the quota rounded down.
 
-        The quota is rounded down. ggml's threads spin until all have finished an operation, so one thread
-        too many uses the quota up before the period ends, and then all of them are stopped.
+        ggml's threads spin until all have finished an operation. So one thread too many uses the quota up before the
+        period ends, and the kernel stops all of them.
         """
         if self.cpu_quota is None:
             return max(1, self.physical_cores)
@@ -74,7 +61,7 @@ class Hardware:
 
     @property
     def fingerprint(self) -> dict[str, Any]:
-        """What a measurement depends on; the same after a reboot."""
+        """The facts that measurements depend on; the same after a reboot."""
         return {
             "cpu": self.cpu_name,
             "flags": list(self.cpu_flags),
@@ -85,10 +72,10 @@ class Hardware:
 
 
 def probe(root: Path = Path("/")) -> Hardware:
-    """Look at this machine.
+    """Return the hardware of this machine.
 
     Args:
-        root: where proc and sys are mounted; tests put a tree of samples there.
+        root: mount point of proc and sys; tests put samples there.
     """
     if sys.platform.startswith("linux"):
         return _probe_linux(root, _allowed_cpus())
@@ -105,14 +92,14 @@ def _allowed_cpus() -> frozenset[int]:
 
 
 def _probe_linux(root: Path, allowed: frozenset[int]) -> Hardware:
-    name, flags = parse_cpuinfo(_text(root / "proc/cpuinfo", _CPUINFO_BYTES))
+    name, flags = parse_cpuinfo(read_text(root / "proc/cpuinfo", _CPUINFO_BYTES))
     devices = root / "sys/devices"
-    online = parse_cpu_list(_text(devices / "system/cpu/online")) or allowed
+    online = parse_cpu_list(read_text(devices / "system/cpu/online")) or allowed
     cpus = (allowed & online) or allowed or frozenset({0})
     # Hybrid x86 lists its performance cores here; nothing else has the file.
-    fast = parse_cpu_list(_text(devices / "cpu_core/cpus")) & cpus
-    groups = cgroup_directories(_text(root / "proc/self/cgroup"), root / "sys/fs/cgroup")
-    total, available = parse_meminfo(_text(root / "proc/meminfo"))
+    fast = parse_cpu_list(read_text(devices / "cpu_core/cpus")) & cpus
+    groups = cgroup_directories(read_text(root / "proc/self/cgroup"), root / "sys/fs/cgroup")
+    total, available = parse_meminfo(read_text(root / "proc/meminfo"))
     limit, free = _cgroup_memory(groups)
     return Hardware(
         cpu_name=name or os.uname().machine,
@@ -125,30 +112,21 @@ def _probe_linux(root: Path, allowed: frozenset[int]) -> Hardware:
     )
 
 
-def _text(path: Path, limit: int = -1) -> str:
-    """What is in the file, up to `limit` bytes; "" when it is not there or not ours to read."""
-    try:
-        with path.open("rb", buffering=0) as file:
-            return (file.read(limit) or b"").decode(errors="replace")
-    except OSError:
-        return ""
-
-
 def _count_cores(cpus: Iterable[int], directory: Path) -> int:
-    """Distinct cores among hardware threads; without a topology every thread counts as one."""
+    """Return the number of distinct cores of hardware threads; without a topology, each thread counts as one."""
     left = set(cpus)
     cores = 0
     while left:
         cpu = left.pop()
         topology = directory / f"cpu{cpu}/topology"
         # The second is the first's name before Linux 5.3.
-        left -= parse_cpu_list(_text(topology / "core_cpus_list") or _text(topology / "thread_siblings_list"))
+        left -= parse_cpu_list(read_text(topology / "core_cpus_list") or read_text(topology / "thread_siblings_list"))
         cores += 1
     return cores
 
 
 def parse_cpu_list(text: str) -> frozenset[int]:
-    """The kernel's list format: "0-3,8,10-11" is {0, 1, 2, 3, 8, 10, 11}; what can't be read is left out."""
+    """Parse the kernel's list format: "0-3,8" is {0, 1, 2, 3, 8}; invalid parts are left out."""
     cpus: set[int] = set()
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
@@ -158,7 +136,7 @@ def parse_cpu_list(text: str) -> frozenset[int]:
 
 
 def parse_cpuinfo(text: str) -> tuple[str, tuple[str, ...]]:
-    """Name and interesting flags of the first processor in /proc/cpuinfo, of x86 or Arm."""
+    """Return name and interesting flags of the first processor in /proc/cpuinfo, of x86 or Arm."""
     fields: dict[str, str] = {}
     for line in text.splitlines():
         key, _, value = line.partition(":")
@@ -168,7 +146,7 @@ def parse_cpuinfo(text: str) -> tuple[str, tuple[str, ...]]:
 
 
 def parse_meminfo(text: str) -> tuple[int, int]:
-    """MemTotal and MemAvailable of /proc/meminfo, in bytes; sandboxed kernels may lack the second."""
+    """Return MemTotal and MemAvailable of /proc/meminfo in bytes; sandboxed kernels may lack the second."""
     sizes: dict[str, int] = {}
     for line in text.splitlines():
         key, _, value = line.partition(":")
@@ -180,15 +158,13 @@ def parse_meminfo(text: str) -> tuple[int, int]:
 
 
 def cgroup_directories(text: str, root: Path) -> Mapping[str, list[Path]]:
-    """Directories whose limits hold for us, innermost first, by controller.
+    """Return controller -> directories of this process's control groups, from its own up to the root.
+
+    A parent's limit holds as well, and inside a container only the root may be visible.
 
     Args:
-        text: of /proc/self/cgroup, lines of hierarchy:controllers:path; version 2 names no controllers.
+        text: of /proc/self/cgroup, lines of hierarchy:controllers:path; version 2 names no controllers ("").
         root: /sys/fs/cgroup.
-
-    Returns:
-        "" (version 2), "cpu" and "memory", each with every directory from our group up to the root: a
-        parent's limit holds as well, and inside a container only the root may be visible.
     """
     found: dict[str, list[Path]] = {}
     for line in text.splitlines():
@@ -205,15 +181,15 @@ def cgroup_directories(text: str, root: Path) -> Mapping[str, list[Path]]:
 
 
 def _cgroup_quota(groups: Mapping[str, list[Path]]) -> float | None:
-    quotas = [parse_quota(_text(group / "cpu.max")) for group in groups.get("", [])]
+    quotas = [parse_quota(read_text(group / "cpu.max")) for group in groups.get("", [])]
     for group in groups.get("cpu", []):
-        quota, period = _text(group / "cpu.cfs_quota_us"), _text(group / "cpu.cfs_period_us")
+        quota, period = read_text(group / "cpu.cfs_quota_us"), read_text(group / "cpu.cfs_period_us")
         quotas.append(parse_quota(f"{quota.strip()} {period.strip()}"))
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
 def parse_quota(text: str) -> float | None:
-    """Cores that "QUOTA PERIOD" (microseconds) allows; None for "max", -1, or anything unreadable."""
+    """Return the cores of "QUOTA PERIOD" (microseconds); None for "max", -1, or invalid text."""
     parts = text.split()
     if len(parts) != 2 or not all(part.isdecimal() and int(part) > 0 for part in parts):
         return None
@@ -221,19 +197,19 @@ def parse_quota(text: str) -> float | None:
 
 
 def _cgroup_memory(groups: Mapping[str, list[Path]]) -> tuple[int | None, int | None]:
-    """The tightest limit, and the least that is free under any, in bytes; None where there is no limit."""
+    """Return the lowest limit and the least free memory under any limit, in bytes; None without a limit."""
     limits, free = [], []
     for controller, limit_name, usage_name, prefix in (
         ("", "memory.max", "memory.current", ""),
         ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
     ):
         for group in groups.get(controller, []):
-            limit = parse_limit(_text(group / limit_name))
+            limit = parse_limit(read_text(group / limit_name))
             if limit is None:
                 continue
-            usage = parse_limit(_text(group / usage_name)) or 0
+            usage = parse_limit(read_text(group / usage_name)) or 0
             # Cached file pages count as usage, but are given back on demand; a model read before is that.
-            statistics = _text(group / "memory.stat")
+            statistics = read_text(group / "memory.stat")
             cache = sum(parse_statistic(statistics, f"{prefix}{kind}_file") for kind in ("active", "inactive"))
             limits.append(limit)
             free.append(max(0, limit - max(0, usage - cache)))
@@ -241,7 +217,7 @@ def _cgroup_memory(groups: Mapping[str, list[Path]]) -> tuple[int | None, int | 
 
 
 def parse_limit(text: str) -> int | None:
-    """Bytes in a cgroup file; None for "max", version 1's huge number, or anything unreadable."""
+    """Return the bytes in a cgroup file; None for "max", version 1's huge number, or invalid text."""
     text = text.strip()
     if not text.isdecimal() or int(text) >= _NO_LIMIT_V1:
         return None
@@ -249,7 +225,7 @@ def parse_limit(text: str) -> int | None:
 
 
 def parse_statistic(text: str, name: str) -> int:
-    """One number of memory.stat; 0 when it isn't there."""
+    """Return a number of memory.stat; 0 without it."""
     for line in text.splitlines():
         key, _, value = line.partition(" ")
         if key == name and value.strip().isdecimal():
@@ -278,12 +254,12 @@ def _probe_macos() -> Hardware:
 
 
 def parse_sysctl(text: str, machine: str, available: Callable[[], int]) -> Hardware:
-    """A Mac, from the output of sysctl ("name: value" lines).
+    """Return the hardware of a Mac.
 
     Args:
-        text: the output.
+        text: output of sysctl, lines of "name: value".
         machine: platform.machine().
-        available: gives the available memory in bytes, which sysctl does not know.
+        available: returns the available memory in bytes, which sysctl does not know.
     """
     values = dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
 

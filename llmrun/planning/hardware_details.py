@@ -1,7 +1,6 @@
-"""What else the machine says about itself: caches, NUMA nodes, kind of memory, power.
+"""Further facts of the machine, which no answer waits for: caches, NUMA nodes, kind of memory, power.
 
-Owns looking at these, which no first answer waits for; hardware.py has what every plan needs. Facts only, from sysfs
-without special rights; what can't be read is 0, "" or None.
+From sysfs without special rights; unreadable ones are 0, "" or None.
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-_TEXT_BYTES = 4096
+from llmrun.protocol.system_files import read_text
+
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "": 1}
 _DISPLAY = "0x03"  # PCI class of graphics cards, also of those without a screen
 _MAKERS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
@@ -21,57 +21,38 @@ _FIRST_CPU = "sys/devices/system/cpu/cpu0"
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """Sizes in bytes.
+    """Further facts of the machine. Sizes are in bytes."""
 
-    Attributes:
-        l2_cache: of one core.
-        last_cache: the last-level cache of one core's neighbourhood.
-        numa_nodes: memory regions; 0 when unknown.
-        memory_kind: e.g. "DDR5"; "" when only root may know.
-        on_battery: None when there is no telling.
-        governor: how the processor's clock is chosen, e.g. "performance"; "" when the system does not say.
-        throttled: how often the processor was slowed down by heat since the start; None when it does not count.
-        graphics: makers of the graphics cards that are there, e.g. ("NVIDIA",); not whether they can be used.
-    """
-
-    l2_cache: int = 0
-    last_cache: int = 0
+    l2_cache: int = 0  # of one core
+    last_cache: int = 0  # the last-level cache of one core
     numa_nodes: int = 0
-    memory_kind: str = ""
+    memory_kind: str = ""  # e.g. "DDR5"
     on_battery: bool | None = None
-    governor: str = ""
-    throttled: int | None = None
-    graphics: tuple[str, ...] = ()
+    governor: str = ""  # of the processor's clock, e.g. "performance"
+    throttled: int | None = None  # times that heat slowed the processor down since the start
+    graphics: tuple[str, ...] = ()  # makers of the graphics cards, usable or not, e.g. ("NVIDIA",)
 
 
 def probe_details(root: Path = Path("/")) -> Details:
-    """Look at this machine.
+    """Return the details of this machine.
 
     Args:
-        root: where sys is mounted; tests put a tree of samples there.
+        root: mount point of sys; tests put samples there.
     """
     if not sys.platform.startswith("linux"):
         return Details()
     caches = dict(_caches(root))
-    throttle = _text(root / _FIRST_CPU / "thermal_throttle/core_throttle_count")
+    throttle = read_text(root / _FIRST_CPU / "thermal_throttle/core_throttle_count")
     return Details(
         l2_cache=caches.get(2, 0),
         last_cache=max(caches.values(), default=0),
         numa_nodes=len(list(_entries(root / "sys/devices/system/node", r"node\d+"))),
         memory_kind=_memory_kind(root),
         on_battery=_on_battery(root),
-        governor=_text(root / _FIRST_CPU / "cpufreq/scaling_governor"),
+        governor=read_text(root / _FIRST_CPU / "cpufreq/scaling_governor"),
         throttled=int(throttle) if throttle.isdecimal() else None,
         graphics=tuple(_graphics(root)),
     )
-
-
-def _text(path: Path) -> str:
-    try:
-        with path.open("rb", buffering=0) as file:
-            return (file.read(_TEXT_BYTES) or b"").decode(errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def _entries(folder: Path, pattern: str) -> Iterator[Path]:
@@ -85,45 +66,47 @@ def _entries(folder: Path, pattern: str) -> Iterator[Path]:
 
 
 def _caches(root: Path) -> Iterator[tuple[int, int]]:
-    """Level and size of the first core's data caches."""
+    """Yield level and size of the first core's data caches."""
     for entry in _entries(root / _FIRST_CPU / "cache", r"index\d+"):
-        level, size = _text(entry / "level"), parse_cache_size(_text(entry / "size"))
-        if level.isdecimal() and size and _text(entry / "type") != "Instruction":
+        level, size = read_text(entry / "level"), parse_cache_size(read_text(entry / "size"))
+        if level.isdecimal() and size and read_text(entry / "type") != "Instruction":
             yield int(level), size
 
 
 def parse_cache_size(text: str) -> int:
-    """Bytes of sysfs's "2048K"; 0 when it is something else."""
+    """Return the bytes of sysfs's "2048K"; 0 for other text."""
     found = re.fullmatch(r"(\d+)([KMG]?)", text)
     return int(found[1]) * _UNITS[found[2]] if found else 0
 
 
 def _memory_kind(root: Path) -> str:
-    """Where an EDAC driver is loaded it tells the kind without root."""
+    """Return the kind of memory from an EDAC driver, which needs no root; "" without one."""
     for controller in _entries(root / "sys/devices/system/edac/mc", r"mc\d+"):
         for module in _entries(controller, r"(dimm|rank)\d+"):
-            kind = _text(module / "dimm_mem_type")
+            kind = read_text(module / "dimm_mem_type")
             if kind and kind != "Unknown":
                 return kind.removeprefix("Unbuffered-").removeprefix("Registered-")
     return ""
 
 
 def _on_battery(root: Path) -> bool | None:
-    """Whether a battery is being emptied; None without a battery."""
+    """Return whether a battery is discharging; None without a battery."""
     supplies = list(_entries(root / "sys/class/power_supply", r".+"))
     # A mouse has a battery too, whose scope is "Device".
-    batteries = [path for path in supplies if _text(path / "type") == "Battery" and _text(path / "scope") != "Device"]
-    mains = [_text(path / "online") for path in supplies if _text(path / "type") in {"Mains", "USB"}]
+    batteries = [
+        path for path in supplies if read_text(path / "type") == "Battery" and read_text(path / "scope") != "Device"
+    ]
+    mains = [read_text(path / "online") for path in supplies if read_text(path / "type") in {"Mains", "USB"}]
     if not batteries:
         return None
     if "1" in mains:
         return False
-    return any(_text(path / "status") == "Discharging" for path in batteries)
+    return any(read_text(path / "status") == "Discharging" for path in batteries)
 
 
 def _graphics(root: Path) -> Iterator[str]:
-    """One maker for each graphics card on the PCI bus, the driver's leave not asked."""
+    """Yield the maker of each graphics card on the PCI bus, with or without a driver."""
     for device in _entries(root / "sys/bus/pci/devices", r".+"):
-        maker = _MAKERS.get(_text(device / "vendor"))
-        if maker and _text(device / "class").startswith(_DISPLAY):
+        maker = _MAKERS.get(read_text(device / "vendor"))
+        if maker and read_text(device / "class").startswith(_DISPLAY):
             yield maker

@@ -1,7 +1,6 @@
-"""This machine with its GPUs, which only an engine can see.
+"""This machine with its GPUs, which only an engine can list.
 
-Owns when an engine is asked for them; hardware.py looks at everything else. An engine takes some tenths of a second to
-start, so a llama.cpp that was built for processors alone is not asked.
+An engine takes some tenths of a second to start, so none is asked if llama.cpp was built for processors alone.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ _WITHOUT_GPU = re.compile(r"base|blas|cpu\w*|zdnn|zendnn|rpc")
 
 
 def this_machine(workers: Sequence[str] = (), *, measures_links: bool = False) -> Hardware:
-    """The machine as it is now, GPUs and their free memory included.
+    """Return the current state of the machine, with GPUs and their free memory.
 
     Args:
-        workers: endpoints of RPC workers, which are asked.
-        measures_links: how fast the connections to them are, too.
+        workers: endpoints of RPC workers to ask.
+        measures_links: measure the connections to them.
 
     Raises:
         EngineCrashedError: llama.cpp can't be loaded.
@@ -40,13 +39,13 @@ def this_machine(workers: Sequence[str] = (), *, measures_links: bool = False) -
 
 
 def is_built_for_gpus(folder: Path | None) -> bool:
-    """Whether one of the libraries of llama.cpp in a folder computes on GPUs."""
+    """Return whether a folder has a library of llama.cpp that computes on GPUs."""
     found = [_BACKEND.match(file.name) for file in folder.iterdir()] if folder and folder.is_dir() else []
     return any(each and not _WITHOUT_GPU.fullmatch(each[1]) for each in found)
 
 
 def _libraries() -> Path | None:
-    """Where llama-cpp-python looks for llama.cpp; importing it to find out would load it."""
+    """Return the folder of llama-cpp-python's llama.cpp without importing it, which would load it."""
     if os.environ.get("LLAMA_CPP_LIB_PATH"):
         return Path(os.environ["LLAMA_CPP_LIB_PATH"])
     package = find_spec("llama_cpp")
@@ -54,14 +53,14 @@ def _libraries() -> Path | None:
 
 
 def _with_gpus(hardware: Hardware) -> Hardware:
-    """Asks the engine that was started for this command, if there is one: it may have begun to fill a GPU."""
+    """Ask this command's prestarted engine, if any: it may have begun to fill a GPU."""
     from contextlib import closing, nullcontext
 
     from llmrun.protocol.jobs import Empty
     from llmrun.protocol.jobs.build import BUILD
-    from llmrun.runner import launch, runner
+    from llmrun.runner import client, launch
 
-    is_own = not launch.has_prestarted or not runner.prestarted().alive
-    engine = runner.Runner() if is_own else runner.prestarted()
+    is_own = not launch.has_prestarted or not client.prestarted().alive
+    engine = client.EngineClient() if is_own else client.prestarted()
     with closing(engine) if is_own else nullcontext():
         return replace(hardware, gpus=engine.do(BUILD, Empty(), seconds=_MOST_SECONDS if is_own else None).gpus)

@@ -1,7 +1,6 @@
-"""Files of what was measured here: entries under the key of what they depend on, the latest first.
+"""Files of measurements: entries by key, the latest first, and the key of a model on this machine.
 
-Owns how such a file is read and written, and the key of a model on this machine; must not know what was measured. This
-is on the way to every answer: it reads one small file and imports nothing heavy.
+Must not know the measurements. Every answer waits for this, so it reads one small file and imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ _LIBRARIES = ("libggml-cpu*.so", "libllama.so", "libggml-cpu*.dylib", "libllama.
 
 
 def model_key(header: Header, hardware: Hardware) -> dict[str, Any]:
-    """What speed depends on, as JSON data. A model's name does not matter: another one of this shape is as fast."""
+    """Return the facts that speed depends on as JSON data: the machine and the model's shape, not its name."""
     return {**machine_key(hardware), "shape": _as_json(_shape(header))}
 
 
 def machine_key(hardware: Hardware) -> dict[str, Any]:
-    """The part of a key that is the same for all models here."""
+    """Return the part of a key that all models on this machine share."""
     return {"machine": _as_json(hardware.fingerprint), "build": _as_json(_build())}
 
 
 def entries(path: Path) -> list[dict[str, Any]]:
-    """What a file holds; nothing where it is missing, damaged or of another version."""
+    """Return the entries of a file; none if it is missing, damaged or of another version."""
     try:
         with path.open("rb") as file:
             data = load_json(file.read(_MOST_BYTES))
@@ -46,12 +45,12 @@ def entries(path: Path) -> list[dict[str, Any]]:
 
 
 def find(path: Path, key: dict[str, Any]) -> dict[str, Any] | None:
-    """The entry with this key, as far as there is one."""
+    """Return the entry of a key; None without one."""
     return next((entry for entry in entries(path) if entry.get("key") == key), None)
 
 
 def keep(path: Path, key: dict[str, Any], entry: dict[str, Any]) -> None:
-    """Write an entry, in place of what was kept under its key.
+    """Write an entry; it replaces that of the same key.
 
     Raises:
         LlmrunError: the folder can't be written.
@@ -60,7 +59,7 @@ def keep(path: Path, key: dict[str, Any], entry: dict[str, Any]) -> None:
 
 
 def drop(path: Path, key: dict[str, Any]) -> bool:
-    """Remove the entry with this key; whether there was one. Raises as keep()."""
+    """Remove the entry of a key, and return whether there was one. Raises as keep()."""
     others = _others(path, key)
     if len(others) == len(entries(path)):
         return False
@@ -73,7 +72,7 @@ def _others(path: Path, key: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _as_json(value: Any) -> Any:
-    """A value as it comes back from a file: tuples as lists, numbers as keys as text."""
+    """Return a value as a file returns it: tuples become lists, and keys text."""
     return load_json(json.dumps(value))
 
 
@@ -93,8 +92,8 @@ def _shape(header: Header) -> dict[str, Any]:
 
 
 def _build() -> list[list[Any]]:
-    """Which llama.cpp computes: its libraries' names, sizes and times, since nothing may be loaded to ask it."""
-    spec = util.find_spec("llama_cpp")  # finds the package without running it
+    """Return names, sizes and times of llama.cpp's libraries, which identify the build without loading it."""
+    spec = util.find_spec("llama_cpp")  # without importing the package
     folders = spec.submodule_search_locations if spec else None
     found = []
     for folder in folders or ():
@@ -107,7 +106,7 @@ def _build() -> list[list[Any]]:
 
 
 def _write(path: Path, found: list[dict[str, Any]]) -> None:
-    """An empty file is none: who sees one waits for what it says."""
+    """Write the entries; remove the file if there are none, so that its presence means entries."""
     if found:
         write_whole(path, json.dumps({"schema": _SCHEMA, "entries": found}), makes_folder=True)
         return

@@ -1,7 +1,7 @@
-"""What a model takes in memory: weights, KV cache, llama.cpp's scratch memory, and the process around them.
+"""The memory of a model: weights, KV cache, llama.cpp's scratch memory, and the process around them.
 
-Pure arithmetic over the facts of a header; must not know what the machine has (plan.py compares) nor read files.
-Sizes are in bytes, context windows in tokens. tests/benchmarks/plan.py compares these figures with real processes.
+Pure arithmetic over the facts of a header; must not know the machine (plan.py compares). Sizes are in bytes, context
+windows in tokens. tests/benchmarks/plan.py compares these figures with real processes.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-UBATCH = 512
-"""Tokens that llama.cpp computes at a time; a larger batch would only make progress and cancel coarser."""
+from llmrun.protocol.settings import KV_TYPES
 
-KV_BYTES = {"f16": 2.0, "q8_0": 34 / 32}
-"""KV type -> bytes of an element."""
+UBATCH = 512
+"""Tokens that llama.cpp computes at a time; larger batches would only make progress and cancelling coarser."""
+
+KV_BYTES = {kind: KV_TYPES[kind][0] for kind in ("f16", "q8_0")}
+"""Type of the KV cache for `llmrun run` -> bytes of an element."""
 
 _CONTEXT_STEP = 256  # llama.cpp rounds a context up to this
 _SMALLEST_START = 512  # tokens
-_STREAM_BYTES = 1 << 30  # of all streams: to allocate more is a pause that everybody notices
+_STREAM_BYTES = 1 << 30  # of all streams: allocating more is a noticeable pause
 _START_BYTES = 16 << 20  # of KV cache: zeroing that much takes some milliseconds
 _PROCESS_BYTES = 35 << 20  # Python, llama.cpp's and our libraries
 _TOKEN_BYTES = 190  # of llama.cpp's tables for one token of the vocabulary
@@ -34,11 +36,11 @@ _QUANTIZED_BYTES = 1.1  # of an activation as a matrix product wants it
 
 
 class Sizes(Protocol):
-    """What the arithmetic needs of a header; counts that the file does not state are 0."""
+    """The facts of a header that determine memory; counts that the file does not state are 0."""
 
     @property
     def weight_bytes(self) -> int:
-        """Of all tensors."""
+        """Bytes of all tensors."""
 
     @property
     def n_embd(self) -> int:
@@ -54,7 +56,7 @@ class Sizes(Protocol):
 
     @property
     def most_heads(self) -> int:
-        """Query heads of the layer that has most."""
+        """Maximum query heads of a layer."""
 
     @property
     def most_feed_forward(self) -> int:
@@ -66,45 +68,35 @@ class Sizes(Protocol):
 
     @property
     def rope_depends_on_window(self) -> bool:
-        """Whether positions are encoded differently when the context window is made larger (LongRoPE)."""
+        """Whether the encoding of positions depends on the context window (LongRoPE)."""
 
     @property
     def recurrent_bytes(self) -> int:
-        """What recurrent layers keep of a conversation, however long it is."""
+        """Bytes of recurrent state of a sequence, whatever its length."""
 
     def kv_bytes_per_token(self, bytes_per_element: float = 2.0) -> float:
-        """KV cache that one token takes in all layers together."""
+        """Return the bytes of KV cache of one token in all layers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a model takes at its hungriest moment, with the whole context window used.
+    """The peak memory of a model, with the whole context window used, in bytes."""
 
-    Attributes:
-        weights: of the tensors, each once.
-        kv: of the KV cache.
-        growth: of the copy of the smaller KV cache, while the conversation moves to the last, largest one.
-        compute: of llama.cpp's scratch memory that is really touched; it reserves more.
-        process: of everything else.
-        copies: of weights that llama.cpp repacks: the file's pages stay mapped beside them until
-            the system wants them back, so they make the process look larger, but need no memory.
-    """
-
-    weights: int
+    weights: int  # of the tensors, each once
     kv: int
-    growth: int
-    compute: int
-    process: int
-    copies: int = 0
+    growth: int  # copy of the smaller KV cache while the conversation moves to the last, largest one
+    compute: int  # touched part of llama.cpp's scratch memory, which reserves more
+    process: int  # everything else
+    copies: int = 0  # file pages that stay mapped beside repacked weights: part of the resident set, but not needed
 
     @property
     def needed(self) -> int:
-        """What has to be free, or the system begins to swap or to read the file again and again."""
+        """The memory that must be free; otherwise the system swaps or reads the file again and again."""
         return self.weights + self.kv + self.growth + self.compute + self.process
 
     @property
     def resident(self) -> int:
-        """The largest resident set size that the engine process will show."""
+        """The expected peak resident set of the engine process."""
         return self.needed + self.copies
 
 
@@ -119,16 +111,16 @@ def memory(
     sequences: int = 1,
     parked: int = 0,
 ) -> Memory:
-    """What a model takes.
+    """Return the memory of a model.
 
     Args:
-        n_ctx: context window; of several sequences, those of all together.
+        n_ctx: context window; the total of several sequences.
         kv_type: a key of KV_BYTES.
-        start: for how many tokens the KV cache is made at first; None is context_start(). n_ctx never lets it grow.
-        used: longest conversation; None is the whole context window.
-        copies: of repacked weights, see repacked_types().
-        sequences: that are answered at the same time.
-        parked: prefixes that are kept beside them.
+        start: tokens of the first KV cache; None is context_start(). With n_ctx it never grows.
+        used: tokens of the longest conversation; None is the whole context window.
+        copies: bytes of repacked weights, see repacked_types().
+        sequences: answered at the same time.
+        parked: prefixes cached beside them.
     """
     stages = rooms(n_ctx, context_start(sizes, n_ctx, kv_type) if start is None else start)
     longest = n_ctx if used is None else min(used, n_ctx)
@@ -145,28 +137,25 @@ def memory(
 
 
 def without_flash_attention(parts: Memory, sizes: Sizes, tokens: int) -> Memory:
-    """The same where each head's scores are written down, for a conversation of so many tokens.
-
-    They lie where the activations of a layer do before and after.
-    """
+    """Return the memory of a conversation without flash attention, whose scores share memory with activations."""
     return replace(parts, compute=max(parts.compute, score_bytes(sizes, tokens)))
 
 
 def score_bytes(sizes: Sizes, tokens: int) -> int:
-    """What a micro-batch's attention scores (f32) take without flash attention, at the end of so many tokens."""
+    """Return the bytes of a micro-batch's attention scores (f32) without flash attention, after this many tokens."""
     return 4 * min(UBATCH, tokens) * tokens * sizes.most_heads
 
 
 def kv_bytes(sizes: Sizes, n_ctx: int, kv_type: str = "f16") -> int:
-    """Of a KV cache for so many tokens; 0 tokens are none at all."""
+    """Return the bytes of a KV cache with its recurrent state; 0 for 0 tokens."""
     tokens = -(-n_ctx // _CONTEXT_STEP) * _CONTEXT_STEP
     return int(tokens * sizes.kv_bytes_per_token(KV_BYTES[kv_type])) + (sizes.recurrent_bytes if n_ctx else 0)
 
 
 def context_start(sizes: Sizes, n_ctx: int, kv_type: str = "f16") -> int:
-    """For how many tokens to have memory at first: the largest power of two whose KV cache is made in no time.
+    """Return the tokens of the first KV cache: the largest power of two that is allocated within milliseconds.
 
-    Where RoPE depends on the window it is all of it.
+    The whole window if RoPE depends on it.
     """
     if sizes.rope_depends_on_window:
         return n_ctx
@@ -175,17 +164,17 @@ def context_start(sizes: Sizes, n_ctx: int, kv_type: str = "f16") -> int:
 
 
 def longest_stream(sizes: Sizes, n_cells: int, sequences: int, kv_type: str = "f16") -> int:
-    """How many tokens each of several sequences may have cells for that no other one uses: faster on processors.
+    """Return the cells of each sequence's own KV stream, which is faster on CPUs than one pool; 0 for one sequence.
 
     Args:
-        n_cells: that all of them may have together.
+        n_cells: of all sequences.
     """
     of_each = _STREAM_BYTES / sequences / max(sizes.kv_bytes_per_token(KV_BYTES[kv_type]), 1.0)
     return min(n_cells // sequences, int(of_each)) if sequences > 1 else 0
 
 
 def rooms(n_ctx: int, start: int) -> list[int]:
-    """The context sizes that a growing conversation goes through, in tokens; the last is n_ctx."""
+    """Return the KV cache sizes of a growing conversation in tokens; the last is n_ctx."""
     found = [min(start, n_ctx)]
     while found[-1] < n_ctx:
         found.append(min(2 * found[-1], n_ctx))
@@ -193,7 +182,7 @@ def rooms(n_ctx: int, start: int) -> list[int]:
 
 
 def _compute_bytes(sizes: Sizes, tokens: int) -> int:
-    """What prefill touches: a micro-batch's activations in a layer, its attention mask, and the logits of one token."""
+    """Return the memory of prefill: a micro-batch's activations in a layer, its mask, and the logits of one token."""
     batch = min(UBATCH, max(tokens, 1))
     inner = _FEED_FORWARD * sizes.n_embd
     activations = 4 * (_FEED_FORWARDS * inner + _ACTIVATIONS * sizes.n_embd) + int(_QUANTIZED_BYTES * inner)
@@ -225,11 +214,7 @@ def pipeline_bytes(sizes: Sizes, n_ctx: int) -> int:
 
 
 def largest_context(fits: Callable[[int], bool], limit: int) -> int:
-    """The largest multiple of 256 up to `limit` that fits; 0 when none does.
-
-    Args:
-        fits: of a context window; must not hold for a window when it fails for a smaller one.
-    """
+    """Return the largest multiple of 256 up to `limit` that fits, or 0; `fits` must be monotonic."""
     low, high = 0, limit // _CONTEXT_STEP
     while low < high:
         middle = (low + high + 1) // 2
@@ -238,7 +223,7 @@ def largest_context(fits: Callable[[int], bool], limit: int) -> int:
 
 
 def repacked_types(cpu_flags: Collection[str]) -> frozenset[str]:
-    """Types whose matrices llama.cpp repacks on this processor (ggml-cpu/repack.cpp)."""
+    """Return the types whose matrices llama.cpp repacks on this processor (ggml-cpu/repack.cpp)."""
     if "avx2" in cpu_flags:
         wide = {"Q2_K"} if "avx512f" in cpu_flags else set()
         return frozenset({"Q4_0", "Q4_K", "IQ4_NL", "MXFP4"} | wide)

@@ -1,7 +1,7 @@
-"""A model and a smaller one that drafts for it: whether they go together, and how both run on this machine.
+"""A model with a smaller draft model: the check that they fit, and the plan for both.
 
-Pure but for reading the headers; must not know how tokens are drafted. A pair goes together where llmrun's drafts mean
-the same tokens in both: the rules are those of common_speculative_are_compatible() of llama.cpp.
+They fit if token ids mean the same in both, by the rules of llama.cpp's common_speculative_are_compatible(). Must not
+know drafting.
 """
 
 from __future__ import annotations
@@ -25,29 +25,24 @@ if TYPE_CHECKING:
 
 _TOKENS = "tokenizer.ggml.tokens"
 _MOST_DIFFERENCE = 128  # in the sizes of both vocabularies: some are padded
-_FIRST_COMPARED = 5  # token: those before have other names here and there
+_FIRST_COMPARED = 5  # token id; names of earlier ones vary
 
 
 @dataclass(frozen=True, slots=True)
 class DraftFile:
-    """A model that is to draft.
+    """A draft model's file."""
 
-    Attributes:
-        name: that finds it again from every folder.
-        path: of its file.
-    """
-
-    name: str
+    name: str  # finds the model from any folder
     path: Path
 
     @classmethod
     def of(cls, spec: ModelSpec, path: Path) -> DraftFile:
-        """What a name meant, and the file that this is."""
+        """Return the draft file of a resolved name."""
         return cls(str(path.absolute()) if spec.path is not None else spec.name, path)
 
 
 class Drafts(NamedTuple):
-    """The model that drafts: what its file says, and how it is loaded beside the other one."""
+    """The draft model's header, and its load beside the other model."""
 
     header: Header
     load: Load
@@ -57,32 +52,32 @@ def plan_pair(
     header: Header,
     draft: DraftFile | None,
     hardware: Hardware,
-    wishes: LoadPreferences,
+    preferences: LoadPreferences,
     *,
     name: str,
     repository: str,
     adapters: tuple[Adapter, ...] = (),
 ) -> tuple[Plan, Drafts | None]:
-    """How a model runs, with the one that drafts for it, if any: its window is as long, and its memory comes first.
+    """Return the plans of a model and of its draft model, if any, which has the same window and takes memory first.
 
     Args:
         name, repository: as in make_plan().
-        adapters: LoRA adapters, which lie beside the weights.
+        adapters: LoRA adapters, which add to the weights.
 
     Raises:
-        OutOfMemoryError: they don't fit, or not with the wished context.
-        BadModelError: the draft model's file or an adapter's is damaged, or of a kind that llama.cpp can't use.
-        UsageError: they don't go together.
+        OutOfMemoryError: the models don't fit, or not with the preferred context.
+        BadModelError: a file is damaged, or of a kind that llama.cpp can't use.
+        UsageError: the draft model does not fit the model.
     """
     drafts = read_draft(header, draft) if draft is not None else None
     both = ResizedHeader(header, header.weight_bytes + (_adapter_bytes(header, adapters) if adapters else 0), drafts)
-    plan = make_plan(both, hardware, wishes, name=name, repository=repository)
+    plan = make_plan(both, hardware, preferences, name=name, repository=repository)
     if draft is None or drafts is None:
         return plan, None
     n_ctx = max(plan.n_ctx, CONTEXT_BOUNDS[0])
-    gpu_layers = 0 if hardware.workers else plan.gpu_layers  # a draft that crosses the network comes too late
-    wished = replace(wishes, n_ctx=n_ctx, threads=plan.threads, gpu_layers=gpu_layers)
-    beside = replace(make_plan(drafts, replace(hardware, memory_total=0, workers=()), wished), n_parked=0)
+    gpu_layers = 0 if hardware.workers else plan.gpu_layers  # the network is too slow for drafts
+    own = replace(preferences, n_ctx=n_ctx, threads=plan.threads, gpu_layers=gpu_layers)
+    beside = replace(make_plan(drafts, replace(hardware, memory_total=0, workers=()), own), n_parked=0)
     return replace(plan, draft_bytes=beside.memory.weights + beside.memory.kv), Drafts(drafts, beside.load(draft.path))
 
 
@@ -94,16 +89,10 @@ def _adapter_bytes(header: Header, adapters: tuple[Adapter, ...]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ResizedHeader:
-    """The facts of a model in another quantization, or with the memory of one that drafts for it, or both.
+    """The facts of a model in another quant, with the memory of a draft model, or both."""
 
-    Attributes:
-        header: everything but the memory.
-        own_bytes: of its weights.
-        draft: the model that drafts for it.
-    """
-
-    header: HeaderFacts
-    own_bytes: int
+    header: HeaderFacts  # everything but the memory
+    own_bytes: int  # of its weights
     draft: HeaderFacts | None = None
 
     @property
@@ -169,25 +158,25 @@ class ResizedHeader:
 
 
 def read_draft(header: Header, draft: DraftFile) -> Header:
-    """The header of a model that is to draft for another one.
+    """Read the header of a draft model for a model.
 
     Raises:
         BadModelError: the file is damaged, or no model that llama.cpp can run.
-        UsageError: they don't go together.
+        UsageError: the draft model does not fit the model.
     """
     found = read_header(draft.path, arrays=(_TOKENS,))
     check(found)
-    why = _why_not(read_header(header.path, arrays=(_TOKENS,)), found)
+    why = _misfit(read_header(header.path, arrays=(_TOKENS,)), found)
     if why:
         hint = "give a smaller model of the same family"
         raise UsageError(f"{draft.name} can't draft for {header.path.name}", why=why, hint=hint)
     return found
 
 
-def _why_not(header: Header, draft: Header) -> str:
-    """Why a model can't draft for another one; "" where it can. Both have been read with their tokens."""
+def _misfit(header: Header, draft: Header) -> str:
+    """Return the reason why a model can't draft for another one; "" if it can. Both headers include the tokens."""
     if draft.recurrent_bytes:
-        return "it is recurrent: what it has read can't be taken back"
+        return "it is recurrent: tokens can't be removed from its state"
     if header.tokenizer_model != draft.tokenizer_model:
         return f"their tokenizers are of different kinds: {draft.tokenizer_model} and {header.tokenizer_model}"
     if abs(header.n_vocab - draft.n_vocab) > _MOST_DIFFERENCE:
@@ -203,7 +192,7 @@ def _why_not(header: Header, draft: Header) -> str:
 
 
 def _differ(values: list[Any]) -> bool:
-    """Whether both files state something, and not the same."""
+    """Return whether both files state a value, and the values differ."""
     first, second = values
     return None not in values and first != second
 

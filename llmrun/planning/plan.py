@@ -1,7 +1,6 @@
-"""How to run a model on a machine: context, threads, layers on the GPU, what it costs in memory, and why.
+"""The plan of a model on a machine: context, threads, layers on the GPU, memory, and the reasons.
 
-Owns the choices and the words that explain them; must not know how the machine was looked at, nor read files:
-it is a pure function of facts and wishes. Sizes are in bytes, context lengths in tokens.
+A pure function of facts and preferences. Sizes are in bytes, context lengths in tokens.
 """
 
 from __future__ import annotations
@@ -26,176 +25,113 @@ from llmrun.planning.memory import (
 )
 from llmrun.planning.rpc import layer_placement, split_model
 from llmrun.planning.split import ALL_LAYERS, Layers, Split, described, gpu_notes
-from llmrun.protocol.loading import Load
+from llmrun.protocol.loading import Load, LoadSettings
+from llmrun.protocol.settings import DEFAULTS, MAX_THREADS, MAX_TOKENS, EngineSettings, check_setting
 from llmrun.protocol.sizes import readable_size
 
-# Bounds of what may be wished for, inclusive.
-CONTEXT_BOUNDS = (256, 1 << 24)
-THREAD_BOUNDS = (1, 512)
-GPU_LAYER_BOUNDS = (-1, 1000)
-CPU_EXPERT_BOUNDS = (0, 1000)
+# Inclusive bounds of preferences.
+CONTEXT_BOUNDS = (256, MAX_TOKENS)
 PARALLEL_BOUNDS = (1, 128)
 
-UNKNOWN_CONTEXT = 4096  # for files that do not say what the model was trained on
-SMALLEST_CONTEXT = 512  # below that a conversation is pointless
-FLASH_ATTENTION = ("auto", "on", "off")
+UNKNOWN_CONTEXT = 4096  # for files without a training context
+SMALLEST_CONTEXT = 512  # useful for a conversation
 _SMALLEST_MARGIN = 512 << 20
 _FEWEST_PARKED = 16
 _SEQUENCE_IDS = 256  # of llama.cpp
-_FP16_STEP = 128  # elements of a head that ggml's AVX512-FP16 kernels take at a time; of shorter ones, one at a time
+_FP16_STEP = 128  # elements that ggml's AVX512-FP16 kernels take at a time; the rest of a head, one at a time
 _MOST_SCORES = 1 << 30  # bytes
 _SCORES_SHARE = 16  # of memory
 
-# Quantization -> bits a weight, as they come out for whole models; the smaller ones in order of quality.
+# Quant -> bits per weight of whole models; in order of quality.
 _SMALLER_QUANTS = {
     "Q8_0": 8.5, "Q6_K": 6.6, "Q5_K_M": 5.7, "Q4_K_M": 4.9, "Q4_K_S": 4.6, "Q3_K_M": 3.9, "Q2_K": 3.2,
 }  # fmt: skip
 
 
 class HeaderFacts(Layers, Protocol):
-    """What a plan needs of a model file's header; counts that the file does not state are 0."""
+    """The facts of a header for a plan; counts that the file does not state are 0."""
 
     @property
     def n_ctx_train(self) -> int:
-        """Context window in tokens that the model was trained on."""
+        """Context window of training, in tokens."""
 
     @property
     def n_parameters(self) -> int:
         """Weights in this file."""
 
 
+LOAD_OPTIONS = ("threads", "gpu_layers", "cpu_experts", "kv_type_k", "kv_type_v", "flash_attention")
+"""The engine settings that a user may prefer, all fields of LoadPreferences."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoadPreferences:
-    """What the user asked for; None leaves it to us.
-
-    Attributes:
-        n_ctx: context window in tokens.
-        threads: that compute at the same time.
-        gpu_layers: layers on the GPU; -1 is all, None as many as fit.
-        as_alone: each of several answers is to be what its seed gives alone, so flash attention is as for one.
-        cpu_experts: of how many of them a mixture's experts stay with the processor.
-        cache_type_k, cache_type_v: of the keys and the values in the KV cache, keys of memory.KV_BYTES.
-        flash_attention: one of FLASH_ATTENTION.
-        parallel: how many answers at the same time.
-        exact: these share nothing and are computed as one is, so that each is bit for bit what it would be alone.
-        workers: "HOST:PORT" of RPC workers that hold a part of the layers.
+    """The user's preferences, named as the settings they decide; None leaves the choice to the plan.
 
     Raises:
-        UsageError: a wish is out of bounds, or two contradict each other.
+        UsageError: a preference is out of bounds, or two contradict each other.
     """
 
-    n_ctx: int | None = None
+    n_ctx: int | None = None  # context window in tokens
     threads: int | None = None
-    gpu_layers: int | None = None
-    cache_type_k: str = "f16"
-    cache_type_v: str = "f16"
-    flash_attention: str = "auto"
-    parallel: int = 1
-    exact: bool = False
-    cpu_experts: int | None = None
-    as_alone: bool = False
-    workers: tuple[str, ...] = ()
+    gpu_layers: int | None = None  # -1 is all; None is as many as fit
+    kv_type_k: str = DEFAULTS.kv_type_k  # a key of memory.KV_BYTES
+    kv_type_v: str = DEFAULTS.kv_type_v
+    flash_attention: str = DEFAULTS.flash_attention
+    parallel: int = 1  # answers at the same time
+    exact: bool = False  # these share nothing, so that each is bit for bit what it would be alone
+    cpu_experts: int | None = None  # layers whose experts stay with the processor
+    as_alone: bool = False  # choose flash attention as for one answer, so that each of several equals that of its seed
+    workers: tuple[str, ...] = ()  # "HOST:PORT" of RPC workers that hold a part of the layers
+    measured_attention: str = ""  # faster flash attention setting of one sequence here, see attention.py; "" if unknown
 
     def __post_init__(self) -> None:
         require_within("--parallel", self.parallel, PARALLEL_BOUNDS)
         require_within("--ctx", self.n_ctx, CONTEXT_BOUNDS)
-        require_within("--threads", self.threads, THREAD_BOUNDS)
-        require_within("--gpu-layers", self.gpu_layers, GPU_LAYER_BOUNDS)
-        require_within("--n-cpu-moe", self.cpu_experts, CPU_EXPERT_BOUNDS)
-        for flag, kind in (("--cache-type-k", self.cache_type_k), ("--cache-type-v", self.cache_type_v)):
-            if kind not in KV_BYTES:
-                raise UsageError(f"invalid {flag} {kind}", why=f"must be one of {', '.join(KV_BYTES)}")
-        if self.flash_attention not in FLASH_ATTENTION:
-            why = f"must be one of {', '.join(FLASH_ATTENTION)}"
-            raise UsageError(f"invalid --flash-attention {self.flash_attention}", why=why)
-        if self.flash_attention == "off" and self.cache_type_v != "f16":
-            what = f"--cache-type-v {self.cache_type_v} needs flash attention"
+        for name in LOAD_OPTIONS:
+            check_setting(name, getattr(self, name), choices=tuple(KV_BYTES) if name.startswith("kv_type") else ())
+        if self.flash_attention == "off" and self.kv_type_v != "f16":
+            what = f"--cache-type-v {self.kv_type_v} needs flash attention"
             raise UsageError(what, hint="leave out --flash-attention off")
 
     @property
     def kv_type(self) -> str:
-        """What memory is planned for: the larger of the two types."""
-        return max(self.cache_type_k, self.cache_type_v, key=KV_BYTES.__getitem__)
+        """The larger of the two types, for which memory is planned."""
+        return max(self.kv_type_k, self.kv_type_v, key=KV_BYTES.__getitem__)
 
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How the model will be run, and what that takes.
-
-    Attributes:
-        n_ctx: context window in tokens, of each sequence.
-        n_ctx_start: for how many tokens the KV cache has memory at first; it grows with the conversation.
-        n_batch: most tokens of one decode call.
-        threads: for decode and for prefill.
-        gpu_layers: how many layers go to the GPU; -1 is all.
-        cpu_experts: layers whose experts stay with the processor.
-        kv_type_k, kv_type_v: of the keys and the values in the KV cache.
-        flash_attention: as in loading.Load.
-        memory: what the model takes, wherever it lies.
-        ram_bytes: how much of memory.needed the machine's own memory has to hold.
-        vram_bytes: what the GPUs have to hold; 0 without any, or when nobody looked.
-        notes: every choice that is not simply what the model was trained on, in plain words.
-        tuned: what is different because `llmrun tune` found it faster, in words.
-        slow_flash_attention: ggml's kernel for it is known to be slow here; answers differ a little without.
-        n_seq_max: how many answers at the same time.
-        n_cells: tokens that the KV cache holds for all of them together.
-        n_parked, n_stream: as in loading.Load.
-        exact: they share nothing.
-        draft_bytes: how much of memory is a draft model's.
-        workers, layer_counts: as in loading.Load.
-        devices: each GPU's name, and the bytes that it holds when the model is loaded.
-    """
-
-    n_ctx: int
-    n_ctx_start: int
-    n_batch: int
-    threads: int
-    gpu_layers: int
-    memory: Memory
-    ram_bytes: int
-    vram_bytes: int = 0
-    notes: tuple[str, ...] = ()
-    kv_type_k: str = "f16"
-    kv_type_v: str = "f16"
-    flash_attention: str = "auto"
-    tuned: tuple[str, ...] = ()
-    slow_flash_attention: bool = False
-    n_seq_max: int = 1
-    n_cells: int = 0
-    n_parked: int = 0
-    n_stream: int = 0
-    exact: bool = False
-    draft_bytes: int = 0
-    cpu_experts: tuple[int, ...] = ()
-    workers: tuple[str, ...] = ()
-    layer_counts: tuple[int, ...] = ()
-    devices: tuple[tuple[str, int], ...] = ()
-
-    def load(self, path: Path) -> Load:
-        """What an engine is told to load a file so."""
-        return Load(
-            path=str(path.absolute()),
-            n_ctx=self.n_ctx,
-            n_ctx_start=self.n_ctx_start,
-            n_batch=self.n_batch,
-            threads=self.threads,
-            gpu_layers=self.gpu_layers,
+    def settings(self, hardware: Hardware) -> EngineSettings:
+        """Return the settings for a job that loads a model without a plan."""
+        return EngineSettings(
+            threads=self.threads or hardware.usable_cores,
+            gpu_layers=ALL_LAYERS if self.gpu_layers is None else self.gpu_layers,
             flash_attention=self.flash_attention,
             kv_type_k=self.kv_type_k,
             kv_type_v=self.kv_type_v,
-            n_seq_max=self.n_seq_max,
-            n_cells=self.n_cells,
-            n_parked=self.n_parked,
-            n_stream=self.n_stream,
-            exact=self.exact,
-            cpu_experts=self.cpu_experts,
-            workers=self.workers,
-            layer_counts=self.layer_counts,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Plan(LoadSettings):
+    """The settings of a load, and the memory that they take."""
+
+    n_ctx: int  # context window in tokens, of each sequence
+    n_ctx_start: int  # tokens for which the KV cache has memory at first; it grows with the conversation
+    memory: Memory  # of the model, in the machine's memory or a GPU's
+    ram_bytes: int  # part of memory.needed that the machine's own memory has to hold
+    vram_bytes: int = 0  # part that the GPUs have to hold; 0 without any, or if unknown
+    devices: tuple[tuple[str, int], ...] = ()  # each GPU's name, and its bytes when the model is loaded
+    notes: tuple[str, ...] = ()  # a sentence about each choice that is not simply what the model was trained on
+    tuned: tuple[str, ...] = ()  # settings that `llmrun tune` found faster, in words
+    slow_flash_attention: bool = False  # ggml's kernel is slow here; answers without it differ a little
+    draft_bytes: int = 0  # part of memory that is a draft model's
+
+    def load(self, path: Path) -> Load:
+        """Return the command that loads a file with this plan."""
+        return Load.of(self, str(path.absolute()))
 
     @property
     def summary(self) -> str:
-        """One line for --verbose: what was chosen, and what it takes."""
+        """One line for --verbose: the choices and their memory."""
         parts = self.memory
         clients = f" for each of {self.n_seq_max}, {self.n_cells:,} in all" if self.n_seq_max > 1 else ""
         text = (
@@ -217,27 +153,29 @@ class Plan:
 
 
 def make_plan(
-    header: HeaderFacts, hardware: Hardware, wishes: LoadPreferences, *, name: str = "MODEL", repository: str = ""
+    header: HeaderFacts, hardware: Hardware, preferences: LoadPreferences, *, name: str = "MODEL", repository: str = ""
 ) -> Plan:
-    """Choose everything that the user did not.
+    """Choose all settings that the user left open.
 
     Args:
-        name: what the user called the model, for the commands in our hints.
-        repository: "owner/repo" it came from, "" when it has no other quants.
+        name: the user's name of the model, for commands in hints.
+        repository: "owner/repo" with other quants of the model, or "".
 
     Raises:
-        OutOfMemoryError: the model does not fit, or the wished context doesn't.
+        OutOfMemoryError: the model or the preferred context does not fit.
     """
-    room = _Room(header, hardware, wishes, name, repository)
-    n_ctx, context_notes = room.context()
-    threads, thread_notes = _threads(hardware, wishes.threads)
-    n_cells, cell_notes = room.cells(n_ctx)
+    fit = _ContextFit(header, hardware, preferences, name, repository)
+    n_ctx, context_notes = fit.context()
+    threads, thread_notes = _threads(hardware, preferences.threads)
+    n_cells, cell_notes = fit.cells(n_ctx)
     # A growing KV cache would cross the network each time.
-    n_ctx_start = n_ctx if room.apart > 1 or hardware.workers else room.start(n_cells)
-    split = room.split(n_cells, n_ctx_start * room.apart)
-    is_like_one = wishes.parallel == 1 or wishes.as_alone or wishes.exact
-    flash_attention = choose_flash_attention(header, hardware, wishes) if is_like_one else wishes.flash_attention
-    plain = room.memory(n_cells, n_ctx_start * room.apart)
+    n_ctx_start = n_ctx if fit.apart > 1 or hardware.workers else fit.start(n_cells)
+    split = fit.split(n_cells, n_ctx_start * fit.apart)
+    is_like_one = preferences.parallel == 1 or preferences.as_alone or preferences.exact
+    flash_attention = (
+        choose_flash_attention(header, hardware, preferences) if is_like_one else preferences.flash_attention
+    )
+    plain = fit.memory(n_cells, n_ctx_start * fit.apart)
     writes_scores = flash_attention == "off" and not (split.devices and split.gpu_layers == ALL_LAYERS)
     parts = without_flash_attention(plain, header, n_ctx) if writes_scores else plain
     return Plan(
@@ -249,32 +187,32 @@ def make_plan(
         memory=parts,
         ram_bytes=split.ram + parts.compute - plain.compute,
         vram_bytes=split.vram,
-        notes=(*context_notes, *cell_notes, *_gpu_notes(header, hardware, wishes, split), *thread_notes),
-        kv_type_k=wishes.cache_type_k,
-        kv_type_v=wishes.cache_type_v,
+        notes=(*context_notes, *cell_notes, *_gpu_notes(header, hardware, preferences, split), *thread_notes),
+        kv_type_k=preferences.kv_type_k,
+        kv_type_v=preferences.kv_type_v,
         flash_attention=flash_attention,
         slow_flash_attention=flash_attention != "off" and _is_flash_attention_slow(header, hardware),
-        n_seq_max=wishes.parallel,
+        n_seq_max=preferences.parallel,
         n_cells=n_cells,
-        n_parked=room.parked,
+        n_parked=fit.parked,
         n_stream=0
         if hardware.gpus or hardware.workers
-        else longest_stream(header, n_cells, wishes.parallel, wishes.kv_type),
-        exact=wishes.exact,
+        else longest_stream(header, n_cells, preferences.parallel, preferences.kv_type),
+        exact=preferences.exact,
         cpu_experts=split.cpu_experts,
         workers=tuple(worker.endpoint for worker in hardware.workers),
         layer_counts=split.layer_counts,
-        devices=room.at_start(n_ctx_start, split).devices,
+        devices=fit.at_start(n_ctx_start, split).devices,
     )
 
 
 def margin(free: int) -> int:
-    """What our own choice leaves of free memory to the rest of the system; a wish may use it up."""
+    """Return the part of free memory that automatic choices leave to the rest of the system."""
     return max(_SMALLEST_MARGIN, free // 10)
 
 
 def trained_context(header: HeaderFacts) -> int:
-    """What a model was trained on, bounded; a guess for files that do not say."""
+    """Return the context window of training within bounds; a default if the file does not state it."""
     return min(header.n_ctx_train or UNKNOWN_CONTEXT, CONTEXT_BOUNDS[1])
 
 
@@ -289,47 +227,44 @@ def beyond_training(header: HeaderFacts, n_ctx: int) -> tuple[str, ...]:
 # ---- processor and GPUs ----------------------------------------------------------------------------
 
 
-def _gpu_notes(header: HeaderFacts, hardware: Hardware, wishes: LoadPreferences, split: Split) -> list[str]:
+def _gpu_notes(header: HeaderFacts, hardware: Hardware, preferences: LoadPreferences, split: Split) -> list[str]:
     if hardware.workers:
         return [layer_placement(header.n_layers + 1, hardware, split)]
-    return gpu_notes(header, hardware.gpus, split, wishes.gpu_layers, wishes.cpu_experts)
+    return gpu_notes(header, hardware.gpus, split, preferences.gpu_layers, preferences.cpu_experts)
 
 
-def choose_flash_attention(header: HeaderFacts, hardware: Hardware, wishes: LoadPreferences) -> str:
+def choose_flash_attention(header: HeaderFacts, hardware: Hardware, preferences: LoadPreferences) -> str:
     """Return the flash attention setting of one sequence, the same for all commands whose figures are to be equal.
 
-    The user's wish; else off where decode is faster without by much more than prefill is slower, and memory is left.
-    On x86, ggml's kernel for it goes through the KV cache once for every head. Without it, a step behind 2,000 tokens
-    takes 0.70 of the time and prefill there 1.35 (SmolLM2; 0.75 and 1.09 on a model of 1B; 0.81 and 1.16 without
-    AVX-512). A conversation, whose earlier turns are in the cache, decodes most of the time. With several sequences it
-    is slower behind few tokens, or where they share a pool.
+    The user's preference; else off if that was measured to be faster and memory is left; else llama.cpp's own choice.
     """
-    asked = wishes.flash_attention, wishes.cache_type_k, wishes.cache_type_v
-    if asked != ("auto", "f16", "f16") or hardware.gpus or hardware.workers or "avx2" not in hardware.cpu_flags:
-        return wishes.flash_attention
-    alone = _Room(header, hardware, replace(wishes, parallel=1, exact=False), "", "")
+    preferred = preferences.flash_attention, preferences.kv_type_k, preferences.kv_type_v
+    is_measured = preferences.measured_attention == "off"
+    if preferred != ("auto", "f16", "f16") or hardware.gpus or hardware.workers or not is_measured:
+        return preferences.flash_attention
+    alone = _ContextFit(header, hardware, replace(preferences, parallel=1, exact=False), "", "")
     try:
         n_ctx, _ = alone.context()  # not the window of one of several, which may be cut to fit
     except OutOfMemoryError:
-        return wishes.flash_attention
+        return preferences.flash_attention
     needed = alone.split(n_ctx, alone.start(n_ctx)).ram + score_bytes(header, n_ctx)
     return "off" if scores_fit(header, hardware, n_ctx) and needed <= hardware.memory_available else "auto"
 
 
 def _is_flash_attention_slow(header: HeaderFacts, hardware: Hardware) -> bool:
-    """Whether ggml's flash attention computes one element at a time for this model.
+    """Return whether ggml's flash attention computes one element at a time for this model.
 
-    Compiled for AVX512-FP16, ggml's dot product of f16 takes 128 elements at a time and what is left one by one
-    (GGML_F16_STEP in simd-mappings.h), so that heads of 64 are not vectorized at all: decode behind 2,048 tokens of
-    SmolLM2 is half as fast as without, behind 4,096 a third, while prefill is 1.2 times as fast.
+    Compiled for AVX512-FP16, ggml's f16 dot product takes 128 elements at a time and the rest one by one
+    (GGML_F16_STEP in simd-mappings.h), so heads of 64 are not vectorized: SmolLM2's decode is half as fast as without
+    flash attention after 2,048 tokens, a third after 4,096, while prefill is 1.2 times as fast.
     """
     return not hardware.gpus and 0 < header.key_length < _FP16_STEP and "avx512_fp16" in hardware.cpu_flags
 
 
 def scores_fit(header: HeaderFacts, hardware: Hardware, n_ctx: int) -> bool:
-    """Return whether attention without flash attention takes a small share of memory.
+    """Return whether attention without flash attention takes a small share of all memory.
 
-    Of all memory: free memory changes from one command to the next, and greedy answers would change with it.
+    Free memory changes between commands, and greedy answers would change with it.
     """
     return score_bytes(header, n_ctx) <= min(_MOST_SCORES, hardware.memory_total // _SCORES_SHARE)
 
@@ -338,67 +273,69 @@ def scores_fit(header: HeaderFacts, hardware: Hardware, n_ctx: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Room:
-    """A model beside the memory there is: which context windows fit, and what to say of those that don't."""
+class _ContextFit:
+    """The context windows of a model that fit into memory, and the errors for others."""
 
     header: HeaderFacts
     hardware: Hardware
-    wishes: LoadPreferences
+    preferences: LoadPreferences
     name: str
     repository: str
 
     @property
     def apart(self) -> int:
-        """How many KV caches there are, each of a whole window: one, or one for each sequence.
+        """Number of KV caches of a whole window: one, or one per sequence.
 
-        One pool of cells is one window to llama.cpp, which would choose the factors of LongRoPE by its size.
+        llama.cpp takes a shared pool for one window, and would choose LongRoPE's factors by its size.
         """
-        return self.wishes.parallel if self.wishes.exact or self.header.rope_depends_on_window else 1
+        return self.preferences.parallel if self.preferences.exact or self.header.rope_depends_on_window else 1
 
     @property
     def parked(self) -> int:
-        """How many prefixes to keep: a recurrent state takes its memory whether or not it is used."""
-        parallel = self.wishes.parallel
+        """Number of prefixes to cache; none if recurrent, since each state takes its memory even if unused."""
+        parallel = self.preferences.parallel
         if parallel == 1 or self.apart > 1 or self.header.recurrent_bytes:
             return 0
         return min(max(_FEWEST_PARKED, parallel), _SEQUENCE_IDS - parallel)
 
     def memory(self, n_cells: int, start: int) -> Memory:
-        kv_type, parallel = self.wishes.kv_type, self.wishes.parallel
+        kv_type, parallel = self.preferences.kv_type, self.preferences.parallel
         return memory(self.header, n_cells, kv_type=kv_type, start=start, sequences=parallel, parked=self.parked)
 
     def split(self, n_cells: int, start: int) -> Split:
         needs = self.memory(n_cells, start)
-        wishes = self.wishes
-        layers, experts, without_flash = wishes.gpu_layers, wishes.cpu_experts, wishes.flash_attention == "off"
-        return split_model(self.header, needs, n_cells, self.hardware, layers, experts, with_scores=without_flash)
+        preferences = self.preferences
+        layers, experts, attention = preferences.gpu_layers, preferences.cpu_experts, preferences.flash_attention
+        with_scores = attention == "off"
+        return split_model(self.header, needs, n_cells, self.hardware, layers, experts, with_scores=with_scores)
 
     def at_start(self, start: int, split: Split) -> Split:
-        """Return a split as it is when the model is loaded, before the KV cache has grown."""
-        wishes = replace(self.wishes, gpu_layers=split.gpu_layers, cpu_experts=len(split.cpu_experts))
-        return replace(self, wishes=wishes).split(start * self.apart, start * self.apart)
+        """Return a split when the model is loaded, before the KV cache has grown."""
+        layers, experts = split.gpu_layers, len(split.cpu_experts)
+        preferences = replace(self.preferences, gpu_layers=layers, cpu_experts=experts)
+        return replace(self, preferences=preferences).split(start * self.apart, start * self.apart)
 
     def ram(self, n_ctx: int) -> int:
-        """What has to be free at least for such windows, where one has to be apart from the other: all made at once."""
+        """Return the RAM of windows of this size, all allocated at once."""
         return self.split(n_ctx * self.apart, n_ctx * self.apart).ram
 
     def cells(self, n_ctx: int) -> tuple[int, list[str]]:
-        """Tokens that the KV cache is to hold for all sequences, each of which may fill its window; and words on it."""
-        wanted = n_ctx * self.wishes.parallel
-        if self.apart > 1 or wanted == n_ctx or not self.hardware.memory_total:
-            return wanted, []
+        """Return the KV cells of all sequences, each of which may fill its window, and notes."""
+        full = n_ctx * self.preferences.parallel
+        if self.apart > 1 or full == n_ctx or not self.hardware.memory_total:
+            return full, []
         free = self.hardware.memory_available
-        if self.ram(wanted) <= free - margin(free):
-            return wanted, []
-        chosen = max(n_ctx, self.largest(free - margin(free), wanted))
+        if self.ram(full) <= free - margin(free):
+            return full, []
+        chosen = max(n_ctx, self.largest(free - margin(free), full))
         return chosen, [
-            f"{self.wishes.parallel} answers at the same time share {chosen:,} tokens of KV cache: what fits into "
+            f"{self.preferences.parallel} answers at the same time share {chosen:,} tokens of KV cache: what fits into "
             f"{readable_size(free)} of free memory with some to spare"
         ]
 
     def start(self, n_ctx: int) -> int:
-        """For how many tokens to have memory at first; for all where there is no room to grow."""
-        start = context_start(self.header, n_ctx, self.wishes.kv_type)
+        """Return the tokens of the first KV cache; all if there is no room to grow."""
+        start = context_start(self.header, n_ctx, self.preferences.kv_type)
         free = self.hardware.memory_available
         if self.hardware.memory_total and self.split(n_ctx, start).ram > free - margin(free):
             return n_ctx
@@ -408,11 +345,11 @@ class _Room:
         return largest_context(lambda n_ctx: self.ram(n_ctx) <= room, limit)
 
     def context(self) -> tuple[int, list[str]]:
-        """The context window and what to say about it."""
+        """Return the context window and notes."""
         trained = trained_context(self.header)
-        if self.wishes.n_ctx is not None:
-            return self._wished(self.wishes.n_ctx, trained)
-        if not self.hardware.memory_total:  # nothing known about memory
+        if self.preferences.n_ctx is not None:
+            return self._preferred(self.preferences.n_ctx, trained)
+        if not self.hardware.memory_total:  # unknown
             chosen = trained
         else:
             free = self.hardware.memory_available
@@ -424,7 +361,7 @@ class _Room:
             note = f"context {chosen:,} of {trained:,} tokens: what fits into {available} of free memory"
             return chosen, [f"{note} with some to spare (--ctx asks for more)"]
         if not self.header.n_ctx_train:
-            return chosen, [f"context {chosen:,} tokens: the file does not say what the model was trained on"]
+            return chosen, [f"context {chosen:,} tokens: the file does not state the context of training"]
         return chosen, []
 
     def _fitting(self, room: int, trained: int) -> int:
@@ -433,26 +370,26 @@ class _Room:
         largest = self.largest(room, trained)
         return largest if largest >= SMALLEST_CONTEXT else 0
 
-    def _wished(self, wish: int, trained: int) -> tuple[int, list[str]]:
+    def _preferred(self, n_ctx: int, trained: int) -> tuple[int, list[str]]:
         free = self.hardware.memory_available
-        needed = self.ram(wish)
+        needed = self.ram(n_ctx)
         if self.hardware.memory_total and needed > free:
-            largest = self.largest(free, wish)
+            largest = self.largest(free, n_ctx)
             if not largest:
                 raise self._too_large(trained)
-            parts, advised, why = self.memory(wish, wish), largest, "the largest that fits"
+            parts, advised, why = self.memory(n_ctx, n_ctx), largest, "the largest that fits"
             if beyond_training(self.header, largest):
                 advised, why = trained, f"what the model was trained on; {largest} is the largest that fits"
             raise OutOfMemoryError(
-                f"a context of {wish:,} tokens does not fit into memory",
+                f"a context of {n_ctx:,} tokens does not fit into memory",
                 why=f"that takes {readable_size(needed)}, {readable_size(parts.kv)} of it for the "
                 f"KV cache, and {readable_size(free)} are free",
                 hint=f"llmrun run {shlex.quote(self.name)} --ctx {advised}, {why}",
             )
-        notes = [*beyond_training(self.header, wish)]
+        notes = [*beyond_training(self.header, n_ctx)]
         if self.hardware.memory_total and needed > free - margin(free):
-            notes.append(f"context {wish:,} tokens: leaves only {readable_size(free - needed)} of memory free")
-        return wish, notes
+            notes.append(f"context {n_ctx:,} tokens: leaves only {readable_size(free - needed)} of memory free")
+        return n_ctx, notes
 
     def _too_large(self, trained: int) -> OutOfMemoryError:
         free = self.hardware.memory_available
@@ -470,7 +407,7 @@ class _Room:
         )
 
     def _smaller_quant(self, n_ctx: int) -> str:
-        """The command for the best quantization that would fit, "" when none is known to."""
+        """Return the command for the best quant that would fit; "" without one."""
         free = self.hardware.memory_available - margin(self.hardware.memory_available)
         rest = self.ram(n_ctx) - self.header.weight_bytes
         for quant, bits in _SMALLER_QUANTS.items():
@@ -478,18 +415,20 @@ class _Room:
             if size < self.header.weight_bytes and size + rest <= free:
                 if not self.repository:
                     return f"use a smaller quant: {quant} would take about {readable_size(size)}"
-                return f"llmrun run {self.repository}:{quant} (about {readable_size(size)}), if it is there"
+                return f"llmrun run {self.repository}:{quant} (about {readable_size(size)}), if the repository has it"
         return ""
 
 
-def _threads(hardware: Hardware, wish: int | None) -> tuple[int, list[str]]:
-    if wish is not None:
-        if wish > hardware.logical_cores:
-            return wish, [f"threads {wish}: more than the {hardware.logical_cores} there are, so it gets slower"]
-        return wish, []
+def _threads(hardware: Hardware, preferred: int | None) -> tuple[int, list[str]]:
+    if preferred is not None:
+        if preferred > hardware.logical_cores:
+            return preferred, [
+                f"threads {preferred}: more than the {hardware.logical_cores} there are, so it gets slower"
+            ]
+        return preferred, []
     chosen = hardware.usable_cores
     if chosen < hardware.physical_cores:
         return chosen, [
             f"threads {chosen} of {hardware.physical_cores} cores: the container may use {hardware.cpu_quota:g} of them"
         ]
-    return min(chosen, THREAD_BOUNDS[1]), []
+    return min(chosen, MAX_THREADS), []

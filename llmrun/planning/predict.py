@@ -1,6 +1,6 @@
-"""How fast a model will load, read a prompt and answer, from its shape and what ggml's kernels do on this machine.
+"""Predictions of load time, prefill and decode speed, from a model's shape and the measured speed of ggml's kernels.
 
-Pure arithmetic; must not know how the speeds were measured (speed.py) nor read files. Times are in seconds.
+Pure arithmetic; must not know the measuring (speed.py). Times are in seconds.
 tests/benchmarks/plan.py compares these figures with real answers.
 """
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from llmrun.gguf.header import Header, Tensor
     from llmrun.protocol.jobs.kernels import MachineSpeed
 
-# What a block does besides its matrices: norms, RoPE, KV cells, activations, additions, and conversions.
+# Of a block besides its matrices: norms, RoPE, KV cells, activations, additions, and conversions.
 _OPERATIONS_A_LAYER = 30
-ANSWER_SECONDS = 60e-6  # sampling a token and handing it on
+ANSWER_SECONDS = 60e-6  # to sample and send a token
 _OPEN_SECONDS = 0.03
 _TOKEN_SECONDS = 1e-6  # to load one token of the vocabulary
 _REPACK_RATE = 0.7e9  # bytes/s in which weights are repacked, on one core
@@ -35,59 +35,41 @@ _MAIN_TYPES = {"IQ3_M": "IQ3_S", "IQ3_XS": "IQ3_S", "IQ2_M": "IQ2_S", "TQ1_0": "
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What computing one token takes, as far as the file decides.
+    """The work of computing one token, from the tensor table."""
 
-    Attributes:
-        decode_bytes: type -> bytes of matrices that one token of an answer reads.
-        prefill_weights: type -> weights that one token of a prompt is multiplied with; no output matrix.
-        layers: transformer blocks.
-        looking: of them those with attention to all tokens before.
-        looking_near: of them those with attention to a sliding window.
-        window: of these, in tokens.
-        kv_elements: of keys and values that a token keeps in layers with attention to all.
-        kv_elements_near: the same in layers with a sliding window.
-        heads: query heads of a block.
-        head_length: elements of one head.
-        vocabulary: tokens.
-        file_bytes: type -> bytes of matrices that can be multiplied, all experts.
-        output_bytes: the part of decode_bytes that is the output matrix.
-        width: elements that one block hands to the next, for each token.
-        row_lengths: type -> elements of a row of the matrices in decode_bytes, on average.
-    """
-
-    decode_bytes: Mapping[str, float]
-    prefill_weights: Mapping[str, float]
-    layers: float
-    looking: float
-    looking_near: float
-    window: int
-    kv_elements: float
-    kv_elements_near: float
-    heads: float
-    head_length: int
-    vocabulary: int
-    file_bytes: Mapping[str, float]
-    output_bytes: Mapping[str, float] = field(default_factory=dict)
-    width: int = 0
-    row_lengths: Mapping[str, float] = field(default_factory=dict)
+    decode_bytes: Mapping[str, float]  # type -> bytes of matrices that one token of an answer reads
+    prefill_weights: Mapping[str, float]  # type -> weights that multiply one prompt token, without the output matrix
+    layers: float  # transformer blocks
+    full_layers: float  # of them, with attention to all previous tokens
+    window_layers: float  # of them, with attention to a sliding window
+    window: int  # in tokens
+    kv_elements: float  # cached for a token in full_layers
+    window_kv_elements: float  # cached for a token in window_layers
+    heads: float  # query heads of a block
+    head_length: int  # elements of one head
+    vocabulary: int  # tokens
+    file_bytes: Mapping[str, float]  # type -> bytes of matrices, all experts included
+    output_bytes: Mapping[str, float] = field(default_factory=dict)  # part of decode_bytes: the output matrix
+    width: int = 0  # elements of a token between blocks
+    row_lengths: Mapping[str, float] = field(default_factory=dict)  # type -> mean row length of decode_bytes' matrices
 
     @property
     def decode_weights(self) -> dict[str, float]:
-        """Type -> weights that one token of an answer is multiplied with."""
+        """Type -> weights that multiply one token of an answer."""
         kinds = ((kind, TENSOR_TYPES[kind], size) for kind, size in self.decode_bytes.items())
         return {name: size / kind.block_bytes * kind.block for name, kind, size in kinds}
 
     def copies(self, repacked: Collection[str]) -> int:
-        """Bytes of weights that llama.cpp repacks, if it does so with these types."""
+        """Return the bytes of weights of the repacked types."""
         return int(sum(size for kind, size in self.file_bytes.items() if kind in repacked))
 
-    def looks(self, depth: float) -> float:
-        """How often a query head looks at a position, for a token behind so many others."""
-        return self.heads * (self.looking * depth + self.looking_near * min(depth, self.window))
+    def attention_reads(self, depth: float) -> float:
+        """Return the pairs of query head and position that a token at this depth attends to."""
+        return self.heads * (self.full_layers * depth + self.window_layers * min(depth, self.window))
 
     def kv_read(self, depth: float) -> float:
-        """Elements of keys and values that a token behind so many others reads."""
-        return self.kv_elements * depth + self.kv_elements_near * min(depth, self.window)
+        """Return the elements of keys and values that a token at this depth reads."""
+        return self.kv_elements * depth + self.window_kv_elements * min(depth, self.window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +82,7 @@ class Prediction:
 
 
 def work_of(header: Header) -> Work:
-    """What a file's own tensor table says."""
+    """Return the work by a file's tensor table."""
     tied = all(tensor.name != _OUTPUT for tensor in header.tensors)
     decode: Counter[str] = Counter()
     prefill: Counter[str] = Counter()
@@ -125,11 +107,11 @@ def work_of(header: Header) -> Work:
         decode_bytes=decode,
         prefill_weights=prefill,
         layers=header.n_layers,
-        looking=len(header.kv_layers) - near,
-        looking_near=near,
+        full_layers=len(header.kv_layers) - near,
+        window_layers=near,
         window=header.sliding_window,
         kv_elements=sum(layer.elements for layer in header.kv_layers if not layer.window),
-        kv_elements_near=sum(layer.elements for layer in header.kv_layers if layer.window),
+        window_kv_elements=sum(layer.elements for layer in header.kv_layers if layer.window),
         heads=_mean(header.n_heads),
         head_length=header.key_length,
         vocabulary=header.n_vocab,
@@ -141,13 +123,7 @@ def work_of(header: Header) -> Work:
 
 
 def work_of_quant(header: Header, quant: str, size: int) -> Work:
-    """A guess for another quantization of the same model, by its name and size.
-
-    Args:
-        header: of any quantization.
-        quant: e.g. "Q5_K_M".
-        size: of its file, in bytes.
-    """
+    """Estimate the work of another quant of the same model by its name, e.g. "Q5_K_M", and file size in bytes."""
     known = work_of(header)
     kind = main_type(quant)
     grown = size / max(header.weight_bytes, 1)
@@ -164,7 +140,7 @@ def work_of_quant(header: Header, quant: str, size: int) -> Work:
 
 
 def main_type(quant: str) -> str:
-    """The type that most bytes of a quantization have: "Q4_K" of "UD-Q4_K_XL"."""
+    """Return the type of most bytes of a quant, e.g. "Q4_K" of "UD-Q4_K_XL"."""
     name = quant.upper().removeprefix("UD-")
     if name in _MAIN_TYPES:
         return _MAIN_TYPES[name]
@@ -175,10 +151,10 @@ def main_type(quant: str) -> str:
 def predict(
     work: Work, speed: MachineSpeed, *, depth: int = 0, prompt: int = 512, kv_type: str = "f16", copies: int = 0
 ) -> Prediction:
-    """How fast it will be.
+    """Predict load time and rates.
 
     Args:
-        depth: tokens that the conversation holds while the answer is made.
+        depth: tokens in the context during decode.
         prompt: tokens of the prompt, for the prefill rate.
         copies: bytes of weights that are repacked at load.
     """
@@ -188,35 +164,34 @@ def predict(
 
 
 def decode_seconds(work: Work, speed: MachineSpeed, depth: float, kv_type: str) -> float:
-    """To compute one token of an answer."""
+    """Return the time of one token of an answer."""
     whole = sum(work.decode_bytes.values())
     lengths = {kind: work.row_lengths.get(kind, LONG_ROW) for kind in work.decode_bytes}
     decode = sum(size / speed.decode(kind, whole, lengths[kind]) for kind, size in work.decode_bytes.items())
     decode += work.kv_read(depth) * KV_BYTES[kv_type] / (_KV_SHARE * speed.read)
     operations = work.layers * _OPERATIONS_A_LAYER * speed.operation
-    return decode + work.looks(depth) * speed.attention(kv_type, work.head_length) + operations
+    return decode + work.attention_reads(depth) * speed.attention(kv_type, work.head_length) + operations
 
 
 def prefill_seconds(work: Work, speed: MachineSpeed, prompt: int, kv_type: str) -> float:
-    """To compute one token of such a prompt."""
+    """Return the time per token of a prompt of this length."""
     multiply = sum(count / speed.prefill(kind) for kind, count in work.prefill_weights.items())
-    return multiply + work.looks(prompt / 2) * speed.attention(kv_type, work.head_length, prefill=True)
+    return multiply + work.attention_reads(prompt / 2) * speed.attention(kv_type, work.head_length, prefill=True)
 
 
 def load_seconds(work: Work, copies: int) -> float:
-    """With the file in the page cache. copies as in predict()."""
+    """Return the load time with the file in the page cache; copies as in predict()."""
     return _OPEN_SECONDS + work.vocabulary * _TOKEN_SECONDS + copies / _REPACK_RATE
 
 
 def step_seconds(work: Work, speed: MachineSpeed, rows: int, *, depth: int = 0, kv_type: str = "f16") -> float:
-    """How long a step takes that gives so many answers their next token: weights are read once, multiplied for each.
+    """Return the time of a decode step of N answers, at a depth of tokens each.
 
-    Args:
-        depth: tokens in the KV cache before each of them.
+    Weights are read once and multiplied for each answer.
     """
     alone = 1 / predict(work, speed, depth=depth, kv_type=kv_type).decode_rate
     each = sum(count / speed.prefill(kind) for kind, count in work.decode_weights.items())
-    each += work.looks(depth) * speed.attention(kv_type, work.head_length) + ANSWER_SECONDS
+    each += work.attention_reads(depth) * speed.attention(kv_type, work.head_length) + ANSWER_SECONDS
     return max(alone, rows * each)
 
 
@@ -227,5 +202,5 @@ def _mean(heads: int | tuple[int, ...]) -> float:
 
 
 def tensor_types(tensors: Collection[Tensor]) -> set[str]:
-    """Types of matrices, whose speeds a prediction needs."""
+    """Return the types of matrices, whose speeds a prediction needs."""
     return {tensor.type for tensor in tensors if len(tensor.shape) > 1}

@@ -1,10 +1,9 @@
-"""Which of a model's layers lie on which machine, and what the network between them costs.
+"""The placement of layers on RPC workers, and the cost of the network.
 
-Pure arithmetic over facts that others asked for (runner/workers.py); must not open connections. Sizes are in bytes,
-times in seconds.
+Pure arithmetic over the facts of runner/workers.py. Sizes are in bytes, times in seconds.
 
-llama.cpp's order: the first layers on the processor here, then each device of the workers as they were named, then the
-GPUs here. A token goes through them one after the other: workers add memory, not speed.
+llama.cpp's order: the first layers on this machine's processor, then each device of the workers in the user's order,
+then this machine's GPUs. A token passes them in sequence: workers add memory, not speed.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ if TYPE_CHECKING:
     from llmrun.protocol.jobs.kernels import MachineSpeed
     from llmrun.runner.workers import RpcWorker
 
-_LEFT_FREE = 0.1  # of each device's memory; a processor's counts as free however much of it is used
+_LEFT_FREE = 0.1  # of each device's memory; all of a processor's counts as free, even if used
 
-# What ggml's client sends to each worker's device for one batch, as counted on the wire.
-_MESSAGES = 8  # inputs, the graph that is to be computed again, the question for the result; none but the last waits
+# Messages of ggml's client to each worker's device for one batch, as counted on the wire.
+_MESSAGES = 8  # inputs, the repeated graph, the request for the result; only the last one waits
 _MESSAGE_SECONDS = 25e-6  # to write one, read and check it
 _MESSAGE_BYTES = 320  # a tensor's description
-_GRAPH_BYTES = 13_000  # of a layer's graph, sent once for a batch of another shape
+_GRAPH_BYTES = 13_000  # of a layer's graph, sent with each new shape of batch
 _F32, _F16 = 4, 2
 
 
@@ -38,24 +37,23 @@ def split_model(
     needs: Memory,
     n_ctx: int,
     hardware: Hardware,
-    wish: int | None = None,
-    wished_experts: int | None = None,
+    preferred: int | None = None,
+    preferred_experts: int | None = None,
     *,
     with_scores: bool = False,
 ) -> Split:
-    """Where a model lies, over workers or not; arguments as in split.split_memory()."""
+    """Place a model with or without workers; arguments as in split.split_memory()."""
     if hardware.workers:
-        return _split_over_workers(header, needs, n_ctx, hardware, wish)
-    return split_memory(header, needs, n_ctx, hardware.gpus, wish, wished_experts, with_scores=with_scores)
+        return _split_over_workers(header, needs, n_ctx, hardware, preferred)
+    return split_memory(header, needs, n_ctx, hardware.gpus, preferred, preferred_experts, with_scores=with_scores)
 
 
-def _split_over_workers(header: Layers, needs: Memory, n_ctx: int, hardware: Hardware, wish: int | None) -> Split:
-    """Layers in proportion to what each machine has free; what fits nowhere stays here.
+def _split_over_workers(header: Layers, needs: Memory, n_ctx: int, hardware: Hardware, preferred: int | None) -> Split:
+    """Place layers in proportion to the free memory of each machine; the rest stays on this processor.
 
     Args:
         needs: of the whole model with that context.
-        wish: how many layers the user wants on workers and GPUs; None takes the processor here for one more place,
-            unless there are GPUs.
+        preferred: layers on workers and GPUs; None includes this machine's processor, unless it has GPUs.
     """
     layers = header.n_layers + 1  # llama.cpp counts the output as one
     of_layer = (needs.weights + needs.kv) / layers
@@ -65,8 +63,8 @@ def _split_over_workers(header: Layers, needs: Memory, n_ctx: int, hardware: Har
     free += [gpu.memory_free for gpu in hardware.gpus if not gpu.shared]
     rooms = [int(max((1 - _LEFT_FREE) * each - reserved, 0) / of_layer) for each in free]
     here = int(max((1 - _LEFT_FREE) * hardware.memory_available - (needs.needed - layers * of_layer), 0) / of_layer)
-    if wish is not None:
-        here, layers = 0, layers if wish == ALL_LAYERS else min(wish, layers)
+    if preferred is not None:
+        here, layers = 0, layers if preferred == ALL_LAYERS else min(preferred, layers)
     elif len(free) > n_remote:
         here = max(0, layers - sum(rooms))
     _, *counts = divide(layers, (here, *rooms))
@@ -82,9 +80,9 @@ def _split_over_workers(header: Layers, needs: Memory, n_ctx: int, hardware: Har
 
 
 def divide(layers: int, rooms: Sequence[int]) -> tuple[int, ...]:
-    """How many layers each place gets, in proportion to how many it has room for; what fits nowhere goes to the first.
+    """Divide layers among places in proportion to their room in layers; the rest goes to the first.
 
-    The next layer goes where the filled share of the room stays smallest.
+    Each next layer goes to the place with the smallest filled share.
     """
     counts = [0] * len(rooms)
     for _ in range(min(layers, sum(rooms))):
@@ -95,14 +93,14 @@ def divide(layers: int, rooms: Sequence[int]) -> tuple[int, ...]:
 
 
 def places(layers: int, hardware: Hardware, split: Split) -> list[tuple[str, int]]:
-    """Each place in llama.cpp's order, and how many of the layers lie there."""
+    """Return the places in llama.cpp's order with their number of layers."""
     names = [worker.endpoint for worker in hardware.workers for _ in worker.devices]
     names += [f"{gpu.name} here" for gpu in hardware.gpus if not gpu.shared]
     return [("here", layers - sum(split.layer_counts)), *zip(names, split.layer_counts, strict=True)]
 
 
 def layer_placement(layers: int, hardware: Hardware, split: Split) -> str:
-    """E.g. "layers 1-10 of 31 here, 11-20 on 10.0.0.2:50052, 21-31 on 10.0.0.3:50052"."""
+    """Return e.g. "layers 1-10 of 31 here, 11-20 on 10.0.0.2:50052, 21-31 on 10.0.0.3:50052"."""
     parts, first = [], 1
     for name, count in places(layers, hardware, split):
         last = first + count - 1
@@ -114,23 +112,17 @@ def layer_placement(layers: int, hardware: Hardware, split: Split) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NetworkCost:
-    """What the network takes of each token of an answer.
+    """The network's cost of each token of an answer."""
 
-    Attributes:
-        round_trips: questions that are waited for, one for each worker's device with layers.
-        n_bytes: sent and received.
-        seconds: of both together.
-    """
-
-    round_trips: int
-    n_bytes: int
-    seconds: float
+    round_trips: int  # one for each worker's device with layers
+    n_bytes: int  # sent and received
+    seconds: float  # of round trips and bytes
 
 
 def network_cost(work: Work, hardware: Hardware, counts: Sequence[int], tokens: int = 1) -> NetworkCost:
-    """Of one batch of so many tokens, whose logits are wanted of the last.
+    """Return the network's cost of one batch of tokens with logits of the last.
 
-    Between two devices what a block hands to the next comes back here and goes on.
+    Activations between two devices pass through this machine.
 
     Args:
         counts: layers of each worker's device, as in Split.
@@ -165,11 +157,11 @@ def predict_over_workers(
     kv_type: str = "f16",
     copies: int = 0,
 ) -> Prediction:
-    """How fast a model is whose layers lie on several machines, which compute one after the other.
+    """Predict the speed of a model on several machines, which compute in sequence.
 
     Args:
-        speeds: of the processor here, then of each worker's device.
-        counts: layers of each worker's device, as in Split; the rest is here.
+        speeds: of this processor, then of each worker's device.
+        counts: layers of each worker's device, as in Split; the rest is on this processor.
         depth, prompt, kv_type, copies: as in predict.predict().
     """
     from llmrun.planning.predict import ANSWER_SECONDS, Prediction, decode_seconds, load_seconds, prefill_seconds
@@ -178,7 +170,7 @@ def predict_over_workers(
     shares = [blocks + 1 - sum(counts), *counts]
     last = max(index for index, count in enumerate(shares) if count)
     decode, prefill = ANSWER_SECONDS, 0.0
-    # GPUs here come behind; where they have layers, nobody can predict.
+    # Layers on this machine's GPUs, which come last, can't be predicted.
     for index, (speed, count) in enumerate(zip(speeds, shares, strict=False)):
         if count:
             part = part_of(work, (count - (index == last)) / max(blocks, 1), with_output=index == last)
@@ -191,7 +183,7 @@ def predict_over_workers(
 
 
 def part_of(work: Work, share: float, *, with_output: bool) -> Work:
-    """The work of so many of the blocks, and of the output matrix or not."""
+    """Return the work of a share of the blocks, with or without the output matrix."""
 
     def scaled(sizes: Mapping[str, float]) -> dict[str, float]:
         return {kind: size * share for kind, size in sizes.items()}
@@ -205,15 +197,15 @@ def part_of(work: Work, share: float, *, with_output: bool) -> Work:
         decode_bytes=decode,
         prefill_weights=scaled(work.prefill_weights),
         layers=work.layers * share,
-        looking=work.looking * share,
-        looking_near=work.looking_near * share,
+        full_layers=work.full_layers * share,
+        window_layers=work.window_layers * share,
         kv_elements=work.kv_elements * share,
-        kv_elements_near=work.kv_elements_near * share,
+        window_kv_elements=work.window_kv_elements * share,
     )
 
 
 def _sending_seconds(work: Work, workers: Sequence[RpcWorker], counts: Sequence[int]) -> float:
-    """To send each worker its weights, one after the other."""
+    """Return the time to send the workers their weights in sequence."""
     of_layer = sum(work.file_bytes.values()) / (work.layers + 1)
     links = [worker.link for worker in workers for _ in worker.devices]
     return sum(count * of_layer / link.up for link, count in zip(links, counts, strict=False) if link)

@@ -1,8 +1,7 @@
-"""How many tokens of an answer may be drafted: what a user may wish, and how long decode steps take here.
+"""The policy of speculative decoding: the user's preference, measured step times, and the gain they predict.
 
-Owns the wish, steps.json with the measured step times, and the gain that they promise; must not know how they are
-measured, nor how tokens are drafted and verified. A step's time depends on the machine, the build of llama.cpp, the
-model's shape and the engine's settings: these are the key of an entry.
+Step times are in steps.json; their key is the machine, the build of llama.cpp, the model's shape and the engine
+settings. Must not know their measuring, nor drafting.
 """
 
 from __future__ import annotations
@@ -10,37 +9,38 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from llmrun.config import STEPS_FILE
-from llmrun.errors import UsageError
+from llmrun.errors import LlmrunError, UsageError
 from llmrun.gguf.header import Header
-from llmrun.planning import measurement_cache
+from llmrun.planning import attention, measurement_cache
 from llmrun.planning.hardware import Hardware
 from llmrun.protocol.codec import from_json
 from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import Event, Finished, Stats
-from llmrun.protocol.speculation import Speculation, StepTables, StepTime, StepTimes
+from llmrun.protocol.speculation import AttentionTime, Speculation, StepsMeasured, StepTables, StepTime, StepTimes
 
 AUTO, OFF = -1, 0
-"""Drafted tokens a step: as many as the measured step times say will pay; none."""
+"""Drafted tokens per step: as many as pay by the measured step times; none."""
 DRAFT_BOUNDS = (3, 15)
-"""Of a stated number: batches of 4 to 16 rows."""
+"""Bounds of a number of drafted tokens per step: batches of 4 to 16 rows."""
 _MOST_TIMES = 64
-_SURPRISE = 1.5  # times as long, or as short, as expected ...
-_MOST_SURPRISES = 3  # ... of so many answers in turn ...
-_FEWEST_STEPS = 32  # ... of at least so many steps
+_SURPRISE = 1.5  # ratio of measured and expected time, or its inverse, of an outdated prediction
+_MOST_SURPRISES = 3  # consecutive answers
+_FEWEST_STEPS = 32  # of an answer that counts
 
 
 def read_speculate(value: str | int, label: str = "--speculate") -> int:
-    """Drafted tokens a step, AUTO or OFF, as a user says it: "auto", "off" or a number.
+    """Parse drafted tokens per step: "auto", "off" or a number.
 
     Args:
-        label: what the user calls it.
+        label: the option's name, for the error.
 
     Raises:
-        UsageError: it is none of these.
+        UsageError: the value is invalid.
     """
     low, high = DRAFT_BOUNDS
     if value in ("auto", "off"):
@@ -53,15 +53,14 @@ def read_speculate(value: str | int, label: str = "--speculate") -> int:
 
 
 class DraftPolicy:
-    """How a model's answers are drafted, as it is loaded here.
+    """The policy of drafts for a loaded model.
 
     Args:
-        load: how that is.
         folder: config.Settings.state_dir.
-        draft: header of the model that drafts for it, which `load` loads beside it.
+        draft: header of load.draft.
 
     Attributes:
-        most: drafted tokens a step, AUTO or OFF; may be changed between answers.
+        most: drafted tokens per step, AUTO or OFF; may be changed between answers.
     """
 
     def __init__(
@@ -75,16 +74,17 @@ class DraftPolicy:
     ) -> None:
         self.most = most
         self._header, self._hardware, self._load = header, hardware, load
-        self._draft: DraftPolicy | None = None  # it has step times of its own
+        self._draft: DraftPolicy | None = None  # with step times of its own
         if draft is not None and load.draft is not None:
             self._draft = DraftPolicy(draft, hardware, load.draft, folder)
-        self._path = folder / STEPS_FILE
-        self._times: tuple[StepTime, ...] | None = None  # read when they are needed
+        self._folder, self._path = folder, folder / STEPS_FILE
+        self._times: tuple[StepTime, ...] | None = None  # read on first use
         self._surprises = 0
+        self._lacks_attention: bool | None = None  # read when it is needed
 
     @property
     def times(self) -> tuple[StepTime, ...]:
-        """How long decode steps take; () where nobody measured that yet."""
+        """The measured times of decode steps; () if they are not measured yet."""
         if self._times is None:
             entry = measurement_cache.find(self._path, self._key) if self._path.exists() else None
             self._times = _read_times(entry) if entry else ()
@@ -92,7 +92,7 @@ class DraftPolicy:
 
     @property
     def measured(self) -> StepTables:
-        """The times, and the draft model's: where they are not measured, its weights' share of them is a fair guess."""
+        """The times of the model and the draft model; unmeasured ones are estimated by its share of weights."""
         times, draft = self.times, self._draft
         if draft is None or not times:
             return StepTables(times)
@@ -100,23 +100,26 @@ class DraftPolicy:
         guessed = tuple(each._replace(seconds=each.seconds * share) for each in times)
         return StepTables(times, draft.times or guessed)
 
-    def wanted(self, most: int | None = None) -> Speculation | None:
-        """What an answer is asked for with; None where nothing is drafted.
+    def speculation(self, most: int | None = None, *, probes: bool = False) -> Speculation | None:
+        """Return the speculation of an answer; None without drafts.
 
         Args:
-            most: as the attribute, for this answer alone.
+            most: overrides the attribute for this answer.
+            probes: measure step times in this answer if there are none yet.
         """
         most = self.most if most is None else most
         if most == AUTO:
-            return Speculation(DRAFT_BOUNDS[1], *self.measured) if self.can_pay and self.times else None
+            if self.can_pay and self.times:
+                return Speculation(DRAFT_BOUNDS[1], self.measured.times, self.measured.draft_times)
+            return Speculation(DRAFT_BOUNDS[1], probes=True) if probes and self._can_probe else None
         return Speculation(most) if most else None
 
     @property
     def words(self) -> str:
-        """What an answer is asked for with, e.g. "none, because no step times are measured here yet"."""
+        """The policy in words, e.g. "none, because no step times are measured here yet"."""
         if self.most > 0:
-            return f"up to {self.most} a step"
-        if self.wanted() is not None:
+            return f"up to {self.most} per step"
+        if self.most == AUTO and self.can_pay and self.times:
             return "as many as the measured step times say will pay"
         if self.most == OFF:
             return "none"
@@ -124,16 +127,29 @@ class DraftPolicy:
 
     @property
     def lacks_times(self) -> bool:
-        """Whether measuring them would change how answers are drafted."""
+        """Whether measuring step times would change the drafts."""
         is_known = self.times and self._surprises < _MOST_SURPRISES and (self._draft is None or self._draft.times)
         return self.most == AUTO and self.can_pay and not is_known
 
-    def noticing(self, events: Iterator[Event]) -> Iterator[Event]:
-        """An answer's events, looked at: step times are old where several answers in turn took another time.
+    @property
+    def lacks_attention(self) -> bool:
+        """Flash attention on and off can be compared here, and were not."""
+        if self._lacks_attention is None:
+            header, hardware, folder = self._header, self._hardware, self._folder
+            is_known = attention.measured_attention(header, hardware, folder)
+            self._lacks_attention = attention.can_be_measured(hardware, self._load) and not is_known
+        return self._lacks_attention
 
-        Only where they had the engine for themselves.
+    def noticing(self, events: Iterator[Event]) -> Iterator[Event]:
+        """Pass on an answer's events, and detect outdated step times: several answers in a row took another time.
+
+        Only if the engine has a single sequence.
         """
         for event in events:
+            if isinstance(event, StepsMeasured):
+                with suppress(LlmrunError):  # it can't be written
+                    self.remember(event.times)
+                continue
             if isinstance(event, Finished):
                 self._notice(event.stats)
             yield event
@@ -147,18 +163,28 @@ class DraftPolicy:
 
     @property
     def can_pay(self) -> bool:
-        """Whether drafts ever do here.
-
-        Not where each row of a batch wakes experts of its own, nor where what was drafted can't be taken back.
-        """
+        """Whether drafts can pay: not if each row uses its own experts, or if drafted tokens can't be removed."""
         return not (self._header.n_experts or self._header.recurrent_bytes or self._load.exact)
 
-    def remember(self, times: tuple[StepTime, ...], draft_times: tuple[StepTime, ...] = ()) -> bool:
-        """Keep what was measured; whether that was anything.
+    @property
+    def _can_probe(self) -> bool:
+        """A GPU computes after decode() has returned, so that the time of a step is not that of the call."""
+        return self.can_pay and self._load.n_seq_max == 1 and self._draft is None and not self._hardware.gpus
+
+    def remember(
+        self,
+        times: tuple[StepTime, ...],
+        draft_times: tuple[StepTime, ...] = (),
+        attention_times: tuple[AttentionTime, ...] = (),
+    ) -> bool:
+        """Store what was measured; return whether there are step times.
 
         Raises:
-            LlmrunError: the folder can't be written; this process knows it all the same.
+            LlmrunError: the folder can't be written; the times hold for this process all the same.
         """
+        if attention_times:
+            self._lacks_attention = False
+            attention.remember(attention_times, self._header, self._hardware, self._folder)
         if not times:
             return False
         self._times, self._surprises = times, 0
@@ -183,7 +209,7 @@ class DraftPolicy:
 
 
 def _read_times(entry: dict[str, Any]) -> tuple[StepTime, ...]:
-    """An entry's times; () where they are damaged: somebody may have edited the file."""
+    """Return the times of an entry; () if they are damaged."""
     try:
         found = tuple(from_json(StepTime, each) for each in entry["times"])
     except (TypeError, ValueError, KeyError):
@@ -193,15 +219,12 @@ def _read_times(entry: dict[str, Any]) -> tuple[StepTime, ...]:
 
 
 def tokens_a_step(stats: Stats) -> float:
-    """What a decode step of an answer gave; 0 where there was none."""
+    """Return the mean tokens per decode step; 0 without steps."""
     return stats.completion_tokens / stats.decode_steps if stats.decode_steps else 0.0
 
 
 def expected_seconds(stats: Stats, measured: StepTables) -> float | None:
-    """What an answer's decode takes by the measured step times, each as wide as they were on average.
-
-    None where nothing is measured, or there was no step.
-    """
+    """Return the decode time of an answer by the measured step times at its mean width; None without times or steps."""
     if not measured.times or not stats.decode_steps:
         return None
     depth, steps = stats.context_used, stats.decode_steps
@@ -212,10 +235,7 @@ def expected_seconds(stats: Stats, measured: StepTables) -> float | None:
 
 
 def expected_gain(stats: Stats, measured: StepTables) -> float | None:
-    """How many times faster an answer came than without drafts, by the measured step times.
-
-    None where nothing was drafted, or nothing is measured.
-    """
+    """Return the speedup of an answer by its drafts, by the measured step times; None without times or drafts."""
     seconds = expected_seconds(stats, measured)
     if seconds is None or not stats.drafted_tokens:
         return None

@@ -1,8 +1,6 @@
-"""How fast this machine computes, as measured: asked from the engine once, and remembered on this disk.
+"""The measured speed of this machine: measured once by the job `kernels`, and stored in a file.
 
-Owns the file of the figures, and when they are out of date; must not know models. The measuring is done
-by the job `kernels`, in an engine of its own. Only commands that show predictions ask for it: `run` and `chat` never
-wait for a measurement.
+Must not know models. Only commands that show predictions measure; `run` and `chat` never wait for it.
 """
 
 from __future__ import annotations
@@ -20,24 +18,24 @@ from llmrun.errors import LlmrunError
 from llmrun.planning.hardware import Hardware
 from llmrun.protocol.codec import as_dict, from_json, load_json
 from llmrun.protocol.jobs.kernels import KERNELS, STAND_IN, MachineSpeed, MeasureKernels, Rates
-from llmrun.runner.runner import Runner
+from llmrun.runner.client import EngineClient
 from llmrun.storage import write_whole
 
 if TYPE_CHECKING:
     from llmrun.runner.workers import RpcWorker
 
 WEEKS = 4
-"""After that a measurement is made again."""
+"""Maximum age of a measurement."""
 BUSY = 0.3
-"""Cores. ggml's threads wait for each other, so a busy one slows all of them down."""
+"""Cores that other programs may use during a measurement: one busy core slows all of ggml's threads down."""
 
 _FILE = "speed.json"
 _MOST_BYTES = 1 << 20
-_MOST_SECONDS = 120.0  # an idle machine takes 2, a busy one many times as long
+_MOST_SECONDS = 120.0  # 2 on an idle machine, many more on a busy one
 
 
 def remembered(hardware: Hardware, folder: Path) -> MachineSpeed | None:
-    """What was measured on this machine before, None when there is nothing or it is too old."""
+    """Return the stored speed of this machine; None if it is missing or too old."""
     try:
         with (folder / _FILE).open("rb") as file:
             data = load_json(file.read(_MOST_BYTES))
@@ -50,12 +48,12 @@ def remembered(hardware: Hardware, folder: Path) -> MachineSpeed | None:
 
 
 def speed_of(hardware: Hardware, types: Collection[str], folder: Path, *, cache: int = 0) -> MachineSpeed:
-    """This machine's speed with these types of weights, measured where it isn't known yet.
+    """Return this machine's speed with these types of weights, measured if unknown.
 
     Args:
-        types: ggml's names, e.g. {"Q4_K", "Q6_K"}; those it does not know are left out.
-        folder: where it is remembered.
-        cache: bytes of the last-level cache; 0 when that isn't known.
+        types: ggml's names, e.g. {"Q4_K", "Q6_K"}; unknown ones are left out.
+        folder: of the stored speed.
+        cache: bytes of the last-level cache; 0 if unknown.
 
     Raises:
         LlmrunError: llama.cpp can't be loaded, or measuring takes too long.
@@ -65,7 +63,7 @@ def speed_of(hardware: Hardware, types: Collection[str], folder: Path, *, cache:
     if known and not missing:
         return known
     measured = measure(hardware.usable_cores, missing, cache=cache)
-    # A type that ggml can't measure is remembered as such.
+    # A type that ggml can't measure is stored without rates.
     unmeasured = {kind: Rates() for kind in missing}
     speed = replace(measured, types={**(known.types if known else {}), **unmeasured, **measured.types})
     if speed.others < BUSY:
@@ -74,65 +72,59 @@ def speed_of(hardware: Hardware, types: Collection[str], folder: Path, *, cache:
 
 
 def measure(threads: int, types: Collection[str], *, cache: int = 0) -> MachineSpeed:
-    """Measure now; takes half a second, and for each type a tenth more where caches are large.
+    """Measure the speed: half a second, and a tenth more per type if caches are large.
 
     Raises:
         LlmrunError: see speed_of().
     """
     before = Clock.now()
-    with closing(Runner()) as engine:
+    with closing(EngineClient()) as engine:
         measured = engine.do(KERNELS, MeasureKernels(threads, tuple(types), cache), seconds=_MOST_SECONDS)
     return replace(measured, others=before.others())
 
 
 def worker_speeds(here: MachineSpeed, workers: Collection[RpcWorker], cache: int) -> tuple[MachineSpeed, ...]:
-    """The same of each device of the workers, measured now over the network; for the types that are known here.
+    """Measure each device of the workers over the network, for the types that are known of this machine.
 
     Args:
-        cache: as in speed_of(), of this machine: theirs is not known.
+        cache: this machine's, as in speed_of(); the workers' is unknown.
 
     Raises:
         LlmrunError: this build has no RPC, a worker is lost, or measuring takes too long.
     """
     found = []
-    with closing(Runner()) as engine:
+    with closing(EngineClient()) as engine:
         for worker in workers:
             for number in range(len(worker.devices)):
                 command = MeasureKernels(0, tuple(here.types), cache, worker.endpoint, number)
                 measured = engine.do(KERNELS, command, seconds=_MOST_SECONDS)
-                # Of a graph that comes anew each time, the worker would read more than compute.
+                # The graph is sent each time, so the worker reads more than it computes.
                 found.append(replace(measured, operation=here.operation))
     return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Who used the processor: seconds since some time in the past.
-
-    Attributes:
-        wall: that have passed.
-        everybody: processor time of all programs.
-        children: of that, of our children that have ended.
-    """
+    """Counters of wall time and processor time, in seconds."""
 
     wall: float
-    everybody: float
-    children: float
+    everybody: float  # processor time of all programs
+    children: float  # of ended child processes
 
     @classmethod
     def now(cls) -> Clock:
-        """As of now."""
+        """Read the counters."""
         import psutil  # type: ignore[import-untyped,unused-ignore]
 
         times = psutil.cpu_times()
         idle = times.idle + getattr(times, "iowait", 0.0)
-        # guest time is part of user time, and not every system counts it
+        # Guest time is part of user time, and not every system counts it.
         total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
         own = os.times()
         return cls(time.monotonic(), total - idle, own.children_user + own.children_system)
 
     def others(self) -> float:
-        """Cores that were used since then, but not by children of ours."""
+        """Return the cores that other programs used since then, without child processes."""
         now = Clock.now()
         used = (now.everybody - self.everybody) - (now.children - self.children)
         return max(used, 0.0) / max(now.wall - self.wall, 1e-3)
@@ -140,5 +132,5 @@ class Clock:
 
 def _remember(speed: MachineSpeed, hardware: Hardware, folder: Path) -> None:
     data = {"machine": hardware.fingerprint, "time": time.time(), "figures": as_dict(speed)}
-    with suppress(LlmrunError):  # then it is measured again next time
+    with suppress(LlmrunError):  # the next command measures again
         write_whole(folder / _FILE, json.dumps(data), makes_folder=True)

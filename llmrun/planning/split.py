@@ -1,9 +1,9 @@
-"""Where a model lies on a machine with GPUs: its layers, and a mixture's experts apart from them.
+"""The placement of a model on GPUs: its layers, and a mixture's experts apart from them.
 
-Pure arithmetic over the facts of a header and the free memory; must not know how either was found. Sizes are in bytes.
+Pure arithmetic over the facts of a header and the free memory. Sizes are in bytes.
 
-A token wakes few of a mixture's experts, so they are most of the bytes and little of the work: where not everything
-fits, they stay with the processor before any layer does. All layers' attention is then on the GPU.
+A token uses few of a mixture's experts, so they are most of the bytes and little of the work. If not everything fits,
+experts stay with the processor first, and the attention of all layers is on the GPU.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from llmrun.protocol.loading import DeviceBuffer
 
 ALL_LAYERS = -1
-_GPU_MARGIN = 256 << 20  # the driver's and the desktop's
+_GPU_MARGIN = 256 << 20  # for the driver and the desktop
 _DIFFERS = 0.1  # share of the planned bytes
 
 
 class Layers(Sizes, Protocol):
-    """What splitting needs of a header."""
+    """The facts of a header that determine the placement."""
 
     @property
     def n_layers(self) -> int:
@@ -38,7 +38,7 @@ class Layers(Sizes, Protocol):
 
     @property
     def expert_bytes(self) -> Mapping[int, int]:
-        """Layer -> bytes of its experts; none of a dense model."""
+        """Layer -> bytes of its experts; empty for a dense model."""
 
     @property
     def layer_shares(self) -> LayerShares:
@@ -47,24 +47,15 @@ class Layers(Sizes, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Where a model lies.
+    """The placement of a model."""
 
-    Attributes:
-        gpu_layers: on GPUs; -1 when all are, or nobody knows of any GPU.
-        ram, vram: bytes on either side.
-        cpu_experts: layers whose experts stay with the processor, though the rest of the layer is on a GPU.
-        layer_counts: of gpu_layers, how many each device of the workers has, then each GPU; none without workers.
-        remote: bytes on workers, which vram does not count.
-        devices: name and bytes of each GPU that has its own memory; none with workers.
-    """
-
-    gpu_layers: int
-    ram: int
-    vram: int
-    cpu_experts: tuple[int, ...] = ()
-    layer_counts: tuple[int, ...] = ()
-    remote: int = 0
-    devices: tuple[tuple[str, int], ...] = ()
+    gpu_layers: int  # on GPUs; -1 for all, or if no GPU is known
+    ram: int  # bytes in the machine's own memory
+    vram: int  # bytes on its GPUs
+    cpu_experts: tuple[int, ...] = ()  # layers on a GPU whose experts stay with the processor
+    layer_counts: tuple[int, ...] = ()  # of gpu_layers, on each worker's device, then each GPU; () without workers
+    remote: int = 0  # bytes on workers
+    devices: tuple[tuple[str, int], ...] = ()  # name and bytes of each GPU with its own memory; () with workers
 
 
 class _Placement:
@@ -121,24 +112,24 @@ def split_memory(
     needs: Memory,
     n_ctx: int,
     gpus: tuple[Gpu, ...],
-    wish: int | None,
-    wished_experts: int | None = None,
+    preferred: int | None,
+    preferred_experts: int | None = None,
     *,
     with_scores: bool = False,
 ) -> Split:
-    """Choose what the GPUs hold; return it, and what that leaves to the processor.
+    """Place a model on GPUs and the processor.
 
     Args:
         needs: of the whole model with that context.
-        gpus: integrated ones have no memory of their own, so they hold nothing more.
-        wish: how many layers the user wants there; None takes as many as fit.
-        wished_experts: of how many layers the user wants to leave the experts with the processor; None leaves as many
-            as it takes to have all layers on GPUs, unless the user said how many layers.
+        gpus: integrated ones are skipped, since they have no memory of their own.
+        preferred: layers on GPUs; None for as many as fit.
+        preferred_experts: layers whose experts stay with the processor; None for as few as allow all layers on GPUs,
+            or none if `preferred` is given.
         with_scores: attention scores are stored, for lack of flash attention.
     """
     own = [gpu for gpu in gpus if not gpu.shared]
     if not own:
-        return Split(ALL_LAYERS if wish is None else wish, needs.needed, 0)
+        return Split(ALL_LAYERS if preferred is None else preferred, needs.needed, 0)
     placement = _Placement(header, needs, n_ctx, own, with_scores=with_scores)
     layers, experts = placement.layers, header.expert_bytes
 
@@ -147,15 +138,15 @@ def split_memory(
         return all(size <= max(gpu.memory_free - _GPU_MARGIN, 0) for size, gpu in zip(taken, own, strict=True))
 
     left: tuple[int, ...] = ()
-    if wished_experts is not None:
-        left = _spread(experts, wished_experts)
-    elif wish is None and experts and not fits(layers, left):
+    if preferred_experts is not None:
+        left = _spread(experts, preferred_experts)
+    elif preferred is None and experts and not fits(layers, left):
         tries = (_spread(experts, count) for count in range(1, len(experts) + 1))
         left = next((each for each in tries if fits(layers, each)), tuple(experts))
-    if wish is None:
+    if preferred is None:
         chosen = next((count for count in range(layers, 0, -1) if fits(count, left)), 0)
     else:
-        chosen = layers if wish == ALL_LAYERS else min(wish, layers)
+        chosen = layers if preferred == ALL_LAYERS else min(preferred, layers)
     left = left if chosen else ()
     taken = placement.taken(chosen, left)
     return Split(
@@ -168,26 +159,26 @@ def split_memory(
 
 
 def _spread(experts: Mapping[int, int], count: int) -> tuple[int, ...]:
-    """So many of the layers with experts, evenly spread: each of several GPUs gets as much less to hold."""
+    """Choose layers with experts, evenly spread, so that each of several GPUs is relieved equally."""
     layers = sorted(experts)
     count = min(count, len(layers))
     return tuple(layers[index * len(layers) // count] for index in range(count))
 
 
 def described(gpu_layers: int, cpu_experts: int) -> str:
-    """E.g. "5 layers on the GPU", "all layers on the GPU but for the experts of 12"."""
+    """Return e.g. "5 layers on the GPU", "all layers on the GPU but for the experts of 12"."""
     layers = "all layers" if gpu_layers == ALL_LAYERS else f"{gpu_layers} layers"
     return f"{layers} on the GPU" + (f" but for the experts of {cpu_experts}" if cpu_experts else "")
 
 
 def gpu_notes(
-    header: Layers, gpus: Sequence[Gpu], split: Split, wish: int | None, wished_experts: int | None
+    header: Layers, gpus: Sequence[Gpu], split: Split, preferred: int | None, preferred_experts: int | None
 ) -> list[str]:
     """Return what to say about a split; arguments as in split_memory()."""
-    if wished_experts and not split.cpu_experts:
+    if preferred_experts and not split.cpu_experts:
         return [f"--n-cpu-moe changes nothing: {'nothing is on a GPU' if header.expert_bytes else 'no experts'}"]
     own = {gpu.name: gpu.memory_free for gpu in gpus if not gpu.shared}
-    if (wish, wished_experts) != (None, None):
+    if (preferred, preferred_experts) != (None, None):
         return [
             f"{name} has {readable_size(own[name])} free, but this takes {readable_size(size)}: loading may fail or be "
             "slow (without -ngl, as many layers as fit are put there)"

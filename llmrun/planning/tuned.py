@@ -1,6 +1,6 @@
-"""What tuning found, where it is remembered, and which of the profiles an answer of some length wants.
+"""The results of tuning: entries of tune.json, and the best profile for an answer of some length.
 
-Owns what an entry of tune.json says; measurement_cache.py has the file and its keys. Must not know how it was measured.
+Must not know the measuring; measurement_cache.py has the file and its keys.
 """
 
 from __future__ import annotations
@@ -17,49 +17,41 @@ from llmrun.gguf.header import Header
 from llmrun.planning import measurement_cache
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import KV_BYTES, UBATCH
-from llmrun.planning.settings import EngineSettings
+from llmrun.planning.settings import TUNED, TunableSettings
 from llmrun.protocol.codec import as_dict, from_json
+from llmrun.protocol.settings import FLASH_ATTENTION, MAX_THREADS
 
-_MOST_THREADS = 512
-_FLASH_ATTENTION = ("auto", "on", "off")
+_STORED = (*(name for name in TUNED if name not in ("kv_type_k", "kv_type_v")), "spins", "huge_pages")
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Settings, and what they were measured to give.
+    """Settings and their measured speed."""
 
-    Attributes:
-        load_seconds: for weights and context, the file in the page cache.
-        prefill_rate: tokens/s.
-        decode_rate: tokens/s.
-    """
-
-    settings: EngineSettings
-    load_seconds: float
-    prefill_rate: float
-    decode_rate: float
+    settings: TunableSettings
+    load_seconds: float  # of weights and context, with the file in the page cache
+    prefill_rate: float  # tokens/s
+    decode_rate: float  # tokens/s
 
     def seconds(self, prompt_tokens: float, answer_tokens: float, *, loads: bool = True) -> float:
-        """From the start to the answer's end."""
+        """Return the time from the start to the answer's end."""
         compute = prompt_tokens / self.prefill_rate + answer_tokens / self.decode_rate
         return compute + self.load_seconds * loads
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON data, with one type for the keys and values of the KV cache."""
+        settings = {name: getattr(self.settings, name) for name in _STORED}
+        return {**as_dict(self), "settings": settings | {"kv_type": self.settings.kv_type_k}}
 
 
 @dataclass(frozen=True, slots=True)
 class TunedSettings:
-    """What tuning found for one model on one machine.
+    """The result of tuning one model on one machine."""
 
-    Attributes:
-        default: the settings without tuning.
-        others: that were significantly faster in prefill or in decode.
-        depth: tokens that were in the context while decode was measured.
-        at: when, in seconds since 1970.
-    """
-
-    default: Profile
-    others: tuple[Profile, ...]
-    depth: int
-    at: float
+    default: Profile  # without tuning
+    others: tuple[Profile, ...]  # significantly faster in prefill or in decode
+    depth: int  # tokens in the context during decode
+    at: float  # time in seconds since 1970
 
     @property
     def prefill_gain(self) -> float:
@@ -68,7 +60,7 @@ class TunedSettings:
 
     @property
     def decode_gain(self) -> float:
-        """The same of decode."""
+        """Best decode rate over the default's; at least 1."""
         return max(profile.decode_rate for profile in (self.default, *self.others)) / self.default.decode_rate
 
     @property
@@ -88,14 +80,14 @@ def choose(
     *,
     loads: bool = True,
     own_environment: bool = True,
-) -> EngineSettings:
-    """The settings with which an answer is expected to be there first.
+) -> TunableSettings:
+    """Return the settings with the shortest expected time of an answer.
 
     Args:
-        prompt_tokens: that will be prefilled, of a conversation all its turns together.
-        answer_tokens: that will be decoded.
+        prompt_tokens: to prefill, in all turns of a conversation.
+        answer_tokens: to decode.
         loads: the model is not loaded yet, so loading counts.
-        own_environment: an engine can be started for it; one that runs already keeps its environment.
+        own_environment: an engine can be started with an environment of its own.
     """
     usable = [profile for profile in tuned.others if own_environment or not profile.settings.environment]
     best = min((tuned.default, *usable), key=lambda each: each.seconds(prompt_tokens, answer_tokens, loads=loads))
@@ -103,7 +95,7 @@ def choose(
 
 
 def remembered(header: Header, hardware: Hardware, folder: Path) -> TunedSettings | None:
-    """What was found for a model of this shape on this machine; None when it was never tuned here.
+    """Return the result for a model of this shape on this machine; None if it was never tuned.
 
     Args:
         folder: config.Settings.state_dir.
@@ -114,10 +106,10 @@ def remembered(header: Header, hardware: Hardware, folder: Path) -> TunedSetting
 
 
 def loads_as_usual(path: Path, folder: Path) -> bool:
-    """Whether the weights can be loaded before it is known which settings an answer gets: all of them load it alike.
+    """Return whether all tuned settings of a model load its weights in the default way, so that loading can begin.
 
     Args:
-        path: of the model. It is only read where the settings of some model load it otherwise.
+        path: of the model; only read if the settings of some model load it otherwise.
         folder: config.Settings.state_dir.
 
     Raises:
@@ -138,7 +130,7 @@ def _keep_usual_weights(tuned: TunedSettings) -> bool:
 
 
 def summaries(hardware: Hardware, folder: Path) -> list[str]:
-    """What was found on this machine with the llmrun that is installed, a line each, the latest first."""
+    """Return a line for each result of this machine and build, the latest first."""
     entries = measurement_cache.entries(folder / TUNE_FILE)
     here = measurement_cache.machine_key(hardware) if entries else {}
     found = []
@@ -150,21 +142,23 @@ def summaries(hardware: Hardware, folder: Path) -> list[str]:
 
 
 def remember(tuned: TunedSettings, header: Header, hardware: Hardware, folder: Path, name: str = "") -> None:
-    """Keep it, in place of what was known of this model.
+    """Store a result; it replaces that of the same model.
 
     Args:
-        name: of the model, for people.
+        name: the model's, for display.
 
     Raises:
         LlmrunError: the folder can't be written.
     """
+    data = as_dict(tuned)
+    data |= {"default": tuned.default.to_json(), "others": [each.to_json() for each in tuned.others]}
     measurement_cache.keep(
-        folder / TUNE_FILE, measurement_cache.model_key(header, hardware), {"name": name, "tuned": as_dict(tuned)}
+        folder / TUNE_FILE, measurement_cache.model_key(header, hardware), {"name": name, "tuned": data}
     )
 
 
 def forget(header: Header, hardware: Hardware, folder: Path) -> bool:
-    """Go back to the defaults; whether there was something to forget.
+    """Remove the result of a model, and return whether there was one.
 
     Raises:
         LlmrunError: the folder can't be written.
@@ -172,10 +166,25 @@ def forget(header: Header, hardware: Hardware, folder: Path) -> bool:
     return measurement_cache.drop(folder / TUNE_FILE, measurement_cache.model_key(header, hardware))
 
 
+def _read_profile(data: Mapping[str, Any]) -> Profile:
+    """Read Profile.to_json().
+
+    Raises:
+        TypeError, ValueError, KeyError, AttributeError: the data is damaged.
+    """
+    settings = {"kv_type": "f16", **data["settings"]}
+    kv_type = settings.pop("kv_type")
+    if not {"threads", "threads_batch"} <= settings.keys() <= {*_STORED}:
+        raise ValueError("the settings are of another llmrun")
+    return from_json(Profile, {**data, "settings": {**settings, "kv_type_k": kv_type, "kv_type_v": kv_type}})
+
+
 def _tuned(entry: Mapping[str, Any]) -> TunedSettings | None:
-    """An entry's data; None where they are damaged."""
+    """Return the result of an entry; None if it is damaged."""
     try:
-        tuned = from_json(TunedSettings, entry["tuned"])
+        data = entry["tuned"]
+        others = [_read_profile(profile) for profile in data["others"]]
+        tuned = TunedSettings(_read_profile(data["default"]), tuple(others), data["depth"], data["at"])
         usable = all(_is_usable(profile) for profile in (tuned.default, *tuned.others))
         return tuned if usable else None
     except (TypeError, ValueError, KeyError, AttributeError):
@@ -183,15 +192,15 @@ def _tuned(entry: Mapping[str, Any]) -> TunedSettings | None:
 
 
 def _is_usable(profile: Profile) -> bool:
-    """Whether an engine can be started with it, and times computed: somebody may have edited the file."""
+    """Return whether a stored profile is valid: the file may have been edited."""
     settings = profile.settings
     counts = (settings.threads, settings.threads_batch, settings.n_ubatch, settings.spins + 1)
     return (
         all(0 < rate < math.inf for rate in (profile.prefill_rate, profile.decode_rate))
         and 0 <= profile.load_seconds < math.inf
         and min(counts) > 0
-        and max(settings.threads, settings.threads_batch) <= _MOST_THREADS
+        and max(settings.threads, settings.threads_batch) <= MAX_THREADS
         and settings.n_ubatch <= UBATCH
-        and settings.flash_attention in _FLASH_ATTENTION
-        and settings.kv_type in KV_BYTES
+        and settings.flash_attention in FLASH_ATTENTION
+        and settings.kv_type_k in KV_BYTES
     )

@@ -1,7 +1,4 @@
-"""LoRA adapters: small matrices that are added to a model's own while it computes.
-
-Owns which ones a model is loaded with and how strongly each one counts; must not know their files (gguf/adapter.py).
-"""
+"""LoRA adapters: the ones a model is loaded with, and their scales. Must not know their files (gguf/adapter.py)."""
 
 from __future__ import annotations
 
@@ -10,31 +7,25 @@ from typing import NamedTuple
 
 
 class Adapter(NamedTuple):
-    """An adapter that a model is loaded with.
+    """An adapter that a model is loaded with."""
 
-    Attributes:
-        name: what requests call it.
-        path: of its GGUF file, absolute.
-        scale: how strongly it counts where a request does not say; 0 leaves it out then.
-    """
-
-    name: str
-    path: str
-    scale: float = 1.0
+    name: str  # in requests
+    path: str  # of its GGUF file, absolute
+    scale: float = 1.0  # for requests that name no adapters; 0 leaves it out
 
 
 class AdapterScale(NamedTuple):
-    """How strongly an adapter counts in an answer. `id` is its place in Load.adapters."""
+    """The scale of an adapter in an answer."""
 
-    id: int
+    id: int  # index in Load.adapters
     scale: float
 
 
 def applied(scales: Iterable[AdapterScale]) -> tuple[AdapterScale, ...]:
-    """Those that change anything, in order: two answers with equal ones can be computed together."""
+    """Return the scales that are not 0, sorted: answers with equal ones can be computed together."""
     return tuple(sorted(each for each in scales if each.scale))
 
 
 def by_default(adapters: Sequence[Adapter]) -> tuple[AdapterScale, ...]:
-    """What counts where a request does not say."""
+    """Return the scales for requests that name no adapters."""
     return applied(AdapterScale(number, adapter.scale) for number, adapter in enumerate(adapters))

@@ -1,6 +1,6 @@
-"""The values that arguments of the Python API take: one table by name, for functions and for the records they make.
+"""Types of the arguments of the Python API: one table by name, for functions and for the records made from them.
 
-Owns types and their words; must not know what a value is for. The bounds of sampling parameters are params.BOUNDS.
+Must not know the purpose of a value. The bounds of sampling parameters are params.BOUNDS.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any, ParamSpec, TypeVar
 from llmrun.errors import TEXT, UsageError, ValueKind, did_you_mean, require
 
 MOST_TOKENS = 2**31 - 1
-"""That any limit may say."""
+"""Maximum of any limit."""
 MOST_TOP_LOGPROBS = 20
-"""The likeliest tokens in the place of one that are told at most."""
+"""Maximum number of most likely tokens reported in the place of one."""
 
 _LARGEST = 2**63
 _Parameters = ParamSpec("_Parameters")
@@ -96,7 +96,7 @@ KINDS: dict[str, ValueKind] = {
     "pull": _SWITCH,
     "on_pull": _FUNCTION,
     "on_progress": _FUNCTION,
-    # what is asked, and AnswerRequest
+    # answer(), and AnswerRequest
     "asked": _list_of(_made("AnswerRequest"), "AnswerRequests"),
     "messages": ValueKind(
         "a text, a message or a list of messages",
@@ -147,7 +147,7 @@ KINDS: dict[str, ValueKind] = {
     "truncate": _SWITCH,
     "query": TEXT,
     "documents": ValueKind("a list of texts", _are_several),
-    # tokens, and what an answer left behind
+    # tokens, and questions about an answer
     "text": TEXT,
     "special": _SWITCH,
     "last": _whole(1, MOST_TOKENS),
@@ -162,7 +162,7 @@ KINDS: dict[str, ValueKind] = {
     "diversity": NUMBER,
 }
 
-# What messages call arguments of the command line -> what they are in Python.
+# Command-line names in messages -> Python names.
 FLAGS: dict[str, str] = {
     "--ctx": "n_ctx",
     "--threads": "threads",
@@ -227,7 +227,7 @@ def check_fields(record: Any) -> None:
 
 
 def refuse_unknown(given: Iterable[str], known: Iterable[str]) -> None:
-    """Raise UsageError for an argument that does not exist, with the name that was probably meant."""
+    """Raise UsageError for an unknown argument, with the name that was probably meant."""
     known = list(known)
     for name in given:
         if name not in known:

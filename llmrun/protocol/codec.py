@@ -1,8 +1,7 @@
 """Dataclasses and named tuples <-> plain JSON data, by the annotations of their fields: for the pipe, and for files.
 
-Owns what such data look like, and the parser for untrusted JSON text; must not know what they are for. What comes in
-is untrusted: only classes that the annotations name are made of it, and every value is of the kind that its annotation
-says.
+Must not know the purpose of the data. Input is untrusted: only classes named by annotations are created, and every
+value has the type of its annotation.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from llmrun.errors import LlmrunError, UsageError, brief
 Value = TypeVar("Value")
 
 MAX_DEPTH = 100
-"""Most levels of brackets in untrusted JSON: code that walks such data by recursion can bear them."""
+"""Maximum nesting of untrusted JSON, which recursive code can bear."""
 
 
 def load_json(text: str | bytes | bytearray, **hooks: Any) -> Any:
     """Parse untrusted JSON text.
 
     Args:
-        hooks: as json.loads() takes them.
+        hooks: as for json.loads().
 
     Raises:
         ValueError: it is not JSON, or has more than MAX_DEPTH levels.
@@ -60,20 +59,20 @@ def _too_deep() -> ValueError:
 
 
 def as_dict(value: Any) -> dict[str, Any]:
-    """A dataclass or named tuple as plain JSON data, nested ones included."""
+    """Return a dataclass or named tuple as plain JSON data, nested ones included."""
     names = _names(value.__class__)
     found = value if isinstance(value, tuple) else [getattr(value, name) for name in names]
     return {name: item if type(item) in _PLAIN else _plain(item) for name, item in zip(names, found, strict=True)}
 
 
 def from_json(cls: type[Value], data: Any, *, newer: bool = False) -> Value:
-    """A dataclass or named tuple from what as_dict() made of it; fields that are missing get their defaults.
+    """Return a dataclass or named tuple from the data made by as_dict(); missing fields get their defaults.
 
     Args:
-        newer: the data may be of a newer llmrun, and fields that this one does not know are passed over.
+        newer: the data may be of a newer llmrun, whose unknown fields are ignored.
 
     Raises:
-        TypeError, ValueError: they are of something else; says which field.
+        TypeError, ValueError: the data are of something else; names the field.
         LlmrunError: the dataclass itself refuses a value.
     """
     if type(data) is not dict:
@@ -91,13 +90,13 @@ def from_json(cls: type[Value], data: Any, *, newer: bool = False) -> Value:
 
 
 def refusal(error: Exception) -> LlmrunError:
-    """Return what the sender of a command is told that from_json() could not read."""
+    """Return the error for the sender of a command that from_json() could not read."""
     return error if isinstance(error, LlmrunError) else UsageError("the engine can't read the request", why=str(error))
 
 
 _PLAIN = frozenset((str, int, float, bool, NoneType))
 
-# To evaluate an annotation takes longer than to read a frame, and every start waits for it.
+# Evaluating an annotation takes longer than reading a frame, and every start waits for it.
 _FREQUENT: dict[Any, Any] = {
     "str": str,
     "int": int,
@@ -114,7 +113,7 @@ _FREQUENT: dict[Any, Any] = {
 
 
 class _Field(NamedTuple):
-    """How the values of a field are read: those of the exact type are taken as they are, which is quick."""
+    """The reader of a field's values; a value of the exact type is taken unchanged, which is fast."""
 
     exact: type | None
     convert: Callable[[Any], Any]
@@ -126,7 +125,7 @@ def _names(cls: Any) -> tuple[str, ...]:
 
 
 def _annotations(cls: Any) -> dict[str, str]:
-    """Field -> its annotation, as it is written."""
+    """Return the fields' annotations as written."""
     if is_dataclass(cls):
         return {field.name: str(field.type) for field in fields(cls)}
     return {name: kind.__forward_arg__ for name, kind in cls.__annotations__.items()}
@@ -158,7 +157,7 @@ def _plain(value: Any) -> Any:
 
 
 def _field(kind: Any, what: str, newer: bool) -> _Field:
-    """How values of an annotation are read. `what` names them where one is refused."""
+    """Return the reader of an annotation's values; `what` names them in errors."""
     origin, arguments = get_origin(kind), get_args(kind)
     if kind is Any:
         return _Field(None, lambda value: value)
@@ -181,7 +180,7 @@ def _field(kind: Any, what: str, newer: bool) -> _Field:
 
 
 def _tuple(data: Any, inner: list[_Field], what: str, *, is_open: bool) -> tuple[Any, ...]:
-    """Of a list, as long as it is where that is open."""
+    """Read a list, of any length if open."""
     if type(data) is not list:
         _refuse(data, what)
     kinds = inner * len(data) if is_open else inner
@@ -191,7 +190,7 @@ def _tuple(data: Any, inner: list[_Field], what: str, *, is_open: bool) -> tuple
 
 
 def _dict(data: Any, key: type[str | int], field: _Field, what: str) -> dict[Any, Any]:
-    """Of an object; JSON has its keys as text."""
+    """Read an object; JSON has its keys as text."""
     if type(data) is not dict:
         _refuse(data, what)
     return {key(name): item if type(item) is field.exact else field.convert(item) for name, item in data.items()}

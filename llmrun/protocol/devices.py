@@ -1,4 +1,4 @@
-"""A device as the engine sees it and the front reckons with it."""
+"""A device, as the engine reports it to the front."""
 
 from __future__ import annotations
 
@@ -7,18 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A device that ggml can compute on beside the processor. Only the engine can see it.
+    """A device besides the CPU that ggml can compute on."""
 
-    Attributes:
-        name: ggml's, e.g. "CUDA0".
-        description: e.g. "NVIDIA GeForce RTX 3060".
-        memory_total: in bytes.
-        memory_free: of that.
-        shared: its memory is the machine's own, as of integrated graphics.
-    """
-
-    name: str
-    description: str
-    memory_total: int
-    memory_free: int
-    shared: bool = False
+    name: str  # ggml's, e.g. "CUDA0"
+    description: str  # e.g. "NVIDIA GeForce RTX 3060"
+    memory_total: int  # bytes
+    memory_free: int  # bytes
+    shared: bool = False  # its memory is the machine's RAM, as with integrated graphics

@@ -1,7 +1,7 @@
-"""How much energy processors and GPUs have used: counters of the system, where this process may read them.
+"""Energy used by CPUs and GPUs, from the system's counters, if this process may read them.
 
-Owns Intel's and AMD's RAPL (/sys/class/powercap, which most systems let only root read) and NVIDIA's NVML. Must not
-know what the energy was used for: the counters are the whole machine's.
+The counters are the whole machine's: Intel's and AMD's RAPL (/sys/class/powercap, which most systems let only root
+read) and NVIDIA's NVML.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from llmrun.protocol.system_files import read_number, read_text
+
 _POWERCAP = Path("/sys/class/powercap")
 _COUNTED = ("package-", "dram")  # the zones inside a package, but its memory, are part of it
 
@@ -20,58 +22,46 @@ Counters = Mapping[str, float]
 
 
 class Energy:
-    """The counters that can be read.
+    """The readable counters.
 
     Args:
-        with_gpus: NVIDIA's GPUs are counted.
-        folder: where the system keeps RAPL's counters, for tests.
+        with_gpus: count NVIDIA GPUs too.
+        folder: of RAPL's counters, for tests.
     """
 
     def __init__(self, with_gpus: bool, folder: Path = _POWERCAP) -> None:
-        self._zones = {path: most for path in _zones(folder) if (most := _number(path / "max_energy_range_uj"))}
+        self._zones = {path: wrap for path in _zones(folder) if (wrap := read_number(path / "max_energy_range_uj"))}
         self._gpus = _Nvml() if with_gpus else None
 
     def read(self) -> Counters:
-        """What they say now; those that can't be read are left out."""
+        """Return the present values of the counters that can be read."""
         found: dict[str, float] = {}
         for zone in self._zones:
-            if (counted := _number(zone / "energy_uj")) is not None:
+            if (counted := read_number(zone / "energy_uj")) is not None:
                 found[str(zone)] = counted / 1e6
         for index, joules in enumerate(self._gpus.joules() if self._gpus else ()):
             found[f"gpu{index}"] = joules
         return found
 
     def since(self, before: Counters) -> float | None:
-        """Joules since then; None where no counter can be read."""
+        """Return the joules used since earlier values; None if no counter can be read."""
         now = self.read()
         used = [self._difference(name, before[name], now[name]) for name in before if name in now]
         return sum(used) if used else None
 
     def _difference(self, name: str, before: float, now: float) -> float:
-        """A counter of RAPL's begins again at 0 after its largest value."""
+        """Return the difference of two values; a RAPL counter starts again at 0 after its largest value."""
         turn = self._zones.get(Path(name), 0) / 1e6
         return now - before if now >= before else now - before + turn
 
 
 def _zones(folder: Path) -> list[Path]:
-    """Of processors and their memory."""
-    found = []
-    for name in sorted(folder.glob("*-rapl:*/name")):
-        with suppress(OSError):
-            if name.read_text(encoding="ascii", errors="replace").startswith(_COUNTED):
-                found.append(name.parent)
-    return found
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None
+    """Return the folders of CPU packages and memory."""
+    return [name.parent for name in sorted(folder.glob("*-rapl:*/name")) if read_text(name).startswith(_COUNTED)]
 
 
 class _Nvml:
-    """NVIDIA's GPUs, as far as they count their energy (since Volta)."""
+    """NVIDIA GPUs that count their energy (since Volta)."""
 
     def __init__(self) -> None:
         self._library: Any = None
@@ -88,7 +78,7 @@ class _Nvml:
             self._library = library
 
     def joules(self) -> list[float]:
-        """Of each GPU that tells, since its driver was loaded."""
+        """Return the joules of each GPU since its driver was loaded."""
         found = []
         for device in self._devices:
             counted = ctypes.c_ulonglong()

@@ -1,7 +1,6 @@
-"""How messages are written to the pipe: a 4-byte big-endian length and that many bytes of UTF-8 JSON with a "kind".
+"""The wire format of the pipe: a 4-byte big-endian length and that many bytes of UTF-8 JSON with a "kind".
 
-Owns the wire format; must not know what the messages are for. Never pickle, so that a hijacked engine can't run code
-in the front.
+Must not know the meaning of messages. Never pickle, so that a compromised engine can't run code in the front.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ PREFIX_BYTES = _LENGTH.size
 
 
 class FrameError(Exception):
-    """The other side sent bytes that are not one of our frames.
+    """The other side sent bytes that are not a frame.
 
     Attributes:
-        failed: the answer to a command that can't be read. The frames behind it can be: its length was right.
+        failed: the answer to an unreadable command; later frames can be read, because its length was right.
     """
 
     failed: Failed | None = None
@@ -34,7 +33,7 @@ _KINDS: dict[str, type[Frame]] = {kind.__name__: kind for kind in (*get_args(Com
 
 
 def encode(frame: Frame) -> bytes:
-    """The frame's bytes, length prefix included.
+    """Return the frame's bytes, length prefix included.
 
     Raises:
         FrameError: it is larger than MAX_FRAME_BYTES.
@@ -47,10 +46,10 @@ def encode(frame: Frame) -> bytes:
 
 
 def decode(body: bytes) -> Frame:
-    """The frame in a body (without the length prefix).
+    """Return the frame in a body (without the length prefix).
 
     Raises:
-        FrameError: it is not one of our frames.
+        FrameError: it is not a frame.
     """
     data: Any = None
     try:
@@ -65,7 +64,7 @@ def decode(body: bytes) -> Frame:
 
 
 def frame_length(data: bytes | bytearray) -> int | None:
-    """Length of the frame that data begins with, prefix included; None if too little of it is there.
+    """Return the length of the first frame in the data, prefix included; None if too little of it has come.
 
     Raises:
         FrameError: the frame is larger than MAX_FRAME_BYTES.
@@ -79,10 +78,10 @@ def frame_length(data: bytes | bytearray) -> int | None:
 
 
 def read_frame(read: Callable[[int], bytes]) -> Frame | None:
-    """The next frame from a blocking stream; None at its end.
+    """Return the next frame of a blocking stream; None at its end.
 
     Args:
-        read: read(n) gives n bytes, fewer only at the end of the stream.
+        read: read(n) returns n bytes, fewer only at the end of the stream.
 
     Raises:
         FrameError: the stream ended inside a frame, or holds something else.

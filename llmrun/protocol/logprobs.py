@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens as plain data, in the shape that OpenAI gave them and every client knows."""
+"""Log-probabilities of tokens as JSON data, in OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llmrun.protocol.messages import TokenLogprob
 
 
 def logprob_entries(tokens: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
-    """How likely tokens were, an object for each."""
+    """Return one object for each token."""
     return [
         {
             "token": token.text,

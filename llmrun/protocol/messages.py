@@ -1,10 +1,9 @@
-"""Everything that crosses the pipe between front and engine, as immutable records.
+"""The messages between front and engine: commands and events, as immutable records.
 
-Owns what can be said; must not know processes, llama.cpp, or how it is written down (frames.py). Every command has a
-`request`, a number that the front chooses, and every event names the command it belongs to by it. Numbers begin at 1:
-0 is the load's, of which an engine has one at a time.
+Must not know processes, llama.cpp, or the wire format (frames.py). Every command has a `request`, a number chosen
+by the front; every event carries the `request` of its command. Numbers begin at 1; 0 is the load, one at a time.
 
-Most are named tuples: both processes make these classes at every start, and a dataclass takes ten times as long.
+Most are named tuples: both processes create these classes at every start, and a dataclass takes ten times as long.
 """
 
 from __future__ import annotations
@@ -16,61 +15,53 @@ from llmrun.errors import BY_CODE, TEXT, LlmrunError, UsageError, brief, require
 from llmrun.grammar import Grammar
 from llmrun.protocol.adapters import AdapterScale
 from llmrun.protocol.arguments import check_fields
-from llmrun.protocol.engine_status import EngineStatus, GetStatus
-from llmrun.protocol.finished_answers import AnswerExplanation, Explain, SaveState, StateSaved
 from llmrun.protocol.loading import Load, Loaded, LoadProgress, Open
 from llmrun.protocol.params import Limits, SamplingParams
-from llmrun.protocol.speculation import MeasureSteps, Speculation, StepsMeasured
+from llmrun.protocol.speculation import Speculation, StepsMeasured
 
 PICTURE_BEGINNINGS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8", b"BM")
-"""Of the files that the engine can decode: PNG, JPEG, GIF, BMP."""
+"""Magic numbers of the image files that the engine can decode: PNG, JPEG, GIF, BMP."""
 ROLES = ("system", "user", "assistant", "tool")
 
 
 class Tool(NamedTuple):
-    """A function that the model may call; parameters is the JSON schema of its arguments, as text."""
+    """A function that the model may call."""
 
     name: str
     description: str = ""
-    parameters: str = "{}"
+    parameters: str = "{}"  # JSON schema of the arguments, as text
 
 
 class ToolCall(NamedTuple):
-    """A call that the model made.
+    """A tool call that the model made."""
 
-    Attributes:
-        id: names the call to the message that brings its result.
-        arguments: a JSON object, as text.
-    """
-
-    id: str
+    id: str  # repeated by the message with the result
     name: str
-    arguments: str
+    arguments: str  # a JSON object, as text
 
 
 class Image(NamedTuple):
-    """A picture in a message. Only the engine ever decodes it: a hostile one kills no more than that.
+    """An image in a message. Only the engine decodes it, so that a hostile file kills no other process."""
 
-    Attributes:
-        data: the bytes of a PNG, JPEG, GIF or BMP file, in base64.
-        name: of the file, for what is said about it.
-        at: how many characters of the message's content stand before it.
-    """
-
-    data: str
-    name: str = ""
-    at: int = 0
+    data: str  # a PNG, JPEG, GIF or BMP file, in base64
+    name: str = ""  # of the file, for messages to the user
+    at: int = 0  # number of characters of the message's content before it
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation. role is "system", "user", "assistant" or "tool", which is a call's result.
+    """One turn of a conversation.
 
     Attributes:
-        tool_calls: what an assistant called.
-        tool_call_id: of the call that a tool's content is the result of.
-        name: of that tool.
-        pictures: in the order in which they stand in the content.
+        role: "system", "user", "assistant", or "tool" for the result of a call.
+        content: the text.
+        tool_calls: calls made by the assistant.
+        tool_call_id: of a tool's result, the id of the call.
+        name: of a tool's result, the name of the tool.
+        pictures: images, in the order of their places in the content.
+
+    Raises:
+        UsageError: there is no such role, or the content is not a text.
     """
 
     role: str
@@ -82,39 +73,43 @@ class Message:
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
-            raise UsageError(f"there is no role {brief(self.role)}", why=f"a message is of one of {', '.join(ROLES)}")
+            raise UsageError(f"invalid role {brief(self.role)}", why=f"must be one of {', '.join(ROLES)}")
         require("content of a message", self.content, TEXT)
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """All that users, models and tools wrote in it."""
+        """All texts in it, written by users, models or tools."""
         return self.content, self.tool_call_id, self.name, *(text for call in self.tool_calls for text in call)
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerRequest:
-    """What is to be answered, a conversation or a plain text, and how.
+    """A request for one answer: a conversation to answer or a text to continue, and the options for it.
 
     Attributes:
-        messages: the whole conversation; empty when `prompt` is used.
+        messages: the whole conversation; empty if `prompt` is used.
         prompt: plain text to continue, without a chat template.
-        sampling: how tokens are chosen.
-        limits: when the answer ends.
-        template: Jinja text, or "chatml", in place of the model's own chat template.
-        grammar: what the answer has to follow, see llmrun.grammar; None is anything.
-        thinking: whether a model that can think before it answers does; None leaves it to its template.
-        thinking_tokens: how many tokens it may think at most.
+        sampling: sampling parameters.
+        limits: maximum length, stop texts and banned phrases.
+        template: Jinja text, or "chatml", instead of the model's own chat template.
+        grammar: constraint on the answer, see llmrun.grammar; None is none.
+        thinking: let a model that can reason do so before the answer; None leaves it to the chat template.
+        thinking_tokens: maximum number of reasoning tokens; None is no maximum.
         stops_repeats: end an answer that repeats itself, with the reason "repeats".
-        remember: how many of the answer's last tokens Explain can ask about.
-        moves: turns have left the conversation since the last answer; what the KV cache holds behind them is moved,
-            which spares their prefill. What they saw of the turns that left stays in them.
-        logprobs: tell how likely each token was, and so many of the likeliest in its place; None tells nothing.
-        salt: what others have computed of the same prompt is used only where their salt is the same.
-        tools: what the model may call.
-        tool_choice: "auto", "none", "required" or "=" and the name of the one tool that has to be called.
-        parallel_calls: whether an answer may have several calls.
-        speculation: how tokens are drafted and verified; None decodes one token a step.
-        adapters: which of the adapters that the model was loaded with count, and how strongly; None is as loaded.
+        remember: number of the answer's last tokens kept for Explain.
+        moves: turns were removed from the conversation since the last answer. The KV of the turns after them is moved
+            instead of computed again, so that those turns still attend to the removed ones.
+        logprobs: report the log-probability of each token, and of this many most likely tokens in its place; None
+            reports none.
+        salt: cached prefixes are shared only between requests with the same salt.
+        tools: tools that the model may call.
+        tool_choice: "auto", "none", "required", or "=" and the name of the one tool that must be called.
+        parallel_calls: the answer may have more than one call.
+        speculation: limits and step times for speculative decoding; None decodes one token per step.
+        adapters: scales of the loaded adapters to use; None is those given at load.
+
+    Raises:
+        UsageError: a field is of the wrong type.
     """
 
     messages: tuple[Message, ...] = ()
@@ -144,99 +139,65 @@ class AnswerRequest:
 
 
 class Generate(NamedTuple):
-    """Answer something; answered by Rendering .. Finished, or Failed."""
+    """Generate an answer; answered by Rendering .. Finished, or Failed."""
 
     request: int
     asked: AnswerRequest
-
-
-class CountTokens(NamedTuple):
-    """How many tokens a conversation has; answered by Rendering .. Counted, or Failed."""
-
-    request: int
-    asked: AnswerRequest
-
-
-class Tokenize(NamedTuple):
-    """The token ids of a plain text; answered by Tokenized, or Failed.
-
-    Attributes:
-        special: texts of control tokens become these tokens.
-    """
-
-    request: int
-    text: str
-    special: bool = False
-
-
-class Detokenize(NamedTuple):
-    """The text of token ids; answered by Detokenized, or Failed."""
-
-    request: int
-    tokens: tuple[int, ...]
 
 
 class Cancel(NamedTuple):
-    """Stop that request as soon as possible; it still ends with Finished."""
+    """Stop a request as soon as possible; it still ends with Finished."""
 
     request: int
 
 
 class Job(NamedTuple):
-    """Do something other than answer, see llmrun.protocol.jobs; answered by JobUpdate*, then JobDone or Failed.
+    """Run a job, see llmrun.protocol.jobs; answered by JobUpdate*, then JobDone or Failed.
 
-    Attributes:
-        name: of the job.
-        arguments: its command, as JSON data.
+    `arguments` is the job's command, and JSON data in the process that receives it; updates and results likewise.
     """
 
     request: int
     name: str
-    arguments: dict[str, Any]
+    arguments: Any
 
 
 # ---- engine -> front -------------------------------------------------------------------------------
 
 
 class Rendering(NamedTuple):
-    """The chat template of a Generate or a Count is being rendered; the front's clock for it starts now."""
+    """The engine begins to render the chat template of a Generate or count_tokens; the front's time limit starts."""
 
     request: int
 
 
 class Rendered(NamedTuple):
-    """The template gave the prompt's text; the front's clock for it ends here, before tokens and prefill."""
+    """The chat template is rendered; the front's time limit ends, before tokenization and prefill."""
 
     request: int
 
 
 class ImageAccepted(NamedTuple):
-    """A picture of a Generate was decoded and cut to what the model takes.
-
-    Attributes:
-        name: as it came.
-        width: in pixels.
-        height: in pixels.
-        tokens: that it takes in the prompt, with those that enclose it.
-    """
+    """An image of a Generate was decoded and scaled to a size that the model takes."""
 
     request: int
-    name: str
-    width: int
-    height: int
-    tokens: int
+    name: str  # as in Image
+    width: int  # pixels
+    height: int  # pixels
+    tokens: int  # in the prompt, with the ones that enclose it
 
 
 class Started(NamedTuple):
-    """The prompt is tokens now, and prefill begins.
+    """The prompt is tokenized, and prefill begins.
 
     Attributes:
         prompt_tokens: tokens of the whole prompt.
-        reused_tokens: how many of them were in the KV cache already and need no prefill.
+        reused_tokens: prompt tokens found in the KV cache, which need no prefill.
         seed: of this answer's random generator.
-        thinking: the answer begins inside the model's thoughts.
-        thinking_tags: the texts between which the model thinks, by this request's chat template; none if it does not.
-        tool_syntax: how it writes calls of tools, see toolcalls.SYNTAXES; "" where the answer can have none.
+        thinking: the prompt ends inside the reasoning, so that the answer begins there.
+        thinking_tags: opening and closing tag of the reasoning, by this request's chat template; none if the model does
+            not reason.
+        tool_syntax: name of the syntax of tool calls, see toolcalls.SYNTAXES; "" if the answer can have none.
     """
 
     request: int
@@ -249,7 +210,7 @@ class Started(NamedTuple):
 
 
 class PrefillProgress(NamedTuple):
-    """Prompt tokens prefilled so far in this request, reused ones not counted."""
+    """The number of prompt tokens prefilled so far, without reused ones, and the seconds spent."""
 
     request: int
     tokens: int
@@ -257,13 +218,13 @@ class PrefillProgress(NamedTuple):
 
 
 class TokenLogprob(NamedTuple):
-    """How likely a token of the answer was.
+    """The log-probability of one token of the answer.
 
     Attributes:
-        text: of the token; bytes that are not a whole character as U+FFFD.
-        bytes: of the token.
+        text: the token's text; bytes that are not a whole character are U+FFFD.
+        bytes: the token's bytes.
         logprob: natural logarithm of its probability.
-        top: (text, bytes, logprob) of the likeliest tokens in its place.
+        top: (text, bytes, logprob) of the most likely tokens in its place.
     """
 
     text: str
@@ -291,11 +252,11 @@ class TextDelta(NamedTuple):
     """The next piece of the answer, in whole characters.
 
     Attributes:
-        text: as the model wrote it, with the tags of its reasoning and the syntax of its calls.
-        tokens: number of tokens that it took.
-        logprobs: of the tokens whose text begins in it, if they were requested.
-        drafted: its last token was drafted, and verified by the step that chose an earlier one.
-        parts: the same without tags and syntax; None if it is nothing but text.
+        text: raw text, with reasoning tags and tool call syntax.
+        tokens: number of tokens in it.
+        logprobs: log-probabilities of the tokens whose text begins in it, if they were requested.
+        drafted: the last token was drafted, and verified by the decode step that gave an earlier token.
+        parts: the same without tags and syntax; None if all of it is answer text.
     """
 
     request: int
@@ -307,7 +268,7 @@ class TextDelta(NamedTuple):
 
     @property
     def answer_parts(self) -> tuple[AnswerPart, ...]:
-        """The parts, also if it is nothing but text."""
+        """The parts, also if all of it is answer text."""
         if self.parts is None:
             return (AnswerPart("text", self.text),) if self.text else ()
         return self.parts
@@ -315,29 +276,29 @@ class TextDelta(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What one answer cost. Seconds are wall clock.
+    """Token counts and times of one answer. Seconds are wall clock.
 
     Attributes:
         prompt_tokens: tokens of the whole prompt.
-        reused_tokens: of these, found in the KV cache.
-        prefill_seconds: for prompt_tokens - reused_tokens.
+        reused_tokens: prompt tokens found in the KV cache.
+        prefill_seconds: time for prompt_tokens - reused_tokens.
         completion_tokens: sampled tokens, the end token included.
-        decode_seconds: from the first sampled token to the last.
+        decode_seconds: time from the first sampled token to the last.
         ttft_seconds: time to first token, from the request's arrival in the engine.
         itl_p50_seconds: inter-token latency, median.
         itl_p95_seconds: inter-token latency, 95th percentile.
-        context_used: tokens in the KV cache afterwards.
+        context_used: tokens in the KV cache after the answer.
         n_ctx: context window in tokens.
         overhead_seconds: part of decode_seconds spent outside llama_decode, per token.
         seed: of this answer's random generator.
-        retracted_tokens: sampled, and taken back because they made a banned phrase.
-        drafted_tokens: went through the model as guesses.
-        accepted_tokens: of these, that the sampler chose too.
+        retracted_tokens: tokens sampled, then removed because they completed a banned phrase.
+        drafted_tokens: draft tokens verified by the model.
+        accepted_tokens: drafted tokens that the sampler accepted.
         decode_steps: batches that gave at least one token.
-        draft_steps: of a draft model.
-        picture_tokens: of prompt_tokens, those that are part of pictures.
-        picture_seconds: part of prefill_seconds, for turning pictures into vectors; those reused take none.
-        over_network: a server answered: its tokens, but times as they were from here, the network's among them.
+        draft_steps: decode steps of the draft model.
+        picture_tokens: prompt tokens of images.
+        picture_seconds: part of prefill_seconds spent encoding images; cached ones take none.
+        over_network: a remote server answered; times were measured on this side and include the network.
     """
 
     prompt_tokens: int = 0
@@ -363,13 +324,13 @@ class Stats:
 
     @property
     def prefill_rate(self) -> float:
-        """Prefill speed in tokens/s; 0 when nothing was prefilled."""
+        """Prefill speed in tokens/s; 0 if nothing was prefilled."""
         tokens = self.prompt_tokens - self.reused_tokens
         return tokens / self.prefill_seconds if self.prefill_seconds > 0 else 0.0
 
     @property
     def is_full(self) -> bool:
-        """Whether the context window has no more room."""
+        """True if the context window has no more room."""
         return 0 < self.n_ctx <= self.context_used
 
     @property
@@ -383,8 +344,9 @@ class Finished(NamedTuple):
     """The answer ended.
 
     Attributes:
-        reason: "stop" (end token or stop string), "length" (max tokens or context), "cancelled" or "repeats".
-        detail: the stop string that ended it, or the text that it repeated.
+        reason: "stop" (end token or stop text), "length" (max_tokens or full context), "cancelled" or "repeats".
+        stats: token counts and times.
+        detail: the stop text that ended it, or the repeated text.
     """
 
     request: int
@@ -393,49 +355,22 @@ class Finished(NamedTuple):
     detail: str = ""
 
 
-class TokenCount(NamedTuple):
-    """How many tokens a conversation has.
-
-    Attributes:
-        each: tokens of each message's content.
-        total: of the whole prompt, with what the template writes between and behind the messages.
-    """
-
-    request: int
-    each: tuple[int, ...]
-    total: int
-
-
-class Tokenized(NamedTuple):
-    """The token ids of a text."""
-
-    request: int
-    tokens: tuple[int, ...]
-
-
-class Detokenized(NamedTuple):
-    """The text of token ids, control tokens as they are written; bytes that are no characters as U+FFFD."""
-
-    request: int
-    text: str
-
-
 class JobUpdate(NamedTuple):
-    """How far a job is, as JSON data of the job's own update."""
+    """The progress of a job: the job's own update."""
 
     request: int
-    data: dict[str, Any]
+    data: Any
 
 
 class JobDone(NamedTuple):
-    """What a job came to, as JSON data of its own result."""
+    """The result of a job."""
 
     request: int
-    result: dict[str, Any]
+    result: Any
 
 
 class Failed(NamedTuple):
-    """A request ended in an error that the engine could explain."""
+    """A request failed; the fields are those of LlmrunError."""
 
     request: int
     code: str
@@ -445,45 +380,25 @@ class Failed(NamedTuple):
 
     @classmethod
     def of(cls, error: LlmrunError, request: int) -> Failed:
-        """The frame for an error."""
         return cls(request, error.code, error.what, error.why, error.hint)
 
     def error(self) -> LlmrunError:
-        """The error again, of its own class."""
+        """Return the error, of the class that the engine raised."""
         return BY_CODE.get(self.code, LlmrunError)(self.what, why=self.why, hint=self.hint)
 
 
-Command = (
-    Open
-    | Load
-    | Generate
-    | CountTokens
-    | Tokenize
-    | Detokenize
-    | MeasureSteps
-    | Cancel
-    | Explain
-    | SaveState
-    | GetStatus
-    | Job
-)
+Command = Open | Load | Generate | Cancel | Job
 Event = (
     LoadProgress
     | Loaded
     | Rendering
     | Rendered
     | ImageAccepted
+    | StepsMeasured
     | Started
     | PrefillProgress
     | TextDelta
     | Finished
-    | TokenCount
-    | Tokenized
-    | StepsMeasured
-    | Detokenized
-    | AnswerExplanation
-    | StateSaved
-    | EngineStatus
     | JobUpdate
     | JobDone
     | Failed

@@ -1,7 +1,5 @@
-"""Parameters of calls that are written one by one, texts as they are and everything else as JSON.
-
-Owns which are which by a tool's schema; must not know in what they are enclosed. Pure.
-"""
+"""Tool call parameters written one by one, strings literally and everything else as JSON; the tool's schema tells
+which. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ _DEPTH = 8  # of references to references
 
 
 def parameters_of(schema: Any) -> dict[str, Any]:
-    """Name -> schema of each parameter that a tool's schema names."""
+    """Return the schema of each parameter by name."""
     known = _resolved(schema, schema)
     properties = known.get("properties") if isinstance(known, dict) else None
     if not isinstance(properties, dict):
@@ -23,7 +21,7 @@ def parameters_of(schema: Any) -> dict[str, Any]:
 
 
 def may_be_text(schema: Any) -> bool:
-    """Whether a parameter may be a text, as one is that nothing is said of."""
+    """Return whether a parameter may be a string, as it may without a type."""
     if not isinstance(schema, dict):
         return schema is not False
     if isinstance(schema.get("enum"), list):
@@ -38,7 +36,7 @@ def may_be_text(schema: Any) -> bool:
 
 
 def as_json(written: str, schema: Any) -> str:
-    """A parameter as JSON. What may be a text or something else is the latter where it reads like it."""
+    """Return a parameter as JSON; if it may be a string or something else, a value that parses as the latter wins."""
     is_only_text = isinstance(schema, dict) and schema.get("type") == "string"
     try:
         if not is_only_text and not isinstance(load_json(written), str):
@@ -49,7 +47,7 @@ def as_json(written: str, schema: Any) -> str:
 
 
 def _resolved(schema: Any, root: dict[str, Any]) -> Any:
-    """A schema itself where it refers to one of the root's definitions."""
+    """Return the schema that a schema refers to among the root's definitions, else the schema itself."""
     for _ in range(_DEPTH):
         reference = schema.get("$ref") if isinstance(schema, dict) else None
         if not isinstance(reference, str) or not reference.startswith("#/"):

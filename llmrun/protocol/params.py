@@ -1,7 +1,6 @@
-"""What a user may ask of one generation: how to sample, and when to stop.
+"""Sampling parameters and limits of a generation: names, defaults, bounds, and their merging.
 
-Owns names, defaults, bounds and their merging; must not know where a value was typed. Names are
-llama.cpp's where it has one; the defaults are llama.cpp's (common/common.h, 0.3.36's vendored copy).
+Must not know the source of a value. Names and defaults are llama.cpp's (common/common.h, 0.3.36's vendored copy).
 """
 
 from __future__ import annotations
@@ -60,37 +59,37 @@ STEPS = (
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How logits become a token. Every field off or neutral by default except top-k, top-p, min-p, temperature.
+    """Parameters of the sampler chain. By default only top-k, top-p, min-p and temperature have an effect.
 
     Attributes:
-        seed: of the random generator; None draws a fresh one for each answer, which the answer's stats name.
+        seed: of the random generator; None draws a new one for each answer, reported in its stats.
         temperature: logits are divided by it; 0 is greedy.
         temperature_range: dynamic temperature, +- this much by entropy; 0 is off.
-        temperature_exponent: how entropy maps to dynamic temperature.
+        temperature_exponent: maps entropy to dynamic temperature.
         top_k: keep the k most likely; 0 is off.
         top_p: keep the shortest prefix whose probability reaches p; 1 is off.
-        min_p: keep tokens at least min_p times as likely as the likeliest; 0 is off.
+        min_p: keep tokens at least min_p times as likely as the most likely; 0 is off.
         typical_p: locally typical sampling; 1 is off.
         top_n_sigma: keep logits within n standard deviations of the maximum; <= 0 is off.
         xtc_probability: chance of removing all but the least likely of the tokens over the threshold; 0 is off.
         xtc_threshold: probability from which XTC counts a token; over 0.5 is off.
-        repeat_last_n: how many last tokens (prompt included) the three penalties below look at; 0 is off.
+        repeat_last_n: number of last tokens (prompt included) that the three penalties below look at; 0 is off.
         repeat_penalty: divides positive and multiplies negative logits of tokens seen; 1 is off.
         frequency_penalty: subtracted once per occurrence; 0 is off.
         presence_penalty: subtracted once if the token occurred; 0 is off.
         dry_multiplier: strength of the DRY penalty on extending a repeated sequence; 0 is off.
-        dry_base: the DRY penalty grows by this factor per token of repeated length.
+        dry_base: factor of the DRY penalty per token of repeated length.
         dry_allowed_length: repeats up to this length are free.
-        dry_last_n: how many last tokens DRY looks at; 0 is off.
-        dry_breakers: texts a repeat is not followed across.
+        dry_last_n: number of last tokens that DRY looks at; 0 is off.
+        dry_breakers: texts that end a repeat.
         mirostat: 1 or 2 replaces every truncating sampler by mirostat; 0 is off.
         mirostat_tau: target surprise, in bits.
         mirostat_eta: learning rate.
         logit_bias: (token id, added logit) pairs; -inf bans a token.
-        order: of the chain's steps, names of STEPS; one that is missing is off, but for
-            temperature where that is 0. Mirostat has its own.
-        watermark: see llmrun.protocol.watermark.read_watermark(); "" is none. It comes behind all steps.
-        watermark_key: what marks the answer, and finds the mark again; a secret.
+        order: of the chain's steps, names of STEPS; a missing one is off, except temperature if that is 0. Mirostat has
+            its own.
+        watermark: see llmrun.protocol.watermark.read_watermark(); "" is none. Applied after all steps.
+        watermark_key: secret that marks the answer and detects the mark.
     """
 
     seed: int | None = None
@@ -128,7 +127,7 @@ class SamplingParams:
         check_fields(self)
         check_parameter("logit_bias", self.logit_bias)
         check_parameter("order", self.order)
-        if self.temperature <= 0 and "temperature" not in self.order:  # it says greedy, whatever the order leaves out
+        if self.temperature <= 0 and "temperature" not in self.order:  # means greedy, with any order
             object.__setattr__(self, "order", (*self.order, "temperature"))
         if self.watermark:
             self._check_watermark()
@@ -148,15 +147,15 @@ class SamplingParams:
 
 
 def check_parameter(name: str, value: Any, label: str = "") -> Any:
-    """A sampling parameter's value, whole numbers as int.
+    """Return the value of a sampling parameter, whole numbers as int.
 
     Args:
         name: of a field of SamplingParams.
         value: None is allowed for the seed.
-        label: what the user calls it, e.g. its flag; the name by default.
+        label: the user's name for it, e.g. the flag; by default `name`.
 
     Raises:
-        UsageError: it is of the wrong type, or out of its bounds.
+        UsageError: the value is of the wrong type, or out of its bounds.
     """
     label = label or name
     if name == "logit_bias":
@@ -202,25 +201,18 @@ def _check_order(order: tuple[str, ...], label: str) -> None:
 
 DEFAULTS = SamplingParams()
 SERVER = "server"
-"""Origin of a parameter that nobody set, where a server answers: it has a value of its own, which it does not tell."""
+"""Origin of a parameter that a remote server chooses, and does not report."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When an answer ends, besides the model's own end token.
+    """Limits of an answer, besides the model's end token."""
 
-    Attributes:
-        max_tokens: at most this many generated tokens; None is up to the end of the context window.
-        stop: texts that end the answer; they are not part of it.
-        ban: texts that the answer never contains, whatever their case: where one is about to be completed, the
-            model goes back to its first token and takes another one.
-        ignores_end: the model's end token is never drawn.
-    """
-
-    max_tokens: int | None = None
-    stop: tuple[str, ...] = ()
+    max_tokens: int | None = None  # None is up to the end of the context window
+    stop: tuple[str, ...] = ()  # texts that end the answer, and are not part of it
+    # In any case; before a phrase is completed, the model goes back to its first token and takes another one.
     ban: tuple[str, ...] = ()
-    ignores_end: bool = False
+    ignores_end: bool = False  # never sample the model's end token
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -233,31 +225,28 @@ def check_limits(
     ban: Sequence[str],
     labels: tuple[str, str, str] = ("max_tokens", "stop", "ban"),
 ) -> None:
-    """See that the fields of Limits are within their bounds.
+    """Raise UsageError if a field of Limits is out of its bounds.
 
     Args:
-        labels: what the user calls each of them, e.g. its flag.
-
-    Raises:
-        UsageError: one is not.
+        labels: the user's names for the fields, e.g. flags.
     """
     require_within(labels[0], max_tokens, (1, MOST_TOKENS))
-    for label, texts, most in ((labels[1], stop, 64), (labels[2], ban, 1024)):
-        if len(texts) > most or any(not text or len(text) > 1024 for text in texts):
-            why = f"there may be {most:,} texts at most, each of 1 to 1,024 characters"
+    for label, texts, limit in ((labels[1], stop, 64), (labels[2], ban, 1024)):
+        if len(texts) > limit or any(not text or len(text) > 1024 for text in texts):
+            why = f"there may be {limit:,} texts at most, each of 1 to 1,024 characters"
             raise UsageError(f"invalid {label} {brief(texts)}", why=why)
 
 
 def resolve_sampling(
     *layers: tuple[str, Mapping[str, Any]],
 ) -> tuple[SamplingParams, dict[str, str]]:
-    """Merge settings, the first layer that names a value winning.
+    """Merge layers of settings; the first layer with a value wins.
 
     Args:
         layers: (origin, values) pairs, strongest first, e.g. ("flag", {"top_k": 20}), ("model", {...}).
 
     Returns:
-        The parameters, and for every field the origin of its value ("default" where no layer has one).
+        The parameters, and the origin of each field's value ("default" if no layer has it).
 
     Raises:
         UsageError: a value is out of bounds or its name unknown.

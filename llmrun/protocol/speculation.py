@@ -1,6 +1,6 @@
-"""Speculation: tokens guessed in advance, verified by one decode step, and how long such steps take.
+"""Speculation: tokens drafted ahead and verified by one decode step, and the times of such steps.
 
-Records like those of messages.py, which says what all of them have in common.
+Named tuples for the reason given in messages.py.
 """
 
 from __future__ import annotations
@@ -11,35 +11,25 @@ from typing import NamedTuple
 
 
 class StepTime(NamedTuple):
-    """How long one decode step takes on this machine, with this model and these settings of the engine.
+    """The time of one decode step on this machine, with this model and these engine settings."""
 
-    Attributes:
-        width: rows of logits that it gives: 1 is plain decoding.
-        depth: tokens in the KV cache before it.
-        seconds: wall clock, a median.
-    """
-
-    width: int
-    depth: int
-    seconds: float
+    width: int  # rows of logits; 1 is plain decoding
+    depth: int  # tokens in the KV cache before the step
+    seconds: float  # wall clock, a median
 
 
 class StepTimes:
-    """How long a step takes, between and beyond what was measured.
-
-    Attributes:
-        widths: those that were measured.
-    """
+    """Step times, interpolated between the measured widths."""
 
     def __init__(self, times: Sequence[StepTime]) -> None:
         by_width: dict[int, list[StepTime]] = {}
         for time in sorted(times):
             by_width.setdefault(time.width, []).append(time)
-        self.widths = tuple(by_width)
+        self.widths = tuple(by_width)  # measured
         self._lines: dict[float, tuple[float, float]] = {width: _line(each) for width, each in by_width.items()}
 
     def seconds(self, width: float, depth: int) -> float:
-        """Of a step with so many rows, behind so many tokens in the KV cache."""
+        """Return the time of a step with this many rows, after this many tokens in the KV cache."""
         if width in self._lines:
             start, slope = self._lines[width]
             return start + slope * depth
@@ -51,52 +41,43 @@ class StepTimes:
 
 
 def _line(measured: Sequence[StepTime]) -> tuple[float, float]:
-    """Seconds at depth 0, and how much longer each token in the KV cache takes."""
+    """Return the seconds at depth 0, and the seconds that each token in the KV cache adds."""
     first, last = measured[0], measured[-1]
     slope = max(0.0, last.seconds - first.seconds) / max(1, last.depth - first.depth)
     return first.seconds - slope * first.depth, slope
 
 
 class Speculation(NamedTuple):
-    """How many tokens may be guessed in advance and verified in one step; the answer is chosen exactly as without.
+    """Limits of speculative decoding, which never changes an answer.
 
-    How many are drafted depends on the tokens and on this alone, never on a clock, so that an answer can be replayed.
-
-    Attributes:
-        most: drafted tokens a step.
-        times: where they are known, a step drafts only as many as they say will pay; without any, always as many as
-            can be had.
-        draft_times: where there is a draft model, those of its steps, measured or estimated.
+    The number of drafted tokens depends on the tokens and on these fields, never on a clock, so that answers can be
+    replayed.
     """
 
-    most: int
-    times: tuple[StepTime, ...] = ()
-    draft_times: tuple[StepTime, ...] = ()
+    most: int  # maximum drafted tokens per step
+    times: tuple[StepTime, ...] = ()  # draft only as many tokens as pay by these; without any, `most`
+    draft_times: tuple[StepTime, ...] = ()  # of the draft model's steps, measured or estimated
+    probes: bool = False  # draft in some steps only to measure them; StepsMeasured comes before Finished
+
+
+class AttentionTime(NamedTuple):
+    """The seconds of a plain decode step of one sequence with flash attention and without, after `depth` tokens."""
+
+    depth: int
+    on: float
+    off: float
 
 
 class StepTables(NamedTuple):
-    """Step times, and those of the draft model where there is one; none where they are not known."""
+    """Step times, and those of the draft model; none if unknown."""
 
     times: tuple[StepTime, ...] = ()
     draft_times: tuple[StepTime, ...] = ()
-
-
-class MeasureSteps(NamedTuple):
-    """How long decode steps of several widths take; answered by StepsMeasured.
-
-    For when nobody waits for an answer: whatever else is asked ends it, and nothing was measured then.
-    """
-
-    request: int
+    attention: tuple[AttentionTime, ...] = ()  # flash attention compared
 
 
 class StepsMeasured(NamedTuple):
-    """What MeasureSteps found; nothing where something else was asked meanwhile, or the machine was too busy.
-
-    Attributes:
-        draft_times: of the draft model's steps, where there is one.
-    """
+    """The step times of an answer with Speculation.probes; before its Finished."""
 
     request: int
-    times: tuple[StepTime, ...] = ()
-    draft_times: tuple[StepTime, ...] = ()
+    times: tuple[StepTime, ...]

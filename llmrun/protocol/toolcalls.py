@@ -1,7 +1,7 @@
-"""How models write calls of tools, and calls told from the answer as it comes. Pure; must not know templates or tokens.
+"""Syntaxes of tool calls, and the calls split off an answer piece by piece. Pure; must not know templates or tokens.
 
-What the engine writes in a syntax follows it to the letter, because a grammar holds the model to it once a call has
-begun. So nothing is guessed here: what does not follow the syntax is text.
+A grammar holds the model to the syntax once a call has begun, so that nothing is guessed: text that does not follow the
+syntax to the letter is text.
 """
 
 from __future__ import annotations
@@ -19,35 +19,30 @@ from llmrun.protocol.reasoning import overlap
 
 
 class ParameterForm(NamedTuple):
-    """How a parameter is written, where that is done one by one: begin, its name, middle, its value, end.
-
-    Attributes:
-        between: two parameters.
-        quote: on both sides of a text; without one, only the tool's schema tells what is a text.
-    """
+    """The syntax of parameters written one by one: begin, name, middle, value, end."""
 
     begin: str
     middle: str
     end: str
-    between: str = ""
-    quote: str = ""
+    between: str = ""  # between two parameters
+    quote: str = ""  # on both sides of a string; without it, only the tool's schema distinguishes strings
 
 
 class Syntax(NamedTuple):
-    """How a family of models writes calls: begin, first, name, middle, arguments, close; then for each more; end.
+    """The syntax of calls of a family of models: begin, first, name, middle, arguments, close; then for each more; end.
 
     Attributes:
-        begin: what a call is recognized by.
+        begin: marks a call.
         first: between that and the first call's name.
         middle: between a name and the arguments, which are a JSON object unless there is a `parameter`.
-        close: behind the arguments.
-        then: between two calls, up to the next name; "" where an answer has one call at most.
-        end: behind the last call.
+        close: after the arguments.
+        then: between two calls, up to the next name; "" if an answer has at most one call.
+        end: after the last call.
         at_start: an answer is a call or text, never text and then a call.
-        marks: texts that may be control tokens, and are shown because calls are told by them.
-        parameter: how each parameter is written; None where they are a JSON object.
-        lead: what stands before an answer that is text.
-        told: begin with first, and middle, as its templates write calls that were made; None where that is the same.
+        marks: texts that may be control tokens, and must stay in the text.
+        parameter: syntax of each parameter; None if the arguments are a JSON object.
+        lead: precedes an answer that is text.
+        told: begin with first, and middle, as the templates write earlier calls; None if they are the same.
     """
 
     name: str
@@ -115,7 +110,7 @@ GLM = Syntax(
     marks=("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
 )
 
-# Gemma 4's. Inside of lists and objects it writes texts and names as it does outside; here these are JSON.
+# Gemma 4's. Inside lists and objects the model writes strings and names as outside; here these are JSON.
 GEMMA = Syntax(
     "gemma",
     begin="<|tool_call>",
@@ -127,7 +122,7 @@ GEMMA = Syntax(
     marks=("<|tool_call>", "<tool_call|>", '<|"|>'),
 )
 
-# gpt-oss's: a message is on a channel and may have a receiver. The token behind a call ends the answer.
+# gpt-oss's: a message is on a channel and may have a receiver. The token after a call ends the answer.
 HARMONY = Syntax(
     "harmony",
     begin="<|channel|>commentary to=",
@@ -149,96 +144,97 @@ _Step = Callable[[list[AnswerPart]], bool]
 
 
 def new_call_id() -> str:
-    """A name for a call, for models and clients that give it none."""
+    """Return an id for a call, for models and clients that give none."""
     return f"call_{os.urandom(12).hex()}"
 
 
 class CallSplitter:
-    """One answer's text, in pieces.
+    """Splits the text of one answer.
 
     Args:
-        syntax: of the calls in it; None where it can have none.
-        tools: that may be called; parameters are read by their schemas.
+        syntax: of the calls; None if there can be none.
+        tools: tools that may be called, whose schemas give the types of parameters.
 
     Attributes:
-        n_calls: how many are complete.
+        n_calls: number of complete calls.
     """
 
     def __init__(self, syntax: Syntax | None, tools: Sequence[Tool] = ()) -> None:
         self._syntax = syntax or HERMES
         self._tools = {tool.name: tool for tool in tools}
-        self._parameters: dict[str, Any] = {}  # of the tool that is called
-        self._n_parameters = 0  # of the call, so far
+        self._parameters: dict[str, Any] = {}  # schemas of the called tool's
+        self._n_parameters = 0  # of the open call
         self._step: _Step = self._start if syntax else self._text
-        self._held = ""  # what can't be told yet
-        self._passed = ""  # of a call's frame, in case that it is none
+        self._buffer = ""  # not certain yet
+        self._passed = ""  # a frame that may turn out to be text
         self._depth = 0  # of brackets in the arguments
         self._in_string = self._escaped = False
         self.n_calls = 0
 
     def feed(self, text: str) -> list[AnswerPart]:
-        """The parts that are known with this piece. The frame around calls and the blanks before it are left out."""
-        self._held += text
+        """Return the parts that are certain with this piece, without the frame around calls and the blanks before
+        it."""
+        self._buffer += text
         parts: list[AnswerPart] = []
-        while self._held and self._step(parts):
+        while self._buffer and self._step(parts):
             pass
         return parts
 
     def flush(self, *, is_cut_off: bool = False) -> list[AnswerPart]:
-        """The rest, when no more text comes; nothing of a call that was cut off before its arguments.
+        """Return the remaining parts at the end of the answer; none of a call cut off before its arguments.
 
         Args:
-            is_cut_off: the model would have gone on, so that what may begin a call is the beginning of one.
+            is_cut_off: the model did not end the answer, so that a possible beginning of a call is one.
         """
-        held, self._held = self._held, ""
-        begins_call = is_cut_off and bool(held.strip())
-        is_text = self._step in (self._start, self._outside) and not begins_call and (held.strip() or not self.n_calls)
-        return [AnswerPart("text", held)] if held and is_text else []
+        rest, self._buffer = self._buffer, ""
+        begins_call = is_cut_off and bool(rest.strip())
+        is_text = self._step in (self._start, self._outside) and not begins_call and (rest.strip() or not self.n_calls)
+        return [AnswerPart("text", rest)] if rest and is_text else []
 
-    # Each step takes what it can of the held text, and gives whether there may be more to take.
+    # Each step takes what it can of the buffer, and returns whether there may be more to take.
 
     def _text(self, parts: list[AnswerPart]) -> bool:
-        self._emit(parts, "text", len(self._held))
+        self._emit(parts, "text", len(self._buffer))
         return False
 
     def _start(self, parts: list[AnswerPart]) -> bool:
-        """What stands before a text is none of it."""
-        lead, text = self._syntax.lead, self._held.lstrip()
+        """Drop the lead before a text."""
+        lead, text = self._syntax.lead, self._buffer.lstrip()
         if lead and text.startswith(lead):
-            self._held = text[len(lead) :]
+            self._buffer = text[len(lead) :]
         elif lead.startswith(text) and lead:
             return False
         return self._go_on(self._outside)
 
     def _outside(self, parts: list[AnswerPart]) -> bool:
-        begin, blanks = self._syntax.begin, len(self._held) - len(self._held.lstrip())
-        found = blanks if self._syntax.at_start else self._held.find(begin)
-        if found >= 0 and self._held.startswith(begin, found):
-            self._emit(parts, "text", len(self._held[:found].rstrip()))
-            self._held = self._held.lstrip()
+        begin, blanks = self._syntax.begin, len(self._buffer) - len(self._buffer.lstrip())
+        found = blanks if self._syntax.at_start else self._buffer.find(begin)
+        if found >= 0 and self._buffer.startswith(begin, found):
+            self._emit(parts, "text", len(self._buffer[:found].rstrip()))
+            self._buffer = self._buffer.lstrip()
             self._passed = ""
             return self._frame(parts, begin, self._first)
         if self._syntax.at_start:
-            return not begin.startswith(self._held[blanks:]) and self._go_on(self._text)
-        kept = overlap(self._held, begin)
-        self._emit(parts, "text", len(self._held[: len(self._held) - kept].rstrip()))
+            return not begin.startswith(self._buffer[blanks:]) and self._go_on(self._text)
+        n_pending = overlap(self._buffer, begin)
+        self._emit(parts, "text", len(self._buffer[: len(self._buffer) - n_pending].rstrip()))
         return False
 
     def _first(self, parts: list[AnswerPart]) -> bool:
         return self._frame(parts, self._syntax.first, self._name)
 
     def _name(self, parts: list[AnswerPart]) -> bool:
-        """The name, once it is certain that arguments follow."""
-        name, found, rest = self._held.partition(self._syntax.middle)
-        most = _MOST_NAME_CHARACTERS + (0 if found else len(self._syntax.middle))
+        """Take the name once it is certain that arguments follow."""
+        name, found, rest = self._buffer.partition(self._syntax.middle)
+        limit = _MOST_NAME_CHARACTERS + (0 if found else len(self._syntax.middle))
         form = self._syntax.parameter
         begins = ("{",) if form is None else (form.begin, self._syntax.close)
-        if len(name) > most or (found and not name) or not _may_begin(rest, begins):
+        if len(name) > limit or (found and not name) or not _may_begin(rest, begins):
             return self._not_a_call(parts)
         if not (found and rest.startswith(begins)):
             return False
         parts.append(AnswerPart("call", name))
-        self._held = rest
+        self._buffer = rest
         if form is None:
             return self._go_on(self._arguments)
         self._parameters = parameters_of(load_json(self._tools[name].parameters)) if name in self._tools else {}
@@ -246,29 +242,29 @@ class CallSplitter:
         return self._go_on(self._parameter)
 
     def _parameter(self, parts: list[AnswerPart]) -> bool:
-        """The next parameter, once it is whole; or the end of the call."""
+        """Take the next parameter once it is complete, or the end of the call."""
         form = self._syntax.parameter
         assert form is not None
-        if self._held.startswith(self._syntax.close):
+        if self._buffer.startswith(self._syntax.close):
             parts.append(AnswerPart("arguments", "}" if self._n_parameters else "{}"))
             self._end_call(parts)
             self._passed = ""
             return self._go_on(self._close)
         begin = (form.between if self._n_parameters else "") + form.begin
-        if not _may_begin(self._held, (begin, self._syntax.close)):
+        if not _may_begin(self._buffer, (begin, self._syntax.close)):
             return self._go_on(self._outside)
-        name, named, rest = self._held.removeprefix(begin).partition(form.middle)
-        value = self._value(name, rest, form) if named and self._held.startswith(begin) else None
+        name, named, rest = self._buffer.removeprefix(begin).partition(form.middle)
+        value = self._value(name, rest, form) if named and self._buffer.startswith(begin) else None
         if value is None:
             return False
         member = f"{json.dumps(name, ensure_ascii=False)}: {value[0]}"
         parts.append(AnswerPart("arguments", (", " if self._n_parameters else "{") + member))
         self._n_parameters += 1
-        self._held = value[1]
+        self._buffer = value[1]
         return True
 
     def _value(self, name: str, text: str, form: ParameterForm) -> tuple[str, str] | None:
-        """A parameter's value as JSON, and what stands behind it; None where it is not whole."""
+        """Return a parameter's value as JSON, and the text after it; None if the value is incomplete."""
         if not form.quote:
             written, ended, rest = text.partition(form.end)
             return (as_json(written, self._parameters.get(name)), rest) if ended else None
@@ -282,7 +278,7 @@ class CallSplitter:
         return (text[:end], text[end:]) if end < len(text) else None  # a number may go on
 
     def _arguments(self, parts: list[AnswerPart]) -> bool:
-        for index, character in enumerate(self._held):
+        for index, character in enumerate(self._buffer):
             if self._in_string:
                 self._in_string = self._escaped or character != '"'
                 self._escaped = character == "\\" and not self._escaped
@@ -295,7 +291,7 @@ class CallSplitter:
                 self._end_call(parts)
                 self._passed = ""
                 return self._go_on(self._close)
-        self._emit(parts, "arguments", len(self._held))
+        self._emit(parts, "arguments", len(self._buffer))
         return False
 
     def _end_call(self, parts: list[AnswerPart]) -> None:
@@ -303,25 +299,25 @@ class CallSplitter:
         self.n_calls += 1
 
     def _close(self, parts: list[AnswerPart]) -> bool:
-        after = self._behind if self._syntax.end else self._text if self._syntax.at_start else self._outside
+        after = self._next_call if self._syntax.end else self._text if self._syntax.at_start else self._outside
         return self._frame(parts, self._syntax.close, after)
 
-    def _behind(self, parts: list[AnswerPart]) -> bool:
-        """Behind one of a list of calls: another one, or the end of the list."""
-        if self._held.startswith(self._syntax.end):
+    def _next_call(self, parts: list[AnswerPart]) -> bool:
+        """Take the next call of a list, or the end of the list."""
+        if self._buffer.startswith(self._syntax.end):
             return self._frame(parts, self._syntax.end, self._outside)
         return self._frame(parts, self._syntax.then, self._name)
 
     def _frame(self, parts: list[AnswerPart], text: str, after: _Step) -> bool:
-        """A text that has to come now."""
-        if self._held.startswith(text):
+        """Take a text that is required here."""
+        if self._buffer.startswith(text):
             self._passed += text
-            self._held = self._held[len(text) :]
+            self._buffer = self._buffer[len(text) :]
             return self._go_on(after)
-        return not text.startswith(self._held) and self._not_a_call(parts)
+        return not text.startswith(self._buffer) and self._not_a_call(parts)
 
     def _not_a_call(self, parts: list[AnswerPart]) -> bool:
-        """It is text, which begins like a call."""
+        """Give the frame out as text, which only began like a call."""
         if self._passed:
             parts.append(AnswerPart("text", self._passed))
         return self._go_on(self._text if self._syntax.at_start else self._outside)
@@ -331,12 +327,12 @@ class CallSplitter:
         return True
 
     def _emit(self, parts: list[AnswerPart], kind: PartKind, size: int) -> None:
-        """Give out the first characters that are held."""
+        """Give out the first characters of the buffer."""
         if size:
-            parts.append(AnswerPart(kind, self._held[:size]))
-        self._held = self._held[size:]
+            parts.append(AnswerPart(kind, self._buffer[:size]))
+        self._buffer = self._buffer[size:]
 
 
 def _may_begin(text: str, beginnings: Sequence[str]) -> bool:
-    """Whether a text, when more of it has come, may begin with one of these."""
+    """Return whether a text, with more to come, may begin with one of these."""
     return any(text.startswith(each) or each.startswith(text) for each in beginnings)

@@ -1,7 +1,4 @@
-"""A watermark as a user names it, and the numbers that a key stands for.
-
-Owns its parameters, their defaults (transformers') and bounds; must not know how a text is marked or judged.
-"""
+"""Watermark schemes, their parameters and keys. Must not know the marking or detecting. Defaults are transformers'."""
 
 from __future__ import annotations
 
@@ -26,13 +23,13 @@ class Watermark:
     """A scheme and its parameters.
 
     Attributes:
-        scheme: "green" biases a share of the vocabulary, which the token before chooses; "synthid" lets the candidates
+        scheme: "green" biases a share of the vocabulary chosen by the token before; "synthid" lets the candidates
             compete in rounds, and changes no probability on average.
-        gamma: the green share of the vocabulary, between 0 and 1.
+        gamma: green share of the vocabulary, between 0 and 1.
         bias: added to the logits of green tokens.
-        selfhash: so many tokens choose, the candidate being the last; 0: the token before does (lefthash).
-        ngram: of synthid, how many tokens decide, the candidate being the last.
-        rounds: of synthid, where the key is a text.
+        selfhash: number of tokens that choose, the candidate being the last; 0: the token before chooses (lefthash).
+        ngram: of synthid, number of tokens that decide, the candidate being the last.
+        rounds: of synthid, if the key is a text.
     """
 
     scheme: Literal["green", "synthid"] = "green"
@@ -43,19 +40,18 @@ class Watermark:
     rounds: int = field(default=30, metadata={"of": "synthid", "bounds": (1, 64)})
 
     def native(self, key: str) -> _native.Watermark:
-        """For a sampler, or to look through a text; see native_keys()."""
+        """Return the native watermark for a sampler or a detector; raises as native_keys()."""
         from llmrun import _native
 
         n_gram = self.selfhash if self.scheme == "green" else self.ngram
         return _native.Watermark(self.scheme, self.native_keys(key), n_gram=n_gram, share=self.gamma, bias=self.bias)
 
     def native_keys(self, key: str) -> tuple[int, ...]:
-        """The numbers that a key stands for.
-
-        A number is taken as it is, and so are synthid's with commas between; of any other text they are a hash.
+        """Return the numbers for a key: a number itself, synthid's numbers with commas between, or the hash of any
+        other text.
 
         Raises:
-            UsageError: it is only a key's fingerprint, or a number is out of its bounds.
+            UsageError: the key is only a fingerprint, or a number is out of its bounds.
         """
         if key.startswith(_FINGERPRINT):
             raise UsageError("the watermark's key is needed", why="only its fingerprint is recorded")
@@ -74,10 +70,10 @@ class Watermark:
 
 
 def read_watermark(text: str, label: str = "watermark") -> Watermark:
-    """A watermark as it is typed: a scheme, and parameters with commas between.
+    """Parse a watermark: a scheme, and parameters with commas between.
 
     Args:
-        label: what the user calls it, e.g. its flag.
+        label: the user's name for it, e.g. the flag.
 
     Raises:
         UsageError: it is something else, or a value is out of its bounds.
@@ -104,14 +100,14 @@ def read_watermark(text: str, label: str = "watermark") -> Watermark:
 
 
 def is_public(key: str) -> bool:
-    """Whether a key stands in documentation, so that anybody may have left the mark."""
+    """Return whether a key stands in documentation, so that its mark proves nothing."""
     return key.replace(" ", "") in _PUBLIC_KEYS
 
 
 def fingerprint(key: str) -> str:
-    """What is recorded in place of a key: enough to tell another one, too little to find this one.
+    """Return the text to record instead of a key: enough to recognize another key, too little to find this one.
 
-    16 bits, because the keys of these schemes are so short that more would give them away.
+    16 bits, because more would give the short keys of these schemes away.
     """
     if not key or key.startswith(_FINGERPRINT):
         return key

@@ -21,7 +21,7 @@ from llmrun.planning.hardware import probe
 from llmrun.protocol.jobs.importance import IMPORTANCE, CalibrationPrompt, Importance, ImportanceSums, ImportanceUpdate
 from llmrun.quantize.imatrix_file import require_fit, unused_experts, write_imatrix
 from llmrun.quantize.prompts import OPENINGS, QUESTIONS
-from llmrun.runner.runner import Runner
+from llmrun.runner.client import EngineClient
 from llmrun.storage import disk_errors
 
 OnUpdate = Callable[[ImportanceUpdate], None]
@@ -62,7 +62,7 @@ def collect(
     seed: int = 0,
     gpu_layers: int = -1,
     includes_output: bool = False,
-    engine: Runner | None = None,
+    engine: EngineClient | None = None,
 ) -> CalibrationResult:
     """Collect an importance matrix while the model reads a text, and write it as llama.cpp's imatrix GGUF.
 
@@ -141,7 +141,7 @@ def _collected(target: Path, imatrix: ImatrixFile, summed: ImportanceSums) -> Ca
 
 
 def _sum(
-    command: Importance, target: Path, engine: Runner | None, on_update: OnUpdate
+    command: Importance, target: Path, engine: EngineClient | None, on_update: OnUpdate
 ) -> tuple[ImportanceSums, dict[str, ImatrixEntry]]:
     """Collect the sums in the engine, and read them from its file."""
     sums = Path(command.sums)
@@ -149,7 +149,7 @@ def _sum(
     with disk_errors(target):
         sums.touch()  # raises now rather than after minutes
     try:
-        with nullcontext(engine) if engine else closing(Runner()) as own:
+        with nullcontext(engine) if engine else closing(EngineClient()) as own:
             summed = own.do(IMPORTANCE, command, on_update)
         return summed, _entries(sums, summed)
     finally:

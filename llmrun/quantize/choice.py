@@ -18,26 +18,30 @@ from llmrun.planning.hardware import Hardware, probe
 from llmrun.protocol.sizes import readable_size
 from llmrun.quantize.job import OnProgress, QuantizeRequest, all_cores, needs_imatrix, preview
 from llmrun.quantize.size import SizeGoal, goal_bytes
-from llmrun.quantize.types import BEST_4_BIT, FILE_TYPES, NEED_IMATRIX, UNQUANTIZED, best_4_bit, file_type, slow_prompts
+from llmrun.quantize.types import (
+    BEST_4_BIT,
+    FILE_TYPES,
+    NEED_IMATRIX,
+    UNQUANTIZED,
+    TensorTypes,
+    best_4_bit,
+    file_type,
+    slow_prompts,
+)
 
 if TYPE_CHECKING:
     from llmrun.quantize.mix import Mix
-    from llmrun.runner.runner import Runner
+    from llmrun.runner.client import EngineClient
 
 AUTO = "auto"
 
 
 @dataclass(frozen=True, slots=True)
-class QuantizeOptions:
-    """Options of the user; fields without a comment are those of job.QuantizeRequest."""
+class QuantizeOptions(TensorTypes):
+    """The user's options."""
 
     type: str = BEST_4_BIT  # a name of types.FILE_TYPES or types.BEST_4_BIT
     goal: SizeGoal = field(default_factory=SizeGoal)  # a size instead of a type
-    overrides: tuple[tuple[str, str], ...] = ()
-    output_type: str = ""
-    embedding_type: str = ""
-    pure: bool = False
-    keeps_output: bool = False
     imatrix: str = ""  # "", AUTO or a path
     calibration: Path | None = None  # text for the importance matrix; None for one written by the model
     threads: int | None = None
@@ -59,9 +63,7 @@ def read_options(type_: str, options: QuantizeOptions) -> QuantizeOptions:
     """
     if options.goal and type_:
         raise UsageError("--type and a size exclude each other", why="all types follow from the size")
-    if options.goal and (
-        options.overrides or options.output_type or options.embedding_type or options.pure or options.keeps_output
-    ):
+    if options.goal and options.flags:
         raise UsageError("a size and types of single tensors exclude each other", why="they all follow from the size")
     kind = file_type(type_) if type_ else BEST_4_BIT
     if kind in NEED_IMATRIX and not options.imatrix:
@@ -77,7 +79,7 @@ def decide(
     target: Callable[[str], Path],
     say: Callable[[str], None],
     on_progress: OnProgress,
-    engine: Runner | None = None,
+    engine: EngineClient | None = None,
     *,
     check_file: Callable[[Path], None],
 ) -> QuantizeRequest:
@@ -102,12 +104,8 @@ def decide(
         source=header.path,
         target=path,
         type=kind,
-        overrides=options.overrides,
-        output_type=options.output_type,
-        embedding_type=options.embedding_type,
         threads=threads,
-        pure=options.pure,
-        keeps_output=options.keeps_output,
+        **options.tensor_types(),
     )
     n_bytes = goal_bytes(options.goal, header, probe()) if options.goal else 0
     if options.imatrix == AUTO and not options.goal and kind not in NEED_IMATRIX:

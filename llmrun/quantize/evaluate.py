@@ -19,10 +19,10 @@ from llmrun.gguf.rules import check
 from llmrun.planning.hardware import probe
 from llmrun.planning.memory import UBATCH, memory
 from llmrun.planning.plan import CONTEXT_BOUNDS, LoadPreferences
-from llmrun.planning.split import ALL_LAYERS
 from llmrun.protocol.jobs.evaluate import EVALUATE, Divergence, Evaluate, EvaluateResult, EvaluateUpdate, Needle
+from llmrun.protocol.settings import common_fields
 from llmrun.protocol.sizes import readable_size
-from llmrun.runner.runner import Runner
+from llmrun.runner.client import EngineClient
 
 CONTEXT = 512
 """Tokens of a chunk, as in other tools: only figures for chunks of the same length are comparable."""
@@ -144,13 +144,9 @@ def evaluate(
         chunks=chunks or max(1, TOKENS // n_ctx),
         every_position=long,
         needles=long,
-        threads=preferences.threads or hardware.usable_cores,
-        gpu_layers=ALL_LAYERS if preferences.gpu_layers is None else preferences.gpu_layers,
-        flash_attention=preferences.flash_attention,
-        kv_type_k=preferences.cache_type_k,
-        kv_type_v=preferences.cache_type_v,
+        **common_fields(preferences.settings(hardware)),
     )
-    with closing(Runner()) as engine:
+    with closing(EngineClient()) as engine:
         return engine.do(EVALUATE, command, on_update)
 
 

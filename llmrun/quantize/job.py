@@ -23,12 +23,13 @@ from llmrun.quantize.types import (
     NEED_IMATRIX,
     TENSOR_TYPES,
     UNQUANTIZED,
+    TensorTypes,
     cost,
     is_quantized,
     tensor_bytes,
     unfit,
 )
-from llmrun.runner.runner import Runner
+from llmrun.runner.client import EngineClient
 
 OnProgress = Callable[[str, float], None]
 """Called with (phase, share done: 0 to 1)."""
@@ -37,20 +38,14 @@ _OUTPUT, _EMBEDDING = "output.weight", "token_embd.weight"
 
 
 @dataclass(frozen=True, slots=True)
-class QuantizeRequest:
-    """Settings of one quantization."""
+class QuantizeRequest(TensorTypes):
+    """The settings of one quantization."""
 
     source: Path  # the (first) GGUF file
     target: Path  # the file to write; an existing one stays until the new one is complete and verified
     type: str  # a name of types.FILE_TYPES
-    # (regular expression, name of types.TENSOR_TYPES) for tensors whose name contains a match; the first match counts
-    overrides: tuple[tuple[str, str], ...] = ()
-    output_type: str = ""  # type of the output matrix, a name of types.TENSOR_TYPES; "" for that of `type`
-    embedding_type: str = ""  # the same for the token embedding
     imatrix: Path | None = None  # llama.cpp's importance matrix in GGUF
     threads: int | None = None  # None for all cores
-    pure: bool = False  # every matrix gets the same type
-    keeps_output: bool = False  # the output matrix stays unchanged
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +82,7 @@ class QuantizedFile:
     n_overrides: int = 0
 
 
-def preview(request: QuantizeRequest, engine: Runner | None = None) -> Preview:
+def preview(request: QuantizeRequest, engine: EngineClient | None = None) -> Preview:
     """Return the expected result without writing it; takes some hundredths of a second.
 
     Args:
@@ -99,7 +94,7 @@ def preview(request: QuantizeRequest, engine: Runner | None = None) -> Preview:
     """
     header = read_header(request.source)
     _refuse_invalid(request, header)
-    with nullcontext(engine) if engine else closing(Runner()) as own:
+    with nullcontext(engine) if engine else closing(EngineClient()) as own:
         planned = own.do(QUANTIZE, _command(request, ""))
     if planned.needs_imatrix and request.imatrix is None:
         raise needs_imatrix(request.type)
@@ -120,7 +115,7 @@ def quantize(
     request: QuantizeRequest,
     on_update: OnProgress = lambda phase, share: None,
     *,
-    engine: Runner | None = None,
+    engine: EngineClient | None = None,
     estimate: Preview | None = None,
 ) -> QuantizedFile:
     """Write a quantized file; an exception, Ctrl-C included, leaves the target unchanged.
@@ -137,7 +132,7 @@ def quantize(
         EngineCrashedError: llama.cpp crashed.
     """
     began = time.monotonic()
-    with nullcontext(engine) if engine else closing(Runner()) as own:
+    with nullcontext(engine) if engine else closing(EngineClient()) as own:
         estimate = estimate or preview(request, own)
         inputs = [request.source, *([request.imatrix] if request.imatrix else [])]
         new_file.refuse_inputs(request.target, inputs)
@@ -163,7 +158,9 @@ def quantize(
     )
 
 
-def _write(request: QuantizeRequest, path: Path, estimate: Preview, engine: Runner, on_update: OnProgress) -> Quantized:
+def _write(
+    request: QuantizeRequest, path: Path, estimate: Preview, engine: EngineClient, on_update: OnProgress
+) -> Quantized:
     pace = _Share(estimate, weighted=request.imatrix is not None)
     try:
         return engine.do(

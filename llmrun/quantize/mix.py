@@ -27,7 +27,7 @@ from llmrun.quantize.evaluate import default_text
 from llmrun.quantize.job import all_cores
 from llmrun.quantize.knapsack import Option, choose_options
 from llmrun.quantize.types import FILE_TYPES, TENSOR_TYPES, UNQUANTIZED, tensor_bytes
-from llmrun.runner.runner import Runner
+from llmrun.runner.client import EngineClient
 
 CANDIDATES = ("Q8_0", "Q6_K", "Q5_K", "Q5_0", "Q4_K", "IQ4_NL", "IQ4_XS", "MXFP4", "Q3_K", "Q2_K")
 """Candidate types, the largest first."""
@@ -93,7 +93,7 @@ def choose(
     header = read_header(source)
     threads = threads or all_cores(probe())
     path = header.path.absolute()
-    with closing(Runner()) as engine:
+    with closing(EngineClient()) as engine:
         candidates = _candidates(header, _quantizable(header, engine), imatrix)
         room = _Room(header, candidates, target_bytes)
         command = MeasureMix(
@@ -112,7 +112,7 @@ def choose(
     return room.mix(measured)
 
 
-def _quantizable(header: Header, engine: Runner) -> list[Tensor]:
+def _quantizable(header: Header, engine: EngineClient) -> list[Tensor]:
     """Return the tensors that llama.cpp would quantize: those whose type changes for one of two bases."""
     changed = set()
     for base in ("Q8_0", "Q4_0"):

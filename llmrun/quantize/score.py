@@ -7,18 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
+from llmrun.config import load_settings
 from llmrun.errors import require_within
 from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import check
+from llmrun.planning.attention import measured_attention
 from llmrun.planning.machine import this_machine
 from llmrun.planning.plan import CONTEXT_BOUNDS, LoadPreferences, choose_flash_attention
-from llmrun.planning.split import ALL_LAYERS
 from llmrun.protocol.jobs.evaluate import EvaluateUpdate
 from llmrun.protocol.jobs.score import SCORE, ScoredText, ScoreText
+from llmrun.protocol.settings import common_fields
 from llmrun.quantize.evaluate import MIN_CONTEXT, check_memory, choose_context
-from llmrun.runner.runner import Runner
+from llmrun.runner.client import EngineClient
 
 MAX_WINDOW = 8192
 """Upper bound of the default window, in tokens."""
@@ -57,15 +60,14 @@ def score(
     hardware = this_machine()
     if hardware.memory_total:
         check_memory([header], window, window, hardware.memory_available)
+    measured = measured_attention(header, hardware, load_settings().state_dir)
+    preferences = replace(preferences, measured_attention=measured)
+    flash_attention = choose_flash_attention(header, hardware, preferences)  # as `run` does
     command = ScoreText(
         str(model.absolute()),
         text,
         window,
-        threads=preferences.threads or hardware.usable_cores,
-        gpu_layers=ALL_LAYERS if preferences.gpu_layers is None else preferences.gpu_layers,
-        flash_attention=choose_flash_attention(header, hardware, preferences),  # like `run` without --ctx
-        kv_type_k=preferences.cache_type_k,
-        kv_type_v=preferences.cache_type_v,
+        **common_fields(replace(preferences, flash_attention=flash_attention).settings(hardware)),
     )
-    with closing(Runner()) as engine:
+    with closing(EngineClient()) as engine:
         return engine.do(SCORE, command, on_update)

@@ -6,7 +6,8 @@ Pure: must not know files, processes or this machine; callers pass the machine's
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from llmrun.errors import UsageError, did_you_mean
 from llmrun.gguf import types
@@ -36,6 +37,28 @@ NEED_IMATRIX = frozenset({
     "IQ3_XS", "IQ3_XXS", "Q2_K_S", "IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S",
 })  # fmt: skip
 """Mixes that llama.cpp refuses without an importance matrix."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorTypes:
+    """The types that a user names for some tensors or for all; names are keys of TENSOR_TYPES."""
+
+    overrides: tuple[tuple[str, str], ...] = ()  # (regular expression, type); the first match in a tensor's name counts
+    output_type: str = ""  # of the output matrix; "" for that of the mix
+    embedding_type: str = ""  # of the token embedding
+    pure: bool = False  # every matrix gets the same type
+    keeps_output: bool = False  # the output matrix stays unchanged
+
+    def tensor_types(self) -> dict[str, Any]:
+        """Return these fields, also of a subclass."""
+        return {each.name: getattr(self, each.name) for each in fields(TensorTypes)}
+
+    @property
+    def flags(self) -> list[str]:
+        """The options that were given."""
+        flags = ("--tensor-type", "--output-type", "--embedding-type", "--pure", "--keep-output")
+        return [flag for flag, value in zip(flags, self.tensor_types().values(), strict=True) if value]
+
 
 TENSOR_TYPES = {name: types.TENSOR_TYPES[name] for name in types.WEIGHT_TYPES}
 """Tensor types that ggml can quantize to, by name."""

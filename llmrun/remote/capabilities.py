@@ -1,7 +1,7 @@
-"""What a far server tells of its model besides answers: how long its context window is, what it sees, its tokens.
+"""The capabilities of a remote model: its context window, its vision, and token counts.
 
-Owns what servers have beyond OpenAI's protocol, and the estimate where one has nothing; must not know answers. Nothing
-here is needed: where a server does not tell, nobody knows, and that is no error.
+Knows the endpoints that servers have beyond OpenAI's protocol, and the estimates without them; must not know answers. A
+server that reports nothing is not an error.
 """
 
 from __future__ import annotations
@@ -13,32 +13,28 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from llmrun.errors import LlmrunError
-from llmrun.protocol.messages import Message, TokenCount, Tool
+from llmrun.protocol.messages import Message, Tool
+from llmrun.protocol.questions import TokenCount
 from llmrun.remote.server import ServedModel, Server
 from llmrun.remote.transport import ask
 
 _WITH_PROPERTIES = frozenset({"llamacpp", "llmrun"})
 _WITH_TOKENIZER = frozenset({"llamacpp", "llmrun", "vllm"})
-_SECONDS = 5.0  # of silence: a server that still loads the model tells later
-_TEMPLATE_TOKENS = 8  # that a chat template writes around a message, about
-_TOKENS_A_BYTE = 0.3  # of most texts, until the server has counted some
-_WORTH_LEARNING = 1000  # bytes: of fewer, most tokens are the template's
+_SECONDS = 5.0  # a server that still loads the model answers later
+_TEMPLATE_TOKENS = 8  # approximately, of the chat template around a message
+_TOKENS_A_BYTE = 0.3  # of most texts, until the server has counted one
+_WORTH_LEARNING = 1000  # bytes: in shorter texts, most tokens are the template's
 
 
 class Capabilities(NamedTuple):
-    """What is known of a far model.
+    """The reported capabilities of a remote model."""
 
-    Attributes:
-        n_ctx: its context window in tokens; 0 is unknown.
-        sees: whether it may look at pictures: only a server that says so can't.
-    """
-
-    n_ctx: int
-    sees: bool
+    n_ctx: int  # context window in tokens; 0 if unknown
+    sees: bool  # False only if the server says that the model takes no images
 
 
 def facts_of(server: Server, model: ServedModel) -> Capabilities:
-    """What a server tells of one of its models."""
+    """Return the capabilities that a server reports for one of its models."""
     found: dict[str, Any] = {}
     if model.owner in _WITH_PROPERTIES:
         with suppress(LlmrunError):
@@ -52,7 +48,8 @@ def facts_of(server: Server, model: ServedModel) -> Capabilities:
 
 
 class TokenCounter:
-    """Tokens of conversations: the server's own count where it has one, else an estimate that its answers correct."""
+    """Token counts of conversations: the server's own if it has a tokenizer, else estimates corrected by its
+    answers."""
 
     def __init__(self, server: Server, model: ServedModel) -> None:
         self._server, self._model = server, model
@@ -61,13 +58,13 @@ class TokenCounter:
         self._counted: dict[str, int] = {}
 
     def count(self, messages: Iterable[Message], tools: Sequence[Tool] = ()) -> TokenCount:
-        """About how many tokens a conversation has."""
+        """Return the token counts of a conversation, approximately."""
         each = tuple(self._tokens("".join(message.texts)) for message in messages)
         offered = sum(self._tokens("".join(tool)) for tool in tools)
-        return TokenCount(0, each, sum(each) + offered + _TEMPLATE_TOKENS * (len(each) + 1))
+        return TokenCount(each, sum(each) + offered + _TEMPLATE_TOKENS * (len(each) + 1))
 
     def learn(self, messages: Sequence[Message], prompt_tokens: int) -> None:
-        """Take in what the server has counted."""
+        """Correct the estimate by a count of the server."""
         n_bytes = sum(len(text.encode()) for message in messages for text in message.texts)
         written = prompt_tokens - _TEMPLATE_TOKENS * (len(messages) + 1)
         if n_bytes >= _WORTH_LEARNING and written > 0:
@@ -87,5 +84,5 @@ class TokenCounter:
 
 
 def _root(server: Server) -> str:
-    """Where a server has what is not OpenAI's."""
+    """Return the base address of endpoints that are not OpenAI's."""
     return server.url.removesuffix("/v1")

@@ -1,6 +1,6 @@
-"""A client of a far server, with the surface of the runner's: commands from any thread, each with its own answer.
+"""A client of a remote server, with the interface of runner.client: commands from any thread, and the events of each.
 
-Owns the thread that speaks with the server, and how often a busy one is asked; must not know what comes of answers.
+Owns the thread that talks to the server, and the retries if it is busy; must not know the use of answers.
 """
 
 from __future__ import annotations
@@ -35,27 +35,26 @@ from llmrun.remote.transport import (
 )
 from llmrun.runner.requests import Put
 
-_HINT_SECONDS = 30.0  # after which waiting for the first token is said
+_HINT_SECONDS = 30.0  # without a first token, before the user is told
 PATIENT = RetryPolicy(stall_seconds=1800.0, retries=3, backoff_seconds=1.0)
-"""A long prompt may take a slow server many minutes, in which most send nothing. Who won't wait cancels."""
-_BUSY = frozenset({429, 503})  # of a server that has done nothing yet
-_IDLE_SECONDS = 2.0  # in which a connection is used again: most servers close theirs after five
-_REST_SECONDS = 0.5  # for what follows the last event, which is nothing
+"""A long prompt may take a slow server many minutes, in which most send nothing; users can cancel."""
+_BUSY = frozenset({429, 503})  # statuses of a server that has computed nothing yet
+_IDLE_SECONDS = 2.0  # before a connection is closed: most servers close theirs after five
+_REST_SECONDS = 0.5  # for the end of the stream after the last event
 _EVENT_STREAM = "text/event-stream"
 _Value = TypeVar("_Value")
 
 
 class RemoteClient:
-    """One model of one server, shared. Close it, or its thread goes on.
+    """One model of one server. Close it, or its thread goes on.
 
     Args:
-        model: that answers.
         patience: with the server; None is PATIENT.
-        on_note: told, in the thread that speaks with the server, when a request is made again, takes long, or is cut.
+        on_note: called in the client's thread when a request is repeated, takes long, or is cut.
 
     Attributes:
-        has_usage: whether the server counts tokens, by the last answer that ended; None before the first one. One
-            that does not has its pieces of text counted.
+        has_usage: the server counted the tokens of the last answer; None before the first one. Otherwise its pieces of
+            text are counted.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class RemoteClient:
             raise unreachable(server, error) from None
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="far server", daemon=True)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="remote server", daemon=True)
         self._thread.start()
 
     @property
@@ -90,35 +89,34 @@ class RemoteClient:
         return not self._loop.is_closed()
 
     def submit(self, command: Generate, named: Collection[str] | None = None) -> Iterator[Event]:
-        """Ask; gives the answer's events as they come, to the last. Whoever closes the iterator before cancels it.
+        """Send a request; return an iterator over the answer's events. Closing it early cancels the request.
 
         Args:
-            command: its request is a number of next_request().
-            named: fields of its sampling that the user set; None is those that are not as they are by default.
+            command: with a number of next_request().
+                named: fields of the sampling parameters set by the user; None is all that differ from the defaults.
 
         Raises:
-            LlmrunError: from the iterator, why there is no answer, or no more of it.
+            LlmrunError: from the iterator, the reason that there is no answer, or no more of it.
         """
         events: SimpleQueue[Event | LlmrunError | None] = SimpleQueue()
         self.listen(command, events.put, named)
         return self._heard(command.request, events)
 
     def listen(self, command: Generate, put: Put, named: Collection[str] | None = None) -> None:
-        """Ask; the answer's events go to `put` in the thread that speaks with the server, as they come.
+        """Send a request; the client's thread passes the answer's events to `put`, see runner.requests.Put.
 
         Args:
             command, named: as in submit().
-            put: takes an event, an error in place of the last one, and behind it None. It must not wait.
         """
         self._loop.call_soon_threadsafe(self._begin, command, put, named)
 
     def cancel(self, request: int) -> None:
-        """Stop a request: its connection is closed, and it ends with Finished. Nothing happens where it has ended."""
+        """Stop a request: its connection is closed, and it ends with Finished. Does nothing if it has ended."""
         if self.alive:
             self._loop.call_soon_threadsafe(self._cancel, request)
 
     def close(self) -> None:
-        """Cancel what is open. May be called again."""
+        """Cancel all requests. May be called again."""
         if self._loop.is_closed():
             return
         asyncio.run_coroutine_threadsafe(self._end_all(), self._loop).result()
@@ -135,7 +133,7 @@ class RemoteClient:
         finally:
             self.cancel(request)
 
-    # ---- in the thread that speaks with the server ---------------------------------------------------
+    # ---- in the client's thread ----------------------------------------------------------------------
 
     def _begin(self, command: Generate, put: Put, named: Collection[str] | None) -> None:
         decoder = AnswerDecoder(self.server, command, self.model.name)
@@ -155,7 +153,7 @@ class RemoteClient:
         await self._http.aclose()
 
     def _ended(self, request: int, decoder: AnswerDecoder, put: Put, task: asyncio.Task[None]) -> None:
-        """However it ended, nobody is left waiting."""
+        """Report the end of a request, whatever the cause."""
         del self._tasks[request]
         error = None if task.cancelled() else task.exception()
         if task.cancelled():
@@ -167,7 +165,7 @@ class RemoteClient:
         put(None)
 
     async def _answer(self, command: Generate, decoder: AnswerDecoder, put: Put, named: Collection[str] | None) -> None:
-        """One answer, to its end; a busy server is asked again."""
+        """Receive one answer to its end; repeat the request if the server is busy."""
         endpoint, body, _ = body_of(command.asked, self.model, named)
         content = json.dumps(body).encode()
         for failures in itertools.count():
@@ -181,7 +179,8 @@ class RemoteClient:
     async def _try(
         self, endpoint: str, content: bytes, decoder: AnswerDecoder, put: Put, *, may_wait: bool
     ) -> float | None:
-        """Ask once. Gives the seconds that a busy server wants to be left alone, None where it answered.
+        """Send the request once; return the seconds to wait before the next try if the server is busy, None if it
+        answered.
 
         Raises:
             LlmrunError: there is no answer.
@@ -201,18 +200,18 @@ class RemoteClient:
         return None
 
     async def _in_time(self, work: Coroutine[Any, Any, _Value]) -> _Value:
-        """Do something within the server's time, which httpx2 begins again with every byte."""
+        """Await something within the server's time; httpx2's own timeout starts again with every byte."""
         return await asyncio.wait_for(work, self._patience.stall_seconds)
 
     async def _send(self, request: httpx2.Request) -> httpx2.Response:
-        """Send it, over a new connection where the server has just closed the kept one, as llama-server does."""
+        """Send a request, over a new connection if the server has just closed the kept one, as llama-server does."""
         try:
             return await self._http.send(request, stream=True)
         except (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError):
             return await self._http.send(request, stream=True)
 
     async def _read(self, response: httpx2.Response, decoder: AnswerDecoder, put: Put) -> None:
-        """The answer, in one piece or in many."""
+        """Receive the answer, in one piece or as a stream."""
         kind = media_type(response)
         if kind == "application/json":  # it does not stream
             put(decoder.started())
@@ -230,12 +229,12 @@ class RemoteClient:
         if decoder.excess:
             self._on_note(f"{self.server.host} {decoder.excess}")
         _each(decoder.ended(), put)
-        if decoder.is_done:  # a connection can be used again where nothing more comes
+        if decoder.is_done:  # a connection can be used again if it was read to its end
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(_rest(pieces), _REST_SECONDS)
 
     async def _read_events(self, pieces: AsyncIterator[bytes], decoder: AnswerDecoder, put: Put) -> None:
-        """Read a stream of events to its end. Only progress in the answer counts as a sign of life.
+        """Read a stream of events to its end. Only progress of the answer counts as a sign of life.
 
         Raises:
             UnavailableError: there was none for too long, whatever else came.
@@ -264,7 +263,7 @@ class RemoteClient:
             hint.cancel()
 
     def _hint(self) -> None:
-        """Say once why nothing is there yet."""
+        """Report once that the server is slow."""
         if not self._has_hinted:
             self._has_hinted = True
             waiting = f"{self._patience.stall_seconds:g} seconds at most"
@@ -272,7 +271,7 @@ class RemoteClient:
 
 
 async def _next(pieces: AsyncIterator[bytes]) -> bytes:
-    """The next piece that is not empty; b"" at the end."""
+    """Return the next piece that is not empty; b"" at the end."""
     async for piece in pieces:
         if piece:
             return piece

@@ -1,7 +1,7 @@
-"""A server's model, as a conversation asks it: the other one of what llmrun.model.chat_model describes.
+"""A remote server's model for a conversation: one of the two kinds of llmrun.model.chat_model.
 
-Owns what stands in for an engine of our own: which parameters are the user's and which the server's, what is learned of
-the context window, and figures as they look from here. Must not know terminals, or how a request is written.
+Replaces the engine: it knows the user's own parameters, learns the context window, and measures on this side of the
+network. Must not know terminals, or the request format.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from llmrun.errors import ContextOverflowError, LlmrunError
 from llmrun.models.download.transfer import RetryPolicy
 from llmrun.models.fingerprint import ModelFingerprint
-from llmrun.protocol.finished_answers import StateSaved
-from llmrun.protocol.messages import AnswerRequest, Event, Finished, Generate, Message, TokenCount, Tool
+from llmrun.protocol.messages import AnswerRequest, Event, Finished, Generate, Message, Tool
 from llmrun.protocol.params import SERVER, SamplingParams, resolve_sampling
+from llmrun.protocol.questions import StateSaved, TokenCount
 from llmrun.protocol.speculation import StepTables
 from llmrun.remote.capabilities import TokenCounter, facts_of
 from llmrun.remote.client import RemoteClient
@@ -35,19 +35,17 @@ _N_CTX = re.compile(r"context (?:length is|size \() ?(\d+)")  # OpenAI's and vLL
 
 
 class RemoteModel:
-    """A model that a server answers with. Close it, or its thread goes on.
+    """A model of a remote server. Close it, or its thread goes on.
 
     Args:
-        model: of the server's.
-        on_note: told when a request is made again, because the server is busy.
+        on_note: called when a request is repeated because the server is busy.
         patience: with the server; None is the usual one.
 
     Attributes:
-        server: that answers.
         on_wait: as Model's.
     """
 
-    has_template = thinks = True  # nobody knows before it answers
+    has_template = thinks = True  # unknown before an answer
     parallel = _MOST_AT_ONCE
     adapters: tuple[Adapter, ...] = ()
     step_times = StepTables()
@@ -69,10 +67,10 @@ class RemoteModel:
     def sampling(
         self, flags: Mapping[str, Any] | None = None, session: Mapping[str, Any] | None = None
     ) -> tuple[SamplingParams, dict[str, str]]:
-        """What the user set, for the answers from now on; everything else is the server's.
+        """Set the user's parameters for later answers; the server chooses the others.
 
         Raises:
-            UsageError: a value is out of its bounds, or the server can't be told it.
+            UsageError: a value is out of its bounds, or the server does not support it.
         """
         params, origins = resolve_sampling(("session", session or {}), ("flag", flags or {}))
         self._named = [name for name, origin in origins.items() if origin != "default"]
@@ -80,27 +78,23 @@ class RemoteModel:
         return params, {name: SERVER if origin == "default" else origin for name, origin in origins.items()}
 
     def takes(self, parameter: str) -> bool:
-        """Whether the server can be told a sampling parameter."""
+        """Return whether the server supports a sampling parameter."""
         return not refused_fields(AnswerRequest(), self._model, [parameter])
 
     def require(self, asked: AnswerRequest) -> None:
-        """See that the server can be told all that is asked.
-
-        Raises:
-            UsageError: it can't; the names are of our fields.
-        """
+        """Raise UsageError if the server does not support a field of the request; the names are our own."""
         require_told(self.server, self._model, asked, self._named_in(asked))
 
-    def speculation(self) -> None:
-        """Nothing: the server drafts or does not."""
+    def speculation(self, *, probes: bool = False) -> None:
+        """Return None: the server decides about drafts."""
 
     def answer(self, *asked: AnswerRequest) -> Iterator[Event]:
-        """Answer what is asked, several requests at once; the events of Model.answer() but for progress in prefill.
+        """Answer requests, all at once, with the events of Model.answer() except prefill progress.
 
         Raises:
-            ContextOverflowError: the prompt is too long; n_ctx is known from then on, if the server has said it.
-            UsageError: the server can't be told what is asked.
-            LlmrunError: the server can't be reached, or what it said.
+            ContextOverflowError: the prompt is too long; n_ctx is known from then on if the server reports it.
+            UsageError: the server does not support a field of the request.
+            LlmrunError: the server can't be reached, or its error.
         """
         for each in asked:
             self.require(each)
@@ -118,7 +112,7 @@ class RemoteModel:
     def _heard(
         self, events: SimpleQueue[Event | LlmrunError | None], commands: Mapping[int, Generate]
     ) -> Iterator[Event]:
-        """The events of all the commands, to the last."""
+        """Yield the events of all commands, to the last."""
         left = len(commands)
         while left:
             try:
@@ -136,7 +130,7 @@ class RemoteModel:
                 yield event
 
     def _named_in(self, asked: AnswerRequest) -> Collection[str]:
-        """The sampling parameters to send: those that were set, but a seed only where this answer has one."""
+        """Return the sampling parameters to send: the user's, and a seed only if this request has one."""
         named = {*self._named, "seed"}
         return sorted(named if asked.sampling.seed is not None else named - {"seed"})
 
@@ -160,25 +154,24 @@ class RemoteModel:
         thinking: bool | None = None,
         tools: tuple[Tool, ...] = (),
     ) -> TokenCount:
-        """About how many tokens a conversation has."""
+        """Return the token counts of a conversation, approximately."""
         return self._counter.count(messages, tools)
 
     def decode_together(self, answers: int) -> None:
         """Do nothing: the server gets all requests at once."""
 
     def measuring_steps(self) -> AbstractContextManager[None]:
-        """Nothing is measured."""
+        """Do nothing in this block."""
         return nullcontext()
 
     def save_state(self, *, prompt_only: bool = False) -> StateSaved:
-        """Nothing is saved: the KV cache is the server's."""
-        return StateSaved(0, 0, 0)
+        """Save nothing: the KV cache is the server's."""
+        return StateSaved(0, 0)
 
     def cancel(self) -> None:
-        """Stop what is being answered, which then ends with Finished. Safe in a signal handler."""
+        """Stop the open answers, which then end with Finished. Safe in a signal handler."""
         for request in self._open if self._client.alive else ():
             self._client.cancel(request)
 
     def close(self) -> None:
-        """End the connections."""
         self._client.close()

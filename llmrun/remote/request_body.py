@@ -1,8 +1,7 @@
-"""What is asked, as the body of an OpenAI-compatible request, and what of it a server can't be told. Pure.
+"""Requests in OpenAI's format, and the fields that a server does not support. Pure.
 
-Owns the names that servers have for our fields; must not know HTTP. What the user did not set is not sent: the server
-knows its model's own settings. Fields beyond OpenAI's are sent to the servers that are known to take them, since others
-refuse the request or, which is worse, say nothing and do something else.
+Must not know HTTP. Parameters that the user did not set are not sent: the server knows its model's own settings. Fields
+beyond OpenAI's are sent only to servers known to support them, since others refuse the request or, worse, ignore them.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from llmrun.protocol.messages import AnswerRequest, Image, Message, Tool
 from llmrun.protocol.params import DEFAULTS, SamplingParams
 from llmrun.remote.server import ServedModel, Server
 
-# Our fields of SamplingParams, and what servers call them, by who owns the model that they list.
+# Our fields of SamplingParams -> a server's, by the owner in its list of models.
 _OPENAI = {
     name: name for name in ("temperature", "top_p", "seed", "frequency_penalty", "presence_penalty", "logit_bias")
 }
@@ -53,40 +52,32 @@ _WORDS = {
     "thinking": "whether to think",
     "thinking_tokens": "how long to think",
 }
-_OURS_BY_DEFAULT = frozenset({"stops_repeats"})  # nobody asked for it, and most servers can't
+_OURS_BY_DEFAULT = frozenset({"stops_repeats"})  # on without the user's request; most servers lack it
 _OPENAI_OWNERS = frozenset({"openai", "openai-internal", "system"})
-_BAN = -100  # what OpenAI calls a bias that leaves nothing of a token
+_BAN = -100  # OpenAI's bias for a banned token
 _PICTURE_TYPES = {b"\x89PNG": "png", b"GIF8": "gif", b"BM": "bmp"}
 
 
 class RequestBody(NamedTuple):
-    """A request.
+    """A request."""
 
-    Attributes:
-        endpoint: behind the server's address.
-        refused: what was asked and is not in the body, by our names.
-    """
-
-    endpoint: str
+    endpoint: str  # path after the server's address
     body: dict[str, Any]
-    refused: tuple[str, ...]
+    refused: tuple[str, ...]  # fields left out, by our names
 
 
 def refused_fields(asked: AnswerRequest, model: ServedModel, named: Collection[str] | None = None) -> tuple[str, ...]:
-    """What the model's server can't be asked for, by our names; see body_of()."""
+    """Return the fields that the model's server does not support, by our names; see body_of()."""
     return body_of(asked, model, named).refused
 
 
 def require_told(
     server: Server, model: ServedModel, asked: AnswerRequest, named: Collection[str] | None = None
 ) -> None:
-    """See that a server can be told all that is asked.
+    """Raise UsageError, with our names, if a server does not support a field of the request.
 
     Args:
         named: see body_of().
-
-    Raises:
-        UsageError: it can't; the names are of our fields.
     """
     if missing := [name for name in refused_fields(asked, model, named) if name not in _OURS_BY_DEFAULT]:
         raise UsageError(
@@ -96,10 +87,10 @@ def require_told(
 
 
 def body_of(asked: AnswerRequest, model: ServedModel, named: Collection[str] | None = None) -> RequestBody:
-    """The request that asks for a streamed answer.
+    """Return the request for a streamed answer.
 
     Args:
-        named: fields of its sampling that the user set; None is those that are not as they are by default.
+        named: fields of the sampling parameters set by the user; None is all that differ from the defaults.
     """
     sampling, refused = _sampling(asked.sampling, model.owner, named)
     extensions, refused_extensions = _extensions(asked, model.owner)
@@ -130,12 +121,12 @@ def _sampling(
 
 
 def _extensions(asked: AnswerRequest, owner: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """What OpenAI has no field for, or another one than others."""
+    """Return the fields that OpenAI lacks or calls otherwise, and the refused ones."""
     is_llmrun, is_local = owner == "llmrun", owner in _SAMPLING
     takes_grammar = is_llmrun or owner == "llamacpp"
     grammar, is_raw = asked.grammar, asked.prompt is not None
     kind = grammar.kind if grammar else ""
-    # Name of ours -> whether it was asked, whether the server takes it, and what it is then called.
+    # Our name -> (requested, supported by the server, the server's fields).
     table: dict[str, tuple[bool, bool, dict[str, Any]]] = {
         "ignore_eos": (asked.limits.ignores_end, is_local, {"ignore_eos": True}),
         "ban": (bool(asked.limits.ban), is_llmrun, {"ban": list(asked.limits.ban)}),
@@ -157,8 +148,11 @@ def _extensions(asked: AnswerRequest, owner: str) -> tuple[dict[str, Any], tuple
         "grammar": (kind == "gbnf", takes_grammar, {"grammar": grammar.text if grammar else ""}),
         "lark": (kind == "lark", is_llmrun, {"grammar": grammar.text if grammar else ""}),
     }
-    sent = {key: value for wanted, takes, fields in table.values() if wanted and takes for key, value in fields.items()}
-    return sent, tuple(name for name, (wanted, takes, _) in table.items() if wanted and not takes)
+    requested = {
+        name: (is_supported, sent) for name, (is_requested, is_supported, sent) in table.items() if is_requested
+    }
+    body = {key: value for is_supported, sent in requested.values() if is_supported for key, value in sent.items()}
+    return body, tuple(name for name, (is_supported, _) in requested.items() if not is_supported)
 
 
 def _schema(text: str, *, is_raw: bool) -> dict[str, Any]:
@@ -185,19 +179,19 @@ def _conversation(asked: AnswerRequest) -> dict[str, Any]:
 
 
 def _message(message: Message) -> dict[str, Any]:
-    said: dict[str, Any] = {"role": message.role, "content": _content(message)}
+    body: dict[str, Any] = {"role": message.role, "content": _content(message)}
     if message.tool_calls:
-        said["tool_calls"] = [
+        body["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
             for call in message.tool_calls
         ]
     if message.role == "tool":
-        said["tool_call_id"] = message.tool_call_id
-    return said
+        body["tool_call_id"] = message.tool_call_id
+    return body
 
 
 def _content(message: Message) -> str | list[dict[str, Any]]:
-    """A text, or texts and pictures in their order."""
+    """Return a text, or texts and images in their order."""
     if not message.pictures:
         return message.content
     parts: list[dict[str, Any]] = []

@@ -1,6 +1,6 @@
-"""A far answer, told the way our own engine tells one: bytes of a stream in, events out. Pure.
+"""A remote answer as the engine's events: bytes of a stream in, events out. Pure.
 
-Owns server-sent events, OpenAI's chunks, and what is counted and timed on this side; must not know connections.
+Knows server-sent events, OpenAI's chunks, and the counts and times measured on this side; must not know connections.
 """
 
 from __future__ import annotations
@@ -27,21 +27,17 @@ _BYTES_A_TOKEN = 4
 
 
 class EventReader:
-    """The data of server-sent events, from the bytes of a stream.
-
-    Args:
-        server: named in errors.
-    """
+    """The data of server-sent events, from the bytes of a stream."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
         self._held, self._data = bytearray(), bytearray()
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
-        """The data of events that are complete with this piece.
+        """Yield the data of events completed by this piece.
 
         Raises:
-            NetworkError: one is longer than any is.
+            NetworkError: one is too long.
         """
         self._held += piece
         require_short(self._server, self._held)
@@ -52,7 +48,7 @@ class EventReader:
             yield from self._line(line.rstrip(b"\r"))
 
     def flush(self) -> Iterator[bytes]:
-        """The data of the last event, whose last line some leave out."""
+        """Yield the data of the last event, whose final blank line some servers leave out."""
         yield from self._line(self._held)
         yield from self._line(b"")
 
@@ -66,31 +62,31 @@ class EventReader:
 
 
 class RemoteCall:
-    """A call of a tool as it comes: its name whole, its arguments in pieces."""
+    """A tool call as received: its name at once, its arguments in pieces."""
 
     def __init__(self) -> None:
         self.name, self.arguments = "", ""
 
     def add(self, function: dict[str, Any]) -> None:
-        """What one more chunk says of it."""
+        """Add the call's part of a chunk."""
         self.name = self.name or _text(function.get("name"))
         arguments = function.get("arguments")  # some send an object
         self.arguments += json.dumps(arguments) if isinstance(arguments, dict) else _text(arguments)
 
 
 class AnswerDecoder:
-    """One answer.
+    """The decoder of one answer.
 
     Args:
         server: named in errors.
-        command: that asks for it.
-        model: its name there.
+        command: the request.
+        model: the server's name for it.
         clock: seconds, monotonic.
 
     Attributes:
-        is_done: the server has said that nothing follows.
-        has_usage: the server counted tokens; else they are pieces of text, which are tokens with most servers.
-        is_cut: the server ignores the limit of tokens: no more of its answer is taken.
+        is_done: the server has announced the end.
+        has_usage: the server counted tokens; otherwise pieces of text are counted, which are tokens with most servers.
+        is_cut: the server ignores the limit of tokens: the rest of its answer is dropped.
     """
 
     def __init__(
@@ -110,29 +106,29 @@ class AnswerDecoder:
 
     @property
     def progress(self) -> int:
-        """A figure that grows with whatever comes of the answer, which comments and empty events are not."""
+        """A number that grows with the answer, but not with comments and empty events."""
         return len(self._times) + bool(self._reason) + self.has_usage
 
     @property
     def excess(self) -> str:
-        """How the server ignored the limit of tokens, behind its name; "" if it did not."""
-        most = self._command.asked.limits.max_tokens
+        """Message about an ignored limit of tokens, to follow the server's name; "" if it was respected."""
+        limit = self._command.asked.limits.max_tokens
         counted = _count(self._usage, "completion_tokens")
         if self.is_cut:
-            return f"ignores max_tokens {most:,}: its answer was cut here"
-        if most is not None and counted > most:
-            return f"ignores max_tokens {most:,}: its answer has {counted:,} tokens"
+            return f"ignores max_tokens {limit:,}: its answer was cut here"
+        if limit is not None and counted > limit:
+            return f"ignores max_tokens {limit:,}: its answer has {counted:,} tokens"
         return ""
 
     def started(self) -> Started:
-        """The first event. How long the prompt is, a server tells at the end."""
+        """Return the first event. A server reports the length of the prompt at the end."""
         return Started(self._command.request, 0, 0, self._command.asked.sampling.seed or 0, False, self._tags)
 
     def feed(self, data: bytes) -> Iterator[Event]:
-        """What an event of the stream tells.
+        """Yield the events of a server-sent event.
 
         Raises:
-            LlmrunError: it tells of an error.
+            LlmrunError: it reports an error.
             NetworkError: it can't be read.
         """
         if data.strip() == _DONE:
@@ -141,7 +137,7 @@ class AnswerDecoder:
         yield from self.take(read_json(self._server, data))
 
     def take(self, chunk: dict[str, Any]) -> Iterator[Event]:
-        """A chunk of a stream, or a whole answer of a server that does not stream; raises as feed()."""
+        """Yield the events of a chunk, or of a whole answer that is not streamed; raises as feed()."""
         if (error := error_in(chunk)) is not None:
             raise refusal(self._server, _status(error), error, self._model)
         if isinstance(chunk.get("usage"), dict):
@@ -154,7 +150,7 @@ class AnswerDecoder:
                 yield from self._choice(choice)
 
     def ended(self) -> Iterator[Event]:
-        """The last events, when nothing follows.
+        """Yield the last events, at the end of the stream.
 
         Raises:
             UnavailableError: the answer broke off.
@@ -175,10 +171,10 @@ class AnswerDecoder:
         yield self.finished("length" if self._reason == "length" else "stop")
 
     def finished(self, reason: str) -> Finished:
-        """The last event, with what the answer cost so far."""
+        """Return the last event, with the statistics up to here."""
         return Finished(self._command.request, reason, self._stats(), self._detail)
 
-    # ---- the text of it --------------------------------------------------------------------------
+    # ---- chunks ----------------------------------------------------------------------------------
 
     def _choice(self, choice: dict[str, Any]) -> Iterator[Event]:
         delta = choice.get("delta") or choice.get("message") or choice
@@ -205,9 +201,9 @@ class AnswerDecoder:
             self._detail = _text(choice.get("stop_reason")) or self._detail  # vLLM's: the stop string
 
     def _measure(self, text: str) -> None:
-        """Count what has come, and cut an answer that is longer than was asked for.
+        """Count the received text, and cut an answer that is longer than its limit.
 
-        A piece is a token with most servers, but some send single characters: a token counts four bytes at least.
+        A piece is a token with most servers, but some send single characters: a token counts as at least four bytes.
 
         Raises:
             NetworkError: the answer has no end.
@@ -216,8 +212,8 @@ class AnswerDecoder:
         calls = sum(len(call.arguments) for call in self._calls.values())
         if self._n_bytes + calls > LONGEST_BODY or len(self._calls) > _MOST_CALLS:
             raise endless(self._server)
-        most = self._command.asked.limits.max_tokens
-        if most is not None and min(len(self._times), (self._n_bytes + calls) // _BYTES_A_TOKEN) > most:
+        limit = self._command.asked.limits.max_tokens
+        if limit is not None and min(len(self._times), (self._n_bytes + calls) // _BYTES_A_TOKEN) > limit:
             self.is_cut = True
 
     def _parts(self, reasoning: str, content: str) -> Iterator[AnswerPart]:
@@ -264,7 +260,7 @@ class AnswerDecoder:
             raise not_compatible(self._server, f"it calls a tool with an invalid name, which {TOOL_NAME_RULE}")
         read_json(self._server, arguments.encode())
 
-    # ---- what it cost ----------------------------------------------------------------------------
+    # ---- statistics ------------------------------------------------------------------------------
 
     def _stats(self) -> Stats:
         details = self._usage.get("prompt_tokens_details")
@@ -285,7 +281,7 @@ class AnswerDecoder:
 
 
 def _text(value: Any) -> str:
-    """A text; "" for anything else. Halves of surrogate pairs, which can't be written anywhere, become U+FFFD."""
+    """Return a text; "" for anything else. Halves of surrogate pairs, which can't be encoded, become U+FFFD."""
     if not isinstance(value, str):
         return ""
     return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if not value.isascii() else value
@@ -297,13 +293,13 @@ def _count(counts: Any, name: str) -> int:
 
 
 def _status(error: dict[str, Any]) -> int:
-    """The status that an error in a stream would have had."""
+    """Return the HTTP status for an error in a stream."""
     code = error.get("code")
     return code if isinstance(code, int) and 400 <= code <= 599 else 500
 
 
 def _logprobs(value: Any) -> tuple[TokenLogprob, ...]:
-    """How likely tokens were, as chat completions tell it, or text completions; nothing where it has another shape."""
+    """Return the log-probabilities in the shape of chat or text completions; none in another shape."""
     if not isinstance(value, dict):
         return ()
     try:

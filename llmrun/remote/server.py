@@ -1,12 +1,11 @@
-"""Which far server is meant, by --at URL or LLMRUN_SERVER, the key for it, and which of its models.
+"""The address of a remote server, by --at URL or LLMRUN_SERVER, its key, and the choice of its model.
 
-Owns addresses, keys and names of models; must not know what is asked of a model. A key comes from the environment or
-a file, never from the command line, and is in no message, log or repr.
+A key comes from the environment or a file, never from the command line, and is in no message, log or repr.
 
-    LLMRUN_SERVER           the address, where no --at gives one
+    LLMRUN_SERVER           the address, without --at
     LLMRUN_SERVER_KEY       the key for it
-    LLMRUN_SERVER_KEY_FILE  a file with the key, where no --key-file names one
-    OPENAI_API_KEY          for https://api.openai.com alone: it is nobody else's to see
+    LLMRUN_SERVER_KEY_FILE  a file with the key, without --key-file
+    OPENAI_API_KEY          for https://api.openai.com alone
 """
 
 from __future__ import annotations
@@ -31,68 +30,58 @@ _EXAMPLE = "e.g. --at http://127.0.0.1:8080"
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """An OpenAI-compatible server.
+    """An OpenAI-compatible server."""
 
-    Attributes:
-        url: up to its API's version, without a slash at the end, e.g. "http://127.0.0.1:8080/v1".
-        key: sent as a bearer token to this server and no other; "" is none.
-    """
-
-    url: str
-    key: str = field(default="", repr=False)
+    url: str  # with the API's version, without a slash at the end, e.g. "http://127.0.0.1:8080/v1"
+    key: str = field(default="", repr=False)  # sent as a bearer token to this server alone; "" is none
 
     @property
     def host(self) -> str:
-        """What messages call it: host and port."""
+        """Host and port, for messages."""
         return urlsplit(self.url).netloc
 
     @property
     def is_loopback(self) -> bool:
-        """Whether it runs on this machine, and no network lies between."""
+        """Whether the server runs on this machine."""
         return is_loopback(urlsplit(self.url).hostname or "")
 
     @property
     def warning(self) -> str:
-        """What the user should know before anything is sent; "" is nothing."""
+        """Warning for the user before anything is sent; "" is none."""
         if self.url.startswith("https:") or self.is_loopback:
             return ""
         what = "the key and everything that is asked and answered" if self.key else "what is asked and answered"
         return f"{self.host} is reached without TLS: whoever is on the way can read {what}"
 
     def without_key(self, text: str) -> str:
-        """A text of the server's, which may repeat the key it was given."""
+        """Return a text of the server's without the key, which it may repeat."""
         return text.replace(self.key, "[key]") if self.key else text
 
 
 class ServedModel(NamedTuple):
-    """A model that a server has.
-
-    Attributes:
-        owner: who serves it, in the server's words: "llamacpp", "vllm", "sglang", "llmrun" ...
-        n_ctx: its context window in tokens; None where the server does not say.
-    """
+    """A model of a server."""
 
     name: str
-    owner: str = ""
-    n_ctx: int | None = None
+    owner: str = ""  # the server's name for itself: "llamacpp", "vllm", "sglang", "llmrun" ...
+    n_ctx: int | None = None  # context window in tokens; None if not reported
 
 
 def read_server(text: str, environment: Mapping[str, str], key_file: Path | None = None) -> Server:
-    """The server at an address, with the key that is meant for it.
+    """Return the server at an address, with its key.
 
     Args:
-        text: "http://host:8080", with or without /v1 or what follows it; http:// may be left out on this machine.
-        key_file: with the key in its first line that is no comment.
+        text: "http://host:8080", with or without /v1 or an endpoint; http:// may be left out on this machine.
+        key_file: its first line that is not a comment is the key.
 
     Raises:
-        UsageError: it is not an address, or holds a secret; or the key can't be read.
+        UsageError: the text is not an address, or holds a secret; or the key can't be read.
     """
     url = _address(text.strip())
     return Server(url, _key(url, environment, key_file))
 
 
 def _address(text: str) -> str:
-    """An address as Server has it. Messages do not repeat one that may hold a secret."""
+    """Return the normalized address. Messages do not repeat one that may hold a secret."""
     try:
         parts = urlsplit(text if "://" in text else f"//{text}")
         host, port = parts.hostname or "", parts.port
@@ -118,14 +107,14 @@ def _address(text: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or an address is this machine's own, and no network lies between."""
+    """Return whether a name or address is this machine's own."""
     with suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return host == "localhost"
 
 
 def _key(url: str, environment: Mapping[str, str], key_file: Path | None) -> str:
-    """The key for a server; a file that was named counts before the environment."""
+    """Return the key for a server; a file named by the user precedes the environment."""
     named = environment.get("LLMRUN_SERVER_KEY_FILE", "")
     if key_file is not None:
         where, key = f"--key-file {key_file}", _first_line(key_file, f"--key-file {key_file}")
@@ -143,7 +132,7 @@ def _key(url: str, environment: Mapping[str, str], key_file: Path | None) -> str
 
 
 def _first_line(path: Path, where: str) -> str:
-    """The first line of a file of keys that has one."""
+    """Return the first line of a file of keys that is not blank or a comment."""
     try:
         with path.open(encoding="utf-8") as file:
             lines = file.read(_LONGEST_KEY_FILE).splitlines()
@@ -156,28 +145,28 @@ def _first_line(path: Path, where: str) -> str:
     return keys[0]
 
 
-def choose_model(server: Server, found: Sequence[ServedModel], wanted: str | None) -> ServedModel:
-    """Which of a server's models is meant.
+def choose_model(server: Server, found: Sequence[ServedModel], name: str | None) -> ServedModel:
+    """Return the model that the user means.
 
     Args:
-        found: what the server has.
-        wanted: its name; None is the only one there is.
+        found: the server's models.
+        name: None is the only one.
 
     Raises:
         UsageError: there are several, and none was named.
-        ModelNotFoundError: it has none of that name, or none at all.
+        ModelNotFoundError: there is no model of that name, or none at all.
     """
     names = [model.name for model in found]
     if not names:
         raise ModelNotFoundError(f"{server.host} has no model", hint="load one there, and try again")
-    if wanted is None and len(names) > 1:
+    if name is None and len(names) > 1:
         raise UsageError(
             f"{server.host} has {len(names)} models", why=_listed(names), hint="name the one that is meant"
         )
-    chosen = found[0] if wanted is None else next((model for model in found if model.name == wanted), None)
+    chosen = found[0] if name is None else next((model for model in found if model.name == name), None)
     if chosen is None:
-        hint = did_you_mean(wanted or "", names)
-        raise ModelNotFoundError(f"{server.host} has no model {wanted!r}", why=f"it has {_listed(names)}", hint=hint)
+        hint = did_you_mean(name or "", names)
+        raise ModelNotFoundError(f"{server.host} has no model {name!r}", why=f"it has {_listed(names)}", hint=hint)
     return chosen
 
 

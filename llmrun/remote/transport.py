@@ -1,8 +1,7 @@
-"""How a far server is spoken to over HTTP, and what its refusals mean in our words.
+"""HTTP requests to a remote server, and its statuses and errors as ours.
 
-Owns connections, TLS, statuses and error bodies; must not know prompts or answers. A redirect is never followed, so
-that the key stays with the server it is meant for, and nothing compressed is read, so that no answer is larger than it
-looks.
+Must not know prompts or answers. A redirect is never followed, so that the key stays with its server, and no compressed
+body is read, so that no answer is larger than it looks.
 """
 
 from __future__ import annotations
@@ -32,28 +31,28 @@ from llmrun.remote.server import ServedModel, Server
 
 CONNECT_SECONDS = 10.0
 TROUBLES = (httpx2.HTTPError, httpx2.InvalidURL, ValueError, OSError, ImportError, asyncio.TimeoutError)
-"""What httpx2 raises; see unreachable()."""
+"""Errors raised by httpx2; see unreachable()."""
 LONGEST_BODY = 16 * 2**20
-"""Bytes of an answer that comes in one piece, and of a line of one that comes in many."""
+"""Maximum bytes of an answer in one piece, and of a line of a stream."""
 LISTING_SECONDS = 30.0
-"""For a whole answer in one piece, however many bytes keep coming."""
-_LONGEST_MESSAGE = 500  # characters of what a server says about an error
+"""Time limit of a whole answer in one piece, even if bytes keep coming."""
+_LONGEST_MESSAGE = 500  # characters of a server's error message
 _OVERFLOWS = frozenset({"context_length_exceeded", "exceed_context_size_error", "context-overflow"})
 _UNAVAILABLE = frozenset({429, 502, 503, 504})
 _STATUSES = {
-    413: "the request is larger than it takes",
-    429: "it has had too many requests",
-    502: "what stands before it can't reach it",
+    413: "the request is too large for it",
+    429: "it got too many requests",
+    502: "its proxy can't reach it",
     503: "it is overloaded, or still loading",
-    504: "what stands before it waited too long for it",
+    504: "its proxy waited too long for it",
 }
 
 
 def client_settings(server: Server) -> dict[str, Any]:
-    """Arguments of httpx2.Client and AsyncClient.
+    """Return the arguments of httpx2.Client and AsyncClient.
 
     Raises:
-        NetworkError: the certificates that the environment names can't be read.
+        NetworkError: the certificates named by the environment can't be read.
     """
     headers = {"User-Agent": f"llmrun/{llmrun.__version__}", "Accept-Encoding": "identity"}
     if server.key:
@@ -66,14 +65,14 @@ def client_settings(server: Server) -> dict[str, Any]:
 
 
 def models(server: Server, seconds: float | None = None) -> tuple[ServedModel, ...]:
-    """What a server has.
+    """Return the models of a server.
 
     Args:
         seconds: for the whole answer; None is LISTING_SECONDS.
 
     Raises:
-        NetworkError: it can't be reached, or answers something unusable.
-        LoginRequiredError: it wants a key, or another one.
+        NetworkError: it can't be reached, or its answer is unusable.
+        LoginRequiredError: it requires a key, or another one.
     """
     listed = ask(server, f"{server.url}/models", seconds=seconds).get("data")
     entries = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else None
@@ -85,7 +84,7 @@ def models(server: Server, seconds: float | None = None) -> tuple[ServedModel, .
 def ask(
     server: Server, url: str, body: Mapping[str, Any] | None = None, seconds: float | None = None
 ) -> dict[str, Any]:
-    """What a server answers in one piece, a JSON object; raises as models().
+    """Return a server's answer that is one JSON object; raises as models().
 
     Args:
         url: of the same server.
@@ -114,7 +113,7 @@ async def _ask(
 
 
 async def read_body(server: Server, response: httpx2.Response) -> bytes:
-    """Read a response's whole body. Raises NetworkError where it is longer than any is."""
+    """Return a response's whole body. Raises NetworkError if it is too long."""
     found = bytearray()
     async for piece in response.aiter_raw():
         found += piece
@@ -131,18 +130,18 @@ def _served(entry: Mapping[str, Any]) -> ServedModel:
 
 
 def require_short(server: Server, body: bytes | bytearray) -> None:
-    """Raises NetworkError where a piece of JSON is longer than any is."""
+    """Raise NetworkError if a piece of JSON is too long."""
     if len(body) > LONGEST_BODY:
         raise endless(server, "in one piece")
 
 
 def endless(server: Server, how: str = "in one answer") -> NetworkError:
-    """It sent more than any answer has."""
+    """Return the error for too long an answer."""
     return NetworkError(f"{server.host} sends without end", why=f"more than {readable_size(LONGEST_BODY)} {how}")
 
 
 def read_json(server: Server, body: bytes | bytearray) -> dict[str, Any]:
-    """A JSON object.
+    """Parse a JSON object.
 
     Raises:
         NetworkError: it is something else.
@@ -159,14 +158,14 @@ def read_json(server: Server, body: bytes | bytearray) -> dict[str, Any]:
 
 
 def not_compatible(server: Server, why: str) -> NetworkError:
-    """What it sent can't be read."""
+    """Return the error for an answer that can't be read."""
     return NetworkError(
         f"the answer of {server.host} can't be read", why=why, hint=f"is {server.url} an OpenAI-compatible server?"
     )
 
 
 def unreachable(server: Server, error: Exception) -> NetworkError:
-    """What a failed connection means."""
+    """Return the error for a failed connection."""
     host, why = server.host, server.without_key(str(error)) or type(error).__name__
     if isinstance(error, httpx2.ConnectTimeout):
         return UnavailableError(f"can't reach {host}", why="it did not answer in time", hint=_right_place(server))
@@ -190,7 +189,7 @@ def _right_place(server: Server) -> str:
 
 
 def _tls_trouble(error: BaseException | None) -> ssl.SSLError | None:
-    """The failed handshake behind an error, if there was one."""
+    """Return the failed handshake that caused an error; None if there was none."""
     while error is not None and not isinstance(error, ssl.SSLError):
         error = error.__cause__ or error.__context__
     return error
@@ -209,11 +208,11 @@ def _untrusted(server: Server, trouble: ssl.SSLError) -> NetworkError:
 
 
 def refuse_errors(server: Server, response: httpx2.Response, body: bytes, model: str = "") -> None:
-    """Raises for every status but 200, and for what came compressed or as a web page.
+    """Raise for every status but 200, and for a compressed body or a web page.
 
     Args:
-        body: as far as it is needed: of an error.
-        model: that was asked for.
+        body: of an error.
+        model: the requested one.
     """
     status = response.status_code
     if response.is_redirect:
@@ -229,7 +228,7 @@ def refuse_errors(server: Server, response: httpx2.Response, body: bytes, model:
 
 
 def media_type(response: httpx2.Response) -> str:
-    """Of what came, without parameters."""
+    """Return the media type, without parameters."""
     return str(response.headers.get("content-type", "")).partition(";")[0].strip().lower()
 
 
@@ -244,7 +243,7 @@ def _sent_elsewhere(server: Server, response: httpx2.Response) -> NetworkError:
 
 
 def _error_of(body: bytes) -> dict[str, Any]:
-    """What a body, or the data of an event, says about an error: as {"message", "code", "type"}, what there is."""
+    """Return the error in a body, as the present ones of {"message", "code", "type"}."""
     try:
         data = load_json(body.decode())
     except ValueError:
@@ -253,7 +252,7 @@ def _error_of(body: bytes) -> dict[str, Any]:
 
 
 def error_in(data: Any) -> dict[str, Any] | None:
-    """The error that JSON data tells of, in the shapes that servers have; None where it tells of none."""
+    """Return the error in JSON data, in the shapes that servers have; None if there is none."""
     if not isinstance(data, dict):
         return None
     error = data.get("error") or (data if data.get("object") == "error" else data.get("detail"))
@@ -263,7 +262,7 @@ def error_in(data: Any) -> dict[str, Any] | None:
 
 
 def refusal(server: Server, status: int, error: Mapping[str, Any], model: str = "") -> LlmrunError:
-    """What a status and the error that came with it mean."""
+    """Return our error for a status and the error that came with it."""
     host, why = server.host, _message(server, error)
     codes = {str(error.get(name)) for name in ("code", "type")}
     if status in (401, 403):
@@ -290,7 +289,7 @@ _KEY_HINT = "set LLMRUN_SERVER_KEY, or name a file with the key: --key-file FILE
 
 
 def _message(server: Server, error: Mapping[str, Any]) -> str:
-    """The server's words, on one line and without the key."""
+    """Return the server's message, on one line and without the key."""
     text = str(error.get("message") or "")
     line = " ".join("".join(each if each.isprintable() else " " for each in text).split())
     return server.without_key(line)[:_LONGEST_MESSAGE]

@@ -1,7 +1,7 @@
-"""Starts the engine process, before anything else is imported.
+"""The start of the engine process, before anything else is imported.
 
-Owns the command line and the descriptors of the engine; must not know frames. Imports none of our modules: the sooner
-the engine's interpreter starts, the more of its own imports happen beside the front's.
+Must not know frames. Imports none of our modules: the sooner the engine's interpreter starts, the more of its own
+imports run beside the front's.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ ENGINE = (sys.executable, "-c", "import gc; gc.disable(); from llmrun.engine.mai
 
 
 class EngineHandle(NamedTuple):
-    """A process with pipes at stdin and stdout. log is its stderr, None when that is our own."""
+    """A process with pipes at stdin and stdout."""
 
     process: subprocess.Popen[bytes]
-    log: IO[bytes] | None
+    log: IO[bytes] | None  # its stderr; None if that is our own
 
 
 def launch(
@@ -28,9 +28,9 @@ def launch(
     """Start an engine.
 
     Args:
-        command: what to start in its place, for tests.
-        verbose: its log goes to our stderr instead of a nameless file.
-        environment: variables that it gets besides ours.
+        command: another program instead, for tests.
+        verbose: write its log to our stderr instead of a nameless file.
+        environment: variables in addition to ours.
     """
     log = None if verbose else _nameless_file()
     process = subprocess.Popen(
@@ -46,7 +46,7 @@ def launch(
 
 
 def _nameless_file() -> IO[bytes] | None:
-    """A temporary file; None where nothing can be written, and then an engine's last words are lost."""
+    """Return a temporary file; None if nothing can be written, so that an engine's last words are lost."""
     try:
         if sys.platform == "linux":  # in memory, which spares every start the import
             return open(os.memfd_create("llmrun-engine-log"), "w+b")  # noqa: PTH123 - it has no path
@@ -58,18 +58,18 @@ def _nameless_file() -> IO[bytes] | None:
 
 
 has_prestarted = False
-"""Whether an engine was started before anybody knew what for."""
+"""An engine was started before its command was known."""
 _prestarted: EngineHandle | None = None
 
 
 def prestart() -> None:
-    """Start an engine before anybody knows what for."""
+    """Start an engine before its command is known."""
     global _prestarted, has_prestarted
     _prestarted, has_prestarted = launch(), True
 
 
 def take_prestarted() -> EngineHandle | None:
-    """The prestarted engine, once."""
+    """Return the prestarted engine, once."""
     global _prestarted
     launched, _prestarted = _prestarted, None
     return launched

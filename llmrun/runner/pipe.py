@@ -1,6 +1,6 @@
-"""The engine's process and the pipes to it: frames go in, events come out, and a death has a cause.
+"""The engine's process and its pipes: frames go in, events come out, and a death has a cause.
 
-Owns the bytes, and what an engine said last; must not know what is asked. Any thread may send; one reads.
+Must not know requests. Any thread may send; one at a time reads.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from llmrun.runner.launch import EngineHandle, launch
 
 _DEATH_SECONDS = 0.5
 _LOG_TAIL_BYTES = 64 * 1024
-_USUAL = (  # in the log lines that say nothing
+_USUAL = (  # parts of log lines that explain nothing
     "AMX is not ready",  # see engine/llama/library.py
     "failed to decode, ret = 2",  # an answer was cancelled
 )
-_TELLING = ("GGML_ASSERT", "pre-allocated", "rror", "failed", "terminate")  # in the log lines that say why
-_LAST = "failed to load model"  # is said behind every reason
+_TELLING = ("GGML_ASSERT", "pre-allocated", "rror", "failed", "terminate")  # parts of log lines that name a cause
+_LAST = "failed to load model"  # follows every reason
 
 
-class EngineExited(Exception):  # noqa: N818 - what it is in the middle of decides about the error
-    """The engine died, or had to be ended. `why` and `hint` are as in EngineCrashedError."""
+class EngineExited(Exception):  # noqa: N818 - the request in progress decides about the error
+    """The engine died, or had to be killed. `why` and `hint` are as in EngineCrashedError."""
 
     def __init__(self, why: str, hint: str = "") -> None:
         super().__init__(why)
@@ -40,10 +40,10 @@ class EngineExited(Exception):  # noqa: N818 - what it is in the middle of decid
 
 
 class Pipe:
-    """One engine process. It ends with the last reference to this, too.
+    """One engine process, which ends with the last reference to this.
 
     Args:
-        launched: a process that launch.launch() made; one is started by default.
+        launched: a process started by launch.launch(); by default, a new one.
     """
 
     def __init__(self, launched: EngineHandle | None = None) -> None:
@@ -68,10 +68,10 @@ class Pipe:
         return self._process.pid
 
     def send(self, command: Command) -> None:
-        """Send a command. In a signal handler that interrupted another one, it goes behind that one.
+        """Send a command. A signal handler that interrupts another send() queues its command after that one.
 
         Raises:
-            UsageError: it is too long.
+            UsageError: the command is too long.
             EngineExited: the engine is dead.
         """
         try:
@@ -97,10 +97,10 @@ class Pipe:
             raise self._gone() from error
 
     def receive(self, seconds: float) -> Iterator[Event]:
-        """What the engine sends next, all that is there already; nothing where it is silent for so long.
+        """Yield the next events, all that have come; none if the engine is silent for this time.
 
         Raises:
-            EngineExited: the engine died, or sent what is not an event.
+            EngineExited: the engine died, or sent something that is not an event.
         """
         frame = self._next_frame()
         if frame is None and self._read(seconds):
@@ -112,10 +112,10 @@ class Pipe:
             frame = self._next_frame()
 
     def _read(self, seconds: float) -> bool:
-        """Wait for more bytes; False when none came for so long."""
+        """Wait for more bytes; return False if none came in this time."""
         pipe = self._process.stdout
         assert pipe is not None
-        if pipe.closed:  # its number may be another file's by now
+        if pipe.closed:  # the descriptor may be another file's by now
             raise self._gone()
         try:
             if not self._poll.poll(seconds * 1000):
@@ -129,7 +129,6 @@ class Pipe:
         return True
 
     def _next_frame(self) -> Frame | None:
-        """Of the bytes that are there."""
         try:
             length = frame_length(self._received)
             if length is None or len(self._received) < length:
@@ -141,17 +140,16 @@ class Pipe:
             raise self._gone(f"it sent garbage ({error})") from error
 
     def kill(self) -> None:
-        """End the process."""
         _kill(self._process)
 
     def close(self) -> None:
-        """End the process and close the pipes. May be called at any time, and again; not while another thread reads."""
+        """End the process and close the pipes. May be called again; not while another thread reads."""
         self.kill()
         with self._lock:
             self._end()
 
     def _gone(self, why: str = "") -> EngineExited:
-        """The engine is gone, or has to go: of what, and llama.cpp's last words."""
+        """Kill the engine, and return its cause of death with llama.cpp's last words."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_DEATH_SECONDS)
         status = self._process.poll()
@@ -160,7 +158,7 @@ class Pipe:
         return EngineExited("; ".join(cause for cause in causes if cause), _HINTS.get(-(status or 0), ""))
 
     def with_log(self, error: LlmrunError) -> LlmrunError:
-        """An error of llama.cpp's, with the reason from its log where only that knows it."""
+        """Return an error of llama.cpp's with the reason from its log, if it has none."""
         if error.why:
             return error
         words = self._last_words()
@@ -168,7 +166,7 @@ class Pipe:
         return kind(error.what, why=words, hint=error.hint)
 
     def _last_words(self) -> str:
-        """The line of llama.cpp's log that best says why it failed."""
+        """Return the line of llama.cpp's log that best explains the failure."""
         if self._log is None or self._log.closed:
             return ""
         size = self._log.seek(0, os.SEEK_END)
@@ -188,7 +186,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _end(process: subprocess.Popen[bytes], log: IO[bytes] | None) -> None:
-    """End the process and close the pipes; must not know the Pipe, which may be gone."""
+    """End the process and close the pipes; must not hold the Pipe, which may be gone."""
     _kill(process)
     for file in (process.stdin, process.stdout, log):
         if file is not None:

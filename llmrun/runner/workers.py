@@ -1,8 +1,8 @@
-"""RPC workers: machines that compute some of a model's layers, and what they say of themselves.
+"""RPC workers: machines that compute some of a model's layers, and their descriptions of themselves.
 
-Owns the syntax of --rpc, and the few messages of ggml's RPC protocol (ggml-rpc.cpp) that need no llama.cpp; must not
-know models. ggml's own client, in the engine, aborts its process at the first thing that is wrong: so workers are asked
-here before it, and again after its death, for the one that is gone.
+Knows the syntax of --rpc, and the few messages of ggml's RPC protocol (ggml-rpc.cpp) that need no llama.cpp; must not
+know models. ggml's own client, in the engine, aborts its process at the first error: so workers are checked here before
+it, and again after its death, to find the lost one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PLACING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
 
 
 def engine_environment() -> dict[str, str]:
-    """Variables for the engine of a worker, and of a model over workers: each thread stays on a core of its own.
+    """Return the variables for the engine of a worker, and of a model over workers, which pin each thread to a core.
 
     While others compute, its threads sleep for so long that Linux wakes both on one core, where each waits for the
     other at every operation: 14 ms for a third of SmolLM2's layers instead of 3.
@@ -48,7 +48,7 @@ def engine_environment() -> dict[str, str]:
 
 
 class WorkerDevice(NamedTuple):
-    """A processor or a GPU of a worker; of a processor, ggml calls all memory free."""
+    """A CPU or GPU of a worker; ggml reports all memory of a CPU as free."""
 
     memory_free: int
     memory_total: int
@@ -63,26 +63,19 @@ class RpcLink(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RpcWorker:
-    """A worker that answered.
+    """A worker that answered."""
 
-    Attributes:
-        endpoint: "HOST:PORT".
-        devices: that it serves.
-        round_trip: seconds of a question and its answer.
-        link: how fast the connection is, where that was measured.
-    """
-
-    endpoint: str
+    endpoint: str  # "HOST:PORT"
     devices: tuple[WorkerDevice, ...]
-    round_trip: float
-    link: RpcLink | None = None
+    round_trip: float  # seconds of a question and its answer
+    link: RpcLink | None = None  # None if not measured
 
 
 def read_endpoints(text: str, flag: str = "--rpc") -> tuple[str, ...]:
-    """ "HOST:PORT,..." as endpoints.
+    """Parse "HOST:PORT,...".
 
     Raises:
-        UsageError: it is something else, or one comes twice.
+        UsageError: it is something else, or names an endpoint twice.
     """
     found: list[str] = []
     for part in (part.strip() for part in text.split(",")):
@@ -103,7 +96,7 @@ def read_endpoints(text: str, flag: str = "--rpc") -> tuple[str, ...]:
 
 
 def ask_all(endpoints: Sequence[str], *, measures_links: bool = False) -> tuple[RpcWorker, ...]:
-    """Ask each worker what it is; see ask().
+    """Return the description of each worker.
 
     Raises:
         NetworkError: one of them can't be used.
@@ -114,7 +107,7 @@ def ask_all(endpoints: Sequence[str], *, measures_links: bool = False) -> tuple[
     for endpoint in endpoints:
         with _Connection(endpoint) as connection:
             address = connection.address
-            if address in known:  # it serves one connection at a time: the second would wait for ever
+            if address in known:  # it serves one connection at a time: the second would wait forever
                 raise UsageError(f"{known[address]} and {endpoint} are the same worker", hint="name each worker once")
             known[address] = endpoint
             found.append(_asked(connection, endpoint, measures_link=measures_links))
@@ -122,17 +115,17 @@ def ask_all(endpoints: Sequence[str], *, measures_links: bool = False) -> tuple[
 
 
 def ask(endpoint: str) -> RpcWorker:
-    """Ask a worker what it is.
+    """Return the description of a worker.
 
     Raises:
-        NetworkError: it can't be reached, does not answer, or is no worker that this llmrun can use.
+        NetworkError: it can't be reached, does not answer, or is not a worker that this llmrun can use.
     """
     with _Connection(endpoint) as connection:
         return _asked(connection, endpoint)
 
 
 def missing(endpoints: Sequence[str]) -> tuple[str, LlmrunError] | None:
-    """The first worker that can't be used, and why."""
+    """Return the first worker that can't be used, and the error."""
     for endpoint in endpoints:
         try:
             ask(endpoint)
@@ -142,7 +135,7 @@ def missing(endpoints: Sequence[str]) -> tuple[str, LlmrunError] | None:
 
 
 def start_hint(endpoint: str) -> str:
-    """How to start a worker there."""
+    """Return the hint to start a worker there."""
     port = endpoint.rpartition(":")[2]
     return "on that machine: llmrun worker" + ("" if port == str(PORT) else f" --port {port}")
 
@@ -168,7 +161,7 @@ def _asked(connection: _Connection, endpoint: str, *, measures_link: bool = Fals
 
 
 def _link(connection: _Connection, round_trip: float) -> RpcLink:
-    """Send a tensor of bytes there, and ask for it back. The worker frees it when the connection ends."""
+    """Measure the link with a tensor of bytes, which the worker frees when the connection ends."""
     size = _LINK_BYTES
     buffer, _ = _PAIR.unpack(connection.ask(_ALLOCATE, struct.pack("<IQ", 0, size), _PAIR.size))
     (base,) = _LENGTH.unpack(connection.ask(_BASE, _LENGTH.pack(buffer), _LENGTH.size))
@@ -184,7 +177,7 @@ def _link(connection: _Connection, round_trip: float) -> RpcLink:
 
 
 class _Connection:
-    """To a worker; whatever goes wrong is said in words. A context manager.
+    """A connection to a worker, as a context manager.
 
     Raises:
         NetworkError: it can't be made.
@@ -219,7 +212,7 @@ class _Connection:
         return str(host), int(port)
 
     def send(self, command: int, request: bytes) -> None:
-        """A question without an answer."""
+        """Send a message that has no answer."""
         try:
             self._socket.settimeout(max(self._ends_at - time.monotonic(), 0.001))
             self._socket.sendall(bytes([command]) + _LENGTH.pack(len(request)) + request)
@@ -229,10 +222,10 @@ class _Connection:
             raise self._closed() from None
 
     def ask(self, command: int, request: bytes, size: int) -> bytes:
-        """A question, and its answer of so many bytes.
+        """Send a message, and return its answer of this many bytes.
 
         Raises:
-            NetworkError: something else comes, or nothing.
+            NetworkError: there is no answer, or of another size.
         """
         self.send(command, request)
         (length,) = _LENGTH.unpack(self._receive(_LENGTH.size))
@@ -256,7 +249,7 @@ class _Connection:
         return bytes(data)
 
     def strange(self, why: str) -> NetworkError:
-        """It is something else, or a version that nobody knows."""
+        """Return the error for an answer that is not a worker's, or of another version."""
         what = f"{self.endpoint} is not a worker that this llmrun can use"
         return NetworkError(what, why=why, hint=f"check the port; {start_hint(self.endpoint)}")
 

@@ -1,7 +1,4 @@
-"""The LoRA adapters of a server, and how requests choose among them.
-
-Owns what a name such as "smollm2:pirate" means; must not know how engines apply adapters.
-"""
+"""The LoRA adapters of a server, and their choice by the model name of a request, e.g. "smollm2:pirate"."""
 
 from __future__ import annotations
 
@@ -14,30 +11,25 @@ from llmrun.protocol.messages import AnswerRequest
 
 
 class ServedAdapters(NamedTuple):
-    """Adapters of one of the models.
+    """The adapters of one model."""
 
-    Attributes:
-        model: its name, as the server was started with it.
-        adapters: in the order of their numbers.
-    """
-
-    model: str = ""
-    adapters: tuple[Adapter, ...] = ()
+    model: str = ""  # name on the command line
+    adapters: tuple[Adapter, ...] = ()  # in the order of their ids
 
     @property
     def names(self) -> list[str]:
-        """What clients may ask for in place of the model, one for each adapter."""
+        """Names of the model with one adapter each."""
         return [f"{self.model}:{adapter.name}" for adapter in self.adapters]
 
     def base(self, name: str) -> str:
-        """The model that a name means, without the adapter behind it."""
+        """Return the model of a name, without its adapter."""
         return self.model if name in self.names else name
 
-    def chosen(self, name: str, request: AnswerRequest) -> AnswerRequest:
-        """A request with the adapter that its model's name asks for; one that counts nothing by default counts fully.
+    def apply(self, name: str, request: AnswerRequest) -> AnswerRequest:
+        """Return a request with the adapter in its model's name, at its own scale, or 1 if that is 0.
 
         Raises:
-            UsageError: it says in another way which ones it wants.
+            UsageError: the request has `lora` as well.
         """
         if name not in self.names:
             return request
@@ -47,14 +39,14 @@ class ServedAdapters(NamedTuple):
         return replace(request, adapters=(AdapterScale(number, self.adapters[number].scale or 1.0),))
 
     def refuse(self, name: str) -> None:
-        """Raises UsageError where a name asks for an adapter, and vectors are wanted."""
+        """Raise UsageError if a request for vectors names an adapter."""
         if name in self.names:
             why = "vectors are computed with the adapters that the server was started with"
-            raise UsageError(f"{name} answers only", why=why, hint=f"ask {self.model}")
+            raise UsageError(f"{name} can't compute vectors", why=why, hint=f"use {self.model}")
 
     @property
     def described(self) -> list[dict[str, Any]]:
-        """As llama-server's GET /lora-adapters has it."""
+        """The response of llama-server's GET /lora-adapters."""
         return [
             {"id": number, "path": adapter.name, "scale": adapter.scale} for number, adapter in enumerate(self.adapters)
         ]

@@ -1,49 +1,50 @@
-"""What a client asked for and what it gets, the same for every protocol.
+"""Requests and answers as typed data, the same for every protocol; events of the engine become parts here.
 
-Owns the seam between the protocols and the rest of the server; must not know JSON shapes, HTTP or engines.
+Pure; must not know JSON shapes, HTTP or engine processes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from llmrun.errors import LlmrunError
-from llmrun.protocol.messages import AnswerRequest, Stats, TokenLogprob
+from llmrun.protocol.messages import (
+    AnswerRequest,
+    Event,
+    Finished,
+    PartKind,
+    Started,
+    Stats,
+    TextDelta,
+    TokenLogprob,
+    ToolCall,
+)
+from llmrun.protocol.toolcalls import new_call_id
 
 
 class CompletionRequest(NamedTuple):
-    """What a client asked for.
+    """A client's request for answers to one prompt."""
 
-    Attributes:
-        model: its name; "" is the model that the server was started with.
-        request: the conversation or the text; its sampling is not merged yet, see `sampling`.
-        sampling: the fields of SamplingParams that the client named; the model's advised ones fill the rest.
-        n: answers to the same prompt; seeds count up from the first's.
-        stream: send the answer as it comes.
-        keep_seconds: how long the model stays loaded afterwards; None is the server's own, -1 for ever.
-        speculate: drafted tokens a step, see planning.speculation.read_speculate(); None is the server's own.
-    """
-
-    model: str
-    request: AnswerRequest
-    sampling: Mapping[str, Any]
-    n: int = 1
+    model: str  # its name; "" for the first model of the server
+    request: AnswerRequest  # the conversation or text; its sampling is not set yet, see `sampling`
+    sampling: Mapping[str, Any]  # fields of SamplingParams that the client set; the model's advised ones fill the rest
+    n: int = 1  # number of answers; their seeds count up from the first
     stream: bool = False
-    keep_seconds: float | None = None
-    speculate: int | None = None
+    keep_seconds: float | None = None  # time that the model stays loaded; None: the server's default, -1: for ever
+    speculate: int | None = None  # drafted tokens per step, see planning.speculation.read_speculate(); None: default
 
 
 class ResponseStarted(NamedTuple):
-    """The prompt is accepted, and prefill begins. `choice` counts the answers to a prompt, from 0."""
+    """The prompt is accepted, and prefill begins."""
 
-    choice: int
+    choice: int  # index among the answers to one prompt
     prompt_tokens: int
     cached_tokens: int
 
 
 class ReasoningText(NamedTuple):
-    """A piece of what the model thinks before it answers."""
+    """A piece of the reasoning before the answer."""
 
     choice: int
     text: str
@@ -58,10 +59,10 @@ class AnswerText(NamedTuple):
 
 
 class CallStarted(NamedTuple):
-    """The model begins to call a tool. `call` counts an answer's calls, from 0."""
+    """The beginning of a tool call."""
 
     choice: int
-    call: int
+    call: int  # index among the calls of the answer
     id: str
     name: str
 
@@ -75,50 +76,130 @@ class CallArguments(NamedTuple):
 
 
 class ResponseFinished(NamedTuple):
-    """An answer ended.
-
-    Attributes:
-        reason: "stop" (end token), "stop_string", "length", "tool_calls", "cancelled" or "repeats".
-        stop: the stop string that ended it.
-    """
+    """The end of an answer."""
 
     choice: int
-    reason: str
+    reason: str  # "stop" (end token), "stop_string", "length", "tool_calls", "cancelled" or "repeats"
     stats: Stats
-    stop: str = ""
+    stop: str = ""  # the stop string that ended it
 
 
 Part = ResponseStarted | ReasoningText | AnswerText | CallStarted | CallArguments | ResponseFinished
 
 
+class AnswerReader:
+    """Translates the engine's events of one answer into parts.
+
+    Args:
+        choice: index of the answer among those of its request.
+        new_id: makes the id of a call.
+    """
+
+    def __init__(self, choice: int, new_id: Callable[[], str] = new_call_id) -> None:
+        self._choice, self._new_id = choice, new_id
+        self.is_started = False  # the prompt was accepted
+        self._n_calls = self._n_complete_calls = 0
+        self._logprobs: tuple[TokenLogprob, ...] = ()  # wait for the next text
+
+    def read(self, event: Event) -> list[Part]:
+        """Return the parts of an event; none if it is not of the answer itself."""
+        if isinstance(event, TextDelta):
+            self._logprobs += event.logprobs
+            return [part for kind, text in event.answer_parts if (part := self._part(kind, text)) is not None]
+        if isinstance(event, Started):
+            self.is_started = True
+            return [ResponseStarted(self._choice, event.prompt_tokens, event.reused_tokens)]
+        return [self._finished(event)] if isinstance(event, Finished) else []
+
+    def _part(self, kind: PartKind, text: str) -> Part | None:
+        if kind == "text":
+            logprobs, self._logprobs = self._logprobs, ()
+            return AnswerText(self._choice, text, logprobs)
+        if kind == "reasoning":
+            return ReasoningText(self._choice, text)
+        if kind == "call":
+            self._n_calls += 1
+            return CallStarted(self._choice, self._n_calls - 1, self._new_id(), text)
+        if kind == "arguments":
+            return CallArguments(self._choice, self._n_calls - 1, text)
+        self._n_complete_calls += kind == "call_end"
+        return None
+
+    def _finished(self, event: Finished) -> ResponseFinished:
+        if event.reason != "stop":
+            return ResponseFinished(self._choice, event.reason, event.stats)
+        reason = "stop_string" if event.detail else "tool_calls" if self._n_complete_calls else "stop"
+        return ResponseFinished(self._choice, reason, event.stats, event.detail)
+
+
+class AccumulatedAnswer:
+    """The parts of one answer, joined. The last call may be incomplete."""
+
+    def __init__(self) -> None:
+        self.started: ResponseStarted | None = None
+        self.finished: ResponseFinished | None = None
+        self.calls: list[ToolCall] = []
+        self.logprobs: list[TokenLogprob] = []
+        self._reasoning: list[str] = []
+        self._text: list[str] = []
+
+    def add(self, part: Part) -> None:
+        """Append a part."""
+        match part:
+            case ResponseStarted():
+                self.started = part
+            case ReasoningText():
+                self._reasoning.append(part.text)
+            case AnswerText():
+                self._text.append(part.text)
+                self.logprobs += part.logprobs
+            case CallStarted():
+                self.calls.append(ToolCall(part.id, part.name, ""))
+            case CallArguments():
+                call = self.calls[part.call]
+                self.calls[part.call] = call._replace(arguments=call.arguments + part.text)
+            case ResponseFinished():
+                self.finished = part
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(self._reasoning)
+
+    @property
+    def text(self) -> str:
+        """The answer without reasoning and calls."""
+        return "".join(self._text)
+
+    @property
+    def stats(self) -> Stats:
+        """The cost of the answer; zeros before its end."""
+        return Stats() if self.finished is None else self.finished.stats
+
+
 class Envelope(NamedTuple):
-    """What surrounds an answer: its id, the Unix time it was made, and the model's name as the client gets it."""
+    """The fields around an answer."""
 
     id: str
-    created: int
-    model: str
+    created: int  # Unix time
+    model: str  # name as the client gets it
 
 
 class Writer(Protocol):
-    """One HTTP answer in one protocol: parts in, bytes out.
+    """Writes the answers to one request in one protocol: parts in, bytes out."""
 
-    Attributes:
-        media_type: of a stream: "text/event-stream" or "application/x-ndjson".
-    """
-
-    media_type: str
+    media_type: str  # of a stream: "text/event-stream" or "application/x-ndjson"
 
     def begin(self) -> bytes:
-        """What is sent before prefill."""
+        """Return the bytes to send before prefill."""
 
     def feed(self, part: Part) -> bytes:
-        """What the client gets of a part, b"" for nothing; remembers it for whole()."""
+        """Add a part; return its bytes for a stream, b"" for none."""
 
     def end(self) -> bytes:
-        """What is sent behind the last part."""
+        """Return the bytes to send after the last part."""
 
     def error(self, error: LlmrunError) -> bytes:
-        """An error in the middle of a stream."""
+        """Return an error for the middle of a stream."""
 
     def whole(self) -> dict[str, Any]:
-        """The body of an answer that is not streamed, of all that was fed."""
+        """Return the body of an answer that is not streamed."""

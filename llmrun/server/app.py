@@ -1,6 +1,6 @@
-"""The routes: which path is answered by what, and what surrounds every answer: errors in shape, a log, the guard.
+"""The ASGI application: routes, errors in the format of each protocol, the access log and the guard.
 
-Owns the only use of Starlette; must not know how models are kept or what protocols mean.
+Starlette is used here and in the other modules with routes only; must not know how models are loaded.
 """
 
 from __future__ import annotations
@@ -17,100 +17,92 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from llmrun.errors import LlmrunError, ModelNotFoundError
+from llmrun.errors import LlmrunError
 from llmrun.server.catalog import ModelCatalog
 from llmrun.server.embedding_routes import EmbeddingRoutes
 from llmrun.server.engine_routes import EngineRoutes
-from llmrun.server.exchange import Dialect, HttpExchange, ServerState, refuse
+from llmrun.server.exchange import CompletionApi, HttpExchange, ServerState
 from llmrun.server.guard import App, Guard, Policy, Receive, Scope, Send
-from llmrun.server.http_errors import DrainingError, MethodNotAllowedError, RouteNotFoundError
+from llmrun.server.http_errors import DrainingError, MethodNotAllowedError, RouteNotFoundError, model_not_found
+from llmrun.server.http_messages import send_error
 from llmrun.server.ollama_routes import OllamaRoutes
 from llmrun.server.protocols import anthropic, ollama, openai, openai_chat, openai_responses, openai_text
 
-DIALECTS: dict[str, Dialect] = {
-    "/v1/chat/completions": Dialect(openai_chat.read, openai_chat.writer, openai.error_body, "chatcmpl-"),
-    "/v1/completions": Dialect(openai_text.read, openai_text.writer, openai.error_body, "cmpl-"),
-    "/v1/responses": Dialect(
+COMPLETION_APIS: dict[str, CompletionApi] = {
+    "/v1/chat/completions": CompletionApi(openai_chat.read, openai_chat.writer, openai.error_body, "chatcmpl-"),
+    "/v1/completions": CompletionApi(openai_text.read, openai_text.writer, openai.error_body, "cmpl-"),
+    "/v1/responses": CompletionApi(
         openai_responses.read, openai_responses.writer, openai.error_body, "resp_", streams_overflow=True
     ),
-    "/v1/messages": Dialect(anthropic.read, anthropic.writer, anthropic.error_body, "msg_"),
-    "/api/chat": Dialect(ollama.read_chat, ollama.chat_writer, ollama.error_body, ""),
-    "/api/generate": Dialect(ollama.read_generate, ollama.generate_writer, ollama.error_body, ""),
+    "/v1/messages": CompletionApi(anthropic.read, anthropic.writer, anthropic.error_body, "msg_"),
+    "/api/chat": CompletionApi(ollama.read_chat, ollama.chat_writer, ollama.error_body, ""),
+    "/api/generate": CompletionApi(ollama.read_generate, ollama.generate_writer, ollama.error_body, ""),
 }
-"""Path -> the protocol in which answers are asked for there."""
+"""Path -> protocol of its completions."""
 
 
 class AccessRecord(NamedTuple):
-    """A request that was answered, for the log.
+    """A finished request, for the log."""
 
-    Attributes:
-        client: its address.
-        seconds: from its headers to its last byte.
-        facts: of an answer: model, prompt_tokens, cached_tokens, completion_tokens, reason; error, where the server
-            failed, which a stream's status can't say any more.
-    """
-
-    client: str
+    client: str  # address
     method: str
     path: str
     status: int
-    seconds: float
-    facts: dict[str, Any]
+    seconds: float  # from the headers of the request to the last byte of the response
+    facts: dict[str, Any]  # model, prompt_tokens, cached_tokens, completion_tokens, reason; error of a failed stream
 
 
 class HttpApp:
-    """Everything that is answered.
+    """The HTTP interface of a server.
 
     Args:
-        shared: what all requests have in common.
-        shelf: the models on this disk.
-        on_served: told of every request.
+        on_served: called after every request.
     """
 
     def __init__(
         self,
-        shared: ServerState,
+        state: ServerState,
         *,
-        shelf: ModelCatalog,
-        on_served: Callable[[AccessRecord], None] = lambda served: None,
+        catalog: ModelCatalog,
+        on_served: Callable[[AccessRecord], None] = lambda record: None,
     ) -> None:
-        self._shared = shared
-        self._pool, self._traffic, self._metrics, *_ = shared
-        self._shelf, self._on_served = shelf, on_served
+        self._state = state
+        self._pool, self._traffic, self._metrics, *_ = state
+        self._catalog, self._on_served = catalog, on_served
 
     def app(self, policy: Policy) -> App:
-        """The ASGI application."""
+        """Return the ASGI application."""
         get = ["GET"]
         routes = [
             *(
-                Route(path, _AsgiEndpoint(self._exchange(dialect)), methods=["POST"])
-                for path, dialect in DIALECTS.items()
+                Route(path, _AsgiEndpoint(self._exchange(api)), methods=["POST"])
+                for path, api in COMPLETION_APIS.items()
             ),
             Route("/", self._home, methods=get),
             Route("/health", self._health, methods=get),
             Route("/metrics", self._show_metrics, methods=get),
             Route("/v1/models", self._models, methods=get),
             Route("/v1/models/{name:path}", self._model, methods=get),
-            *EngineRoutes(self._shared).routes,
-            *EmbeddingRoutes(self._shared).routes,
-            *OllamaRoutes(self._pool, self._shelf).routes,
-            Route("/api/hello", self._home, methods=get),  # Claude Code looks whether somebody is there
+            *EngineRoutes(self._state).routes,
+            *EmbeddingRoutes(self._state).routes,
+            *OllamaRoutes(self._pool, self._catalog).routes,
+            Route("/api/hello", self._home, methods=get),  # health check of Claude Code
         ]
-        handlers: Any = {HTTPException: _no_route, LlmrunError: _failed, Exception: _mistake}
+        handlers: Any = {HTTPException: _no_route, LlmrunError: _failed, Exception: _internal_error}
         starlette = Starlette(routes=routes, exception_handlers=handlers)
         return self._logged(Guard(starlette, policy, _refuse))
 
-    def _exchange(self, dialect: Dialect) -> App:
-        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-            await HttpExchange(dialect, self._shared, scope, receive, send).run()
+    def _exchange(self, api: CompletionApi) -> App:
+        async def exchange(scope: Scope, receive: Receive, send: Send) -> None:
+            await HttpExchange(api, self._state, scope, receive, send).run()
 
-        return answer
+        return exchange
 
     def _logged(self, app: App) -> App:
-        """The outermost handler: whatever happens is answered and noted."""
+        """Return the outermost application, which logs every request."""
 
         async def logged(scope: Scope, receive: Receive, send: Send) -> None:
-            began, status = time.monotonic(), 0
+            started, status = time.monotonic(), 0
             facts: dict[str, Any] = {}
             scope["state"] = facts
 
@@ -122,15 +114,15 @@ class HttpApp:
 
             try:
                 await app(scope, receive, sending)
-            except asyncio.CancelledError:  # the server ends
+            except asyncio.CancelledError:  # by Listener.stop()
                 if not status and self._traffic.is_draining:
                     await _refuse(scope, sending, DrainingError("the server is shutting down"))
                 raise
-            except Exception:  # a mistake of ours, which _mistake() has answered: the others are served on
+            except Exception:  # a bug; _internal_error() has sent the response
                 traceback.print_exc()
             finally:
                 client = (scope.get("client") or ("",))[0]
-                seconds = time.monotonic() - began
+                seconds = time.monotonic() - started
                 self._on_served(AccessRecord(client, scope["method"], scope["path"], status or 499, seconds, facts))
 
         return logged
@@ -146,28 +138,29 @@ class HttpApp:
         return JSONResponse({"status": "ok"})
 
     async def _show_metrics(self, request: Request) -> Response:
-        text = self._metrics.text(await self._pool.conditions())
+        text = self._metrics.text(await self._pool.statuses())
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
     async def _models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [_entry(*each) for each in (await self._known()).items()]})
+        entries = [_entry(name, created) for name, created in (await self._models_by_name()).items()]
+        return JSONResponse({"object": "list", "data": entries})
 
     async def _model(self, request: Request) -> Response:
         name = request.path_params["name"]
-        known = await self._known()
-        if name not in known:
-            raise ModelNotFoundError(f"no model is called {name[:200]!r}", hint="GET /v1/models names those there are")
-        return JSONResponse(_entry(name, known[name]))
+        models = await self._models_by_name()
+        if name not in models:
+            raise model_not_found(name)
+        return JSONResponse(_entry(name, models[name]))
 
-    async def _known(self) -> dict[str, int]:
-        """The models that can be asked for: those of the command line first."""
-        found = await asyncio.to_thread(self._shelf.created)
+    async def _models_by_name(self) -> dict[str, int]:
+        """Return names and Unix times of all models, with those of the command line first."""
+        found = await asyncio.to_thread(self._catalog.created)
         names = (*self._pool.names, *self._pool.adapters.names)
         return {**{name: found.get(name, 0) for name in names}, **found}
 
 
 class _AsgiEndpoint:
-    """An ASGI application as a route's endpoint: Starlette takes a function for one of its own."""
+    """An ASGI application as a route's endpoint; a function would get a Request from Starlette."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -181,28 +174,27 @@ def _entry(name: str, created: int) -> dict[str, Any]:
 
 
 def _error_body(path: str) -> Callable[[LlmrunError, int], dict[str, Any]]:
-    """In which shape a path's client wants its errors; what stands below a path of the table is in its protocol."""
+    """Return the error format of a path; a path below one of COMPLETION_APIS has the format of that protocol."""
     if path.startswith("/api/"):
         return ollama.error_body
-    dialect = next((each for start, each in DIALECTS.items() if path.startswith(start)), None)
-    return dialect.error_body if dialect else openai.error_body
+    api = next((each for start, each in COMPLETION_APIS.items() if path.startswith(start)), None)
+    return api.error_body if api else openai.error_body
 
 
 async def _refuse(scope: Scope, send: Send, error: LlmrunError) -> None:
-    """Answer with an error, in the shape of the path's protocol."""
-    await refuse(send, error, _error_body(scope["path"]))
+    await send_error(send, error, _error_body(scope["path"]))
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
-        refusal: LlmrunError = MethodNotAllowedError(f"{request.url.path} takes no {request.method}")
+        missing: LlmrunError = MethodNotAllowedError(f"{request.url.path} takes no {request.method}")
     else:
-        refusal = RouteNotFoundError(f"there is nothing at {request.scope['path'][:200]!r}")
-    return await _failed(request, refusal)
+        missing = RouteNotFoundError(f"no route for {request.scope['path'][:200]!r}")
+    return await _failed(request, missing)
 
 
-async def _mistake(request: Request, error: Exception) -> Response:
+async def _internal_error(request: Request, error: Exception) -> Response:
     return await _failed(request, LlmrunError(f"internal error: {type(error).__name__}"))
 
 

@@ -1,7 +1,4 @@
-"""The models on this disk, as clients list them.
-
-Owns what is read of their files, once for each; must not know HTTP.
-"""
+"""The list of models on this disk. Reads each header once; must not know HTTP."""
 
 from __future__ import annotations
 
@@ -9,53 +6,50 @@ import hashlib
 from pathlib import Path
 
 from llmrun.config import Settings
-from llmrun.errors import LlmrunError, ModelNotFoundError
+from llmrun.errors import LlmrunError
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
 from llmrun.models.hashing import promised_sha256
 from llmrun.models.store.installed import Installed
 from llmrun.models.store.store import all_models
+from llmrun.server.http_errors import model_not_found
 from llmrun.server.protocols.ollama_models import ModelDescription
 
 
 class ModelCatalog:
-    """Lists models; slow enough to be asked in another thread than the event loop's.
-
-    Args:
-        settings: where they lie.
-    """
+    """Lists models; too slow for the event loop's thread."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._headers: dict[tuple[Path, float], Header] = {}
 
     def created(self) -> dict[str, int]:
-        """Names, and when each file was written, Unix time."""
+        """Return names and Unix times of files."""
         return {each.name: int(each.modified) for each in all_models(self._settings)}
 
     def described(self) -> list[ModelDescription]:
-        """All that can be read."""
+        """Return the models whose headers are readable."""
         found: list[ModelDescription] = []
         for each in all_models(self._settings):
             try:
                 found.append(_describe(each, self._header(each)))
             except (LlmrunError, OSError):
-                continue  # damaged, or just being removed: who asks for it is told
+                continue  # damaged, or just removed; a request for it gets the error
         return found
 
     def find(self, name: str) -> tuple[ModelDescription, Header]:
-        """A model and its header.
+        """Return a model and its header.
 
         Raises:
-            ModelNotFoundError: none is called so.
+            ModelNotFoundError: no model has this name.
             BadModelError: its file is damaged.
         """
-        wanted = name.removesuffix(":latest")
+        name = name.removesuffix(":latest")
         for each in all_models(self._settings):
-            if each.name == wanted:
+            if each.name == name:
                 header = self._header(each)
                 return _describe(each, header), header
-        raise ModelNotFoundError(f"no model is called {name[:200]!r}", hint="GET /api/tags names those there are")
+        raise model_not_found(name, "/api/tags")
 
     def _header(self, installed: Installed) -> Header:
         key = (installed.path, installed.modified)
@@ -77,6 +71,6 @@ def _describe(installed: Installed, header: Header) -> ModelDescription:
 
 
 def _digest(installed: Installed) -> str:
-    """The sha256 that a file is stored under, else one of what tells it from others."""
-    known = f"{installed.path} {installed.size} {installed.modified}"
-    return promised_sha256(installed, installed.path) or hashlib.sha256(known.encode()).hexdigest()
+    """Return the SHA-256 in the file's name in the store, otherwise a hash of path, size and time."""
+    identity = f"{installed.path} {installed.size} {installed.modified}"
+    return promised_sha256(installed, installed.path) or hashlib.sha256(identity.encode()).hexdigest()

@@ -1,44 +1,39 @@
-"""One engine process as the event loop sees it: commands go out without waiting, events come in as calls.
+"""The engine client in the event loop: commands go out without blocking, events come in as calls in the loop.
 
-Owns the border between the threads of runner.Client and the event loop; must not know requests, models or HTTP.
+Must not know requests, models or HTTP.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from llmrun.errors import EngineCrashedError, LlmrunError
+from llmrun.protocol.jobs import JobKind
 from llmrun.protocol.loading import Load, Loaded
-from llmrun.protocol.messages import Command, Event
-from llmrun.runner.client import Client
+from llmrun.protocol.messages import Command, Event, Job, JobDone
+from llmrun.runner.client import EngineClient
 from llmrun.runner.launch import EngineHandle
-from llmrun.runner.requests import Put
+from llmrun.runner.requests import Put, read_job
 
 _Answer = TypeVar("_Answer", bound=Event)
+_Command = TypeVar("_Command")
+_Result = TypeVar("_Result")
 
 
 class EngineConnection:
-    """One engine process. Everything but the constructor's work happens in the event loop it was made in.
-
-    Attributes:
-        next_request: gives a number for a command.
-        pid: the engine's process id.
-    """
+    """One engine process. All methods are called in the event loop in which it was created."""
 
     def __init__(self, launched: EngineHandle) -> None:
         self._loop = asyncio.get_running_loop()
-        self._client = Client(launched)
+        self._client = EngineClient(launched)
         self.next_request, self.pid = self._client.next_request, self._client.pid
-        # A pipe that is full holds up whoever writes: that must not be the event loop.
-        self._sender = ThreadPoolExecutor(1, "engine sender")
+        self._sender = ThreadPoolExecutor(1, "engine sender")  # a full pipe blocks it, instead of the event loop
         self._inbox: deque[tuple[Put, Event | LlmrunError | None]] = deque()
-        self._is_woken = False
-        self._is_closed = self._has_waiting = False
+        self._is_woken = self._is_closed = self._has_waiting = False
 
     @property
     def alive(self) -> bool:
@@ -46,21 +41,21 @@ class EngineConnection:
         return not self._is_closed and self._client.alive
 
     def send(self, command: Command, put: Put) -> None:
-        """Send a command; `put` is called with its events, see Client.listen()."""
+        """Send a command; `put` is called with its events, see EngineClient.listen()."""
 
-        def hear(event: Event | LlmrunError | None) -> None:
+        def receive(event: Event | LlmrunError | None) -> None:
             self._inbox.append((put, event))
-            if not self._is_woken:  # one call for all that come until it is made
+            if not self._is_woken:  # one call for all events that come before it
                 self._is_woken = True
                 with suppress(RuntimeError):  # the loop is closed
                     self._loop.call_soon_threadsafe(self._deliver)
 
         def submit() -> None:
             try:
-                self._client.listen(command, hear)
+                self._client.listen(command, receive)
             except LlmrunError as error:
-                hear(error)
-                hear(None)
+                receive(error)
+                receive(None)
 
         if self._is_closed:
             put(EngineCrashedError("the engine was closed"))
@@ -68,29 +63,46 @@ class EngineConnection:
         else:
             self._sender.submit(submit)
 
-    def is_first_waiting(self) -> bool:
-        """Whether this is asked for the first time. The engine's death is told in the order of the commands: of those
-        that had not started, it was preparing the first."""
-        is_first, self._has_waiting = not self._has_waiting, True
-        return is_first
-
     def _deliver(self) -> None:
         self._is_woken = False
         while self._inbox:
             put, event = self._inbox.popleft()
             put(event)
 
+    def is_first_waiting(self) -> bool:
+        """Return True for the first call. The engine's death is reported in the order of the commands; it was
+        preparing the first one that had not started."""
+        is_first, self._has_waiting = not self._has_waiting, True
+        return is_first
+
     def cancel(self, request: int) -> None:
         """Ask a request to stop: it ends soon, whatever the engine does."""
         if not self._is_closed:
             self._sender.submit(self._client.cancel, request)
 
-    async def ask(self, command: Command, kind: type[_Answer]) -> _Answer:
-        """Send a command that is answered by one event of this kind.
+    async def load(self, load: Load) -> Loaded:
+        """Load a model.
 
         Raises:
-            LlmrunError: what it failed with.
+            LlmrunError: loading failed; the engine has ended.
         """
+        try:
+            return await self._last(load, Loaded)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def do(self, kind: JobKind[_Command, Any, _Result], command: _Command) -> _Result:
+        """Run a job of the loaded model, and return its result; its updates are dropped.
+
+        Raises:
+            LlmrunError: the job failed.
+        """
+        done = await self._last(Job(self.next_request(), kind.name, command), JobDone)
+        return read_job(kind, kind.result, done.result)
+
+    async def _last(self, command: Command, kind: type[_Answer]) -> _Answer:
+        """Send a command, and return its last event."""
         answered: asyncio.Future[_Answer] = self._loop.create_future()
 
         def put(event: Event | LlmrunError | None) -> None:
@@ -108,25 +120,9 @@ class EngineConnection:
             self.cancel(command.request)
             raise
 
-    async def load(self, load: Load) -> Loaded:
-        """Load a model.
-
-        Raises:
-            LlmrunError: it can't be loaded; the engine has ended.
-        """
-        try:
-            return await self.ask(load, Loaded)
-        except BaseException:
-            await self.close()
-            raise
-
     async def close(self) -> None:
-        """End the engine; all whose answer is open are told. May be called again."""
+        """End the engine and all requests. May be called again."""
         if not self._is_closed:
             self._is_closed = True
             await asyncio.to_thread(self._client.close)
             self._sender.shutdown(wait=False)
-
-
-Launch = Callable[[], EngineHandle]
-"""Starts an engine's process."""

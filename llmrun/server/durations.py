@@ -1,4 +1,4 @@
-"""Lengths of time as people and clients write them: seconds, or a duration as Go has it, e.g. "5m" or "1h30m". Pure."""
+"""Durations in options and requests: seconds, or Go's syntax, e.g. "5m" or "1h30m". Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, 
 
 
 def read_duration(text: str) -> float | None:
-    """Seconds; None where the text is no duration."""
+    """Return seconds; None if the text is not a duration."""
     found = _DURATION.fullmatch(text.strip().lower())
     if found is None:
         return None

@@ -1,7 +1,6 @@
-"""Texts of clients who ask at the same time go through the model together.
+"""Batches of embeddings: the texts of concurrent requests are computed together. Must not know HTTP.
 
-Owns what waits while an engine computes; must not know HTTP. One job runs at a time: what comes meanwhile becomes the
-next one.
+One job runs at a time; the requests that arrive meanwhile become the next job.
 """
 
 from __future__ import annotations
@@ -13,9 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from llmrun.errors import EngineCrashedError, LlmrunError
-from llmrun.protocol.codec import as_dict, from_json
 from llmrun.protocol.jobs.embed import EMBED, EmbedTexts, TextsEmbedded
-from llmrun.protocol.messages import Job, JobDone
 from llmrun.server.connection import EngineConnection
 
 _MOST_TEXTS = 128
@@ -28,7 +25,7 @@ class _Waiting(NamedTuple):
 
 
 class EmbeddingBatches:
-    """What clients ask of one engine."""
+    """The embedding requests of one engine."""
 
     def __init__(self, engine: EngineConnection) -> None:
         self._engine = engine
@@ -36,10 +33,10 @@ class EmbeddingBatches:
         self._working: asyncio.Task[None] | None = None
 
     async def embed(self, command: EmbedTexts) -> TextsEmbedded:
-        """What the engine gives for it.
+        """Return the vectors of a command.
 
         Raises:
-            LlmrunError: what the job failed with.
+            LlmrunError: the job failed.
         """
         one = _Waiting(command, asyncio.get_running_loop().create_future())
         self._waiting.append(one)
@@ -54,30 +51,29 @@ class EmbeddingBatches:
             try:
                 answers = await self._answers([one.command for one in chosen])
             except LlmrunError as error:
-                await self._each_alone(chosen, error)
+                await self._one_by_one(chosen, error)
             else:
                 for one, answer in zip(chosen, answers, strict=True):
-                    _tell(one, answer)
+                    _resolve(one, answer)
 
-    async def _each_alone(self, chosen: Sequence[_Waiting], error: LlmrunError) -> None:
-        """Who is to blame is told so, the others get what they asked for."""
+    async def _one_by_one(self, chosen: Sequence[_Waiting], error: LlmrunError) -> None:
+        """Run the commands of a failed job one by one, so that only the cause gets the error."""
         for one in chosen:
             try:
-                _tell(one, error if len(chosen) == 1 else (await self._answers([one.command]))[0])
+                _resolve(one, error if len(chosen) == 1 else (await self._answers([one.command]))[0])
             except LlmrunError as own:
-                _tell(one, own)
+                _resolve(one, own)
 
     async def _answers(self, commands: Sequence[EmbedTexts]) -> list[TextsEmbedded]:
-        """What one job for all of them gives each; an engine that a model's file took over may tell anything."""
-        job = Job(self._engine.next_request(), EMBED.name, as_dict(merged(commands)))
-        result = (await self._engine.ask(job, JobDone)).result
+        """Return the result of each command, computed by one job. The engine is untrusted."""
+        done = await self._engine.do(EMBED, merged(commands))
         try:
-            return list(split(from_json(TextsEmbedded, result), commands))
-        except (TypeError, ValueError) as error:
+            return list(split(done, commands))
+        except ValueError as error:
             raise EngineCrashedError("the engine sent no vectors", why=f"it sent garbage ({error})") from error
 
 
-def _tell(one: _Waiting, answer: TextsEmbedded | LlmrunError) -> None:
+def _resolve(one: _Waiting, answer: TextsEmbedded | LlmrunError) -> None:
     if one.done.done():  # the client has left
         return
     if isinstance(answer, LlmrunError):
@@ -87,7 +83,7 @@ def _tell(one: _Waiting, answer: TextsEmbedded | LlmrunError) -> None:
 
 
 def together(commands: Sequence[EmbedTexts]) -> int:
-    """How many of the commands, from the first on, can be one job."""
+    """Return the number of commands, from the first on, that can be one job."""
     kind, texts = replace(commands[0], texts=()), 0
     for number, command in enumerate(commands):
         texts += len(command.texts)
@@ -97,13 +93,16 @@ def together(commands: Sequence[EmbedTexts]) -> int:
 
 
 def merged(commands: Iterable[EmbedTexts]) -> EmbedTexts:
-    """The job of them all."""
     first, *others = commands
     return replace(first, texts=(*first.texts, *(text for other in others for text in other.texts)))
 
 
 def split(done: TextsEmbedded, commands: Sequence[EmbedTexts]) -> Iterator[TextsEmbedded]:
-    """What each of the commands of a job gets. Raises ValueError where it is not what they asked for."""
+    """Yield the result of each command of a job.
+
+    Raises:
+        ValueError: the result does not fit the commands.
+    """
     counts = [len(command.texts or command.tokens) for command in commands]
     data, start = base64.b64decode(done.vectors), 0
     if len(done.tokens) != sum(counts) or len(data) % (_FLOAT_BYTES * len(done.tokens)):

@@ -1,7 +1,6 @@
-"""Vectors and rankings over HTTP: OpenAI's /v1/embeddings, Ollama's /api/embed, Jina's /v1/rerank.
+"""Routes for embeddings and reranking: OpenAI's /v1/embeddings, Ollama's /api/embed, Jina's /v1/rerank.
 
-Owns the way from a request to jobs of an engine; must not know JSON shapes. What is asked may be several jobs, and what
-others ask comes in between.
+Must not know JSON shapes. A request may be several jobs of the engine, with jobs of other requests in between.
 """
 
 from __future__ import annotations
@@ -19,7 +18,8 @@ from llmrun.model.embeddings import Embedding, Ranking, TextVectors, joined
 from llmrun.protocol.jobs.embed import EmbedTexts, TextsEmbedded
 from llmrun.server.connection import EngineConnection
 from llmrun.server.embedding_batches import EmbeddingBatches
-from llmrun.server.exchange import ServerState, parse_json, read_body
+from llmrun.server.exchange import ServerState
+from llmrun.server.http_messages import parse_json, read_body
 from llmrun.server.protocols import embeddings
 from llmrun.server.protocols.embeddings import EmbeddingRequest
 
@@ -29,19 +29,14 @@ _RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank")
 
 
 class EmbeddingRoutes:
-    """What makes vectors, or ranks by them.
+    """The routes for embeddings and reranking."""
 
-    Args:
-        shared: with all other requests.
-    """
-
-    def __init__(self, shared: ServerState) -> None:
-        self._pool, self._traffic, *_ = shared
+    def __init__(self, state: ServerState) -> None:
+        self._pool, self._traffic, *_ = state
         self._batches: dict[EngineConnection, EmbeddingBatches] = {}
 
     @property
     def routes(self) -> list[Route]:
-        """For Starlette."""
         embeds: dict[str, tuple[Read, Write]] = {
             "/v1/embeddings": (embeddings.read_openai, embeddings.openai_body),
             "/api/embed": (embeddings.read_ollama, embeddings.ollama_body),
@@ -53,52 +48,53 @@ class EmbeddingRoutes:
         ]
 
     def _embedding(self, read: Read, write: Write) -> Any:
-        async def answer(request: Request) -> Response:
-            asked = read(parse_json(await read_body(request.receive)))
-            self._pool.adapters.refuse(asked.model)
+        async def embed(http: Request) -> Response:
+            request = read(parse_json(await read_body(http.receive)))
+            self._pool.adapters.refuse(request.model)
             with self._traffic.admitted(1):
-                async with self._pool.lease(asked.model, asked.keep_seconds) as kept:
-                    engine = await self._pool.ready(kept)
-                    assert kept.model is not None
-                    embedding = Embedding(kept.model.header, kept.located.spec.embedding, asked.options)
-                    commands = embedding.of_tokens(asked.tokens) if asked.tokens else embedding.commands(asked.texts)
-                    done = await self._done(request, engine, list(commands))
-            name = asked.model or kept.name
-            _note(request, name, done)
-            body = await asyncio.to_thread(lambda: write(asked, joined(map(embedding.read, done)), name))
+                async with self._pool.lease(request.model, request.keep_seconds) as pooled:
+                    engine = await self._pool.ready(pooled)
+                    assert pooled.model is not None
+                    embedding = Embedding(pooled.model.header, pooled.located.spec.embedding, request.options)
+                    texts, tokens = request.texts, request.tokens
+                    commands = embedding.of_tokens(tokens) if tokens else embedding.commands(texts)
+                    results = await self._results(http, engine, list(commands))
+            name = request.model or pooled.name
+            _log_usage(http, name, results)
+            body = await asyncio.to_thread(lambda: write(request, joined(map(embedding.read, results)), name))
             return await asyncio.to_thread(JSONResponse, body)
 
-        return answer
+        return embed
 
-    async def _done(
-        self, request: Request, engine: EngineConnection, commands: Iterable[EmbedTexts]
+    async def _results(
+        self, http: Request, engine: EngineConnection, commands: Iterable[EmbedTexts]
     ) -> list[TextsEmbedded]:
-        """What the engine gives for each command; nothing more is computed for a client that has left."""
+        """Return the result of each command; stop if the client disconnects."""
         if engine not in self._batches:
             self._batches = {each: batches for each, batches in self._batches.items() if each.alive}
             self._batches[engine] = EmbeddingBatches(engine)
-        found = []
+        results = []
         for command in commands:
-            if await request.is_disconnected():
-                raise CancelledError("the client has left")
-            found.append(await self._batches[engine].embed(command))
-        return found
+            if await http.is_disconnected():
+                raise CancelledError("the client disconnected")
+            results.append(await self._batches[engine].embed(command))
+        return results
 
-    async def _rerank(self, request: Request) -> Response:
-        asked = embeddings.read_rerank(parse_json(await read_body(request.receive)))
-        self._pool.adapters.refuse(asked.model)
+    async def _rerank(self, http: Request) -> Response:
+        request = embeddings.read_rerank(parse_json(await read_body(http.receive)))
+        self._pool.adapters.refuse(request.model)
         with self._traffic.admitted(1):
-            async with self._pool.lease(asked.model) as kept:
-                engine = await self._pool.ready(kept)
-                assert kept.model is not None
-                ranking = Ranking(kept.model.header, kept.located.spec.embedding)
-                done = await self._done(request, engine, list(ranking.commands(asked.query, asked.documents)))
-        name = asked.model or kept.name
-        _note(request, name, done)
-        tokens = sum(sum(each.tokens) for each in done)
-        return JSONResponse(embeddings.rerank_body(asked, ranking.read(done), name, tokens))
+            async with self._pool.lease(request.model) as pooled:
+                engine = await self._pool.ready(pooled)
+                assert pooled.model is not None
+                ranking = Ranking(pooled.model.header, pooled.located.spec.embedding)
+                results = await self._results(http, engine, list(ranking.commands(request.query, request.documents)))
+        name = request.model or pooled.name
+        tokens = _log_usage(http, name, results)
+        return JSONResponse(embeddings.rerank_body(request, ranking.read(results), name, tokens))
 
 
-def _note(request: Request, name: str, done: Iterable[TextsEmbedded]) -> None:
-    """For the log."""
-    request.scope["state"] |= {"model": name, "prompt_tokens": sum(sum(each.tokens) for each in done)}
+def _log_usage(http: Request, name: str, results: Iterable[TextsEmbedded]) -> int:
+    tokens = sum(sum(each.tokens) for each in results)
+    http.scope["state"] |= {"model": name, "prompt_tokens": tokens}
+    return tokens

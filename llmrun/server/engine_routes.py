@@ -1,7 +1,4 @@
-"""What clients ask an engine besides answers: its context window, the tokens of a text, the text of tokens.
-
-Owns that these questions count among the requests that wait; must not know what an answer is.
-"""
+"""Routes for an engine's properties, tokenizing and counting tokens. These requests count for the queue's limit too."""
 
 from __future__ import annotations
 
@@ -12,9 +9,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from llmrun.protocol.messages import CountTokens, Detokenize, Detokenized, TokenCount, Tokenize, Tokenized
+from llmrun.protocol.jobs.tokenize import TokenizeText
+from llmrun.protocol.questions import COUNT_TOKENS, DETOKENIZE, TOKENIZE_LOADED, Detokenize
 from llmrun.server.connection import EngineConnection
-from llmrun.server.exchange import ServerState, parse_json, read_body
+from llmrun.server.exchange import ServerState
+from llmrun.server.http_messages import parse_json, read_body
 from llmrun.server.pool import PooledModel
 from llmrun.server.protocols import anthropic
 from llmrun.server.protocols.fields import Fields
@@ -23,18 +22,13 @@ _HIGHEST_TOKEN = 2**31 - 1
 
 
 class EngineRoutes:
-    """llama-server's /props, /tokenize, /detokenize and /lora-adapters, and Anthropic's count_tokens.
+    """llama-server's /props, /tokenize, /detokenize and /lora-adapters, and Anthropic's count_tokens."""
 
-    Args:
-        shared: with all other requests.
-    """
-
-    def __init__(self, shared: ServerState) -> None:
-        self._pool, self._traffic, *_ = shared
+    def __init__(self, state: ServerState) -> None:
+        self._pool, self._traffic, *_ = state
 
     @property
     def routes(self) -> list[Route]:
-        """For Starlette."""
         return [
             Route("/props", self._props, methods=["GET"]),
             Route("/tokenize", self._tokenize, methods=["POST"]),
@@ -45,50 +39,45 @@ class EngineRoutes:
 
     @asynccontextmanager
     async def _engine(self, model: str) -> AsyncIterator[tuple[EngineConnection, PooledModel]]:
-        """The engine of a model, loaded if it is not."""
         with self._traffic.admitted(1):
-            async with self._pool.lease(model) as kept:
-                yield await self._pool.ready(kept), kept
+            async with self._pool.lease(model) as pooled:
+                yield await self._pool.ready(pooled), pooled
 
     async def _props(self, request: Request) -> Response:
-        """What llama-server's clients look up, of the model that is named behind ?model= or the first one."""
-        async with self._engine(request.query_params.get("model", "")) as (_, kept):
-            assert kept.loaded is not None
-            assert kept.model is not None
+        """Describe the model in ?model=, or the first one, as llama-server does."""
+        async with self._engine(request.query_params.get("model", "")) as (_, pooled):
+            assert pooled.loaded is not None
+            assert pooled.model is not None
             return JSONResponse(
                 {
-                    "default_generation_settings": {"n_ctx": kept.loaded.n_ctx},
-                    "total_slots": kept.model.load.n_seq_max,
-                    "model_path": kept.name,
-                    "chat_template": kept.model.header.chat_template or "",
-                    "modalities": {"vision": kept.model.sees},
+                    "default_generation_settings": {"n_ctx": pooled.loaded.n_ctx},
+                    "total_slots": pooled.model.load.n_seq_max,
+                    "model_path": pooled.name,
+                    "chat_template": pooled.model.header.chat_template or "",
+                    "modalities": {"vision": pooled.model.sees},
                 }
             )
 
     async def _adapters(self, request: Request) -> Response:
-        """The adapters that requests may choose of, and what counts where they don't."""
         return JSONResponse(self._pool.adapters.described)
 
     async def _tokenize(self, request: Request) -> Response:
-        """{"content": text} gives {"tokens": [...]}."""
         fields = Fields(parse_json(await read_body(request.receive)))
         text = fields.text("content") or fields.text("prompt") or ""
         special = fields.flag("parse_special") is not False
         async with self._engine(fields.text("model") or "") as (engine, _):
-            found = await engine.ask(Tokenize(engine.next_request(), text, special), Tokenized)
+            found = await engine.do(TOKENIZE_LOADED, TokenizeText("", text, special))
         return JSONResponse({"tokens": list(found.tokens), "count": len(found.tokens)})
 
     async def _detokenize(self, request: Request) -> Response:
-        """{"tokens": [...]} gives {"content": text}."""
         fields = Fields(parse_json(await read_body(request.receive)))
         tokens = fields.wholes("tokens", 0, _HIGHEST_TOKEN)
         async with self._engine(fields.text("model") or "") as (engine, _):
-            found = await engine.ask(Detokenize(engine.next_request(), tokens), Detokenized)
+            found = await engine.do(DETOKENIZE, Detokenize(tokens))
         return JSONResponse({"content": found.text})
 
     async def _count(self, request: Request) -> Response:
-        """How many tokens a conversation has."""
-        asked = anthropic.read_count(parse_json(await read_body(request.receive)))
-        async with self._engine(asked.model) as (engine, _):
-            counted = await engine.ask(CountTokens(engine.next_request(), asked.request), TokenCount)
+        completion = anthropic.read_count(parse_json(await read_body(request.receive)))
+        async with self._engine(completion.model) as (engine, _):
+            counted = await engine.do(COUNT_TOKENS, completion.request)
         return JSONResponse(anthropic.counted(counted.total))

@@ -1,7 +1,6 @@
-"""One HTTP exchange: read the request, ask an engine, and write its answer in the client's protocol.
+"""One HTTP request for a completion: read the body, lease the model, send the answer in the client's protocol.
 
-Owns when headers and keep-alive comments are sent, and what ends an answer early: a client that disconnects or stalls,
-a timeout, a server that shuts down. Must not know JSON shapes or how engines are pooled.
+Owns when headers are sent, keep-alives, timeouts and disconnects; must not know JSON shapes or how engines are kept.
 """
 
 from __future__ import annotations
@@ -13,51 +12,45 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum, auto
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from llmrun.errors import ContextOverflowError, LlmrunError
-from llmrun.protocol.codec import load_json
+from llmrun.protocol.messages import TextDelta
 from llmrun.server import sse
 from llmrun.server.answer_parts import CompletionRequest, Envelope, ResponseFinished, ResponseStarted, Writer
-from llmrun.server.answers import Heard, ResponseStreams
+from llmrun.server.answers import AnswerEvent, ResponseStreams
 from llmrun.server.guard import Headers, Receive, Scope, Send
-from llmrun.server.http_errors import AnswerTimeoutError, BusyError, DrainingError, MalformedRequestError
+from llmrun.server.http_errors import AnswerTimeoutError, BusyError, DrainingError
+from llmrun.server.http_messages import ErrorBody, parse_json, read_body, send_error, send_json
+from llmrun.server.listener import CHUNK_WRITER, ChunkWriter
 from llmrun.server.metrics import ServerMetrics
 from llmrun.server.pool import Pool, PooledModel
 
-SILENCE_SECONDS = 5.0
-"""Silence after which a stream gets a keep-alive comment."""
+KEEP_ALIVE_SECONDS = 5.0
+"""A stream without output for this long gets a keep-alive."""
 STALL_SECONDS = 60.0
-"""Time after which a client that reads nothing counts as disconnected."""
-_LONG_BODY = 16 * 1024  # bytes; a longer body is parsed in another thread
-_RETRY_SECONDS = b"2"
-MOST_CONTAINERS = 65_536
-"""Maximum number of objects and lists in a body: several times that of the longest real requests."""
-_ERROR_SECONDS = 1.0  # for the error events that end open streams at shutdown
+"""A client that reads nothing for this long counts as disconnected."""
+_LONG_BODY = 16 * 1024  # bytes; a longer one is parsed in another thread
+_ERROR_SECONDS = 1.0  # to send the errors that end streams at shutdown
 
 
-class Dialect(NamedTuple):
-    """A completion protocol: the functions of one module of protocols/.
-
-    Attributes:
-        prefix: of the ids of responses.
-        streams_overflow: a prompt that is too long is an error event of the stream, not an HTTP error.
-    """
+class CompletionApi(NamedTuple):
+    """One protocol in which completions are requested."""
 
     read: Callable[[Mapping[str, Any]], CompletionRequest]
     writer: Callable[[Mapping[str, Any], Envelope], Writer]
-    error_body: Callable[[LlmrunError, int], dict[str, Any]]
-    prefix: str
-    streams_overflow: bool = False
+    error_body: ErrorBody
+    id_prefix: str
+    streams_overflow: bool = False  # a prompt that is too long ends a stream with an error, instead of an HTTP status
 
 
 class _Signal(Enum):
-    """What interrupts the wait for the engine's events."""
+    """Reasons, besides engine events, to wake a waiting exchange."""
 
     DISCONNECTED = auto()
-    SILENCE = auto()  # time for a keep-alive
+    IDLE = auto()  # nothing was sent for KEEP_ALIVE_SECONDS
     SHUTDOWN = auto()  # the grace period is over
-    TIMEOUT = auto()
+    TIMEOUT = auto()  # the answer takes too long
 
 
 class _ClientDisconnected(Exception):  # noqa: N818 - not an error of ours
@@ -65,210 +58,238 @@ class _ClientDisconnected(Exception):  # noqa: N818 - not an error of ours
 
 
 class Traffic:
-    """Counts the running requests, limits them, and drains them at shutdown.
+    """The requests in progress.
 
     Args:
-        most: maximum number of running and queued answers.
-        answer_seconds: maximum duration of an answer, queueing included.
-
-    Attributes:
-        is_draining: new requests are refused.
+        limit: maximum number of answers, waiting ones included.
+        answer_seconds: maximum time for one answer, waiting included.
     """
 
-    def __init__(self, most: int, answer_seconds: float) -> None:
+    def __init__(self, limit: int, answer_seconds: float) -> None:
         self.is_draining, self.answer_seconds = False, answer_seconds
-        self._most, self._answers, self._drained_at = most, 0, math.inf
+        self._limit, self._n_answers, self._drain_deadline = limit, 0, math.inf
         self._exchanges: set[HttpExchange] = set()
 
     @property
     def is_busy(self) -> bool:
-        """True while a request is being answered."""
-        return self._answers > 0
+        return self._n_answers > 0
 
     @contextmanager
-    def admitted(self, answers: int, exchange: HttpExchange | None = None) -> Iterator[None]:
-        """Count a request's answers while the block runs.
+    def admitted(self, n_answers: int, exchange: HttpExchange | None = None) -> Iterator[None]:
+        """Count the answers of a request as in progress until the block ends.
 
         Args:
-            exchange: is notified when the grace period is over; a request without one is cancelled then.
+            exchange: notified when the grace period is over; a request without one is cancelled then.
 
         Raises:
-            BusyError: the limit is reached.
+            BusyError: too many requests wait.
             DrainingError: the server is shutting down.
         """
         if self.is_draining:
             raise DrainingError("the server is shutting down")
-        if self._answers + answers > self._most:
+        if self._n_answers + n_answers > self._limit:
             raise BusyError("too many requests wait already", hint="try again in a moment")
         exchanges = {exchange} if exchange is not None else set()
-        self._answers += answers
+        self._n_answers += n_answers
         self._exchanges |= exchanges
         try:
             yield
         finally:
-            self._answers -= answers
+            self._n_answers -= n_answers
             self._exchanges -= exchanges
 
-    def end_within(self, seconds: float) -> None:
-        """Refuse new requests and limit the time of running ones; the shortest limit given counts."""
+    def start_draining(self, grace_seconds: float) -> None:
+        """Refuse new requests, and set the time for running answers; a shorter time than before replaces it."""
         self.is_draining = True
-        self._drained_at = min(self._drained_at, time.monotonic() + seconds)
+        self._drain_deadline = min(self._drain_deadline, time.monotonic() + grace_seconds)
 
     async def drain(self) -> None:
-        """Wait for running answers, then end the unfinished ones with an error."""
-        while self.is_busy and time.monotonic() < self._drained_at:
+        """Wait for running answers; end the ones that exceed the grace period with an error."""
+        while self.is_busy and time.monotonic() < self._drain_deadline:
             await asyncio.sleep(0.05)
         for exchange in list(self._exchanges):
             exchange.put(_Signal.SHUTDOWN)
-        ends_at = time.monotonic() + _ERROR_SECONDS
-        while self._exchanges and time.monotonic() < ends_at:
+        deadline = time.monotonic() + _ERROR_SECONDS
+        while self._exchanges and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
 
 
 class ServerState(NamedTuple):
-    """State that all exchanges of a server share.
-
-    Attributes:
-        sampling: fields of SamplingParams that the command line fixes for every client.
-    """
+    """The objects that all requests of a server share."""
 
     pool: Pool
     traffic: Traffic
     metrics: ServerMetrics
-    sampling: Mapping[str, Any]
+    sampling: Mapping[str, Any]  # fields of SamplingParams that override the client's
 
 
 class HttpExchange:
-    """One request and its response."""
+    """One HTTP request and its response."""
 
-    def __init__(self, dialect: Dialect, shared: ServerState, scope: Scope, receive: Receive, send: Send) -> None:
-        self._dialect = dialect
-        self._pool, self._traffic, self._metrics, self._sampling = shared
+    def __init__(self, api: CompletionApi, state: ServerState, scope: Scope, receive: Receive, send: Send) -> None:
+        self._api = api
+        self._pool, self._traffic, self._metrics, self._sampling = state
         self._log: dict[str, Any] = scope["state"]
         self._receive, self._send = receive, send
-        self._inbox: asyncio.Queue[Heard | _Signal] = asyncio.Queue()
-        self.put = self._inbox.put_nowait
+        self._direct: ChunkWriter | None = scope.get("extensions", {}).get(CHUNK_WRITER)
+        self._inbox: asyncio.Queue[AnswerEvent | _Signal | Exception] = asyncio.Queue()
+        self._is_waiting = False  # for the next event, and everything before it was sent
+        self._answers: ResponseStreams | None = None
         self._writer: Writer | None = None
         self._is_stream = False
-        self._has_started = False
-        self._task = _this_task()
-        self._last_sent_at = time.monotonic()
+        self._has_sent_headers = False
+        self._task = _current_task()
+        self._sent_at = time.monotonic()
         self._is_sending = False
 
     async def run(self) -> None:
-        """Read the request, answer it, and map every error to the protocol's."""
+        """Answer the request. An error becomes an HTTP error, or the last event of the stream."""
         try:
             data = await read_body(self._receive)
-            body, request = await asyncio.to_thread(self._parse, data) if len(data) > _LONG_BODY else self._parse(data)
-            with self._traffic.admitted(request.n, self):
-                async with self._pool.lease(request.model, request.keep_seconds) as model:
-                    await self._answer(body, request, model)
+            body, completion = (
+                await asyncio.to_thread(self._parse, data) if len(data) > _LONG_BODY else self._parse(data)
+            )
+            with self._traffic.admitted(completion.n, self):
+                async with self._pool.lease(completion.model, completion.keep_seconds) as pooled:
+                    await self._respond(body, completion, pooled)
         except LlmrunError as error:
-            await self._fail(error)
+            await self._send_error(error)
         except _ClientDisconnected:
             self._log["reason"] = "left"
 
     def _parse(self, data: bytes) -> tuple[dict[str, Any], CompletionRequest]:
         body = parse_json(data)
-        request = self._dialect.read(body)
-        return body, request._replace(sampling={**request.sampling, **self._sampling})
+        completion = self._api.read(body)
+        return body, completion._replace(sampling={**completion.sampling, **self._sampling})
 
-    async def _answer(self, body: Mapping[str, Any], request: CompletionRequest, model: PooledModel) -> None:
-        name = request.model or model.name
+    async def _respond(self, body: Mapping[str, Any], completion: CompletionRequest, pooled: PooledModel) -> None:
+        name = completion.model or pooled.name
         self._log["model"] = name
-        envelope = Envelope(f"{self._dialect.prefix}{secrets.token_hex(12)}", int(time.time()), name)
-        self._writer = writer = self._dialect.writer(body, envelope)
-        self._is_stream = request.stream
-        if not request.request.messages and request.request.prompt is None:  # only loads or unloads the model
-            if request.keep_seconds != 0:
-                await self._pool.ready(model)
-            await respond(self._send, 200, writer.whole())
+        envelope = Envelope(f"{self._api.id_prefix}{secrets.token_hex(12)}", int(time.time()), name)
+        self._writer = writer = self._api.writer(body, envelope)
+        self._is_stream = completion.stream
+        if not completion.request.messages and completion.request.prompt is None:  # only load or unload the model
+            if completion.keep_seconds != 0:
+                await self._pool.ready(pooled)
+            await send_json(self._send, 200, writer.whole())
             return
-        responses = ResponseStreams(self._pool, model, request, self.put, self._metrics)
-        watching = [asyncio.ensure_future(self._watch_client()), asyncio.ensure_future(self._watch_clock())]
+        self._answers = answers = ResponseStreams(self._pool, pooled, completion, self.put, self._metrics)
+        watchers = [asyncio.ensure_future(self._watch_client()), asyncio.ensure_future(self._watch_clock())]
         try:
-            responses.start()
-            while not responses.is_done:
-                await self._forward(responses, writer)
-            if request.stream:
+            answers.start()
+            while not answers.is_done:
+                await self._forward(answers, writer)
+            if self._is_stream:
                 await self._send_chunk(writer.end(), is_last=True)
             else:
-                await respond(self._send, 200, writer.whole())
+                await send_json(self._send, 200, writer.whole())
         finally:
-            responses.cancel()
-            for task in watching:
+            answers.cancel()
+            for task in watchers:
                 task.cancel()
 
-    async def _forward(self, responses: ResponseStreams, writer: Writer) -> None:
-        """Wait for events, and send everything that has arrived as one chunk.
-
-        Raises:
-            _ClientDisconnected: the client has left.
-            DrainingError, AnswerTimeoutError: the answer ends early.
-            LlmrunError: the engine failed.
-        """
+    async def _forward(self, answers: ResponseStreams, writer: Writer) -> None:
+        """Wait for events, and send everything they add to the stream as one chunk."""
         chunk = bytearray()
         try:
-            for item in await self._next_items():
-                if item is _Signal.DISCONNECTED:
-                    raise _ClientDisconnected
-                if item is _Signal.SHUTDOWN:
-                    raise DrainingError("the server is shutting down")
-                if item is _Signal.TIMEOUT:
-                    raise AnswerTimeoutError(f"the answer takes longer than {self._traffic.answer_seconds:g} seconds")
-                if isinstance(item, _Signal):
-                    chunk += await self._keep_alive(writer) if self._is_stream else b""
+            for event in await self._next_events():
+                if isinstance(event, Exception):
+                    raise event
+                if isinstance(event, _Signal):
+                    self._raise_on(event)
+                    chunk += await self._keep_alive(writer)
                     continue
-                for part in responses.take(item):
-                    if isinstance(part, ResponseStarted) and self._is_stream:
+                for part in answers.take(event):
+                    if isinstance(part, ResponseStarted):
                         chunk += await self._start_stream(writer)
                     chunk += writer.feed(part)
                     if isinstance(part, (ResponseStarted, ResponseFinished)):
-                        self._log_part(part)
+                        self._log_usage(part)
         finally:
             if self._is_stream and chunk:
                 await self._send_chunk(bytes(chunk))
 
-    async def _next_items(self) -> list[Heard | _Signal]:
-        items = [await self._inbox.get()]
+    def put(self, event: AnswerEvent | _Signal) -> None:
+        """Take an event, in the event loop. Text of a running answer is handled at once, without waking the task."""
+        if self._is_waiting and isinstance(event, tuple) and isinstance(event[1], TextDelta) and self._is_ready():
+            try:
+                self._take_text(event)
+            except Exception as error:  # raised in the task: other requests go on
+                self._is_waiting = False
+                self._inbox.put_nowait(error)
+        else:
+            self._is_waiting = False
+            self._inbox.put_nowait(event)
+
+    def _is_ready(self) -> bool:
+        """Return whether text can be handled without the task: no data waits for a slow client."""
+        if not self._is_stream:
+            return True
+        return self._has_sent_headers and self._direct is not None and self._direct.is_ready
+
+    def _take_text(self, event: AnswerEvent) -> None:
+        assert self._answers is not None
+        assert self._writer is not None
+        chunk = b"".join(map(self._writer.feed, self._answers.take(event)))
+        if self._is_stream and chunk:
+            assert self._direct is not None
+            self._direct.write(chunk)
+            self._sent_at = time.monotonic()
+
+    async def _next_events(self) -> list[AnswerEvent | _Signal | Exception]:
+        """Wait for one event; return all that have arrived by then."""
+        self._is_waiting = self._inbox.empty()
+        try:
+            events = [await self._inbox.get()]
+        finally:
+            self._is_waiting = False
         while not self._inbox.empty():
-            items.append(self._inbox.get_nowait())
-        return items
+            events.append(self._inbox.get_nowait())
+        return events
+
+    def _raise_on(self, signal: _Signal) -> None:
+        match signal:
+            case _Signal.DISCONNECTED:
+                raise _ClientDisconnected
+            case _Signal.SHUTDOWN:
+                raise DrainingError("the server is shutting down")
+            case _Signal.TIMEOUT:
+                raise AnswerTimeoutError(f"the answer takes longer than {self._traffic.answer_seconds:g} seconds")
 
     async def _start_stream(self, writer: Writer) -> bytes:
-        """Send the headers of a stream if they were not sent yet; return its first bytes."""
-        if self._has_started:
+        """Send the headers of a stream if they were not sent yet; return the first bytes of its body."""
+        if self._has_sent_headers or not self._is_stream:
             return b""
-        self._has_started = True
-        head: Headers = [(b"content-type", writer.media_type.encode()), (b"x-accel-buffering", b"no")]
-        await self._send({"type": "http.response.start", "status": 200, "headers": head})
+        self._has_sent_headers = True
+        headers: Headers = [(b"content-type", writer.media_type.encode()), (b"x-accel-buffering", b"no")]
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         return writer.begin()
 
     async def _keep_alive(self, writer: Writer) -> bytes:
-        """Return bytes that keep clients and proxies from timing out."""
-        if not self._has_started:
+        """Return bytes that show the client, and proxies in between, that the server still works on the answer."""
+        if not self._has_sent_headers:
             return await self._start_stream(writer)
         return sse.COMMENT if writer.media_type == sse.EVENT_STREAM else b""
 
     async def _send_chunk(self, data: bytes, *, is_last: bool = False) -> None:
-        self._last_sent_at, self._is_sending = time.monotonic(), True
+        self._sent_at, self._is_sending = time.monotonic(), True
         await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
-        self._last_sent_at, self._is_sending = time.monotonic(), False
+        self._sent_at, self._is_sending = time.monotonic(), False
 
-    async def _fail(self, error: LlmrunError) -> None:
-        """Send an error: as an HTTP status before the first byte, after it as an event of the stream."""
+    async def _send_error(self, error: LlmrunError) -> None:
+        """Send an HTTP error if nothing was sent yet, otherwise an error at the end of the stream."""
         self._log["reason"] = error.code
         if error.http_status >= 500:
             self._log["error"] = str(error)
         writer, start = self._writer, b""
-        if writer and self._is_stream and self._dialect.streams_overflow and isinstance(error, ContextOverflowError):
+        if writer and self._api.streams_overflow and isinstance(error, ContextOverflowError):
             start = await self._start_stream(writer)
-        if self._has_started and writer is not None:
+        if self._has_sent_headers and writer is not None:
             await self._send_chunk(start + writer.error(error), is_last=True)
         else:
-            await refuse(self._send, error, self._dialect.error_body)
+            await send_error(self._send, error, self._api.error_body)
 
-    def _log_part(self, part: ResponseStarted | ResponseFinished) -> None:
+    def _log_usage(self, part: ResponseStarted | ResponseFinished) -> None:
         if isinstance(part, ResponseStarted):
             self._log["prompt_tokens"], self._log["cached_tokens"] = part.prompt_tokens, part.cached_tokens
         else:
@@ -281,90 +302,23 @@ class HttpExchange:
         self.put(_Signal.DISCONNECTED)
 
     async def _watch_clock(self) -> None:
-        """Signal silence and the timeout; cancel the exchange if the client stalls."""
-        ends_at = time.monotonic() + self._traffic.answer_seconds
+        """Request keep-alives, enforce the time for an answer, and cancel the exchange if the client reads nothing."""
+        deadline = time.monotonic() + self._traffic.answer_seconds
         while True:
-            remaining = ends_at - time.monotonic()
-            await asyncio.sleep(max(min(SILENCE_SECONDS, remaining), 0.0))
-            silent = time.monotonic() - self._last_sent_at
-            if self._is_sending and silent > STALL_SECONDS:
+            remaining = deadline - time.monotonic()
+            await asyncio.sleep(max(min(KEEP_ALIVE_SECONDS, remaining), 0.0))
+            idle_seconds = time.monotonic() - self._sent_at
+            if self._is_sending and idle_seconds > STALL_SECONDS:
                 self._log["reason"] = "left"
                 self._task.cancel()
-            elif time.monotonic() >= ends_at:
+            elif time.monotonic() >= deadline:
                 self.put(_Signal.TIMEOUT)
-                ends_at = math.inf
-            elif not self._is_sending and silent >= SILENCE_SECONDS:
-                self.put(_Signal.SILENCE)
+                deadline = math.inf
+            elif not self._is_sending and idle_seconds >= KEEP_ALIVE_SECONDS:
+                self.put(_Signal.IDLE)
 
 
-def _this_task() -> asyncio.Task[Any]:
+def _current_task() -> asyncio.Task[Any]:
     task = asyncio.current_task()
     assert task is not None
     return task
-
-
-async def read_body(receive: Receive) -> bytes:
-    """Return a request's whole body.
-
-    Raises:
-        BodyTooLargeError: the body exceeds the limit.
-        MalformedRequestError: the client disconnected before its end.
-    """
-    data = bytearray()
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise MalformedRequestError("the body is not complete")
-        data += message.get("body", b"")
-        if not message.get("more_body", False):
-            return bytes(data)
-
-
-def parse_json(data: bytes) -> dict[str, Any]:
-    """Parse a body that has to be a JSON object.
-
-    Raises:
-        MalformedRequestError: it is something else, or nested too deep.
-    """
-    try:
-        body = load_json(data, parse_constant=_refuse_constant)
-    except ValueError as error:
-        raise MalformedRequestError("the body is not JSON", why=str(error)) from None
-    if not isinstance(body, dict):
-        raise MalformedRequestError("the body must be a JSON object")
-    _check_size(body)
-    return body
-
-
-def _check_size(body: dict[str, Any]) -> None:
-    """Raise MalformedRequestError if a body has so many objects and lists that reading it takes long."""
-    level: list[Any] = [body]
-    count = 0
-    while level:
-        count += len(level)
-        if count > MOST_CONTAINERS:
-            raise MalformedRequestError("the body is too complex", why=f"{MOST_CONTAINERS:,} objects and lists at most")
-        children = (each.values() if isinstance(each, dict) else each for each in level)
-        level = [child for each in children for child in each if isinstance(child, (dict, list))]
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
-async def refuse(send: Send, error: LlmrunError, body: Callable[[LlmrunError, int], dict[str, Any]]) -> None:
-    """Send an error response."""
-    extra: Headers = [(b"retry-after", _RETRY_SECONDS)] if error.http_status == 503 else []
-    if error.http_status == 401:
-        extra.append((b"www-authenticate", b"Bearer"))
-    if error.http_status == 400:
-        extra.append((b"connection", b"close"))  # the start of a next request is unknown
-    await respond(send, error.http_status, body(error, error.http_status), extra)
-
-
-async def respond(send: Send, status: int, body: Any, extra: Headers | None = None) -> None:
-    """Send a JSON response."""
-    data = sse.to_json(body).encode()
-    head: Headers = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": [*head, *(extra or ())]})
-    await send({"type": "http.response.body", "body": data})

@@ -1,7 +1,7 @@
-"""Who may ask, and how: everything that is decided before a request's body means anything.
+"""Access control and size limits, before the body of a request is parsed: hosts, origins, keys and lengths.
 
-Owns hosts, origins, keys and sizes; must not know protocols or models. A web page that the user has open, or a name
-that was rebound to this machine, can reach a server on loopback: that is why nobody is believed here.
+Must not know protocols or models. An open web page, or a name that was rebound to this machine, can reach a server on
+loopback: every request is untrusted.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ from llmrun.server.http_errors import (
 MOST_BODY_BYTES = 16 << 20
 MOST_HEADER_BYTES = 64 << 10
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
-"""Names of this machine that no other machine can have."""
+"""Names that always mean this machine."""
 _SHORTEST_KEY = 8
-_OPEN_PATHS = frozenset({"/health"})
-"""Answered without a key."""
+_OPEN_PATHS = frozenset({"/health"})  # need no key
 _VARY = (b"vary", b"origin")
 
 Scope = MutableMapping[str, Any]
@@ -43,37 +42,30 @@ Headers = list[tuple[bytes, bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Who may ask.
+    """The allowed clients."""
 
-    Attributes:
-        hosts: that the Host header may name, without a port; "*" is any.
-        any_address: it may name any IP address, which no foreign page can rebind.
-        origins: whose pages may ask: "https://example.org", "app://" for all of a scheme, or "*".
-        keys: one of them has to be given, where there are any.
-    """
-
-    hosts: frozenset[str] = LOOPBACK
-    origins: frozenset[str] = frozenset()
-    keys: tuple[bytes, ...] = field(default=(), repr=False)
-    any_address: bool = False
+    hosts: frozenset[str] = LOOPBACK  # allowed in the Host header, without a port; "*": all
+    origins: frozenset[str] = frozenset()  # of pages: "https://example.org", "app://" for a whole scheme, or "*"
+    keys: tuple[bytes, ...] = field(default=(), repr=False)  # if there are any, a client must send one
+    any_address: bool = False  # the Host header may be any IP address, which can't be rebound
 
     def allows_host(self, host: str) -> bool:
-        """Whether a Host header names this server."""
+        """Return whether a Host header names this server."""
         name = host.lower()
         if name.rpartition(":")[2].isdecimal() and not name.endswith("]"):
             name = name.rpartition(":")[0]
         return bool(name) and ("*" in self.hosts or name in self.hosts or (self.any_address and _is_address(name)))
 
     def allows_origin(self, origin: str, host: str) -> bool:
-        """Whether a page may ask: one of this server, or of a listed origin."""
+        """Return whether a page may send requests: a page of this server, or of a listed origin."""
         if origin.lower() == f"http://{host.lower()}" or "*" in self.origins:
             return True
         scheme, separator, _ = origin.partition("://")
         return origin in self.origins or bool(separator and scheme + separator in self.origins)
 
     def knows_key(self, given: bytes) -> bool:
-        """Whether a key is right, in the same time whatever is wrong with it."""
-        return any([hmac.compare_digest(given, key) for key in self.keys])  # noqa: C419 - all of them, always
+        """Return whether a key is valid, in constant time."""
+        return any([hmac.compare_digest(given, key) for key in self.keys])  # noqa: C419 - always compare all
 
 
 def _is_address(name: str) -> bool:
@@ -85,10 +77,10 @@ def _is_address(name: str) -> bool:
 
 
 def read_keys(path: Path) -> tuple[bytes, ...]:
-    """API keys, one a line; # begins a comment.
+    """Read API keys, one per line; # begins a comment.
 
     Raises:
-        UsageError: the file can't be read, or has no key that is long enough.
+        UsageError: the file can't be read, has no key, or a key is too short.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -98,27 +90,24 @@ def read_keys(path: Path) -> tuple[bytes, ...]:
     keys = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     if not keys or min(map(len, keys)) < _SHORTEST_KEY:
         raise UsageError(
-            f"--key-file {path} is no use",
-            why=f"it needs a key a line, each of {_SHORTEST_KEY} characters at least",
+            f"invalid --key-file {path}",
+            why=f"it needs one key per line, each of at least {_SHORTEST_KEY} characters",
             hint=f"openssl rand -hex 16 > {path}",
         )
     return tuple(key.encode() for key in keys)
 
 
 class Guard:
-    """An ASGI application in front of another one.
+    """ASGI middleware that rejects requests.
 
     Args:
-        app: what is guarded.
-        policy: who may ask.
-        refuse: answers a request with an error.
+        reject: sends an error.
     """
 
-    def __init__(self, app: App, policy: Policy, refuse: Callable[[Scope, Send, LlmrunError], Awaitable[None]]) -> None:
-        self._app, self._policy, self._refuse = app, policy, refuse
+    def __init__(self, app: App, policy: Policy, reject: Callable[[Scope, Send, LlmrunError], Awaitable[None]]) -> None:
+        self._app, self._policy, self._reject = app, policy, reject
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
         headers: Headers = scope["headers"]
         origin = (header(headers, b"origin") or b"").decode("latin-1")
         send = _with_headers(send, _common_headers())
@@ -127,11 +116,11 @@ class Guard:
             if origin:
                 send = _with_headers(send, [(b"access-control-allow-origin", origin.encode("latin-1")), _VARY])
             if origin and scope["method"] == "OPTIONS":
-                await _allow(headers, send)
+                await _allow_preflight(headers, send)
                 return
             self._check_request(scope, headers)
         except LlmrunError as error:
-            await self._refuse(scope, send, error)
+            await self._reject(scope, send, error)
             return
         await self._app(scope, _counted(receive), send)
 
@@ -142,21 +131,22 @@ class Guard:
         host = hosts[0].decode("latin-1") if len(hosts) == 1 else ""
         if not self._policy.allows_host(host):
             raise HostRejectedError(
-                f"the Host header names {host[:200]!r}, which is not this server",
-                hint="start llmrun serve with --allow-host NAME if it is",
+                f"the Host header {host[:200]!r} is not this server",
+                hint="if it is, start llmrun serve with --allow-host NAME",
             )
         if origin and not self._policy.allows_origin(origin, host):
             raise OriginRejectedError(
-                f"a page of {origin[:200]!r} may not ask",
-                hint="start llmrun serve with --allow-origin ORIGIN if it may",
+                f"pages of {origin[:200]!r} may not send requests",
+                hint="to allow them, start llmrun serve with --allow-origin ORIGIN",
             )
 
     def _check_request(self, scope: Scope, headers: Headers) -> None:
         if self._policy.keys and scope["path"] not in _OPEN_PATHS and not self._policy.knows_key(_key(headers)):
-            raise InvalidKeyError("no API key, or a wrong one", hint="Authorization: Bearer KEY, or x-api-key: KEY")
+            hint = "Authorization: Bearer KEY, or x-api-key: KEY"
+            raise InvalidKeyError("the API key is missing or wrong", hint=hint)
         lengths = [value for name, value in headers if name == b"content-length"]
         if len(lengths) > 1 or (lengths and header(headers, b"transfer-encoding") is not None):
-            raise MalformedRequestError("the request says its body's length twice")
+            raise MalformedRequestError("the request has two body lengths")
         if lengths and int(lengths[0]) > MOST_BODY_BYTES:
             raise _too_large()
         if scope["method"] == "POST" and not _is_json(headers):
@@ -164,7 +154,7 @@ class Guard:
 
 
 def _is_json(headers: Headers) -> bool:
-    """Whether a body is declared as JSON. What is no browser, LiteLLM for one, may declare nothing."""
+    """Return whether a body is declared as JSON. Clients other than browsers may omit the type, as LiteLLM does."""
     kind = header(headers, b"content-type")
     if kind is None:
         return header(headers, b"origin") is None and header(headers, b"sec-fetch-site") is None
@@ -176,7 +166,7 @@ def _too_large() -> BodyTooLargeError:
 
 
 def header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:
-    """The first header of a name; None where there is none."""
+    """Return the first header of a name."""
     return next((value for key, value in headers if key == name), None)
 
 
@@ -186,7 +176,6 @@ def _key(headers: Headers) -> bytes:
 
 
 def _common_headers() -> Headers:
-    """What every response has."""
     return [
         (b"date", formatdate(usegmt=True).encode()),
         (b"x-content-type-options", b"nosniff"),
@@ -195,19 +184,19 @@ def _common_headers() -> Headers:
 
 
 def _with_headers(send: Send, added: Headers) -> Send:
-    async def sending(message: MutableMapping[str, Any]) -> None:
+    async def extended(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
             message["headers"] = [*message.get("headers", ()), *added]
         await send(message)
 
-    return sending
+    return extended
 
 
 def _counted(receive: Receive) -> Receive:
-    """The body, until there is too much of it."""
+    """Limit the length of a body, which may be sent in chunks without a total."""
     count = 0
 
-    async def receiving() -> MutableMapping[str, Any]:
+    async def counting() -> MutableMapping[str, Any]:
         nonlocal count
         message = await receive()
         count += len(message.get("body", b""))
@@ -215,15 +204,14 @@ def _counted(receive: Receive) -> Receive:
             raise _too_large()
         return message
 
-    return receiving
+    return counting
 
 
-async def _allow(headers: Headers, send: Send) -> None:
-    """Answer a preflight: what is asked for is allowed."""
-    wanted = header(headers, b"access-control-request-headers") or b""
+async def _allow_preflight(headers: Headers, send: Send) -> None:
+    requested = header(headers, b"access-control-request-headers") or b""
     allowed = [
         (b"access-control-allow-methods", b"GET, POST, HEAD, OPTIONS"),
-        (b"access-control-allow-headers", wanted),
+        (b"access-control-allow-headers", requested),
         (b"access-control-allow-private-network", b"true"),
         (b"access-control-max-age", b"600"),
     ]

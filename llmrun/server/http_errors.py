@@ -1,19 +1,24 @@
-"""What the server itself refuses, before or in place of an engine; the rest of the tree is in llmrun.errors."""
+"""Errors of the server itself; all others are in llmrun.errors."""
 
 from __future__ import annotations
 
-from llmrun.errors import LlmrunError, UsageError
+from llmrun.errors import LlmrunError, ModelNotFoundError, UsageError
+
+
+def model_not_found(name: str, listing: str = "/v1/models") -> ModelNotFoundError:
+    """Return the error for an unknown name; `listing` is the path that lists all names."""
+    return ModelNotFoundError(f"no model is called {name[:200]!r}", hint=f"GET {listing} lists all models")
 
 
 class HostRejectedError(LlmrunError):
-    """The Host header names another machine: a foreign page may have rebound its name to this one."""
+    """The Host header names another machine: a page may have rebound its name to this one (DNS rebinding)."""
 
     code = "host-refused"
     http_status = 403
 
 
 class OriginRejectedError(LlmrunError):
-    """A page of another origin asks."""
+    """The request is from a page of another origin."""
 
     code = "origin-refused"
     http_status = 403
@@ -27,69 +32,69 @@ class InvalidKeyError(LlmrunError):
 
 
 class RouteNotFoundError(LlmrunError):
-    """There is nothing at that path."""
+    """The path has no route."""
 
     code = "no-route"
     http_status = 404
 
 
 class MethodNotAllowedError(LlmrunError):
-    """That path takes another method."""
+    """The route has other methods."""
 
     code = "method-not-allowed"
     http_status = 405
 
 
 class BodyTooLargeError(LlmrunError):
-    """The body is larger than any request has to be."""
+    """The body exceeds the limit."""
 
     code = "body-too-large"
     http_status = 413
 
 
 class HeadersTooLargeError(LlmrunError):
-    """There are more headers than any request has to have."""
+    """The headers exceed the limit."""
 
     code = "headers-too-large"
     http_status = 431
 
 
 class NotJsonError(LlmrunError):
-    """The body is not declared as JSON: what a page may send anywhere without being asked is not."""
+    """The body is not declared as JSON; pages can send other types to any address without permission."""
 
     code = "not-json"
     http_status = 415
 
 
 class MalformedRequestError(UsageError):
-    """The request is not HTTP, or its body not JSON, as they should be."""
+    """The request is not valid HTTP, or its body not valid JSON."""
 
     code = "malformed"
 
 
 class CrashingPromptError(LlmrunError):
-    """The engine died twice while this prompt was in it."""
+    """Two engines died while this prompt was in them."""
 
     code = "deadly-prompt"
     http_status = 422
 
 
 class BusyError(LlmrunError):
-    """As many requests wait as may."""
+    """The queue is full."""
 
     code = "busy"
     http_status = 503
 
 
 class DrainingError(LlmrunError):
-    """The server is about to end."""
+    """The server is shutting down."""
 
     code = "shutting-down"
     http_status = 503
 
 
 class AnswerTimeoutError(LlmrunError):
-    """The answer took longer than an answer may."""
+    """The answer exceeds the time limit."""
 
     code = "timeout"
     http_status = 504

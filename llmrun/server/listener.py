@@ -1,6 +1,6 @@
-"""Connections: bytes become requests, and what does not arrive in time, or is not HTTP, is dropped.
+"""HTTP connections: invalid HTTP, and requests that arrive too slowly, close one.
 
-Owns the only use of uvicorn and h11; must not know what is asked.
+Owns the only use of uvicorn and h11; must not know routes.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from typing import Any
 
 import h11
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from llmrun.server.guard import MOST_HEADER_BYTES, App
+from llmrun.server.guard import MOST_HEADER_BYTES, App, Receive, Scope, Send
 
-RECEIVE_SECONDS = 30.0
-"""For a whole request, headers and body."""
+RECEIVE_SECONDS = 30.0  # for a whole request, headers and body
 _KEEP_ALIVE_SECONDS = 75
 _MOST_CONNECTIONS = 4096
 _BACKLOG = 1024
@@ -31,7 +30,7 @@ _TIMEOUT = (
 
 
 class DeadlineProtocol(H11Protocol):
-    """HTTP/1.1 on one connection, whose every request has to arrive within RECEIVE_SECONDS."""
+    """HTTP/1.1 on one connection, on which every request has to arrive within receive_seconds."""
 
     receive_seconds = RECEIVE_SECONDS
 
@@ -40,54 +39,81 @@ class DeadlineProtocol(H11Protocol):
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client is there."""
         super().connection_made(transport)
         if len(self.connections) > _MOST_CONNECTIONS:
             transport.abort()
-        self._begin_deadline()
+        self._start_deadline()
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came: of a request, or of several."""
         if self._deadline is None:
-            self._begin_deadline()
+            self._start_deadline()
         super().data_received(data)
         if self.conn.their_state is not h11.SEND_BODY and not self.conn.trailing_data[0]:
-            self._end_deadline()
+            self._clear_deadline()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client is gone."""
-        self._end_deadline()
+        self._clear_deadline()
         super().connection_lost(exc)
 
-    def _begin_deadline(self) -> None:
-        self._deadline = self.loop.call_later(self.receive_seconds, self._give_up)
+    def _start_deadline(self) -> None:
+        self._deadline = self.loop.call_later(self.receive_seconds, self._close_late)
 
-    def _end_deadline(self) -> None:
+    def _clear_deadline(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
-    def _give_up(self) -> None:
-        """The request is late."""
+    def _close_late(self) -> None:
         if self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE} and not self.transport.is_closing():
             self.transport.write(_TIMEOUT)
         self.transport.close()
+
+
+CHUNK_WRITER = "llmrun.chunk_writer"
+"""Key of the ChunkWriter among the ASGI extensions of a request; absent if its response has no chunks."""
+
+
+class ChunkWriter:
+    """Writes chunks of a response whose headers were sent, past h11 and Starlette, which take most of the time.
+
+    The format is that of h11, which writes everything before and after these chunks.
+    """
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    @property
+    def is_ready(self) -> bool:
+        """The client is connected and reads fast enough."""
+        return not (self._cycle.flow.write_paused or self._cycle.disconnected)
+
+    def write(self, data: bytes) -> None:
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+
+def _with_chunk_writer(app: App) -> App:
+    async def extended(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["http_version"] == "1.1" and scope["method"] != "HEAD":
+            cycle: RequestResponseCycle = send.__self__  # type: ignore[attr-defined]
+            scope["extensions"] = {CHUNK_WRITER: ChunkWriter(cycle)}
+        await app(scope, receive, send)
+
+    return extended
 
 
 class Listener:
     """Serves an ASGI application on one socket.
 
     Args:
-        app: what answers.
-        listening: a socket of bind().
-        receive_seconds: for a whole request.
+        listening: a socket from bind().
+        receive_seconds: time for a whole request.
     """
 
     def __init__(self, app: App, listening: socket.socket, receive_seconds: float = RECEIVE_SECONDS) -> None:
-        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)  # what went wrong, our own log says
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)  # our own log has the errors
         protocol = type("Protocol", (DeadlineProtocol,), {"receive_seconds": receive_seconds})
         self._config = uvicorn.Config(
-            app,
+            _with_chunk_writer(app),
             http=protocol,
             ws="none",
             lifespan="off",
@@ -105,7 +131,6 @@ class Listener:
         self._server: asyncio.base_events.Server | None = None
 
     async def start(self) -> None:
-        """Begin to listen."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(self._connection, sock=self._socket, backlog=_BACKLOG)
 
@@ -115,11 +140,11 @@ class Listener:
 
     @property
     def tasks(self) -> Iterable[asyncio.Task[None]]:
-        """Requests that are being answered."""
+        """The running requests."""
         return tuple(self._state.tasks)
 
     async def stop(self) -> None:
-        """Listen no more, and close every connection."""
+        """Stop listening, cancel all requests, and close every connection."""
         if self._server is not None:
             self._server.close()
         for connection in list(self._state.connections):

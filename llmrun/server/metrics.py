@@ -1,6 +1,6 @@
-"""What the server counts: requests, tokens and latencies, for Prometheus under vLLM's names, and for the live view.
+"""Counters of requests, tokens and latencies: for Prometheus under vLLM's names, and for the live view.
 
-Owns the counters; must not know HTTP or engines.
+Must not know HTTP or engines.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from llmrun.protocol.engine_status import EngineStatus
 from llmrun.protocol.messages import Finished, Started, TextDelta
+from llmrun.protocol.questions import EngineStatus
 from llmrun.statistics import quantile
 
 _RECENT = 512
@@ -22,7 +22,7 @@ _ITL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 
 
 
 class Histogram:
-    """How often values fell into buckets, and the last ones themselves."""
+    """Counts of values per bucket, and the latest values."""
 
     def __init__(self, buckets: tuple[float, ...]) -> None:
         self.buckets = buckets
@@ -31,28 +31,24 @@ class Histogram:
         self._recent: deque[float] = deque(maxlen=_RECENT)
 
     def add(self, value: float, times: int = 1) -> None:
-        """A value, so many times."""
         self.counts[bisect.bisect_left(self.buckets, value)] += times
         self.total += value * times
         self._recent.append(value)
 
     def quantile(self, share: float) -> float | None:
-        """Of the last values; None where there are none."""
+        """Return a quantile of the latest values; None without values."""
         return quantile(sorted(self._recent), share) if self._recent else None
 
 
 class Figures(NamedTuple):
-    """What the live view shows; of latencies median and 95th percentile in seconds, None where nothing was measured.
+    """The figures of the live view."""
 
-    acceptance is the share of drafted tokens that were accepted; None where none were drafted.
-    """
-
-    running: int
+    running: int  # requests
     waiting: int
-    rate: float
-    ttft: tuple[float | None, float | None]
+    rate: float  # tokens/s
+    ttft: tuple[float | None, float | None]  # median and 95th percentile in seconds
     itl: tuple[float | None, float | None]
-    acceptance: float | None
+    acceptance: float | None  # share of drafted tokens that were accepted
 
 
 class ModelMetrics:
@@ -69,27 +65,25 @@ class ModelMetrics:
 
 
 class RequestClock:
-    """One answer, as the counters see it."""
+    """Updates the counters for one answer."""
 
     def __init__(self, model: ModelMetrics, clock: Callable[[], float], tokens: deque[tuple[float, int]]) -> None:
         self._model, self._clock, self._tokens = model, clock, tokens
-        self._asked = clock()
+        self._start = clock()
         self._last: float | None = None
-        self._counted = "waiting"
+        self._state = "waiting"
         model.waiting += 1
 
     def started(self, event: Started) -> None:
-        """Prefill begins."""
-        if self._counted == "waiting":
-            self._count_as("running")
+        if self._state == "waiting":
+            self._set_state("running")
         self._model.prompt_tokens += event.prompt_tokens
         self._model.cached_tokens += event.reused_tokens
 
     def delta(self, event: TextDelta) -> None:
-        """Tokens came."""
         now = self._clock()
         if self._last is None:
-            self._model.ttft.add(now - self._asked)
+            self._model.ttft.add(now - self._start)
         elif event.tokens:
             self._model.itl.add((now - self._last) / event.tokens, event.tokens)
         self._last = now
@@ -97,28 +91,26 @@ class RequestClock:
         self._tokens.append((now, event.tokens))
 
     def finished(self, event: Finished) -> None:
-        """It ended."""
         self._end(event.reason)
         self._model.drafted_tokens += event.stats.drafted_tokens
         self._model.accepted_tokens += event.stats.accepted_tokens
-        self._model.latency.add(self._clock() - self._asked)
+        self._model.latency.add(self._clock() - self._start)
 
     def aborted(self) -> None:
-        """Nobody wants it any more, or it failed."""
         self._end("abort")
 
     def _end(self, reason: str) -> None:
-        if self._counted:
-            self._count_as("")
+        if self._state:
+            self._set_state("")
             self._model.finished[reason] = self._model.finished.get(reason, 0) + 1
 
-    def _count_as(self, state: str) -> None:
-        if self._counted == "waiting":
+    def _set_state(self, state: str) -> None:
+        if self._state == "waiting":
             self._model.waiting -= 1
         else:
             self._model.running -= 1
         self._model.running += state == "running"
-        self._counted = state
+        self._state = state
 
 
 class ServerMetrics:
@@ -134,12 +126,11 @@ class ServerMetrics:
         self._tokens: deque[tuple[float, int]] = deque(maxlen=20_000)
 
     def request(self, model: str) -> RequestClock:
-        """An answer is asked for."""
         return RequestClock(self.models.setdefault(model, ModelMetrics()), self._clock, self._tokens)
 
     @property
     def figures(self) -> Figures:
-        """What the live view shows, of the model that was asked most."""
+        """The figures of the live view, with the latencies of the busiest model."""
         models = list(self.models.values())
         busiest = max(models, key=lambda model: model.completion_tokens, default=ModelMetrics())
         return Figures(
@@ -152,19 +143,19 @@ class ServerMetrics:
         )
 
     def _rate(self) -> float:
-        """Tokens/s of the last seconds."""
+        """Return the recent tokens/s."""
         since = self._clock() - _RATE_SECONDS
         return sum(tokens for when, tokens in self._tokens if when > since) / _RATE_SECONDS
 
-    def text(self, conditions: Mapping[str, EngineStatus]) -> str:
-        """In Prometheus's text format.
+    def text(self, statuses: Mapping[str, EngineStatus]) -> str:
+        """Return all counters in Prometheus's text format.
 
         Args:
-            conditions: of each model that is loaded, by name.
+            statuses: of the engine of each loaded model, by name.
         """
-        return "\n".join([*self._lines(conditions), ""])
+        return "\n".join([*self._lines(statuses), ""])
 
-    def _lines(self, conditions: Mapping[str, EngineStatus]) -> Iterator[str]:
+    def _lines(self, statuses: Mapping[str, EngineStatus]) -> Iterator[str]:
         models = self.models
         yield from _family("num_requests_running", "gauge", {name: m.running for name, m in models.items()})
         yield from _family("num_requests_waiting", "gauge", {name: m.waiting for name, m in models.items()})
@@ -176,11 +167,11 @@ class ServerMetrics:
         yield from _family("spec_decode_num_draft_tokens_total", "counter", drafted)
         accepted = {name: m.accepted_tokens for name, m in models.items()}
         yield from _family("spec_decode_num_accepted_tokens_total", "counter", accepted)
-        used = {name: each.cells_used / max(each.cells, 1) for name, each in conditions.items()}
+        used = {name: each.cells_used / max(each.cells, 1) for name, each in statuses.items()}
         yield from _family("kv_cache_usage_perc", "gauge", used)
-        queries = {name: each.prefix_queries for name, each in conditions.items()}
+        queries = {name: each.prefix_queries for name, each in statuses.items()}
         yield from _family("prefix_cache_queries_total", "counter", queries)
-        hits = {name: each.prefix_hits for name, each in conditions.items()}
+        hits = {name: each.prefix_hits for name, each in statuses.items()}
         yield from _family("prefix_cache_hits_total", "counter", hits)
         yield "# TYPE vllm:request_success_total counter"
         for name, model in models.items():

@@ -1,4 +1,4 @@
-"""What Ollama's clients ask about models, besides answers."""
+"""Routes of Ollama's protocol that describe models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.routing import Route
 from llmrun.gguf.pooling import makes_embeddings
 from llmrun.models.location import find_projector
 from llmrun.server.catalog import ModelCatalog
-from llmrun.server.exchange import parse_json, read_body
+from llmrun.server.http_messages import parse_json, read_body
 from llmrun.server.pool import Pool, PooledModel
 from llmrun.server.protocols import ollama_models
 from llmrun.server.protocols.fields import Fields
@@ -20,19 +20,13 @@ from llmrun.server.protocols.ollama_models import ModelDescription, RunningModel
 
 
 class OllamaRoutes:
-    """Ollama's /api, without /api/chat and /api/generate.
+    """Ollama's /api, without /api/chat and /api/generate."""
 
-    Args:
-        pool: the models in memory.
-        shelf: those on this disk.
-    """
-
-    def __init__(self, pool: Pool, shelf: ModelCatalog) -> None:
-        self._pool, self._shelf = pool, shelf
+    def __init__(self, pool: Pool, catalog: ModelCatalog) -> None:
+        self._pool, self._catalog = pool, catalog
 
     @property
     def routes(self) -> list[Route]:
-        """For Starlette."""
         return [
             Route("/api/version", self._version, methods=["GET"]),
             Route("/api/tags", self._tags, methods=["GET"]),
@@ -44,17 +38,17 @@ class OllamaRoutes:
         return JSONResponse(ollama_models.VERSION)
 
     async def _tags(self, request: Request) -> Response:
-        return JSONResponse(ollama_models.tags(await asyncio.to_thread(self._shelf.described)))
+        return JSONResponse(ollama_models.tags(await asyncio.to_thread(self._catalog.described)))
 
     async def _running(self, request: Request) -> Response:
-        described = {each.name: each for each in await asyncio.to_thread(self._shelf.described)}
-        loaded = [kept for kept in self._pool.kept if kept.is_loaded]
-        return JSONResponse(ollama_models.running([_running(kept, described.get(kept.name)) for kept in loaded]))
+        described = {each.name: each for each in await asyncio.to_thread(self._catalog.described)}
+        loaded = [pooled for pooled in self._pool.models if pooled.is_loaded]
+        return JSONResponse(ollama_models.running([_running(pooled, described.get(pooled.name)) for pooled in loaded]))
 
     async def _show(self, request: Request) -> Response:
         fields = Fields(parse_json(await read_body(request.receive)))
         name = fields.text("model") or fields.needed_text("name")
-        described, header = await asyncio.to_thread(self._shelf.find, name)
+        described, header = await asyncio.to_thread(self._catalog.find, name)
         template = header.chat_template or ""
         thinks = "<think>" in template or "enable_thinking" in template
         return JSONResponse(
@@ -69,15 +63,15 @@ class OllamaRoutes:
         )
 
 
-def _running(kept: PooledModel, described: ModelDescription | None) -> RunningModel:
-    """A model in memory; of one that is no file of the store, little is known."""
-    assert kept.model is not None
-    assert kept.loaded is not None
-    plan = kept.model.plan
+def _running(pooled: PooledModel, described: ModelDescription | None) -> RunningModel:
+    """Describe a loaded model; a file outside the store has a short description."""
+    assert pooled.model is not None
+    assert pooled.loaded is not None
+    plan = pooled.model.plan
     unknown = ModelDescription(
-        kept.name, 0.0, kept.model.header.weight_bytes, "", kept.model.header.architecture, "", ""
+        pooled.name, 0.0, pooled.model.header.weight_bytes, "", pooled.model.header.architecture, "", ""
     )
-    left = None if kept.expiry is None else kept.expiry.when() - asyncio.get_running_loop().time()
-    expires = None if left is None or kept.users else time.time() + left
+    remaining = None if pooled.expiry is None else pooled.expiry.when() - asyncio.get_running_loop().time()
+    expires = None if remaining is None or pooled.users else time.time() + remaining
     size = plan.ram_bytes + plan.vram_bytes
-    return RunningModel(described or unknown, expires, size, plan.vram_bytes, kept.loaded.n_ctx)
+    return RunningModel(described or unknown, expires, size, plan.vram_bytes, pooled.loaded.n_ctx)

@@ -1,6 +1,6 @@
-"""Models that are kept loaded: each in an engine of its own, loaded when first asked for, gone when nobody asks.
+"""The loaded models: each has its own engine, is loaded on the first request, and unloaded when idle.
 
-Owns which models are in memory and which of them goes first; must not know protocols or HTTP.
+Decides which models are in memory, and which is unloaded first; must not know protocols or HTTP.
 """
 
 from __future__ import annotations
@@ -18,126 +18,104 @@ from pathlib import Path
 from typing import Any
 
 from llmrun.config import Settings
-from llmrun.errors import LlmrunError, ModelNotFoundError, OutOfMemoryError, UsageError
+from llmrun.errors import LlmrunError, OutOfMemoryError, UsageError
 from llmrun.model import Model
 from llmrun.models.location import ModelLocation, locate, not_on_disk
 from llmrun.models.store.in_use import using
-from llmrun.protocol.engine_status import EngineStatus, GetStatus
+from llmrun.protocol.jobs import Empty
 from llmrun.protocol.loading import Loaded
 from llmrun.protocol.messages import AnswerRequest
-from llmrun.protocol.speculation import MeasureSteps, StepsMeasured
+from llmrun.protocol.questions import MEASURE_STEPS, STATUS, EngineStatus, MeasureSteps
 from llmrun.runner.launch import EngineHandle
 from llmrun.server.adapters import NO_ADAPTERS, ServedAdapters
 from llmrun.server.connection import EngineConnection
-from llmrun.server.http_errors import CrashingPromptError
+from llmrun.server.http_errors import CrashingPromptError, model_not_found
 
-MOST_DEATHS = 2
-"""After so many deaths of an engine a prompt that was in it is refused."""
+MOST_CRASHES = 2
+"""A prompt that was in so many crashed engines is rejected."""
 IDLE_SECONDS = 5.0
-"""An engine that nobody asks for so long measures what drafting costs it, where that isn't known yet."""
+"""An engine that is idle for this long measures the cost of drafts, if that is unknown."""
 _REMEMBERED_PROMPTS = 1000
 _LONGEST_NAME = 500
-# What a client may name: no path, whatever a name means elsewhere.
+# A name that a client may use: never a path.
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w][\w.-]*){0,2}(:[\w.-]+)?")
 
 Prepare = Callable[[ModelLocation, Path, int], Model]
-"""Reads a model's header and makes the plan, within the free memory but so many bytes."""
+"""Reads a model's header and plans its load; the last argument is the number of bytes of free memory to leave."""
 
 
 class PooledModel:
-    """A model that is loaded, is being loaded, or was.
-
-    Attributes:
-        name: as it was first asked for.
-        located: what that means.
-        path: of its file.
-        users: requests that are in it or wait for it; it stays as long as there are any.
-        used_at: when the last one ended, by the event loop's clock.
-        model: its header and plan; None before it was first loaded.
-        loaded: what the engine says of it.
-    """
+    """A model that is loaded, is being loaded, or was loaded."""
 
     def __init__(self, name: str, located: ModelLocation, path: Path) -> None:
-        self.name, self.located, self.path = name, located, path
-        self.users = 0
-        self.used_at = 0.0
+        self.name, self.located, self.path = name, located, path  # the name in the first request
+        self.users = 0  # running and waiting requests; the model stays loaded while there are any
+        self.used_at = 0.0  # end of the last request, by the event loop's clock
         self.keep_seconds = 0.0
-        self.model: Model | None = None
+        self.model: Model | None = None  # header and plan; None before the first load
         self.loaded: Loaded | None = None
         self.connection: EngineConnection | None = None
         self.starting: asyncio.Task[EngineConnection] | None = None
         self.expiry: asyncio.TimerHandle | None = None
         self.idling: asyncio.TimerHandle | None = None
-        self.can_measure = True
+        self.can_measure = True  # drafts, while idle
         self.locks = ExitStack()
 
     def cancel_timers(self) -> None:
-        """Nothing happens by itself any more."""
         for timer in (self.expiry, self.idling):
             if timer is not None:
                 timer.cancel()
 
     @property
     def is_loaded(self) -> bool:
-        """Whether it is in memory, all of it."""
         return self.connection is not None and self.connection.alive and self.loaded is not None
 
     @property
     def is_unused(self) -> bool:
-        """Whether nobody asks it, and it isn't just being loaded for somebody who has left."""
         return not self.users and (self.starting is None or self.starting.done())
 
 
 @dataclass
 class CrashTracker:
-    """Prompts that were in an engine when it died, and which engines that were; the oldest are forgotten."""
+    """The prompts that were in an engine when it died, with the ids of these engines. The oldest are dropped."""
 
     _engines: OrderedDict[str, set[int]] = field(default_factory=OrderedDict)
 
     def __bool__(self) -> bool:
-        """Whether any is remembered; most servers never see one."""
         return bool(self._engines)
 
     def add(self, prompt: str, engine: int) -> None:
-        """It was in this engine, which died."""
+        """Add a prompt that was in this engine when it died."""
         self._engines[prompt] = self._engines.pop(prompt, set()) | {engine}
         while len(self._engines) > _REMEMBERED_PROMPTS:
             self._engines.popitem(last=False)
 
     def forget(self, prompt: str) -> None:
-        """It was answered: others are to blame."""
+        """Remove a prompt that was answered."""
         self._engines.pop(prompt, None)
 
     def check(self, prompt: str) -> None:
-        """Raises CrashingPromptError if that happened too often."""
-        if len(self._engines.get(prompt, ())) >= MOST_DEATHS:
-            raise CrashingPromptError(
-                "this prompt is refused", why=f"the engine died {MOST_DEATHS} times while this prompt was in it"
-            )
+        """Raise CrashingPromptError if the prompt was in too many crashed engines."""
+        if len(self._engines.get(prompt, ())) >= MOST_CRASHES:
+            reason = f"the engine crashed {MOST_CRASHES} times while this prompt was in it"
+            raise CrashingPromptError("this prompt is rejected", why=reason)
 
 
-def prompt_hash(asked: AnswerRequest) -> str:
-    """What a prompt is known by."""
-    return hashlib.sha256(
-        repr((asked.messages, asked.prompt, asked.template, asked.grammar, asked.tools)).encode()
-    ).hexdigest()
+def prompt_hash(request: AnswerRequest) -> str:
+    """Return a hash of everything in a request that the engine parses."""
+    parts = (request.messages, request.prompt, request.template, request.grammar, request.tools)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 class Pool:
     """The models of one server.
 
     Args:
-        names: that the server was started with; the first is the one that is meant where a client names none.
-        settings: where models lie.
-        prepare: reads a model's header and makes the plan.
-        keep_seconds: how long a model stays that nobody asks.
-        start: starts an engine's process, given the model it is for.
-        on_loaded: told of every model that was loaded.
-        idle_seconds: see IDLE_SECONDS.
+        names: the models of the command line; the first answers requests that name none.
+        keep_seconds: time until an idle model is unloaded.
+        start: starts an engine process for a model.
+        on_loaded: called after every load.
         adapters: of one of the models.
-
-    Attributes:
-        deaths: prompts that were in dying engines.
     """
 
     def __init__(
@@ -148,200 +126,200 @@ class Pool:
         *,
         keep_seconds: float,
         start: Callable[[Model], EngineHandle],
-        on_loaded: Callable[[PooledModel], None] = lambda kept: None,
+        on_loaded: Callable[[PooledModel], None] = lambda pooled: None,
         idle_seconds: float = IDLE_SECONDS,
         adapters: ServedAdapters = NO_ADAPTERS,
     ) -> None:
         self.names, self.adapters = tuple(names), adapters
-        # Engines inherit the niceness of the thread that starts them: one that is there before others give way.
+        # Engines inherit the niceness of the thread that starts them: start it before the server raises its own.
         self._launcher = ThreadPoolExecutor(1, "engine launcher")
         self._launcher.submit(int)
-        self.deaths = CrashTracker()
+        self.crashes = CrashTracker()
         self._settings, self._prepare, self._keep_seconds = settings, prepare, keep_seconds
         self._start_engine, self._on_loaded, self._idle_seconds = start, on_loaded, idle_seconds
-        self._kept: dict[Path, PooledModel] = {}
+        self._models: dict[Path, PooledModel] = {}
         self._paths: dict[str, Path] = {}
         self._loading = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
-    def kept(self) -> list[PooledModel]:
+    def models(self) -> list[PooledModel]:
         """The models that are loaded, or being loaded."""
-        return [kept for kept in self._kept.values() if kept.is_loaded or kept.users]
+        return [each for each in self._models.values() if each.is_loaded or each.users]
 
     @asynccontextmanager
     async def lease(self, name: str, keep_seconds: float | None = None) -> AsyncIterator[PooledModel]:
-        """A model that stays until the block ends; ready() loads it.
+        """Keep a model, to be loaded by ready(), until the block ends.
 
         Args:
-            name: "" is the first that the server was started with.
-            keep_seconds: how long it stays afterwards; None is the server's own, less than 0 for ever.
+            name: "" for the first model of the command line.
+            keep_seconds: time until it is unloaded afterwards; None: the server's default, below 0: never.
 
         Raises:
             ModelNotFoundError: it is not on this disk.
-            UsageError: it can't be a model's name.
+            UsageError: there is no name.
         """
-        kept = await self._find(name)
-        kept.users += 1
-        kept.cancel_timers()
+        pooled = await self._find(name)
+        pooled.users += 1
+        pooled.cancel_timers()
         try:
-            yield kept
+            yield pooled
         finally:
-            kept.users -= 1
-            kept.keep_seconds = self._keep_seconds if keep_seconds is None else keep_seconds
-            self._rest(kept)
+            pooled.users -= 1
+            pooled.keep_seconds = self._keep_seconds if keep_seconds is None else keep_seconds
+            self._set_timers(pooled)
 
-    def _rest(self, kept: PooledModel) -> None:
-        """Nobody may be asking a model any more."""
+    def _set_timers(self, pooled: PooledModel) -> None:
+        """Schedule the unload and the measurement of a model that may be idle from now on."""
         loop = asyncio.get_running_loop()
-        kept.used_at = loop.time()
-        if not kept.users and 0 <= kept.keep_seconds < math.inf:
-            kept.expiry = loop.call_later(kept.keep_seconds, self._when_unused, kept, self._unload)
-        if not kept.users and kept.is_loaded and kept.can_measure:
-            kept.idling = loop.call_later(self._idle_seconds, self._when_unused, kept, self._measure_steps)
+        pooled.used_at = loop.time()
+        if not pooled.users and 0 <= pooled.keep_seconds < math.inf:
+            pooled.expiry = loop.call_later(pooled.keep_seconds, self._when_unused, pooled, self._unload)
+        if not pooled.users and pooled.is_loaded and pooled.can_measure:
+            pooled.idling = loop.call_later(self._idle_seconds, self._when_unused, pooled, self._measure_steps)
 
-    def _when_unused(self, kept: PooledModel, work: Callable[[PooledModel], Coroutine[Any, Any, None]]) -> None:
-        if kept.is_unused:
-            task = asyncio.ensure_future(work(kept))
+    def _when_unused(self, pooled: PooledModel, work: Callable[[PooledModel], Coroutine[Any, Any, None]]) -> None:
+        if pooled.is_unused:
+            task = asyncio.ensure_future(work(pooled))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _measure_steps(self, kept: PooledModel) -> None:
-        """Have an engine that nobody asks measure its decode steps; where somebody does ask, it stops, for now."""
-        connection, model = kept.connection, kept.model
-        if connection is None or model is None or not model.drafting.lacks_times:
+    async def _measure_steps(self, pooled: PooledModel) -> None:
+        """Let an idle engine measure its decode steps; it stops at the next request, and tries again later."""
+        connection, model = pooled.connection, pooled.model
+        if connection is None or model is None:
             return
-        kept.can_measure = False  # what fails once is not tried for ever
+        drafting = model.drafting
+        if not (drafting.lacks_times or drafting.lacks_attention):
+            return
+        pooled.can_measure = False  # after an error
         with suppress(LlmrunError):
-            found = await connection.ask(MeasureSteps(connection.next_request()), StepsMeasured)
-            kept.can_measure = not found.times
-            await asyncio.to_thread(model.drafting.remember, found.times, found.draft_times)
+            found = await connection.do(MEASURE_STEPS, MeasureSteps(drafting.lacks_attention))
+            pooled.can_measure = not found.times
+            await asyncio.to_thread(drafting.remember, *found)
 
     async def _find(self, name: str) -> PooledModel:
         name = self.adapters.base(name).removesuffix(":latest") or next(iter(self.names), "")
         if not name:
             raise UsageError("model is missing", hint="name one of /v1/models")
         path = self._paths.get(name)
-        if path is None or path not in self._kept:
+        if path is None or path not in self._models:
             located = await asyncio.to_thread(self._locate, name)
             assert located.path is not None
             path = self._paths[name] = located.path
-            self._kept.setdefault(path, PooledModel(name, located, path))
-        return self._kept[path]
+            self._models.setdefault(path, PooledModel(name, located, path))
+        return self._models[path]
 
     def _locate(self, name: str) -> ModelLocation:
-        """What a name means; only those that the server was started with may be paths.
+        """Locate a model; only names of the command line may be paths.
 
         Raises:
-            ModelNotFoundError: it is not on this disk, and the server fetches nothing.
+            ModelNotFoundError: it is not on this disk; the server downloads nothing.
         """
         if name not in self.names and (len(name) > _LONGEST_NAME or not _NAME.fullmatch(name)):
-            raise ModelNotFoundError(f"no model is called {name[:200]!r}", hint="GET /v1/models names those there are")
+            raise model_not_found(name)
         located = locate(name, self._settings)
         is_path = located.spec.path is not None and not name.startswith(("ollama/", "lmstudio/"))
         if is_path and name not in self.names:
-            raise ModelNotFoundError(f"no model is called {name[:200]!r}", hint="GET /v1/models names those there are")
+            raise model_not_found(name)
         if located.path is None:
             raise not_on_disk(name)
         return located
 
-    async def ready(self, kept: PooledModel) -> EngineConnection:
-        """The engine that has a leased model loaded; loads it where it isn't.
+    async def ready(self, pooled: PooledModel) -> EngineConnection:
+        """Return the engine of a leased model; load the model first if necessary.
 
         Raises:
             LlmrunError: it can't be loaded.
         """
-        if kept.is_loaded:
-            assert kept.connection is not None
-            return kept.connection
-        if kept.starting is None or kept.starting.done():
-            kept.starting = asyncio.ensure_future(self._start(kept))
-            kept.starting.add_done_callback(lambda task: self._started(kept, task))
-        return await asyncio.shield(kept.starting)
+        if pooled.is_loaded:
+            assert pooled.connection is not None
+            return pooled.connection
+        if pooled.starting is None or pooled.starting.done():
+            pooled.starting = asyncio.ensure_future(self._start(pooled))
+            pooled.starting.add_done_callback(lambda task: self._started(pooled, task))
+        return await asyncio.shield(pooled.starting)
 
-    def _started(self, kept: PooledModel, task: asyncio.Task[EngineConnection]) -> None:
-        """A model was loaded or could not be; all who waited for it may have left."""
+    def _started(self, pooled: PooledModel, task: asyncio.Task[EngineConnection]) -> None:
         if not task.cancelled():
-            task.exception()  # else asyncio complains that nobody looked at it
-            self._rest(kept)
+            task.exception()  # otherwise asyncio warns that it was never retrieved
+            self._set_timers(pooled)
 
-    async def _start(self, kept: PooledModel) -> EngineConnection:
-        async with self._loading:  # one at a time, so that each sees what memory the one before has taken
+    async def _start(self, pooled: PooledModel) -> EngineConnection:
+        async with self._loading:  # one at a time: each plan must see the memory of the one before
             while True:
                 try:
-                    return await self._load(kept)
+                    return await self._load(pooled)
                 except OutOfMemoryError:
-                    idle = [each for each in self._kept.values() if each.is_loaded and not each.users]
+                    idle = [each for each in self._models.values() if each.is_loaded and not each.users]
                     if not idle:
                         raise
                     await self._unload(min(idle, key=lambda each: each.used_at))
 
-    async def _load(self, kept: PooledModel) -> EngineConnection:
-        await self._close(kept)
-        promised = sum(map(_still_to_take, self._kept.values()))
-        kept.model = model = await asyncio.to_thread(self._prepare, kept.located, kept.path, promised)
-        for each in (kept.path, *([model.draft.path] if model.draft is not None else ())):
-            kept.locks.enter_context(using(each))
+    async def _load(self, pooled: PooledModel) -> EngineConnection:
+        await self._close(pooled)
+        promised = sum(map(_expected_growth, self._models.values()))
+        pooled.model = model = await asyncio.to_thread(self._prepare, pooled.located, pooled.path, promised)
+        for each in (pooled.path, *([model.draft.path] if model.draft is not None else ())):
+            pooled.locks.enter_context(using(each))
         try:
             loop = asyncio.get_running_loop()
             connection = EngineConnection(await loop.run_in_executor(self._launcher, self._start_engine, model))
-            kept.loaded = await connection.load(model.load)
+            pooled.loaded = await connection.load(model.load)
         except BaseException:
-            kept.locks.close()
+            pooled.locks.close()
             raise
-        kept.connection = connection
-        self._on_loaded(kept)
+        pooled.connection = connection
+        self._on_loaded(pooled)
         return connection
 
-    async def _unload(self, kept: PooledModel) -> None:
-        await self._close(kept)
-        if kept.is_unused and not kept.is_loaded:  # somebody may have asked for it while it was closed
-            self._kept.pop(kept.path, None)
+    async def _unload(self, pooled: PooledModel) -> None:
+        await self._close(pooled)
+        if pooled.is_unused and not pooled.is_loaded:  # a request may have arrived meanwhile
+            self._models.pop(pooled.path, None)
 
-    async def _close(self, kept: PooledModel) -> None:
-        connection, kept.connection, kept.loaded = kept.connection, None, None
-        kept.locks.close()
+    async def _close(self, pooled: PooledModel) -> None:
+        connection, pooled.connection, pooled.loaded = pooled.connection, None, None
+        pooled.locks.close()
         if connection is not None:
             await connection.close()
 
-    async def conditions(self) -> dict[str, EngineStatus]:
-        """How busy the engine of each model in memory is."""
+    async def statuses(self) -> dict[str, EngineStatus]:
+        """Return the status of the engine of each loaded model."""
         found: dict[str, EngineStatus] = {}
-        for kept in self.kept:
-            if kept.connection is not None and kept.is_loaded:
+        for pooled in self.models:
+            if pooled.connection is not None and pooled.is_loaded:
                 with suppress(LlmrunError):  # it is dying
-                    status = GetStatus(kept.connection.next_request())
-                    found[kept.name] = await kept.connection.ask(status, EngineStatus)
+                    found[pooled.name] = await pooled.connection.do(STATUS, Empty())
         return found
 
     async def warm(self, name: str) -> None:
-        """Load a model before anybody asks for it.
+        """Load a model before its first request.
 
         Raises:
-            LlmrunError: it can't be loaded; who asks for it will be told too.
+            LlmrunError: it can't be loaded.
         """
-        async with self.lease(name) as kept:
-            await self.ready(kept)
+        async with self.lease(name) as pooled:
+            await self.ready(pooled)
 
     async def close(self) -> None:
-        """End all engines."""
-        for kept in list(self._kept.values()):
-            if kept.starting is not None:
-                kept.starting.cancel()
-            kept.cancel_timers()
-            await self._close(kept)
+        for pooled in list(self._models.values()):
+            if pooled.starting is not None:
+                pooled.starting.cancel()
+            pooled.cancel_timers()
+            await self._close(pooled)
         self._launcher.shutdown(wait=False)
 
 
-def _still_to_take(kept: PooledModel) -> int:
-    """Bytes that a loaded model's engine may come to take: its KV cache grows, and mapped weights count as free."""
-    if not kept.is_loaded:
+def _expected_growth(pooled: PooledModel) -> int:
+    """Return the bytes that an engine may still allocate: its KV cache grows, and mapped weights count as free."""
+    if not pooled.is_loaded:
         return 0
     import psutil  # type: ignore[import-untyped,unused-ignore]
 
-    assert kept.connection is not None
-    assert kept.model is not None
+    assert pooled.connection is not None
+    assert pooled.model is not None
     with suppress(psutil.Error):
-        taken = psutil.Process(kept.connection.pid).memory_info()
-        return max(kept.model.plan.ram_bytes - int(taken.rss - getattr(taken, "shared", 0)), 0)
+        memory = psutil.Process(pooled.connection.pid).memory_info()
+        return max(pooled.model.plan.ram_bytes - int(memory.rss - getattr(memory, "shared", 0)), 0)
     return 0  # it has just died

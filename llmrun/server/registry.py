@@ -1,7 +1,6 @@
-"""Which servers run on this machine: a small file for each, locked as long as its server lives.
+"""The running servers of this machine: a small file for each, locked while its server runs.
 
-Owns the files; must not know HTTP. The system drops a lock when its process ends, however that happens: no process id
-is ever believed without it.
+Must not know HTTP. The system drops a lock when its process ends for any reason; a process id without a lock is stale.
 """
 
 from __future__ import annotations
@@ -24,35 +23,25 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 END_NOW = getattr(signal, "SIGUSR1", signal.SIGTERM)
-"""Ends a server without waiting for its answers. SIGTERM always waits; Windows has nothing else."""
+"""Signal that ends a server without waiting for its answers. SIGTERM waits; Windows has no other."""
 _FOLDER = "servers"
 _MOST_BYTES = 64 * 1024
 _CLAIMS, _CLAIM_SECONDS = 100, 0.01  # readers hold a lock for less than a millisecond
 
 
 class RunningServer(NamedTuple):
-    """A server of this user.
-
-    Attributes:
-        pid: of its process.
-        address: "http://127.0.0.1:8080".
-        port: of it.
-        since: when it was started, Unix time.
-        models: names of those in memory.
-        grace_seconds: how long running answers may go on when it is asked to end; None is for ever.
-        is_ending: it was asked to end, and waits for running answers.
-    """
+    """A server of this user."""
 
     pid: int
-    address: str
+    address: str  # "http://127.0.0.1:8080"
     port: int
-    since: float
-    models: tuple[str, ...] = ()
-    grace_seconds: float | None = None
-    is_ending: bool = False
+    since: float  # Unix time of its start
+    models: tuple[str, ...] = ()  # names of the loaded models
+    grace_seconds: float | None = None  # time for running answers at shutdown; None: no limit
+    is_ending: bool = False  # waits for running answers at shutdown
 
     def stop(self, *, now: bool = False) -> None:
-        """Ask it to end when running answers are finished, or now; more than once is the same as once."""
+        """Ask the server to end after running answers, or now."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, END_NOW if now else signal.SIGTERM)
 
@@ -64,16 +53,15 @@ class ServerFile:
         self._descriptor = descriptor
 
     def write(self, server: RunningServer) -> None:
-        """Say how it is."""
         data = json.dumps(server._asdict()).encode()
-        with suppress(OSError):  # nobody but `llmrun ps` misses it
+        with suppress(OSError):  # only `llmrun ps` needs it
             os.pwrite(self._descriptor, data, 0)
             os.ftruncate(self._descriptor, len(data))
 
 
 @contextmanager
 def registered(state_dir: Path, address: str) -> Iterator[ServerFile | None]:
-    """A server listens at this address until the block ends; None where that can't be written down."""
+    """Keep the file of a server until the block ends; None if it can't be written."""
     path = state_dir / _FOLDER / f"{quote(address, safe='')}.json"
     descriptor = -1
     with suppress(OSError):
@@ -90,7 +78,7 @@ def registered(state_dir: Path, address: str) -> Iterator[ServerFile | None]:
 
 
 def _claim(path: Path) -> int:
-    """Create a server's file and lock it, while others may look at it, or remove what a dead server left there.
+    """Create and lock a server's file, while other processes may read or remove the file of a dead server.
 
     Raises:
         OSError: it can't be written, or another server holds the lock.
@@ -106,13 +94,13 @@ def _claim(path: Path) -> int:
 
 
 def running_servers(state_dir: Path) -> list[RunningServer]:
-    """Those that live, by port."""
+    """Return the running servers, sorted by port; remove the files of dead ones."""
     found = [server for path in (state_dir / _FOLDER).glob("*.json") if (server := _read(path)) is not None]
     return sorted(found, key=lambda server: server.port)
 
 
 def _read(path: Path) -> RunningServer | None:
-    """What a file says; one whose server is dead is removed."""
+    """Return the server of a file; None for a dead one, whose file is removed."""
     try:
         descriptor = os.open(path, os.O_RDWR)
     except OSError:
@@ -124,13 +112,13 @@ def _read(path: Path) -> RunningServer | None:
         facts: dict[str, Any] = load_json(os.read(descriptor, _MOST_BYTES))
         return RunningServer(**{**facts, "models": tuple(facts["models"])})
     except (OSError, ValueError, TypeError, KeyError):
-        return None  # it is just being written
+        return None  # incomplete: the server writes it now
     finally:
         os.close(descriptor)
 
 
 def _lock(descriptor: int, *, exclusive: bool) -> bool:
-    """Lock a file; return whether that is possible now. Any number of readers may look at the same time."""
+    """Lock a file without waiting; return whether it is locked now. Shared locks are for readers."""
     try:
         if fcntl is not None:
             fcntl.flock(descriptor, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)

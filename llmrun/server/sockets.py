@@ -1,4 +1,4 @@
-"""Where a server listens."""
+"""The listening socket of a server."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ _LAST_PORT = 65_535
 
 
 def allow_many_connections() -> None:
-    """Raise the limit of open files to what the system allows: every connection is one."""
+    """Raise the limit of open files to the system's maximum: every connection needs one."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
+    limit = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < limit:
         with suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def bind(host: str, port: int, command: str = "llmrun serve") -> socket.socket:
-    """A socket that can listen there.
+    """Return a listening socket.
 
     Args:
-        command: that wants it, for the hint.
+        command: its user, for the hint.
 
     Raises:
-        UsageError: there is no such address, or somebody listens there already.
+        UsageError: the address is invalid or in use.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -57,6 +57,6 @@ def _cannot_listen(host: str, port: int, command: str, error: OSError) -> Llmrun
         return UsageError(
             f"port {port} of {host} is in use",
             why="another program listens there",
-            hint=f"{command} --port {other}, or llmrun ps to see whether it is one of ours",
+            hint=f"{command} --port {other}, or llmrun ps for the servers of llmrun",
         )
     return UsageError(f"can't listen on port {port} of {host}", why=error.strerror or str(error))

@@ -1,4 +1,4 @@
-"""How JSON goes over HTTP piece by piece: server-sent events, and newline-delimited JSON. Pure."""
+"""JSON in HTTP bodies and streams: server-sent events, and newline-delimited JSON. Pure."""
 
 from __future__ import annotations
 
@@ -10,45 +10,42 @@ _COMPACT = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 EVENT_STREAM = "text/event-stream"
 NDJSON = "application/x-ndjson"
 COMMENT = b":\n\n"
-"""What every reader of server-sent events skips."""
+"""Ignored by every reader of server-sent events."""
 DONE = b"data: [DONE]\n\n"
 """OpenAI's last event."""
 
 PLACE = secrets.token_hex(16)
-"""Stands for the text in what a TextEvent is made of; nobody else can write it."""
+"""Placeholder for the text in a TextEvent; no client can guess it."""
 
 
 def event(data: Any, name: str = "") -> bytes:
-    """A server-sent event."""
-    head = f"event: {name}\n" if name else ""
-    return f"{head}data: {to_json(data)}\n\n".encode()
+    """Return a server-sent event."""
+    head = f"event: {name}\n".encode() if name else b""
+    return b"%bdata: %b\n\n" % (head, to_json(data))
 
 
 def line(data: Any) -> bytes:
-    """A line of newline-delimited JSON."""
-    return f"{to_json(data)}\n".encode()
+    """Return a line of newline-delimited JSON."""
+    return to_json(data) + b"\n"
 
 
-def to_json(data: Any) -> str:
-    """JSON without needless blanks; a lone surrogate, which is no UTF-8, becomes an escape."""
-    text = _COMPACT.encode(data)
+def to_json(data: Any) -> bytes:
+    """Return compact JSON. A lone surrogate, which UTF-8 can't express, makes all other than ASCII an escape."""
     try:
-        text.encode()
+        return _COMPACT.encode(data).encode()
     except UnicodeEncodeError:
-        return json.dumps(data, separators=(",", ":"))
-    return text
+        return json.dumps(data, separators=(",", ":")).encode()
 
 
 class TextEvent:
-    """An event that comes again and again, and differs in one text only: all around it is written once.
+    """An event that is sent many times and differs in one text only; the bytes around the text are encoded once.
 
     Args:
-        written: the event with PLACE for the text.
+        encoded: the event with PLACE for the text.
     """
 
-    def __init__(self, written: bytes) -> None:
-        self._before, self._after = written.split(f'"{PLACE}"'.encode())
+    def __init__(self, encoded: bytes) -> None:
+        self._before, self._after = encoded.split(f'"{PLACE}"'.encode())
 
     def with_text(self, text: str) -> bytes:
-        """The event with this text."""
-        return self._before + to_json(text).encode() + self._after
+        return self._before + to_json(text) + self._after

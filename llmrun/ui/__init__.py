@@ -1,1 +1,1 @@
-"""What a user sees: Rich and prompt_toolkit live only here."""
+"""The terminal user interface. Rich and prompt_toolkit are used only here."""

@@ -48,7 +48,7 @@ class Collected:
 
 def todo(count: int) -> list[PendingRow]:
     rows = [Row(number, {"prompt": str(number)}) for number in range(1, count + 1)]
-    return [PendingRow(row, RowTemplate().ask(row), str(row.number)) for row in rows]
+    return [PendingRow(row, RowTemplate().request(row), str(row.number)) for row in rows]
 
 
 def answered(monkeypatch: pytest.MonkeyPatch, *nodes: FakeNode, rows: int = 100) -> tuple[EngineDescription, Collected]:

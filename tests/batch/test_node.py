@@ -62,7 +62,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeEngine:
 
 def piece(*numbers: int) -> list[PendingRow]:
     rows = [Row(number, {"prompt": str(number)}) for number in numbers]
-    return [PendingRow(row, RowTemplate().ask(row), str(row.number)) for row in rows]
+    return [PendingRow(row, RowTemplate().request(row), str(row.number)) for row in rows]
 
 
 def test_a_node_says_what_it_has(engine: NodeEngine) -> None:
@@ -86,9 +86,9 @@ def test_pieces_get_their_own_rows(engine: NodeEngine) -> None:
 def test_a_piece_that_comes_twice_is_asked_once(engine: NodeEngine) -> None:
     engine.load()
     outbox = engine._outbox
-    waiting, new = outbox.ask(piece(1, 2))
+    waiting, new = outbox.register(piece(1, 2))
     assert [todo.row.number for todo in new] == [1, 2]
-    again, none = outbox.ask(piece(1, 2))
+    again, none = outbox.register(piece(1, 2))
     assert (again, none) == (waiting, [])
 
 

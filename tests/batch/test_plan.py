@@ -71,7 +71,7 @@ def test_rows_with_answers_are_not_asked_again(model: Path) -> None:
 def test_answers_to_something_else_are_refused(model: Path) -> None:
     done = written(model, rows(6), RowTemplate())
     other = RowTemplate(asked=AnswerRequest(limits=Limits(3)))
-    for found, recipe, why in ((rows(6), other, "asked something else"), (rows(5), RowTemplate(), "not in the input")):
+    for found, recipe, why in ((rows(6), other, "had another request"), (rows(5), RowTemplate(), "not in the input")):
         with pytest.raises(UsageError, match="belong to another batch") as raised:
             planned(model, found, recipe, done=done)
         assert why in raised.value.why
@@ -122,7 +122,7 @@ def test_without_a_chat_template_texts_are_continued(tmp_path: Path, model: Path
     plain = tmp_path / "plain.gguf"
     plain.write_bytes(gguf_writer.tiny_model({}))
     plan = planned(plain, rows(1))
-    assert plan.todo[0].asked.request.prompt == "text 1"
+    assert plan.todo[0].completion.request.prompt == "text 1"
     assert "no chat template" in plan.notes[0]
 
 

@@ -86,7 +86,7 @@ def test_a_file_that_is_no_text_or_is_not_there(tmp_path: Path, content: bytes |
 
 
 def asked(recipe: RowTemplate, **columns: Any) -> AnswerRequest:
-    return recipe.ask(Row(1, columns)).request
+    return recipe.request(Row(1, columns)).request
 
 
 def test_a_prompt_is_a_users_message() -> None:
@@ -114,8 +114,8 @@ def test_what_a_row_says_itself_counts_first() -> None:
         asked=AnswerRequest(limits=Limits(10, ("x",)), thinking=False), sampling={"temperature": 0.0, "top_k": 3}
     )
     messages = [{"role": "user", "content": "Hi"}]
-    plain = recipe.ask(Row(1, {"messages": messages}))
-    own = recipe.ask(Row(1, {"messages": messages, "max_tokens": 5, "stop": "y", "temperature": 1, "top_p": 0.5}))
+    plain = recipe.request(Row(1, {"messages": messages}))
+    own = recipe.request(Row(1, {"messages": messages, "max_tokens": 5, "stop": "y", "temperature": 1, "top_p": 0.5}))
     assert (plain.request.limits, plain.request.thinking) == (Limits(10, ("x",)), False)
     assert own.request.limits == Limits(5, ("y",))
     assert plain.sampling == {"temperature": 0.0, "top_k": 3}
@@ -128,8 +128,10 @@ def openai(url: str = "/v1/chat/completions", **body: Any) -> Row:
 
 def test_lines_of_openais_batches() -> None:
     recipe = RowTemplate()
-    assert recipe.ask(openai(messages=[{"role": "user", "content": "Hi"}])).request.messages == (Message("user", "Hi"),)
-    assert recipe.ask(openai("/v1/completions", prompt="Once")).request.prompt == "Once"
+    assert recipe.request(openai(messages=[{"role": "user", "content": "Hi"}])).request.messages == (
+        Message("user", "Hi"),
+    )
+    assert recipe.request(openai("/v1/completions", prompt="Once")).request.prompt == "Once"
 
 
 @pytest.mark.parametrize(
@@ -138,7 +140,7 @@ def test_lines_of_openais_batches() -> None:
         (Row(1, {}), "neither a prompt"),
         (Row(1, {"prompt": 7}), "neither a prompt"),
         (Row(1, {"body": 7}), "not an object"),
-        (openai("/v1/embeddings", input="x"), "can't be asked"),
+        (openai("/v1/embeddings", input="x"), "invalid url"),
         (openai(messages=[{"role": "user", "content": "Hi"}], n=2), "n is 2"),
         (openai(messages=[]), "messages"),
         (Row(1, {}, UsageError("the line is not JSON")), "not JSON"),
@@ -147,7 +149,7 @@ def test_lines_of_openais_batches() -> None:
 )
 def test_rows_that_cant_be_asked_say_why(row: Row, says: str) -> None:
     with pytest.raises((UsageError, BadGrammarError)) as raised:
-        RowTemplate().ask(row)
+        RowTemplate().request(row)
     assert says.lower() in str(raised.value).lower()
 
 
@@ -157,16 +159,16 @@ def test_a_key_names_all_that_decides_an_answer() -> None:
         RowTemplate(), RowTemplate(model="other"), RowTemplate(system="s"), RowTemplate(sampling={"seed": 1}),
         RowTemplate(raw=True), RowTemplate(asked=AnswerRequest(limits=Limits(5))),
     ]  # fmt: skip
-    keys = [recipe.key(recipe.ask(row)) for recipe in recipes]
+    keys = [recipe.key(recipe.request(row)) for recipe in recipes]
     assert len(set(keys)) == len(keys)
-    assert keys[0] == RowTemplate().key(RowTemplate().ask(Row(99, {"prompt": "Hi", "note": "not asked"})))
+    assert keys[0] == RowTemplate().key(RowTemplate().request(Row(99, {"prompt": "Hi", "note": "not asked"})))
 
 
 def test_a_watermarks_key_is_no_part_of_what_is_written() -> None:
     keys = set()
     for secret in ("one", "another"):
         recipe = RowTemplate(sampling={"watermark": "green", "watermark_key": secret})
-        keys.add(recipe.key(recipe.ask(Row(1, {"prompt": "Hi"}))))
+        keys.add(recipe.key(recipe.request(Row(1, {"prompt": "Hi"}))))
     assert len(keys) == 1
 
 
@@ -188,4 +190,4 @@ def test_errors_are_ours(tmp_path: Path) -> None:
     for line in ("{}", "[]", "nul", json.dumps({"messages": 7}), json.dumps({"body": {"messages": "x"}})):
         for row in rows(tmp_path / "in.jsonl", line):
             with pytest.raises(LlmrunError):
-                RowTemplate().ask(row)
+                RowTemplate().request(row)

@@ -21,9 +21,9 @@ from llmrun.model import Model
 from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import Command, Finished, Generate, Started, Stats, TextDelta, TokenLogprob
 from llmrun.protocol.params import SamplingParams
-from llmrun.runner.client import Client
+from llmrun.runner.client import EngineClient
 from llmrun.runner.requests import Put
-from llmrun.server.toolcalls import AnswerReader
+from llmrun.server.answer_parts import AnswerReader
 
 PARALLEL = 4
 
@@ -87,7 +87,7 @@ class Setup:
         recipe = RowTemplate()
         todo = []
         for number, text in enumerate(texts, 1):
-            asked = recipe.ask(Row(number, {"prompt": text, "id": f"r{number}"}))
+            asked = recipe.request(Row(number, {"prompt": text, "id": f"r{number}"}))
             todo.append(PendingRow(Row(number, {"prompt": text, "id": f"r{number}"}), asked, f"k{number}"))
         self.tally = BatchProgress(len(todo))
         load = Load("model.gguf", 512, 512, n_seq_max=PARALLEL)
@@ -96,7 +96,7 @@ class Setup:
             left = [each for each in todo if each.row.number not in results.written]
             ledger = Ledger(results, self.tally, clock=lambda: 1.0)
             runner = BatchRun(cast(Model, model), ledger, start=self._start)
-            ended = runner._ended
+            ended = runner._finished
             get = ended.get
 
             def working() -> Any:
@@ -105,12 +105,12 @@ class Setup:
                 self.engines[-1].work()
                 return get()
 
-            runner._ended = cast(Any, SimpleNamespace(get=working, put=ended.put))
+            runner._finished = cast(Any, SimpleNamespace(get=working, put=ended.put))
             runner.run(left)
 
-    def _start(self, model: Model) -> Client:
+    def _start(self, model: Model) -> EngineClient:
         self.engines.append(FakeEngine(self.most_inside))
-        return cast(Client, self.engines[-1])
+        return cast(EngineClient, self.engines[-1])
 
     @property
     def lines(self) -> dict[int, dict[str, Any]]:

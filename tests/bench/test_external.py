@@ -16,7 +16,7 @@ from support.stand_in_ollama import StandInOllama, serving
 
 from llmrun.bench.external import LlamaBench, arguments, find, merged, our_side, result_of, versus
 from llmrun.bench.ollama import Ollama, address
-from llmrun.bench.parameters import BenchSettings, Case
+from llmrun.bench.parameters import Case, bench_settings
 from llmrun.bench.results import BenchRow, BenchWarning
 from llmrun.bench.run import BenchedModel
 from llmrun.errors import LlmrunError, UsageError
@@ -34,7 +34,7 @@ def model(tmp_path: Path) -> BenchedModel:
 
 
 def case(test: BenchTest = DECODE, **settings: Any) -> Case:
-    return Case(BenchSettings(**{"threads": 2, **settings}), test)
+    return Case(bench_settings(**{"threads": 2, **settings}), test)
 
 
 class Scripted:
@@ -282,7 +282,7 @@ def test_settings_that_ollama_decides_are_reported(model: BenchedModel, server: 
     assert len(found.notes(model, case(PREFILL))) == 1
     notes = found.notes(model, case(BOTH, repack=False, kv_type_v="q8_0"))
     assert any("samples" in note for note in notes)
-    assert "Ollama chooses KV types, repack by itself" in notes
+    assert "Ollama chooses KV values, repack by itself" in notes
 
 
 def test_a_model_that_ollama_refuses_is_an_error_in_its_words(model: BenchedModel, server: StandInOllama) -> None:

@@ -12,7 +12,7 @@ from support.gguf_writer import TensorSpec
 
 from llmrun import _native
 from llmrun.bench.limits import MachineLimits, TokenCost, limit_of
-from llmrun.bench.parameters import BenchSettings
+from llmrun.bench.parameters import bench_settings
 from llmrun.engine.jobs.limits import run
 from llmrun.gguf.reader import read_header
 from llmrun.planning.predict import Work
@@ -24,18 +24,18 @@ WORK = Work(
     decode_bytes={"Q4_0": 562_500.0, "F16": 200_000.0},
     prefill_weights={"Q4_0": 1_000_000.0},
     layers=1,
-    looking=1,
-    looking_near=0,
+    full_layers=1,
+    window_layers=0,
     window=0,
     kv_elements=1000,
-    kv_elements_near=0,
+    window_kv_elements=0,
     heads=10.0,
     head_length=64,
     vocabulary=100,
     file_bytes={},
 )
 NEEDS = TokenCost(WORK, {"Q4_0": 0.5625, "F16": 2.0})
-SETTINGS = BenchSettings(1, n_batch=2048, n_ubatch=512)
+SETTINGS = bench_settings()
 MACHINE = MeasuredLimits(read=1e9, int8=1e12, half=1e11, single=1e10)
 
 

@@ -7,9 +7,11 @@ import re
 
 import pytest
 
-from llmrun.bench.parameters import SWITCH, BenchGrid, BenchSettings, Case, numbers, pairs, words
+from llmrun.bench.parameters import SWITCH, BenchGrid, Case, bench_settings, numbers, pairs, setting_values, words
 from llmrun.errors import UsageError
 from llmrun.protocol.jobs.bench import BenchTest
+from llmrun.protocol.loading import Load
+from llmrun.protocol.settings import common_fields
 
 
 @pytest.mark.parametrize(
@@ -104,7 +106,9 @@ def test_tests_have_llama_benchs_names() -> None:
 
 
 def test_cases_are_all_combinations_in_llama_benchs_order() -> None:
-    wanted = BenchGrid((1, 2), prompts=(8, 0), answers=(4,), pairs=((2, 3),), depths=(0, 16), repack=(True, False))
+    wanted = BenchGrid(
+        {"threads": (1, 2), "repack": (True, False)}, (8, 0), answers=(4,), pairs=((2, 3),), depths=(0, 16)
+    )
     cases = wanted.cases()
     assert len(cases) == 2 * 2 * 2 * 3
     assert [case.test.name for case in cases[:6]] == [
@@ -115,17 +119,30 @@ def test_cases_are_all_combinations_in_llama_benchs_order() -> None:
 
 
 def test_nothing_is_measured_twice_and_nothing_is_no_test() -> None:
-    assert BenchGrid((1,), prompts=(0,), answers=(0,), pairs=((0, 0),)).cases() == ()
-    assert BenchGrid((1, 1), prompts=(8, 8), answers=()).cases() == (Case(BenchSettings(1), BenchTest(8)),)
+    assert BenchGrid({"threads": (1,)}, prompts=(0,), answers=(0,), pairs=((0, 0),)).cases() == ()
+    assert BenchGrid({"threads": (1, 1)}, prompts=(8, 8), answers=()).cases() == (
+        Case(bench_settings(threads=1), BenchTest(8)),
+    )
 
 
 def test_too_many_tests_are_refused_before_they_are_made() -> None:
     many = tuple(range(1, 1001))
     with pytest.raises(UsageError, match=re.escape("1,000,000 tests")):
-        BenchGrid((1,), prompts=many, answers=(), depths=many).cases()
+        BenchGrid({"threads": (1,)}, prompts=many, answers=(), depths=many).cases()
 
 
 def test_settings_become_a_load() -> None:
-    load = BenchSettings(3, 64, 32, "on", "q8_0", "q4_0", False, 7).load("/m.gguf")
+    settings = bench_settings(
+        threads=3, n_batch=64, n_ubatch=32, flash_attention="on", kv_type_k="q8_0", kv_type_v="q4_0", repack=False,
+        gpu_layers=7, cpu_experts=(0, 1),
+    )  # fmt: skip
+    load = Load.of(settings, "/m.gguf", n_ctx=0, n_ctx_start=0)
+    assert common_fields(load) == common_fields(settings)
     assert (load.path, load.threads, load.n_batch, load.n_ubatch, load.gpu_layers) == ("/m.gguf", 3, 64, 32, 7)
     assert (load.flash_attention, load.kv_type_k, load.kv_type_v, load.repack) == ("on", "q8_0", "q4_0", False)
+
+
+def test_layers_whose_experts_stay_with_the_processor_are_bounded_before_they_are_counted() -> None:
+    assert setting_values("cpu_experts", ["0,2"]) == ((), (0, 1))
+    with pytest.raises(UsageError, match="invalid -ncmoe"):
+        setting_values("cpu_experts", ["999999999999999999"])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.gguf_writer import runnable_model, write
 
-from llmrun.bench.parameters import BenchGrid, BenchSettings, Case
+from llmrun.bench.parameters import BenchGrid, Case, bench_settings
 from llmrun.bench.results import BenchRow
 from llmrun.bench.run import (
     BenchedModel,
@@ -31,6 +31,7 @@ from llmrun.protocol.devices import Gpu
 from llmrun.protocol.jobs.bench import Bench, BenchAnswer, BenchModel, BenchResult, BenchTest, BenchUpdate, Repetition
 from llmrun.protocol.jobs.limits import MeasuredLimits, MeasureLimits
 from llmrun.protocol.loading import Load
+from llmrun.protocol.settings import SETTINGS
 
 MACHINE = Hardware("CPU", (), 2, 2, None, 1 << 34, 1 << 33)
 FACTS = BenchModel("llama 1B Q4_0", 700, 1000, 16, 64, "abc", "0.25", "CPU", "A CPU", "")
@@ -89,7 +90,8 @@ def models(tmp_path: Path) -> tuple[BenchedModel, ...]:
 
 
 def wanted(**lists: Any) -> tuple[Case, ...]:
-    return BenchGrid(**{"threads": (1,), "prompts": (8,), "answers": (4,), **lists}).cases()
+    settings = {"threads": (1,)} | {name: lists.pop(name) for name in [*lists] if name in SETTINGS}
+    return BenchGrid(settings, **{"prompts": (8,), "answers": (4,), **lists}).cases()
 
 
 # ---- order -----------------------------------------------------------------------------------------
@@ -124,7 +126,9 @@ def test_every_row_gets_its_repetitions_from_its_engine(interleave: bool) -> Non
 
 def test_weights_that_differ_have_engines_of_their_own() -> None:
     cases = wanted(repack=(True, False), threads=(1, 2))
-    loadings = [Loading(case.settings.load(path)) for path in ("/a", "/b") for case in cases]
+    loadings = [
+        Loading(Load.of(case.settings, path, n_ctx=0, n_ctx_start=0)) for path in ("/a", "/b") for case in cases
+    ]
     assert engines_of(loadings) == [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4
     tuned = Loading(loadings[0].load, {"GOMP_SPINCOUNT": "1"})
     assert engines_of([loadings[0], tuned, loadings[0]]) == [0, 1, 0]
@@ -171,7 +175,10 @@ def test_interleaved_models_are_loaded_together_and_warmed_up_once(models: tuple
 
 
 def test_rows_say_what_was_measured(models: tuple[BenchedModel, ...]) -> None:
-    settings = BenchSettings(2, 64, 128, "on", "f32", "bf16", False, 0)
+    settings = bench_settings(
+        threads=2, n_batch=64, n_ubatch=128, flash_attention="on", kv_type_k="f32", kv_type_v="bf16", repack=False,
+        gpu_layers=0,
+    )  # fmt: skip
     request = BenchRequest(models[:1], (Case(settings, BenchTest(8, 4, 16)),), repetitions=2, environment={"A": "1"})
     rows: list[BenchRow] = []
     outcome = run(request, MACHINE, on_row=rows.append, start=Engines().start)
@@ -192,7 +199,7 @@ def test_rows_say_what_was_measured(models: tuple[BenchedModel, ...]) -> None:
 
 
 def test_a_chat_row_tells_where_the_time_went(models: tuple[BenchedModel, ...]) -> None:
-    case = Case(BenchSettings(1), BenchTest(8, 4, chat=True))
+    case = Case(bench_settings(threads=1), BenchTest(8, 4, chat=True))
     (row,) = run(BenchRequest(models[:1], (case,), repetitions=2), MACHINE, start=Engines().start).result.rows
     assert row.chat is not None
     assert (row.chat.ttft_ns, row.chat.token_p50_ns, row.chat.token_p99_ns) == ((5, 5), 20, 30)

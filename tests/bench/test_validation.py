@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.gguf_writer import runnable_model, write
 
-from llmrun.bench.parameters import KV_TYPES, BenchSettings, Case
+from llmrun.bench.parameters import Case, bench_settings
 from llmrun.bench.validation import (
     NamedModel,
     check_cases,
@@ -23,10 +23,11 @@ from llmrun.gguf.reader import read_header
 from llmrun.planning.hardware import Hardware
 from llmrun.protocol.devices import Gpu
 from llmrun.protocol.jobs.bench import BenchTest
+from llmrun.protocol.settings import KV_TYPES, EngineSettings
 
 GIB = 1 << 30
 MACHINE = Hardware("CPU", (), 4, 8, None, 16 * GIB, 8 * GIB)
-SETTINGS = BenchSettings(4)
+SETTINGS = bench_settings(threads=4)
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def refuse(cases: list[Case], subjects: list[NamedModel], hardware: Hardware, re
 def refused(
     header: Header,
     test: BenchTest,
-    settings: BenchSettings = SETTINGS,
+    settings: EngineSettings = SETTINGS,
     hardware: Hardware = MACHINE,
     repetitions: int = 1,
 ) -> LlmrunError:
@@ -88,7 +89,7 @@ def test_impossible_tests(header: Header, test: BenchTest, words: str) -> None:
         (replace(SETTINGS, gpu_layers=-2), "-ngl -2"),
     ],
 )
-def test_impossible_settings(header: Header, settings: BenchSettings, words: str) -> None:
+def test_impossible_settings(header: Header, settings: EngineSettings, words: str) -> None:
     error = refused(header, BenchTest(8), settings)
     assert isinstance(error, UsageError)
     assert words in error.what

@@ -103,7 +103,7 @@ def main() -> int:
     llmrun = peers.find_llmrun(options.llmrun)
     path = peers.model_file(llmrun, options.model)
     tokens, threads = str(options.max_tokens), str(options.threads or peers.cores())
-    ours = [llmrun, "run", options.model, options.prompt, "-n", tokens, "-t", threads]
+    ours = [llmrun, "run", options.model, options.prompt, "-n", tokens, "-t", threads, "--speculate", "off"]
     chosen = ["--temp", "0"] if options.greedy else ["--seed", "1"]
     ours += chosen
     completion = [peers.find_tool("llama-completion", options.llama_completion), "-m", path, "-p", options.prompt]

@@ -35,7 +35,7 @@ from llmrun.planning.speed import BUSY, Clock, measure
 from llmrun.protocol.jobs.kernels import MachineSpeed, Rates
 from llmrun.protocol.messages import Finished, Stats
 from llmrun.protocol.params import Limits, SamplingParams
-from llmrun.runner import runner
+from llmrun.runner import client
 
 T = TypeVar("T")
 MEMORY_BOUND, SPEED_BOUND = 0.10, 0.25
@@ -101,7 +101,7 @@ def types_of(quant: str) -> Callable[[str], str]:
 def answer(path: Path, case: Case) -> tuple[Measured, Stats]:
     """What one answer in a fresh engine took, peak memory in bytes, and its figures."""
     with prepare(ModelSpec(path.stem, path=path), path, LoadPreferences(n_ctx=case.n_ctx)) as model:
-        engine = runner.Runner()
+        engine = client.EngineClient()
         model.start(engine)
         prompt = "".join(f" {number % 1000}" for number in range(case.prompt))
         sampling = SamplingParams(temperature=0, logit_bias=_FORBIDDEN)

@@ -134,18 +134,19 @@ def simulated(runs: int) -> None:
 
 def engine() -> object:
     """A new one."""
+    from llmrun.runner.client import EngineClient
     from llmrun.runner.launch import launch
-    from llmrun.runner.runner import Runner
 
-    return Runner(launch())
+    return EngineClient(launch())
 
 
 def measured(runner: object, path: Path, test: object, repetitions: int, *, warm_up: bool = False) -> Iterator[float]:
     """Tokens/s of each repetition."""
-    from llmrun.bench.parameters import BenchSettings
+    from llmrun.bench.parameters import bench_settings
     from llmrun.protocol.jobs.bench import BENCH, Bench
+    from llmrun.protocol.loading import Load
 
-    command = Bench(BenchSettings(threads=1).load(str(path)), test, repetitions, warm_up)
+    command = Bench(Load.of(bench_settings(threads=1), str(path), n_ctx=0, n_ctx_start=0), test, repetitions, warm_up)
     for repetition in runner.do(BENCH, command).repetitions:
         yield test.n_tokens / repetition.ns * 1e9
 

@@ -24,7 +24,7 @@ from llmrun.insight.tokens import tokenize_text
 from llmrun.insight.watermark import find_watermark
 from llmrun.models.location import locate
 from llmrun.protocol.watermark import read_watermark
-from llmrun.runner.runner import Runner
+from llmrun.runner.client import EngineClient
 
 SCHEMES = ("green", "green,selfhash=4", "synthid")
 VOCABULARIES = (49_152, 151_936)
@@ -39,7 +39,7 @@ def tokens_of(model: str, texts: list[str]) -> tuple[list[list[int]], int]:
     path = locate(model, load_settings()).path or sys.exit(f"{model} is not on this disk")
     found = []
     for text in texts:
-        engine = Runner()
+        engine = EngineClient()
         found.append(tokenize_text(engine, path, text, special=False))
         engine.close()
     return [[token.id for token in each.tokens] for each in found], found[0].n_vocab

@@ -154,8 +154,8 @@ def test_files_beside_files() -> None:
     both = attach(["./a.txt"], beside=first)
     assert [(file.name, file.text) for file in both.files] == [("b.txt", "two"), ("./a.txt", "three")]
     assert attach([], beside=first).files == first
-    with pytest.raises(UsageError, match="2 files are too much"):
-        attach(["a.txt"], beside=first, most_in_all=7)
+    with pytest.raises(UsageError, match="2 files are too large"):
+        attach(["a.txt"], beside=first, max_total=7)
 
 
 def test_files_are_taken_out() -> None:
@@ -168,7 +168,7 @@ def test_files_are_taken_out() -> None:
     assert left("a.txt") == ["src/b.txt", "c.md"]
     assert left("src/*") == ["c.md"]
     assert left("*") == []
-    with pytest.raises(UsageError, match="does not go along") as caught:
+    with pytest.raises(UsageError, match="is not attached") as caught:
         without(files, "d.txt")
     assert "src/a.txt, src/b.txt, c.md" in caught.value.why
 
@@ -176,12 +176,12 @@ def test_files_are_taken_out() -> None:
 def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a", "b", "c"):
         put(f"{name}.txt", "x" * 10)
-    assert attach(["*.txt"], most_bytes=10, most_in_all=30).n_bytes == 30
+    assert attach(["*.txt"], max_bytes=10, max_total=30).n_bytes == 30
     with pytest.raises(UsageError, match="larger than 9 bytes"):
-        attach(["a.txt"], most_bytes=9)
-    with pytest.raises(UsageError, match="3 files are too much") as caught:
-        attach(["*.txt"], most_in_all=29)
-    assert "30 bytes, 29 are the most" in caught.value.why
+        attach(["a.txt"], max_bytes=9)
+    with pytest.raises(UsageError, match="3 files are too large") as caught:
+        attach(["*.txt"], max_total=29)
+    assert "30 bytes, the limit is 29" in caught.value.why
     monkeypatch.setattr(attachments, "MAX_FILES", 2)
     with pytest.raises(UsageError, match="finds 3 files"):
         attach(["*.txt"])

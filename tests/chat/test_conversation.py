@@ -1,4 +1,4 @@
-"""A conversation over a fake model and a real store: what is sent, what leaves, what is saved, what is said of it."""
+"""A conversation over a fake model and a real store: requests, truncation, saving, notes."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from llmrun.protocol.messages import (
     Started,
     Stats,
     TextDelta,
-    TokenCount,
     Tool,
 )
 from llmrun.protocol.params import Limits, resolve_sampling
+from llmrun.protocol.questions import TokenCount
 from llmrun.protocol.speculation import Speculation
 
 BEGIN, MARKS, END = 5, 4, 3  # tokens that the template writes before all, around each message, and behind all
@@ -73,7 +73,7 @@ class FakeModel:
 
     def count(self, messages: Iterable[Message], **_: object) -> TokenCount:
         each = tuple(len(message.content.encode()) for message in messages)
-        return TokenCount(0, each, BEGIN + sum(each) + MARKS * len(each) + END)
+        return TokenCount(each, BEGIN + sum(each) + MARKS * len(each) + END)
 
     def answer(self, *asked: AnswerRequest) -> Iterator[Event]:
         for request, each in enumerate(asked, 1):
@@ -98,7 +98,7 @@ class FakeModel:
 
 
 class Talk:
-    def __init__(self, folder: Path, n_ctx: int = 10_000, overflow: Overflow = "stop", **manner: Any) -> None:
+    def __init__(self, folder: Path, n_ctx: int = 10_000, overflow: Overflow = "stop", **settings: Any) -> None:
         self.model = FakeModel(folder / "m.gguf", n_ctx)
         self.store = Sessions(folder)
         self.notes: list[str] = []
@@ -107,7 +107,7 @@ class Talk:
         self.conversation = Conversation(
             self.model,  # type: ignore[arg-type]
             self.store.new(),
-            ChatSettings(overflow=overflow, **manner),
+            ChatSettings(overflow=overflow, **settings),
             on_note=self.notes.append,
             on_overflow=self._choose,
         )
@@ -230,7 +230,7 @@ def test_a_chat_on_a_full_disk_says_so_and_goes_on(tmp_path: Path, question: str
     talk.model.says = "word " * 4000
     talk.say(question)
     talk.say("three")
-    assert [note.partition(":")[0] for note in talk.notes] == ["This chat is not saved from here on"]
+    assert [note.partition(":")[0] for note in talk.notes] == ["This chat is no longer saved"]
     assert "disk is full" in talk.notes[0]
     assert "/export" in talk.notes[0]
     chat = talk.conversation.chat
@@ -291,11 +291,11 @@ def test_several_answers_are_decoded_together_where_there_is_memory(talk: Talk, 
     list(talk.conversation.retry_n([5, 6, 7]))
     assert talk.model.together == most
     assert talk.conversation.n_versions == 3
-    told = "The answers come one after the other: there is no memory for that"
-    assert talk.notes == ([told] if most == 1 else [])
+    note = "The answers are decoded one by one: there is no memory for that"
+    assert talk.notes == ([note] if most == 1 else [])
 
 
-def test_each_of_several_answers_has_its_own_thoughts(talk: Talk) -> None:
+def test_each_of_several_answers_has_its_own_reasoning(talk: Talk) -> None:
     talk.say("one")
     talk.model.says = "<think>hm</think>yes"
     list(talk.conversation.retry_n([5, 6]))
@@ -315,7 +315,7 @@ def test_several_answers_that_are_given_up_are_kept_as_far_as_they_came(talk: Ta
 
 
 def test_several_answers_can_not_call_tools(tmp_path: Path) -> None:
-    talk = Talk(tmp_path, asked=AnswerRequest(tools=(Tool("clock"),)))
+    talk = Talk(tmp_path, request=AnswerRequest(tools=(Tool("clock"),)))
     talk.say("one")
     with pytest.raises(UsageError, match="tools"):
         list(talk.conversation.retry_n([1, 2]))
@@ -330,7 +330,7 @@ def test_nothing_to_retry(talk: Talk) -> None:
         list(talk.conversation.edit(Question("x")))
 
 
-def test_thoughts_are_saved_but_not_sent_again(talk: Talk) -> None:
+def test_reasoning_is_saved_but_not_sent_again(talk: Talk) -> None:
     talk.model.says = "<think>\nhm\n</think>\n\nYes."
     talk.say("one")
     assert talk.texts() == ["one", "Yes."]
@@ -340,13 +340,13 @@ def test_thoughts_are_saved_but_not_sent_again(talk: Talk) -> None:
 
 def test_set_in_the_chat_counts_before_the_flag(tmp_path: Path) -> None:
     talk = Talk(tmp_path, flags={"top_k": 1, "top_p": 0.5})
-    talk.conversation.manner.session["top_k"] = 2
+    talk.conversation.settings.session["top_k"] = 2
     params, origins = talk.conversation.sampling()
     assert (params.top_k, origins["top_k"], params.top_p, origins["top_p"]) == (2, "session", 0.5, "flag")
 
 
 def test_stop_sends_nothing_that_does_not_fit(tmp_path: Path) -> None:
-    talk = Talk(tmp_path, n_ctx=200, asked=AnswerRequest(limits=Limits(20)))
+    talk = Talk(tmp_path, n_ctx=200, request=AnswerRequest(limits=Limits(20)))
     talk.say("a" * 60)
     with pytest.raises(ContextOverflowError) as caught:
         talk.say("b" * 100)
@@ -356,7 +356,7 @@ def test_stop_sends_nothing_that_does_not_fit(tmp_path: Path) -> None:
 
 
 def test_ask_asks(tmp_path: Path) -> None:
-    talk = Talk(tmp_path, n_ctx=200, overflow="ask", asked=AnswerRequest(limits=Limits(20)))
+    talk = Talk(tmp_path, n_ctx=200, overflow="ask", request=AnswerRequest(limits=Limits(20)))
     talk.say("a" * 60)
     talk.say("b" * 100)
     assert len(talk.asked) == 1
@@ -366,7 +366,7 @@ def test_ask_asks(tmp_path: Path) -> None:
 
 def test_what_the_cache_holds_is_moved_only_where_turns_left_since_the_last_answer(tmp_path: Path) -> None:
     """Else every turn behind a thinking answer would reuse what was computed with thoughts that are gone."""
-    talk = Talk(tmp_path, n_ctx=210, overflow="roll", asked=AnswerRequest(limits=Limits(20)))
+    talk = Talk(tmp_path, n_ctx=210, overflow="roll", request=AnswerRequest(limits=Limits(20)))
     talk.model.says = "<think>hm</think>yes"
     for text in ("a" * 60, "b" * 60, "c" * 60, "d"):
         talk.say(text)
@@ -375,7 +375,7 @@ def test_what_the_cache_holds_is_moved_only_where_turns_left_since_the_last_answ
 
 
 def test_a_summary_stands_where_the_turns_were(tmp_path: Path) -> None:
-    talk = Talk(tmp_path, n_ctx=4000, overflow="summarize", asked=AnswerRequest(limits=Limits(500)))
+    talk = Talk(tmp_path, n_ctx=4000, overflow="summarize", request=AnswerRequest(limits=Limits(500)))
     for number in range(8):
         talk.say(f"{number} " + "x" * 600)
     summaries = [text for text in talk.texts() if text.startswith("answer") and "Please" not in text]
@@ -399,9 +399,9 @@ def test_random_conversations_over_the_limit(policy: Overflow, tmp_path: Path) -
         talk = Talk(fresh_folder(tmp_path, number))
         talk.store._connection.execute("PRAGMA synchronous=OFF")  # whether turns survive a crash is another question
         talk.model.n_ctx = rng.randint(1200, 2500)
-        talk.conversation.manner.overflow = policy
-        talk.conversation.manner.keep = rng.randint(0, 2)
-        talk.conversation.manner.asked = AnswerRequest(limits=Limits(rng.randint(20, 200)))
+        talk.conversation.settings.overflow = policy
+        talk.conversation.settings.keep = rng.randint(0, 2)
+        talk.conversation.settings.request = AnswerRequest(limits=Limits(rng.randint(20, 200)))
         talk.policy = rng.choice(["roll", "middle", "summarize"])
         system = "s" * rng.randint(0, 100)
         talk.chat.set_system(system)
@@ -429,24 +429,24 @@ def test_random_conversations_over_the_limit(policy: Overflow, tmp_path: Path) -
         talk.store.close()
 
 
-# ---- pictures ------------------------------------------------------------------------------------------------
+# ---- images --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def picture(tmp_path: Path) -> ImageFile:
+def image(tmp_path: Path) -> ImageFile:
     path = tmp_path / "cat.png"
     path.write_bytes(b"\x89PNG\r\n\x1a\ncat")
     return ImageFile.of(read_image(str(path)))
 
 
 def seen(talk: Talk) -> list[list[tuple[str, str]]]:
-    """The pictures of each message that was sent last."""
+    """The images of each message that was sent last."""
     return [[(each.name, each.data) for each in message.pictures] for message in talk.model.seen[-1]]
 
 
-def test_a_picture_is_sent_with_its_question_each_time(talk: Talk, picture: ImageFile) -> None:
-    cat = [("cat.png", base64.b64encode(Path(picture.path).read_bytes()).decode())]
-    list(talk.conversation.ask(Question("What is it?", pictures=(picture,))))
+def test_an_image_is_sent_with_its_question_each_time(talk: Talk, image: ImageFile) -> None:
+    cat = [("cat.png", base64.b64encode(Path(image.path).read_bytes()).decode())]
+    list(talk.conversation.ask(Question("What is it?", images=(image,))))
     assert seen(talk) == [cat]
     talk.say("And now?")
     assert seen(talk) == [cat, [], []]
@@ -458,12 +458,12 @@ def test_a_picture_is_sent_with_its_question_each_time(talk: Talk, picture: Imag
 
 
 @pytest.mark.parametrize("change", ["gone", "other"])
-def test_a_picture_that_is_gone_is_said_once_and_the_chat_goes_on(talk: Talk, picture: ImageFile, change: str) -> None:
-    list(talk.conversation.ask(Question("What is it?", pictures=(picture,))))
+def test_a_missing_image_is_reported_once_and_the_chat_goes_on(talk: Talk, image: ImageFile, change: str) -> None:
+    list(talk.conversation.ask(Question("What is it?", images=(image,))))
     if change == "gone":
-        Path(picture.path).unlink()
+        Path(image.path).unlink()
     else:
-        Path(picture.path).write_bytes(b"\x89PNG\r\n\x1a\ndog")
+        Path(image.path).write_bytes(b"\x89PNG\r\n\x1a\ndog")
     talk.conversation = Conversation(
         talk.model,  # type: ignore[arg-type]
         talk.chat,
@@ -474,32 +474,32 @@ def test_a_picture_that_is_gone_is_said_once_and_the_chat_goes_on(talk: Talk, pi
     talk.say("one")
     talk.say("two")
     assert seen(talk)[0] == []
-    assert talk.model.seen[-1][0].content == "[The picture cat.png can't be seen.]\nWhat is it?"
+    assert talk.model.seen[-1][0].content == "[The image cat.png can't be seen.]\nWhat is it?"
     [note] = talk.notes
-    assert ("no such file" if change == "gone" else "another picture") in note
+    assert ("no such file" if change == "gone" else "has changed") in note
 
 
-def test_a_model_that_can_not_see_is_told_that_there_was_a_picture(talk: Talk, picture: ImageFile) -> None:
-    list(talk.conversation.ask(Question("What is it?", pictures=(picture,))))
+def test_a_model_without_image_input_is_told_of_images(talk: Talk, image: ImageFile) -> None:
+    list(talk.conversation.ask(Question("What is it?", images=(image,))))
     talk.model.sees = False
     talk.say("one")
     talk.say("two")
     assert seen(talk)[0] == []
-    assert talk.model.seen[-1][0].content == "[The picture cat.png can't be seen.]\nWhat is it?"
-    assert talk.notes == ["fake can't look at pictures: cat.png is left out"]
+    assert talk.model.seen[-1][0].content == "[The image cat.png can't be seen.]\nWhat is it?"
+    assert talk.notes == ["fake can't see images: cat.png is left out"]
 
 
-def test_a_question_whose_picture_can_not_be_read_is_taken_back(talk: Talk, picture: ImageFile) -> None:
+def test_a_question_whose_image_can_not_be_read_is_removed(talk: Talk, image: ImageFile) -> None:
     talk.say("one")
     talk.model.dies = True
     with pytest.raises(EngineCrashedError):
-        list(talk.conversation.ask(Question("What is it?", pictures=(picture,))))
+        list(talk.conversation.ask(Question("What is it?", images=(image,))))
     assert talk.texts() == ["one", "answer 1"]
-    assert talk.notes == ["The question and its pictures were taken back."]
+    assert talk.notes == ["The question and its images were removed."]
 
 
-def test_an_exported_chat_names_its_pictures(talk: Talk, picture: ImageFile) -> None:
-    list(talk.conversation.ask(Question("What is it?", pictures=(picture,))))
+def test_an_exported_chat_names_its_images(talk: Talk, image: ImageFile) -> None:
+    list(talk.conversation.ask(Question("What is it?", images=(image,))))
     tree = talk.chat.tree()
     assert read_json(export(tree, "json")).entries == tree.entries
-    assert picture.path in export(tree, "markdown")
+    assert image.path in export(tree, "markdown")

@@ -24,10 +24,10 @@ from llmrun.protocol.messages import (
     Message,
     Started,
     Stats,
-    TokenCount,
     Tool,
 )
 from llmrun.protocol.params import resolve_sampling
+from llmrun.protocol.questions import TokenCount
 
 WEATHER = Tool("weather", "Tells it.")
 STARTED = Started(1, 1, 0, 0, thinking_tags=("<think>", "</think>"), tool_syntax="hermes")
@@ -60,7 +60,7 @@ class FakeModel:
 
     def count(self, messages: Iterable[Message], *, tools: tuple[Tool, ...], **_: object) -> TokenCount:
         each = tuple(len(message.content) for message in messages)
-        return TokenCount(0, each, sum(each) + 1000 * len(tools))
+        return TokenCount(each, sum(each) + 1000 * len(tools))
 
     def answer(self, asked: AnswerRequest) -> Iterator[Event]:
         self.seen.append(asked)
@@ -79,7 +79,7 @@ class Talk:
         self.conversation = Conversation(
             self.model,  # type: ignore[arg-type]
             self.store.new(),
-            ChatSettings(asked=AnswerRequest(tools=(WEATHER,))),
+            ChatSettings(request=AnswerRequest(tools=(WEATHER,))),
             on_note=self.notes.append,
             on_overflow=lambda misfit: "roll",
         )
@@ -138,7 +138,7 @@ def test_undo_and_retry_take_the_whole_turn(talk: Talk) -> None:
     assert talk.conversation.chat.messages() == []
 
 
-def test_thoughts_of_all_rounds_are_kept_and_hold_no_calls(tmp_path: Path) -> None:
+def test_reasoning_of_all_rounds_is_kept_and_holds_no_calls(tmp_path: Path) -> None:
     talk = Talk(tmp_path, f"<think>I could write {CALL}</think>{CALL}", "<think>Well.</think>Sunny.")
     talk.say("Weather?", "Sun")
     assert talk.saved.reasoning == f"I could write {CALL}\n\nWell."
@@ -174,7 +174,7 @@ def test_what_was_called_before_the_engine_died_is_kept(talk: Talk) -> None:
 def test_tools_and_results_count_against_the_window(talk: Talk) -> None:
     talk.say("one", "Sun")
     talk.model.n_ctx = 1800
-    talk.conversation.manner.overflow = "roll"
+    talk.conversation.settings.overflow = "roll"
     talk.say("x" * 330)
     assert talk.roles() == ["user"]
     assert any("left the context window" in note for note in talk.notes)
@@ -184,7 +184,7 @@ def test_turns_that_left_stay_out_in_later_rounds(talk: Talk) -> None:
     talk.say("one", "Sun")
     talk.model.answers[:] = [CALL, "Sunny."]
     talk.model.n_ctx = 1800
-    talk.conversation.manner.overflow = "roll"
+    talk.conversation.settings.overflow = "roll"
     talk.say("x" * 330, "Rain")
     assert talk.roles() == ["user", "assistant", "tool"]
     assert [request.moves for request in talk.model.seen[-2:]] == [True, False]

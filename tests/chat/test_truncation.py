@@ -1,4 +1,4 @@
-"""What leaves a conversation that is too long: whole turns, as few as can be, and exactly those that are named."""
+"""Truncation of a conversation that is too long: whole turns, as few as possible, and exactly the reported ones."""
 
 from __future__ import annotations
 

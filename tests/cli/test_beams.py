@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from llmrun.cli.app import app
 from llmrun.convert.job import convert_folder
-from llmrun.runner import runner
+from llmrun.runner import client
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
 
@@ -29,7 +29,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     monkeypatch.setenv("LLMRUN_HOME", str(tmp_path))
     with ExitStack() as engines:
-        monkeypatch.setattr(runner, "prestarted", lambda: engines.enter_context(closing(runner.Runner())))
+        monkeypatch.setattr(client, "prestarted", lambda: engines.enter_context(closing(client.EngineClient())))
         yield lambda *arguments: CliRunner().invoke(app, ["run", str(model), "--raw", "hello the world", *arguments])
 
 

@@ -20,6 +20,7 @@ from llmrun.bench.run import BenchOutcome, BenchRequest
 from llmrun.cli import bench as command
 from llmrun.errors import CancelledError, LlmrunError, UsageError
 from llmrun.planning.hardware import probe
+from llmrun.protocol.settings import SETTINGS
 
 app = typer.Typer()
 app.command()(command.bench)
@@ -60,12 +61,15 @@ def bench(*arguments: str) -> str:
 
 
 def typed(**lists: list[str]) -> BenchGrid:
+    settings = {name: lists.pop(name) for name in [*lists] if name in SETTINGS}
     names = command.BenchArguments.__dataclass_fields__
-    return command.wanted(command.BenchArguments(**{name: lists.get(name) for name in names}), 4)
+    return command.wanted(
+        command.BenchArguments(**{name: lists.get(name) for name in names} | {"settings": settings}), 4
+    )
 
 
 def test_nothing_typed_is_llama_benchs_default_and_a_chat() -> None:
-    assert typed() == BenchGrid((4,), chats=((128, 64),))
+    assert typed() == BenchGrid({"threads": (4,)}, chats=((128, 64),))
     assert [case.test.name for case in typed().cases()] == ["pp512", "tg128", "chat128+64"]
 
 
@@ -78,12 +82,14 @@ def test_who_says_what_is_measured_gets_that() -> None:
 
 def test_every_list_gets_to_its_place() -> None:
     found = typed(
-        depths=["0,16"], batches=["64"], ubatches=["32"], threads=["1-3"], flash_attention=["on,0"], types_k=["q8_0"],
-        types_v=["F32"], repack=["0"], gpu_layers=["-1,5"],
+        depths=["0,16"], n_batch=["64"], n_ubatch=["32"], threads=["1-3"], flash_attention=["on,0"], kv_type_k=["q8_0"],
+        kv_type_v=["F32"], repack=["0"], gpu_layers=["-1,5"],
     )  # fmt: skip
-    assert (found.depths, found.batches, found.ubatches, found.threads) == ((0, 16), (64,), (32,), (1, 2, 3))
-    assert (found.flash_attention, found.types_k, found.types_v) == (("on", "off"), ("q8_0",), ("f32",))
-    assert (found.repack, found.gpu_layers) == ((False,), (-1, 5))
+    assert found.depths == (0, 16)
+    assert found.settings == {
+        "n_batch": (64,), "n_ubatch": (32,), "threads": (1, 2, 3), "flash_attention": ("on", "off"),
+        "kv_type_k": ("q8_0",), "kv_type_v": ("f32",), "repack": (False,), "gpu_layers": (-1, 5),
+    }  # fmt: skip
 
 
 def test_options_as_llama_bench_has_them(model: str, asked: list[BenchRequest]) -> None:

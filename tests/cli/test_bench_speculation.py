@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from llmrun.bench import speculation
 from llmrun.cli import bench as command
 from llmrun.errors import EngineCrashedError, UsageError
+from llmrun.runner.client import EngineClient
 from llmrun.runner.launch import launch
-from llmrun.runner.runner import Runner
 
 FAKE_ENGINE = Path(__file__).parents[1] / "support/fake_engine.py"
 pytestmark = pytest.mark.usefixtures("package_on_path")
@@ -39,9 +39,9 @@ def answered_by(monkeypatch: pytest.MonkeyPatch, mode: str) -> list[str]:
     """A fake engine of this mode takes the place of the real one; gives what was loaded."""
     started: list[str] = []
 
-    def start(model: object) -> Runner:
+    def start(model: object) -> EngineClient:
         started.append(mode)
-        return Runner(launch((sys.executable, str(FAKE_ENGINE), mode)))
+        return EngineClient(launch((sys.executable, str(FAKE_ENGINE), mode)))
 
     monkeypatch.setattr(speculation, "measure", partial(speculation.measure, start=start))
     return started

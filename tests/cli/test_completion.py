@@ -212,7 +212,7 @@ def test_a_key_press_loads_no_engine(home: Path, typed: str, cursor: str) -> Non
     assert "llmrun.cli.completion" in loaded
     heavy = {
         "llmrun.runner.launch",
-        "llmrun.runner.runner",
+        "llmrun.runner.client",
         "llmrun.model",
         "llmrun.gguf.reader",
         "rich",

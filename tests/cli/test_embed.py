@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from llmrun.cli.app import app
 from llmrun.errors import UsageError
 from llmrun.models.registry import CatalogueEntry, load_catalogue
-from llmrun.runner import runner
+from llmrun.runner import client
 
 BERT = "bert, mean"
 FOUND: dict[str, Any] = json.loads(GOLDENS.read_text(encoding="utf-8"))
@@ -33,13 +33,13 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def llmrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     """The command; each call has an engine of its own."""
     monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
-    engines: list[runner.Runner] = []
+    engines: list[client.EngineClient] = []
 
-    def started() -> runner.Runner:
-        engines.append(runner.Runner())
+    def started() -> client.EngineClient:
+        engines.append(client.EngineClient())
         return engines[-1]
 
-    monkeypatch.setattr(runner, "prestarted", started)
+    monkeypatch.setattr(client, "prestarted", started)
     yield lambda *arguments, **more: CliRunner().invoke(app, list(arguments), **more)
     for engine in engines:
         engine.close()

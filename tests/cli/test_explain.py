@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from llmrun.cli.app import app
 from llmrun.convert.job import convert_folder
 from llmrun.errors import UsageError
-from llmrun.runner import runner
+from llmrun.runner import client
 from llmrun.ui.terminal.sanitize import clean
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
@@ -29,13 +29,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def llmrun(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
-    engines: list[runner.Runner] = []
+    engines: list[client.EngineClient] = []
 
-    def prestarted() -> runner.Runner:
-        engines.append(runner.Runner())
+    def prestarted() -> client.EngineClient:
+        engines.append(client.EngineClient())
         return engines[-1]
 
-    monkeypatch.setattr(runner, "prestarted", prestarted)
+    monkeypatch.setattr(client, "prestarted", prestarted)
     yield lambda command, *arguments: CliRunner().invoke(app, [command, str(model), *arguments])
     for engine in engines:
         engine.close()

@@ -17,7 +17,7 @@ from llmrun.cli.main import _explained
 from llmrun.cli.tune import tune
 from llmrun.doctor.doctor import _directory
 from llmrun.errors import DiskFullError, OutOfMemoryError, ResourceError
-from llmrun.planning.settings import EngineSettings
+from llmrun.planning.settings import TunableSettings
 from llmrun.planning.tuned import Profile, TunedSettings
 from llmrun.protocol.jobs.bench import BenchTest
 from llmrun.ui.terminal.output import Output
@@ -61,8 +61,8 @@ def test_a_chat_that_should_be_there_ends_with_an_error(unusable: Path, wanted: 
 def test_what_tuning_found_is_shown_where_it_can_not_be_kept(
     unusable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    default = Profile(EngineSettings(2, 2), 1.0, 100.0, 10.0)
-    faster = Profile(EngineSettings(1, 2), 1.0, 100.0, 20.0)
+    default = Profile(TunableSettings(threads=2, threads_batch=2), 1.0, 100.0, 10.0)
+    faster = Profile(TunableSettings(threads=1, threads_batch=2), 1.0, 100.0, 20.0)
     verdict = Verdict("faster", 2.0, 1.9, 2.1, (8, 8), True)
     tests = BenchTest(n_prompt=256), BenchTest(n_gen=16)
     found = SearchResult(

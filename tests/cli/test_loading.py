@@ -56,9 +56,9 @@ def test_without_a_terminal_a_large_model_wants_a_yes(monkeypatch: pytest.Monkey
 
 
 def test_what_nobody_knows_the_size_of_wants_a_yes(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match="does not say how large"):
+    with pytest.raises(UsageError, match="its size is unknown"):
         fetched(monkeypatch, None)
-    assert "does not say how large" in fetched(monkeypatch, None, yes=True)
+    assert "its size is unknown" in fetched(monkeypatch, None, yes=True)
 
 
 def test_on_a_terminal_it_is_asked_with_the_size(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ import pytest
 import typer
 
 from llmrun.cli.app import app, call
-from llmrun.cli.commands import ALIASES, COMMANDS, PANELS
+from llmrun.cli.commands import ALIASES, BASICS, BENCH_COMMANDS, COMMANDS, OPTION_TOPICS, PANELS
 from llmrun.cli.help import EXIT_CODES, TOPICS, topic
 from llmrun.cli.options import template_text, wanted, with_options
 from llmrun.cli.pages import OPTIONS
@@ -167,6 +167,63 @@ def test_options_of_the_root_are_those_it_takes(tmp_path: Path) -> None:
     assert {name for names in OPTIONS for name in names.split(", ")} == {*taken, "--help", "-h"}
 
 
+def options_of(*words: str) -> dict[str, str]:
+    """Every option of a command, by its long name, and its panel."""
+    root = typer.main.get_command(app)
+    command: Any = root.get_command(None, words[0])  # type: ignore[attr-defined]
+    for word in words[1:]:
+        command = command.commands[word]
+    parameters = [each for each in command.params if each.param_type_name == "option" and not each.hidden]
+    return {next(name for name in each.opts if name.startswith("--")): each.rich_help_panel for each in parameters}
+
+
+def listed(text: str) -> set[str]:
+    """Options that a help page lists."""
+    return set(re.findall(r"^│ (?:-\w+, )?(--[\w-]+)", text, re.MULTILINE))
+
+
+def shown_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert call(arguments) == 0
+    return capsys.readouterr().out
+
+
+NAMES = [*([name] for name in (*COMMANDS, *BENCH_COMMANDS)), ["sessions", "search"], ["watermark", "detect"]]
+
+
+@pytest.mark.parametrize("words", NAMES)
+def test_help_fits_a_screen_and_all_of_it_has_every_option(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    short, full = (shown_by(capsys, *" ".join(words).split(), option) for option in ("--help", "--help-all"))
+    assert len(short.splitlines()) <= 45
+    options = options_of(*words)
+    assert set(options) - listed(full) <= {"--help-all"}
+    left_out = [name for name in options if name not in listed(short)]
+    if words[0] in BASICS:
+        assert f"{len(left_out)} more options: llmrun {words[0]} --help-all" in short
+        assert set(BASICS[words[0]].split()) <= listed(short)
+    else:
+        assert (left_out, short) == (["--help-all"], full)
+    assert not re.findall(r"\[default|\(default|by default|Default: [^.]*Default", " ".join(full.split()))
+
+
+@pytest.mark.parametrize("name", OPTION_TOPICS)
+def test_help_on_a_subject_lists_its_options(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command, panel = OPTION_TOPICS[name]
+    options = [option for option, where in options_of(command).items() if where == panel]
+    text = shown_by(capsys, "help", name)
+    assert options
+    assert set(options) == listed(text)
+
+
+def test_what_bench_does_with_earlier_results_has_a_help_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown_by(capsys, "bench", "history", "--help")
+    assert "Usage: llmrun bench history " in text
+    assert "--n-prompt" not in text
+    assert text == shown_by(capsys, "help", "bench", "history")
+
+
 @pytest.mark.parametrize("words", [[name] for name in (*COMMANDS, *ALIASES)] + [["sessions", "export"]])
 def test_help_covers_every_command(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["help", *words]) == 0
@@ -190,7 +247,7 @@ def test_inference_is_explained_on_two_pages_with_commands_that_exist(tmp_path: 
     assert max(map(len, lines)) < 80
     for name, rest in re.findall(r"llmrun ([a-z]+)(.*)", text):
         if name != "help":
-            known = llmrun(name, "--help", tmp_path=tmp_path).stdout
+            known = llmrun(name, "--help-all", tmp_path=tmp_path).stdout
             for option in re.findall(r"(?<= )--?[a-z][a-z-]*", rest.partition(",")[0].partition(";")[0]):
                 assert re.search(rf"{option}\b", known), f"{name} {option}"
     spoken = set(re.findall(r"(?<= )/[a-z]+", text))
@@ -201,7 +258,9 @@ def test_inference_is_explained_on_two_pages_with_commands_that_exist(tmp_path: 
 @pytest.mark.parametrize("name", TOPICS)
 def test_help_covers_every_topic(name: str, tmp_path: Path) -> None:
     done = llmrun("help", name, tmp_path=tmp_path)
-    assert (done.returncode, done.stdout) == (0, topic(name) + "\n")
+    text, _, options = done.stdout.partition("\n╭─")
+    assert (done.returncode, text) == (0, topic(name) + "\n")
+    assert bool(options) == (name in OPTION_TOPICS)
     assert name in llmrun("help", "nonsense", tmp_path=tmp_path).stderr
 
 

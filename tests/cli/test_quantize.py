@@ -25,7 +25,7 @@ from llmrun.quantize import choice
 from llmrun.quantize.evaluate import EvaluatedText
 from llmrun.quantize.size import SizeGoal, goal_bytes, read_size
 from llmrun.quantize.source import find
-from llmrun.runner import runner
+from llmrun.runner import client
 
 app = typer.Typer()
 app.command()(quantize)
@@ -35,7 +35,7 @@ app.command()(quantize)
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     """In an empty folder with one model."""
     found = Engine("Q4_0")
-    monkeypatch.setattr(runner, "prestarted", lambda: found)
+    monkeypatch.setattr(client, "prestarted", lambda: found)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "tiny-F16.gguf", model("F16"))
@@ -91,7 +91,7 @@ def test_json(engine: Engine) -> None:
 def test_what_is_there_is_not_replaced_unasked(engine: Engine, tmp_path: Path) -> None:
     target = write(tmp_path / "tiny-Q4_0.gguf", b"old")
     error = refused("tiny-F16.gguf", "--type", "q4_0")
-    assert (error.what, error.hint) == ("'tiny-Q4_0.gguf' is there already", "-y replaces it")
+    assert (error.what, error.hint) == ("'tiny-Q4_0.gguf' exists already", "-y replaces it")
     assert not engine.commands
     assert target.read_bytes() == b"old"
     run("tiny-F16.gguf", "--type", "q4_0", "-y")
@@ -101,7 +101,7 @@ def test_what_is_there_is_not_replaced_unasked(engine: Engine, tmp_path: Path) -
 def test_an_importance_matrix_is_not_replaced_unasked(engine: Engine, tmp_path: Path) -> None:
     matrix = write(tmp_path / "mine.imatrix.gguf", b"old")
     error = refused("tiny-F16.gguf", "mine.gguf", "--type", "q4_0", "--imatrix", "auto")
-    assert error.what == "'mine.imatrix.gguf' is there already"
+    assert error.what == "'mine.imatrix.gguf' exists already"
     assert matrix.read_bytes() == b"old"
 
 
@@ -151,15 +151,15 @@ def test_single_tensors(engine: Engine) -> None:
         (("tiny-F16.gguf", "--size", "4GB", "--bpw", "4"), "--size and --bpw exclude each other"),
         (("tiny-F16.gguf", "--size", "4GB", "--type", "q4_0"), "--type and a size exclude each other"),
         (("tiny-F16.gguf", "--bpw", "4", "--tensor-type", "a=q8_0"), "a size and types of single tensors exclude"),
-        (("tiny-F16.gguf", "--ctx", "100"), "--ctx says nothing here"),
+        (("tiny-F16.gguf", "--ctx", "100"), "--ctx has no effect here"),
         (("tiny-F16.gguf", "--bpw", "99"), "invalid --bpw 99"),
         (("tiny-F16.gguf", "--type", "f16", "--imatrix", "tiny-F16.gguf"), "an importance matrix has no effect on F16"),
         (("tiny-F16.gguf", "--type", "q4_0", "--imatrix", "no.gguf"), "--imatrix: there is no file 'no.gguf'"),
         (("tiny-F16.gguf", "--calibration", "no.txt"), "--calibration: there is no file 'no.txt'"),
         (("tiny-F16.gguf", "--dry-run", "--imatrix", "auto"), "--dry-run would wait for --imatrix auto"),
-        (("tiny-F16.gguf", "--types", "q4_0", "--type", "q4_0"), "a report takes its types from --types"),
+        (("tiny-F16.gguf", "--types", "q4_0", "--type", "q4_0"), "a report needs --types instead of --type"),
         (("tiny-F16.gguf", "--types", "q4_0,q4_9"), "there is no type 'q4_9'"),
-        (("tiny-F16.gguf", "--report-to", "x.txt"), "invalid report file 'x.txt'"),
+        (("tiny-F16.gguf", "--report-to", "x.txt"), "invalid --report-to 'x.txt'"),
         (("tiny-F16.gguf", "out.gguf", "--types", "q4_0"), "'out.gguf' can't be the file of several types"),
     ],
 )
@@ -216,12 +216,12 @@ def tokenizing(monkeypatch: pytest.MonkeyPatch, n_tokens: int) -> None:
     """Give every text that many tokens."""
     found = TextTokens((7,) * n_tokens, (), 100)
     tokenizer = SimpleNamespace(do=lambda kind, command: found, close=lambda: None)
-    monkeypatch.setattr("llmrun.quantize.report.local_measurements.Runner", lambda: tokenizer)
+    monkeypatch.setattr("llmrun.quantize.report.local_measurements.EngineClient", lambda: tokenizer)
 
 
 @pytest.mark.parametrize("options", [("--tensor-type", "a=q8_0"), ("--output-type", "q8_0"), ("--pure",)])
 def test_a_report_refuses_by_name_what_it_would_not_use(engine: Engine, options: tuple[str, ...]) -> None:
-    assert refused("tiny-F16.gguf", "--report", *options).what == f"{options[0]} says nothing here"
+    assert refused("tiny-F16.gguf", "--report", *options).what == f"{options[0]} has no effect here"
 
 
 # ---- what is quantized -----------------------------------------------------------------------------

@@ -261,13 +261,13 @@ def test_a_server_is_asked_for_several_answers_at_once(server: FarServer, start:
     chat.wait(lambda: any(line.count("Seine") == 2 for line in chat.lines))  # before either has ended
     assert any("1. seed" in line and "2. seed" in line for line in chat.lines)
     chat.press("c")
-    chat.wait(lambda: any(line.startswith("Which one stays?") for line in chat.lines))
+    chat.wait(lambda: any(line.startswith("Which answer to keep?") for line in chat.lines))
 
 
 @on_a_terminal
 def test_a_server_that_breaks_off_leaves_the_chat_as_it_is(server: FarServer, start: Start) -> None:
     chat = start()
-    assert any(f"{MODEL} at {server.url}/v1: context window not known" in line for line in chat.lines)
+    assert any(f"{MODEL} at {server.url}/v1: unknown context window" in line for line in chat.lines)
     server.behave("hangs up in the middle")
     said = chat.ask("Hi")
     assert "Hello there" in said
@@ -285,12 +285,12 @@ def test_commands_work_or_say_why_not(server: FarServer, start: Start) -> None:
     chat.ask("Hi")
     for command in ("/why", "/explain", "/beams", "/show", "/speculation"):
         assert any(f"{command} needs a model that is loaded here" in line for line in chat.ask(command)), command
-    assert any("can't be told --min-p" in line for line in chat.ask("/set min_p 0.1"))
-    assert any("--temp is 0.5" in line for line in chat.ask("/set temp 0.5"))
+    assert any("does not support --min-p" in line for line in chat.ask("/set min_p 0.1"))
+    assert any("--temp is now 0.5" in line for line in chat.ask("/set temp 0.5"))
     assert any("server" in line for line in chat.ask("/set"))
     assert any("timed over the network" in line for line in chat.ask("/stats"))
     assert any("About" in line and "tokens." in line for line in chat.ask("/context"))
-    assert any("Going on with other" in line for line in chat.ask("/model other"))
+    assert any("Switched to other" in line for line in chat.ask("/model other"))
     assert "Hello there" in chat.ask("And now?")
     last = server.answered()[-1].body
     assert (last["model"], last["temperature"]) == ("other", 0.5)

@@ -18,7 +18,7 @@ from llmrun.cli.app import app, call
 from llmrun.cli.commands import COMMANDS
 from llmrun.cli.replacing import check_output_file
 from llmrun.errors import CancelledError, UsageError
-from llmrun.runner import runner
+from llmrun.runner import client
 from llmrun.ui.terminal.output import Output
 
 MODEL, MINE = "tiny-F16.gguf", b"mine, without a newline"
@@ -46,7 +46,7 @@ READS = {"--key-file", "--text", "--calibration", "--with", "rows", "file", "fol
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     """A folder with a model and a saved chat, and an engine that nothing is asked of."""
     found = Engine("Q4_0")
-    monkeypatch.setattr(runner, "prestarted", lambda: found)
+    monkeypatch.setattr(client, "prestarted", lambda: found)
     for name in ("LLMRUN_HOME", "HF_HUB_CACHE"):
         monkeypatch.setenv(name, str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
@@ -61,9 +61,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
 def test_what_is_there_is_not_replaced_where_nobody_can_be_asked(words: tuple[str, ...]) -> None:
     target = Path(next(word for word in words if word.startswith("mine")))
     target.write_bytes(MINE)
-    with pytest.raises(UsageError, match="is there already") as caught:
+    with pytest.raises(UsageError, match="exists already") as caught:
         call(words)
-    assert caught.value.why == "nobody can be asked here"
+    assert caught.value.why == "there is no terminal to ask on"
     assert "-y" in caught.value.hint
     assert target.read_bytes() == MINE
 
@@ -106,7 +106,7 @@ def test_the_user_is_asked() -> None:
     assert not nobody.questions
     with pytest.raises(CancelledError):
         check_output_file(nobody, target, yes=False)
-    assert nobody.questions == ["mine.md is there already. Replace it?"]
+    assert nobody.questions == ["mine.md exists already. Replace it?"]
     check_output_file(Asked(answer=True), target, yes=False)
 
 

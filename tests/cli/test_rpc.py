@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.gguf_writer import tiny_model
 
-from llmrun.bench.parameters import BenchSettings, Case
+from llmrun.bench.parameters import Case, bench_settings
 from llmrun.bench.run import BenchedModel
 from llmrun.cli.app import call
 from llmrun.errors import UsageError
@@ -19,7 +19,7 @@ from llmrun.protocol.loading import Load
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (("explain", "m", "hi"), "explain can't look into other machines"),
+        (("explain", "m", "hi"), "explain needs all layers on this machine"),
         (("bench", "m", "-ngl", "3"), "--rpc and -ngl exclude each other"),
     ],
 )
@@ -40,6 +40,6 @@ def test_every_test_of_a_measured_model_lies_over_the_workers(tmp_path: Path) ->
     path.write_bytes(tiny_model())
     spread = Load("other", 0, 0, gpu_layers=2, workers=("a:1",), layer_counts=(2,))
     model = BenchedModel("m", path, read_header(path), spread=spread)
-    load = model.loading(Case(BenchSettings(threads=3, n_batch=64), BenchTest(n_gen=1)), {}).load
+    load = model.loading(Case(bench_settings(threads=3, n_batch=64), BenchTest(n_gen=1)), {}).load
     assert (load.workers, load.layer_counts, load.gpu_layers) == (("a:1",), (2,), 2)
     assert (load.path, load.threads, load.n_batch) == (str(path), 3, 64)

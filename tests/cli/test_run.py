@@ -118,7 +118,7 @@ def test_a_pattern_without_quotes_does_not_become_a_prompt(run: Run, tmp_path: P
         (tmp_path / name).write_text("pass\n")
     done = run("normal", "-f", "a.py", "b.py", "c.py", "Explain")
     assert (done.returncode, done.stdout) == (2, b"")
-    assert done.stderr.decode().splitlines()[0] == "error: 'b.py' is a file, and stands where the prompt does"
+    assert done.stderr.decode().splitlines()[0] == "error: 'b.py' is a file in the place of the prompt"
     assert "-f '*.py'" in done.stderr.decode()
     assert run("normal", "-f", "*.py", "Explain b.py").stdout == b"Hello\n"
     assert run("normal", "b.py").stdout == b"Hello\n"
@@ -191,7 +191,7 @@ def test_several_answers_on_a_terminal_stand_side_by_side(terminal: Callable[...
     [
         (["--logprobs", "21"], "invalid --logprobs 21"),
         (["--logprobs", "-1"], "invalid --logprobs -1"),
-        (["--logprobs", "2"], "--logprobs has nothing to show it with"),
+        (["--logprobs", "2"], "--logprobs needs colours"),
         (["--logprobs", "2", "-N", "2"], "--logprobs and --answers exclude each other"),
     ],
 )

@@ -118,7 +118,7 @@ def test_export_and_import(tmp_path: Path) -> None:
     done = llmrun("export", "sky", "-o", str(target))
     assert (done.stdout, "as json" in done.stderr) == ("", True)
     before = target.read_bytes()
-    assert "is there already" in llmrun("export", "cats", "-o", str(target), status=2).stderr
+    assert "exists already" in llmrun("export", "cats", "-o", str(target), status=2).stderr
     assert target.read_bytes() == before
     llmrun("export", "sky", "-y", "-o", str(target))
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["sky.json"]
@@ -133,7 +133,7 @@ def test_export_and_import(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("chats")
 def test_rename() -> None:
-    assert "sky is called heaven now" in llmrun("rename", "sky", "heaven").stderr
+    assert "Renamed sky to heaven." in llmrun("rename", "sky", "heaven").stderr
     assert names() == ["cats", "heaven"]
     assert "already a saved chat" in llmrun("rename", "cats", "heaven", status=2).stderr
 
@@ -177,7 +177,7 @@ def test_search() -> None:
     (hit,) = json.loads(llmrun("search", "rayleigh", "--json").stdout)
     assert (hit["session"], hit["role"], hit["turn"]) == ("sky", "assistant", 1)
     done = llmrun("search", "nobody")
-    assert (done.stdout, "Nobody said 'nobody'" in done.stderr) == ("", True)
+    assert (done.stdout, "No message contains 'nobody'" in done.stderr) == ("", True)
 
 
 @pytest.mark.usefixtures("chats")

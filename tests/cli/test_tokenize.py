@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from llmrun.cli.app import app
 from llmrun.errors import ModelNotFoundError, UsageError
-from llmrun.runner import runner
+from llmrun.runner import client
 
 HI = SPELLING_VOCABULARY.index("\u2581hi")
 
@@ -24,8 +24,8 @@ pytestmark = pytest.mark.usefixtures("package_on_path")
 def tokenize(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
     model = write(tmp_path / "tiny.gguf", spelling_model())
-    engine = runner.Runner()
-    monkeypatch.setattr(runner, "prestarted", lambda: engine)
+    engine = client.EngineClient()
+    monkeypatch.setattr(client, "prestarted", lambda: engine)
     yield lambda *arguments, **more: CliRunner().invoke(app, ["tokenize", str(model), *arguments], **more)
     engine.close()
 
@@ -38,7 +38,7 @@ def test_a_pipe_gets_ids(tokenize: Callable[..., Any], tmp_path: Path) -> None:
     done = tokenize(str(file))
     assert done.stdout.split()[:2] == ["1", str(HI)]
     assert done.stdout.split()[2:] == [str(SPELLING_VOCABULARY.index(f"<0x{byte:02X}>")) for byte in b"\xef\xbf\xbd"]
-    assert "not UTF-8" in done.stderr
+    assert "invalid UTF-8" in done.stderr
 
 
 def test_json(tokenize: Callable[..., Any]) -> None:

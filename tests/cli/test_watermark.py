@@ -17,7 +17,7 @@ from llmrun.cli.app import app
 from llmrun.cli.sampling import read_key, read_value, sampling_flags, shown_value, watermark_flags
 from llmrun.errors import UsageError
 from llmrun.protocol.watermark import fingerprint, read_watermark
-from llmrun.runner import runner
+from llmrun.runner import client
 
 KEY = "a long secret"
 LETTERS = "abcdefgjklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"  # each is a token
@@ -30,8 +30,8 @@ def detect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
     monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("LLMRUN_WATERMARK_KEY", raising=False)
     model = str(write(tmp_path / "tiny.gguf", spelling_model()))
-    engine = runner.Runner()
-    monkeypatch.setattr(runner, "prestarted", lambda: engine)
+    engine = client.EngineClient()
+    monkeypatch.setattr(client, "prestarted", lambda: engine)
     command = ["watermark", "detect", "--model", model]
     yield lambda *arguments, **more: CliRunner().invoke(app, [*command, *arguments], **more)
     engine.close()
@@ -65,7 +65,7 @@ def test_another_key_finds_nothing(detect: Callable[..., Any]) -> None:
     done = detect("-", "--watermark-key", "15485863", input=marked_text())
     assert "no sign" in done.stdout
     assert "may be marked and not show it" in done.stderr
-    assert "anybody can leave its mark" in done.stderr
+    assert "the mark proves nothing" in done.stderr
 
 
 def test_a_file_and_a_key_of_the_environment(detect: Callable[..., Any], tmp_path: Path) -> None:

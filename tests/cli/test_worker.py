@@ -62,7 +62,7 @@ def test_a_warning_where_everybody_can_come(capsys: pytest.CaptureFixture[str]) 
     with worker(good()) as endpoint:
         command._shown(Output(), IPv4Address("0.0.0.0"), int(endpoint.rpartition(":")[2]))(SERVED)
     said = capsys.readouterr().err
-    assert "warning: ggml's RPC knows no passwords" in said
+    assert "warning: ggml's RPC has no authentication" in said
     assert "ssh" not in said
 
 

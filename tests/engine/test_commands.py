@@ -16,17 +16,13 @@ from llmrun.engine.channel import Channel
 from llmrun.engine.main import EngineProcess
 from llmrun.errors import UsageError
 from llmrun.protocol import frames
-from llmrun.protocol.engine_status import EngineStatus, GetStatus
-from llmrun.protocol.finished_answers import AnswerExplanation, Explain, SaveState, StateSaved
 from llmrun.protocol.frames import read_frame
+from llmrun.protocol.jobs.tokenize import TokenizeText
 from llmrun.protocol.loading import Load, Loaded, Open
 from llmrun.protocol.messages import (
     AnswerRequest,
     Cancel,
     Command,
-    CountTokens,
-    Detokenize,
-    Detokenized,
     Event,
     Failed,
     Finished,
@@ -34,15 +30,18 @@ from llmrun.protocol.messages import (
     Job,
     JobDone,
     Message,
-    TokenCount,
-    Tokenize,
-    Tokenized,
 )
 from llmrun.protocol.params import Limits
-from llmrun.protocol.speculation import MeasureSteps, StepsMeasured
-from llmrun.runner.client import Client
+from llmrun.protocol.questions import (
+    QUESTIONS,
+    TOKENIZE_LOADED,
+    Detokenize,
+    ExplainChoices,
+    SaveState,
+)
+from llmrun.runner.client import EngineClient
 from llmrun.runner.launch import launch
-from llmrun.runner.requests import EngineRequests
+from llmrun.runner.pipe import Pipe
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
 HI = AnswerRequest((Message("user", "Hi"),), limits=Limits(3), remember=3)
@@ -54,15 +53,15 @@ def commands(path: Path) -> list[tuple[Command, type[Event] | None]]:
         (Open(str(path)), None),
         (Load(str(path), 64, 64), Loaded),
         (Generate(1, HI), Finished),
-        (Explain(2, 1, 3, 2), AnswerExplanation),
-        (SaveState(3, 1), StateSaved),
-        (CountTokens(4, HI), TokenCount),
-        (Tokenize(5, "Hi"), Tokenized),
-        (Detokenize(6, (75, 108)), Detokenized),
-        (MeasureSteps(7), StepsMeasured),
+        (Job(2, "explain_choices", ExplainChoices(1, 3, 2)), JobDone),
+        (Job(3, "save_state", SaveState(1)), JobDone),
+        (Job(4, "count_tokens", HI), JobDone),
+        (Job(5, "tokenize_loaded", TokenizeText("", "Hi")), JobDone),
+        (Job(6, "detokenize", Detokenize((75, 108))), JobDone),
+        (Job(7, "measure_steps", {}), JobDone),
         (Cancel(1), None),
-        (Job(8, "tokenize", {"model": str(path), "text": "Hi"}), JobDone),
-        (GetStatus(9), EngineStatus),
+        (Job(8, "tokenize", TokenizeText(str(path), "Hi")), JobDone),
+        (Job(9, "status", {}), JobDone),
     ]
 
 
@@ -72,42 +71,47 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def engine() -> Iterator[Client]:
-    client = Client(launch())
+def engine() -> Iterator[EngineClient]:
+    client = EngineClient(launch())
     yield client
     client.close()
 
 
-def send_all(engine: Client, path: Path) -> None:
+def send_all(engine: EngineClient, path: Path) -> None:
     """Every command, and what it is answered by."""
     for command, last in commands(path):
         if last is None:
-            engine._exchange.pipe.send(command)
+            engine._pipe.send(command)
         else:
             *_, event = engine.submit(command)
             assert type(event) is last
 
 
-def test_every_command_has_a_handler() -> None:
-    assert EngineProcess(Channel(io.BytesIO(), io.BytesIO())).handled == frozenset(get_args(Command))
+def test_every_command_and_every_question_has_a_handler() -> None:
+    process = EngineProcess(Channel(io.BytesIO(), io.BytesIO()))
+    assert {Cancel, *process._compute_handlers} == set(get_args(Command))
+    assert sorted((*process._read_questions, *process._prepare_questions, *process._compute_questions)) == sorted(
+        QUESTIONS
+    )
 
 
-def test_every_command_is_answered_by_the_real_process(engine: Client, path: Path) -> None:
+def test_every_command_is_answered_by_the_real_process(engine: EngineClient, path: Path) -> None:
     assert {type(command) for command, _ in commands(path)} == set(get_args(Command))
+    assert {command.name for command, _ in commands(path) if isinstance(command, Job)} == {*QUESTIONS, "tokenize"}
     send_all(engine, path)
     assert engine.alive
 
 
-def raw(engine: Client, frame: dict[str, Any]) -> None:
+def raw(engine: EngineClient, frame: dict[str, Any]) -> None:
     body = json.dumps(frame).encode()
-    engine._exchange.pipe._write(struct.pack(">I", len(body)) + body)
+    engine._pipe._write(struct.pack(">I", len(body)) + body)
 
 
 @pytest.mark.parametrize(
     ("name", "arguments"), [("sing", {}), ("tokenize", {}), ("../main", {}), ("tokenize", {"model": 5, "text": "Hi"})]
 )
 def test_a_job_that_can_not_be_done_fails_alone(
-    engine: Client, path: Path, name: str, arguments: dict[str, Any]
+    engine: EngineClient, path: Path, name: str, arguments: dict[str, Any]
 ) -> None:
     with pytest.raises(UsageError, match=r"can.t (do the job|read the request)"):
         list(engine.submit(Job(1, name, arguments)))
@@ -118,54 +122,29 @@ def test_a_job_that_can_not_be_done_fails_alone(
     "frame",
     [
         {"kind": "Sing"},
-        {"kind": "Detokenize", "tokens": ["Hi"]},
-        {"kind": "Tokenize"},
-        {"kind": "Tokenize", "text": "Hi", "loud": True},
+        {"kind": "Job", "name": "detokenize", "arguments": {"tokens": ["Hi"]}},
+        {"kind": "Job", "name": "status", "arguments": 5},
+        {"kind": "Job", "name": "tokenize_loaded", "arguments": {"text": "Hi"}},
+        {"kind": "Job", "name": "tokenize_loaded", "arguments": {"model": "", "text": "Hi", "loud": True}},
     ],
-    ids=["an unknown command", "a field of another type", "a field missing", "a field too many"],
+    ids=["an unknown command", "a field of another type", "no fields", "a field missing", "a field too many"],
 )
-def test_what_can_not_be_read_fails_alone(engine: Client, path: Path, frame: dict[str, Any], monkeypatch: Any) -> None:
-    monkeypatch.setattr(
-        EngineRequests, "_send", lambda self, call: raw(engine, {**frame, "request": call.command.request})
-    )
+def test_what_can_not_be_read_fails_alone(
+    engine: EngineClient, path: Path, frame: dict[str, Any], monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(Pipe, "send", lambda self, command: raw(engine, {**frame, "request": command.request}))
     with pytest.raises(UsageError, match="can't read the request"):
-        list(engine.submit(Tokenize(1, "Hi")))
+        engine.do(TOKENIZE_LOADED, TokenizeText("", "Hi"))
     monkeypatch.undo()
     send_all(engine, path)
-
-
-def test_a_command_without_a_handler_fails_alone() -> None:
-    sent: list[Event] = []
-
-    class Front:
-        """A front that asks one thing and goes."""
-
-        def __init__(self) -> None:
-            self._left = [Detokenize(1, (5,))]
-
-        def receive(self) -> Command:
-            if not self._left:
-                raise EOFError
-            return self._left.pop()
-
-        send = sent.append
-
-    channel: Any = Front()
-    process = EngineProcess(channel)
-    del process._prepare_handlers[Detokenize]
-    with pytest.raises(EOFError):
-        process._read()
-    (failed,) = sent
-    assert isinstance(failed, Failed)
-    assert (failed.request, failed.what) == (1, "the engine has no handler for Detokenize")
 
 
 def test_an_answer_that_is_too_large_for_a_frame_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames, "MAX_FRAME_BYTES", 200)
     events = io.BytesIO()
-    Channel(io.BytesIO(), events).send(Detokenized(1, "x" * 200), Detokenized(2, "Hi"))
+    Channel(io.BytesIO(), events).send(JobDone(1, "x" * 200), JobDone(2, "Hi"))
     events.seek(0)
     failed, other = read_frame(events.read), read_frame(events.read)
     assert isinstance(failed, Failed)
     assert (failed.request, failed.what) == (1, "the answer is too large")
-    assert other == Detokenized(2, "Hi")
+    assert other == JobDone(2, "Hi")

@@ -18,11 +18,9 @@ from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.loaded import LoadedModel
 from llmrun.engine.prompt.images import MAX_PIXELS
 from llmrun.errors import BadModelError, BadTemplateError, LlmrunError, UsageError
-from llmrun.protocol.finished_answers import SaveState
 from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import (
     AnswerRequest,
-    CountTokens,
     Event,
     Failed,
     Finished,
@@ -34,6 +32,7 @@ from llmrun.protocol.messages import (
     TextDelta,
 )
 from llmrun.protocol.params import Limits, SamplingParams
+from llmrun.protocol.questions import SaveState
 from llmrun.protocol.speculation import Speculation
 
 TEMPLATE = "{% for message in messages %}{{ message.content }} {% endfor %}so"
@@ -190,7 +189,7 @@ def test_a_saved_state_names_its_image(opened: Open, tmp_path: Path) -> None:
     settings = {"states": str(tmp_path), "states_bytes": 1 << 30}
     model = opened("idefics3", **settings)
     run(model, asked(LARGE))
-    assert model.save(SaveState(9, 1)).tokens
+    assert model.save(SaveState(1)).tokens
     _, [same], _ = run(opened("idefics3", **settings), asked(LARGE))
     _, [other], _ = run(opened("idefics3", **settings), asked(png(300, 200, 4)))
     assert (same.picture_seconds, other.reused_tokens) == (0, 0)
@@ -200,9 +199,9 @@ def test_a_state_that_lacks_the_positions_is_not_saved(opened: Open, tmp_path: P
     settings = {"states": str(tmp_path), "states_bytes": 1 << 30}
     model = opened("qwen2vl_merger", **settings)
     run(model, asked(LARGE))
-    assert not model.save(SaveState(9, 1)).tokens
+    assert not model.save(SaveState(1)).tokens
     run(model, asked())
-    assert model.save(SaveState(9, 1)).tokens
+    assert model.save(SaveState(1)).tokens
 
 
 def test_nothing_is_drafted_after_an_image(opened: Open) -> None:
@@ -213,10 +212,10 @@ def test_nothing_is_drafted_after_an_image(opened: Open) -> None:
 def test_a_count_knows_images(opened: Open) -> None:
     model = opened()
     request = asked(RED)
-    counted = model.preparer.count(CountTokens(1, request), lambda event: None)
+    counted = model.preparer.count(request, 1, lambda event: None)
     _, [stats], events = run(model, request)
     [pictured] = [event for event in events if isinstance(event, ImageAccepted)]
-    text = model.preparer.count(CountTokens(1, asked()), lambda event: None)
+    text = model.preparer.count(asked(), 1, lambda event: None)
     assert counted.total == stats.prompt_tokens
     assert counted.each[0] == text.each[0] + pictured.tokens
 

@@ -19,28 +19,28 @@ from support.fake_context import FakeContext, FakeVocabulary, endless
 import llmrun.engine.main as module
 from llmrun.engine.loaded import LoadedModel
 from llmrun.engine.main import EngineProcess
-from llmrun.protocol.engine_status import EngineStatus, GetStatus
+from llmrun.protocol.codec import as_dict
 from llmrun.protocol.frames import encode
 from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import (
     AnswerRequest,
     Cancel,
-    CountTokens,
     Event,
     Failed,
     Finished,
     Frame,
     Generate,
     Job,
+    JobDone,
     Message,
     Rendered,
     Rendering,
     Started,
     TextDelta,
-    TokenCount,
 )
 from llmrun.protocol.params import Limits
-from llmrun.protocol.speculation import MeasureSteps, Speculation, StepsMeasured
+from llmrun.protocol.questions import EngineStatus, TokenCount
+from llmrun.protocol.speculation import Speculation, StepTables
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 PATIENCE = 120.0  # seconds, for what is only a matter of turns
@@ -241,8 +241,8 @@ def test_counting_does_not_wait_for_a_step(running: Running) -> None:
     gate = running.gate_in_decode(0)
     running.channel.say(ask(1))
     gate.wait()
-    running.channel.say(CountTokens(2, AnswerRequest((Message("user", "Hi"),))))
-    assert running.channel.wait(lambda event: isinstance(event, TokenCount)) == TokenCount(2, (2,), 2)
+    running.channel.say(Job(2, "count_tokens", as_dict(AnswerRequest((Message("user", "Hi"),)))))
+    assert running.channel.wait(lambda event: isinstance(event, JobDone)) == JobDone(2, TokenCount((2,), 2))
     assert running.channel.sent[-3:-1] == [Rendering(2), Rendered(2)]
     gate.open()
     running.channel.finished(1)
@@ -254,10 +254,11 @@ def test_the_condition_is_told_while_a_step_runs_and_another_request_is_prepared
     gate.wait()
     running.channel.say(ask(2))
     preparing.wait()
-    running.channel.say(ask(3), GetStatus(4))
-    told = running.channel.wait(lambda event: isinstance(event, EngineStatus))
-    assert isinstance(told, EngineStatus)
-    assert (told.request, told.running, told.waiting) == (4, 1, 2)
+    running.channel.say(ask(3), Job(4, "status", {}))
+    told = running.channel.wait(lambda event: isinstance(event, JobDone))
+    assert isinstance(told, JobDone)
+    assert isinstance(told.result, EngineStatus)
+    assert (told.request, told.result.running, told.result.waiting) == (4, 1, 2)
     gate.open()
     preparing.open()
     for request in (1, 2, 3):
@@ -307,7 +308,7 @@ def test_a_request_can_be_cancelled_while_another_is_computed(running: Running) 
 
 
 @pytest.mark.parametrize(
-    "command", [Load("/x.gguf", 1, 1, request=3), Job(3, "bench", {}), CountTokens(3, AnswerRequest())], ids=str
+    "command", [Load("/x.gguf", 1, 1, request=3), Job(3, "bench", {}), Job(3, "count_tokens", {})], ids=str
 )
 def test_whatever_waits_can_be_cancelled(command: Any) -> None:
     running = Running()
@@ -389,12 +390,12 @@ def test_steps_are_measured() -> None:
     running = Running()
     running.start()
     for request in range(1, 50):  # whatever else computes here disturbs steps of microseconds
-        running.channel.say(MeasureSteps(request))
+        running.channel.say(Job(request, "measure_steps", {}))
         measured = running.channel.wait(lambda event, request=request: event.request == request)
-        assert isinstance(measured, StepsMeasured)
-        if measured.times:
+        assert isinstance(measured, JobDone)
+        if measured.result.times:
             break
-    assert {time.width for time in measured.times} == {1, 4, 8, 16}
+    assert {time.width for time in measured.result.times} == {1, 4, 8, 16}
 
 
 @pytest.mark.parametrize("more", [ask(2), Cancel(1)], ids=["a question", "its cancel"])
@@ -402,12 +403,12 @@ def test_whatever_comes_ends_the_measuring(more: Frame) -> None:
     running = Running()
     gate = running.gate_in_decode(7)
     running.start()
-    running.channel.say(MeasureSteps(1))
+    running.channel.say(Job(1, "measure_steps", {}))
     gate.wait()
     running.channel.say(more)
     assert eventually(running.process._has_queued_command)
     gate.open()
-    assert running.channel.wait(lambda event: event.request == 1) == StepsMeasured(1, ())
+    assert running.channel.wait(lambda event: event.request == 1) == JobDone(1, StepTables())
     running.channel.say(ask(3))
     assert running.channel.finished(3).reason == "length"
     assert not running.process._flag.is_set
@@ -425,11 +426,11 @@ def test_a_job_can_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     running = Running()
     gate = Gate()
 
-    def job(command: Job) -> dict[str, Any]:
+    def job(command: Job) -> JobDone:
         gate.stop()
-        return {"stopped": running.process._flag.is_set}
+        return JobDone(command.request, {"stopped": running.process._flag.is_set})
 
-    monkeypatch.setattr(running.process, "_do_job", job)
+    monkeypatch.setitem(running.process._compute_handlers, Job, job)
     running.start()
     running.channel.say(Job(1, "bench", {}))
     gate.wait()

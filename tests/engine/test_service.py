@@ -19,13 +19,10 @@ from llmrun.engine.loaded import LoadedModel
 from llmrun.engine.service import Preparer
 from llmrun.errors import BadModelError, ContextOverflowError, LlmrunError, UsageError
 from llmrun.grammar import Grammar, read_grammar
-from llmrun.protocol.finished_answers import SaveState, StateSaved
+from llmrun.protocol.jobs.tokenize import TokenizeText
 from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import (
     AnswerRequest,
-    CountTokens,
-    Detokenize,
-    Detokenized,
     Event,
     Failed,
     Finished,
@@ -35,11 +32,10 @@ from llmrun.protocol.messages import (
     Rendering,
     Started,
     TextDelta,
-    Tokenize,
-    Tokenized,
     Tool,
 )
 from llmrun.protocol.params import Limits, SamplingParams
+from llmrun.protocol.questions import Detokenize, DetokenizedText, SaveState, StateSaved
 
 PLAIN = "{{ messages[-1].content }}"
 OPENS = PLAIN + "<think>{# </think> #}"
@@ -223,23 +219,23 @@ class Untouchable(FakeVocabulary):
         chat("x" * 20_000_000),
         Generate(1, AnswerRequest(prompt="x" * 20_000_000)),
         Generate(1, AnswerRequest((Message("user", "x" * 10_000),) * 2000)),
-        CountTokens(1, AnswerRequest((Message("user", "Hi"), Message("user", "x" * 20_000_000)))),
+        AnswerRequest((Message("user", "Hi"), Message("user", "x" * 20_000_000))),
     ],
     ids=["message", "prompt", "many messages", "counted"],
 )
-def test_what_is_certainly_too_long_is_refused_before_it_is_tokenized(request_: Generate | CountTokens) -> None:
+def test_what_is_certainly_too_long_is_refused_before_it_is_tokenized(request_: Generate | AnswerRequest) -> None:
     """And before its template is rendered: that is not to blame."""
     model = preparer(vocabulary=Untouchable())
     with pytest.raises(
         ContextOverflowError, match=r"at least 10,000,000 tokens long, the context window 100"
     ) as caught:
-        model.count(request_, refuse) if isinstance(request_, CountTokens) else model.prepare(request_, refuse)
+        model.count(request_, 1, refuse) if isinstance(request_, AnswerRequest) else model.prepare(request_, refuse)
     assert "--ctx" in caught.value.hint
 
 
 def test_long_conversations_are_counted_because_old_turns_may_leave() -> None:
     asked = AnswerRequest((*(Message("user", "x" * 9_000),) * 3, Message("user", "Hi")))
-    assert preparer().count(CountTokens(1, asked), lambda event: None).each == (9_000, 9_000, 9_000, 2)
+    assert preparer().count(asked, 1, lambda event: None).each == (9_000, 9_000, 9_000, 2)
 
 
 def test_where_its_end_is_ignored_an_answer_goes_on_to_its_limit() -> None:
@@ -252,26 +248,41 @@ def test_where_its_end_is_ignored_an_answer_goes_on_to_its_limit() -> None:
         answer(model, PLAIN, limits=Limits(9, ignores_end=True), grammar=GRAMMAR)
 
 
+def test_end_tokens_are_searched_once_per_model() -> None:
+    class CountingVocabulary(FakeVocabulary):
+        n_calls = 0
+
+        def is_end(self, token: int) -> bool:
+            self.n_calls += 1
+            return super().is_end(token)
+
+    vocabulary = CountingVocabulary()
+    prepare, request = preparer(vocabulary=vocabulary).prepare, chat("Hi", limits=Limits(9, ignores_end=True))
+    for _ in range(3):
+        prepare(request, lambda event: None)
+    assert vocabulary.n_calls <= vocabulary.n_tokens
+
+
 def test_a_text_is_tokenized_as_it_is() -> None:
-    assert preparer().tokenize(Tokenize(1, "ab")) == Tokenized(1, tuple(tokens_of("ab")))
+    assert preparer().tokenize(TokenizeText("", "ab")).tokens == tuple(tokens_of("ab"))
     with pytest.raises(ContextOverflowError):
-        preparer().tokenize(Tokenize(1, "x" * 10_000_000))
+        preparer().tokenize(TokenizeText("", "x" * 10_000_000))
 
 
 def test_tokens_are_a_text_again() -> None:
-    assert preparer().detokenize(Detokenize(1, tuple(tokens_of("aé")))) == Detokenized(1, "aé")
+    assert preparer().detokenize(Detokenize(tuple(tokens_of("aé")))) == DetokenizedText("aé")
     half = tuple(tokens_of("é"))[:1]
-    assert preparer().detokenize(Detokenize(1, half)) == Detokenized(1, "\ufffd")
+    assert preparer().detokenize(Detokenize(half)) == DetokenizedText("\ufffd")
     for token in (-1, 10**9):
         with pytest.raises(UsageError, match="there is no token"):
-            preparer().detokenize(Detokenize(1, (token,)))
+            preparer().detokenize(Detokenize((token,)))
 
 
 # ---- telling, and saving -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [Generate, CountTokens])
-def test_the_front_is_told_when_the_template_runs(kind: type[Generate] | type[CountTokens]) -> None:
+@pytest.mark.parametrize("is_counted", [False, True])
+def test_the_front_is_told_when_the_template_runs(is_counted: bool) -> None:
     """Tokens and grammar are not its work. Nothing else may allocate much meanwhile."""
     model = preparer()
     said: list[tuple[Event, bool]] = []
@@ -279,8 +290,8 @@ def test_the_front_is_told_when_the_template_runs(kind: type[Generate] | type[Co
     def send(event: Event) -> None:
         said.append((event, ALLOCATING.locked()))
 
-    request = kind(1, AnswerRequest((Message("user", "Hi"),)))
-    model.count(request, send) if isinstance(request, CountTokens) else model.prepare(request, send)
+    asked = AnswerRequest((Message("user", "Hi"),))
+    model.count(asked, 1, send) if is_counted else model.prepare(Generate(1, asked), send)
     assert said == [(Rendering(1), True), (Rendered(1), False)]
 
 
@@ -317,7 +328,7 @@ def test_a_folder_that_cannot_be_written_saves_nothing_and_breaks_nothing(
     else:
         monkeypatch.setattr("llmrun.engine.core.states.os.open", full_disk)
     finish(model, "x" * 100)
-    assert model.save(SaveState(2, answer=1)) == StateSaved(2, 0, 0)
+    assert model.save(SaveState(1)) == StateSaved(0, 0)
     finish(model, "y" * 100)
 
 
@@ -328,7 +339,7 @@ def full_disk(*_: Any, **__: Any) -> int:
 def test_what_was_saved_is_found(tmp_path: Path) -> None:
     model = states(tmp_path)
     finish(model, "x" * 100)
-    assert model.save(SaveState(2, answer=1)).tokens > 90
+    assert model.save(SaveState(1)).tokens > 90
     again = states(tmp_path)
     started = finish(again, "x" * 100)[0]
     assert isinstance(started, Started)

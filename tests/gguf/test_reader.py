@@ -267,7 +267,7 @@ def test_a_tensor_in_two_files(tmp_path: Path) -> None:
 
 def test_names_that_do_not_tell_the_others(tmp_path: Path) -> None:
     first, *_ = parts(tmp_path)
-    with pytest.raises(BadModelError, match="does not tell those of the others"):
+    with pytest.raises(BadModelError, match="does not tell their names"):
         read_header(first.rename(tmp_path / "renamed.gguf"))
     parts(tmp_path, ending="GGUF")
     with pytest.raises(BadModelError):
@@ -354,7 +354,7 @@ DAMAGED = {
     "odd row": (gguf({}, [TensorSpec("w", (33,), 2)]), "'w' of type Q4_0 has the impossible shape [33]"),
     "unknown tensor type": (gguf({}, [TensorSpec("w", (32,), 4)]), "'w' has an unknown type 4"),
     "long tensor name": (gguf({}, [TensorSpec("w" * 64, (1,), 0, 4)]), "64 bytes long"),
-    "tensor twice": (gguf({}, [TensorSpec("w", (8,), 0, 32)] * 2), "'w' is there twice"),
+    "tensor twice": (gguf({}, [TensorSpec("w", (8,), 0, 32)] * 2), "'w' is a duplicate"),
     "wrong offset": (gguf({}, [TensorSpec("w", (8,), 0, 32, offset=64)]), "'w' is at offset 64"),
     "tensor beyond the end": (gguf({}, [TensorSpec("w", (1 << 20, 1 << 20), 0, 0)]), "cut off"),
     "overflowing shape": (gguf({}, [TensorSpec("w", (2**62, 2**62, 2**62, 2**62), 0, 0)]), "impossible shape"),

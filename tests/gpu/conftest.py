@@ -22,7 +22,7 @@ from llmrun.models.location import locate
 from llmrun.planning.machine import this_machine
 from llmrun.planning.plan import LoadPreferences
 from llmrun.protocol.devices import Gpu
-from llmrun.runner.runner import Runner
+from llmrun.runner.client import EngineClient
 
 
 @cache
@@ -48,14 +48,14 @@ def load(model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
     loaded: list[Model] = []
 
-    def start(*, whole: bool = False, keeps_states: bool = False, **wishes: object) -> Model:
-        preferences = LoadPreferences(**wishes)  # type: ignore[arg-type]
+    def start(*, whole: bool = False, keeps_states: bool = False, **preferred: object) -> Model:
+        preferences = LoadPreferences(**preferred)  # type: ignore[arg-type]
         spec = locate(str(model_path), load_settings()).spec
         model = prepare(spec, model_path, preferences, keeps_states=keeps_states)
         if whole:
             model.load = replace(model.load, n_ctx_start=model.plan.n_cells, n_stream=0)
         loaded.append(model)
-        model.start(Runner())
+        model.start(EngineClient())
         return model
 
     yield start

@@ -17,7 +17,7 @@ from llmrun.insight.tokens import (
     script_counts,
     tokenize_text,
 )
-from llmrun.runner import runner
+from llmrun.runner import client
 
 
 def tokens(*pieces: bytes) -> list[Token]:
@@ -51,16 +51,16 @@ def test_a_mark_has_its_letters_script_and_control_tokens_count_nowhere() -> Non
 
 
 @pytest.fixture
-def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[runner.Runner]:
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[client.EngineClient]:
     monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
-    found = runner.Runner()
-    monkeypatch.setattr(runner, "prestarted", lambda: found)
+    found = client.EngineClient()
+    monkeypatch.setattr(client, "prestarted", lambda: found)
     yield found
     found.close()
 
 
 @pytest.mark.usefixtures("package_on_path")
-def test_a_vocabulary_opened_ahead_gives_the_same_tokens(engine: runner.Runner, tmp_path: Path) -> None:
+def test_a_vocabulary_opened_ahead_gives_the_same_tokens(engine: client.EngineClient, tmp_path: Path) -> None:
     path = write(tmp_path / "tiny.gguf", spelling_model())
     open_vocabulary_ahead(str(path))
     found = tokenize_text(engine, path, "hi", special=False)
@@ -69,7 +69,7 @@ def test_a_vocabulary_opened_ahead_gives_the_same_tokens(engine: runner.Runner, 
 
 @pytest.mark.usefixtures("package_on_path")
 @pytest.mark.parametrize("name", ["not-a-model-at-all", "--json"])
-def test_a_wrong_guess_is_no_error(engine: runner.Runner, tmp_path: Path, name: str) -> None:
+def test_a_wrong_guess_is_no_error(engine: client.EngineClient, tmp_path: Path, name: str) -> None:
     open_vocabulary_ahead(name)
     bad = write(tmp_path / "bad.gguf", b"GGUF nothing")
     open_vocabulary_ahead(str(bad))

@@ -23,8 +23,8 @@ from llmrun.model.load_plan import prepare
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.plan import LoadPreferences
 from llmrun.protocol.params import Limits
+from llmrun.runner.client import EngineClient
 from llmrun.runner.launch import EngineHandle, launch
-from llmrun.runner.runner import Runner
 
 Refused = Callable[[Path], tuple[int, str]]
 
@@ -213,7 +213,7 @@ def that_pass(folder: Path, source: random.Random) -> Iterator[Path]:
 
 def end_of(path: Path, launched: EngineHandle) -> int:
     """The exit status that running a file would have."""
-    engine = Runner(launched)
+    engine = EngineClient(launched)
     try:
         model = prepare(ModelSpec(path.name, path=path), path, LoadPreferences(n_ctx=256, threads=1))
         model.start(engine)
@@ -244,7 +244,7 @@ def test_what_passes_the_check_ends_well_or_is_named(tmp_path: Path, batch: int)
             assert makes_embeddings(read_header(path))
         else:
             assert status in {OK, BAD_MODEL, CRASHED}, read_header(path).metadata
-    Runner(ahead).close()
+    EngineClient(ahead).close()
     assert ends[CRASHED] <= 1, "check.py lacks a rule"  # a list of rules is never complete
 
 

@@ -15,9 +15,9 @@ COMMANDS = {
     "bench": '"$llmrun" bench smollm2 -p 8 -n 2 -r 1 --no-limits',
 }
 NOTES = {
-    "run --prompt-cache": b"The next prompt will be read anew",
+    "run --prompt-cache": b"The prompt's KV state was not saved",
     "chat": b"This chat is not saved",
-    "bench": b"it is not in the history",
+    "bench": b"the result was not saved in the history",
 }
 
 

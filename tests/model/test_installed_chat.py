@@ -54,7 +54,7 @@ def test_several_answers_are_decoded_together_behind_one_prefill(llmrun: Install
     chat.wait(chat.at_prompt)
     chat.ask("Name a river in Europe.")
     chat.type("/retry 2")
-    chat.wait(lambda: any(line.startswith("Which one stays? [1/2]") for line in chat.lines))
+    chat.wait(lambda: any(line.startswith("Which answer to keep? [1/2]") for line in chat.lines))
     assert any("1. seed " in line and "2. seed " in line for line in chat.lines), "side by side"
     assert any(line.startswith("2 answers") and "together" in line for line in chat.lines)
     chat.type("1")
@@ -66,7 +66,7 @@ def test_several_answers_are_decoded_together_behind_one_prefill(llmrun: Install
 def test_slash_commands(chat: Terminal) -> None:
     chat.ask("Why is the sky blue?")
     assert any("/clear" in line for line in chat.ask("/?"))
-    assert chat.ask("/nonsense") == ["There is no command /nonsense; /? lists them. As a message: //nonsense"]
+    assert chat.ask("/nonsense") == ["Unknown command /nonsense: /? lists all. To send it as a message: //nonsense"]
     chat.ask("/clear")
     after = summary(chat.ask("And at night?"))
     assert after["prefilled"] + after["reused"] == prompt_tokens("And at night?")

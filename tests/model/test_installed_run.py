@@ -224,5 +224,5 @@ def test_log_probabilities_of_several_answers_are_in_their_list(llmrun: Installe
 def test_on_a_terminal_the_answer_is_shaded_and_the_colours_are_explained(llmrun: Installed) -> None:
     terminal = llmrun.terminal("run", "smollm2", "--temp", "0", "--max-tokens", "6", "--logprobs", "2", QUESTION)
     assert terminal.end() == 0
-    assert any(line.startswith("Each token by the probability") for line in terminal.lines)
-    assert any("LIKELIEST IN ITS PLACE" in line for line in terminal.lines)
+    assert any(line.startswith("Colours show the probability") for line in terminal.lines)
+    assert any("LIKELIEST AT ITS PLACE" in line for line in terminal.lines)

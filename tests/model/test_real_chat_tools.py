@@ -38,15 +38,15 @@ def test_a_turn_with_a_call(tmp_path: Path) -> None:
         Sessions(tmp_path) as store,
     ):
         asked = AnswerRequest(tools=toolbox.tools(), tool_choice="=add", limits=Limits(100))
-        manner = ChatSettings(flags={"seed": 1}, asked=asked)
-        conversation = Conversation(model, store.new(), manner, on_note=print, on_overflow=lambda misfit: "stop")
+        settings = ChatSettings(flags={"seed": 1}, request=asked)
+        conversation = Conversation(model, store.new(), settings, on_note=print, on_overflow=lambda misfit: "stop")
         list(conversation.ask(Question("What is 12 and 30?")))
         (call,) = conversation.calls
         numbers = json.loads(call.arguments)
         result = toolbox.call(call)
         assert (result.text, result.failed) == (str(numbers["first"] + numbers["second"]), False)
 
-        manner.asked = replace(asked, tool_choice="auto", limits=Limits(20))
+        settings.request = replace(asked, tool_choice="auto", limits=Limits(20))
         started, *_ = conversation.go_on([result.text])
         conversation.end_turn()
         assert isinstance(started, Started)

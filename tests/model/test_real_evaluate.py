@@ -155,7 +155,7 @@ def test_ctrl_c_keeps_the_figures(llmrun: Installed, text: Path) -> None:
     terminal.press("c")
     assert terminal.end() == 130
     assert terminal.lines[0].startswith("model"), "the bar is gone"
-    assert terminal.lines[-1] == "stopped: these are the figures up to there"
+    assert terminal.lines[-1] == "stopped: these are the figures so far"
 
 
 def test_a_text_that_is_too_short(llmrun: Installed, text: Path, tmp_path: Path) -> None:

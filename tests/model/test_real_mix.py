@@ -20,7 +20,7 @@ from llmrun.quantize import mix
 from llmrun.quantize.job import QuantizeRequest
 from llmrun.quantize.job import quantize as write_quantized
 from llmrun.quantize.types import TENSOR_TYPES
-from llmrun.runner.runner import Runner
+from llmrun.runner.client import EngineClient
 
 WIDTH, FEED_FORWARD = 256, 512
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog does not mind. " * 20
@@ -77,7 +77,7 @@ def measured(small: Path) -> MixMeasurement:
     """Some types of every matrix."""
     numbers = tuple(TENSOR_TYPES[kind].number for kind in ("F32", "Q8_0", "Q5_0", "Q4_0"))
     names = [name for name, shape in SHAPES.items() if len(shape) > 1]
-    engine = Runner()
+    engine = EngineClient()
     try:
         return engine.do(MIX, MeasureMix((str(small),), dict.fromkeys(names, numbers), TEXT, threads=2))
     finally:

@@ -155,7 +155,7 @@ def test_what_comes_out_answers(llmrun: Installed, half: Path, tmp_path: Path) -
     path = tmp_path / "smollm2-Q4_K_M.gguf"
     done = llmrun.run("quantize", str(half), str(path), "--type", "Q4_K_M")
     assert done.returncode == 0
-    assert b"F16 270.9 MB -> Q4_K_M 105.5 MB, 6.17 bits a weight" in done.stderr
+    assert b"F16 270.9 MB -> Q4_K_M 105.5 MB, 6.17 bits per weight" in done.stderr
     assert done.stdout == b""
     assert b"180 of 272 tensors get another type" in done.stderr
     question = "What is the capital of France?"

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.protocol.engine_status import EngineStatus, GetStatus
+from llmrun.protocol.jobs import Empty
 from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import AnswerRequest, Event, Finished, Generate, Message, Started, TextDelta
 from llmrun.protocol.params import Limits, SamplingParams
-from llmrun.runner.client import Client
+from llmrun.protocol.questions import STATUS
+from llmrun.runner.client import EngineClient
 
 GREEDY = SamplingParams(temperature=0.0)
 SYSTEM = " ".join(f"The square of {number} is {number * number}." for number in range(40))
@@ -23,8 +24,8 @@ QUESTIONS = ["What is the square of 7?", "Say hello.", "Which number is the larg
 
 
 @contextmanager
-def engine(path: Path, **load: object) -> Iterator[Client]:
-    client = Client()
+def engine(path: Path, **load: object) -> Iterator[EngineClient]:
+    client = EngineClient()
     try:
         shared = Load(str(path), n_ctx=2048, n_ctx_start=512, n_seq_max=4, n_parked=8, n_stream=1024, threads=2)
         list(client.submit(replace(shared, **load)))  # type: ignore[arg-type]
@@ -33,7 +34,7 @@ def engine(path: Path, **load: object) -> Iterator[Client]:
         client.close()
 
 
-def ask(client: Client, questions: list[str], most: int, **more: object) -> list[list[Event]]:
+def ask(client: EngineClient, questions: list[str], most: int, **more: object) -> list[list[Event]]:
     """All at once; the events of each."""
     answers: list[list[Event]] = [[] for _ in questions]
 
@@ -67,8 +68,7 @@ def test_a_common_prompt_is_computed_once_and_not_again_after_a_restart(
         reused = sorted(started(events).reused_tokens for events in answers)
         assert reused[0] == 0
         assert min(reused[1:]) > 400, "all of the system prompt"
-        (told,) = client.submit(GetStatus(client.next_request()))
-        assert isinstance(told, EngineStatus)
+        told = client.do(STATUS, Empty())
         prompts = [started(events).prompt_tokens for events in answers]
         assert (told.running, told.waiting) == (0, 0)
         assert (told.prefix_queries, told.prefix_hits) == (sum(prompts), sum(reused))

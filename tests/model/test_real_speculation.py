@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from llmrun.protocol.jobs import Empty
 from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import AnswerRequest, Finished, Generate, Message, Stats, TextDelta, TokenLogprob
 from llmrun.protocol.params import Limits, SamplingParams
-from llmrun.protocol.speculation import MeasureSteps, Speculation
-from llmrun.runner.runner import Runner
+from llmrun.protocol.questions import MEASURE_STEPS
+from llmrun.protocol.speculation import Speculation
+from llmrun.runner.client import EngineClient
 
 TABLE = "\n".join(f"station {number}, line {number % 3}, opened in {1900 + 7 * number}" for number in range(12))
 PROMPTS = [
@@ -25,20 +27,20 @@ ROUNDING = 0.2
 
 
 @pytest.fixture
-def engine(model_path: Path) -> Runner:
-    runner = Runner()
+def engine(model_path: Path) -> EngineClient:
+    runner = EngineClient()
     runner.load(Load(str(model_path), n_ctx=2048, n_ctx_start=2048, threads=2))
     return runner
 
 
-def answer(engine: Runner, prompt: str, speculation: Speculation | None) -> tuple[list[TokenLogprob], Stats]:
+def answer(engine: EngineClient, prompt: str, speculation: Speculation | None) -> tuple[list[TokenLogprob], Stats]:
     """80 tokens, the likeliest each, and what could have stood in their places."""
     sampling, limits = SamplingParams(temperature=0.0), Limits(max_tokens=80)
     asked = AnswerRequest(
         (Message("user", prompt),), sampling=sampling, limits=limits, logprobs=2, speculation=speculation
     )
     tokens: list[TokenLogprob] = []
-    for event in engine.generate(Generate(engine.next_request(), asked)):
+    for event in engine.submit(Generate(engine.next_request(), asked)):
         if isinstance(event, TextDelta):
             tokens += event.logprobs
         if isinstance(event, Finished):
@@ -57,7 +59,7 @@ def assert_a_tie_where_they_differ(plain: list[TokenLogprob], drafted: list[Toke
 
 
 @pytest.mark.slow
-def test_greedy_answers_differ_at_ties_only(engine: Runner) -> None:
+def test_greedy_answers_differ_at_ties_only(engine: EngineClient) -> None:
     try:
         accepted = 0
         for prompt in PROMPTS:
@@ -74,10 +76,10 @@ def test_greedy_answers_differ_at_ties_only(engine: Runner) -> None:
 
 
 @pytest.mark.slow
-def test_a_draft_model_changes_nothing_but_the_steps(engine: Runner, model_path: Path) -> None:
+def test_a_draft_model_changes_nothing_but_the_steps(engine: EngineClient, model_path: Path) -> None:
     """The model drafts for itself: what it is sure of is what it says."""
     beside = Load(str(model_path), n_ctx=2048, n_ctx_start=2048, threads=2)
-    pair = Runner()
+    pair = EngineClient()
     pair.load(replace(beside, draft=beside))
     try:
         for prompt in PROMPTS[1:]:
@@ -87,7 +89,7 @@ def test_a_draft_model_changes_nothing_but_the_steps(engine: Runner, model_path:
             assert stats.draft_steps > 10
             assert stats.accepted_tokens > 0.8 * stats.drafted_tokens > 10
             assert answer(pair, prompt, Speculation(7))[0] == drafted, "the same request takes the same steps"
-        measured = pair.measure_steps(MeasureSteps(pair.next_request()))
+        measured = pair.do(MEASURE_STEPS, Empty())
         assert {time.width for time in measured.draft_times} in ({1, 4, 8, 16}, set())
     finally:
         engine.close()
@@ -95,10 +97,10 @@ def test_a_draft_model_changes_nothing_but_the_steps(engine: Runner, model_path:
 
 
 @pytest.mark.slow
-def test_steps_are_measured_behind_a_conversation_that_stays(engine: Runner) -> None:
+def test_steps_are_measured_behind_a_conversation_that_stays(engine: EngineClient) -> None:
     try:
         _, before = answer(engine, PROMPTS[0], None)
-        while not (times := engine.measure_steps(MeasureSteps(engine.next_request())).times):
+        while not (times := engine.do(MEASURE_STEPS, Empty()).times):
             pass  # something else computed meanwhile
         assert {time.width for time in times} == {1, 4, 8, 16}
         assert all(time.seconds > 0 for time in times)

@@ -16,9 +16,8 @@ from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import AnswerRequest, Finished, Generate, Message, Started, TextDelta, Tool, ToolCall
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.toolcalls import SYNTAXES
-from llmrun.runner.runner import Runner
-from llmrun.server.answer_parts import CallArguments, CallStarted, Part
-from llmrun.server.toolcalls import AnswerReader
+from llmrun.runner.client import EngineClient
+from llmrun.server.answer_parts import AnswerReader, CallArguments, CallStarted, Part
 
 PLACE: dict[str, Any] = {
     "type": "object",
@@ -46,8 +45,8 @@ ASKED = AnswerRequest(
 
 
 @pytest.fixture(scope="module")
-def engine(model_path: Path) -> Iterator[Runner]:
-    engine = Runner()
+def engine(model_path: Path) -> Iterator[EngineClient]:
+    engine = EngineClient()
     try:
         engine.load(Load(str(model_path), n_ctx=2048, n_ctx_start=2048, n_batch=256, threads=2))
         yield engine
@@ -55,9 +54,9 @@ def engine(model_path: Path) -> Iterator[Runner]:
         engine.close()
 
 
-def answer(engine: Runner, asked: AnswerRequest, request: int) -> tuple[Started, list[Part], Finished]:
+def answer(engine: EngineClient, asked: AnswerRequest, request: int) -> tuple[Started, list[Part], Finished]:
     """How it began, the parts of its text, how it ended."""
-    started, *events = engine.generate(Generate(request, asked))
+    started, *events = engine.submit(Generate(request, asked))
     assert isinstance(started, Started)
     reader = AnswerReader(0)
     parts = [part for event in events if isinstance(event, TextDelta) for part in reader.read(event)]
@@ -80,7 +79,7 @@ def check_calls(parts: list[Part], schemas: dict[str, Any] = SCHEMAS) -> list[To
 
 
 @pytest.mark.parametrize("template", [None, *TOOL_TEMPLATES])
-def test_a_required_call(engine: Runner, template: str | None) -> None:
+def test_a_required_call(engine: EngineClient, template: str | None) -> None:
     asked = replace(ASKED, template=TOOL_TEMPLATES[template] if template else None)
     started, parts, finished = answer(engine, asked, 1)
     assert started.tool_syntax == (template or "hermes")
@@ -94,12 +93,12 @@ def test_every_syntax_is_tried() -> None:
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_the_named_tool_is_called(engine: Runner, name: str) -> None:
+def test_the_named_tool_is_called(engine: EngineClient, name: str) -> None:
     _, parts, _ = answer(engine, replace(ASKED, tool_choice=f"={name}"), 2)
     assert [call.name for call in check_calls(parts)] == [name]
 
 
-def test_a_round_trip(engine: Runner) -> None:
+def test_a_round_trip(engine: EngineClient) -> None:
     """The result of a call is read like any other message, and what was said before is not computed again."""
     _, parts, _ = answer(engine, ASKED, 3)
     (call,) = check_calls(parts)

@@ -12,7 +12,7 @@ from support.installed import Installed
 
 from llmrun.gguf.reader import read_header
 from llmrun.planning.hardware import probe
-from llmrun.planning.settings import EngineSettings
+from llmrun.planning.settings import TunableSettings
 from llmrun.planning.tuned import Profile, TunedSettings, remember
 
 
@@ -71,7 +71,7 @@ def test_what_makes_no_sense_is_refused_at_once(llmrun: Installed, arguments: tu
 
 def test_what_was_found_is_used(llmrun: Installed, tuned_file: Path, model_path: Path) -> None:
     header, hardware = read_header(model_path), probe()
-    default = EngineSettings(hardware.usable_cores, hardware.usable_cores)
+    default = TunableSettings(threads=hardware.usable_cores, threads_batch=hardware.usable_cores)
     slow, fast = Profile(default, 1.0, 100.0, 10.0), Profile(replace(default, repack=False), 0.1, 200.0, 20.0)
     remember(TunedSettings(slow, (fast,), 0, time.time()), header, hardware, tuned_file.parent, "smollm2")
     done = llmrun.run("run", "smollm2", "hi", "-n", "4", "-v")

@@ -32,7 +32,7 @@ def test_a_chat_goes_on_as_if_it_had_not_been_left(llmrun: Installed, model_path
     left(first)
     second = llmrun.terminal("chat", "--continue", *GREEDY[2:])
     second.wait(second.at_prompt)
-    assert any("Going on with" in line and "1 turn" in line for line in second.lines)
+    assert any("Resuming" in line and "1 turn" in line for line in second.lines)
     again = second.ask("And at night?")
     assert summary(again)["reused"] >= used - 1, "the KV cache was read from the disk"
     left(second)
@@ -86,7 +86,7 @@ def test_context_why_stats_and_values(llmrun: Installed) -> None:
     why = chat.ask("/why 2")
     assert sum("chosen" in line for line in why) == 2
     assert any("ctx" in line for line in chat.ask("/stats"))
-    assert chat.ask("/set top-k 5") == ["--top-k is 5 from now on."]
+    assert chat.ask("/set top-k 5") == ["--top-k is now 5."]
     assert any("--top-k" in line and "session" in line for line in chat.ask("/set"))
     assert any("invalid" in line for line in chat.ask("/set top-k -1"))
     assert any("there is no sampling parameter" in line for line in chat.ask("/set nonsense 1"))
@@ -175,7 +175,7 @@ def test_another_model_goes_on_with_the_conversation(llmrun: Installed, tmp_path
     chat = opened(llmrun)
     used = summary(chat.ask("Name a river"))["used"]
     first = chat.engine.pid
-    assert any("Going on with" in line for line in chat.ask(f"/model {other}"))
+    assert any("Switched to" in line for line in chat.ask(f"/model {other}"))
     assert chat.engine.pid != first, "the first engine is gone"
     assert summary(chat.ask("And a mountain"))["prefilled"] > used
     assert any("error:" in line for line in chat.ask("/model nonsense-model"))

@@ -11,7 +11,7 @@ from llmrun.planning import machine
 from llmrun.planning.machine import this_machine
 from llmrun.protocol.devices import Gpu
 from llmrun.protocol.jobs.build import Build
-from llmrun.runner import launch, runner
+from llmrun.runner import client, launch
 
 CARD = Gpu("CUDA0", "a card", 24 << 30, 20 << 30, shared=False)
 
@@ -42,8 +42,8 @@ def test_the_commands_own_engine_is_asked_and_kept(monkeypatch: pytest.MonkeyPat
     """It knows what was free before it began to load weights ahead; another one would find them in the memory."""
     prestarted, another = FakeEngine(alive=alive), FakeEngine()
     monkeypatch.setattr(launch, "has_prestarted", True)
-    monkeypatch.setattr(runner, "prestarted", lambda: prestarted)
-    monkeypatch.setattr(runner, "Runner", lambda: another)
+    monkeypatch.setattr(client, "prestarted", lambda: prestarted)
+    monkeypatch.setattr(client, "EngineClient", lambda: another)
     assert this_machine().gpus == (CARD,)
     assert (prestarted.asked, another.asked) == ((1, 0) if alive else (0, 1))
     assert not prestarted.closed
@@ -52,7 +52,7 @@ def test_the_commands_own_engine_is_asked_and_kept(monkeypatch: pytest.MonkeyPat
 def test_an_engine_that_was_started_to_ask_it_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = FakeEngine()
     monkeypatch.setattr(launch, "has_prestarted", False)
-    monkeypatch.setattr(runner, "Runner", lambda: engine)
+    monkeypatch.setattr(client, "EngineClient", lambda: engine)
     assert this_machine().gpus == (CARD,)
     assert engine.closed
 
@@ -60,6 +60,6 @@ def test_an_engine_that_was_started_to_ask_it_is_ended(monkeypatch: pytest.Monke
 def test_a_llama_cpp_for_processors_is_not_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "libggml-cuda.so").unlink()
     engine = FakeEngine()
-    monkeypatch.setattr(runner, "Runner", lambda: engine)
+    monkeypatch.setattr(client, "EngineClient", lambda: engine)
     assert this_machine().gpus == ()
     assert not engine.asked

@@ -98,7 +98,7 @@ def test_model_that_does_not_fit_is_refused_with_numbers() -> None:
 def test_smaller_quant_is_named_with_its_command() -> None:
     with pytest.raises(OutOfMemoryError) as caught:
         make_plan(LARGE, machine(free=5 * GIB + 50 * MIB), LoadPreferences(), name="big", repository="owner/big-GGUF")
-    assert caught.value.hint == "llmrun run owner/big-GGUF:Q4_K_S (about 4.6 GB), if it is there"
+    assert caught.value.hint == "llmrun run owner/big-GGUF:Q4_K_S (about 4.6 GB), if the repository has it"
 
 
 def test_no_quant_is_small_enough() -> None:
@@ -162,7 +162,7 @@ def test_short_wish_makes_a_short_batch() -> None:
 def test_unknown_training_context() -> None:
     plan = make_plan(replace(SMALL, n_ctx_train=0), machine(), LoadPreferences())
     assert plan.n_ctx == 4096
-    assert "does not say" in plan.notes[0]
+    assert "does not state" in plan.notes[0]
 
 
 def test_absurd_training_context_is_bounded() -> None:
@@ -213,10 +213,10 @@ def test_wished_gpu_layers(layers: int) -> None:
         ({"gpu_layers": 1001}, "--gpu-layers", "-1 and 1,000"),
         ({"parallel": 0}, "--parallel 0", "1 and 128"),
         ({"parallel": 129}, "--parallel", "1 and 128"),
-        ({"cache_type_k": "q3_0"}, "--cache-type-k q3_0", "f16"),
-        ({"cache_type_v": "q3_0"}, "--cache-type-v q3_0", "f16"),
+        ({"kv_type_k": "q3_0"}, "--cache-type-k q3_0", "f16"),
+        ({"kv_type_v": "q3_0"}, "--cache-type-v q3_0", "f16"),
         ({"flash_attention": "maybe"}, "--flash-attention maybe", "auto, on, off"),
-        ({"cache_type_v": "q8_0", "flash_attention": "off"}, "needs flash attention", ""),
+        ({"kv_type_v": "q8_0", "flash_attention": "off"}, "needs flash attention", ""),
     ],
 )
 def test_bad_wishes(wishes: dict[str, Any], what: str, why: str) -> None:
@@ -363,7 +363,7 @@ def test_wished_layers_with_a_gpu(wish: int, layers: int) -> None:
 
 
 def test_smaller_kv_type_leaves_room_for_more_context() -> None:
-    small = make_plan(LARGE, machine(free=12 * GIB), LoadPreferences(cache_type_k="q8_0", cache_type_v="q8_0"))
+    small = make_plan(LARGE, machine(free=12 * GIB), LoadPreferences(kv_type_k="q8_0", kv_type_v="q8_0"))
     assert small.n_ctx > make_plan(LARGE, machine(free=12 * GIB), LoadPreferences()).n_ctx
 
 
@@ -406,28 +406,28 @@ def test_slow_flash_attention_is_told(
 
 
 @pytest.mark.parametrize(
-    ("wishes", "flags", "free", "expected"),
+    ("wishes", "free", "expected"),
     [
-        (LoadPreferences(), ("avx2",), 16, "off"),
-        (LoadPreferences(flash_attention="on"), ("avx2",), 16, "on"),
-        (LoadPreferences(cache_type_k="q8_0"), ("avx2",), 16, "auto"),
-        (LoadPreferences(parallel=4), ("avx2",), 16, "auto"),
-        (LoadPreferences(parallel=4, as_alone=True), ("avx2",), 16, "off"),
-        (LoadPreferences(parallel=4, exact=True), ("avx2",), 16, "off"),
-        (LoadPreferences(), ("neon",), 16, "auto"),
-        (LoadPreferences(), ("avx2",), 1, "off"),
+        (LoadPreferences(), 16, "auto"),
+        (LoadPreferences(measured_attention="on"), 16, "auto"),
+        (LoadPreferences(measured_attention="off"), 16, "off"),
+        (LoadPreferences(measured_attention="off", flash_attention="on"), 16, "on"),
+        (LoadPreferences(measured_attention="off", kv_type_k="q8_0"), 16, "auto"),
+        (LoadPreferences(measured_attention="off", parallel=4), 16, "auto"),
+        (LoadPreferences(measured_attention="off", parallel=4, as_alone=True), 16, "off"),
+        (LoadPreferences(measured_attention="off", parallel=4, exact=True), 16, "off"),
+        (LoadPreferences(measured_attention="off"), 1, "off"),
     ],
 )
-def test_one_sequence_is_computed_without_flash_attention_on_x86(
-    wishes: LoadPreferences, flags: tuple[str, ...], free: int, expected: str
+def test_flash_attention_of_one_sequence_is_the_measured_one_or_llama_cpps(
+    wishes: LoadPreferences, free: int, expected: str
 ) -> None:
-    plan = make_plan(SMALL, replace(machine(free=free * GIB), cpu_flags=flags), wishes)
-    assert plan.flash_attention == expected
+    assert make_plan(SMALL, machine(free=free * GIB), wishes).flash_attention == expected
 
 
 def test_a_gpu_has_flash_attention() -> None:
-    hardware = replace(machine(gpus=(gpu(23 * GIB),)), cpu_flags=("avx2",))
-    assert make_plan(SMALL, hardware, LoadPreferences()).flash_attention == "auto"
+    hardware = machine(gpus=(gpu(23 * GIB),))
+    assert make_plan(SMALL, hardware, LoadPreferences(measured_attention="off")).flash_attention == "auto"
 
 
 @pytest.mark.parametrize("parallel", [1, 2, 16])
@@ -438,8 +438,8 @@ def test_exact_answers_are_computed_with_the_flash_attention_of_one(
     facts: Facts, n_ctx: int | None, parallel: int, free: int
 ) -> None:
     """Also where windows apart from each other are cut to fit, so that their scores would take less memory."""
-    hardware = replace(machine(free=free * GIB), cpu_flags=("avx2",))
-    wishes = LoadPreferences(n_ctx=n_ctx)
+    hardware = machine(free=free * GIB)
+    wishes = LoadPreferences(n_ctx=n_ctx, measured_attention="off")
     alone = make_plan(facts, hardware, wishes)
     exact = make_plan(facts, hardware, replace(wishes, parallel=parallel, exact=True))
     assert exact.flash_attention == alone.flash_attention == choose_flash_attention(facts, hardware, wishes)
@@ -447,8 +447,7 @@ def test_exact_answers_are_computed_with_the_flash_attention_of_one(
 
 
 def test_flash_attention_is_left_to_llama_cpp_where_no_window_fits() -> None:
-    hardware = replace(machine(free=GIB), cpu_flags=("avx2",))
-    assert choose_flash_attention(LARGE, hardware, LoadPreferences()) == "auto"
+    assert choose_flash_attention(LARGE, machine(free=GIB), LoadPreferences(measured_attention="off")) == "auto"
 
 
 @pytest.mark.parametrize(("memory", "n_ctx", "fits"), [(16, 8192, True), (2, 8192, False), (64, 131_072, False)])

@@ -41,11 +41,11 @@ WORK = Work(
     decode_bytes={"Q4_K": 2e6},
     prefill_weights={"Q4_K": 4e6},
     layers=10,
-    looking=10,
-    looking_near=0,
+    full_layers=10,
+    window_layers=0,
     window=0,
     kv_elements=1000,
-    kv_elements_near=0,
+    window_kv_elements=0,
     heads=8.0,
     head_length=64,
     vocabulary=1000,
@@ -90,8 +90,8 @@ def test_of_experts_only_those_used_are_read(tmp_path: Path) -> None:
 
 def test_shape(tmp_path: Path) -> None:
     work = work_of(header(tmp_path, EMBEDDING, QUERY))
-    assert (work.layers, work.looking, work.heads, work.head_length, work.vocabulary) == (2, 2, 4.0, 16, 16)
-    assert (work.kv_elements, work.kv_elements_near) == (2 * 2 * (16 + 16), 0)
+    assert (work.layers, work.full_layers, work.heads, work.head_length, work.vocabulary) == (2, 2, 4.0, 16, 16)
+    assert (work.kv_elements, work.window_kv_elements) == (2 * 2 * (16 + 16), 0)
 
 
 def test_another_quant_is_scaled_by_its_size(tmp_path: Path) -> None:
@@ -132,8 +132,8 @@ def test_decode_is_a_sum() -> None:
 
 def test_a_sliding_window_bounds_attention() -> None:
     work = Work({}, {}, 10, 4, 6, 100, 10, 7, 8.0, 64, 1000, {})
-    assert work.looks(50) == 8 * 10 * 50
-    assert work.looks(1000) == 8 * (4 * 1000 + 6 * 100)
+    assert work.attention_reads(50) == 8 * 10 * 50
+    assert work.attention_reads(1000) == 8 * (4 * 1000 + 6 * 100)
     assert (work.kv_read(50), work.kv_read(1000)) == (17 * 50, 10 * 1000 + 7 * 100)
 
 

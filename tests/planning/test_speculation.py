@@ -16,7 +16,7 @@ from llmrun.planning.hardware import Hardware
 from llmrun.planning.speculation import AUTO, OFF, DraftPolicy, expected_gain, read_speculate
 from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import Finished, Stats
-from llmrun.protocol.speculation import Speculation, StepTables, StepTime
+from llmrun.protocol.speculation import Speculation, StepsMeasured, StepTables, StepTime
 
 GIB = 1 << 30
 MACHINE = Hardware("Some CPU", ("avx2",), 4, 8, None, 16 * GIB, 12 * GIB)
@@ -41,20 +41,30 @@ def test_all_else_is_refused_with_what_may_be(value: str | int) -> None:
 
 
 def test_a_number_and_off_need_no_times(tmp_path: Path) -> None:
-    assert drafting(tmp_path, most=7).wanted() == Speculation(7)
-    assert drafting(tmp_path, most=OFF).wanted() is None
-    assert drafting(tmp_path, most=OFF).wanted(7) == Speculation(7), "for one answer"
+    assert drafting(tmp_path, most=7).speculation() == Speculation(7)
+    assert drafting(tmp_path, most=OFF).speculation() is None
+    assert drafting(tmp_path, most=OFF).speculation(7) == Speculation(7), "for one answer"
     assert not drafting(tmp_path, most=7).lacks_times
     assert not drafting(tmp_path, most=OFF).lacks_times
+
+
+def test_a_command_that_ends_with_its_answer_measures_in_it(tmp_path: Path) -> None:
+    policy = drafting(tmp_path)
+    assert policy.speculation(probes=True) == Speculation(15, probes=True)
+    assert drafting(tmp_path, replace(LOAD, n_seq_max=2)).speculation(probes=True) is None
+    assert drafting(tmp_path, most=OFF).speculation(probes=True) is None
+    finished = Finished(1, "stop", Stats())
+    assert list(policy.noticing(iter([StepsMeasured(1, TIMES), finished]))) == [finished]
+    assert drafting(tmp_path).speculation(probes=True) == Speculation(15, TIMES)
 
 
 def test_auto_is_off_until_step_times_are_measured(tmp_path: Path) -> None:
     new = drafting(tmp_path)
     assert new.lacks_times
-    assert new.wanted() is None
+    assert new.speculation() is None
     new.remember(TIMES)
     for known in (new, drafting(tmp_path)):
-        assert known.wanted() == Speculation(15, TIMES)
+        assert known.speculation() == Speculation(15, TIMES)
         assert not known.lacks_times
 
 
@@ -78,8 +88,8 @@ def test_drafts_that_can_not_pay_are_only_made_when_asked_for(tmp_path: Path) ->
     drafting(tmp_path).remember(TIMES)
     for each in (drafting(tmp_path, expert_count=8), drafting(tmp_path, replace(LOAD, exact=True))):
         assert not each.lacks_times
-        assert each.wanted() is None
-        assert each.wanted(7) == Speculation(7)
+        assert each.speculation() is None
+        assert each.speculation(7) == Speculation(7)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +125,7 @@ def test_words(tmp_path: Path) -> None:
     assert new.words == "none, because no step times are measured here yet"
     new.remember(TIMES)
     assert new.words == "as many as the measured step times say will pay"
-    assert drafting(tmp_path, most=7).words == "up to 7 a step"
+    assert drafting(tmp_path, most=7).words == "up to 7 per step"
     assert drafting(tmp_path, most=OFF).words == "none"
     assert drafting(tmp_path, expert_count=8).words == "none, because they don't pay here"
 
@@ -155,18 +165,18 @@ def pair(folder: Path, share: int = 4) -> DraftPolicy:
 
 def test_a_draft_models_steps_are_guessed_by_its_size_until_they_are_measured(tmp_path: Path) -> None:
     policy = pair(tmp_path)
-    assert policy.wanted() is None
+    assert policy.speculation() is None
     policy.remember(TIMES)
-    wanted = policy.wanted()
-    assert wanted is not None
+    drafted = policy.speculation()
+    assert drafted is not None
     small, large = (read_header(tmp_path / f"{name}.gguf").weight_bytes for name in ("small", "large"))
-    assert [each.seconds / whole.seconds for each, whole in zip(wanted.draft_times, TIMES, strict=True)] == (
+    assert [each.seconds / whole.seconds for each, whole in zip(drafted.draft_times, TIMES, strict=True)] == (
         pytest.approx([small / large] * 4)
     )
     assert policy.lacks_times, "its own are better"
     policy.remember(TIMES, TIMES[:2])
     for known in (policy, pair(tmp_path)):
-        assert known.wanted() == Speculation(15, TIMES, TIMES[:2])
+        assert known.speculation() == Speculation(15, TIMES, TIMES[:2])
         assert not known.lacks_times
 
 
@@ -197,7 +207,7 @@ def test_times_are_measured_again_where_three_answers_in_turn_took_others(tmp_pa
     assert not policy.lacks_times
     answers(policy, seconds, 1)
     assert policy.lacks_times
-    assert policy.wanted() == Speculation(15, TIMES), "better than nothing"
+    assert policy.speculation() == Speculation(15, TIMES), "better than nothing"
     policy.remember(TIMES)
     assert not policy.lacks_times
 

@@ -41,7 +41,7 @@ class Engine:
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     fake = Engine()
-    monkeypatch.setattr(speed, "Runner", lambda: fake)
+    monkeypatch.setattr(speed, "EngineClient", lambda: fake)
     monkeypatch.setattr(speed.Clock, "others", lambda self: fake.others)
     return fake
 

@@ -11,10 +11,10 @@ from support.gguf_writer import tiny_model, write
 from llmrun.gguf.reader import read_header
 from llmrun.model import loading
 from llmrun.planning.hardware import probe
-from llmrun.planning.settings import EngineSettings
+from llmrun.planning.settings import TunableSettings
 from llmrun.planning.tuned import Profile, TunedSettings, remember
 
-DEFAULT = EngineSettings(4, 4)
+DEFAULT = TunableSettings(threads=4, threads_batch=4)
 
 
 class FakeRunner:
@@ -27,7 +27,7 @@ class FakeRunner:
         self.opened.append(path)
 
 
-def remember_settings(path: Path, folder: Path, *others: EngineSettings) -> None:
+def remember_settings(path: Path, folder: Path, *others: TunableSettings) -> None:
     profiles = tuple(Profile(settings, 1.0, 200.0, 20.0) for settings in others)
     remember(TunedSettings(Profile(DEFAULT, 1.0, 100.0, 10.0), profiles, 0, 0.0), read_header(path), probe(), folder)
 
@@ -36,7 +36,7 @@ def remember_settings(path: Path, folder: Path, *others: EngineSettings) -> None
 def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeRunner:
     monkeypatch.setenv("LLMRUN_HOME", str(tmp_path))
     found = FakeRunner()
-    monkeypatch.setattr(loading.runner, "prestarted", lambda: found)
+    monkeypatch.setattr(loading.client, "prestarted", lambda: found)
     return found
 
 
@@ -45,7 +45,10 @@ def path(tmp_path: Path) -> Path:
     return write(tmp_path / "model.gguf", tiny_model())
 
 
-PLAIN = (replace(DEFAULT, threads=2), replace(DEFAULT, flash_attention="off", n_ubatch=128, kv_type="q8_0"))
+PLAIN = (
+    replace(DEFAULT, threads=2),
+    replace(DEFAULT, flash_attention="off", n_ubatch=128, kv_type_k="q8_0", kv_type_v="q8_0"),
+)
 OTHER = (
     replace(DEFAULT, repack=False),
     replace(DEFAULT, mmap=False),
@@ -67,7 +70,7 @@ def test_settings_of_the_context_keep_early_loading(engine: FakeRunner, path: Pa
 
 @pytest.mark.parametrize("settings", OTHER)
 def test_settings_that_load_otherwise_do_not(
-    engine: FakeRunner, path: Path, tmp_path: Path, settings: EngineSettings
+    engine: FakeRunner, path: Path, tmp_path: Path, settings: TunableSettings
 ) -> None:
     remember_settings(path, tmp_path, *PLAIN, settings)
     loading.open_ahead(str(path))

@@ -17,17 +17,12 @@ import pytest
 from llmrun.errors import BY_CODE, BadLogitsError, ContextOverflowError, LlmrunError
 from llmrun.grammar import Grammar
 from llmrun.protocol import frames, messages
-from llmrun.protocol.engine_status import EngineStatus, GetStatus
-from llmrun.protocol.finished_answers import AnswerExplanation, ChainStep, Choice, Explain, SaveState, StateSaved
 from llmrun.protocol.frames import MAX_FRAME_BYTES, PREFIX_BYTES, FrameError, decode, encode, frame_length, read_frame
 from llmrun.protocol.loading import Load, Loaded, LoadProgress, Open
 from llmrun.protocol.messages import (
     AnswerRequest,
     Cancel,
     Command,
-    CountTokens,
-    Detokenize,
-    Detokenized,
     Event,
     Failed,
     Finished,
@@ -44,15 +39,12 @@ from llmrun.protocol.messages import (
     Started,
     Stats,
     TextDelta,
-    TokenCount,
-    Tokenize,
-    Tokenized,
     TokenLogprob,
     Tool,
     ToolCall,
 )
 from llmrun.protocol.params import Limits, SamplingParams
-from llmrun.protocol.speculation import MeasureSteps, Speculation, StepsMeasured, StepTime
+from llmrun.protocol.speculation import Speculation, StepsMeasured, StepTime
 
 REQUEST = Generate(
     2**40, AnswerRequest(prompt="", sampling=SamplingParams(seed=2**32 - 1, logit_bias=((0, -math.inf), (7, 1.5))))
@@ -60,8 +52,28 @@ REQUEST = Generate(
 FRAMES: list[Frame] = [
     Open("/m.gguf"),
     Open("/m.gguf", 7),
+    StepsMeasured(5, (StepTime(1, 300, 0.01), StepTime(4, 300, 0.02))),
     Load("/m.gguf", n_ctx=4096, n_ctx_start=2048),
-    Load("/\udcff\udc80.gguf", 1, 2, 3, 4, 5, 6, True, True, "/kv", 2**32, 7, 8, "on", "q8_0", "f16", False, False),
+    Load(
+        "/\udcff\udc80.gguf",
+        1,
+        2,
+        True,
+        True,
+        "/kv",
+        2**32,
+        n_batch=3,
+        n_seq_max=4,
+        threads=5,
+        gpu_layers=6,
+        threads_batch=7,
+        n_ubatch=8,
+        flash_attention="on",
+        kv_type_k="q8_0",
+        repack=False,
+        mmap=False,
+        cpu_experts=(0, 1),
+    ),
     Load("/m.gguf", 4096, 512, n_seq_max=8, n_cells=9000, n_parked=16, exact=True),
     Job(8, "quantize", {"path": "/m.gguf", "types": {"a": ["Q8_0", 1.5, None, True]}}),
     JobUpdate(8, {"done": 0.5}),
@@ -89,16 +101,7 @@ FRAMES: list[Frame] = [
     ),
     Generate(8, AnswerRequest(speculation=Speculation(7))),
     Generate(8, AnswerRequest(speculation=Speculation(15, (StepTime(1, 0, 0.006), StepTime(4, 512, 0.014))))),
-    MeasureSteps(9),
-    StepsMeasured(9, ()),
-    StepsMeasured(9, (StepTime(1, 0, 0.006), StepTime(16, 512, 0.03))),
     Cancel(0),
-    GetStatus(4),
-    EngineStatus(4, 1, 2, 3, 4, 5, 6, 7, 8, 9),
-    Explain(9, 1, last=3, candidates=8),
-    SaveState(4, 3, prompt_only=True),
-    CountTokens(4, AnswerRequest((Message("user", "Hi"),), template="chatml", thinking=False)),
-    Tokenize(5, "<s>Hi", special=True),
     LoadProgress(0.1 + 0.2),
     Loaded(4096, 8192, 49152, "llama 135M Q4_1", False, ("CUDA0", "CPU"), 0.5, ("<think>", "</think>")),
     Rendering(1),
@@ -114,15 +117,8 @@ FRAMES: list[Frame] = [
     Finished(1, "stop", Stats(1, 2, 0.3, 4, 0.5, 0.6, 0.7, 0.8, 9, 10, 0.11, 12)),
     Finished(1, "length", Stats()),
     ImageAccepted(1, "cat.png", 640, 480, 64),
-    StateSaved(3, 2000, 2**36),
-    TokenCount(4, (1, 2), 9),
-    Tokenized(5, (1, 2)),
-    Detokenize(5, (1, 2)),
-    Detokenized(5, "é"),
     Finished(1, "repeats", Stats(), "again and again"),
     Started(1, 10, 5, 0, thinking=True, thinking_tags=("<think>", "</think>")),
-    AnswerExplanation(1, ()),
-    AnswerExplanation(1, (Choice("é", False, ("a", "é"), 1, (ChainStep("model", 9, (0.5, 0.25)),)), Choice('"', True))),
     Failed(3, "bad-model", "it broke", "it was old", "buy one"),
     Failed(0, "internal", ""),
 ]
@@ -264,4 +260,4 @@ def test_rates() -> None:
 def test_messages_are_named_tuples_but_for_what_is_changed_by_replace() -> None:
     """Front and engine make all these classes at every start."""
     kinds = {*get_args(Command), *get_args(Event)}
-    assert {kind.__name__ for kind in kinds if is_dataclass(kind)} == {"Load", "AnswerExplanation"}
+    assert {kind.__name__ for kind in kinds if is_dataclass(kind)} == {"Load"}

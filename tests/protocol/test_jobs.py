@@ -12,8 +12,8 @@ import pytest
 
 from llmrun.errors import CancelledError, DiskFullError, EngineCrashedError, LlmrunError
 from llmrun.protocol.jobs import JobKind
+from llmrun.runner.client import EngineClient
 from llmrun.runner.launch import launch
-from llmrun.runner.runner import Runner
 
 FAKE_ENGINE = Path(__file__).parents[1] / "support/fake_engine.py"
 
@@ -40,11 +40,11 @@ SAY = JobKind("say", Say, Done, Said)
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[[str], Runner]]:
-    runners: list[Runner] = []
+def start() -> Iterator[Callable[[str], EngineClient]]:
+    runners: list[EngineClient] = []
 
-    def make(mode: str) -> Runner:
-        runners.append(Runner(launch((sys.executable, str(FAKE_ENGINE), mode))))
+    def make(mode: str) -> EngineClient:
+        runners.append(EngineClient(launch((sys.executable, str(FAKE_ENGINE), mode))))
         return runners[-1]
 
     yield make
@@ -52,24 +52,24 @@ def start() -> Iterator[Callable[[str], Runner]]:
         runner.close()
 
 
-def test_a_job_tells_how_far_it_is_and_what_came_out(start: Callable[[str], Runner]) -> None:
+def test_a_job_tells_how_far_it_is_and_what_came_out(start: Callable[[str], EngineClient]) -> None:
     runner, seen = start("normal"), list[Done]()
     assert runner.do(SAY, Say("hello"), seen.append) == Said("hello", "say")
     assert seen == [Done(1), Done(2)]
     assert runner.do(SAY, Say("again")).said == "again"
 
 
-def test_a_failed_job_raises_its_own_error(start: Callable[[str], Runner]) -> None:
+def test_a_failed_job_raises_its_own_error(start: Callable[[str], EngineClient]) -> None:
     with pytest.raises(DiskFullError, match="no space is left"):
         start("failing").do(SAY, Say(""))
 
 
-def test_a_dead_engine_is_named(start: Callable[[str], Runner]) -> None:
+def test_a_dead_engine_is_named(start: Callable[[str], EngineClient]) -> None:
     with pytest.raises(EngineCrashedError, match=r"in its job, say.*GGML_ASSERT"):
         start("die:job:SIGSEGV").do(SAY, Say(""))
 
 
-def test_a_job_that_takes_too_long_is_given_up(start: Callable[[str], Runner]) -> None:
+def test_a_job_that_takes_too_long_is_given_up(start: Callable[[str], EngineClient]) -> None:
     runner = start("deaf")
     with pytest.raises(LlmrunError, match="does not answer: nothing came within 0 seconds"):
         runner.do(SAY, Say(""), seconds=0.2)
@@ -78,7 +78,7 @@ def test_a_job_that_takes_too_long_is_given_up(start: Callable[[str], Runner]) -
 
 @pytest.mark.parametrize("kind", [replace(SAY, result=Done), replace(SAY, update=Said)])
 def test_a_job_that_tells_something_else_is_a_crash(
-    start: Callable[[str], Runner], kind: JobKind[Any, Any, Any]
+    start: Callable[[str], EngineClient], kind: JobKind[Any, Any, Any]
 ) -> None:
     runner = start("normal")
     with pytest.raises(EngineCrashedError, match="in its job, say: it sent garbage"):
@@ -86,7 +86,7 @@ def test_a_job_that_tells_something_else_is_a_crash(
     assert not runner.alive
 
 
-def test_an_exception_meanwhile_ends_the_engine_at_once(start: Callable[[str], Runner]) -> None:
+def test_an_exception_meanwhile_ends_the_engine_at_once(start: Callable[[str], EngineClient]) -> None:
     runner = start("deaf")
 
     def stop(update: Done) -> None:
@@ -98,7 +98,7 @@ def test_an_exception_meanwhile_ends_the_engine_at_once(start: Callable[[str], R
 
 
 def test_the_engine_names_a_job_that_it_does_not_know() -> None:
-    runner = Runner()
+    runner = EngineClient()
     with pytest.raises(LlmrunError):
         runner.do(SAY, Say(""))
     assert not runner.alive

@@ -9,21 +9,30 @@ from typing import Any
 import pytest
 from support import gguf_writer
 
+from llmrun.config import load_settings
 from llmrun.gguf.reader import read_header
+from llmrun.model import load_plan
+from llmrun.models.registry import ModelSpec
+from llmrun.planning.attention import remember
 from llmrun.planning.hardware import probe
-from llmrun.planning.plan import LoadPreferences, make_plan
+from llmrun.planning.plan import LoadPreferences
 from llmrun.protocol.jobs.score import ScoreText
+from llmrun.protocol.speculation import AttentionTime
 from llmrun.quantize import score as module
 
 
-@pytest.mark.parametrize("flags", [("avx2",), ("neon",)])
+@pytest.mark.parametrize("faster", ["on", "off", ""])
 @pytest.mark.parametrize("preferences", [LoadPreferences(), LoadPreferences(flash_attention="on")])
 def test_a_text_is_scored_with_the_attention_that_run_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], preferences: LoadPreferences
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faster: str, preferences: LoadPreferences
 ) -> None:
+    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path))
     path = tmp_path / "model.gguf"
     path.write_bytes(gguf_writer.tiny_model({"llama.context_length": 4096}))
-    hardware = replace(probe(), cpu_flags=flags, memory_total=32 << 30, memory_available=16 << 30, gpus=())
+    hardware = replace(probe(), memory_total=32 << 30, memory_available=16 << 30, gpus=())
+    if faster:
+        times = AttentionTime(0, *((1.0, 2.0) if faster == "on" else (2.0, 1.0)))
+        remember((times,), read_header(path), hardware, load_settings().state_dir)
     commands: list[ScoreText] = []
 
     class Engine:
@@ -33,8 +42,11 @@ def test_a_text_is_scored_with_the_attention_that_run_has(
         def close(self) -> None: ...
 
     monkeypatch.setattr(module, "this_machine", lambda: hardware)
-    monkeypatch.setattr(module, "Runner", Engine)
+    monkeypatch.setattr(load_plan, "this_machine", lambda workers: hardware)
+    monkeypatch.setattr(module, "EngineClient", Engine)
     module.score(path, "Some text that is read.", n_ctx=256, preferences=preferences)
     (command,) = commands
     assert command.n_ctx < 4096
-    assert command.flash_attention == make_plan(read_header(path), hardware, preferences).flash_attention
+    run = load_plan.prepare(ModelSpec("tiny", path=path), path, preferences).load
+    expected = preferences.flash_attention if faster != "off" or preferences.flash_attention == "on" else "off"
+    assert command.flash_attention == run.flash_attention == expected

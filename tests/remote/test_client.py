@@ -19,8 +19,14 @@ from llmrun.protocol.params import Limits
 from llmrun.remote.client import PATIENT, RemoteClient
 from llmrun.remote.server import ServedModel, Server
 from llmrun.remote.transport import models
-from llmrun.server.answer_parts import AnswerText, CallArguments, CallStarted, ReasoningText, ResponseFinished
-from llmrun.server.toolcalls import AnswerReader
+from llmrun.server.answer_parts import (
+    AnswerReader,
+    AnswerText,
+    CallArguments,
+    CallStarted,
+    ReasoningText,
+    ResponseFinished,
+)
 
 PATIENCE = replace(PATIENT, connect_seconds=30.0, stall_seconds=30.0, retries=2, backoff_seconds=0.0)
 IMPATIENCE = replace(PATIENCE, stall_seconds=0.2)

@@ -63,13 +63,13 @@ def far(server: FarServer) -> Iterator[Open]:
 
 
 class Talk:
-    def __init__(self, folder: Path, model: RemoteModel, manner: ChatSettings | None = None) -> None:
+    def __init__(self, folder: Path, model: RemoteModel, settings: ChatSettings | None = None) -> None:
         self.store = Sessions(folder)
         self.notes: list[str] = []
         self.conversation = Conversation(
             model,
             self.store.new(),
-            manner or ChatSettings(),
+            settings or ChatSettings(),
             on_note=self.notes.append,
             on_overflow=lambda misfit: "stop",
         )
@@ -131,9 +131,9 @@ def test_an_answer_says_which_server_gave_it_and_never_the_key(server: FarServer
 
 
 def test_only_what_was_set_is_sent(server: FarServer, far: Open, tmp_path: Path) -> None:
-    manner = ChatSettings(flags={"temperature": 0.8, "top_p": 0.9}, session={"top_p": 0.5})
+    settings = ChatSettings(flags={"temperature": 0.8, "top_p": 0.9}, session={"top_p": 0.5})
     model = far("llamacpp")
-    Talk(tmp_path, model, manner).say("Hi")
+    Talk(tmp_path, model, settings).say("Hi")
     (request,) = server.answered()
     assert (request.body["temperature"], request.body["top_p"]) == (0.8, 0.5)
     assert not {"top_k", "min_p", "seed", "stops_repeats"} & set(request.body)
@@ -179,7 +179,7 @@ def test_thoughts_are_told_apart(server: FarServer, far: Open, tmp_path: Path) -
 
 def test_tools_are_called(server: FarServer, far: Open, tmp_path: Path) -> None:
     tools = (Tool("add", "", '{"properties": {"a": {}, "b": {}}}'), Tool("now"))
-    talk = Talk(tmp_path, far(), ChatSettings(asked=AnswerRequest(tools=tools)))
+    talk = Talk(tmp_path, far(), ChatSettings(request=AnswerRequest(tools=tools)))
     server.replies = [CALLS, FINE]
     talk.say("What is 1 + 2?")
     assert [call.name for call in talk.conversation.calls] == ["add", "now"]

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from llmrun.runner.client import EngineClient
 from llmrun.runner.launch import launch
-from llmrun.runner.runner import Runner
 
 FAKE_ENGINE = Path(__file__).parents[1] / "support/fake_engine.py"
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[[str], Runner]]:
+def start() -> Iterator[Callable[[str], EngineClient]]:
     """start(mode): a runner of a fake engine, closed in the end."""
-    runners: list[Runner] = []
+    runners: list[EngineClient] = []
 
-    def make(mode: str = "normal") -> Runner:
-        runners.append(Runner(launch((sys.executable, str(FAKE_ENGINE), mode))))
+    def make(mode: str = "normal") -> EngineClient:
+        runners.append(EngineClient(launch((sys.executable, str(FAKE_ENGINE), mode))))
         return runners[-1]
 
     yield make

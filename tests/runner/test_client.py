@@ -16,7 +16,6 @@ from llmrun.protocol import frames
 from llmrun.protocol.loading import Load, Loaded
 from llmrun.protocol.messages import (
     AnswerRequest,
-    CountTokens,
     Event,
     Finished,
     Generate,
@@ -24,26 +23,26 @@ from llmrun.protocol.messages import (
     Started,
     Stats,
     TextDelta,
-    TokenCount,
 )
+from llmrun.protocol.questions import COUNT_TOKENS, TokenCount
 from llmrun.runner import requests
-from llmrun.runner.client import Client
+from llmrun.runner.client import EngineClient
 from llmrun.runner.launch import launch
 
 FAKE_ENGINE = Path(__file__).parents[1] / "support/fake_engine.py"
 HI = AnswerRequest((Message("user", "Hi"),))
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
-Start = Callable[[str], Client]
+Start = Callable[[str], EngineClient]
 
 
 @pytest.fixture
 def start() -> Iterator[Start]:
     """start(mode): a client of a fake engine, closed in the end."""
-    clients: list[Client] = []
+    clients: list[EngineClient] = []
 
-    def make(mode: str = "normal") -> Client:
-        clients.append(Client(launch((sys.executable, str(FAKE_ENGINE), mode))))
+    def make(mode: str = "normal") -> EngineClient:
+        clients.append(EngineClient(launch((sys.executable, str(FAKE_ENGINE), mode))))
         return clients[-1]
 
     yield make
@@ -51,7 +50,7 @@ def start() -> Iterator[Start]:
         client.close()
 
 
-def ask(client: Client) -> tuple[int, Iterator[Event]]:
+def ask(client: EngineClient) -> tuple[int, Iterator[Event]]:
     request = client.next_request()
     return request, client.submit(Generate(request, HI))
 
@@ -66,8 +65,7 @@ def test_many_threads_get_their_own_answers(start: Start) -> None:
             answer = list(events)
             assert {event.request for event in answer} == {request}
             assert "".join(event.text for event in answer if isinstance(event, TextDelta)) == "Hello"
-            count = client.next_request()
-            assert list(client.submit(CountTokens(count, HI))) == [TokenCount(count, (3,), 7)]
+            assert client.do(COUNT_TOKENS, HI) == TokenCount((3,), 7)
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(talk, range(8)))
@@ -88,8 +86,7 @@ def test_a_cancel_ends_one_and_not_the_other(start: Start, monkeypatch: pytest.M
     assert isinstance(next(one), Started)
     client.cancel(request)
     assert list(one) == [Finished(request, "cancelled", Stats())]
-    count = client.next_request()
-    assert list(client.submit(CountTokens(count, HI))) == [TokenCount(count, (3,), 7)]
+    assert client.do(COUNT_TOKENS, HI) == TokenCount((3,), 7)
     assert [type(event) for event in other] == [Started, TextDelta, TextDelta, Finished]
     assert client.alive
 
@@ -167,7 +164,7 @@ def test_nothing_is_left_behind() -> None:
     process = psutil.Process()
     before = process.num_fds(), len(process.children()), threading.active_count()
     for _ in range(10):
-        client = Client(launch((sys.executable, "-c", "input()")))
+        client = EngineClient(launch((sys.executable, "-c", "input()")))
         client.close()
         client.close()
     assert (process.num_fds(), len(process.children()), threading.active_count()) == before

@@ -17,6 +17,7 @@ from support.tiny_projector import TILE_TOKENS, png, projector, text_model
 
 from llmrun.errors import BadModelError, EngineCrashedError, LlmrunError, UsageError
 from llmrun.protocol.jobs.embed import EMBED, EmbedTexts
+from llmrun.protocol.jobs.tokenize import TokenizeText
 from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import (
     AnswerRequest,
@@ -27,11 +28,11 @@ from llmrun.protocol.messages import (
     ImageAccepted,
     Message,
     Stats,
-    Tokenize,
 )
 from llmrun.protocol.params import Limits
+from llmrun.protocol.questions import TOKENIZE_LOADED
+from llmrun.runner.client import EngineClient
 from llmrun.runner.launch import launch
-from llmrun.runner.runner import Runner
 
 ASK = Generate(1, AnswerRequest((Message("user", "Hi"),)))
 
@@ -39,14 +40,14 @@ pytestmark = pytest.mark.usefixtures("package_on_path")
 
 
 @pytest.fixture
-def engine() -> Iterator[Runner]:
+def engine() -> Iterator[EngineClient]:
     """The real engine process."""
-    runner = Runner()
+    runner = EngineClient()
     yield runner
     runner.close()
 
 
-def test_a_file_that_is_no_model(engine: Runner, tmp_path: Path) -> None:
+def test_a_file_that_is_no_model(engine: EngineClient, tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("This is no model at all.\n" * 100)
     with pytest.raises(BadModelError) as caught:
@@ -55,7 +56,7 @@ def test_a_file_that_is_no_model(engine: Runner, tmp_path: Path) -> None:
     assert caught.value.why, "llama.cpp's log says why"
 
 
-def test_a_guess_that_is_no_model_is_told_by_load(engine: Runner, tmp_path: Path) -> None:
+def test_a_guess_that_is_no_model_is_told_by_load(engine: EngineClient, tmp_path: Path) -> None:
     path = tmp_path / "empty.gguf"
     path.touch()
     engine.open_ahead(str(path))
@@ -63,18 +64,18 @@ def test_a_guess_that_is_no_model_is_told_by_load(engine: Runner, tmp_path: Path
         engine.load(Load(str(path), n_ctx=512, n_ctx_start=512))
 
 
-def test_a_request_before_a_model_and_sigint(engine: Runner) -> None:
+def test_a_request_before_a_model_and_sigint(engine: EngineClient) -> None:
     """Ctrl-C reaches the whole process group; it is the front's business."""
     with pytest.raises(LlmrunError, match="no model is loaded"):
-        list(engine.generate(ASK))
+        list(engine.submit(ASK))
     os.kill(engine.pid, signal.SIGINT)
     with pytest.raises(LlmrunError, match="no model is loaded") as caught:
-        list(engine.generate(ASK))
+        list(engine.submit(ASK))
     assert not isinstance(caught.value, EngineCrashedError)
     assert engine.alive
 
 
-def test_a_command_that_can_not_be_read_fails_and_the_engine_lives(engine: Runner) -> None:
+def test_a_command_that_can_not_be_read_fails_and_the_engine_lives(engine: EngineClient) -> None:
     """Nothing a program can give is to reach the engine so; if it does, it costs that request alone."""
     pid = engine.pid
     asked, limits = AnswerRequest(prompt="hi"), Limits()
@@ -82,20 +83,20 @@ def test_a_command_that_can_not_be_read_fails_and_the_engine_lives(engine: Runne
         object.__setattr__(record, field, value)
     for wrong, words in ((asked, "tokens of AnswerRequest is 'many'"), (AnswerRequest(limits=limits), "Limits is 2.5")):
         with pytest.raises(UsageError, match=f"can't read the request: .*{words}"):
-            list(engine.generate(Generate(engine.next_request(), wrong)))
-    with pytest.raises(UsageError, match="can't read the request: text of Tokenize is 5"):
-        engine.tokenize(Tokenize(engine.next_request(), 5))  # type: ignore[arg-type]
+            list(engine.submit(Generate(engine.next_request(), wrong)))
+    with pytest.raises(UsageError, match="can't read the request: text of TokenizeText is 5"):
+        engine.do(TOKENIZE_LOADED, TokenizeText("", 5))  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="can't read the request: texts of EmbedTexts is 5"):
         engine.do(EMBED, EmbedTexts((5,), "mean"))  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="can't be written as JSON"):
         engine.do(EMBED, EmbedTexts((object(),), "mean"))  # type: ignore[arg-type]
     with pytest.raises(LlmrunError, match="no model is loaded"):
-        list(engine.generate(ASK))
+        list(engine.submit(ASK))
     assert engine.pid == pid
     assert engine.alive
 
 
-def test_pictures_go_through_the_pipe_and_a_hostile_one_ends_nothing(engine: Runner, tmp_path: Path) -> None:
+def test_pictures_go_through_the_pipe_and_a_hostile_one_ends_nothing(engine: EngineClient, tmp_path: Path) -> None:
     model = text_model(tmp_path / "tiny.gguf", "gemma3")
     seeing = projector(tmp_path / "mmproj.gguf", WIDTH, "gemma3")
     engine.load(Load(str(model), n_ctx=512, n_ctx_start=512, gpu_layers=0, projector=str(seeing)))
@@ -104,7 +105,7 @@ def test_pictures_go_through_the_pipe_and_a_hostile_one_ends_nothing(engine: Run
         picture = Image(base64.b64encode(data).decode(), "a.png")
         messages = (Message("user", "What is it?", pictures=(picture,)),)
         asked = AnswerRequest(messages, limits=Limits(3), template="{{ messages[0].content }} so")
-        return list(engine.generate(Generate(engine.next_request(), asked)))
+        return list(engine.submit(Generate(engine.next_request(), asked)))
 
     for hostile in (b"", b"\x89PNG", png(20, 20)[:60], b"GIF89a" + bytes(range(200)), random.Random(1).randbytes(999)):
         with pytest.raises(UsageError):
@@ -116,16 +117,16 @@ def test_pictures_go_through_the_pipe_and_a_hostile_one_ends_nothing(engine: Run
     assert told[1].stats.picture_tokens == TILE_TOKENS
 
 
-def test_cancel_without_a_request(engine: Runner) -> None:
+def test_cancel_without_a_request(engine: EngineClient) -> None:
     engine.cancel()
     with pytest.raises(LlmrunError, match="no model is loaded"):
-        list(engine.generate(ASK))
+        list(engine.submit(ASK))
     assert engine.alive
 
 
-def test_the_engine_makes_no_core_dumps_and_no_debugger(engine: Runner) -> None:
+def test_the_engine_makes_no_core_dumps_and_no_debugger(engine: EngineClient) -> None:
     with pytest.raises(LlmrunError, match="no model is loaded"):
-        list(engine.generate(ASK))
+        list(engine.submit(ASK))
     assert psutil.Process(engine.pid).rlimit(psutil.RLIMIT_CORE) == (0, 0)
 
 
@@ -138,8 +139,8 @@ def test_what_prints_in_the_engine_does_not_disturb_the_pipe() -> None:
         "channel.send(Rendering(1)); channel.send(Finished(1, 'stop', Stats()))\n"
         "channel.receive(); channel.receive()\n"
     )
-    runner = Runner(launch((sys.executable, "-c", program)))
+    runner = EngineClient(launch((sys.executable, "-c", program)))
     try:
-        assert list(runner.generate(ASK)) == [Finished(1, "stop", Stats())]
+        assert list(runner.submit(ASK)) == [Finished(1, "stop", Stats())]
     finally:
         runner.close()

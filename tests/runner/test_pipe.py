@@ -16,15 +16,14 @@ import pytest
 from llmrun.errors import EngineCrashedError
 from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import AnswerRequest, Generate, Message
-from llmrun.runner.client import Client
+from llmrun.runner.client import EngineClient
 from llmrun.runner.launch import launch
-from llmrun.runner.runner import Runner
 
 LOAD = Load("/model.gguf", n_ctx=512, n_ctx_start=512)
 ASK = Generate(1, AnswerRequest((Message("user", "Hi"),)))
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
-Start = Callable[[str], Runner]
+Start = Callable[[str], EngineClient]
 Eventually = Callable[[Callable[[], bool], float], bool]
 
 
@@ -49,7 +48,7 @@ def test_close_twice(start: Start) -> None:
 
 def test_close_in_the_middle_of_an_answer(start: Start) -> None:
     runner = start("deaf")
-    answer = runner.generate(ASK)
+    answer = runner.submit(ASK)
     next(answer)
     runner.close()
     assert not psutil.pid_exists(runner.pid)
@@ -60,7 +59,7 @@ def test_twenty_runners_leave_nothing_behind() -> None:
     gc.collect()  # what other tests left
     before, children = process.num_fds(), len(process.children())
     for _ in range(20):
-        Runner(launch((sys.executable, "-c", "input()"))).close()
+        EngineClient(launch((sys.executable, "-c", "input()"))).close()
     assert process.num_fds() == before
     assert len(process.children()) == children
 
@@ -70,24 +69,26 @@ def test_twenty_crashes_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) ->
     before, children = process.num_fds(), len(process.children())
     for _ in range(20):
         with pytest.raises(EngineCrashedError):
-            Runner(launch(("false",))).load(LOAD)
+            EngineClient(launch(("false",))).load(LOAD)
     assert process.num_fds() == before
     assert len(process.children()) == children
 
 
-@pytest.mark.parametrize("kind", [Runner, Client])
-def test_the_last_reference_ends_the_engine(kind: type[Runner] | type[Client], eventually: Eventually) -> None:
+@pytest.mark.parametrize("listens", [False, True])
+def test_the_last_reference_ends_the_engine(listens: bool, eventually: Eventually) -> None:
     """Without the garbage collector, and although a client has a thread that reads."""
     process, threads = psutil.Process(), threading.active_count()
     gc.collect()
     before = process.num_fds()
     gc.disable()
     try:
-        shared = kind(launch((sys.executable, "-c", "input()")))
+        shared = EngineClient(launch((sys.executable, "-c", "input()")))
+        if listens:
+            shared.listen(ASK, lambda event: None)
         pid = shared.pid
         assert not gone(pid)
         del shared
-        assert gone(pid)
+        assert eventually(lambda: gone(pid), 60.0) if listens else gone(pid)
         assert eventually(lambda: process.num_fds() <= before and threading.active_count() <= threads, 60.0)
     finally:
         gc.enable()
@@ -103,17 +104,17 @@ def test_a_fork_that_drops_its_copy_does_not_end_the_engine(start: Start) -> Non
         os._exit(0)
     os.waitpid(child, 0)
     assert runner.alive
-    assert list(runner.generate(ASK))
+    assert list(runner.submit(ASK))
 
 
 FRONT = """
 import time
 from llmrun.errors import LlmrunError
 from llmrun.protocol.messages import AnswerRequest, Generate
-from llmrun.runner.runner import Runner
-engine = Runner()
+from llmrun.runner.client import EngineClient
+engine = EngineClient()
 try:
-    list(engine.generate(Generate(1, AnswerRequest(prompt="Hi"))))
+    list(engine.submit(Generate(1, AnswerRequest(prompt="Hi"))))
 except LlmrunError:
     print(engine.pid, flush=True)  # it is up: it answered
 time.sleep(60)
@@ -130,6 +131,6 @@ def test_the_engine_does_not_outlive_a_killed_front(eventually: Eventually) -> N
 
 
 def test_the_engine_does_not_outlive_a_front_that_just_ends(eventually: Eventually) -> None:
-    program = "from llmrun.runner.runner import Runner; print(Runner().pid)"
+    program = "from llmrun.runner.client import EngineClient; print(EngineClient().pid)"
     done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True, timeout=60)
     assert eventually(lambda: gone(int(done.stdout)), 60.0)

@@ -31,11 +31,11 @@ from llmrun.protocol.jobs.quantize import QUANTIZE, Quantize
 from llmrun.protocol.loading import Load, Loaded
 from llmrun.protocol.messages import (
     AnswerRequest,
-    CountTokens,
     Event,
     Finished,
     Generate,
     Image,
+    Job,
     Message,
     PrefillProgress,
     Rendered,
@@ -43,27 +43,27 @@ from llmrun.protocol.messages import (
     Started,
     Stats,
     TextDelta,
-    TokenCount,
 )
+from llmrun.protocol.questions import COUNT_TOKENS, TokenCount
 from llmrun.runner import pipe, requests
+from llmrun.runner.client import EngineClient
 from llmrun.runner.launch import launch
-from llmrun.runner.runner import Runner
 
 ANSWERED = Stats(3, completion_tokens=2, context_used=5, n_ctx=256)
 LAST_WORDS = "fake_engine.cpp:42: GGML_ASSERT(fake) failed"
 LOAD = Load("/model.gguf", n_ctx=512, n_ctx_start=512)
 HI = AnswerRequest((Message("user", "Hi"),))
-COUNT, ASK = CountTokens(2, HI), Generate(1, HI)
+ASK = Generate(1, HI)
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
-Start = Callable[[str], Runner]
+Start = Callable[[str], EngineClient]
 Eventually = Callable[[Callable[[], bool], float], bool]
 
 
-def crash(runner: Runner, request: Generate = ASK) -> EngineCrashedError:
+def crash(runner: EngineClient, request: Generate = ASK) -> EngineCrashedError:
     """The error that a request ends in."""
     with pytest.raises(EngineCrashedError) as caught:
-        list(runner.generate(request))
+        list(runner.submit(request))
     assert not runner.alive
     return caught.value
 
@@ -78,7 +78,7 @@ def test_who_waits_for_a_silent_engine_hears_of_it(start: Start) -> None:
         if len(waits) == 3:
             runner.cancel()
 
-    *_, finished = runner.generate(ASK, on_wait=wait)
+    *_, finished = runner.submit(ASK, on_wait=wait)
     assert isinstance(finished, Finished)
     assert finished.reason == "cancelled"
     assert len(waits) >= 3
@@ -87,7 +87,7 @@ def test_who_waits_for_a_silent_engine_hears_of_it(start: Start) -> None:
 def test_several_answers_are_asked_for_at_once_and_come_as_they_are_given(start: Start) -> None:
     runner = start("together")
     runner.load(LOAD)
-    events = list(runner.generate(*(Generate(runner.next_request(), HI) for _ in range(2))))
+    events = list(runner.submit(*(Generate(runner.next_request(), HI) for _ in range(2))))
     assert [(type(event).__name__, event.request) for event in events] == [
         *(("Started", request) for request in (1, 2)),
         *(("TextDelta", request) for request in (1, 2, 1, 2)),
@@ -99,7 +99,7 @@ def test_the_first_of_several_that_fails_ends_all(start: Start) -> None:
     runner = start("failing")
     runner.load(LOAD)
     with pytest.raises(ContextOverflowError):
-        list(runner.generate(*(Generate(runner.next_request(), HI) for _ in range(3))))
+        list(runner.submit(*(Generate(runner.next_request(), HI) for _ in range(3))))
     assert runner.alive
 
 
@@ -111,7 +111,7 @@ def test_load_and_generate(start: Start) -> None:
     fractions: list[float] = []
     assert runner.load(LOAD, fractions.append) == Loaded(512, 2048, 260, "fake", True, ("CPU",), 0.25)
     assert fractions == [0.5]
-    assert list(runner.generate(ASK)) == [
+    assert list(runner.submit(ASK)) == [
         Started(1, 3, 0, 7),
         PrefillProgress(1, 3, 0.5),
         TextDelta(1, "Hel", 1),
@@ -124,7 +124,7 @@ def test_load_and_generate(start: Start) -> None:
 def test_request_after_request(start: Start) -> None:
     runner = start("normal")
     for request in range(3):
-        events = list(runner.generate(Generate(request, AnswerRequest(prompt="Hi" * 100_000))))
+        events = list(runner.submit(Generate(request, AnswerRequest(prompt="Hi" * 100_000))))
         assert events[-1] == Finished(request, "stop", ANSWERED)
 
 
@@ -132,7 +132,7 @@ def test_a_request_that_fails(start: Start) -> None:
     runner = start("failing")
     for _ in range(2):
         with pytest.raises(ContextOverflowError) as caught:
-            list(runner.generate(ASK))
+            list(runner.submit(ASK))
         assert (caught.value.what, caught.value.why, caught.value.hint) == ("too long", "it is", "shorten it")
     assert runner.alive
 
@@ -194,7 +194,7 @@ def test_a_kv_cache_too_large_for_a_gpu_names_the_flags_that_help(start: Start, 
 
     def work() -> None:
         runner.load(LOAD)
-        list(runner.generate(Generate(1, AnswerRequest((Message("user", "Hi"),)))))
+        list(runner.submit(ASK))
 
     with pytest.raises(OutOfMemoryError) as caught:
         work()
@@ -225,18 +225,16 @@ def test_a_death_beside_workers_that_all_live_is_the_engines(start: Start) -> No
 
 def test_a_death_before_a_picture_became_tokens_names_it(start: Start) -> None:
     seeing = AnswerRequest((Message("user", "Hi", pictures=(Image("", "a.png"),)),))
-    assert (
-        crash(start("die:rendered:SIGSEGV"), Generate(1, seeing)).what == "the engine died while looking at a picture"
-    )
+    assert crash(start("die:rendered:SIGSEGV"), Generate(1, seeing)).what == "the engine died while encoding an image"
     assert crash(start("die:rendered:SIGSEGV")).what == "the engine died while tokenizing the prompt"
 
 
 def test_the_text_before_a_death_arrives(start: Start) -> None:
     events: list[Event] = []
     with pytest.raises(EngineCrashedError):
-        events.extend(start("die:decode:SIGSEGV").generate(ASK))
+        events.extend(start("die:decode:SIGSEGV").submit(ASK))
     runner = start("die:decode:SIGSEGV")
-    answer = runner.generate(ASK)
+    answer = runner.submit(ASK)
     assert [type(next(answer)) for _ in range(3)] == [Started, PrefillProgress, TextDelta]
     with pytest.raises(EngineCrashedError):
         next(answer)
@@ -244,7 +242,7 @@ def test_the_text_before_a_death_arrives(start: Start) -> None:
 
 def test_a_dead_engine_takes_no_request(start: Start, eventually: Eventually) -> None:
     runner = start("normal")
-    list(runner.generate(ASK))
+    list(runner.submit(ASK))
     os.kill(runner.pid, signal.SIGKILL)
     assert eventually(lambda: not runner.alive, 60.0)
     assert "SIGKILL" in crash(runner).why
@@ -270,7 +268,7 @@ def test_a_file_that_kills_engines_is_named_whatever_it_was_read_for(start: Star
     runner = start("die:prefill:SIGABRT")
     runner.load(load)
     with pytest.raises(BadModelError, match="tokens 0 and 2") as caught:
-        list(runner.generate(ASK))
+        list(runner.submit(ASK))
     assert isinstance(caught.value.__cause__, EngineCrashedError)
     with pytest.raises(EngineCrashedError):
         start("die:job:SIGABRT").do(QUANTIZE, Quantize(good, "", 2))
@@ -306,7 +304,7 @@ def test_a_template_that_never_ends(start: Start, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(requests, "RENDER_SECONDS", 0.2)
     runner = start("hang_in_render")
     with pytest.raises(BadTemplateError, match=r"longer than 0\.2 seconds"):
-        list(runner.generate(ASK))
+        list(runner.submit(ASK))
     assert not runner.alive
 
 
@@ -314,14 +312,14 @@ def test_a_template_that_never_ends_when_counting(start: Start, monkeypatch: pyt
     monkeypatch.setattr(requests, "RENDER_SECONDS", 0.2)
     runner = start("hang_in_render")
     with pytest.raises(BadTemplateError, match=r"longer than 0\.2 seconds"):
-        runner.count(COUNT)
+        runner.do(COUNT_TOKENS, HI)
     assert not runner.alive
 
 
-@pytest.mark.parametrize("command", [ASK, COUNT])
-def test_only_rendering_is_held_against_the_template(command: Generate | CountTokens) -> None:
+@pytest.mark.parametrize("command", [ASK, Job(1, "count_tokens", HI)])
+def test_only_rendering_is_held_against_the_template(start: Start, command: Generate | Job) -> None:
     """Neither a prefill that the engine was in the middle of, nor a long text to tokenize, nor the answer."""
-    call = requests.PendingRequest(command, (), None)
+    call = requests.PendingRequest(command, start("normal")._pipe, lambda event: None)
     assert call.ends_at is None
     call.take(Rendering(command.request))
     assert call.ends_at is not None
@@ -333,7 +331,7 @@ def test_cancel(start: Start) -> None:
     runner = start("obedient")
     for _ in range(2):
         events: list[Event] = []
-        for event in runner.generate(ASK):
+        for event in runner.submit(ASK):
             events.append(event)
             if isinstance(event, TextDelta):
                 runner.cancel()
@@ -349,7 +347,7 @@ def test_cancel_from_a_signal_handler(start: Start, mode: str) -> None:
     before = signal.signal(signal.SIGALRM, lambda *_: runner.cancel())
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.15)
-        events = list(runner.generate(Generate(1, AnswerRequest(prompt="Hi" * 200_000))))
+        events = list(runner.submit(Generate(1, AnswerRequest(prompt="Hi" * 200_000))))
     finally:
         signal.signal(signal.SIGALRM, before)
     assert events[-1] == Finished(1, "cancelled", Stats(3, completion_tokens=1))
@@ -360,7 +358,7 @@ def test_an_engine_that_ignores_a_cancel_is_ended(start: Start, monkeypatch: pyt
     monkeypatch.setattr(requests, "CANCEL_SECONDS", 0.2)
     runner = start(mode)
     cancelled, last = False, None
-    for event in runner.generate(ASK):
+    for event in runner.submit(ASK):
         last = event
         if isinstance(event, TextDelta) and not cancelled:
             runner.cancel()
@@ -377,10 +375,10 @@ def test_cancel_of_a_dead_engine_is_quiet(start: Start) -> None:
 
 def test_an_answer_that_nobody_reads_to_its_end_does_not_leak_into_the_next(start: Start) -> None:
     runner = start("normal")
-    for event in runner.generate(ASK):
+    for event in runner.submit(ASK):
         if isinstance(event, Started):
             break
-    events = list(runner.generate(Generate(2, HI)))
+    events = list(runner.submit(Generate(2, HI)))
     assert {getattr(event, "request", None) for event in events} == {2}
     assert isinstance(events[-1], Finished)
 
@@ -392,7 +390,7 @@ def test_an_answer_that_nobody_reads_to_its_end_does_not_leak_into_the_next(star
 def test_two_open_answers_both_go_on(start: Start, mode: str) -> None:
     """Whether the engine gives them side by side or one behind the other."""
     runner = start(mode)
-    one, other = (runner.generate(Generate(request, HI)) for request in (1, 2))
+    one, other = (runner.submit(Generate(request, HI)) for request in (1, 2))
     pairs = list(zip_longest(one, other))
     for request, events in zip((1, 2), zip(*pairs, strict=True), strict=True):
         there = [event for event in events if event is not None]
@@ -403,15 +401,15 @@ def test_two_open_answers_both_go_on(start: Start, mode: str) -> None:
 
 def test_a_question_between_the_tokens_of_an_answer(start: Start) -> None:
     runner = start("normal")
-    answer = runner.generate(ASK)
+    answer = runner.submit(Generate(runner.next_request(), HI))
     first = next(answer)
-    assert runner.count(COUNT) == TokenCount(2, (3,), 7)
+    assert runner.do(COUNT_TOKENS, HI) == TokenCount((3,), 7)
     assert isinstance([first, *answer][-1], Finished)
 
 
 def test_an_answer_that_is_given_up_does_not_end_the_other(start: Start) -> None:
     runner = start("together")
-    one, other = (runner.generate(Generate(request, HI)) for request in (1, 2))
+    one, other = (runner.submit(Generate(request, HI)) for request in (1, 2))
     next(one)
     next(other)
     one.close()  # type: ignore[attr-defined]
@@ -421,7 +419,7 @@ def test_an_answer_that_is_given_up_does_not_end_the_other(start: Start) -> None
 
 def test_a_death_ends_both(start: Start) -> None:
     runner = start("die:together:SIGSEGV")
-    one, other = (runner.generate(Generate(request, HI)) for request in (1, 2))
+    one, other = (runner.submit(Generate(request, HI)) for request in (1, 2))
     next(one)
     for answer in (other, one):
         with pytest.raises(EngineCrashedError, match=r"in decode.*SIGSEGV"):
@@ -429,4 +427,4 @@ def test_a_death_ends_both(start: Start) -> None:
 
 
 def test_an_answer_to_something_else_ends_the_engine(start: Start) -> None:
-    assert crash(start("mistaken")).why == "it answered Generate with TokenCount"
+    assert crash(start("mistaken")).why == "it answered Generate with JobDone"

@@ -126,7 +126,7 @@ def test_adapters_are_listed(server: LiveServer) -> None:
         ({"lora": 5}, "lora must be a list"),
         ({"lora": [5]}, "lora[0] must be an object"),
         ({"lora": [{}]}, "lora[0].id is missing"),
-        ({"lora": [{"id": 0}, {"id": 0}]}, "lora[1].id is there twice"),
+        ({"lora": [{"id": 0}, {"id": 0}]}, "lora[1].id is given twice"),
         ({"lora": [{"id": 0, "scale": "much"}]}, "lora[0].scale must be a number"),
         ({"lora": [{"id": 2}]}, "there is no adapter 2"),
         ({"model": "MODEL:other", "lora": []}, "exclude each other"),
@@ -142,7 +142,7 @@ def test_a_wrong_choice_is_named(changes: dict[str, Any], named: str, server: Li
 
 def test_vectors_of_an_adapter_that_is_chosen_are_refused(server: LiveServer) -> None:
     found = server.post("/v1/embeddings", {"input": "a", "model": f"{server.model}:other"})
-    assert (found.status, "answers only" in found.json["error"]["message"]) == (400, True)
+    assert (found.status, "can't compute vectors" in found.json["error"]["message"]) == (400, True)
 
 
 def _with_model(value: Any, server: LiveServer) -> Any:

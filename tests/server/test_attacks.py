@@ -145,7 +145,7 @@ def test_chunks_without_end_are_given_up(serve: Serve) -> None:
 
 
 def test_a_client_that_reads_nothing_is_given_up(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "SILENCE_SECONDS", 0.05)
+    monkeypatch.setattr(exchange, "KEEP_ALIVE_SECONDS", 0.05)
     monkeypatch.setattr(exchange, "STALL_SECONDS", 0.2)
     server = serve("chatty")
     with server.connect() as connection:

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from llmrun.errors import ContextOverflowError, EngineCrashedError
-from llmrun.protocol.codec import as_dict, from_json
+from llmrun.protocol.codec import as_dict
+from llmrun.protocol.jobs import JobKind
 from llmrun.protocol.jobs.embed import EmbedTexts, TextsEmbedded
-from llmrun.protocol.messages import Job, JobDone
+from llmrun.runner.requests import read_job
 from llmrun.server.embedding_batches import EmbeddingBatches, together
 
 
@@ -24,11 +25,7 @@ class Engine:
         self.may_answer = asyncio.Event()
         self.garbage: dict[str, Any] = {}
 
-    def next_request(self) -> int:
-        return len(self.jobs)
-
-    async def ask(self, job: Job, kind: type[JobDone]) -> JobDone:
-        command = from_json(EmbedTexts, job.arguments)
+    async def do(self, kind: JobKind[Any, Any, TextsEmbedded], command: EmbedTexts) -> TextsEmbedded:
         self.jobs.append(command.texts)
         await self.may_answer.wait()
         if any(len(text) > 5 for text in command.texts) and not command.truncates:
@@ -36,7 +33,7 @@ class Engine:
         rows = np.array([[len(text), 1.0] for text in command.texts], "<f4")
         cut = tuple(index for index, text in enumerate(command.texts) if len(text) > 5)
         done = TextsEmbedded(base64.b64encode(rows.tobytes()).decode(), tuple(map(len, command.texts)), cut)
-        return JobDone(job.request, {**as_dict(done), **self.garbage})
+        return read_job(kind, TextsEmbedded, {**as_dict(done), **self.garbage})
 
 
 async def asked(engine: Any, commands: list[EmbedTexts]) -> list[Any]:

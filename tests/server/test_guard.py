@@ -245,7 +245,7 @@ def test_keys_are_read_line_by_line(tmp_path: Path) -> None:
     assert read_keys(file) == (KEY.encode(), b"second key")
     for content in ("", "# nothing\n", "short\n"):
         file.write_text(content)
-        with pytest.raises(UsageError, match="no use"):
+        with pytest.raises(UsageError, match="one key per line"):
             read_keys(file)
     with pytest.raises(UsageError, match="can't be read"):
         read_keys(tmp_path / "missing")

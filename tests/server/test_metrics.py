@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from llmrun.protocol.engine_status import EngineStatus
 from llmrun.protocol.messages import Finished, Started, Stats, TextDelta
+from llmrun.protocol.questions import EngineStatus
 from llmrun.server.metrics import Histogram, ServerMetrics
 
 
@@ -34,7 +34,7 @@ def test_a_request_waits_runs_and_ends() -> None:
     assert figures.ttft == (0.5, 0.5)
     assert figures.itl[0] is not None
     assert abs(figures.itl[0] - 0.1) < 1e-9
-    text = metrics.text({"tiny": EngineStatus(0, cells=10, cells_used=5, prefix_queries=30, prefix_hits=20)})
+    text = metrics.text({"tiny": EngineStatus(cells=10, cells_used=5, prefix_queries=30, prefix_hits=20)})
     for line in (
         'vllm:prompt_tokens_total{model_name="tiny"} 30',
         'vllm:generation_tokens_total{model_name="tiny"} 3',

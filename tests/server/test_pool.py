@@ -57,7 +57,7 @@ class Machine:
 
     def prepare(self, located: ModelLocation, path: Path, promised: int) -> Model:
         self.promised.append(promised)
-        if len([kept for kept in self.pool.kept if kept.is_loaded]) >= self.room:
+        if len([kept for kept in self.pool.models if kept.is_loaded]) >= self.room:
             raise OutOfMemoryError("there is no room")
         return prepare(located.spec, path, LoadPreferences(n_ctx=256))
 
@@ -69,7 +69,7 @@ class Machine:
     @property
     def loaded(self) -> str:
         """Names of the models in memory."""
-        return "".join(sorted(Path(kept.name).stem for kept in self.pool.kept if kept.is_loaded))
+        return "".join(sorted(Path(kept.name).stem for kept in self.pool.models if kept.is_loaded))
 
     async def use(self, index: int) -> None:
         """Ask a model for something."""

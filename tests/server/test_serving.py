@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.installed import eventually
-from support.served import CHAT, HI, SECONDS, LiveServer, read_all
+from support.served import CHAT, HI, SECONDS, LiveServer, parse, read_all
 
 from llmrun.server import exchange
 from llmrun.server.guard import Policy
+from llmrun.server.listener import ChunkWriter
 from llmrun.server.protocols.ollama_models import VERSION
+from llmrun.server.serving import run_in_event_loop
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
 STREAM = {**HI, "stream": True}
@@ -171,7 +176,7 @@ def test_more_requests_than_may_wait_are_sent_away(serve: Serve) -> None:
 
 
 def test_a_silent_answer_is_filled_with_comments(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "SILENCE_SECONDS", 0.01)
+    monkeypatch.setattr(exchange, "KEEP_ALIVE_SECONDS", 0.01)
     server = serve("obedient")
     with server.connect() as connection:
         connection.sendall(server.request("POST", CHAT, json.dumps(STREAM).encode()))
@@ -309,3 +314,50 @@ def test_the_log_knows_what_was_asked_and_no_secret(serve: Serve) -> None:
     assert (first.facts["prompt_tokens"], first.facts["completion_tokens"], first.facts["reason"]) == (3, 2, "stop")
     assert (second.path, second.status) == (CHAT, 401)
     assert "key" not in repr(server.served).replace(server.model, "")
+
+
+def test_text_of_a_running_stream_is_written_without_waking_its_task(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunks: list[bytes] = []
+    write = ChunkWriter.write
+    monkeypatch.setattr(ChunkWriter, "write", lambda self, data: (chunks.append(data), write(self, data)))
+    server = serve("held")
+    with server.connect() as connection:
+        connection.sendall(server.request("POST", CHAT, json.dumps(STREAM).encode()))
+        received = b""
+        while b"Hel" not in received:
+            received += connection.recv(65536)
+        server.get("/metrics")  # the engine goes on
+        received += read_all(connection)
+    chunk = chunks[-1]
+    assert json.loads(chunk.removeprefix(b"data: "))["choices"][0]["delta"] == {"content": "lo"}
+    answer = parse(received)
+    texts = [event["choices"][0]["delta"].get("content", "") for event in answer.events]
+    assert ("".join(texts), answer.body.endswith(b"data: [DONE]\n\n")) == ("Hello", True)
+
+
+def test_uvloop_runs_the_server_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    loops: list[str] = []
+
+    async def main() -> None:
+        loops.append(type(asyncio.get_running_loop()).__module__.partition(".")[0])
+
+    def run(coroutine: Coroutine[Any, Any, None]) -> None:
+        loops.append("uvloop")
+        coroutine.close()
+
+    monkeypatch.setitem(sys.modules, "uvloop", SimpleNamespace(run=run))
+    run_in_event_loop(main())
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+    run_in_event_loop(main())
+    assert loops == ["uvloop", "asyncio"]
+
+
+def test_a_response_without_chunks_is_sent_by_its_task(serve: Serve) -> None:
+    server = serve("normal")
+    request = server.request("POST", CHAT, json.dumps(STREAM).encode()).replace(b"HTTP/1.1", b"HTTP/1.0", 1)
+    answer = server.raw(request)
+    assert b"transfer-encoding" not in answer.lower()
+    assert b'"Hel"' in answer
+    assert answer.endswith(b"data: [DONE]\n\n")

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from llmrun.bench.results import Limit
 from llmrun.insight.explain import CacheUse, ExplainedAnswer
-from llmrun.protocol.finished_answers import ChainStep, Choice
 from llmrun.protocol.jobs.explain import (
     EmbeddedToken,
     EmbeddingPlane,
@@ -19,6 +18,7 @@ from llmrun.protocol.jobs.explain import (
     WatchedLayer,
 )
 from llmrun.protocol.jobs.tokenize import VocabularyPiece
+from llmrun.protocol.questions import ChainStep, Choice
 
 
 def column(position: int, *ranks: int) -> LensColumn:

@@ -1,6 +1,6 @@
 """A tiny process that speaks the engine's side of the pipe, with switches for faults.
 
-Run as `python tests/fake_engine.py MODE` through Runner(command=...). A mode is "normal", one of the functions'
+Run as `python tests/fake_engine.py MODE` through EngineClient(launch(...)). A mode is "normal", one of the functions'
 names below, or "die:PHASE:CAUSE", where the cause is the name of a signal or an exit status.
 """
 
@@ -10,20 +10,17 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any, TypeGuard
 
 from llmrun.protocol.answer import AnswerSplitter
-from llmrun.protocol.codec import as_dict
-from llmrun.protocol.engine_status import EngineStatus, GetStatus
-from llmrun.protocol.finished_answers import SaveState, StateSaved
 from llmrun.protocol.frames import encode, read_frame
 from llmrun.protocol.jobs.beams import BeamAnswer, BeamsFound, BeamStep, TreeNode
+from llmrun.protocol.jobs.tokenize import TextTokens
 from llmrun.protocol.loading import Load, Loaded, LoadProgress
 from llmrun.protocol.messages import (
     Cancel,
-    CountTokens,
-    Detokenize,
-    Detokenized,
     Event,
     Failed,
     Finished,
@@ -38,11 +35,9 @@ from llmrun.protocol.messages import (
     Started,
     Stats,
     TextDelta,
-    TokenCount,
-    Tokenize,
-    Tokenized,
 )
-from llmrun.protocol.speculation import MeasureSteps, StepsMeasured, StepTime
+from llmrun.protocol.questions import COUNT_TOKENS, DetokenizedText, EngineStatus, StateSaved, TokenCount
+from llmrun.protocol.speculation import StepTables, StepTime
 
 MODE = sys.argv[1]
 OPEN: list[int] = []
@@ -100,13 +95,13 @@ def render(request: int) -> None:
     phase("rendered")
 
 
-def count(command: CountTokens) -> None:
-    render(command.request)
-    send(TokenCount(command.request, (3,) * len(command.asked.messages), 7))
+def count(job: Job) -> None:
+    render(job.request)
+    send(JobDone(job.request, TokenCount((3,) * len(COUNT_TOKENS.read(job.arguments).messages), 7)))
 
 
-def held(command: Generate | Cancel | GetStatus) -> None:
-    """Any number of answers that go on until a Status comes, and one that ends with its Cancel."""
+def held(command: Generate | Cancel | Job) -> None:
+    """Any number of answers that go on until their status is asked for, and one that ends with its Cancel."""
     if isinstance(command, Generate):
         render(command.request)
         send(started(command), TextDelta(command.request, "Hel", 1))
@@ -118,7 +113,7 @@ def held(command: Generate | Cancel | GetStatus) -> None:
         for request in OPEN:
             send(TextDelta(request, "lo", 1), Finished(request, "stop", Stats(3, completion_tokens=2)))
         OPEN.clear()
-        send(EngineStatus(command.request))
+        send(JobDone(command.request, EngineStatus()))
 
 
 def generate(command: Generate) -> None:
@@ -135,7 +130,8 @@ def generate(command: Generate) -> None:
     send(TextDelta(command.request, "Hel", 1))
     phase("decode")
     fault = globals().get(MODE)
-    if command.asked.speculation is not None:
+    speculation = command.asked.speculation
+    if speculation is not None and not speculation.probes:
         drafted(command.request)
     elif fault is None:
         send(
@@ -180,8 +176,8 @@ def together(command: Generate) -> None:
     OPEN.append(command.request)
     if len(OPEN) < 2:
         return
-    if MODE == "half_deaf":  # a cancel is not heard, and the step that both are in lasts until a Count
-        while not isinstance(asked := receive(), CountTokens):
+    if MODE == "half_deaf":  # a cancel is not heard, and the step that both are in lasts until a job
+        while not isinstance(asked := receive(), Job):
             assert isinstance(asked, Cancel)
         count(asked)
     send(*(TextDelta(request, text, 1) for text in ("Hel", "lo") for request in OPEN))
@@ -251,7 +247,7 @@ def send_command(request: int) -> None:
 
 
 def mistaken(request: int) -> None:
-    send(TokenCount(request, (), 0))
+    send(JobDone(request, {}))
 
 
 def truncated(request: int) -> None:
@@ -268,7 +264,7 @@ def search(job: Job) -> None:
         BeamAnswer((node.token,), node.text, node.total, node.total, "stop", place) for place, node in enumerate(tree)
     )
     found = BeamsFound(answers, 5, 0.1, 1, 1, 0.1, 256, is_full=False, is_cancelled=False)
-    send(JobUpdate(job.request, as_dict(BeamStep(tuple(tree), ()))), JobDone(job.request, as_dict(found)))
+    send(JobUpdate(job.request, BeamStep(tuple(tree), ())), JobDone(job.request, found))
 
 
 def do(job: Job) -> None:
@@ -283,6 +279,19 @@ def do(job: Job) -> None:
         send(JobDone(job.request, {"said": job.arguments["say"], "name": job.name}))
 
 
+ANSWERS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "status": lambda _: EngineStatus(cells=100, cells_used=25, prefix_queries=8, prefix_hits=6),
+    "save_state": lambda _: StateSaved(3, 100),
+    "tokenize_loaded": lambda asked: TextTokens(tuple(asked["text"].encode()), (), 256),
+    "measure_steps": lambda _: StepTables(() if MODE.endswith("never_idle") else TIMES),
+    "detokenize": lambda asked: DetokenizedText(bytes(asked["tokens"]).decode()),
+}
+
+
+def is_job(command: Frame, name: str) -> TypeGuard[Job]:
+    return isinstance(command, Job) and command.name == name
+
+
 def main() -> None:
     if MODE == "late":
         time.sleep(0.3)
@@ -290,25 +299,17 @@ def main() -> None:
         command = receive()
         if isinstance(command, Load):
             load(command)
-        elif MODE == "held" and isinstance(command, Generate | Cancel | GetStatus):
+        elif MODE == "held" and (isinstance(command, Generate | Cancel) or is_job(command, "status")):
             held(command)
         elif isinstance(command, Generate) and MODE in {"together", "half_deaf", "die:together:SIGSEGV"}:
             together(command)
         elif isinstance(command, Generate):
             generate(command)
-        elif isinstance(command, CountTokens):
+        elif is_job(command, "count_tokens"):
             count(command)
-        elif isinstance(command, GetStatus):
-            send(EngineStatus(command.request, cells=100, cells_used=25, prefix_queries=8, prefix_hits=6))
-        elif isinstance(command, SaveState):
-            send(StateSaved(command.request, 3, 100))
-        elif isinstance(command, Tokenize):
-            send(Tokenized(command.request, tuple(command.text.encode())))
-        elif isinstance(command, MeasureSteps):
-            send(StepsMeasured(command.request, () if MODE.endswith("never_idle") else TIMES))
-        elif isinstance(command, Detokenize):
-            send(Detokenized(command.request, bytes(command.tokens).decode()))
-        elif isinstance(command, Job) and command.name == "beams":
+        elif isinstance(command, Job) and command.name in ANSWERS:
+            send(JobDone(command.request, ANSWERS[command.name](command.arguments)))
+        elif is_job(command, "beams"):
             search(command)
         elif isinstance(command, Job):
             do(command)

@@ -43,10 +43,12 @@ class Twin:
             return places
         # An empty part could be repeated for ever, but nothing new comes after as many rounds as there are places.
         rounds = (
-            node.least + len(self._text) + 1 if node.most is None else min(node.most, node.least + len(self._text) + 1)
+            node.minimum + len(self._text) + 1
+            if node.maximum is None
+            else min(node.maximum, node.minimum + len(self._text) + 1)
         )
-        found = set(places) if node.least == 0 else set[int]()
+        found = set(places) if node.minimum == 0 else set[int]()
         for number in range(1, rounds + 1):
             places = {end for place in places for end in self._ends(node.part, place)}
-            found |= places if number >= node.least else set()
+            found |= places if number >= node.minimum else set()
         return found

@@ -157,7 +157,7 @@ WAYS: dict[str, Way] = {
     "has no such page": _bad(NetworkError, "a web page", response(404, _WEB_PAGE, "text/html")),
     "has another model": Way((failed(404, "no such", "model_not_found"),), ModelNotFoundError, MODEL),
     "knows no POST": _bad(NetworkError, "does not know", response(405)),
-    "finds it too large": _bad(UsageError, "larger than it takes", response(413)),
+    "finds it too large": _bad(UsageError, "too large for it", response(413)),
     "finds the prompt too long": Way(
         (failed(400, "too long", "context_length_exceeded"),), ContextOverflowError, "too long"
     ),

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from llmrun.bench.tune.axes import PREFILL, Axis
 from llmrun.errors import EngineCrashedError
-from llmrun.planning.settings import SPINS, EngineSettings
+from llmrun.planning.settings import SPINS, TunableSettings
 from llmrun.protocol.jobs.bench import BenchTest
 
 
@@ -34,7 +34,7 @@ class SimulatedMachine:
         self.now = 0.0
         self.measured = 0
         self.busy = False
-        self.crashes_with: EngineSettings | None = None
+        self.crashes_with: TunableSettings | None = None
         self._prefill = draw.uniform(60, 900)  # tokens/s of one core
         self._decode = self._prefill * draw.uniform(0.1, 0.3)
         self._saturation = draw.uniform(0.4, 1.0) * cores  # threads that use the memory's bandwidth up
@@ -49,7 +49,7 @@ class SimulatedMachine:
         self._loaded: set[object] = set()
         self._filled: set[object] = set()
 
-    def true_rate(self, settings: EngineSettings, test: BenchTest) -> float:
+    def true_rate(self, settings: TunableSettings, test: BenchTest) -> float:
         """Tokens/s without scatter."""
         index = 0 if test.n_prompt else 1
         log = 0.0
@@ -58,7 +58,7 @@ class SimulatedMachine:
             ("mmap", not settings.mmap),
             ("huge_pages", settings.huge_pages),
             ("spins", settings.spins != SPINS),
-            ("kv", settings.kv_type != "f16"),
+            ("kv", settings.kv_type_v != "f16"),
         ):
             log += self._effects[name][index] * changed * (name != "spins" or index)
         if settings.flash_attention != "off":
@@ -74,7 +74,7 @@ class SimulatedMachine:
         over = max(0, threads - self.cores)
         return min(threads, self.cores) ** 0.95 * 0.9**over
 
-    def rates(self, settings: EngineSettings, test: BenchTest, repetitions: int) -> tuple[float, ...]:
+    def rates(self, settings: TunableSettings, test: BenchTest, repetitions: int) -> tuple[float, ...]:
         """Measured, with scatter."""
         if self.crashes_with == settings:
             raise EngineCrashedError("the engine died")
@@ -93,12 +93,12 @@ class SimulatedMachine:
         self.measured += 1
         return tuple(found)
 
-    def pending(self, settings: EngineSettings, depth: int) -> tuple[bool, bool]:
+    def pending(self, settings: TunableSettings, depth: int) -> tuple[bool, bool]:
         """See TuneBackend."""
         weights = _weights(settings)
         return weights not in self._loaded, depth > 0 and (weights, depth) not in self._filled
 
-    def load_seconds(self, settings: EngineSettings) -> float:
+    def load_seconds(self, settings: TunableSettings) -> float:
         """See TuneBackend."""
         return self._load * (1.0 if settings.repack else 0.3)
 
@@ -111,18 +111,18 @@ class SimulatedMachine:
         return self.now
 
 
-def _weights(settings: EngineSettings) -> object:
+def _weights(settings: TunableSettings) -> object:
     """What an engine keeps between measurements depends on these."""
     return replace(settings, threads=1, threads_batch=1, n_ubatch=512)
 
 
-def all_settings(default: EngineSettings, axes: Sequence[Axis]) -> Iterator[EngineSettings]:
+def all_settings(default: TunableSettings, axes: Sequence[Axis]) -> Iterator[TunableSettings]:
     """Every combination of the axes' values: what an exhaustive sweep measures."""
     for changes in itertools.product(*(((), *axis.changes) for axis in axes)):
         yield replace(default, **{name: value for change in changes for name, value in change})
 
 
-def best_rate(machine: SimulatedMachine, default: EngineSettings, axes: Sequence[Axis], goal: str) -> float:
+def best_rate(machine: SimulatedMachine, default: TunableSettings, axes: Sequence[Axis], goal: str) -> float:
     """What the fastest combination gives."""
     test = BenchTest(n_prompt=512) if goal == PREFILL else BenchTest(n_gen=16)
     return max(machine.true_rate(settings, test) for settings in all_settings(default, axes))

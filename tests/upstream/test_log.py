@@ -23,7 +23,7 @@ from llmrun.protocol.jobs.quantize import Quantize, Quantized
 from llmrun.protocol.loading import Load
 from llmrun.quantize.imatrix_file import write_imatrix
 from llmrun.quantize.types import FILE_TYPES, NEED_IMATRIX
-from llmrun.runner.runner import Runner
+from llmrun.runner.client import EngineClient
 
 pytestmark = [pytest.mark.upstream, pytest.mark.usefixtures("package_on_path")]
 
@@ -104,7 +104,7 @@ BAD_FILES: dict[str, tuple[Callable[[], bytes], str]] = {
 @pytest.mark.parametrize("name", BAD_FILES)
 def test_the_line_that_says_why_is_found(tmp_path: Path, name: str) -> None:
     content, words = BAD_FILES[name]
-    runner = Runner()
+    runner = EngineClient()
     try:
         with pytest.raises(BadModelError) as caught:
             runner.load(Load(str(write(tmp_path / "bad.gguf", content())), n_ctx=64, n_ctx_start=64))

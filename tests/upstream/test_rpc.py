@@ -22,7 +22,7 @@ from llmrun.models.registry import ModelSpec
 from llmrun.planning.plan import LoadPreferences
 from llmrun.protocol.messages import TextDelta
 from llmrun.protocol.params import Limits
-from llmrun.runner.runner import Runner
+from llmrun.runner.client import EngineClient
 
 LLAMA_CPP = os.environ.get("LLAMA_CPP", "")
 
@@ -57,7 +57,7 @@ def model(folder: Path, *workers: RealWorker) -> Model:
 
 def answered(found: Model) -> str:
     with found:
-        found.start(Runner())
+        found.start(EngineClient())
         return answer(found)
 
 
@@ -80,7 +80,7 @@ def test_the_same_text(workers: list[RealWorker], tmp_path: Path) -> None:
 def test_a_worker_that_dies_is_named_and_the_model_answers_again(workers: list[RealWorker], tmp_path: Path) -> None:
     second = workers[1]
     with model(tmp_path, *workers) as found:
-        found.start(Runner())
+        found.start(EngineClient())
         before = answer(found)
         with pytest.raises(EngineCrashedError, match=f"the worker {second.endpoint} was lost in") as caught:
             kill_while_answering(found, second)

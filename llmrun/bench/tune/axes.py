@@ -15,13 +15,14 @@ from typing import Any
 from llmrun.gguf.header import Header
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import repacked_types
-from llmrun.planning.settings import EngineSettings, words
+from llmrun.planning.settings import TunableSettings, words
+from llmrun.protocol.system_files import read_text
 
 PREFILL, DECODE = "prefill", "decode"
 """Goals of tuning; they want different settings."""
 
 Change = tuple[tuple[str, Any], ...]
-"""Fields of EngineSettings with their new values."""
+"""Fields of TunableSettings with their new values."""
 
 _UBATCHES = (256, 128)
 _SPINS = (0, 300_000)  # passive waiting; and libgomp's own default
@@ -40,14 +41,16 @@ class Axis:
     whole_batch: bool = False  # it matters only for prompts of a whole batch
     wants_quiet: bool = False  # the best value differs while other programs compute
 
-    def rivals(self, settings: EngineSettings) -> dict[EngineSettings, str]:
+    def rivals(self, settings: TunableSettings) -> dict[TunableSettings, str]:
         """Return the other settings along this axis, each with its change in words."""
         found = {replace(settings, **dict(change)): change for change in self.changes}
         found.pop(settings, None)
-        return {candidate: ", ".join(words(*part) for part in change) for candidate, change in found.items()}
+        return {
+            candidate: ", ".join(dict.fromkeys(words(*part) for part in change)) for candidate, change in found.items()
+        }
 
 
-def axes_for(header: Header, hardware: Hardware, default: EngineSettings, *, kv: bool = False) -> tuple[Axis, ...]:
+def axes_for(header: Header, hardware: Hardware, default: TunableSettings, *, kv: bool = False) -> tuple[Axis, ...]:
     """Return the axes to try, the most promising first; axes that load the model again come late.
 
     Args:
@@ -62,10 +65,10 @@ def axes_for(header: Header, hardware: Hardware, default: EngineSettings, *, kv:
     ]
     if set(header.bytes_per_type) & repacked_types(hardware.cpu_flags):
         found.append(Axis("repack", _values("repack", (not default.repack,)), both))
-    if default.kv_type == "f16":  # a quantized cache needs flash attention
+    if default.kv_type_v == "f16":  # a quantized cache needs flash attention
         found.append(Axis("flash attention", _values("flash_attention", (flips,)), both, at_depth=True))
     if kv:
-        quantized = (("kv_type", "q8_0"), ("flash_attention", "on"))
+        quantized = (("kv_type_k", "q8_0"), ("kv_type_v", "q8_0"), ("flash_attention", "on"))
         found.append(Axis("KV type", (quantized,), both, at_depth=True))
     found.append(Axis("ubatch", _values("n_ubatch", _UBATCHES), (PREFILL,), whole_batch=True))
     found += _memory_axes(header, hardware, huge_pages=_HUGE_PAGES)
@@ -100,10 +103,7 @@ def _memory_axes(header: Header, hardware: Hardware, *, huge_pages: Path) -> lis
 
 def _policy(file: Path) -> str:
     """Return Linux's policy for huge pages: "always", "madvise" (on request) or "never"."""
-    try:
-        found = re.search(r"\[(\w+)\]", file.read_text(encoding="ascii", errors="replace"))
-    except OSError:
-        return "never"
+    found = re.search(r"\[(\w+)\]", read_text(file))
     return found[1] if found else "never"
 
 

@@ -23,13 +23,13 @@ from llmrun.model.load_plan import A_CHAT, prepare
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.plan import CONTEXT_BOUNDS, Plan, margin
-from llmrun.planning.settings import EngineSettings
+from llmrun.planning.settings import TunableSettings
 from llmrun.planning.tuned import TunedSettings, remember, remembered
 from llmrun.protocol.jobs.bench import BENCH, Bench, BenchTest
 from llmrun.protocol.loading import Load
 from llmrun.protocol.speculation import StepTime
+from llmrun.runner.client import EngineClient
 from llmrun.runner.launch import launch
-from llmrun.runner.runner import Runner
 
 SECONDS_BOUNDS = (10.0, 3600.0)
 _MOST_ENGINES = 4
@@ -47,12 +47,12 @@ class EngineBackend:
     def __init__(self, load: Load, n_engines: int) -> None:
         self.clock = time.monotonic
         self._load = load
-        self._engines = EnginePool(lambda environment: Runner(launch(environment=environment)), n_engines)
-        self._depths: dict[EngineSettings, int] = {}  # tokens in the KV state that an engine holds
-        self._load_seconds: dict[EngineSettings, float] = {}
+        self._engines = EnginePool(lambda environment: EngineClient(launch(environment=environment)), n_engines)
+        self._depths: dict[TunableSettings, int] = {}  # tokens in the KV state that an engine holds
+        self._load_seconds: dict[TunableSettings, float] = {}
         self._watch = DisturbanceMonitor().__enter__()
 
-    def rates(self, settings: EngineSettings, test: BenchTest, repetitions: int) -> tuple[float, ...]:
+    def rates(self, settings: TunableSettings, test: BenchTest, repetitions: int) -> tuple[float, ...]:
         key, load = _engine_key(settings), settings.applied(self._load)
         is_new = key not in self._engines
         engine = self._engines.engine(key, settings.environment)
@@ -68,12 +68,12 @@ class EngineBackend:
         self._load_seconds[key] = min(done.load_ns / 1e9, self._load_seconds.get(key, math.inf))
         return tuple(1e9 * test.n_tokens / each.ns for each in done.repetitions)
 
-    def pending(self, settings: EngineSettings, depth: int) -> tuple[bool, bool]:
+    def pending(self, settings: TunableSettings, depth: int) -> tuple[bool, bool]:
         key = _engine_key(settings)
         is_new = key not in self._engines
         return is_new, depth > 0 and (is_new or self._depths[key] != depth)
 
-    def load_seconds(self, settings: EngineSettings) -> float:
+    def load_seconds(self, settings: TunableSettings) -> float:
         return self._load_seconds[_engine_key(settings)]
 
     def was_busy(self) -> bool:
@@ -85,7 +85,7 @@ class EngineBackend:
         self._engines.close()
 
 
-def _engine_key(settings: EngineSettings) -> EngineSettings:
+def _engine_key(settings: TunableSettings) -> TunableSettings:
     """Return what needs an engine of its own: settings of loading, and of the form of the KV state."""
     return replace(settings, threads=0, threads_batch=0, n_ubatch=0)
 
@@ -122,7 +122,7 @@ def tune(
     """
     check_preferences(seconds, depth, plan.n_ctx)
     load = plan.load(header.path)
-    default = EngineSettings.of(load)
+    default = TunableSettings.of(load)
     room = hardware.memory_available - margin(hardware.memory_available)
     n_engines = room // (header.weight_bytes + _PROCESS_BYTES)
     machine = EngineBackend(load, max(1, min(_MOST_ENGINES, n_engines)))

@@ -14,13 +14,14 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from llmrun.bench.statistics import Verdict, compare
 from llmrun.bench.tune.axes import DECODE, PREFILL, Axis
 from llmrun.errors import BadModelError, EngineCrashedError, ResourceError, UsageError
-from llmrun.planning.settings import EngineSettings
+from llmrun.planning.settings import TunableSettings
 from llmrun.planning.tuned import Profile, TunedSettings
+from llmrun.protocol.codec import as_dict
 from llmrun.protocol.jobs.bench import BenchTest
 from llmrun.statistics import student
 
@@ -37,23 +38,23 @@ _DISTURBED = 0.85  # of the rate seen before: the measurement is repeated
 _BATCH = 512
 _SETUP_SECONDS = 0.55  # of starting an engine, besides loading
 
-_Rates = Mapping[tuple[EngineSettings, str], list[float]]
+_Rates = Mapping[tuple[TunableSettings, str], list[float]]
 
 
 class TuneBackend(Protocol):
     """Engines to measure with."""
 
-    def rates(self, settings: EngineSettings, test: BenchTest, repetitions: int) -> tuple[float, ...]:
+    def rates(self, settings: TunableSettings, test: BenchTest, repetitions: int) -> tuple[float, ...]:
         """Return the tokens/s of each repetition.
 
         Raises:
             LlmrunError: the model can't be loaded, or computed with, under these settings.
         """
 
-    def pending(self, settings: EngineSettings, depth: int) -> tuple[bool, bool]:
+    def pending(self, settings: TunableSettings, depth: int) -> tuple[bool, bool]:
         """Return whether a measurement would load the model first, and prefill `depth` tokens."""
 
-    def load_seconds(self, settings: EngineSettings) -> float:
+    def load_seconds(self, settings: TunableSettings) -> float:
         """Return the load time with settings measured before."""
 
     def was_busy(self) -> bool:
@@ -107,6 +108,10 @@ class Improvement:
         """Significantly faster in prefill or decode."""
         return "faster" in (self.prefill.kind, self.decode.kind)
 
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON data."""
+        return {**as_dict(self), "profile": self.profile.to_json()}
+
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
@@ -123,7 +128,7 @@ class SearchResult:
 
 def search(
     machine: TuneBackend,
-    default: EngineSettings,
+    default: TunableSettings,
     axes: Sequence[Axis],
     *,
     seconds: float = SECONDS,
@@ -147,23 +152,23 @@ def search(
     for index, (axis, goal) in enumerate(steps):
         sweep.sweep(axis, goal, share=min(1.0, 2 / (len(steps) - index)))
     compared = sweep.confirm()
-    kept = tuple(each for each in compared if each.is_faster)
+    faster = tuple(each for each in compared if each.is_faster)
     unsure = tuple(each for each in compared if not each.is_faster)
     prefill, decode = sweep.tests[PREFILL], sweep.tests[DECODE]
-    others = tuple(each.profile for each in kept)
+    others = tuple(each.profile for each in faster)
     tuned = TunedSettings(sweep.profile(default), others, decode.n_depth, time.time())
-    return SearchResult(tuned, kept, unsure, tuple(sweep.tried), prefill, decode, sweep.passed)
+    return SearchResult(tuned, faster, unsure, tuple(sweep.tried), prefill, decode, sweep.passed)
 
 
 class _Sweep:
     def __init__(
-        self, machine: TuneBackend, default: EngineSettings, seconds: float, on_step: Callable[[Step], None]
+        self, machine: TuneBackend, default: TunableSettings, seconds: float, on_step: Callable[[Step], None]
     ) -> None:
         self._machine, self._default, self._seconds, self._on_step = machine, default, seconds, on_step
         self._began = machine.clock()
         self._best = {PREFILL: default, DECODE: default}
         self._default_rates: defaultdict[BenchTest, list[float]] = defaultdict(list)
-        self._fastest: dict[tuple[EngineSettings, BenchTest], float] = {}
+        self._fastest: dict[tuple[TunableSettings, BenchTest], float] = {}
         self._speed = {PREFILL: 1.0, DECODE: 1.0}
         self._slack = 1.0  # measured over expected time, smoothed
         self.tests = {PREFILL: BenchTest(n_prompt=_BATCH), DECODE: BenchTest(n_gen=4)}
@@ -244,7 +249,7 @@ class _Sweep:
             found.append(Improvement(profile, verdicts[PREFILL], verdicts[DECODE]))
         return found
 
-    def profile(self, settings: EngineSettings, ratios: Mapping[str, float] | None = None) -> Profile:
+    def profile(self, settings: TunableSettings, ratios: Mapping[str, float] | None = None) -> Profile:
         """Return settings with the default's rates times these ratios."""
         rates = [statistics.median(self._default_rates[test]) for test in self.tests.values()]
         if ratios:
@@ -255,8 +260,8 @@ class _Sweep:
 
     def _rounds(
         self,
-        base: EngineSettings,
-        candidates: Mapping[EngineSettings, str],
+        base: TunableSettings,
+        candidates: Mapping[TunableSettings, str],
         tests: Mapping[str, BenchTest],
         bounds: tuple[int, int],
         limits: tuple[float, float],
@@ -294,7 +299,7 @@ class _Sweep:
                     break
         return rates
 
-    def _measure(self, settings: EngineSettings, test: BenchTest) -> float:
+    def _measure(self, settings: TunableSettings, test: BenchTest) -> float:
         """Return tokens/s; a measurement much slower than one before was disturbed, and is repeated once."""
         rate = self._measure_once(settings, test)
         before = self._fastest.get((settings, test), 0.0)
@@ -305,14 +310,14 @@ class _Sweep:
             self._default_rates[test].append(rate)
         return rate
 
-    def _measure_once(self, settings: EngineSettings, test: BenchTest) -> float:
+    def _measure_once(self, settings: TunableSettings, test: BenchTest) -> float:
         expected, began = self._cost(settings, test), self._machine.clock()
         rate = max(self._machine.rates(settings, test, _repetitions(test)))
         took = self._machine.clock() - began
         self._slack = min(max(1.0, self._slack * (0.7 + 0.3 * took / expected)), 10.0)
         return rate
 
-    def _cost(self, settings: EngineSettings, test: BenchTest, rounds: int = 1) -> float:
+    def _cost(self, settings: TunableSettings, test: BenchTest, rounds: int = 1) -> float:
         """Return the seconds that measurements are expected to take."""
         loads, fills = self._machine.pending(settings, test.n_depth)
         once = (_SETUP_SECONDS + self._machine.load_seconds(self._default)) * loads
@@ -322,14 +327,14 @@ class _Sweep:
 
     # ---- the confirmation --------------------------------------------------------------------------
 
-    def _confirmation_start(self, best: Mapping[str, EngineSettings], axis: Axis) -> float:
+    def _confirmation_start(self, best: Mapping[str, TunableSettings], axis: Axis) -> float:
         """Return the seconds at which the sweep has to end to confirm these settings."""
         candidates = self._candidates(best)
         tests = self._final_tests(candidates, at_depth=axis.at_depth, whole_batch=axis.whole_batch).values()
         costs = (self._cost(each, test, _CONFIRM_ROUNDS[0]) for each in (self._default, *candidates) for test in tests)
         return min(self._seconds * _SEARCH_SHARE, self._seconds * _TOTAL_SHARE - sum(costs))
 
-    def _candidates(self, best: Mapping[str, EngineSettings]) -> list[EngineSettings]:
+    def _candidates(self, best: Mapping[str, TunableSettings]) -> list[TunableSettings]:
         """Return the best for each goal, with the other's settings that do not affect its own goal."""
         prefill, decode = best[PREFILL], best[DECODE]
         merged = (
@@ -339,12 +344,12 @@ class _Sweep:
         return [settings for settings in dict.fromkeys(merged) if settings != self._default]
 
     def _final_tests(
-        self, candidates: Sequence[EngineSettings], *, at_depth: bool = False, whole_batch: bool = False
+        self, candidates: Sequence[TunableSettings], *, at_depth: bool = False, whole_batch: bool = False
     ) -> dict[str, BenchTest]:
         """Return the tests that show the candidates' changes: at depth for attention, whole batches for n_ubatch."""
         default = self._default
-        attention = {(each.flash_attention, each.kv_type) for each in candidates}
-        at_depth = at_depth or not attention <= {(default.flash_attention, default.kv_type)}
+        attention = {(each.flash_attention, each.kv_type_v) for each in candidates}
+        at_depth = at_depth or not attention <= {(default.flash_attention, default.kv_type_v)}
         whole_batch = whole_batch or any(each.n_ubatch != default.n_ubatch for each in candidates)
         return {PREFILL: self._test(PREFILL, whole_batch=whole_batch), DECODE: self._test(DECODE, at_depth=at_depth)}
 
@@ -363,11 +368,11 @@ class _Sweep:
         self._on_step(trial)
 
 
-def _ratios(rates: _Rates, base: EngineSettings, candidate: EngineSettings, goal: str) -> list[float]:
+def _ratios(rates: _Rates, base: TunableSettings, candidate: TunableSettings, goal: str) -> list[float]:
     return [mine / other for mine, other in zip(rates[candidate, goal], rates[base, goal], strict=False)]
 
 
-def _verdict(rates: _Rates, base: EngineSettings, candidate: EngineSettings, goal: str) -> Verdict:
+def _verdict(rates: _Rates, base: TunableSettings, candidate: TunableSettings, goal: str) -> Verdict:
     samples = rates[candidate, goal]
     return compare(rates[base, goal][: len(samples)], samples, paired=True)
 

@@ -1,7 +1,7 @@
-"""One open saved chat: how it grows, forks, goes back, and what of it is the conversation now.
+"""One open saved chat: add turns, branch, go back, and read the current conversation.
 
-Owns the order of those steps: each is one transaction, on the disk when it returns. Nothing is ever deleted
-here: what was undone, retried or edited stays as an alternative that switch() finds again. Must not know terminals.
+Owns the order of these steps: each is one transaction, on the disk when it returns. Nothing is deleted: turns undone,
+retried or edited stay as alternatives that switch() finds. Must not know terminals.
 """
 
 from __future__ import annotations
@@ -21,34 +21,17 @@ from llmrun.storage import Database
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One way in which a chat goes on.
+    """One continuation of a chat."""
 
-    Attributes:
-        name: "" for an end that was left by undo, retry or edit and has no name yet.
-        head: id of the entry it ends with; None before the first turn.
-        turns: how many it has.
-        current: whether it is the one that goes on.
-        last: what its last question begins with.
-    """
-
-    name: str
-    head: int | None
+    name: str  # "" for an end that undo, retry or edit left, which has no name yet
+    head: int | None  # id of its last entry; None before the first turn
     turns: int
     current: bool
-    last: str
+    last: str  # beginning of its last question
 
 
 class SavedChat:
-    """A conversation that is saved turn by turn. Made by sessions.store.Sessions; release() it when it is left.
-
-    Attributes:
-        id: None until its first question is saved.
-        name: "" until then, unless one was wished for.
-        system: prompt; "" for none.
-        branch: the current one's name.
-        open_elsewhere: another process has this chat open; what would change it is refused.
-        is_detached: the disk refused it; it goes on in memory, and is lost when it is left.
-    """
+    """A conversation that is saved turn by turn. Sessions makes it; call release() at the end."""
 
     def __init__(
         self,
@@ -67,7 +50,7 @@ class SavedChat:
         self.open_elsewhere = self.is_detached = False
         self._entries: list[TurnEntry] = []
         if session is not None:
-            # Before it is read: whoever had it has written all then.
+            # Locked before it is read: another process can't change it after that.
             self.open_elsewhere = not locks.claim(session)
             try:
                 self.reload()
@@ -77,43 +60,41 @@ class SavedChat:
 
     @property
     def entries(self) -> tuple[TurnEntry, ...]:
-        """The conversation of the current branch, from its first question on."""
+        """The conversation of the current branch."""
         return tuple(self._entries)
 
     @property
     def last_question(self) -> TurnEntry | None:
-        """The question of the last turn."""
         return next((entry for entry in reversed(self._entries) if isinstance(entry.part, Question)), None)
 
     @property
     def last_answer(self) -> Answer | None:
-        """The newest answer of the conversation."""
         return next((entry.part for entry in reversed(self._entries) if isinstance(entry.part, Answer)), None)
 
     @property
     def is_answered(self) -> bool:
-        """Whether the last question has an answer; so it is before the first one."""
+        """Whether the last question has an answer, or there is no question yet."""
         return not self._entries or isinstance(self._entries[-1].part, Answer)
 
     def window(self) -> list[WindowTurn]:
-        """The answered turns that the model still sees, without the system prompt."""
+        """Return the answered turns that the model still sees, without the system prompt."""
         return in_window(self._entries if self.is_answered else self._entries[:-1])
 
     def window_before_question(self) -> list[WindowTurn]:
-        """The same of what stands before the last question."""
+        """Return the turns before the last question that the model still sees."""
         return in_window(self._entries[: self._place(self.last_question)])
 
     def messages(self) -> list[Message]:
-        """What is sent to the model, before the next question."""
+        """Return the messages that precede the next question in a request."""
         system = [Message("system", self.system)] if self.system else []
         return [*system, *(message for turn in self.window() for message in turn.messages)]
 
     def add_question(self, question: Question, *, beside: TurnEntry | None = None) -> None:
-        """Save a question, so that nothing that happens to its answer can lose it. The first one names the chat.
+        """Save a question before it is answered, so that it can't be lost. The first one names the chat.
 
         Args:
-            beside: a question of `entries` that it takes the place of. By default it follows the last turn, or takes
-                the place of a question without an answer. What it replaces stays as an alternative.
+            beside: a question of `entries` to replace. By default the question follows the last turn, or replaces a
+                question without an answer. The replaced one stays as an alternative.
 
         Raises:
             DiskFullError: the disk is full; nothing has changed.
@@ -125,15 +106,15 @@ class SavedChat:
         self._save(self._place(beside) if beside else len(self._entries), question)
 
     def add_answer(self, answer: Answer) -> None:
-        """Save an answer to the last question, beside those that it has. Raises as add_question()."""
+        """Save another answer to the last question. Raises as add_question()."""
         self._save(self._place(self.last_question) + 1, answer)
 
     def take_answer(self, entry: TurnEntry) -> None:
-        """Go on with one of the answers to the last question; the others stay as alternatives."""
+        """Continue with one of the answers to the last question; the others stay as alternatives."""
         self._move(entry.id, [*self._entries[: self._place(self.last_question) + 1], entry])
 
     def undo(self) -> Question | None:
-        """Go back to before the last turn; gives its question, None if there is no turn."""
+        """Go back to before the last turn; return its question, None if there is no turn."""
         last = self.last_question
         if last is None:
             return None
@@ -142,21 +123,19 @@ class SavedChat:
         return last.part
 
     def clear(self) -> None:
-        """Go back to before the first turn."""
         self._move(None, [])
 
     def set_system(self, system: str) -> None:
-        """Another system prompt from now on."""
         if self.id is not None:
             with self._writing():
                 self._connection.execute("UPDATE sessions SET system = ? WHERE id = ?", (system, self.id))
         self.system = system
 
     def rename(self, name: str) -> None:
-        """Call the chat something else.
+        """Rename the chat.
 
         Raises:
-            UsageError: the name can't be one, or is taken.
+            UsageError: the name is invalid or taken.
         """
         name = rows.checked_name(name)
         with self._writing():
@@ -167,10 +146,10 @@ class SavedChat:
         self.name = name
 
     def make_branch(self, name: str) -> None:
-        """Go on under a new branch from here; the one there was stays where it is.
+        """Continue on a new branch from here; the current one stays where it is.
 
         Raises:
-            UsageError: the name can't be one or is taken, or nothing was said yet.
+            UsageError: the name is invalid or taken, or there is no turn yet.
         """
         name = rows.checked_name(name)
         if self.id is None:
@@ -180,7 +159,7 @@ class SavedChat:
         self._go_to(name, self._entries[-1].id if self._entries else None)
 
     def switch(self, which: str) -> None:
-        """Go on with another branch, or with an end that has no name yet ("#" and its id), which gets one.
+        """Continue with another branch, or with an end without a name ("#" and its id), which gets one.
 
         Raises:
             UsageError: there is no such branch.
@@ -196,7 +175,7 @@ class SavedChat:
         raise UsageError(f"there is no branch called {which}", why=f"there are {names}" if names else "there are none")
 
     def branches(self) -> list[Branch]:
-        """Every way in which the chat goes on: branches by name, then ends without a name, oldest first."""
+        """Return the continuations of the chat: branches by name, then ends without a name, oldest first."""
         if self.id is None:
             return []
         last = (
@@ -218,9 +197,9 @@ class SavedChat:
         return [Branch(name, head, turns, name == self.branch, text) for name, head, turns, text in (*named, *loose)]
 
     def difference(self, branch: Branch) -> tuple[int, str] | None:
-        """The number of the turn in which a branch leaves this conversation, and what was said there instead.
+        """Return the number of the first turn in which a branch differs from this conversation, and its text there.
 
-        None where all of it is in this conversation.
+        None if this conversation contains all of the branch.
         """
         with self._database.explained():
             others = reading.read_path(self._connection, branch.head)
@@ -233,17 +212,17 @@ class SavedChat:
         return None
 
     def tree(self) -> Tree:
-        """Everything that was said in the chat.
+        """Return the whole chat.
 
         Raises:
-            UsageError: nothing was said yet.
+            UsageError: there is no turn yet.
         """
         if self.id is None:
-            raise UsageError("nothing was said in this chat yet", hint="ask something first")
+            raise UsageError("this chat has no turns yet", hint="ask something first")
         return self._whole(self.id)
 
     def in_memory(self) -> SavedChat:
-        """A copy of the conversation that needs no disk."""
+        """Return a copy of the conversation that is not saved on a disk."""
         copy = SavedChat(Database(None, SCHEMA), NoLocks(), self._clock, name=self.name, system=self.system)
         copy.is_detached = True
         for entry in self._entries:
@@ -251,7 +230,7 @@ class SavedChat:
         return copy
 
     def reload(self) -> None:
-        """Read the chat again, as another process may have changed it."""
+        """Read the chat again: another process may have changed it."""
         assert self.id is not None
         tree = self._whole(self.id)
         self.name, self.system, self.branch, self._entries = tree.name, tree.system, tree.branch, list(tree.path())
@@ -264,22 +243,21 @@ class SavedChat:
         return found.tree
 
     def release(self) -> None:
-        """Say that the chat is not open here any more."""
+        """Unlock the chat."""
         if self.is_detached:
             self._database.close()
         elif self.id is not None and not self.open_elsewhere:
             self._locks.release(self.id)
 
     def _place(self, question: TurnEntry | None) -> int:
-        """Where in the conversation a question is."""
         if question is None or question not in self._entries:
             raise UsageError("there is no such turn", hint="ask something first")
         return self._entries.index(question)
 
     def _save(self, place: int, part: Question | Answer) -> None:
-        """Save a question or an answer behind the first `place` entries: the end of the current branch from now on."""
-        kept = self._entries[:place]
-        parent = kept[-1].id if kept else None
+        """Save a question or an answer after the first `place` entries, as the new end of the branch."""
+        before = self._entries[:place]
+        parent = before[-1].id if before else None
         now = self._clock()
         with self._writing():
             session, name = self._session(part.shown if isinstance(part, Question) else "", now)
@@ -288,14 +266,14 @@ class SavedChat:
             self._connection.execute("UPDATE sessions SET updated = ? WHERE id = ?", (now, session))
         if self.id is None:
             self._locks.claim(session)
-        self.id, self.name, self._entries = session, name, [*kept, added]
+        self.id, self.name, self._entries = session, name, [*before, added]
 
     def _session(self, first: str, now: float) -> tuple[int, str]:
-        """The chat's id and name, its row made with the first question."""
+        """Return the chat's id and name; insert its row with the first question."""
         if self.id is not None:
             return self.id, self.name
-        wanted = self.name or rows.name_from(first)
-        name = rows.free_name(self._connection, wanted)  # somebody may have taken it meanwhile
+        # Another chat may have taken the name meanwhile.
+        name = rows.free_name(self._connection, self.name or rows.name_from(first))
         return rows.add_session(self._connection, name, self.system, self.branch, now), name
 
     def _move(self, head: int | None, entries: list[TurnEntry]) -> None:

@@ -1,6 +1,6 @@
-"""Saved chats as text that other programs and people read: Markdown, JSON, JSONL, OpenAI's fine-tuning lines.
+"""Saved chats as text for other programs and people: Markdown, JSON, JSONL, OpenAI's fine-tuning lines.
 
-Owns these formats, and the way back from the JSON one; must not know the database or where the text goes.
+Owns these formats, and the import of JSON; must not know the database or the destination.
 """
 
 from __future__ import annotations
@@ -36,18 +36,17 @@ _TICKS = re.compile(r"^ {0,3}(`{3,}|~{3,})", re.MULTILINE)
 
 
 def format_for(name: str) -> Format | None:
-    """The format that a file's name asks for by its suffix."""
+    """Return the format that the suffix of a file name stands for."""
     return next((form for suffix, form in _BY_SUFFIX.items() if name.lower().endswith(suffix)), None)
 
 
 def export(tree: Tree, form: Format, branch: str = "") -> str:
-    """A chat in a format, ending in a newline.
+    """Return a chat in a format, with a newline at the end.
 
     Args:
-        tree: the chat.
-        form: "json" has every branch and can be read back; "markdown" is for people; "jsonl" has one message a
-            line with all that made it, each an OpenAI message with more in it; "openai" is one line, its messages.
-        branch: for all but "json": which conversation, the current one by default.
+        form: "json" has every branch and can be imported; "markdown" is for people; "jsonl" has one message a line, an
+            OpenAI message with its settings and statistics; "openai" is one line with the messages alone.
+        branch: for all but "json": the conversation, by default the current one.
 
     Raises:
         UsageError: there is no such branch.
@@ -67,10 +66,10 @@ def export(tree: Tree, form: Format, branch: str = "") -> str:
 
 
 def read_json(text: str) -> Tree:
-    """The chat in a JSON export.
+    """Return the chat of a JSON export.
 
     Raises:
-        UsageError: it is none, or of a newer llmrun, or damaged.
+        UsageError: it is invalid, damaged, or of a newer llmrun.
     """
     try:
         document = load_json(text)
@@ -88,7 +87,7 @@ def read_json(text: str) -> Tree:
 
 
 def iso_time(seconds: float) -> str:
-    """Seconds since 1970 as ISO 8601, in UTC."""
+    """Return seconds since 1970 as ISO 8601, in UTC."""
     return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds")
 
 
@@ -113,9 +112,9 @@ def _message(entry: TurnEntry) -> dict[str, Any]:
     plain: dict[str, Any] = {"id": entry.id, "parent": entry.parent, "created": entry.created, "role": entry.role}
     plain["content"] = entry.part.content
     if isinstance(entry.part, Question):
-        pictures = [as_dict(file) for file in entry.part.pictures]
+        images = [as_dict(file) for file in entry.part.images]
         typed = {"typed": entry.part.typed} if entry.part.typed else {}
-        return {**plain, **typed, **({"pictures": pictures} if pictures else {})}
+        return {**plain, **typed, **({"pictures": images} if images else {})}
     return {
         **plain,
         **({"reasoning": entry.part.reasoning} if entry.part.reasoning else {}),
@@ -150,8 +149,8 @@ def _tree(document: dict[str, Any]) -> Tree:
 def _part(item: dict[str, Any]) -> Question | Answer:
     content = _string(item["content"])
     if item["role"] == "user":
-        pictures = tuple(from_json(ImageFile, file) for file in item.get("pictures", ()))
-        return Question(content, _string(item.get("typed", "")), pictures)
+        images = tuple(from_json(ImageFile, file) for file in item.get("pictures", ()))
+        return Question(content, _string(item.get("typed", "")), images)
     if item["role"] != "assistant":
         raise ValueError(f"there is no role {item['role']!r}")
     return answer_of(content, _string(item.get("reasoning", "")), item)
@@ -191,7 +190,7 @@ def _lines(tree: Tree, path: tuple[TurnEntry, ...]) -> list[dict[str, Any]]:
 
 
 def _openai_message(message: Message) -> dict[str, Any]:
-    """A message with calls, or the result of one."""
+    """Return a message with calls, or the result of one."""
     plain: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.role == "tool":
         return {**plain, "tool_call_id": message.tool_call_id}
@@ -208,11 +207,11 @@ def _markdown(tree: Tree, path: tuple[TurnEntry, ...]) -> str:
         parts += ["## System prompt", _closed(tree.system)]
     for entry in path:
         if isinstance(entry.part, Question):
-            parts += ["## You", *(f"*{file.path}*" for file in entry.part.pictures), _closed(entry.part.content)]
+            parts += ["## You", *(f"*{file.path}*" for file in entry.part.images), _closed(entry.part.content)]
             continue
         if entry.part.reasoning:
             quoted = "\n".join(f"> {line}".rstrip() for line in entry.part.reasoning.strip().splitlines())
-            parts += ["## Thoughts", quoted]
+            parts += ["## Reasoning", quoted]
         model = entry.part.model.name
         parts.append(f"## {model or 'Answer'}")
         for content, calls, results in entry.part.rounds:
@@ -225,7 +224,7 @@ def _markdown(tree: Tree, path: tuple[TurnEntry, ...]) -> str:
 
 
 def ending(answer: Answer) -> str:
-    """Why an answer ended, for people; "" where it came to its own end."""
+    """Return in words why an answer ended early, "" otherwise."""
     words = {
         "length": "cut off: no more tokens were allowed",
         "cancelled": "stopped",
@@ -235,13 +234,13 @@ def ending(answer: Answer) -> str:
 
 
 def _code(text: str) -> str:
-    """Text as a code block that nothing in it closes."""
+    """Return text as a code block that no fence in the text can close."""
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
     return f"{fence}\n{text}\n{fence}"
 
 
 def _closed(text: str) -> str:
-    """Text whose code block is closed, so that what follows is not code; an answer may have been cut in one."""
+    """Return text with an open code block closed, so that the rest is not code: an answer may be cut off inside one."""
     fence = ""
     for mark in _TICKS.findall(text):
         if not fence:

@@ -1,7 +1,7 @@
-"""Who has which saved chat open: one file, the byte of its id locked for each chat.
+"""Locks of open chats across processes: one file, in which the byte at a chat's id is locked.
 
-The system drops a lock when its process ends, however that happens, and nothing is left to clean up. Where files
-can't be locked (Windows, some network disks) nobody is known to have anything open.
+The system drops a lock when its process ends, so nothing is left to clean up. Where files can't be locked (Windows,
+some network disks), every chat counts as free.
 """
 
 from __future__ import annotations
@@ -23,20 +23,19 @@ class Locks:
         self._held: set[int] = set()
 
     def claim(self, session: int) -> bool:
-        """Say that a chat is open here; False if it is open in another process."""
+        """Lock a chat for this process; return False if another process has it open."""
         if session not in self._held and not self._lock(session):
             return False
         self._held.add(session)
         return True
 
     def release(self, session: int) -> None:
-        """It is not open here any more."""
         if session in self._held:
             self._held.remove(session)
             self._unlock(session)
 
     def is_free(self, session: int) -> bool:
-        """Whether no other process has a chat open."""
+        """Return whether no other process has the chat open."""
         if session in self._held:
             return True
         free = self._lock(session)
@@ -45,7 +44,6 @@ class Locks:
         return free
 
     def close(self) -> None:
-        """Release everything."""
         os.close(self._descriptor)
 
     def _lock(self, byte: int) -> bool:
@@ -69,13 +67,13 @@ class Locks:
 
 
 class NoLocks(Locks):
-    """For a store that no other process can see."""
+    """Locks of a store in memory, which no other process can see."""
 
     def __init__(self) -> None:
         self._held: set[int] = set()
 
     def close(self) -> None:
-        """There is nothing to release."""
+        """Do nothing."""
 
     def _lock(self, byte: int) -> bool:
         return True

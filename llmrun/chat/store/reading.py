@@ -1,6 +1,6 @@
-"""Rows of the saved chats' tables -> the values of turns.py: the one place where they are checked.
+"""Reading: rows of the saved chats' tables become values of turns.py. The one place where they are validated.
 
-Owns what a sound chat is, and what can be read of a damaged one: every row is read at most a few times, and a parent
+Owns the rules of a sound chat, and the reading of a damaged one: every row is read at most a few times, and a parent
 always has the lower id, so no damage makes reading endless. Must not know files, locks or users.
 """
 
@@ -55,15 +55,10 @@ _UNSOUND = f"""
 
 
 class ChatReading(NamedTuple):
-    """A chat as far as it can be read.
+    """The readable part of a chat."""
 
-    Attributes:
-        tree: the chat. Of a damaged one, what can't be read is replaced or left out.
-        damage: a line for each thing that is wrong; empty for a sound chat.
-    """
-
-    tree: Tree
-    damage: tuple[str, ...]
+    tree: Tree  # of a damaged chat, unreadable parts are replaced or left out
+    damage: tuple[str, ...]  # a line for each error; empty for a sound chat
 
     @property
     def why(self) -> str:
@@ -174,7 +169,7 @@ class _Reader:
         self._models: dict[Any, ModelFingerprint | None] = {}
 
     def rows(self, session: int) -> list[Any]:
-        """Return the message rows of a chat; in a damaged file, those that can be reached."""
+        """Return the message rows of a chat; in a damaged file, the readable ones."""
         try:
             return self._connection.execute(f"{_ENTRY}WHERE m.session = ? ORDER BY m.id", (session,)).fetchall()
         except sqlite_errors() as error:
@@ -206,12 +201,12 @@ class _Reader:
                 return
         if type(turn) is not int:
             self.damage.append(f"{where} has no turn number")
-        said = self.text(content, f"{where}: its text")
+        text = self.text(content, f"{where}: its text")
         part: Question | Answer
         if role == "user":
-            part = Question(said, self.text(typed, f"{where}: what was typed"), self._pictures(pictures, where))
+            part = Question(text, self.text(typed, f"{where}: what was typed"), self._pictures(pictures, where))
         else:
-            part = self._answer(said, reasoning, model, facts, where)
+            part = self._answer(text, reasoning, model, facts, where)
         time = self.time(created, f"{where}: its time")
         self.entries[number] = TurnEntry(number, above.id if above else None, time, part)
 

@@ -1,6 +1,6 @@
 """Damaged files of saved chats: examine one, and copy the readable chats into a new one.
 
-Owns which chats are taken over, and how that is told. Changes nothing in the damaged file.
+Owns the choice of chats and the summary. Changes nothing in the damaged file.
 """
 
 from __future__ import annotations
@@ -19,19 +19,14 @@ if TYPE_CHECKING:
 
 
 class Health(NamedTuple):
-    """The state of a file of saved chats.
+    """The state of a file of saved chats."""
 
-    Attributes:
-        n_chats: chats that are there, damaged ones included.
-        damage: a line for each damaged chat, or for the file where only that is damaged; empty where all is well.
-    """
-
-    n_chats: int
-    damage: tuple[str, ...]
+    n_chats: int  # damaged ones included
+    damage: tuple[str, ...]  # a line for each damaged chat, or for the file if no chat is
 
 
 def examine(folder: Path) -> Health | None:
-    """Read every saved chat; None where there are none, or they are of another version of llmrun."""
+    """Read every saved chat; return None if there are none, or the file is of another version."""
     import sqlite3
 
     path = folder / FILE
@@ -74,8 +69,8 @@ def copy_readable(old: sqlite3.Connection, new: sqlite3.Connection) -> str:
             continue
         rows.add_tree(new, found.tree, _name(found.tree.name, session))
         whole, partly = whole + (not found.damage), partly + bool(found.damage)
-    said = f"{whole} of {whole + partly + lost} chats are whole in a new one" if whole + partly else ""
-    return f"{said}, {partly} in part" if said and partly else said
+    summary = f"{whole} of {whole + partly + lost} chats are whole in a new one" if whole + partly else ""
+    return f"{summary}, {partly} in part" if summary and partly else summary
 
 
 def _name(name: str, session: int) -> str:

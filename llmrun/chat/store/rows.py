@@ -1,7 +1,6 @@
-"""The values of turns.py -> rows of the saved chats' tables, and the rules for names.
+"""Writing: values of turns.py become rows of the saved chats' tables. Also the rules for names.
 
-Owns the SQL that writes single turns and whole trees; must not know transactions, locks or files, nor what is read
-(reading.py).
+Owns the SQL that writes turns and trees; must not know transactions, locks or files. reading.py reads rows.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ from llmrun.models.fingerprint import ModelFingerprint
 if TYPE_CHECKING:
     import sqlite3
 
-MAIN = "main"
-"""The branch that every chat begins with."""
+MAIN = "main"  # the first branch of every chat
 
 _LONGEST_NAME = 80
 _SLUG_LENGTH = 40
@@ -27,23 +25,23 @@ _NOT_IN_SLUG = re.compile(r"[\W_]+")
 
 
 def checked_name(name: str) -> str:
-    """A name for a chat or a branch, without spaces around it.
+    """Return a valid name of a chat or branch, stripped.
 
     Raises:
-        UsageError: it is empty, too long, a number, begins with "-", or holds what can't be printed.
+        UsageError: it is empty, too long, a number, begins with "-" or "#", or is not printable.
     """
     name = name.strip()
-    # A number is an id, and "#7" is how ends without a name are called.
+    # A number is an id, and "#7" is an end without a name.
     if not name or len(name) > _LONGEST_NAME or not name.isprintable() or name.isdecimal() or name[0] in "-#":
         raise UsageError(
             f"{name!r} can't be a name",
-            why=f"a name has 1 to {_LONGEST_NAME} printable characters, is no number, and begins with neither - nor #",
+            why=f"a name has 1 to {_LONGEST_NAME} printable characters, and is not a number or begins with - or #",
         )
     return name
 
 
 def name_from(text: str) -> str:
-    """A name made of a first question: its first words, in lower case, with hyphens between them."""
+    """Return a name made of the first words of a question, in lower case, joined by hyphens."""
     words = _NOT_IN_SLUG.sub(" ", text[:400].lower()).split()
     name = ""
     for word in words:
@@ -53,17 +51,17 @@ def name_from(text: str) -> str:
     return name if name.isprintable() and name and not name.isdecimal() else f"chat-{name}".rstrip("-")
 
 
-def free_name(connection: sqlite3.Connection, wanted: str) -> str:
-    """The name, or with a number behind it if another chat has it."""
-    name, number = wanted, 1
+def free_name(connection: sqlite3.Connection, name_base: str) -> str:
+    """Return the name, with a number appended if another chat has it."""
+    name, number = name_base, 1
     while connection.execute("SELECT 1 FROM sessions WHERE name = ?", (name,)).fetchone():
         number += 1
-        name = f"{wanted[: _LONGEST_NAME - 8]}-{number}"
+        name = f"{name_base[: _LONGEST_NAME - 8]}-{number}"
     return name
 
 
 def add_session(connection: sqlite3.Connection, name: str, system: str, branch: str, now: float) -> int:
-    """A new chat without turns; gives its id."""
+    """Insert a chat without turns; return its id."""
     row = connection.execute(
         "INSERT INTO sessions(name, system, branch, created, updated) VALUES(?, ?, ?, ?, ?)",
         (_text(name), _text(system), _text(branch), now, now),
@@ -76,7 +74,7 @@ def add_session(connection: sqlite3.Connection, name: str, system: str, branch: 
 def add_entry(
     connection: sqlite3.Connection, session: int, parent: int | None, part: Question | Answer, now: float
 ) -> TurnEntry:
-    """A new question or answer below a parent."""
+    """Insert a question or an answer after a parent."""
     question = isinstance(part, Question)
     turn = connection.execute("SELECT turn FROM messages WHERE id = ?", (parent,)).fetchone()
     row = connection.execute(
@@ -89,7 +87,7 @@ def add_entry(
             "user" if question else "assistant",
             _text(part.content),
             _text(part.typed) if isinstance(part, Question) else "",
-            json.dumps(part.pictures) if isinstance(part, Question) and part.pictures else "",
+            json.dumps(part.images) if isinstance(part, Question) and part.images else "",
             now,
         ),
     )
@@ -105,7 +103,7 @@ def add_entry(
 
 
 def set_head(connection: sqlite3.Connection, session: int, branch: str, head: int | None) -> None:
-    """A branch ends here from now on; it is made if there is none of that name."""
+    """Set the last message of a branch, which is made if needed."""
     connection.execute(
         "INSERT INTO branches(session, name, head) VALUES(?, ?, ?) "
         "ON CONFLICT(session, name) DO UPDATE SET head = excluded.head",
@@ -114,7 +112,7 @@ def set_head(connection: sqlite3.Connection, session: int, branch: str, head: in
 
 
 def add_tree(connection: sqlite3.Connection, tree: Tree, name: str) -> int:
-    """A chat with everything in it, under new ids; gives the chat's."""
+    """Insert a whole chat under new ids; return the chat's id."""
     session = add_session(connection, free_name(connection, name), tree.system, tree.branch, tree.created)
     ids: dict[int, int] = {}
     for entry in tree.entries:
@@ -130,15 +128,15 @@ def add_tree(connection: sqlite3.Connection, tree: Tree, name: str) -> int:
 
 
 def _with_truncations(answer: Answer, ids: dict[int, int]) -> Answer:
-    """The answer, what left before it named by new ids."""
+    """Return the answer, with the dropped turns' new ids."""
     from dataclasses import replace
 
-    departures = (replace(one, turns=tuple(ids.get(turn, turn) for turn in one.turns)) for one in answer.departures)
-    return replace(answer, departures=tuple(departures))
+    truncations = (replace(one, turns=tuple(ids.get(turn, turn) for turn in one.turns)) for one in answer.departures)
+    return replace(answer, departures=tuple(truncations))
 
 
 def _model(connection: sqlite3.Connection, model: ModelFingerprint) -> int:
-    """The id of a model's row, which is made if there is none."""
+    """Return the id of a model's row, which is made if needed."""
     values = tuple(_text(value) if isinstance(value, str) else value for value in astuple(model))
     connection.execute("INSERT OR IGNORE INTO models(name, sha256, path, size, modified) VALUES(?, ?, ?, ?, ?)", values)
     where = "name = ? AND sha256 = ? AND path = ? AND size = ? AND modified = ?"
@@ -146,5 +144,5 @@ def _model(connection: sqlite3.Connection, model: ModelFingerprint) -> int:
 
 
 def _text(text: str) -> str:
-    """Text that SQLite can store: a lone surrogate, which a terminal in no UTF-8 locale may give, is none."""
+    """Return text that SQLite can store, without lone surrogates, which a terminal outside UTF-8 may produce."""
     return text.encode("utf-8", "replace").decode() if not text.isascii() else text

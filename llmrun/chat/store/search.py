@@ -1,7 +1,7 @@
-"""Full-text search in what was said: SQLite's FTS5 where it is built in, a plain scan elsewhere.
+"""Full-text search in saved chats: SQLite's FTS5 where it is built in, else a scan.
 
-Owns the index, which is brought up to date when somebody searches: saving a turn never waits for it, and a Python
-without FTS5 can write to the same file. Must not know chats beyond their names.
+Owns the index, which is updated by a search: saving a turn never waits for it, and a Python without FTS5 can write to
+the same file. Must not know chats beyond their names.
 """
 
 from __future__ import annotations
@@ -24,33 +24,24 @@ _HIT = "SELECT s.name, m.id, m.turn, m.role, m.created, m.content "
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A message that was found.
+    """A message that matches."""
 
-    Attributes:
-        session: name of its chat.
-        message: id of it.
-        turn: number of the turn in its conversation, from 1 on.
-        role: "user" or "assistant".
-        created: seconds since 1970.
-        excerpt: the text around the first match, on one line.
-    """
-
-    session: str
-    message: int
-    turn: int
-    role: str
-    created: float
-    excerpt: str
+    session: str  # name of its chat
+    message: int  # its id
+    turn: int  # from 1 on
+    role: str  # "user" or "assistant"
+    created: float  # seconds since 1970
+    excerpt: str  # the text around the first match, on one line
 
 
 def search(connection: sqlite3.Connection, text: str, limit: int, but: Collection[int] = ()) -> list[Hit]:
-    """Messages that hold every word, or a word that begins like it; best first. Undone ones are found, too.
+    """Return the messages that contain every word or a word that begins like it, best first, undone ones too.
 
     Args:
-        connection: inside a transaction, because the index may have to grow.
-        text: words; upper case, accents and punctuation do not matter.
-        limit: most hits.
-        but: ids of chats that are left out.
+        connection: inside a transaction, because the index may grow.
+        text: words; case, accents and punctuation do not matter.
+        limit: maximum number of hits.
+        but: ids of chats to leave out.
     """
     words = text.split()
     if not words:
@@ -61,7 +52,7 @@ def search(connection: sqlite3.Connection, text: str, limit: int, but: Collectio
 
 
 def search_trees(trees: Iterable[Tree], text: str, limit: int) -> list[Hit]:
-    """The same in chats that were read whole, the last messages first: for a file whose index can't be read."""
+    """Search chats that were read whole, newest messages first: for a file whose index can't be read."""
     words = text.lower().split()
     found: list[Hit] = []
     for tree in trees if words else ():
@@ -75,7 +66,7 @@ def search_trees(trees: Iterable[Tree], text: str, limit: int) -> list[Hit]:
 
 
 def forget(connection: sqlite3.Connection, session: int) -> None:
-    """Take a chat's messages out of the index; to be called before they are deleted."""
+    """Remove a chat's messages from the index, before they are deleted."""
     if not _has_index(connection):
         return
     import sqlite3
@@ -91,7 +82,7 @@ def forget(connection: sqlite3.Connection, session: int) -> None:
 
 
 def _catch_up(connection: sqlite3.Connection) -> bool:
-    """Put what is new into the index, making it if there is none; False where there can't be one."""
+    """Add new messages to the index; return False if SQLite has no FTS5."""
     import sqlite3
 
     try:

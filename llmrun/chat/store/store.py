@@ -1,6 +1,6 @@
 """The saved chats of one user: find, open, list, rename, delete, search and copy them.
 
-Owns the shelf; must not know how a chat goes on (sessions.chat) or what a row looks like (sessions.rows).
+Owns the collection; must not know how a chat is continued (chat.py) or stored in rows (rows.py).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from llmrun.chat.store import reading, rows, search
 from llmrun.chat.store.chat import SavedChat
@@ -28,30 +27,20 @@ _NAMES = "SELECT name FROM sessions NOT INDEXED ORDER BY updated DESC, id DESC"
 
 @dataclass(frozen=True, slots=True)
 class SessionFacts:
-    """A saved chat, as a list shows it.
+    """A saved chat, as it is listed."""
 
-    Attributes:
-        id: a number that no other chat ever gets.
-        name: unique, whatever its case.
-        created, updated: seconds since 1970.
-        turns: of the current branch.
-        branches: how many there are.
-        model: name of the one that answered last; "" before the first turn.
-        first: what the first question begins with; the newest one, if it was edited.
-    """
-
-    id: int
-    name: str
-    created: float
-    updated: float
-    turns: int
+    id: int  # never used again for another chat
+    name: str  # unique, ignoring case
+    created: float  # seconds since 1970
+    updated: float  # the same
+    turns: int  # of the current branch
     branches: int
-    model: str
-    first: str
+    model: str  # name of the model of the last answer; "" before the first turn
+    first: str  # beginning of the first question; the newest one, if it was edited
 
     @classmethod
     def of(cls, session: int, tree: Tree) -> SessionFacts:
-        """The facts of a chat that was read whole."""
+        """Return the facts of a chat that was read whole."""
         path = [entry.part for entry in tree.path()]
         turns = sum(isinstance(part, Question) for part in path)
         model = next((part.model.name for part in reversed(path[-2:]) if isinstance(part, Answer)), "")
@@ -64,14 +53,10 @@ class Sessions:
     """An open store; use it as a context manager or call close().
 
     Args:
-        folder: where the file is kept, see folder_in(). Made where needed, for its owner alone. None keeps the
-            chats in memory, and nothing on a disk.
+        folder: parent of the file, see folder_in(); made if needed, for its owner alone. None keeps the chats in
+            memory.
         clock: seconds since 1970.
-        on_damage: told of each damaged chat that is left out, once, in a line.
-
-    Attributes:
-        folder: where the file is kept; None for memory.
-        note: a line to be shown once, such as that a damaged file was moved aside; "" for nothing.
+        on_damage: called once with a line for each damaged chat that is left out.
 
     Raises:
         UsageError: the file is of a newer llmrun.
@@ -91,10 +76,10 @@ class Sessions:
             reading.prepare(self._connection)
             self._locks = _own(folder) if folder else NoLocks()
         self._clock, self._on_damage = clock, on_damage
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
 
     def all(self) -> list[SessionFacts]:
-        """Every chat that is not damaged, the one used last first."""
+        """Return every sound chat, the last used one first."""
         try:
             with self._database.explained():
                 damaged = reading.unsound_chats(self._connection)
@@ -107,20 +92,20 @@ class Sessions:
                 found.append(SessionFacts.of(session, tree))
             found.sort(key=lambda facts: (facts.updated, facts.id), reverse=True)
         for session in sorted(damaged):
-            self._tell(session)
+            self._report(session)
         return found
 
     def names(self) -> list[str]:
-        """The names of all chats, for the Tab key."""
+        """Return the names of all chats, for completion."""
         with self._database.explained():
             return [row[0] for row in self._connection.execute(_NAMES) if type(row[0]) is str]
 
     def has(self, which: str) -> bool:
-        """Whether there is a chat of that name or id, be it damaged or not."""
+        """Return whether there is a chat of that name or id, damaged or not."""
         return bool(self._ids(which))
 
     def find(self, which: str = "") -> SessionFacts:
-        """A chat by its name or id, be it damaged or not; the one used last of those that are not for "".
+        """Return a chat by its name or id, damaged or not; for "" the last used sound one.
 
         Raises:
             UsageError: there is none.
@@ -134,7 +119,7 @@ class Sessions:
         return found[0]
 
     def readable(self, which: str = "") -> reading.ChatReading:
-        """A chat as far as it can be read.
+        """Return the readable part of a chat.
 
         Raises:
             UsageError: there is no such chat.
@@ -143,10 +128,10 @@ class Sessions:
         return self._read(self._id_of(which) if which else self._newest())
 
     def repair(self) -> str:
-        """Save what can be read in a new file, if anything is damaged; the damaged file is kept.
+        """Save the readable parts in a new file, if anything is damaged; keep the damaged file.
 
         Returns:
-            What was done, in a line; "" where nothing is damaged.
+            A line about the result; "" if nothing is damaged.
 
         Raises:
             UsageError: another process has a chat open.
@@ -162,14 +147,14 @@ class Sessions:
         return self.note
 
     def new(self, name: str = "", *, system: str = "") -> SavedChat:
-        """A chat that is saved from its first turn on.
+        """Return a new chat, which is saved from its first turn on.
 
         Args:
-            name: to be given; made of the first question by default.
+            name: made of the first question by default.
             system: prompt.
 
         Raises:
-            UsageError: the name can't be one, or is taken.
+            UsageError: the name is invalid or taken.
         """
         if name:
             name = rows.checked_name(name)
@@ -177,7 +162,7 @@ class Sessions:
         return SavedChat(self._database, self._locks, self._clock, name=name, system=system)
 
     def open(self, which: str = "") -> SavedChat:
-        """Go on with a chat; its `open_elsewhere` says whether another process has it, then only copy() helps.
+        """Open a chat to continue it. If its `open_elsewhere` is set, another process has it; copy() still works.
 
         Raises:
             UsageError: there is no such chat.
@@ -185,10 +170,10 @@ class Sessions:
         return self._opened(self._id_of(which) if which else self._newest())
 
     def copy(self, which: str, name: str = "") -> SavedChat:
-        """A new chat with everything that is in another one, opened. Its name is the other's with a number by default.
+        """Copy a chat, and open the copy. Its name is by default the original's with a number.
 
         Raises:
-            UsageError: there is no such chat, or the name can't be one.
+            UsageError: there is no such chat, or the name is invalid.
         """
         return self.add(self.tree(which), name)
 
@@ -196,15 +181,15 @@ class Sessions:
         """Save a whole chat under new ids, and open it.
 
         Raises:
-            UsageError: the name can't be one.
+            UsageError: the name is invalid.
         """
-        wanted = rows.checked_name(name or tree.name)
+        checked = rows.checked_name(name or tree.name)
         with self._database.writing():
-            session = rows.add_tree(self._connection, tree, wanted)
+            session = rows.add_tree(self._connection, tree, checked)
         return self._opened(session)
 
     def tree(self, which: str = "") -> Tree:
-        """Everything that is in a chat.
+        """Return a whole chat.
 
         Raises:
             UsageError: there is no such chat.
@@ -217,10 +202,10 @@ class Sessions:
         return found.tree
 
     def rename(self, which: str, name: str) -> None:
-        """Call a chat something else.
+        """Rename a chat.
 
         Raises:
-            UsageError: there is no such chat, or the name can't be one or is taken.
+            UsageError: there is no such chat, or the name is invalid or taken.
         """
         found = self.find(which)
         name = rows.checked_name(name)
@@ -245,7 +230,7 @@ class Sessions:
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # the log still has the text
 
     def search(self, text: str, limit: int = 20) -> list[Hit]:
-        """Messages that hold every word of a text, best first."""
+        """Return the messages that contain every word of a text, best first."""
         try:
             with self._database.writing():
                 damaged = reading.unsound_chats(self._connection)
@@ -255,27 +240,24 @@ class Sessions:
                 raise
             return search.search_trees((tree for _, tree in self._sound_trees()), text, limit)
         for session in sorted(damaged):
-            self._tell(session)
+            self._report(session)
         return found
 
     def close(self) -> None:
-        """Close the file and say that no chat is open any more."""
         self._database.close()
         self._locks.close()
 
     def __enter__(self) -> Sessions:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _opened(self, session: int) -> SavedChat:
         return SavedChat(self._database, self._locks, self._clock, session=session)
 
     def _id_of(self, which: str) -> int:
-        # In a damaged file a chat may be out of reach but by its id, as all() reads it.
+        # A damaged file may give access to a chat only by its id, as all() reads it.
         found = self._ids(which) or [facts.id for facts in self.all() if facts.name.lower() == which.lower()]
         if not found:
             raise self._no_such(which)
@@ -286,11 +268,11 @@ class Sessions:
             return reading.chat_ids(self._connection, which)
 
     def _newest(self) -> int:
-        """The id of the chat used last of those that are not damaged."""
+        """Return the id of the last used sound chat."""
         for facts in self.all():
             if self._damage(facts.id) is None:
                 return facts.id
-            self._tell(facts.id)
+            self._report(facts.id)
         raise self._no_such("")
 
     def _read(self, session: int) -> reading.ChatReading:
@@ -298,7 +280,7 @@ class Sessions:
             return reading.read_chat(self._connection, session)
 
     def _damage(self, session: int) -> LlmrunError | None:
-        """What is wrong with a chat; None for nothing."""
+        """Return the error for a damaged chat, None for a sound one."""
         try:
             found = self._read(session)
         except (ResourceError, UsageError) as error:
@@ -306,17 +288,17 @@ class Sessions:
         return reading.damaged(session, found) if found.damage else None
 
     def _sound_trees(self) -> Iterator[tuple[int, Tree]]:
-        """Every chat of a damaged file that can be read whole, newest first; the others are told."""
+        """Yield the sound chats of a damaged file, newest first; report the others."""
         for session in reversed(self._ids()):
             if self._damage(session):
-                self._tell(session)
+                self._report(session)
             else:
                 yield session, self._read(session).tree
 
-    def _tell(self, session: int) -> None:
-        """Say once that a chat is left out."""
-        if session not in self._told:
-            self._told.add(session)
+    def _report(self, session: int) -> None:
+        """Report once that a chat is left out."""
+        if session not in self._reported:
+            self._reported.add(session)
             error = self._damage(session)
             self._on_damage(f"Left out: {error or f'the saved chat {session} is damaged'}. Try: {_REPAIR}")
 
@@ -340,18 +322,18 @@ class Sessions:
 
     def _no_such(self, which: str) -> UsageError:
         if not which:
-            return UsageError("there is no saved chat yet", hint="llmrun chat begins one")
+            return UsageError("there is no saved chat yet", hint="llmrun chat starts one")
         hint = did_you_mean(which, [facts.name for facts in self.all()], "llmrun sessions list shows all")
         return UsageError(f"there is no saved chat called {which}", hint=hint)
 
 
 def folder_in(state_dir: Path) -> Path:
-    """Where below config.Settings.state_dir the saved chats are."""
+    """Return the folder of the saved chats below config.Settings.state_dir."""
     return state_dir / "sessions"
 
 
 def _own(folder: Path) -> Locks:
-    """See that only its owner looks into the folder; gives the locks of its chats."""
+    """Make the folder private to its owner; return the locks of its chats."""
     if os.name != "nt" and folder.stat().st_mode & 0o077:
         folder.chmod(0o700)
     return Locks(folder / "sessions.lock")

@@ -1,6 +1,6 @@
-"""What a saved chat is made of: questions, answers with everything that made them, and the tree they form.
+"""The parts of a saved chat: questions, answers with their settings and statistics, and the tree they form.
 
-Owns these values, their plain JSON form, and which of them a model still sees; must not know databases or files.
+Owns these values, their JSON form, and the selection of turns for the context window; must not know databases or files.
 """
 
 from __future__ import annotations
@@ -22,100 +22,68 @@ _NO_STATS = Stats()
 _PLAIN_DEFAULTS = as_dict(SamplingParams())
 
 INTERRUPTED = "interrupted"
-"""Why an answer ended whose engine or command died: it is kept as far as it came."""
+"""Reason of an answer whose engine or command died: the partial answer is saved."""
 
 SUMMARY = 0
-"""In place of a question's id: the summary of what left before."""
+"""Stands for a summary instead of a question's id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """What left the context window before an answer. The saved chat keeps it; the model does not see it any more.
+    """Turns dropped from the context window before an answer. They stay saved, but the model does not see them."""
 
-    Attributes:
-        policy: by which it was chosen, see llmrun.chat.truncation.
-        turns: ids of the questions whose turns left; SUMMARY for the summary that stood there.
-        tokens: of these turns.
-        summary: what stands in their place from then on; "" for nothing.
-    """
-
-    policy: str
-    turns: tuple[int, ...]
-    tokens: int
-    summary: str = ""
+    policy: str  # see chat/truncation.py
+    turns: tuple[int, ...]  # ids of the dropped turns' questions; SUMMARY for a summary
+    tokens: int  # of these turns
+    summary: str = ""  # text that replaces them; "" for none
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A message of the user's.
+    """A message of the user."""
 
-    Attributes:
-        content: as the model gets it.
-        typed: as it was typed, where content holds more than that, such as files.
-        pictures: that stand before it.
-    """
-
-    content: str
-    typed: str = ""
-    pictures: tuple[ImageFile, ...] = ()
+    content: str  # as the model gets it
+    typed: str = ""  # as the user typed it, if content has more, such as files
+    images: tuple[ImageFile, ...] = ()  # they precede it
 
     @property
     def shown(self) -> str:
-        """What a user wants to see of it."""
+        """The text to show to the user."""
         return self.typed or self.content
 
     def reworded(self, text: str) -> Question:
-        """Return the question in other words, with the same files and pictures."""
+        """Return the question with another text, and the same files and images."""
         if not self.typed:
             return replace(self, content=text)
         return replace(self, content=self.content.removesuffix(self.typed) + text, typed=text)
 
 
 class CallRound(NamedTuple):
-    """What a model called before it went on with its answer.
+    """The tool calls of a model before it continued its answer."""
 
-    Attributes:
-        content: what it said before the calls.
-        calls: of tools.
-        results: of each call.
-    """
-
-    content: str
+    content: str  # text before the calls
     calls: tuple[ToolCall, ...]
-    results: tuple[str, ...]
+    results: tuple[str, ...]  # one for each call
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer and all that made it.
+    """An answer, with its settings and statistics."""
 
-    Attributes:
-        content: without the reasoning.
-        reasoning: what the model thought before, if it is of that kind.
-        finish: why it ended, see messages.Finished; or INTERRUPTED.
-        model: that answered.
-        sampling: every value as it was asked for.
-        limits: when it had to end.
-        stats: what it cost; the seed that was used is there.
-        departures: what left the context window before it.
-        rounds: the calls of tools that led to it.
-        adapters: LoRA adapters that the model was loaded with.
-    """
-
-    content: str
+    content: str  # without the reasoning
     reasoning: str = ""
-    finish: str = "stop"
+    finish: str = "stop"  # reason as in messages.Finished, or INTERRUPTED
     model: ModelFingerprint = _NO_MODEL
-    sampling: SamplingParams = SamplingParams()
+    sampling: SamplingParams = SamplingParams()  # as requested
     limits: Limits = Limits()
-    stats: Stats = _NO_STATS
-    departures: tuple[Truncation, ...] = ()
-    rounds: tuple[CallRound, ...] = ()
-    adapters: tuple[Adapter, ...] = ()
+    stats: Stats = _NO_STATS  # with the seed that was used
+    departures: tuple[Truncation, ...] = ()  # turns dropped before it
+    rounds: tuple[CallRound, ...] = ()  # tool calls that led to it
+    adapters: tuple[Adapter, ...] = ()  # LoRA adapters of the model
 
 
 def round_messages(rounds: Sequence[CallRound]) -> Iterator[Message]:
-    """Calls and their results, as the model gets them."""
+    """Yield calls and their results as messages."""
     for content, calls, results in rounds:
         yield Message("assistant", content, calls)
         for call, result in zip(calls, results, strict=True):
@@ -124,71 +92,47 @@ def round_messages(rounds: Sequence[CallRound]) -> Iterator[Message]:
 
 @dataclass(frozen=True, slots=True)
 class TurnEntry:
-    """A question or an answer at its place in the tree.
+    """A question or an answer at its place in the tree."""
 
-    Attributes:
-        id: unique among all saved chats, never used again.
-        parent: id of the one before; None for a first question. Several with one parent are alternatives.
-        created: seconds since 1970.
-        part: what was said.
-    """
-
-    id: int
-    parent: int | None
-    created: float
+    id: int  # unique among all saved chats, never used again
+    parent: int | None  # id of the entry before; None for a first question. Entries with one parent are alternatives
+    created: float  # seconds since 1970
     part: Question | Answer
 
     @property
     def role(self) -> str:
-        """As in messages.Message."""
         return "user" if isinstance(self.part, Question) else "assistant"
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A whole saved chat, with every branch.
-
-    Attributes:
-        name: of the chat.
-        system: prompt; "" for none.
-        created, updated: seconds since 1970.
-        branch: the current one's name.
-        branches: name -> id of the entry it ends with; None before the first turn.
-        entries: parents before their children.
-    """
+    """A whole saved chat, with every branch."""
 
     name: str
-    system: str
-    created: float
-    updated: float
-    branch: str
-    branches: Mapping[str, int | None]
-    entries: tuple[TurnEntry, ...]
+    system: str  # prompt; "" for none
+    created: float  # seconds since 1970
+    updated: float  # the same
+    branch: str  # name of the current one
+    branches: Mapping[str, int | None]  # name -> id of the last entry; None before the first turn
+    entries: tuple[TurnEntry, ...]  # parents before their children
 
     def path(self, branch: str = "") -> tuple[TurnEntry, ...]:
-        """The conversation of a branch, the current one by default, from its first question on."""
+        """Return the conversation of a branch, by default the current one."""
         return path_to(self.branches[branch or self.branch], {entry.id: entry for entry in self.entries})
 
 
 @dataclass(frozen=True, slots=True)
 class WindowTurn:
-    """A turn that the model still sees.
+    """A turn in the context window."""
 
-    Attributes:
-        question: id of its question; SUMMARY for a summary.
-        number: of the turn in the whole conversation, from 1 on; 0 for a summary.
-        messages: as they are sent, the question's pictures left out.
-        pictures: of the question, which is the first message.
-    """
-
-    question: int
-    number: int
-    messages: tuple[Message, ...]
-    pictures: tuple[ImageFile, ...] = ()
+    question: int  # id of its question; SUMMARY for a summary
+    number: int  # in the whole conversation, from 1 on; 0 for a summary
+    messages: tuple[Message, ...]  # as they are sent, without the images
+    images: tuple[ImageFile, ...] = ()  # of the question, which is the first message
 
 
 def path_to(end: int | None, entries: Mapping[int, TurnEntry]) -> tuple[TurnEntry, ...]:
-    """The entries from the first question to one of them."""
+    """Return the entries from the first question to an end."""
     path: list[TurnEntry] = []
     while end is not None:
         path.append(entries[end])
@@ -197,14 +141,14 @@ def path_to(end: int | None, entries: Mapping[int, TurnEntry]) -> tuple[TurnEntr
 
 
 def in_window(path: Sequence[TurnEntry]) -> list[WindowTurn]:
-    """The turns of a conversation that the model still sees: all but those that left, a summary in their place."""
+    """Return the turns that the model still sees, with a summary in place of the dropped ones."""
     gone: set[int] = set()
     summary = ""
     for entry in path:
-        for departure in entry.part.departures if isinstance(entry.part, Answer) else ():
-            gone.update(departure.turns)
-            if departure.summary or SUMMARY in departure.turns:
-                summary = departure.summary
+        for truncation in entry.part.departures if isinstance(entry.part, Answer) else ():
+            gone.update(truncation.turns)
+            if truncation.summary or SUMMARY in truncation.turns:
+                summary = truncation.summary
     turns: list[WindowTurn] = []
     number, leaving = 0, False
     for entry in path:
@@ -216,7 +160,7 @@ def in_window(path: Sequence[TurnEntry]) -> list[WindowTurn]:
                 summary = ""
         message = Message(entry.role, entry.part.content)
         if not leaving and isinstance(entry.part, Question):
-            turns.append(WindowTurn(entry.id, number, (message,), entry.part.pictures))
+            turns.append(WindowTurn(entry.id, number, (message,), entry.part.images))
         elif not leaving and turns:
             last = turns[-1]
             called = round_messages(entry.part.rounds) if isinstance(entry.part, Answer) else ()
@@ -228,32 +172,30 @@ def in_window(path: Sequence[TurnEntry]) -> list[WindowTurn]:
 
 
 def plain_facts(answer: Answer) -> dict[str, Any]:
-    """What made an answer, as plain JSON data; its content and reasoning are left out, and so is a watermark's key."""
+    """Return the settings and statistics of an answer as JSON data, without its texts and the watermark's key."""
     plain = as_dict(answer)
     del plain["content"], plain["reasoning"]
     if answer.sampling.watermark_key:
         from llmrun.protocol.watermark import fingerprint
 
         plain["sampling"]["watermark_key"] = fingerprint(answer.sampling.watermark_key)
-    # JSON knows no infinity.
+    # JSON has no infinity.
     biases = answer.sampling.logit_bias
     plain["sampling"]["logit_bias"] = [[token, "-inf" if bias == -float("inf") else bias] for token, bias in biases]
-    if answer.model.server:  # which has values of its own for what was not set, and nobody knows them
+    if answer.model.server:  # the server's own defaults are unknown
         sampling = plain["sampling"].items()
         plain["sampling"] = {name: value for name, value in sampling if value != _PLAIN_DEFAULTS[name]}
     return plain
 
 
 def answer_of(content: str, reasoning: str, facts: Mapping[str, Any], model: ModelFingerprint | None = None) -> Answer:
-    """The answer again. Facts that this version does not know are left out, missing ones are the defaults.
+    """Return the answer of plain_facts(). Unknown facts are ignored, missing ones get their defaults.
 
     Args:
-        content, reasoning: of the answer.
-        facts: as plain_facts() gives them.
-        model: in place of the one in facts.
+        model: used instead of the one in facts.
 
     Raises:
-        ValueError, TypeError, AttributeError, UsageError: they are none of ours.
+        ValueError, TypeError, AttributeError, UsageError: the facts are invalid.
     """
     sampling = dict(facts.get("sampling", {}))
     sampling["logit_bias"] = [[token, float(bias)] for token, bias in sampling.get("logit_bias", ())]

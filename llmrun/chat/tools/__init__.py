@@ -1,1 +1,1 @@
-"""Tools that a chat's model may call: functions of a Python file, and MCP servers, each in a process of its own."""
+"""Tools that a chat's model may call: functions of a Python file, and MCP servers, each in its own process."""

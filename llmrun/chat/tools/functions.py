@@ -1,7 +1,7 @@
-"""The process that has the functions of a Python file: `functions.py FILE FOLDER`.
+"""The process that runs the functions of a Python file: `functions.py FILE FOLDER`.
 
-Owns which functions are tools, their JSON schemas, and how they are called; must not know the chat. A call can't be
-interrupted: to cancel it is to end the process.
+Owns the selection of functions, their JSON schemas, and calls; must not know the chat. A call can't be interrupted:
+to cancel it, the process is ended.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Adapters = Mapping[str, TypeAdapter[Any]]
 
 
 class _Untitled(GenerateJsonSchema):
-    """Without the titles, which only repeat the names."""
+    """JSON schemas without titles, which only repeat the names."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
@@ -38,28 +38,28 @@ class _Untitled(GenerateJsonSchema):
 
 def main() -> None:
     """Answer calls until the chat ends."""
-    asking = ToolPrompt()
+    chat = ToolPrompt()
     file, folder = sys.argv[1:]
     os.chdir(folder)
     sys.path[0] = os.path.dirname(file)  # noqa: PTH120 - what `python FILE` has there
     requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(asking.requests, requests), daemon=True).start()
+    threading.Thread(target=_read, args=(chat.requests, requests), daemon=True).start()
     listing = requests.get()
     try:
         functions = public_functions(_loaded(file))
         tools = [described(name, function) for name, function in functions.items()]
-    except BaseException as error:  # it may even leave by SystemExit
-        asking.tell(listing, end=in_words(error))
+    except BaseException as error:  # even SystemExit
+        chat.tell(listing, end=in_words(error))
         return
-    asking.tell(listing, tools=tools)
+    chat.tell(listing, tools=tools)
     adapters = {name: adapter(function) for name, function in functions.items()}
     while True:
         call = requests.get()
-        asking.tell(call, **answered(adapters, call))
+        chat.tell(call, **answered(adapters, call))
 
 
 def _read(descriptor: int, requests: queue.SimpleQueue[dict[str, Any]]) -> None:
-    """Hand requests on. A cancel, or the end of the chat, ends this process and all that the functions started."""
+    """Queue requests. A cancel, or the end of the chat, ends this process and all that the functions started."""
     with os.fdopen(descriptor) as lines:
         for line in lines:
             request = load_json(line)
@@ -70,7 +70,7 @@ def _read(descriptor: int, requests: queue.SimpleQueue[dict[str, Any]]) -> None:
 
 
 def _loaded(file: str) -> ModuleType:
-    name = f"tools of {file}"  # no other module is called that
+    name = f"tools of {file}"  # a unique name
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     assert spec.loader is not None
@@ -80,7 +80,7 @@ def _loaded(file: str) -> ModuleType:
 
 
 def public_functions(module: ModuleType) -> dict[str, Callable[..., Any]]:
-    """The functions that a module defines itself and that no underscore hides."""
+    """Return the public functions defined in a module itself."""
     return {
         name: value
         for name, value in vars(module).items()
@@ -89,12 +89,12 @@ def public_functions(module: ModuleType) -> dict[str, Callable[..., Any]]:
 
 
 def adapter(function: Any) -> TypeAdapter[Any]:
-    """What knows a function's arguments. To validate them is to call it."""
+    """Return the adapter of a function's arguments. Validating arguments with it calls the function."""
     return TypeAdapter(function)
 
 
 def described(name: str, function: Callable[..., Any]) -> dict[str, Any]:
-    """What a model is told of a function: its type hints and its docstring, in any of the usual styles.
+    """Return a function as a model sees it: type hints as a schema, and the docstring, in any of the usual styles.
 
     Raises:
         TypeError: its arguments can't be an object.
@@ -112,13 +112,13 @@ def described(name: str, function: Callable[..., Any]) -> dict[str, Any]:
     return {"name": name, "description": (doc.description or "").strip(), "parameters": schema}
 
 
-def answered(adapters: Adapters, asked: Mapping[str, Any]) -> dict[str, str]:
-    """What a call came to."""
+def answered(adapters: Adapters, request: Mapping[str, Any]) -> dict[str, str]:
+    """Call a function; return its result or its error."""
     try:
-        value = adapters[asked["call"]].validate_python(asked["arguments"])
+        value = adapters[request["call"]].validate_python(request["arguments"])
         if inspect.iscoroutine(value):
             value = asyncio.run(value)
         text = value if isinstance(value, str) else to_json(value, fallback=str).decode()
-    except BaseException as error:  # whatever it is, the model hears of it
+    except BaseException as error:  # the model gets every error
         return {"error": limited(in_words(error))}
     return {"result": limited(text)}

@@ -1,7 +1,7 @@
-"""The process around one that has tools: when that ends, or the chat, it ends everything that the tools have started.
+"""The parent of a tool process: when the tool process or the chat ends, all processes that the tools started are ended.
 
-Owns the descendants, wherever they went: as a child subreaper it becomes the parent of orphans, also of those in
-sessions of their own. Linux only; elsewhere the chat ends the process group. Must not know tools, and runs none.
+Owns the descendants: as a child subreaper it becomes the parent of orphans, also of those in other sessions. Linux
+only; elsewhere the chat ends the process group. Must not know tools, and runs none.
 """
 
 from __future__ import annotations
@@ -15,25 +15,24 @@ import time
 from contextlib import suppress
 from typing import NoReturn
 
-LEAVE_SECONDS = 6
-"""What an MCP server has to end in."""
+LEAVE_SECONDS = 6  # for an MCP server to end
 _END_SECONDS = 5  # a process in an uninterruptible call may outlive SIGKILL
 _PR_SET_CHILD_SUBREAPER = 36  # prctl.h
 
 
 class _Stopped(Exception):  # noqa: N818 - a signal, not an error
-    """SIGTERM came."""
+    """SIGTERM was received."""
 
 
 def run(module: str) -> None:
-    """Run main() of a module of this folder, guarded where the system allows it."""
+    """Run main() of a module of this folder, guarded if the system allows that."""
     if is_possible():
         _guard()
     importlib.import_module(f"llmrun.chat.tools.{module}").main()
 
 
 def is_possible() -> bool:
-    """Return whether the system has what a guard needs: Linux 5.3."""
+    """Return whether the system supports the guard: Linux 5.3 or newer."""
     if sys.platform != "linux":
         return False
     try:
@@ -44,7 +43,7 @@ def is_possible() -> bool:
 
 
 def end(pid: int) -> None:
-    """End a process that run() is in, and all that it started. Safe in a signal handler."""
+    """End a process of run(), and all that it started. Safe in a signal handler."""
     with suppress(ProcessLookupError):
         if is_possible():
             os.kill(pid, signal.SIGTERM)
@@ -53,7 +52,7 @@ def end(pid: int) -> None:
 
 
 def _guard() -> None:
-    """Fork: the child returns, and has the tools; the parent never returns."""
+    """Fork. The child returns and runs the tools; the parent never returns."""
     import ctypes
 
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -70,7 +69,7 @@ def _stop(*_: object) -> NoReturn:
 
 
 def _watch(child: int) -> NoReturn:
-    """Wait for the end of the child or of the chat, end all descendants, and exit as the child did."""
+    """Wait for the end of the child or of the chat, end all descendants, and exit with the child's status."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the pipe to the chat ends with the child
     with suppress(_Stopped):
         ended = os.pidfd_open(child)

@@ -1,8 +1,9 @@
-"""The end of the pipe inside a process that has tools: requests come in, answers go out, one JSON object a line.
+"""The tool process's end of the pipe: requests come in, answers go out, one JSON object a line.
 
-Owns the descriptors; must not know what the tools are. The chat sends {"list": true}, then {"call": NAME, "arguments":
-{...}} or {"cancel": true}. Answers are {"tools": [...]}, {"result": TEXT} or {"error": TEXT}, or {"end": WHY} where the
-process can't go on. Each has its request's "id", which nobody can guess: what tools write to the pipe is no answer.
+Owns the descriptors; must not know the tools. The chat sends {"list": true}, then {"call": NAME, "arguments": {...}} or
+{"cancel": true}. Answers are {"tools": [...]}, {"result": TEXT} or {"error": TEXT}, or {"end": WHY} if the process
+can't
+continue. Each has its request's "id", which is random, so that output of tools can't be taken for an answer.
 """
 
 from __future__ import annotations
@@ -12,15 +13,11 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-_MOST_CHARACTERS = 10_000
+_MAX_CHARACTERS = 10_000
 
 
 class ToolPrompt:
-    """The chat that asks. What the tools themselves read from stdin is nothing, and what they write to stdout is lost.
-
-    Attributes:
-        requests: the descriptor that requests come from; its end is the end of the chat.
-    """
+    """The connection to the chat. For the tools, stdin is empty, and stdout is discarded."""
 
     def __init__(self) -> None:
         os.setsid()  # Ctrl-C is for the chat, which ends all of this group if need be
@@ -37,20 +34,19 @@ class ToolPrompt:
             os.close(self._own.pop())
 
     def tell(self, request: Mapping[str, Any], **answer: Any) -> None:
-        """Answer a request."""
         data = (json.dumps({"id": request["id"], **answer}) + "\n").encode()
         while data:
             data = data[os.write(self._answers, data) :]
 
 
 def limited(text: str) -> str:
-    """A result as a model gets it, which says how much of it was cut off."""
-    more = len(text) - _MOST_CHARACTERS
-    return text if more <= 0 else f"{text[:_MOST_CHARACTERS]}\n[{more:,} more characters were cut off]"
+    """Return a result for the model, cut off at a limit, with a line that says so."""
+    more = len(text) - _MAX_CHARACTERS
+    return text if more <= 0 else f"{text[:_MAX_CHARACTERS]}\n[{more:,} more characters were cut off]"
 
 
 def in_words(error: BaseException) -> str:
-    """What went wrong; of several errors at once, the first."""
+    """Return the error's type and text; of a group, the first error's."""
     while isinstance(several := getattr(error, "exceptions", None), tuple):
         error = several[0]
     return f"{type(error).__name__}: {error}"

@@ -1,7 +1,7 @@
-"""The process that has the tools of an MCP server: `servers.py FOLDER COMMAND ARGUMENT...`.
+"""The process that runs an MCP server: `servers.py FOLDER COMMAND ARGUMENT...`.
 
-Owns the session with the server, which it starts and ends; must not know the chat. A call that is cancelled leaves the
-server alive.
+Owns the session with the server, which it starts and ends; must not know the chat. A cancelled call leaves the server
+alive.
 """
 
 from __future__ import annotations
@@ -20,40 +20,40 @@ from mcp.types import CONNECTION_CLOSED, CallToolResult, TextContent
 from llmrun.chat.tools.prompting import ToolPrompt, in_words, limited
 from llmrun.protocol.codec import load_json
 
-_MOST_BYTES = 1 << 26  # of a request
+_MAX_BYTES = 1 << 26  # of a request
 
 
 def main() -> None:
     """Answer calls until the chat ends."""
-    asking = ToolPrompt()
-    logging.disable()  # stderr is for the server's own words
+    chat = ToolPrompt()
+    logging.disable()  # stderr is the server's
     folder, *command = sys.argv[1:]
-    asyncio.run(_serve(asking, folder, command))
+    asyncio.run(_serve(chat, folder, command))
 
 
-async def _serve(asking: ToolPrompt, folder: str, command: Sequence[str]) -> None:
+async def _serve(chat: ToolPrompt, folder: str, command: Sequence[str]) -> None:
     # The server gets what any command gets that is typed into the same shell.
     server = StdioServerParameters(command=command[0], args=[*command[1:]], env=dict(os.environ), cwd=folder)
-    requests = asyncio.StreamReader(limit=_MOST_BYTES)
+    requests = asyncio.StreamReader(limit=_MAX_BYTES)
     protocol = asyncio.StreamReaderProtocol(requests)
-    await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(asking.requests, "rb"))
-    asked = load_json(await requests.readline())
+    await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(chat.requests, "rb"))
+    request = load_json(await requests.readline())
     try:
         async with Client(server) as client:
-            asking.tell(asked, tools=await _tools(client))
+            chat.tell(request, tools=await _tools(client))
             coming = asyncio.ensure_future(requests.readline())
             while line := await coming:
                 coming = asyncio.ensure_future(requests.readline())
-                if "call" not in (request := load_json(line)):
+                if "call" not in (message := load_json(line)):
                     continue  # the call ended before its cancel came
-                asked = request
-                call = asyncio.ensure_future(_answer(client, asked))
+                request = message
+                call = asyncio.ensure_future(_answer(client, request))
                 await asyncio.wait((call, coming), return_when=asyncio.FIRST_COMPLETED)
                 if not call.done() and call.cancel():
                     await asyncio.wait((call,))
-                asking.tell(asked, **({"error": "it was stopped"} if call.cancelled() else call.result()))
-    except Exception as error:  # of the server, which may do anything
-        asking.tell(asked, end=in_words(error))
+                chat.tell(request, **({"error": "it was stopped"} if call.cancelled() else call.result()))
+    except Exception as error:  # of the server
+        chat.tell(request, end=in_words(error))
 
 
 async def _tools(client: Client) -> list[dict[str, Any]]:
@@ -70,14 +70,14 @@ async def _tools(client: Client) -> list[dict[str, Any]]:
             return tools
 
 
-async def _answer(client: Client, asked: dict[str, Any]) -> dict[str, str]:
-    """What a call came to.
+async def _answer(client: Client, request: dict[str, Any]) -> dict[str, str]:
+    """Call a tool; return its result or its error.
 
     Raises:
         MCPError: the server is gone.
     """
     try:
-        result = await client.call_tool(asked["call"], asked["arguments"])
+        result = await client.call_tool(request["call"], request["arguments"])
     except MCPError as error:
         if error.code == CONNECTION_CLOSED:
             raise
@@ -86,7 +86,7 @@ async def _answer(client: Client, asked: dict[str, Any]) -> dict[str, str]:
 
 
 def _text(result: CallToolResult) -> str:
-    """What a model can read of a result."""
+    """Return the part of a result that a model can read."""
     if not result.content and result.structured_content is not None:
         return json.dumps(result.structured_content, ensure_ascii=False)
     return "\n".join(

@@ -1,6 +1,6 @@
-"""A process with tools, as the chat sees it: started early, asked for its tools once, then called.
+"""A process with tools, as the chat sees it: started early, listed once, then called.
 
-Owns the process, its deadlines and its end; must not know what is in it. It ends with the chat, however that ends,
+Owns the process, its deadlines and its end; must not know its content. It ends with the chat, however that ends,
 because it reads the pipe to its end.
 """
 
@@ -26,10 +26,10 @@ from llmrun.protocol.codec import load_json
 from llmrun.protocol.messages import Tool
 from llmrun.runner.launch import EngineHandle, launch
 
-_START_SECONDS = 120  # a server may be fetched first
-_CANCEL_SECONDS = 2  # what a call has to end in
-_MOST_BYTES = 1 << 26  # of an answer
-_MOST_OF_LOG = 4096
+_START_SECONDS = 120  # a server may be downloaded first
+_CANCEL_SECONDS = 2  # for a call to end
+_MAX_BYTES = 1 << 26  # of an answer
+_LOG_TAIL = 4096
 
 STOPPED = "the user stopped it"
 
@@ -39,7 +39,7 @@ class _ToolProcessExited(Exception):  # noqa: N818 - what it is in the middle of
 
 
 class CallResult(NamedTuple):
-    """What a call came to: its result, or in words what went wrong."""
+    """The result of a call, or the error in words."""
 
     text: str
     failed: bool = False
@@ -49,10 +49,10 @@ class ToolSource:
     """One process with tools.
 
     Args:
-        name: as it was typed, a Python file or "mcp:" and a command.
+        name: as given with --tools, a Python file or "mcp:" and a command.
 
     Raises:
-        UsageError: it is neither, or the package for it is missing.
+        UsageError: it is neither, or a package is missing.
     """
 
     def __init__(self, name: str) -> None:
@@ -65,14 +65,14 @@ class ToolSource:
     def _start(self) -> None:
         self._launched: EngineHandle | None = launch(self._command)
         self._listing = ""  # the id of the request for the tools
-        with suppress(_ToolProcessExited):  # tools() will say why
+        with suppress(_ToolProcessExited):  # tools() reports the reason
             self._listing = self._send(list=True)
 
     def tools(self) -> list[Tool]:
-        """What it has; waits until it is ready.
+        """Return the tools; waits until the process is ready.
 
         Raises:
-            UsageError: it can't be used.
+            UsageError: the process can't be used.
         """
         try:
             answer = self._answer(self._listing, _START_SECONDS)
@@ -80,11 +80,11 @@ class ToolSource:
                 raise _ToolProcessExited(f"it is not ready after {_START_SECONDS} seconds")
             return [Tool(tool["name"], tool["description"], json.dumps(tool["parameters"])) for tool in answer["tools"]]
         except _ToolProcessExited as error:
-            why = "; ".join(filter(None, (str(error), self._last_words())))
+            why = "; ".join(filter(None, (str(error), self._last_log_line())))
             raise UsageError(f"there are no tools in {self._name}", why=why) from None
 
     def call(self, name: str, arguments: dict[str, Any], seconds: float) -> CallResult:
-        """Call one of its tools, and end what takes longer; cancel() ends it too."""
+        """Call a tool, for at most `seconds`; cancel() ends it earlier."""
         self._is_cancelled = False
         try:
             if self._launched is None:
@@ -103,7 +103,7 @@ class ToolSource:
         return CallResult(STOPPED if self._is_cancelled else answer["error"], failed=True)
 
     def cancel(self) -> None:
-        """End the call that runs; the second time, its process at once. Safe in a signal handler."""
+        """Cancel the running call; the second time, kill its process. Safe in a signal handler."""
         if self._is_cancelled:
             self._kill()
         self._is_cancelled = True
@@ -112,13 +112,13 @@ class ToolSource:
                 self._send(cancel=True)
 
     def let_go(self) -> None:
-        """Tell the process to end."""
+        """Close the pipe, which tells the process to end."""
         if self._launched is not None:
             assert self._launched.process.stdin is not None
             self._launched.process.stdin.close()
 
     def close(self) -> None:
-        """End the process. An MCP server may take its time, as the protocol says."""
+        """End the process. An MCP server gets some time for that, as the protocol says."""
         if self._launched is None:
             return
         self.let_go()
@@ -140,7 +140,7 @@ class ToolSource:
             guard.end(self._launched.process.pid)
 
     def _end_call(self, request: str) -> None:
-        """A call is too slow. A function's process ends with it, an MCP server goes on."""
+        """Cancel a call that is too slow. A function's process ends with it, an MCP server continues."""
         try:
             self._send(cancel=True)
             if self._answer(request, _CANCEL_SECONDS) is None:
@@ -149,7 +149,7 @@ class ToolSource:
             self.close()
 
     def _send(self, **request: Any) -> str:
-        """Send a request; return its id, which the answer has."""
+        """Send a request; return its id, which the answer repeats."""
         name = secrets.token_hex(16)
         data = (json.dumps({"id": name, **request}) + "\n").encode()
         assert self._launched is not None
@@ -162,7 +162,7 @@ class ToolSource:
         return name
 
     def _answer(self, request: str, seconds: float) -> dict[str, Any] | None:
-        """The answer to a request; None where there is none for so long. What else the process wrote is passed over."""
+        """Return the answer to a request, None after the deadline. Other output of the process is ignored."""
         ends = time.monotonic() + seconds
         while (line := self._line(ends)) is not None:
             try:
@@ -176,7 +176,7 @@ class ToolSource:
         return None
 
     def _line(self, ends: float) -> bytes | None:
-        """The next line that the process wrote; None where there is none until then."""
+        """Return the next line of the process, None after the deadline."""
         assert self._launched is not None
         assert self._launched.process.stdout is not None
         pipe = self._launched.process.stdout.fileno()
@@ -186,7 +186,7 @@ class ToolSource:
             if not poll.poll(max(0.0, ends - time.monotonic()) * 1000):
                 return None
             data = os.read(pipe, 1 << 16)
-            if not data or len(self._received) > _MOST_BYTES:
+            if not data or len(self._received) > _MAX_BYTES:
                 raise self._gone()
             self._received += data
         line = bytes(self._received[:end])
@@ -194,26 +194,26 @@ class ToolSource:
         return line
 
     def _gone(self) -> _ToolProcessExited:
-        """The process has ended, or ends now."""
+        """Return the error for a process that has ended, or is ending."""
         assert self._launched is not None
         with suppress(subprocess.TimeoutExpired):
             self._launched.process.wait(_CANCEL_SECONDS)
         return _ToolProcessExited(f"its process ended with status {self._launched.process.poll()}")
 
-    def _last_words(self) -> str:
+    def _last_log_line(self) -> str:
         log = self._launched.log if self._launched else None
         if log is None:
             return ""
-        log.seek(max(0, log.seek(0, os.SEEK_END) - _MOST_OF_LOG))
+        log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_TAIL))
         lines = log.read().decode("utf-8", "replace").strip().splitlines()
         return lines[-1].strip() if lines else ""
 
 
 def _command(name: str) -> list[str]:
-    """What to start for a file or a command.
+    """Return the command that starts the process.
 
     Raises:
-        UsageError: it is neither, or the package for it is missing.
+        UsageError: the name is neither a file nor a command, or a package is missing.
     """
     if name.startswith("mcp:"):
         try:

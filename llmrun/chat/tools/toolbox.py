@@ -1,13 +1,11 @@
-"""The tools of a chat: which there are, and what a call of one comes to.
+"""The tools of a chat, and their calls.
 
-Owns their names, and what a model is told of a call that was refused or failed; must not know terminals, or who allows
-a call.
+Owns the names, and the text that a model gets for a refused or failed call; must not know terminals or permissions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from types import TracebackType
 
 from llmrun.chat.tools.source import CallResult, ToolSource
 from llmrun.errors import UsageError
@@ -23,10 +21,10 @@ class Toolbox:
 
     Args:
         names: of the sources, see ToolSource. Their processes start at once; tools() waits for them.
-        seconds: what one call may take.
+        seconds: limit of one call.
 
     Raises:
-        UsageError: one can't be used.
+        UsageError: a source can't be used.
     """
 
     def __init__(self, names: Iterable[str], seconds: float) -> None:
@@ -36,10 +34,10 @@ class Toolbox:
         self._running: ToolSource | None = None
 
     def tools(self) -> tuple[Tool, ...]:
-        """All tools.
+        """Return all tools.
 
         Raises:
-            UsageError: a source or a name can't be used, or two have a tool of the same name.
+            UsageError: a source or a name can't be used, or two tools have the same name.
         """
         tools = [(tool, source) for source in self._sources for tool in source.tools()]
         for tool, source in tools:
@@ -51,7 +49,7 @@ class Toolbox:
         return tuple(tool for tool, _ in tools)
 
     def call(self, call: ToolCall) -> CallResult:
-        """What a call came to, whatever went wrong."""
+        """Call a tool; return its result or the error."""
         source = self._of.get(call.name)
         if source is None:
             return CallResult(f"there is no tool {call.name}", failed=True)
@@ -66,12 +64,12 @@ class Toolbox:
             self._running = None
 
     def cancel(self) -> None:
-        """End the call that runs. Safe in a signal handler."""
+        """Cancel the running call. Safe in a signal handler."""
         if self._running is not None:
             self._running.cancel()
 
     def close(self) -> None:
-        """End all their processes, which takes no longer than one."""
+        """End all processes, at the same time."""
         for source in self._sources:
             source.let_go()
         for source in self._sources:
@@ -80,7 +78,5 @@ class Toolbox:
     def __enter__(self) -> Toolbox:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()

@@ -1,1 +1,1 @@
-"""What can be typed in a chat besides messages, one module a subject; commands.py lists all."""
+"""Slash commands of a chat, one module a subject; commands.py lists all."""

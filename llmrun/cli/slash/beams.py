@@ -1,6 +1,6 @@
 """The slash command /beams: the last question, answered by beam search.
 
-Owns how what was found becomes an answer of the chat; the search itself is llmrun.cli.beams'.
+Owns the conversion of the result to an answer of the chat; cli/beams.py runs the search.
 """
 
 from __future__ import annotations
@@ -26,31 +26,33 @@ def search_again(chat: Chat, rest: str) -> None:
         raise UsageError(f"invalid /beams {rest}", why=f"must be a number of beams, 2 to {MOST_BEAMS}")
     require_within("/beams", int(rest or _BEAMS), (2, MOST_BEAMS))
     settings = BeamSettings(int(rest or _BEAMS))
-    conversation, kept = chat.conversation, list[BeamsFound]()
+    conversation, searches = chat.conversation, list[BeamsFound]()
     model = loaded_locally(conversation.model, "/beams")
 
-    def answer(asked: AnswerRequest) -> Iterator[Event]:
-        if asked.tools:
-            raise UsageError("/beams can't be used with tools", why="a search ends with an answer, not with a call")
-        found, _ = searched(chat.output, model, asked, settings)
-        kept.append(found)
+    def answer(request: AnswerRequest) -> Iterator[Event]:
+        if request.tools:
+            raise UsageError(
+                "/beams can't be used with tools", why="a search ends with an answer, never with a tool call"
+            )
+        found, _ = searched(chat.output, model, request, settings)
+        searches.append(found)
         yield from _events(found, model.n_ctx)
 
     chat.answer(conversation.retry(answer))
-    conversation.last = None  # the engine remembers nothing of it that could be explained
-    for found in kept if chat.typed.interactive else ():
-        show_rest(chat.output, model, settings, found, is_free=conversation.manner.asked.grammar is None)
+    conversation.last = None  # the engine can't explain it
+    for found in searches if chat.typed.interactive else ():
+        show_rest(chat.output, model, settings, found, is_free=conversation.settings.request.grammar is None)
 
 
 def _events(found: BeamsFound, n_ctx: int) -> Iterator[Event]:
-    """The best answer, as one that was drawn would come."""
+    """Yield the events of the best answer, like those of a sampled one."""
     best, seconds = found.answers[0], found.prefill_seconds + found.decode_seconds
     stats = Stats(
         prompt_tokens=found.prompt_tokens,
         prefill_seconds=found.prefill_seconds,
         completion_tokens=len(best.tokens),
         decode_seconds=found.decode_seconds,
-        ttft_seconds=seconds,  # which answer is the best is known at the end
+        ttft_seconds=seconds,  # the best answer is known at the end
         context_used=found.prompt_tokens + len(best.tokens),
         n_ctx=n_ctx,
         decode_steps=found.steps,

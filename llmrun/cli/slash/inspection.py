@@ -1,4 +1,4 @@
-"""Slash commands that show something: the model, its tools, the context window, what the last answer cost and why."""
+"""Slash commands that show something: the model, its tools, the context window, statistics and choices of tokens."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ if TYPE_CHECKING:
     from llmrun.cli.talk import Chat
     from llmrun.model import Model
 
-REMEMBERED = 16
-"""Tokens that /why can be asked about; each costs 4 bytes for every token of the vocabulary."""
+REMEMBERED = 16  # tokens that /why can explain; each takes 4 bytes for every token of the vocabulary
 _CANDIDATES = 8
 
 
 def show_header(chat: Chat, rest: str) -> None:
-    """Show the model's header."""
+    """Print the model's header."""
     from llmrun.cli.show import header_facts
     from llmrun.ui.views.model_facts import show_model
 
@@ -26,33 +25,33 @@ def show_header(chat: Chat, rest: str) -> None:
 
 
 def show_offered(chat: Chat, rest: str) -> None:
-    """Show what the model may call."""
+    """Print the model's tools."""
     from llmrun.ui.views.tools import show_tools
 
     show_tools(chat.output, chat.tools.offered)
     if not chat.tools.offered:
-        chat.output.note("There are none: llmrun chat --tools FILE.py")
+        chat.output.note("There are no tools: llmrun chat --tools FILE.py")
 
 
 def show_window(chat: Chat, rest: str) -> None:
-    """Show what fills the context window."""
+    """Print the content of the context window."""
     from llmrun.ui.views.context import show_context
 
     messages = chat.conversation.chat.messages()
     if not messages:
-        chat.output.note("Nothing fills the context window yet.")
+        chat.output.note("The context window is empty.")
         return
     model = chat.conversation.model
     show_context(chat.output, messages, chat.conversation.count(), model.n_ctx, about=bool(model.used.server))
 
 
 def stats(chat: Chat, rest: str) -> None:
-    """Show what the last answer cost."""
+    """Print the statistics of the last answer."""
     answer = chat.conversation.chat.last_answer
     if answer is None:
         chat.output.note("There is no answer yet.")
     elif not answer.stats.completion_tokens:
-        chat.output.note("The last answer has no figures: it broke off before its end.")
+        chat.output.note("The last answer has no statistics: it was interrupted.")
     else:
         from llmrun.ui.answer.meter import summary
 
@@ -61,7 +60,7 @@ def stats(chat: Chat, rest: str) -> None:
 
 
 def why(chat: Chat, rest: str) -> None:
-    """Show how tokens of the last answer were chosen."""
+    """Print how tokens of the last answer were chosen."""
     count = rest or "1"
     if not count.isdecimal() or not 1 <= int(count) <= REMEMBERED:
         raise UsageError(f"invalid /why {rest}", why=f"must be a number of tokens, 1 to {REMEMBERED}")
@@ -74,7 +73,7 @@ def why(chat: Chat, rest: str) -> None:
 
 
 def explain(chat: Chat, rest: str) -> None:
-    """Show what the model did for the last answer."""
+    """Print how the model made the last answer."""
     model = _with_last_answer(chat, "/explain")
     from llmrun.insight.explain import explain_answer
     from llmrun.ui.views.explain import show_explained
@@ -83,7 +82,11 @@ def explain(chat: Chat, rest: str) -> None:
 
 
 def _with_last_answer(chat: Chat, command: str) -> Model:
-    """The model that gave the last answer. Raises UsageError where a server did, or the answer is not of this run."""
+    """Return the model of the last answer.
+
+    Raises:
+        UsageError: a server answered, or the answer is not of this run.
+    """
     model = loaded_locally(chat.conversation.model, command)
     if chat.conversation.last is None:
         why = "only the last answer of this run can be explained: logits are not saved with a chat"

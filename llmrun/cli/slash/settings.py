@@ -1,4 +1,4 @@
-"""Slash commands that change how the next answers are made: sampling, thoughts, drafts, system prompt, model."""
+"""Slash commands that change settings of the next answers: sampling, reasoning, drafts, system prompt, model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def set_value(chat: Chat, rest: str) -> None:
-    """Show the sampling parameters, or set one."""
+    """Print the sampling parameters, or set one."""
     words = rest.removeprefix("parameter ").split(maxsplit=1)
     if not words:
         from llmrun.ui.views.sampling import show_sampling
@@ -31,36 +31,36 @@ def set_value(chat: Chat, rest: str) -> None:
     else:
         name, value = read_value(words[0], words[1], "/set ")
         if not chat.conversation.model.takes(name):
-            raise UsageError(f"{chat.conversation.model.used.server} can't be told {FLAGS[name][0]}")
-        chat.conversation.manner.session[name] = value
-        chat.output.note(f"{FLAGS[name][0]} is {shown_value(name, value)} from now on.")
+            raise UsageError(f"{chat.conversation.model.used.server} does not support {FLAGS[name][0]}")
+        chat.conversation.settings.session[name] = value
+        chat.output.note(f"{FLAGS[name][0]} is now {shown_value(name, value)}.")
 
 
 def think(chat: Chat, rest: str) -> None:
-    """Whether and how long the model thinks, and what is shown of it."""
+    """Set the length and the display of the reasoning."""
     think = read_think(rest, "/think")
-    manner = chat.conversation.manner
-    manner.asked = replace(manner.asked, thinking=think.thinking, thinking_tokens=think.tokens)
+    settings = chat.conversation.settings
+    settings.request = replace(settings.request, thinking=think.thinking, thinking_tokens=think.tokens)
     chat.shown_as = replace(chat.shown_as, think=think.shown)
     if not chat.conversation.model.thinks:
-        chat.output.note(f"{chat.conversation.model.name} is not a model that thinks first.")
+        chat.output.note(f"{chat.conversation.model.name} has no thinking mode.")
 
 
 def speculation(chat: Chat, rest: str) -> None:
-    """How many tokens are drafted, and whether they are tinted."""
+    """Set the number of drafted tokens a step, and their display."""
     drafting = loaded_locally(chat.conversation.model, "/speculation").drafting
     if rest not in ("", "on"):
         drafting.most = read_speculate(rest, "/speculation")
     elif rest == "on" and drafting.most == OFF:
         drafting.most = AUTO
-    chat.loading = replace(chat.loading, speculate=drafting.most)  # of the models that come
+    chat.loading = replace(chat.loading, speculate=drafting.most)  # of further models
     chat.shown_as = replace(chat.shown_as, tints=(chat.shown_as.tints or rest == "on") and rest != "off")
-    tints = "; those that were accepted are tinted" if chat.shown_as.tints else ""
+    tints = "; accepted ones are coloured" if chat.shown_as.tints else ""
     chat.output.note(f"Drafted tokens: {drafting.words}{tints}.")
 
 
 def set_system(chat: Chat, rest: str) -> None:
-    """Show the system prompt, or set another."""
+    """Print the system prompt, or set another."""
     saved = chat.conversation.chat
     if rest:
         saved.set_system(rest.strip('"'))
@@ -68,34 +68,34 @@ def set_system(chat: Chat, rest: str) -> None:
 
 
 def change_model(chat: Chat, rest: str) -> None:
-    """Say which model answers, or go on with another."""
+    """Print the model, or load another."""
     conversation = chat.conversation
     if not rest:
         chat.output.note(f"{conversation.model.name}: {conversation.model.used.path}")
         return
     before = conversation.model
     saves = chat.store.folder is not None
-    chat.loading = replace(chat.loading, draft=None, adapters=())  # they were for the other one
-    manner = conversation.manner
-    flags = {**manner.flags, **manner.session}
-    wanted = open_chat_model(
+    chat.loading = replace(chat.loading, draft=None, adapters=())  # both belong to the other model
+    settings = conversation.settings
+    flags = {**settings.flags, **settings.session}
+    loaded = open_chat_model(
         chat.output,
         rest,
         chat.loading,
-        manner.asked,
+        settings.request,
         flags,
         warm_up=True,
         keeps_states=saves,
         another=True,
         expected=A_CHAT,
     )
-    conversation.model = chat.models.enter_context(wanted)
+    conversation.model = chat.models.enter_context(loaded)
     before.close()
     conversation.last = None
-    chat.output.note(f"Going on with {conversation.model.name}.")
+    chat.output.note(f"Switched to {conversation.model.name}.")
 
 
 def multiline(chat: Chat, rest: str) -> None:
-    """Change what Enter does."""
+    """Toggle the meaning of Enter."""
     chat.typed.multiline = not chat.typed.multiline
     chat.output.note(chat.typed.multiline_hint)

@@ -1,4 +1,4 @@
-"""Slash commands about saved chats, and what of a chat goes elsewhere."""
+"""Slash commands on saved chats, export and clipboard."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 def save(chat: Chat, rest: str) -> None:
-    """Call this chat something."""
+    """Rename this chat."""
     if not rest:
-        raise UsageError("/save needs a name", hint="/save trip-to-rome; every turn is saved by itself anyway")
+        raise UsageError("/save needs a name", hint="/save trip-to-rome; every turn is saved anyway")
     saved = chat.conversation.chat
     saved.rename(rest)
-    chat.output.note(f"This chat is {rest} now: llmrun chat --session {shlex.quote(saved.name)}")
+    chat.output.note(f"This chat is now called {rest}: llmrun chat --session {shlex.quote(saved.name)}")
 
 
 def load(chat: Chat, rest: str) -> None:
-    """Go on with another saved chat."""
+    """Open another saved chat."""
     if not rest:
         raise UsageError("/load needs a name", hint="/sessions lists them")
     opened = chat.store.open(rest)
@@ -37,13 +37,13 @@ def load(chat: Chat, rest: str) -> None:
 
 
 def list_sessions(chat: Chat, rest: str) -> None:
-    """List the saved chats."""
+    """Print the saved chats."""
     for facts in chat.store.all()[:20]:
         chat.output.note(f"  {facts.name}: {counted(facts.turns, 'turn')}, {short(facts.first)}")
 
 
 def export_chat(chat: Chat, rest: str) -> None:
-    """Write this chat into a file."""
+    """Write this chat to a file."""
     from llmrun.chat.store.export import export, format_for
     from llmrun.storage import write_whole
 
@@ -55,15 +55,15 @@ def export_chat(chat: Chat, rest: str) -> None:
     path = Path(rest).expanduser()
     check_output_file(chat.output, path, yes=False, hint="/export with another name")
     write_whole(path, export(chat.conversation.chat.tree(), form))
-    chat.output.note(f"Written to {path}.")
+    chat.output.note(f"Wrote {path}.")
 
 
 def copy_answer(chat: Chat, rest: str) -> None:
-    """Put the last answer into the clipboard."""
+    """Copy the last answer to the clipboard."""
     answer = chat.conversation.chat.last_answer
     if answer is None:
         chat.output.note("There is no answer yet.")
     elif chat.output.to_clipboard(answer.content):
-        chat.output.note("The last answer is in the clipboard, if the terminal lets programs write it.")
+        chat.output.note("Copied the last answer, if the terminal lets programs write to the clipboard.")
     else:
-        chat.output.note("It is too long for the terminal's clipboard; /export writes a file.")
+        chat.output.note("The answer is too long for the terminal's clipboard; /export writes a file.")

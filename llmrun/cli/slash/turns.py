@@ -1,6 +1,6 @@
-"""Slash commands about the turns of a chat: answered again, edited, taken back, branched.
+"""Slash commands on the turns of a chat: retry, edit, undo, branch, attach files.
 
-Owns what each says; what becomes of the turns is decided in llmrun.chat.
+Owns the messages; llmrun.chat decides what happens to the turns.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from llmrun.ui.terminal.keyboard import keyboard
 if TYPE_CHECKING:
     from llmrun.cli.talk import Chat
 
-_RETRIES = (2, 9)
+_RETRY_BOUNDS = (2, 9)
 DROP = "--drop"
 
 
 def retry(chat: Chat, rest: str) -> None:
-    """Answer the last question once more, or several times together, and keep one of these answers."""
+    """Answer the last question again, or several times at once, and keep one of these answers."""
     if not rest:
         chat.answer(chat.conversation.retry())
         return
-    low, high = _RETRIES
+    low, high = _RETRY_BOUNDS
     if not rest.isdecimal() or not low <= int(rest) <= high:
         raise UsageError(f"invalid /retry {rest}", why=f"must be a number of answers, {low} to {high}")
     sampling, _ = chat.conversation.sampling()
@@ -44,22 +44,22 @@ def retry(chat: Chat, rest: str) -> None:
 
 
 def _show_and_choose(chat: Chat, seeds: list[int], events: Generator[Event, None, None]) -> Finished:
-    """Show several answers, and go on with the one that the user wants; with the last where nobody says."""
+    """Show several answers, and continue with the user's choice, by default the last."""
     from llmrun.cli.n_answers import stream
 
     conversation, output = chat.conversation, chat.output
-    with closing(events), keyboard(output, echoes=False), cancelling(conversation.model):
+    with closing(events), keyboard(output.stdin, echoes=False), cancelling(conversation.model):
         finished = stream(output, conversation.model, events, seeds, chat.shown_as)
     numbers = {str(place + 1): "" for place in range(conversation.n_versions)}
     if len(numbers) > 1:
-        chosen = output.choose("Which one stays?", numbers, explained=False)
+        chosen = output.choose("Which answer to keep?", numbers, explained=False)
         conversation.keep(int(chosen) - 1)
-        output.note(f"Answer {chosen} stays. The others are saved too: /branch lists them.")
+        output.note(f"Kept answer {chosen}. The others are saved too: /branch lists them.")
     return finished[-1]
 
 
 def edit(chat: Chat, rest: str) -> None:
-    """Ask the last question differently; its files and pictures go along again."""
+    """Ask another question instead of the last one, with the same files and images."""
     last = chat.conversation.chat.last_question
     if last is None or not isinstance(last.part, Question):
         chat.output.note("There is no question yet.")
@@ -75,86 +75,90 @@ def edit(chat: Chat, rest: str) -> None:
 
 
 def undo(chat: Chat, rest: str) -> None:
-    """Take the last question and its answer back."""
+    """Remove the last question and its answer from the conversation."""
     question = chat.conversation.chat.undo()
-    chat.output.note(f'Taken back: "{short(question.shown)}"' if question else "There is nothing to take back.")
+    chat.output.note(f'Removed: "{short(question.shown)}"' if question else "There is no question to remove.")
 
 
 def branch(chat: Chat, rest: str) -> None:
-    """List the branches, go to one, or go on under a new one."""
+    """List the branches, switch to one, or start a new one."""
     saved = chat.conversation.chat
     if not rest:
         _list_branches(chat)
     elif any(rest in (branch.name, f"#{branch.head}") for branch in saved.branches()):
         saved.switch(rest)
-        chat.output.note(f"Going on with {saved.branch}.")
+        chat.output.note(f"Switched to {saved.branch}.")
     else:
         saved.make_branch(rest)
-        chat.output.note(f"From here on this is {rest}.")
+        chat.output.note(f"Started the branch {rest}.")
 
 
 def _list_branches(chat: Chat) -> None:
-    """Each with where it leaves the one that goes on, and what was said there instead."""
+    """Print each branch, and its first difference from the current one."""
     saved = chat.conversation.chat
     for branch in saved.branches():
         name, turns = branch.name or f"#{branch.head}", counted(branch.turns, "turn")
         if branch.current:
-            chat.output.note(f'* {name}: {turns}, this one, last "{short(branch.last)}"')
+            chat.output.note(f'* {name}: {turns}, current, last "{short(branch.last)}"')
             continue
         fork = saved.difference(branch)
         if fork is None:
-            chat.output.note(f"  {name}: {turns}, all of them in this one too")
+            chat.output.note(f"  {name}: {turns}, all in the current branch")
         else:
-            turn, said = fork
-            chat.output.note(f'  {name}: {turns}, differs from turn {turn} on: "{short(said)}"')
+            turn, text = fork
+            chat.output.note(f'  {name}: {turns}, differs from turn {turn} on: "{short(text)}"')
 
 
 def clear(chat: Chat, rest: str) -> None:
-    """Forget the conversation."""
+    """Start the conversation anew."""
     chat.conversation.chat.clear()
-    chat.output.note("The conversation is forgotten. It stays saved: /branch shows where.")
+    chat.output.note("Started anew. The old conversation stays saved: /branch lists it.")
 
 
 def attach_files(chat: Chat, rest: str) -> None:
-    """Let text files go along with the next message, or take some out."""
+    """Attach text files to the next message, or detach some."""
     before = chat.attached
     if dropped := _dropped("/file", rest):
         chat.attached = replace(before, files=reduce(without, dropped, before.files))
     else:
-        chat.attached = replace(attach(_names(rest), beside=before.files), pictures=before.pictures)
+        chat.attached = replace(attach(_names(rest), beside=before.files), images=before.images)
     list_attached(chat, "")
 
 
 def attach_images(chat: Chat, rest: str) -> None:
-    """Let pictures go along with the next message, or take some out."""
+    """Attach images to the next message, or detach some."""
     model, before = chat.conversation.model, chat.attached
     if dropped := _dropped("/image", rest):
-        chat.attached = replace(before, pictures=reduce(without, dropped, before.pictures))
+        chat.attached = replace(before, images=reduce(without, dropped, before.images))
     elif names := _names(rest):
         require_projector(model.name, model.sees, model.used.server)
-        chat.attached = replace(before, pictures=attach_image_files(names, beside=before.pictures))
+        chat.attached = replace(before, images=attach_image_files(names, beside=before.images))
     list_attached(chat, "")
 
 
 def list_attached(chat: Chat, rest: str) -> None:
-    """List what goes along with the next message."""
+    """Print the attached files."""
     attached = chat.attached
     show_attached(chat.output, attached)
-    chat.attached = replace(attached, notes=())  # said once
-    if not (attached.files or attached.pictures):
-        chat.output.note("Nothing goes along with the next message.")
+    chat.attached = replace(attached, notes=())  # shown once
+    if not (attached.files or attached.images):
+        chat.output.note("Nothing is attached to the next message.")
     elif attached.files:
         files = f"{counted(len(attached.files), 'file')}, about {counted(attached.tokens, 'token')}"
-        chat.output.note(f"{files}, with the next message. /file --drop NAME takes one out.")
+        chat.output.note(f"Attached to the next message: {files}. /file --drop NAME detaches one.")
 
 
 def _dropped(command: str, rest: str) -> list[str]:
-    """Return the names behind --drop; none without it. Raises UsageError where there are no names."""
+    """Return the names after --drop; none without it.
+
+    Raises:
+        UsageError: there are no names.
+    """
     first, _, names = rest.partition(" ")
     if first != DROP:
         return []
     if not names.strip():
-        raise UsageError(f"{command} {DROP} needs a name", hint=f"{command} {DROP} '*' takes all of them out")
+        raise UsageError(f"{command} {DROP} needs a name", hint=f"{command} {DROP} '*' detaches all")
     return _names(names.strip())
 
 

@@ -166,12 +166,12 @@ class _Lexer:
         return whole
 
     def _repeated(self, fragment: _Fragment, node: Repeat) -> _Fragment:
-        if node.most == 0:
+        if node.maximum == 0:
             return _Fragment(True)
-        if node.most != 1:
+        if node.maximum != 1:
             for position in fragment.last:
                 self.following[position].update(fragment.first)
-        return _Fragment(fragment.can_be_empty or node.least == 0, fragment.first, fragment.last)
+        return _Fragment(fragment.can_be_empty or node.minimum == 0, fragment.first, fragment.last)
 
 
 def _either(fragments: list[_Fragment]) -> _Fragment:
@@ -223,7 +223,7 @@ class _Parser:
         firsts = [self._first_of(child) for child in children(part)]
         if isinstance(part, Repeat):
             ((first, empty),) = firsts
-            return (0, True) if part.most == 0 else (first, empty or part.least == 0)
+            return (0, True) if part.maximum == 0 else (first, empty or part.minimum == 0)
         found = 0
         for first, empty in firsts:
             found |= first
@@ -245,7 +245,7 @@ class _Parser:
                 first, empty = self._first_of(child)
                 after = first | (after if empty else 0)
         elif isinstance(part, Repeat):
-            again = 0 if part.most in (0, 1) else self._first_of(part.part)[0]
+            again = 0 if part.maximum in (0, 1) else self._first_of(part.part)[0]
             yield from self._spread(part.part, after | again)
         else:
             for child in children(part):

@@ -93,7 +93,7 @@ class _Outline:
         if isinstance(node, Choice):
             return Choice(_tree(self._part(option) for option in node.options))
         if isinstance(node, Repeat):
-            return Repeat(_tree([self._part(node.part)])[0], node.least, node.most)
+            return Repeat(_tree([self._part(node.part)])[0], node.minimum, node.maximum)
         return node
 
     def _series(self, node: Series) -> Iterator[Part]:
@@ -207,11 +207,11 @@ class _Writer:
 
 
 def _repetition(text: str, part: Repeat) -> str:
-    if part.most == 0:
+    if part.maximum == 0:
         return '""'
-    simple = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((part.least, part.most))
-    limit = "" if part.most is None else part.most
-    return f"({text}){simple or f'{{{part.least},{limit}}}'}"
+    simple = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((part.minimum, part.maximum))
+    limit = "" if part.maximum is None else part.maximum
+    return f"({text}){simple or f'{{{part.minimum},{limit}}}'}"
 
 
 def _range(pair: tuple[int, int]) -> str:

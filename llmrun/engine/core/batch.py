@@ -14,6 +14,7 @@ from llmrun.engine.core.draft_model import DraftModel
 from llmrun.engine.core.drafts import Drafting
 from llmrun.engine.core.gate import StepShape
 from llmrun.engine.core.images import ImagePart
+from llmrun.engine.core.probe import StepProbe
 from llmrun.engine.core.sequence import Sequence
 from llmrun.engine.llama.base import Context, Entry
 
@@ -78,7 +79,7 @@ def _draft(chosen: Collection[tuple[Sequence, int]], spare: BatchCapacity, model
     if any(share < sequence.n_waiting or not sequence.n_completion for sequence, share in chosen):
         return
     rows = n_tokens = sum(share for _, share in chosen)
-    planned: list[tuple[Sequence, Drafting]] = []
+    planned: list[tuple[Sequence, Drafting | StepProbe]] = []
     for sequence, share in chosen:
         if sequence.extras.drafting is not None:
             end = sequence.n_cached + share

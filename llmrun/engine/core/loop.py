@@ -9,13 +9,14 @@ import itertools
 import time
 from bisect import insort
 from collections.abc import Callable, Collection
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from llmrun.engine.core.admission import CANDIDATES, MAX_PASSED, next_admission
 from llmrun.engine.core.batch import Batch, BatchCapacity, BatchPart, fill
+from llmrun.engine.core.decode_run import MAX_STEPS, decode_run
 from llmrun.engine.core.exclusive_scheduler import ExclusiveScheduler
 from llmrun.engine.core.metrics import Metrics, PrefillRate
-from llmrun.engine.core.prefix import common_prefix
 from llmrun.engine.core.sampler import SequenceSampler, sample_rows
 from llmrun.engine.core.scheduler import PIECE, mixed_tokens, schedule
 from llmrun.engine.core.sequence import Extras, Sequence
@@ -24,19 +25,16 @@ from llmrun.engine.core.steps import measure_steps
 from llmrun.engine.core.text import TextStream
 from llmrun.engine.llama.base import Aborted, CacheFull, Context
 from llmrun.errors import ContextOverflowError, LlmrunError, UsageError
-from llmrun.protocol.engine_status import EngineStatus
 from llmrun.protocol.messages import Event, Failed, Finished, PrefillProgress
 from llmrun.protocol.params import Limits
-from llmrun.protocol.speculation import StepTables
+from llmrun.protocol.questions import EngineStatus
+from llmrun.protocol.speculation import StepsMeasured, StepTables
 
 if TYPE_CHECKING:
     from llmrun.engine.core.draft_model import DraftModel
     from llmrun.engine.core.host_prefix_cache import HostPrefix
     from llmrun.engine.core.states import KVStore
 
-_MIN_PENDING_PREFIX = 64  # tokens; a shorter shared prefix is prefilled twice rather than waited for
-_ADMISSION_CANDIDATES = 8  # among the first N waiting sequences, the one with the longest cached prefix is admitted ...
-_MAX_PASSED = 8  # ... unless the oldest has been passed over this often
 _PLAIN = Extras()
 _age = attrgetter("number")
 
@@ -93,7 +91,7 @@ class Engine:
         """Return whether the running batch holds no other request. Safe from any thread."""
         return self._sole_request == request
 
-    def status(self, request: int, waiting: int = 0) -> EngineStatus:
+    def status(self, waiting: int = 0) -> EngineStatus:
         """Return the load of the engine. Safe from any thread.
 
         Args:
@@ -101,7 +99,6 @@ class Engine:
         """
         budget = self._slots.budget
         return EngineStatus(
-            request,
             running=len(self._active),
             waiting=waiting + len(self._waiting),
             cells=budget.n_cells,
@@ -145,11 +142,17 @@ class Engine:
             if sequence.request == request:
                 sequence.cancelled = self._has_cancelled = True
 
-    def step(self) -> list[Event]:
-        """Return the events of admissions and cancels; without any, decode one batch and return its events."""
+    def step(self, continues: Callable[[float], bool] | None = None) -> list[Event]:
+        """Return the events of admissions and cancels; without any, decode and return the events of that.
+
+        Args:
+            continues: takes the time; a sole sequence may decode several tokens while it returns True. None: one batch.
+        """
         events = self._drop_cancelled() + self._admit() if self._has_cancelled or self._waiting else []
         if events or not self._active:
             return events
+        if continues is not None and self._can_run() and continues(self._clock()):
+            return self._run(self._active[0], continues)
         parts, batch = self._next_batch()
         self._n_batches += 1
         began = self._clock()
@@ -187,48 +190,12 @@ class Engine:
         return events
 
     def _next_admission(self) -> Sequence | None:
-        """Return the next sequence to admit: among the first few that wait, the one with the longest cached prefix."""
-        is_idle = not self._active
-        if not self._waiting or (not is_idle and (self._admission_paused or self._suspects)):
+        if not self._waiting or (self._active and (self._admission_paused or self._suspects)):
             return None
-        ready: list[tuple[int, Sequence]] = []
-        free_slots = self._context.n_seq_max - len(self._active)
-        for sequence in self._waiting:
-            if not free_slots or len(ready) == (1 if self._throughput else _ADMISSION_CANDIDATES):
-                break
-            cached = self._slots.cached_prefix(sequence.tokens, sequence.extras.salt)
-            sequence.awaits_prefix = self._is_prefix_pending(sequence, cached)
-            if sequence.awaits_prefix:
-                free_slots -= 1  # reserved for it
-            else:
-                ready.append((cached, sequence))
-        if not ready:
-            return None
-        chosen = ready[0][1]
-        if chosen.passed < _MAX_PASSED:
-            chosen = max(ready, key=itemgetter(0))[1]
-        pending = [active.n_waiting for active in self._active]
-        if not is_idle and not self._slots.admits(chosen.tokens, chosen.extras.salt, sum(pending)):
-            # While others still prefill, their prompts may turn out to share its prefix.
-            self._admission_paused = sum(pending) == len(pending)
-            return None
-        for _, sequence in ready:
-            sequence.passed += sequence.number < chosen.number
+        n_candidates = 1 if self._throughput else CANDIDATES
+        chosen, pauses = next_admission(self._waiting, self._active, self._slots, self._context, n_candidates)
+        self._admission_paused |= pauses
         return chosen
-
-    def _is_prefix_pending(self, sequence: Sequence, cached: int) -> bool:
-        """Return whether a running prefill will soon make much more of the prompt reusable than is cached now."""
-        remaining = len(sequence.tokens) - cached - 1
-        minimum = cached + (1 if sequence.awaits_prefix else max(1, min(_MIN_PENDING_PREFIX, remaining)))
-        if not self._context.shares:
-            return False
-        for active in self._active:
-            if active.n_waiting > 1 and active.extras.salt == sequence.extras.salt:
-                shared = common_prefix(active.tokens, sequence.tokens)
-                if shared >= minimum and shared > active.n_cached:
-                    self._slots.checkpoints.plan_another(active.slot, shared)
-                    return True
-        return False
 
     def _preempt(self) -> None:
         """Move the youngest active sequence to the front of the queue and free its KV cells."""
@@ -238,7 +205,7 @@ class Engine:
         self._slots.truncate(sequence.slot, 0)
         self._slots.release(sequence.slot)
         insort(self._waiting, sequence, key=_age)
-        sequence.passed = _MAX_PASSED
+        sequence.passed = MAX_PASSED
         self._admission_paused = True
 
     def _remove(self, sequence: Sequence) -> None:
@@ -290,6 +257,41 @@ class Engine:
             return self._context.n_batch
         return mixed_tokens(self._rate, n_waiting, 0 if self._context.unified else PIECE + len(self._active))
 
+    def _can_run(self) -> bool:
+        """Return whether a sole sequence decodes in a context whose last tokens can be cut."""
+        context, is_free = self._context, not (self._suspects or self._exclusive)
+        is_plain = len(self._active) == 1 and self._active[0].is_plain
+        return is_plain and is_free and context.cuts and not context.has_checkpoints
+
+    def _run(self, sequence: Sequence, continues: Callable[[float], bool]) -> list[Event]:
+        """Decode several tokens of the only sequence, see decode_run.py."""
+        window = self._window - sequence.n_cached
+        most = min(MAX_STEPS, window, (sequence.limits.max_tokens or window) - sequence.n_completion)
+        most = most if self._slots.make_room(most) else 1
+        self._sole_request = sequence.request
+        steps, failure = decode_run(self._context, sequence, most, continues, self._clock)
+        self._n_batches += len(steps)
+        self._slots.append(sequence.slot, [step.fed for step in steps])
+        events: list[Event] = []
+        n_done = 0
+        for _, sampled, seconds, now in steps:
+            n_done += 1
+            sequence.n_cached += 1
+            sequence.n_steps += 1
+            self._decoded += 1
+            sequence.metrics.record_decode(seconds)
+            if isinstance(sampled, LlmrunError):
+                events.append(self._fail(sequence, sampled))
+            elif self._append(sequence, sampled, events, now):
+                continue
+            break
+        if n_done < len(steps):
+            sequence.sampler.rewind(len(steps) - n_done, sequence.tokens)
+            self._truncate(sequence, sequence.n_cached)
+        if failure is not None and sequence in self._active:
+            events += self._roll_back([BatchPart(sequence, sequence.n_cached, range(0))], failure)
+        return events
+
     def _roll_back(self, parts: list[BatchPart], error: Aborted | CacheFull | LlmrunError) -> list[Event]:
         """Undo a batch that failed: cut the KV cache back, so that its tokens are computed again."""
         drafted = any(part.sequence.draft for part in parts)
@@ -338,6 +340,8 @@ class Engine:
                 sequence.n_drafted += len(sequence.draft)
             self._slots.append(sequence.slot, tokens)
             sequence.metrics.record_decode(seconds)
+            if sequence.extras.probe is not None:
+                sequence.extras.probe.record(seconds)
             self._prefilled += max(0, min(end, sequence.n_prompt) - start)
             if rows:
                 sampling.append(part)
@@ -406,11 +410,11 @@ class Engine:
             return self._vocabulary.tokenize(thinking.closing, special=True)
         return sequence.sampler.forced()
 
-    def _append(self, sequence: Sequence, token: int, events: list[Event]) -> bool:
+    def _append(self, sequence: Sequence, token: int, events: list[Event], now: float | None = None) -> bool:
         """Append one token to the answer; return whether another one may follow."""
         vocabulary, extras = self._vocabulary, sequence.extras
         sequence.tokens.append(token)
-        sequence.metrics.record_token(self._clock())
+        sequence.metrics.record_token(self._clock() if now is None else now)
         if vocabulary.is_end(token):
             events += self._finish(sequence, "stop")
             return False
@@ -432,7 +436,9 @@ class Engine:
 
     def _finish(self, sequence: Sequence, reason: str, detail: str = "") -> list[Event]:
         self._remove(sequence)
-        rest = sequence.last_deltas(sequence.text.finish(), is_cut_off=reason != "stop")
+        rest: list[Event] = [*sequence.last_deltas(sequence.text.finish(), is_cut_off=reason != "stop")]
+        if sequence.extras.probe is not None:
+            rest.append(StepsMeasured(sequence.request, sequence.extras.probe.times()))
         return [*rest, Finished(sequence.request, reason, sequence.stats(self._window), detail)]
 
     def _fail(self, sequence: Sequence, error: LlmrunError) -> Failed:

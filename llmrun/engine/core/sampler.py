@@ -17,9 +17,9 @@ from weakref import WeakKeyDictionary
 
 from llmrun import _native
 from llmrun.errors import BadGrammarError, BadLogitsError, LlmrunError, OutOfMemoryError, UsageError
-from llmrun.protocol.finished_answers import ChainStep, Choice
 from llmrun.protocol.messages import TokenLogprob
 from llmrun.protocol.params import SamplingParams
+from llmrun.protocol.questions import ChainStep, Choice
 
 if TYPE_CHECKING:
     from llmrun.engine.constraint.matcher import Constraint
@@ -103,6 +103,11 @@ class SequenceSampler:
             raise OutOfMemoryError("there is no memory to sample a token") from None
         self._record(token, address)
         return token
+
+    @property
+    def is_plain(self) -> bool:
+        """It has neither a grammar nor log probabilities."""
+        return self._constraint is None and self._logprobs is None
 
     def forced(self) -> list[int]:
         """Return the next tokens if the grammar leaves no choice; mostly none."""

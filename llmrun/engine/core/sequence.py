@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from llmrun.engine.core.drafts import Drafting
     from llmrun.engine.core.images import PromptImages
     from llmrun.engine.core.logprobs import LogprobStream
+    from llmrun.engine.core.probe import StepProbe
     from llmrun.engine.core.repeats import RepeatGuard
     from llmrun.engine.prompt.thinking import ThinkingBudget
     from llmrun.protocol.answer import AnswerSplitter
@@ -40,7 +41,9 @@ class Extras:
     salt: str = ""  # prefixes are shared only among requests with the same salt
     tool_syntax: str = ""  # of its tool calls, see llmrun.protocol.toolcalls; "" if it can have none
     splitter: AnswerSplitter | None = None  # splits the answer into its parts; None if it is only text
-    drafting: Drafting | None = None  # drafts tokens, to verify several in a step; None decodes one token a step
+    # drafts tokens, to verify several in a step; None decodes one token a step
+    drafting: Drafting | StepProbe | None = None
+    probe: StepProbe | None = None  # the drafting, if it measures steps
     images: PromptImages | None = None  # of the prompt
     adapters: tuple[AdapterScale, ...] = ()  # to compute with
 
@@ -110,10 +113,17 @@ class Sequence:
         return self.tokens[self.n_cached] < 0
 
     @property
+    def is_plain(self) -> bool:
+        """Sampling its next token needs nothing but the logits after the last one."""
+        extras = self.extras
+        others = extras.drafting, extras.images, extras.thinking
+        return self.n_waiting == 1 and self.sampler.is_plain and not self.limits.ban and others == (None, None, None)
+
+    @property
     def n_completion(self) -> int:
         return len(self.tokens) - self.n_prompt
 
-    def plan_draft(self, drafting: Drafting, limit: int, step: StepShape) -> int:
+    def plan_draft(self, drafting: Drafting | StepProbe, limit: int, step: StepShape) -> int:
         """Return the maximum number of tokens that this step verifies for the sequence; mostly 0."""
         if self.limits.max_tokens is not None:
             limit = min(limit, self.limits.max_tokens - self.n_completion - 1)

@@ -10,7 +10,7 @@ from llmrun.engine.core.slots import Slots
 from llmrun.engine.llama.base import Aborted, CacheFull, Context, Entry
 from llmrun.protocol.speculation import StepTables, StepTime
 
-_WIDTHS = (4, 8, 16)  # compared with 1
+WIDTHS = (4, 8, 16)  # compared with 1
 _ROUNDS = 5  # after one to warm up
 _MIN_DEPTH = 256  # tokens in the KV cache; too few don't show the cost of attention
 _MAX_SPREAD = 1.5  # ratio of the upper to the lower quartile of equal steps; more means that the machine is busy
@@ -31,7 +31,7 @@ def measure_steps(
     longest = max(slots.cached, key=lambda slot: len(slots.cached[slot]))
     shortest = min(slots.cached, key=lambda slot: len(slots.cached[slot]))
     depth = len(slots.cached[longest])
-    fits = depth + max(_WIDTHS) <= context.n_ctx and slots.budget.admits(max(_WIDTHS))
+    fits = depth + max(WIDTHS) <= context.n_ctx and slots.budget.admits(max(WIDTHS))
     times: list[StepTime] = []
     draft_times: list[StepTime] = []
     try:
@@ -40,11 +40,18 @@ def measure_steps(
         with slots.emptied(shortest) as is_empty:
             if is_empty:
                 times += _measure(context, shortest, 0, clock, is_interrupted)
-        if draft_model is not None and draft_model.longest_sequence[1] + max(_WIDTHS) <= draft_model.context.n_ctx:
+        if draft_model is not None and draft_model.longest_sequence[1] + max(WIDTHS) <= draft_model.context.n_ctx:
             draft_times += _measure(draft_model.context, *draft_model.longest_sequence, clock, is_interrupted)
     except (Aborted, CacheFull):
         return StepTables()
     return StepTables(tuple(times), tuple(draft_times))
+
+
+def raise_if_disturbed(equal: list[float]) -> None:
+    """Raise Aborted if equal steps differ too much: the machine is busy."""
+    fast, _, slow = quantiles(equal, n=4)
+    if slow > _MAX_SPREAD * fast:
+        raise Aborted
 
 
 def _measure(
@@ -70,7 +77,7 @@ def _measure(
         finally:
             context.forget(slot, depth)
 
-    widths = [width for width in _WIDTHS if width <= min(context.n_batch, context.n_outputs)]
+    widths = [width for width in WIDTHS if width <= min(context.n_batch, context.n_outputs)]
     plain: list[float] = []
     wide: dict[int, list[float]] = {width: [] for width in widths}
     for _ in range(1 + _ROUNDS):
@@ -79,8 +86,6 @@ def _measure(
             plain.append(before)
             wide[width].append(verified + max(0.0, after - before))
     plain = plain[len(widths) :]
-    fast, _, slow = quantiles(plain, n=4)
-    if slow > _MAX_SPREAD * fast:
-        raise Aborted
+    raise_if_disturbed(plain)
     first = StepTime(1, depth, median(plain))
     return [first, *(StepTime(width, depth, median(wide[width][1:])) for width in widths)]

@@ -22,6 +22,7 @@ from llmrun.engine.llama.model import LlamaModel
 from llmrun.protocol.energy import Energy
 from llmrun.protocol.jobs.bench import Bench, BenchModel, BenchResult, BenchTest, BenchUpdate, Repetition
 from llmrun.protocol.loading import Load
+from llmrun.protocol.system_files import read_text
 
 Report = Callable[[BenchUpdate], None]
 
@@ -246,7 +247,7 @@ def _reset_peak() -> None:
 def _peak() -> int | None:
     """Return the largest resident set of this process since _reset_peak(), in bytes."""
     try:
-        lines = _STATUS.read_text(encoding="ascii", errors="replace").splitlines()
+        lines = read_text(_STATUS).splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
-    except (OSError, StopIteration, ValueError, IndexError):
+    except (StopIteration, ValueError, IndexError):
         return None

@@ -75,17 +75,13 @@ def _naming_the_reference() -> Iterator[None]:
 
 def open_context(model: LlamaModel, command: Evaluate) -> LlamaContext:
     """Create a context that returns the logits of a whole batch."""
-    load = Load(
+    load = Load.of(
+        command,
         model.path,
-        n_ctx=command.n_ctx,
         n_ctx_start=command.n_ctx,
         n_batch=min(BATCH, command.n_ctx),
         n_ubatch=BATCH,
-        threads=command.threads,
         gpu_layers=model.gpu_layers,
-        flash_attention=command.flash_attention,
-        kv_type_k=command.kv_type_k,
-        kv_type_v=command.kv_type_v,
     )
     return LlamaContext(model, load, n_outputs=load.n_batch)
 

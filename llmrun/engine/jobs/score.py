@@ -15,6 +15,7 @@ from llmrun.engine.llama.model import LlamaModel
 from llmrun.errors import UsageError
 from llmrun.protocol.jobs.evaluate import Evaluate, EvaluateUpdate
 from llmrun.protocol.jobs.score import ScoredText, ScoredToken, ScoreText
+from llmrun.protocol.settings import common_fields
 
 
 def run(command: ScoreText, report: Report, flag: _native.CancelFlag) -> ScoredText:
@@ -37,10 +38,7 @@ def run(command: ScoreText, report: Report, flag: _native.CancelFlag) -> ScoredT
         "",
         n_ctx=min(command.n_ctx, len(tokens)),
         every_position=True,
-        threads=command.threads,
-        flash_attention=command.flash_attention,
-        kv_type_k=command.kv_type_k,
-        kv_type_v=command.kv_type_v,
+        **common_fields(command),
     )
     return score(evaluate, open_context(model, evaluate), tokens, begin, report)
 

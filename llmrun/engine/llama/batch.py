@@ -41,7 +41,7 @@ class LlamaBatch:
 
     def fill(self, batch: Sequence[Entry] | EmbeddedInput) -> int:
         """Fill the batch with entries or with part of an image; return the number of entries with logits."""
-        if not isinstance(batch, Sequence):
+        if not isinstance(batch, (list, Sequence)):  # a list is recognized without the caches of abc
             return self._fill_embedded(batch)
         self._native, self._causal = self._token_batch, True
         self._native.n_tokens = len(batch)

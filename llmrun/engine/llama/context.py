@@ -80,9 +80,7 @@ class LlamaContext:
         Raises:
             BadModelError: the model can't generate text (without `encodes`), or llama.cpp refuses an adapter.
             OutOfMemoryError: the context does not fit.
-            UsageError: the type of the KV cache does not suit the model.
         """
-        check_kv_types(model.header, load)
         self.model, self.vocabulary = model, model.vocabulary
         self._llama, self._load, self._on_processor = model.llama, load, on_processor
         self._pooling, self._needs_memory = POOLINGS.index(pooling), not (watch or encodes or pooling != "none")
@@ -101,8 +99,7 @@ class LlamaContext:
         self.unified = self.shares and not self._stream
         # A recurrent state takes its memory even if unused, and can't be shared in part.
         self.n_parked = load.n_parked if self.unified and not model.is_recurrent else 0
-        self.cuts = not model.is_recurrent
-        self.has_checkpoints = bool(model.is_recurrent or model.sliding_window)
+        self.cuts, self.has_checkpoints = not model.is_recurrent, model.is_recurrent or model.sliding_window > 0
         verified = _MAX_VERIFIED if self.cuts and not load.exact else 0
         self.n_outputs = max(n_outputs, verified, self.n_seq_max + self.n_parked)  # llama.cpp requires one per sequence
         self._callback = self._llama.ggml_backend_sched_eval_callback(self._guarded(watch)) if watch else None
@@ -119,7 +116,6 @@ class LlamaContext:
         self._get_logits = function("llama_get_logits_ith", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
         if load.warm_up:
             self.decode([Entry(max(self.vocabulary.bos, 0), 0, 0, False)])  # maps pages and starts threads
-            self.synchronize()  # else the first prompt would be charged with it
             self.forget(0, 0)
 
     def close(self) -> None:
@@ -158,8 +154,9 @@ class LlamaContext:
         return min(start, self._max_room) if self.unified or self.n_seq_max == 1 else self.n_ctx
 
     def _open(self, room: int) -> None:
-        """Create the llama_context with `room` cells."""
+        """Create the llama_context with `room` cells; raise UsageError if a KV type does not suit the model."""
         llama, load = self._llama, self._load
+        check_kv_types(self.model.header, load)
         params = llama.llama_context_default_params()
         params.n_ctx = room if self.unified else room * load.n_seq_max
         params.n_batch = load.n_batch

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from llmrun.protocol.jobs import JobKind
+from llmrun.protocol.settings import EngineSettings
 
 BLOCKS = (256, 64)
 """Consecutive positions that count as one observation of an interval, because neighbours are correlated: over 24 chunks
@@ -30,8 +31,8 @@ def least_chunks(n_ctx: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluate:
-    """Measure a model; for the load settings see loading.Load."""
+class Evaluate(EngineSettings):
+    """Measure a model. KV types are of the model; the reference has f16."""
 
     model: str  # path of its GGUF file, absolute
     text: str
@@ -40,11 +41,6 @@ class Evaluate:
     chunks: int = 1  # maximum number of the text's chunks
     every_position: bool = False  # score all positions of a chunk, not only those of its second half
     needles: bool = False  # hide facts in texts of up to n_ctx tokens, and ask for them
-    threads: int = 1
-    gpu_layers: int = -1  # of each model; -1 is all
-    flash_attention: str = "auto"
-    kv_type_k: str = "f16"  # of the model; the reference has f16
-    kv_type_v: str = "f16"
 
 
 @dataclass(frozen=True, slots=True)

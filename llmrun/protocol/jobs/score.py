@@ -7,20 +7,16 @@ from typing import NamedTuple
 
 from llmrun.protocol.jobs import JobKind
 from llmrun.protocol.jobs.evaluate import EvaluateUpdate, Figure
+from llmrun.protocol.settings import EngineSettings
 
 
 @dataclass(frozen=True, slots=True)
-class ScoreText:
-    """Score a text; for the load settings see loading.Load."""
+class ScoreText(EngineSettings):
+    """Score a text."""
 
     model: str  # path of its GGUF file, absolute
     text: str
     n_ctx: int  # maximum tokens of a window
-    threads: int = 1
-    gpu_layers: int = -1
-    flash_attention: str = "auto"
-    kv_type_k: str = "f16"
-    kv_type_v: str = "f16"
 
 
 class ScoredToken(NamedTuple):

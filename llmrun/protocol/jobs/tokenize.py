@@ -1,23 +1,21 @@
-"""The job `tokenize`: the tokens of a text. It loads a model's vocabulary, not its weights."""
+"""The job `tokenize`: the tokens of a text, by the vocabulary of a model's file, whose weights are not loaded."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from llmrun.protocol.jobs import Empty, JobKind
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizeText:
+class TokenizeText(NamedTuple):
     """Tokenize a text."""
 
-    model: str  # path of the model's (first) file, absolute
+    model: str  # path of the model's (first) file, absolute; "" for the loaded model
     text: str
-    special: bool = True  # turn the texts of control tokens into these, and begin with the begin-of-sequence token
+    special: bool = True  # turn the texts of control tokens into these; a file also adds the begin-of-sequence token
 
 
-@dataclass(frozen=True, slots=True)
-class VocabularyPiece:
+class VocabularyPiece(NamedTuple):
     """The text of a token."""
 
     token: int
@@ -25,12 +23,11 @@ class VocabularyPiece:
     is_control: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class TextTokens:
+class TextTokens(NamedTuple):
     """A text's tokens."""
 
     tokens: tuple[int, ...]
-    pieces: tuple[VocabularyPiece, ...]  # of all tokens that occur, each once
+    pieces: tuple[VocabularyPiece, ...]  # of all tokens that occur, each once; none by the loaded model
     n_vocab: int
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 from llmrun.bench.machine import describe
@@ -26,7 +27,7 @@ from llmrun.quantize.job import Preview, QuantizeRequest, preview, quantize
 from llmrun.quantize.report.card import Quality
 from llmrun.quantize.report.measure import OnShare, QualityMeasurement, QuantizedModel, SourceModel, SpeedMeasurement
 from llmrun.quantize.source import model_stem
-from llmrun.runner.runner import Runner
+from llmrun.runner.client import EngineClient
 
 _PROMPT, _ANSWER = 256, 32
 _CHUNK, _MAX_CHUNKS, _MIN_CHUNKS = 512, 16, 4
@@ -44,7 +45,7 @@ def require_text(model: Path, text: EvaluatedText) -> None:
     n_ctx = choose_context([read_header(model)], None, long=False)
     needed = least_chunks(n_ctx) * n_ctx
     command = TokenizeText(str(model.absolute()), text.content[: needed * _MAX_TOKEN_LENGTH], special=False)
-    with closing(Runner()) as engine:
+    with closing(EngineClient()) as engine:
         n_tokens = len(engine.do(TOKENIZE, command).tokens)
     if n_tokens < needed:
         raise UsageError(
@@ -110,18 +111,9 @@ class LocalMeasurements:
         return QuantizedModel(done.n_bytes, done.bits_per_weight, done.seconds, done.notes)
 
     def time(self, model: Path, on_share: OnShare) -> SpeedMeasurement:
-        preferences = self._preferences
-        load = Load(
-            str(model.absolute()),
-            n_ctx=0,
-            n_ctx_start=0,
-            threads=self.threads,
-            gpu_layers=ALL_LAYERS if preferences.gpu_layers is None else preferences.gpu_layers,
-            flash_attention=preferences.flash_attention,
-            kv_type_k=preferences.cache_type_k,
-            kv_type_v=preferences.cache_type_v,
-        )
-        with closing(Runner()) as engine:
+        settings = replace(self._preferences.settings(probe()), threads=self.threads)
+        load = Load.of(settings, str(model.absolute()), n_ctx=0, n_ctx_start=0)
+        with closing(EngineClient()) as engine:
             on_share(0.1)
             prefill = engine.do(BENCH, Bench(load, BenchTest(n_prompt=_PROMPT), repetitions=1), _ignore)
             on_share(0.6)
@@ -162,8 +154,8 @@ def chunks_for(prefill: float, limit: int) -> int:
 
 def _unusual(preferences: LoadPreferences) -> Iterator[str]:
     """Yield a sentence about each load setting that is not the default."""
-    if (preferences.cache_type_k, preferences.cache_type_v) != ("f16", "f16"):
-        kinds = f"{preferences.cache_type_k} keys and {preferences.cache_type_v} values"
+    if (preferences.kv_type_k, preferences.kv_type_v) != ("f16", "f16"):
+        kinds = f"{preferences.kv_type_k} keys and {preferences.kv_type_v} values"
         yield f"the KV cache has {kinds}; quality is compared with the source's in f16"
     if preferences.flash_attention != "auto":
         yield f"flash attention is {preferences.flash_attention}"

@@ -1,4 +1,4 @@
-"""Anthropic's protocol: /v1/messages and /v1/messages/count_tokens, as Claude Code speaks it.
+"""Anthropic's protocol: /v1/messages and /v1/messages/count_tokens, as Claude Code uses it.
 
 Pure; see llmrun.server.answer_parts.
 """
@@ -14,6 +14,7 @@ from llmrun.grammar import Grammar
 from llmrun.protocol.messages import AnswerRequest, Image, Message, Stats, ToolCall
 from llmrun.protocol.params import MOST_TOKENS, Limits
 from llmrun.server.answer_parts import (
+    AccumulatedAnswer,
     AnswerText,
     CallArguments,
     CallStarted,
@@ -23,42 +24,45 @@ from llmrun.server.answer_parts import (
     ReasoningText,
     ResponseFinished,
     ResponseStarted,
-    Writer,
 )
-from llmrun.server.protocols.accumulator import AccumulatedAnswer
 from llmrun.server.protocols.fields import Fields
-from llmrun.server.protocols.images import image_from_base64
+from llmrun.server.protocols.images import image_from_base64, refuse_media
 from llmrun.server.protocols.sampling import read_drafts, read_sampling, schema_grammar
-from llmrun.server.protocols.tools import as_json, checked_tools, refuse_media, tool, tool_name
-from llmrun.server.sse import EVENT_STREAM, event
+from llmrun.server.protocols.tools import as_json, checked_tools, complete_calls, tool, tool_name
+from llmrun.server.sse import EVENT_STREAM, PLACE, TextEvent, event
 
-# Claude Code's first line of the system prompt: it differs in every request, and no prefix would ever be shared.
+# The first line of Claude Code's system prompt: it differs in every request, so that no prefix could be shared.
 _BILLING = re.compile(r"^x-anthropic-billing-header:[^\n]*\n*", re.MULTILINE)
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _MEDIA = frozenset({"document", "audio", "container_upload"})
+_DELTAS = {
+    "thinking": ("thinking_delta", "thinking"),
+    "text": ("text_delta", "text"),
+    "tool_use": ("input_json_delta", "partial_json"),
+}
 _ERROR_TYPES = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
     429: "rate_limit_error", 503: "overloaded_error",
 }  # fmt: skip
 
 
-# ---- what is asked
+# ---- request
 
 
 def read(body: Mapping[str, Any]) -> CompletionRequest:
-    """What a client asks for.
+    """Return the request of a body.
 
     Raises:
         UsageError, BadGrammarError: a field is invalid.
     """
-    asked = read_count(body)
-    if asked.request.messages[-1].role == "assistant":
+    completion = read_count(body)
+    if completion.request.messages[-1].role == "assistant":
         raise UsageError("the last message is the assistant's", why="the beginning of an answer can't be given")
-    return asked
+    return completion
 
 
 def read_count(body: Mapping[str, Any]) -> CompletionRequest:
-    """The conversation whose tokens are to be counted.
+    """Return the request of a body whose tokens are counted.
 
     Raises:
         UsageError, BadGrammarError: a field is invalid.
@@ -86,7 +90,7 @@ def read_count(body: Mapping[str, Any]) -> CompletionRequest:
 
 
 def counted(tokens: int) -> dict[str, Any]:
-    """The body of count_tokens."""
+    """Return the response of count_tokens."""
     return {"input_tokens": tokens}
 
 
@@ -98,45 +102,44 @@ def _system(fields: Fields) -> Iterable[Message]:
 def _messages(fields: Fields) -> list[Message]:
     messages: list[Message] = []
     names: dict[str, str] = {}  # of tools, by the ids of their calls
-    for said in fields.objects("messages"):
-        role = said.needed_text("role")
+    for message in fields.objects("messages"):
+        role = message.needed_text("role")
         if role == "assistant":
-            messages.append(_assistant(said))
-            names.update((made.id, made.name) for made in messages[-1].tool_calls)
+            messages.append(_assistant(message))
+            names.update((call.id, call.name) for call in messages[-1].tool_calls)
         else:
-            messages += _user(said, role, names)
+            messages += _user(message, role, names)
     if not messages:
         raise UsageError("messages is missing or empty")
     return messages
 
 
-def _assistant(said: Fields) -> Message:
-    """Its earlier thoughts are left out, as chat templates do."""
+def _assistant(message: Fields) -> Message:
+    """Return a message of the model without its reasoning, which chat templates leave out."""
     calls = tuple(
         ToolCall(block.text("id") or "", tool_name(block), as_json(dict((block.object("input") or Fields({})).data)))
-        for block in _blocks(said, "content")
+        for block in _blocks(message, "content")
         if block.text("type") == "tool_use"
     )
-    return Message("assistant", _text(said, "content"), calls)
+    return Message("assistant", _text(message, "content"), calls)
 
 
-def _user(said: Fields, role: str, names: Mapping[str, str]) -> list[Message]:
-    """Results of calls, and what is said besides."""
-    results = [_result(block, names) for block in _blocks(said, "content") if block.text("type") == "tool_result"]
-    text, pictures = _text(said, "content"), _pictures(said)
-    return [*results, Message(role, text, pictures=pictures)] if text or pictures or not results else results
+def _user(message: Fields, role: str, names: Mapping[str, str]) -> list[Message]:
+    """Return the results of calls, and a message with the rest."""
+    results = [_result(block, names) for block in _blocks(message, "content") if block.text("type") == "tool_result"]
+    text, images = _text(message, "content"), _images(message)
+    return [*results, Message(role, text, pictures=images)] if text or images or not results else results
 
 
-def _pictures(said: Fields) -> tuple[Image, ...]:
-    """Those that stand between the texts of a message."""
+def _images(message: Fields) -> tuple[Image, ...]:
     found: list[Image] = []
     at = 0
-    for block in _blocks(said, "content"):
+    for block in _blocks(message, "content"):
         if block.text("type") == "text":
             at += len(block.needed_text("text")) + 1  # and a newline
         elif block.text("type") == "image":
             source = block.object("source") or Fields({}, block.name("source"))
-            source.choice("type", "base64")  # nothing is fetched
+            source.choice("type", "base64")  # a URL is never fetched
             found.append(image_from_base64(source.needed_text("data"), source.name("data"), at))
     return tuple(found)
 
@@ -144,14 +147,14 @@ def _pictures(said: Fields) -> tuple[Image, ...]:
 def _result(block: Fields, names: Mapping[str, str]) -> Message:
     call_id = block.needed_text("tool_use_id")
     text = _text(block, "content")
-    if pictures := _pictures(block):
-        refuse_media(pictures[0].name)
+    if images := _images(block):
+        refuse_media(images[0].name)
     text = f"Error: {text}" if block.flag("is_error") else text
     return Message("tool", text, tool_call_id=call_id, name=names.get(call_id, ""))
 
 
 def _text(fields: Fields, key: str) -> str:
-    """A content's text: a string, or blocks."""
+    """Return the text of a content: a string, or blocks."""
     value = fields.data.get(key)
     if isinstance(value, str):
         return value
@@ -169,12 +172,12 @@ def _blocks(fields: Fields, key: str) -> list[Fields]:
 
 
 def _functions(fields: Fields) -> Iterable[Fields]:
-    """The client's own tools; those of Anthropic's servers have types of their own."""
+    """Yield the client's own tools; tools of Anthropic's servers have other types."""
     return (each for each in fields.objects("tools") if each.text("type") in (None, "custom"))
 
 
 def _tool_choice(fields: Fields) -> tuple[str, bool]:
-    """Which tools have to be called, and whether several at once may be."""
+    """Return AnswerRequest.tool_choice, and whether parallel calls are allowed."""
     chosen = fields.object("tool_choice") or Fields({"type": "auto"})
     kind = chosen.choice("type", "tool", *_CHOICES) or "auto"
     choice = f"={tool_name(chosen)}" if kind == "tool" else _CHOICES[kind]
@@ -182,102 +185,87 @@ def _tool_choice(fields: Fields) -> tuple[str, bool]:
 
 
 def _thinking(fields: Fields) -> tuple[bool | None, int | None]:
-    """Whether the model thinks, and in how many tokens."""
+    """Return whether the model reasons, and the limit of its reasoning in tokens."""
     config = fields.object("thinking")
     if config is None:
         return None, None
     kind = config.needed_text("type")
-    wanted = {"enabled": True, "disabled": False}.get(kind)  # others leave it to the model
-    return wanted, config.whole("budget_tokens", 0, MOST_TOKENS)
+    is_enabled = {"enabled": True, "disabled": False}.get(kind)  # others leave it to the model
+    return is_enabled, config.whole("budget_tokens", 0, MOST_TOKENS)
 
 
 def _format(fields: Fields) -> Grammar | None:
     config = fields.object("output_config")
-    wanted = config.object("format") if config is not None else None
-    wanted = wanted or fields.object("output_format")
-    if wanted is None:
+    answer_format = config.object("format") if config is not None else None
+    answer_format = answer_format or fields.object("output_format")
+    if answer_format is None:
         return None
-    wanted.choice("type", "json_schema")
-    return schema_grammar(wanted.data.get("schema", {}))
+    answer_format.choice("type", "json_schema")
+    return schema_grammar(answer_format.data.get("schema", {}))
 
 
-# ---- what is answered
-
-
-def writer(body: Mapping[str, Any], envelope: Envelope) -> Writer:
-    """What writes the answer to a body that read() took."""
-    return _Writer(envelope)
+# ---- answer
 
 
 def error_body(error: LlmrunError, status: int) -> dict[str, Any]:
-    """An error as Anthropic's clients expect it."""
     message = f"{error}; {error.hint}" if error.hint else str(error)
     if isinstance(error, ContextOverflowError):
-        message = f"prompt is too long: {message}"  # Claude Code looks for these words, and makes it shorter
+        message = f"prompt is too long: {message}"  # Claude Code looks for these words, and shortens it
     kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     return {"type": "error", "error": {"type": kind, "message": message, "code": error.code}}
 
 
-class _Writer:
-    """Writes a message, whose content is blocks of thoughts, text and calls, one after the other."""
+class MessageWriter:
+    """Writes a message, whose content is a sequence of blocks of reasoning, text and calls."""
 
     media_type = EVENT_STREAM
 
-    def __init__(self, envelope: Envelope) -> None:
+    def __init__(self, body: Mapping[str, Any], envelope: Envelope) -> None:
         self._envelope = envelope
         self._answer = AccumulatedAnswer()
         self._n_blocks = 0
-        self._open = ""  # the type of the block that is not ended yet
+        self._open = ""  # type of the open block
+        self._delta = TextEvent(f'"{PLACE}"'.encode())  # of that block
 
     def begin(self) -> bytes:
-        """See Writer: message_start has to say how many tokens the prompt has, so that it can't come yet."""
+        """Return a ping: message_start needs the number of prompt tokens, which is not known yet."""
         return _event("ping")
 
     def feed(self, part: Part) -> bytes:
-        """See Writer."""
         self._answer.add(part)
         match part:
             case ResponseStarted():
                 return _event("message_start", message=self._message([], _usage(part, Stats())))
             case ReasoningText():
-                written = self._within("thinking", {"thinking": "", "signature": ""})
-                return written + self._delta("thinking_delta", thinking=part.text)
+                return self._block("thinking", {"thinking": "", "signature": ""}) + self._delta.with_text(part.text)
             case AnswerText():
-                return self._within("text", {"text": ""}) + self._delta("text_delta", text=part.text)
+                return self._block("text", {"text": ""}) + self._delta.with_text(part.text)
             case CallStarted():
-                return self._close() + self._within("tool_use", {"id": part.id, "name": part.name, "input": {}})
+                return self._close() + self._block("tool_use", {"id": part.id, "name": part.name, "input": {}})
             case CallArguments():
-                return self._delta("input_json_delta", partial_json=part.text)
+                return self._delta.with_text(part.text)
             case ResponseFinished():
                 return self._close()
 
     def end(self) -> bytes:
-        """See Writer."""
-        usage = _usage(self._answer.begun, self._stats)
+        usage = _usage(self._answer.started, self._answer.stats)
         return _event("message_delta", delta=self._stop(), usage=usage) + _event("message_stop")
 
     def error(self, error: LlmrunError) -> bytes:
-        """See Writer."""
         return event(error_body(error, error.http_status), "error")
 
     def whole(self) -> dict[str, Any]:
-        """See Writer."""
         answer = self._answer
         blocks: list[dict[str, Any]] = []
-        if answer.thoughts:
-            blocks.append({"type": "thinking", "thinking": answer.thoughts, "signature": ""})
+        if answer.reasoning:
+            blocks.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
         if answer.text:
             blocks.append({"type": "text", "text": answer.text})
         blocks += [
-            {"type": "tool_use", "id": made.id, "name": made.name, "input": arguments}
-            for made in answer.calls
-            if (arguments := made.as_object()) is not None
+            {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
+            for call, arguments in complete_calls(answer.calls)
         ]
-        return self._message(blocks, _usage(answer.begun, self._stats)) | self._stop()
-
-    @property
-    def _stats(self) -> Stats:
-        return self._answer.ended.stats if self._answer.ended else Stats()
+        return self._message(blocks, _usage(answer.started, answer.stats)) | self._stop()
 
     def _message(self, content: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -292,19 +280,21 @@ class _Writer:
         }
 
     def _stop(self) -> dict[str, Any]:
-        ended = self._answer.ended
+        finished = self._answer.finished
         reasons = {"stop_string": "stop_sequence", "length": "max_tokens", "tool_calls": "tool_use"}
-        reason = reasons.get(ended.reason, "end_turn") if ended else "end_turn"
-        return {"stop_reason": reason, "stop_sequence": (ended.stop if ended else "") or None}
+        reason = reasons.get(finished.reason, "end_turn") if finished else "end_turn"
+        return {"stop_reason": reason, "stop_sequence": (finished.stop if finished else "") or None}
 
-    def _within(self, kind: str, content: dict[str, Any]) -> bytes:
-        """Begin a block of a type, if it is not begun."""
+    def _block(self, kind: str, content: dict[str, Any]) -> bytes:
+        """Open a block of a type, unless it is open; close the one before."""
         if self._open == kind:
             return b""
-        written = self._close()
+        data = self._close()
         self._open = kind
+        delta = {"type": _DELTAS[kind][0], _DELTAS[kind][1]: PLACE}
+        self._delta = TextEvent(_event("content_block_delta", index=self._n_blocks, delta=delta))
         block = {"type": kind, **content}
-        return written + _event("content_block_start", index=self._n_blocks, content_block=block)
+        return data + _event("content_block_start", index=self._n_blocks, content_block=block)
 
     def _close(self) -> bytes:
         if not self._open:
@@ -313,19 +303,18 @@ class _Writer:
         self._n_blocks += 1
         return _event("content_block_stop", index=self._n_blocks - 1)
 
-    def _delta(self, kind: str, **content: str) -> bytes:
-        return _event("content_block_delta", index=self._n_blocks, delta={"type": kind, **content})
+
+writer = MessageWriter
 
 
 def _event(kind: str, **data: Any) -> bytes:
     return event({"type": kind, **data}, kind)
 
 
-def _usage(begun: ResponseStarted | None, stats: Stats) -> dict[str, Any]:
-    """Cached tokens are not among the input tokens here."""
-    prompt, cached = (begun.prompt_tokens, begun.cached_tokens) if begun else (0, 0)
+def _usage(started: ResponseStarted | None, stats: Stats) -> dict[str, Any]:
+    prompt, cached = (started.prompt_tokens, started.cached_tokens) if started else (0, 0)
     return {
-        "input_tokens": prompt - cached,
+        "input_tokens": prompt - cached,  # unlike in OpenAI's protocol
         "cache_read_input_tokens": cached,
         "cache_creation_input_tokens": 0,
         "output_tokens": stats.completion_tokens,

@@ -1,4 +1,4 @@
-"""How clients ask for vectors and for an order of documents: OpenAI's, Ollama's and Jina's protocols. Pure."""
+"""Embeddings and reranking: the protocols of OpenAI, Ollama and Jina. Pure."""
 
 from __future__ import annotations
 
@@ -16,37 +16,28 @@ _HIGHEST_TOKEN = 2**31 - 1
 
 
 class EmbeddingRequest(NamedTuple):
-    """Texts to embed.
+    """Texts to embed."""
 
-    Attributes:
-        model: name as the client spells it, "" for the server's own.
-        texts: in order.
-        tokens: token ids in place of texts.
-        options: how.
-        keep_seconds: how long the model stays afterwards; None is the server's own.
-        in_base64: the client wants each vector's bytes.
-    """
-
-    model: str
+    model: str  # its name; "" for the first model of the server
     texts: tuple[str, ...]
-    tokens: tuple[tuple[int, ...], ...]
+    tokens: tuple[tuple[int, ...], ...]  # token ids instead of texts
     options: EmbedOptions
-    keep_seconds: float | None = None
-    in_base64: bool = False
+    keep_seconds: float | None = None  # see CompletionRequest
+    in_base64: bool = False  # encoding of the vectors
 
 
 class RerankRequest(NamedTuple):
-    """Documents to rank; `most` is how many the client wants to hear of, and whether with their texts."""
+    """Documents to rank."""
 
     model: str
     query: str
     documents: tuple[str, ...]
-    most: int
-    wants_texts: bool
+    limit: int  # maximum number of results
+    has_texts: bool  # results contain the documents
 
 
 def read_openai(body: Mapping[str, Any]) -> EmbeddingRequest:
-    """A request to /v1/embeddings. Nothing is put before a text, unless "input_type" says what it is.
+    """Return a request to /v1/embeddings. A text gets a prefix only if "input_type" is given.
 
     Raises:
         UsageError: a field is invalid.
@@ -68,7 +59,7 @@ def _dimensions(fields: Fields) -> int | None:
 
 
 def _texts_or_tokens(fields: Fields) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
-    """The input: a text, several, the token ids of one, or those of several."""
+    """Return the input: one or several texts, or the token ids of one or several texts."""
     given = fields.data.get("input")
     if isinstance(given, str):
         return (given,), ()
@@ -86,11 +77,11 @@ def _is_token(value: Any) -> bool:
     return type(value) is int and 0 <= value <= _HIGHEST_TOKEN
 
 
-def openai_body(asked: EmbeddingRequest, found: TextVectors, model: str) -> dict[str, Any]:
-    """The answer to /v1/embeddings."""
+def openai_body(request: EmbeddingRequest, found: TextVectors, model: str) -> dict[str, Any]:
+    """Return the response of /v1/embeddings."""
     rows = (
         [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in found.vectors]
-        if asked.in_base64
+        if request.in_base64
         else found.vectors.tolist()
     )
     return {
@@ -102,7 +93,7 @@ def openai_body(asked: EmbeddingRequest, found: TextVectors, model: str) -> dict
 
 
 def read_ollama(body: Mapping[str, Any]) -> EmbeddingRequest:
-    """A request to /api/embed. Without input it only loads the model.
+    """Return a request to /api/embed. Without input it only loads the model.
 
     Raises:
         UsageError: a field is invalid.
@@ -116,7 +107,7 @@ def read_ollama(body: Mapping[str, Any]) -> EmbeddingRequest:
 
 
 def read_ollama_prompt(body: Mapping[str, Any]) -> EmbeddingRequest:
-    """A request to /api/embeddings, Ollama's older way: one text, whose vector is not normalized.
+    """Return a request to /api/embeddings, Ollama's older route: one text, whose vector is not normalized.
 
     Raises:
         UsageError: a field is invalid.
@@ -127,22 +118,22 @@ def read_ollama_prompt(body: Mapping[str, Any]) -> EmbeddingRequest:
 
 def _ollama(fields: Fields, texts: Sequence[str], options: EmbedOptions) -> EmbeddingRequest:
     model = fields.text("model") or fields.text("name") or ""
-    wanted = () if list(texts) == [""] else tuple(texts)
-    return EmbeddingRequest(model, wanted, (), options, read_keep_seconds(fields))
+    texts = () if list(texts) == [""] else tuple(texts)
+    return EmbeddingRequest(model, texts, (), options, read_keep_seconds(fields))
 
 
-def ollama_body(asked: EmbeddingRequest, found: TextVectors, model: str) -> dict[str, Any]:
-    """The answer to /api/embed."""
+def ollama_body(request: EmbeddingRequest, found: TextVectors, model: str) -> dict[str, Any]:
+    """Return the response of /api/embed."""
     return {"model": model, "embeddings": found.vectors.tolist(), "prompt_eval_count": sum(found.tokens)}
 
 
-def ollama_prompt_body(asked: EmbeddingRequest, found: TextVectors, model: str) -> dict[str, Any]:
-    """The answer to /api/embeddings."""
+def ollama_prompt_body(request: EmbeddingRequest, found: TextVectors, model: str) -> dict[str, Any]:
+    """Return the response of /api/embeddings."""
     return {"embedding": found.vectors[0].tolist() if len(found.vectors) else []}
 
 
 def read_rerank(body: Mapping[str, Any]) -> RerankRequest:
-    """A request to /v1/rerank, in Jina's form, which is Cohere's.
+    """Return a request to /v1/rerank, as Jina and Cohere have it.
 
     Raises:
         UsageError: a field is invalid.
@@ -155,17 +146,17 @@ def read_rerank(body: Mapping[str, Any]) -> RerankRequest:
         one if isinstance(one, str) else Fields(one, f"documents[{index}]").needed_text("text")
         for index, one in enumerate(given)
     )
-    most = fields.whole("top_n", 1, _HIGHEST_TOKEN) or len(documents)
-    wants_texts = bool(fields.flag("return_documents"))
-    return RerankRequest(fields.text("model") or "", fields.needed_text("query"), documents, most, wants_texts)
+    limit = fields.whole("top_n", 1, _HIGHEST_TOKEN) or len(documents)
+    has_texts = bool(fields.flag("return_documents"))
+    return RerankRequest(fields.text("model") or "", fields.needed_text("query"), documents, limit, has_texts)
 
 
-def rerank_body(asked: RerankRequest, ranked: Sequence[RankedDocument], model: str, tokens: int) -> dict[str, Any]:
-    """The answer to /v1/rerank."""
+def rerank_body(request: RerankRequest, ranked: Sequence[RankedDocument], model: str, tokens: int) -> dict[str, Any]:
+    """Return the response of /v1/rerank."""
     results = [
         {"index": one.index, "relevance_score": one.score}
-        | ({"document": {"text": asked.documents[one.index]}} if asked.wants_texts else {})
-        for one in ranked[: asked.most]
+        | ({"document": {"text": request.documents[one.index]}} if request.has_texts else {})
+        for one in ranked[: request.limit]
     ]
     return {"model": model, "object": "list", "usage": _usage(tokens), "results": results}
 

@@ -4,52 +4,53 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.grammar import Grammar
 from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS
-from llmrun.protocol.messages import AnswerRequest, Image, Message, Stats, TokenLogprob, Tool
+from llmrun.protocol.messages import AnswerRequest, Image, Message, TokenLogprob, Tool, ToolCall
 from llmrun.protocol.params import MOST_TOKENS, Limits
 from llmrun.server.answer_parts import (
+    AccumulatedAnswer,
     AnswerText,
     CallArguments,
     CompletionRequest,
     Envelope,
     Part,
     ReasoningText,
-    Writer,
 )
 from llmrun.server.durations import read_duration
-from llmrun.server.protocols.accumulator import AccumulatedAnswer, AccumulatedCall
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.images import image_from_base64
 from llmrun.server.protocols.ollama_models import unix_time
 from llmrun.server.protocols.sampling import ANY_OBJECT, read_drafts, read_sampling, schema_grammar
-from llmrun.server.protocols.tools import checked_tools, tool, tool_call
-from llmrun.server.sse import NDJSON, line
+from llmrun.server.protocols.tools import checked_tools, complete_calls, tool, tool_call
+from llmrun.server.sse import NDJSON, PLACE, TextEvent, line
 
 _MOST_CONTEXT = 2**27
 _MOST_SECONDS = 10 * 365 * 86_400
 _FOR_EVER = -1.0
 
 
-# ---- what is asked
+# ---- request
 
 
 def read_chat(body: Mapping[str, Any]) -> CompletionRequest:
-    """A request to /api/chat. Without messages it only loads the model, or with a keep_alive of 0 lets go of it.
+    """Return a request to /api/chat. Without messages it only loads the model, or unloads it if keep_alive is 0.
 
     Raises:
         UsageError, BadGrammarError: a field is invalid.
     """
     fields = Fields(body)
     messages = tuple(_message(item) for item in fields.objects("messages"))
-    return _asked(fields, AnswerRequest(messages, tools=checked_tools(map(_tool, fields.objects("tools")), "auto")))
+    tools = checked_tools(map(_tool, fields.objects("tools")), "auto")
+    return _completion_request(fields, AnswerRequest(messages, tools=tools))
 
 
 def read_generate(body: Mapping[str, Any]) -> CompletionRequest:
-    """A request to /api/generate. Without a prompt it only loads the model, or with a keep_alive of 0 lets go of it.
+    """Return a request to /api/generate. Without a prompt it only loads the model, or unloads it if keep_alive is 0.
 
     Raises:
         UsageError, BadGrammarError: a field is invalid.
@@ -57,29 +58,29 @@ def read_generate(body: Mapping[str, Any]) -> CompletionRequest:
     fields = Fields(body)
     prompt, system = fields.text("prompt") or "", fields.text("system") or ""
     if fields.text("suffix"):
-        raise UsageError("suffix can't be used", why="no model is asked to fill a gap yet", hint="leave it out")
+        raise UsageError("suffix can't be used", why="filling in the middle is not supported", hint="leave it out")
     if fields.text("template"):
         raise UsageError("template can't be used", why="Go templates are not read", hint="use raw: true")
-    pictures = _pictures(fields)
-    if not prompt and not pictures:
-        return _asked(fields, AnswerRequest())
+    images = _images(fields)
+    if not prompt and not images:
+        return _completion_request(fields, AnswerRequest())
     if fields.flag("raw"):
-        if pictures:
-            raise UsageError("raw and images exclude each other", why="a picture needs a chat template around it")
-        return _asked(fields, AnswerRequest(prompt=prompt))
+        if images:
+            raise UsageError("raw and images exclude each other", why="an image needs a chat template around it")
+        return _completion_request(fields, AnswerRequest(prompt=prompt))
     first = (Message("system", system),) if system else ()
-    return _asked(fields, AnswerRequest((*first, Message("user", prompt, pictures=pictures))))
+    return _completion_request(fields, AnswerRequest((*first, Message("user", prompt, pictures=images))))
 
 
-def _asked(fields: Fields, request: AnswerRequest) -> CompletionRequest:
+def _completion_request(fields: Fields, request: AnswerRequest) -> CompletionRequest:
     options = fields.object("options") or Fields({}, "options")
-    options.whole("num_ctx", 1, _MOST_CONTEXT)  # many clients always send one; the window is the server's --ctx
-    most = options.whole("num_predict", -2, MOST_TOKENS) or 0  # -1 and -2 are as many as there is room for
+    options.whole("num_ctx", 1, _MOST_CONTEXT)  # many clients always send one; the context window is the server's --ctx
+    max_tokens = options.whole("num_predict", -2, MOST_TOKENS) or 0  # -1 and -2: no limit
     return CompletionRequest(
         model=fields.text("model") or fields.text("name") or "",
         request=replace(
             request,
-            limits=Limits(most if most > 0 else None, options.texts("stop")),
+            limits=Limits(max_tokens if max_tokens > 0 else None, options.texts("stop")),
             grammar=_format(fields),
             thinking=_thinking(fields),
             logprobs=_logprobs(fields),
@@ -93,15 +94,15 @@ def _asked(fields: Fields, request: AnswerRequest) -> CompletionRequest:
 
 def _message(fields: Fields) -> Message:
     calls = tuple(
-        tool_call(made.text("id") or "", made.object("function") or made) for made in fields.objects("tool_calls")
+        tool_call(call.text("id") or "", call.object("function") or call) for call in fields.objects("tool_calls")
     )
     name = fields.text("tool_name") or fields.text("name") or ""
     role, call_id = fields.needed_text("role"), fields.text("tool_call_id") or ""
-    return Message(role, fields.text("content") or "", calls, call_id, name, _pictures(fields))
+    return Message(role, fields.text("content") or "", calls, call_id, name, _images(fields))
 
 
-def _pictures(fields: Fields) -> tuple[Image, ...]:
-    """They stand before the text."""
+def _images(fields: Fields) -> tuple[Image, ...]:
+    """Return the images, all before the text."""
     given = fields.texts("images")
     return tuple(image_from_base64(data, f"{fields.name('images')}[{index}]", 0) for index, data in enumerate(given))
 
@@ -111,20 +112,19 @@ def _tool(fields: Fields) -> Tool:
 
 
 def _format(fields: Fields) -> Grammar | None:
-    wanted = fields.data.get("format")
-    if wanted in (None, ""):
+    answer_format = fields.data.get("format")
+    if answer_format in (None, ""):
         return None
-    if wanted == "json":
+    if answer_format == "json":
         return ANY_OBJECT
-    if not isinstance(wanted, Mapping):
+    if not isinstance(answer_format, Mapping):
         raise UsageError("invalid format", why='must be "json" or a JSON schema')
-    return schema_grammar(wanted)
+    return schema_grammar(answer_format)
 
 
 def _thinking(fields: Fields) -> bool | None:
-    """Newer models take how hard to think instead."""
     if isinstance(fields.data.get("think"), str):
-        return fields.choice("think", "low", "medium", "high") is not None
+        return fields.choice("think", "low", "medium", "high") is not None  # an effort, for newer models
     return fields.flag("think")
 
 
@@ -134,7 +134,11 @@ def _logprobs(fields: Fields) -> int | None:
 
 
 def read_keep_seconds(fields: Fields) -> float | None:
-    """keep_alive: seconds, or a duration as Go writes it; any below 0 is for ever."""
+    """Return keep_alive, given in seconds or as a Go duration; below 0 is for ever.
+
+    Raises:
+        UsageError: it is neither.
+    """
     value = fields.data.get("keep_alive")
     seconds = _duration(value) if isinstance(value, str) else fields.number("keep_alive", -_MOST_SECONDS, _MOST_SECONDS)
     if seconds is None:
@@ -151,93 +155,83 @@ def _duration(text: str) -> float:
     return seconds
 
 
-# ---- what is answered
+# ---- answer
 
 
 class _Piece(NamedTuple):
-    """What one line says, or a whole answer."""
+    """The content of one line, or a whole answer."""
 
     text: str = ""
     thinking: str = ""
-    calls: Sequence[AccumulatedCall] = ()
+    calls: Sequence[ToolCall] = ()
     logprobs: Sequence[TokenLogprob] = ()
 
 
-class _Writer:
-    """An answer as lines of JSON.
+class LineWriter:
+    """Writes an answer as lines of JSON.
 
-    A call of a tool is one piece, because its arguments are an object: it is held back until they are complete, and
-    left out where the answer ends before.
+    The arguments of a tool call are an object, so that a call is written once it is complete.
 
     Args:
-        body: that was asked with.
-        shape: where chat and generate have text, thoughts and calls.
+        shape: returns a piece in the form of /api/chat or /api/generate.
     """
 
     media_type = NDJSON
 
-    def __init__(self, body: Mapping[str, Any], envelope: Envelope, shape: Callable[[_Piece], dict[str, Any]]) -> None:
-        self._unanswered = "unload" if read_keep_seconds(Fields(body)) == 0 else "load"
-        self._envelope = envelope
+    def __init__(self, shape: Callable[[_Piece], dict[str, Any]], body: Mapping[str, Any], envelope: Envelope) -> None:
+        self._reason = "unload" if read_keep_seconds(Fields(body)) == 0 else "load"  # without an answer
+        self._head = {"model": envelope.model, "created_at": unix_time(envelope.created)}
         self._shape = shape
         self._answer = AccumulatedAnswer()
-        self._told_calls = 0
+        self._n_calls = 0  # already written
+        self._text = TextEvent(self._line(_Piece(text=PLACE)))
+        self._thinking = TextEvent(self._line(_Piece(thinking=PLACE)))
 
     def begin(self) -> bytes:
-        """See Writer: Ollama begins with the first piece."""
         return b""
 
     def feed(self, part: Part) -> bytes:
-        """See Writer."""
-        written = b"" if isinstance(part, CallArguments) else self._complete_calls()
+        data = b"" if isinstance(part, CallArguments) else self._complete_calls()
         self._answer.add(part)
         match part:
             case ReasoningText():
-                written += self._line(_Piece(thinking=part.text))
+                data += self._thinking.with_text(part.text)
+            case AnswerText(logprobs=()):
+                data += self._text.with_text(part.text)
             case AnswerText():
-                written += self._line(_Piece(part.text, logprobs=part.logprobs))
-        return written
+                data += self._line(_Piece(part.text, logprobs=part.logprobs))
+        return data
 
     def end(self) -> bytes:
-        """See Writer."""
         return line(self._body(_Piece()) | self._summary())
 
     def error(self, error: LlmrunError) -> bytes:
-        """See Writer."""
         return line(error_body(error, error.http_status))
 
     def whole(self) -> dict[str, Any]:
-        """See Writer."""
         answer = self._answer
-        return self._body(_Piece(answer.text, answer.thoughts, answer.calls, answer.logprobs)) | self._summary()
+        return self._body(_Piece(answer.text, answer.reasoning, answer.calls, answer.logprobs)) | self._summary()
 
     def _complete_calls(self) -> bytes:
-        """The call whose arguments have all come now."""
-        calls = self._answer.calls[self._told_calls :]
-        self._told_calls += len(calls)
-        return self._line(_Piece(calls=calls)) if any(call.as_object() is not None for call in calls) else b""
+        calls = self._answer.calls[self._n_calls :]
+        self._n_calls += len(calls)
+        return self._line(_Piece(calls=calls)) if complete_calls(calls) else b""
 
     def _line(self, piece: _Piece) -> bytes:
         return line(self._body(piece) | {"done": False})
 
     def _body(self, piece: _Piece) -> dict[str, Any]:
-        head = {"model": self._envelope.model, "created_at": unix_time(self._envelope.created)}
         logprobs = {"logprobs": [_logprob(token) for token in piece.logprobs]} if piece.logprobs else {}
-        return head | self._shape(piece) | logprobs
-
-    def _reason(self) -> str:
-        """Why it ended; without an answer the model was only loaded, or let go."""
-        ended = self._answer.ended
-        if ended is None:
-            return self._unanswered
-        return "length" if ended.reason == "length" else "stop"
+        return self._head | self._shape(piece) | logprobs
 
     def _summary(self) -> dict[str, Any]:
-        ended = self._answer.ended
-        stats = ended.stats if ended else Stats()
+        finished, stats = self._answer.finished, self._answer.stats
+        reason = self._reason
+        if finished is not None:
+            reason = "length" if finished.reason == "length" else "stop"
         return {
             "done": True,
-            "done_reason": self._reason(),
+            "done_reason": reason,
             "total_duration": _nanoseconds(stats.ttft_seconds + stats.decode_seconds),
             "load_duration": 0,
             "prompt_eval_count": stats.prompt_tokens,
@@ -247,24 +241,13 @@ class _Writer:
         }
 
 
-def chat_writer(body: Mapping[str, Any], envelope: Envelope) -> Writer:
-    """For an answer to /api/chat."""
-    return _Writer(body, envelope, _chat_shape)
-
-
-def generate_writer(body: Mapping[str, Any], envelope: Envelope) -> Writer:
-    """For an answer to /api/generate."""
-    return _Writer(body, envelope, _generate_shape)
-
-
 def _chat_shape(piece: _Piece) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": piece.text}
     if piece.thinking:
         message["thinking"] = piece.thinking
-    complete = [(made, arguments) for made in piece.calls if (arguments := made.as_object()) is not None]
-    if complete:
+    if calls := complete_calls(piece.calls):
         message["tool_calls"] = [
-            {"id": made.id, "function": {"name": made.name, "arguments": arguments}} for made, arguments in complete
+            {"id": call.id, "function": {"name": call.name, "arguments": arguments}} for call, arguments in calls
         ]
     return {"message": message}
 
@@ -273,8 +256,12 @@ def _generate_shape(piece: _Piece) -> dict[str, Any]:
     return {"response": piece.text} | ({"thinking": piece.thinking} if piece.thinking else {})
 
 
+chat_writer = partial(LineWriter, _chat_shape)
+generate_writer = partial(LineWriter, _generate_shape)
+
+
 def error_body(error: LlmrunError, status: int) -> dict[str, Any]:
-    """What Ollama's clients read is "error"; the code is ours."""
+    """Return Ollama's "error", and our own code."""
     return {"error": str(error), "code": error.code}
 
 

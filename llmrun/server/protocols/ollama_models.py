@@ -1,4 +1,4 @@
-"""What Ollama's protocol tells about models: /api/tags, /api/show, /api/ps and /api/version. Pure."""
+"""Descriptions of models in Ollama's protocol: /api/tags, /api/show, /api/ps and /api/version. Pure."""
 
 from __future__ import annotations
 
@@ -7,56 +7,40 @@ from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
 VERSION = {"version": "0.12.6"}
-"""The body of /api/version: of the protocol, not of llmrun. VS Code refuses less than 0.6.4."""
+"""The response of /api/version: of the protocol, not of llmrun. VS Code refuses less than 0.6.4."""
 
 _NEVER = 253_402_300_799  # the last second of the year 9999
 
 
 class ModelDescription(NamedTuple):
-    """A model, as Ollama's clients want it told.
-
-    Attributes:
-        modified: Unix time of its file.
-        size: of its file, in bytes.
-        digest: of its file, or whatever names this very file.
-        architecture: e.g. "llama".
-        parameters: e.g. "135M".
-        quantization: e.g. "Q4_1".
-    """
+    """A model in Ollama's terms."""
 
     name: str
-    modified: float
-    size: int
-    digest: str
-    architecture: str
-    parameters: str
-    quantization: str
+    modified: float  # Unix time of its file
+    size: int  # bytes of its file
+    digest: str  # of its file, or another text that identifies the file
+    architecture: str  # e.g. "llama"
+    parameters: str  # e.g. "135M"
+    quantization: str  # e.g. "Q4_1"
 
 
 class RunningModel(NamedTuple):
-    """A loaded model.
-
-    Attributes:
-        expires: Unix time when it goes if nobody asks; None is never.
-        size: of the memory that it takes, in bytes.
-        size_vram: part of that on a GPU.
-        n_ctx: context window of one client.
-    """
+    """A loaded model."""
 
     model: ModelDescription
-    expires: float | None
-    size: int
-    size_vram: int
-    n_ctx: int
+    expires: float | None  # Unix time when it is unloaded if it stays idle; None: never
+    size: int  # bytes of memory
+    size_vram: int  # bytes of these on a GPU
+    n_ctx: int  # context window of one client
 
 
 def tags(models: Sequence[ModelDescription]) -> dict[str, Any]:
-    """The body of /api/tags."""
+    """Return the response of /api/tags."""
     return {"models": [_listed(model) | {"modified_at": unix_time(model.modified)} for model in models]}
 
 
 def running(models: Sequence[RunningModel]) -> dict[str, Any]:
-    """The body of /api/ps."""
+    """Return the response of /api/ps."""
     return {
         "models": [
             _listed(each.model)
@@ -74,14 +58,13 @@ def running(models: Sequence[RunningModel]) -> dict[str, Any]:
 def show(
     model: ModelDescription, *, n_ctx_train: int, template: str, thinks: bool, embeds: bool = False, sees: bool = False
 ) -> dict[str, Any]:
-    """The body of /api/show.
+    """Return the response of /api/show.
 
     Args:
-        n_ctx_train: context window that it was trained on.
-        template: its chat template, "" where it has none.
-        thinks: it can think before it answers.
-        embeds: it makes vectors, and does not answer.
-        sees: it can look at pictures.
+        template: its chat template; "" for none.
+        thinks: it can reason before the answer.
+        embeds: it computes vectors, and does not generate.
+        sees: it reads images.
     """
     others = {"tools": bool(template), "thinking": thinks, "vision": sees}
     answers = ["completion", *(name for name, has in others.items() if has)]
@@ -123,5 +106,4 @@ def _details(model: ModelDescription) -> dict[str, Any]:
 
 
 def unix_time(seconds: float) -> str:
-    """A Unix time as Ollama writes it."""
     return datetime.fromtimestamp(seconds, timezone.utc).isoformat().replace("+00:00", "Z")

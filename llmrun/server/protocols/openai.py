@@ -1,6 +1,4 @@
-"""What all of OpenAI's protocols have in common: errors, usage, why an answer ended, and how its tokens were chosen;
-and what the two kinds of completions share besides.
-"""
+"""Common parts of OpenAI's protocols: errors, message content, usage, finish reasons, logprobs."""
 
 from __future__ import annotations
 
@@ -12,76 +10,72 @@ from llmrun.errors import LlmrunError
 from llmrun.protocol.logprobs import logprob_entries
 from llmrun.protocol.messages import AnswerRequest, Image, Stats, TokenLogprob
 from llmrun.server import sse
-from llmrun.server.answer_parts import CompletionRequest, Envelope
-from llmrun.server.protocols.accumulator import AccumulatedAnswer
+from llmrun.server.answer_parts import AccumulatedAnswer, CompletionRequest, Envelope
 from llmrun.server.protocols.fields import Fields
-from llmrun.server.protocols.images import image_from_url
+from llmrun.server.protocols.images import image_from_url, refuse_media
 from llmrun.server.protocols.sampling import MOST_ANSWERS, read_adapters, read_drafts, read_sampling
-from llmrun.server.protocols.tools import refuse_media
 
 _CODES = {"context-overflow": "context_length_exceeded", "model-not-found": "model_not_found"}
-"""Those that clients know under another name than ours."""
+"""Our error codes that clients know by another name."""
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 
 _TEXTS = frozenset({"text", "input_text", "output_text", "refusal"})
-_PICTURES = frozenset({"image_url", "input_image"})
+_IMAGES = frozenset({"image_url", "input_image"})
 
-FINISH_REASONS = {"length": "length", "tool_calls": "tool_calls"}
-"""Why an answer ended, in OpenAI's words; everything else is "stop"."""
+_FINISH_REASONS = {"length": "length", "tool_calls": "tool_calls"}
+"""All others are "stop"."""
 
 
 def error_body(error: LlmrunError, status: int) -> dict[str, Any]:
-    """An error as OpenAI's clients expect it."""
     message = f"{error}; {error.hint}" if error.hint else str(error)
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": None, "code": _CODES.get(error.code, error.code)}}
 
 
 def content(fields: Fields, key: str) -> tuple[str, tuple[Image, ...]]:
-    """A message's content: a string, or the texts and pictures of a list of parts.
+    """Return the text and the images of a message's content: a string, or a list of parts.
 
     Raises:
-        UsageError: it has something else in it.
+        UsageError: it contains something else.
     """
     value = fields.data.get(key)
     if value is None or isinstance(value, str):
         return value or "", ()
-    text, pictures = "", list[Image]()
+    text, images = "", list[Image]()
     for part in fields.objects(key):
         kind = part.needed_text("type")
-        if kind in _PICTURES:
-            pictures.append(image_from_url(part, "image_url", len(text)))
+        if kind in _IMAGES:
+            images.append(image_from_url(part, "image_url", len(text)))
         elif kind in _TEXTS:
             text += part.needed_text("refusal" if kind == "refusal" else "text")
         else:
             refuse_media(f"{part.name('type')} {kind[:80]!r}")
-    return text, tuple(pictures)
+    return text, tuple(images)
 
 
 def usage(prompt_tokens: int, cached_tokens: int, answers: Iterable[Stats]) -> dict[str, Any]:
-    """What a request cost, with what became of drafts. The prompt counts once, however many answers there were."""
-    ended = list(answers)
-    completion = sum(stats.completion_tokens for stats in ended)
+    """Return the cost of a request, with drafted tokens. The prompt counts once for any number of answers."""
+    finished = list(answers)
+    completion = sum(stats.completion_tokens for stats in finished)
     counts: dict[str, Any] = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion,
         "total_tokens": prompt_tokens + completion,
         "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }
-    if drafted := sum(stats.drafted_tokens for stats in ended):
-        accepted = sum(stats.accepted_tokens for stats in ended)
+    if drafted := sum(stats.drafted_tokens for stats in finished):
+        accepted = sum(stats.accepted_tokens for stats in finished)
         details = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": drafted - accepted}
         counts["completion_tokens_details"] = details
     return counts
 
 
 def logprobs(tokens: Iterable[TokenLogprob]) -> dict[str, Any]:
-    """How likely tokens were."""
     return {"content": logprob_entries(tokens), "refusal": None}
 
 
-def asked(fields: Fields, request: AnswerRequest) -> CompletionRequest:
-    """A request for completions, with the fields that both kinds have."""
+def completion_request(fields: Fields, request: AnswerRequest) -> CompletionRequest:
+    """Add the fields that both kinds of completions have."""
     return CompletionRequest(
         fields.text("model") or "",
         replace(request, adapters=read_adapters(fields)),
@@ -97,12 +91,7 @@ def _n_answers(fields: Fields) -> int:
 
 
 class CompletionWriter:
-    """What both kinds of completions are written with.
-
-    Args:
-        body: that was asked with.
-        envelope: around them.
-    """
+    """The base of the writers of both kinds of completions."""
 
     media_type = sse.EVENT_STREAM
 
@@ -114,11 +103,10 @@ class CompletionWriter:
         self._answers = [AccumulatedAnswer() for _ in range(_n_answers(fields))]
 
     def error(self, error: LlmrunError) -> bytes:
-        """See asked.Writer."""
         return sse.event(error_body(error, error.http_status))
 
     def _end(self, kind: str) -> bytes:
-        """Usage, where it was asked for, and the last line of a stream."""
+        """Return the usage, if it was requested, and the last line of a stream."""
         if not self._has_usage:
             return sse.DONE
         return sse.event({**self._head(kind), "choices": [], "usage": self._usage()}) + sse.DONE
@@ -128,12 +116,12 @@ class CompletionWriter:
         return {"id": answer_id, "object": kind, "created": created, "model": model}
 
     def _usage(self) -> dict[str, Any]:
-        begun = [answer.begun for answer in self._answers if answer.begun is not None]
-        prompt_tokens = max((part.prompt_tokens for part in begun), default=0)
-        cached_tokens = min((part.cached_tokens for part in begun), default=0)  # the others share the first one
+        started = [answer.started for answer in self._answers if answer.started is not None]
+        prompt_tokens = max((part.prompt_tokens for part in started), default=0)
+        cached_tokens = min((part.cached_tokens for part in started), default=0)  # the others share the first one
         return usage(prompt_tokens, cached_tokens, (answer.stats for answer in self._answers))
 
 
-def reason_of(answer: AccumulatedAnswer) -> str | None:
-    """Why it ended, in OpenAI's words; None while it goes on."""
-    return None if answer.ended is None else FINISH_REASONS.get(answer.ended.reason, "stop")
+def finish_reason(answer: AccumulatedAnswer) -> str | None:
+    """Return OpenAI's word for the end of an answer; None before its end."""
+    return None if answer.finished is None else _FINISH_REASONS.get(answer.finished.reason, "stop")

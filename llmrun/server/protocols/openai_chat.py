@@ -7,10 +7,11 @@ from typing import Any
 
 from llmrun.errors import UsageError
 from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS
-from llmrun.protocol.messages import AnswerRequest, Message, TokenLogprob, ToolCall
+from llmrun.protocol.messages import AnswerRequest, Message, TokenLogprob
 from llmrun.protocol.params import MOST_TOKENS
 from llmrun.server import sse
 from llmrun.server.answer_parts import (
+    AccumulatedAnswer,
     AnswerText,
     CallArguments,
     CallStarted,
@@ -20,13 +21,16 @@ from llmrun.server.answer_parts import (
     ReasoningText,
     ResponseStarted,
 )
-from llmrun.server.protocols.accumulator import AccumulatedAnswer
 from llmrun.server.protocols.fields import Fields
-from llmrun.server.protocols.openai import CompletionWriter, asked, content, error_body, logprobs, reason_of
-from llmrun.server.protocols.sampling import (
-    read_grammar_fields,
-    read_limits,
+from llmrun.server.protocols.openai import (
+    CompletionWriter,
+    completion_request,
+    content,
+    error_body,
+    finish_reason,
+    logprobs,
 )
+from llmrun.server.protocols.sampling import read_grammar_fields, read_limits
 from llmrun.server.protocols.tools import checked_tools, tool, tool_call, tool_name
 
 __all__ = ["error_body", "read", "writer"]
@@ -35,11 +39,11 @@ _ROLES = {"developer": "system"}
 
 
 def read(body: Mapping[str, Any]) -> CompletionRequest:
-    """What a client asks for.
+    """Return the request of a body.
 
     Raises:
         UsageError: a field has an invalid value; names it.
-        BadGrammarError: the JSON schema or the grammar is broken.
+        BadGrammarError: the JSON schema or the grammar is invalid.
     """
     fields = Fields(body)
     choice = _tool_choice(fields)
@@ -56,28 +60,24 @@ def read(body: Mapping[str, Any]) -> CompletionRequest:
         tool_choice=choice,
         parallel_calls=fields.flag("parallel_tool_calls") is not False,
     )
-    return asked(fields, request)
+    return completion_request(fields, request)
 
 
 def _messages(fields: Fields) -> tuple[Message, ...]:
-    """The conversation. Results of calls get the names of their tools, which some templates want."""
+    """Return the conversation. Results of calls get the names of their tools, for templates that print them."""
     names: dict[str, str] = {}
     messages: list[Message] = []
-    for said in fields.objects("messages"):
-        role = said.needed_text("role")
-        calls = tuple(_call(each) for each in said.objects("tool_calls"))
+    for message in fields.objects("messages"):
+        role = message.needed_text("role")
+        calls = tuple(tool_call(each.text("id") or "", _function(each)) for each in message.objects("tool_calls"))
         names.update((call.id, call.name) for call in calls)
-        call_id = said.text("tool_call_id") or ""
-        name = names.get(call_id, said.text("name") or "") if role == "tool" else ""
-        text, pictures = content(said, "content")
-        messages.append(Message(_ROLES.get(role, role), text, calls, call_id, name, pictures))
+        call_id = message.text("tool_call_id") or ""
+        name = names.get(call_id, message.text("name") or "") if role == "tool" else ""
+        text, images = content(message, "content")
+        messages.append(Message(_ROLES.get(role, role), text, calls, call_id, name, images))
     if not messages:
         raise UsageError("messages is missing or empty")
     return tuple(messages)
-
-
-def _call(fields: Fields) -> ToolCall:
-    return tool_call(fields.text("id") or "", _function(fields))
 
 
 def _function(fields: Fields) -> Fields:
@@ -88,23 +88,22 @@ def _function(fields: Fields) -> Fields:
 
 
 def _functions(fields: Fields) -> Iterator[Fields]:
-    """The tools that are functions; there are others, which need OpenAI's servers."""
+    """Yield the tools that are functions; all others need OpenAI's servers."""
     return (_function(each) for each in fields.objects("tools") if each.text("type") in (None, "function"))
 
 
 def _tool_choice(fields: Fields) -> str:
-    """Which tool has to be called, as AnswerRequest has it."""
     if isinstance(fields.data.get("tool_choice"), Mapping):
         return f"={tool_name(_function(Fields(fields.data['tool_choice'], fields.name('tool_choice'))))}"
     return fields.choice("tool_choice", "auto", "none", "required") or "auto"
 
 
 def _thinking(fields: Fields) -> bool | None:
-    """Whether a reasoning model thinks: OpenAI's reasoning_effort, or what other servers give the chat template."""
+    """Read OpenAI's reasoning_effort, or the chat template's variable as other servers take it."""
     if fields.text("reasoning_effort") == "none":
         return False
-    given = fields.object("chat_template_kwargs")
-    return None if given is None else given.flag("enable_thinking")
+    variables = fields.object("chat_template_kwargs")
+    return None if variables is None else variables.flag("enable_thinking")
 
 
 def _logprobs(fields: Fields) -> int | None:
@@ -112,79 +111,70 @@ def _logprobs(fields: Fields) -> int | None:
     return (top or 0) if fields.flag("logprobs") else None
 
 
-def writer(body: Mapping[str, Any], envelope: Envelope) -> ChatWriter:
-    """What writes the answer to a body that read() took."""
-    return ChatWriter(body, envelope)
-
-
 class ChatWriter(CompletionWriter):
     """Writes chat completions and their chunks."""
 
     def __init__(self, body: Mapping[str, Any], envelope: Envelope) -> None:
         super().__init__(body, envelope)
-        self._texts = [sse.TextEvent(self._chunk(index, {"content": sse.PLACE})) for index in range(len(self._answers))]
+        indexes = range(len(self._answers))
+        self._texts = [sse.TextEvent(self._chunk(index, {"content": sse.PLACE})) for index in indexes]
+        self._reasoning = [sse.TextEvent(self._chunk(index, {"reasoning_content": sse.PLACE})) for index in indexes]
 
     def begin(self) -> bytes:
-        """The role of each answer, which clients want to hear first."""
+        """Return the role of each answer, which clients expect first."""
         return b"".join(self._chunk(index, {"role": "assistant", "content": ""}) for index in range(len(self._answers)))
 
     def feed(self, part: Part) -> bytes:
-        """See asked.Writer."""
         answer = self._answers[part.choice]
         answer.add(part)
         match part:
-            case ResponseStarted():
-                return b""
             case AnswerText(logprobs=()):
                 return self._texts[part.choice].with_text(part.text)
             case AnswerText():
-                return self._chunk(part.choice, {"content": part.text}, chosen=part.logprobs)
+                return self._chunk(part.choice, {"content": part.text}, part.logprobs)
             case ReasoningText():
-                return self._chunk(part.choice, {"reasoning_content": part.text})
+                return self._reasoning[part.choice].with_text(part.text)
             case CallStarted() | CallArguments():
                 return self._chunk(part.choice, {"tool_calls": [_call_delta(part)]})
-        return self._chunk(part.choice, {}, finish_reason=reason_of(answer))
+            case ResponseStarted():
+                return b""
+        return self._chunk(part.choice, {}, reason=finish_reason(answer))
 
     def end(self) -> bytes:
-        """See asked.Writer."""
         return self._end("chat.completion.chunk")
 
     def whole(self) -> dict[str, Any]:
-        """See asked.Writer."""
         choices = [
             {
                 "index": index,
                 "message": _message(answer),
                 "logprobs": logprobs(answer.logprobs) if answer.logprobs else None,
-                "finish_reason": reason_of(answer),
+                "finish_reason": finish_reason(answer),
             }
             for index, answer in enumerate(self._answers)
         ]
         return {**self._head("chat.completion"), "choices": choices, "usage": self._usage()}
 
     def _chunk(
-        self,
-        index: int,
-        delta: dict[str, Any],
-        *,
-        chosen: tuple[TokenLogprob, ...] = (),
-        finish_reason: str | None = None,
+        self, index: int, delta: dict[str, Any], tokens: tuple[TokenLogprob, ...] = (), reason: str | None = None
     ) -> bytes:
         choice = {
             "index": index,
             "delta": delta,
-            "logprobs": logprobs(chosen) if chosen else None,
-            "finish_reason": finish_reason,
+            "logprobs": logprobs(tokens) if tokens else None,
+            "finish_reason": reason,
         }
         data = {**self._head("chat.completion.chunk"), "choices": [choice]}
         return sse.event({**data, "usage": None} if self._has_usage else data)
 
 
+writer = ChatWriter
+
+
 def _message(answer: AccumulatedAnswer) -> dict[str, Any]:
-    """As OpenAI writes a whole answer."""
     message: dict[str, Any] = {"role": "assistant", "content": answer.text or (None if answer.calls else "")}
-    if answer.thoughts:
-        message["reasoning_content"] = answer.thoughts.strip()
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning.strip()
     if answer.calls:
         message["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
@@ -194,7 +184,6 @@ def _message(answer: AccumulatedAnswer) -> dict[str, Any]:
 
 
 def _call_delta(part: CallStarted | CallArguments) -> dict[str, Any]:
-    """What a stream says of a call."""
     if isinstance(part, CallStarted):
         function = {"name": part.name, "arguments": ""}
         return {"index": part.call, "id": part.id, "type": "function", "function": function}

@@ -20,9 +20,9 @@ from llmrun.server.answer_parts import (
     ReasoningText,
     ResponseFinished,
     ResponseStarted,
-    Writer,
 )
 from llmrun.server.protocols.fields import Fields
+from llmrun.server.protocols.images import refuse_media
 from llmrun.server.protocols.openai import content, error_body, logprobs
 from llmrun.server.protocols.sampling import (
     ANY_OBJECT,
@@ -31,7 +31,7 @@ from llmrun.server.protocols.sampling import (
     read_sampling,
     schema_grammar,
 )
-from llmrun.server.protocols.tools import as_json, checked_tools, refuse_media, tool, tool_call, tool_name
+from llmrun.server.protocols.tools import as_json, checked_tools, tool, tool_call, tool_name
 from llmrun.server.sse import EVENT_STREAM, event
 
 __all__ = ["error_body", "read", "writer"]
@@ -40,14 +40,14 @@ _ROLES = {"developer": "system"}
 _CALLS = frozenset({"function_call", "custom_tool_call"})
 _RESULTS = frozenset({"function_call_output", "custom_tool_call_output"})
 _CONTENTS = {"reasoning": "reasoning_text", "message": "output_text"}
-"""What the content of an item is called."""
+"""Type of an item -> type of its content."""
 
 
-# ---- what is asked
+# ---- request
 
 
 def read(body: Mapping[str, Any]) -> CompletionRequest:
-    """What a client asks for. Tools that are not functions of the client's are passed over.
+    """Return the request of a body. Tools that are not functions of the client are ignored.
 
     Raises:
         UsageError, BadGrammarError: a field is invalid.
@@ -75,37 +75,37 @@ def read(body: Mapping[str, Any]) -> CompletionRequest:
 
 
 def _messages(fields: Fields) -> tuple[Message, ...]:
-    """The conversation; what stands before the first question is one system prompt."""
-    said = [Message("system", fields.text("instructions") or "")]
+    """Return the conversation; everything before the first message of another role is joined to one system prompt."""
+    messages = [Message("system", fields.text("instructions") or "")]
     if isinstance(fields.data.get("input"), str):
-        said.append(Message("user", fields.needed_text("input")))
+        messages.append(Message("user", fields.needed_text("input")))
     else:
         names: dict[str, str] = {}
         for item in fields.objects("input"):
-            _add(said, item, names)
-    first = next((index for index, message in enumerate(said) if message.role != "system"), None)
+            _add(messages, item, names)
+    first = next((index for index, message in enumerate(messages) if message.role != "system"), None)
     if first is None:
         raise UsageError("input is missing or empty")
-    system = "\n\n".join(message.content for message in said[:first] if message.content)
-    return (*((Message("system", system),) if system else ()), *said[first:])
+    system = "\n\n".join(message.content for message in messages[:first] if message.content)
+    return (*((Message("system", system),) if system else ()), *messages[first:])
 
 
-def _add(said: list[Message], item: Fields, names: dict[str, str]) -> None:
-    """One item of the input. What the model did at once is several items here, and one message there."""
+def _add(messages: list[Message], item: Fields, names: dict[str, str]) -> None:
+    """Add an item of the input. The model's text and the calls after it are several items, but one message."""
     kind = item.text("type") or "message"
     if kind in _CALLS:
-        made = _call(item)
-        names[made.id] = made.name
-        if said[-1].role != "assistant":
-            said.append(Message("assistant", ""))
-        said[-1] = replace(said[-1], tool_calls=(*said[-1].tool_calls, made))
+        call = _call(item)
+        names[call.id] = call.name
+        if messages[-1].role != "assistant":
+            messages.append(Message("assistant", ""))
+        messages[-1] = replace(messages[-1], tool_calls=(*messages[-1].tool_calls, call))
     elif kind in _RESULTS:
         call_id = item.needed_text("call_id")
-        said.append(Message("tool", _text(item, "output"), tool_call_id=call_id, name=names.get(call_id, "")))
+        messages.append(Message("tool", _text(item, "output"), tool_call_id=call_id, name=names.get(call_id, "")))
     elif kind == "message":
         role = item.needed_text("role")
-        text, pictures = content(item, "content")
-        said.append(Message(_ROLES.get(role, role), text, pictures=pictures))
+        text, images = content(item, "content")
+        messages.append(Message(_ROLES.get(role, role), text, pictures=images))
     elif kind == "item_reference":
         raise UsageError(f"{item.name('type')} 'item_reference' can't be used", why="nothing is stored here")
 
@@ -118,15 +118,15 @@ def _call(item: Fields) -> ToolCall:
 
 
 def _text(item: Fields, key: str) -> str:
-    """A content's text, where pictures can't be used."""
-    text, pictures = content(item, key)
-    if pictures:
-        refuse_media(pictures[0].name)
+    """Return the text of a content that must not have images."""
+    text, images = content(item, key)
+    if images:
+        refuse_media(images[0].name)
     return text
 
 
 def _tool_choice(fields: Fields) -> tuple[str, frozenset[str] | None]:
-    """Which tool has to be called, and the names of those that may be; None is all."""
+    """Return AnswerRequest.tool_choice, and the names of the allowed tools; None allows all."""
     value = fields.data.get("tool_choice")
     if not isinstance(value, Mapping):
         return fields.choice("tool_choice", "auto", "none", "required") or "auto", None
@@ -147,11 +147,11 @@ def _thinking(fields: Fields) -> bool | None:
 
 def _format(fields: Fields) -> Grammar | None:
     text = fields.object("text")
-    wanted = text.object("format") if text is not None else None
-    kind = wanted.choice("type", "text", "json_object", "json_schema") if wanted is not None else None
-    if wanted is None or kind in (None, "text"):
+    text_format = text.object("format") if text is not None else None
+    kind = text_format.choice("type", "text", "json_object", "json_schema") if text_format is not None else None
+    if text_format is None or kind in (None, "text"):
         return None
-    return ANY_OBJECT if kind == "json_object" else schema_grammar(wanted.data.get("schema", {}))
+    return ANY_OBJECT if kind == "json_object" else schema_grammar(text_format.data.get("schema", {}))
 
 
 def _logprobs(fields: Fields) -> int | None:
@@ -159,21 +159,16 @@ def _logprobs(fields: Fields) -> int | None:
     return top or 0 if top or "message.output_text.logprobs" in fields.texts("include") else None
 
 
-# ---- what is answered
+# ---- answer
 
 
-def writer(body: Mapping[str, Any], envelope: Envelope) -> Writer:
-    """What writes the answer to a body that read() took."""
-    return _Writer(envelope, Fields(body))
-
-
-class _Writer:
-    """Writes a response, whose output is items of thoughts, text and calls, one after the other."""
+class ResponseWriter:
+    """Writes a response, whose output is a sequence of items of reasoning, text and calls."""
 
     media_type = EVENT_STREAM
 
-    def __init__(self, envelope: Envelope, fields: Fields) -> None:
-        self._envelope = envelope
+    def __init__(self, body: Mapping[str, Any], envelope: Envelope) -> None:
+        self._envelope, fields = envelope, Fields(body)
         choice = fields.data.get("tool_choice")
         self._echoed = {
             "instructions": fields.text("instructions"),
@@ -181,32 +176,30 @@ class _Writer:
             "tool_choice": choice if isinstance(choice, str) else "auto",
         }
         self._output: list[dict[str, Any]] = []
-        self._pieces: list[str] | None = None  # of the last item, while it is not ended
-        self._chosen: list[dict[str, Any]] = []  # how its tokens were
-        self._begun = ResponseStarted(0, 0, 0)
-        self._ended: ResponseFinished | None = None
+        self._pieces: list[str] | None = None  # texts of the last item while it is open
+        self._logprobs: list[dict[str, Any]] = []  # of its tokens
+        self._started = ResponseStarted(0, 0, 0)
+        self._finished: ResponseFinished | None = None
         self._n_events = 0
 
     def begin(self) -> bytes:
-        """See Writer."""
         response = self._response("in_progress")
         return self._event("response.created", response=response) + self._event(
             "response.in_progress", response=response
         )
 
     def feed(self, part: Part) -> bytes:
-        """See Writer."""
         match part:
             case ResponseStarted():
-                self._begun = part
+                self._started = part
                 return b""
             case ReasoningText():
-                return self._within("reasoning", {"summary": []}) + self._delta("response.reasoning_text", part.text)
+                return self._item("reasoning", {"summary": []}) + self._delta("response.reasoning_text", part.text)
             case AnswerText():
-                chosen = logprobs(part.logprobs)["content"]
-                begun = self._within("message", {"role": "assistant"})
-                self._chosen += chosen
-                return begun + self._delta("response.output_text", part.text, logprobs=chosen)
+                entries = logprobs(part.logprobs)["content"]
+                data = self._item("message", {"role": "assistant"})
+                self._logprobs += entries
+                return data + self._delta("response.output_text", part.text, logprobs=entries)
             case CallStarted():
                 return self._close() + self._open(
                     {"type": "function_call", "call_id": part.id, "name": part.name, "arguments": ""}
@@ -214,25 +207,22 @@ class _Writer:
             case CallArguments():
                 return self._delta("response.function_call_arguments", part.text)
             case ResponseFinished():
-                self._ended = part
+                self._finished = part
                 return self._close("incomplete" if part.reason == "length" else "completed")
 
     def end(self) -> bytes:
-        """See Writer."""
         response = self.whole()
         return self._event(f"response.{response['status']}", response=response)
 
     def error(self, error: LlmrunError) -> bytes:
-        """See Writer."""
-        told = error_body(error, error.http_status)["error"]
-        response = self._response("failed") | {"error": {"code": told["code"], "message": told["message"]}}
+        details = error_body(error, error.http_status)["error"]
+        response = self._response("failed") | {"error": {"code": details["code"], "message": details["message"]}}
         return self._event("response.failed", response=response)
 
     def whole(self) -> dict[str, Any]:
-        """See Writer."""
-        cut_off = self._ended is not None and self._ended.reason == "length"
-        details = {"reason": "max_output_tokens"} if cut_off else None
-        response = self._response("incomplete" if cut_off else "completed")
+        is_cut_off = self._finished is not None and self._finished.reason == "length"
+        details = {"reason": "max_output_tokens"} if is_cut_off else None
+        response = self._response("incomplete" if is_cut_off else "completed")
         return response | {"incomplete_details": details, "usage": self._usage()}
 
     def _response(self, status: str) -> dict[str, Any]:
@@ -251,65 +241,62 @@ class _Writer:
         }
 
     def _usage(self) -> dict[str, Any]:
-        prompt, answer = self._begun.prompt_tokens, self._ended.stats.completion_tokens if self._ended else 0
+        prompt, answer = self._started.prompt_tokens, self._finished.stats.completion_tokens if self._finished else 0
         return {
             "input_tokens": prompt,
-            "input_tokens_details": {"cached_tokens": self._begun.cached_tokens, "cache_write_tokens": 0},
+            "input_tokens_details": {"cached_tokens": self._started.cached_tokens, "cache_write_tokens": 0},
             "output_tokens": answer,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": prompt + answer,
         }
 
-    def _within(self, kind: str, item: dict[str, Any]) -> bytes:
-        """Begin an item of a type, if it is not begun."""
+    def _item(self, kind: str, item: dict[str, Any]) -> bytes:
+        """Open an item of a type, unless it is open; close the one before."""
         if self._pieces is not None and self._output[-1]["type"] == kind:
             return b""
-        written = self._close() + self._open({"type": kind, **item, "content": []})
-        return written + self._event("response.content_part.added", **self._place(), part=self._part(""))
+        data = self._close() + self._open({"type": kind, **item, "content": []})
+        return data + self._event("response.content_part.added", **self._place(), part=self._part(""))
 
     def _open(self, item: dict[str, Any]) -> bytes:
-        self._pieces, self._chosen = [], []
+        self._pieces, self._logprobs = [], []
         name = f"{item['type']}_{len(self._output)}_{self._envelope.id}"
         self._output.append({"id": name, "status": "in_progress", **item})
         index = len(self._output) - 1
         return self._event("response.output_item.added", output_index=index, item=self._output[-1])
 
     def _delta(self, kind: str, text: str, **more: Any) -> bytes:
-        assert self._pieces is not None, "a piece came before what it is a piece of"
+        assert self._pieces is not None, "text outside of an item"
         self._pieces.append(text)
         return self._event(f"{kind}.delta", **self._place(), delta=text, **more)
 
     def _close(self, status: str = "completed") -> bytes:
-        """End the last item, if it is not ended."""
         if self._pieces is None:
             return b""
         item, text = self._output[-1], "".join(self._pieces)
         item["status"] = status
         if item["type"] in _CONTENTS:
-            written = self._close_content(item, text)
+            data = self._close_content(item, text)
         else:
             item["arguments"] = text
             done = "response.function_call_arguments.done"
-            written = self._event(done, **self._place(), name=item["name"], arguments=text)
+            data = self._event(done, **self._place(), name=item["name"], arguments=text)
         self._pieces = None
         index = len(self._output) - 1
-        return written + self._event("response.output_item.done", output_index=index, item=item)
+        return data + self._event("response.output_item.done", output_index=index, item=item)
 
     def _close_content(self, item: dict[str, Any], text: str) -> bytes:
         part = self._part(text)
         item["content"] = [part]
-        more = {"logprobs": self._chosen} if item["type"] == "message" else {}
-        written = self._event(f"response.{_CONTENTS[item['type']]}.done", **self._place(), text=text, **more)
-        return written + self._event("response.content_part.done", **self._place(), part=part)
+        more = {"logprobs": self._logprobs} if item["type"] == "message" else {}
+        data = self._event(f"response.{_CONTENTS[item['type']]}.done", **self._place(), text=text, **more)
+        return data + self._event("response.content_part.done", **self._place(), part=part)
 
     def _part(self, text: str) -> dict[str, Any]:
-        """The content of the last item."""
         kind = self._output[-1]["type"]
-        more = {"annotations": [], "logprobs": self._chosen} if kind == "message" else {}
+        more = {"annotations": [], "logprobs": self._logprobs} if kind == "message" else {}
         return {"type": _CONTENTS[kind], "text": text, **more}
 
     def _place(self) -> dict[str, Any]:
-        """Where in the output a piece belongs."""
         item = self._output[-1]
         inside = {"content_index": 0} if item["type"] in _CONTENTS else {}
         return {"item_id": item["id"], "output_index": len(self._output) - 1, **inside}
@@ -317,3 +304,6 @@ class _Writer:
     def _event(self, kind: str, **data: Any) -> bytes:
         number, self._n_events = self._n_events, self._n_events + 1
         return event({"type": kind, "sequence_number": number, **data}, kind)
+
+
+writer = ResponseWriter

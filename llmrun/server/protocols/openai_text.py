@@ -11,11 +11,8 @@ from llmrun.protocol.messages import AnswerRequest, TokenLogprob
 from llmrun.server import sse
 from llmrun.server.answer_parts import AnswerText, CompletionRequest, Envelope, Part, ReasoningText, ResponseFinished
 from llmrun.server.protocols.fields import Fields
-from llmrun.server.protocols.openai import CompletionWriter, asked, error_body, reason_of
-from llmrun.server.protocols.sampling import (
-    read_grammar_fields,
-    read_limits,
-)
+from llmrun.server.protocols.openai import CompletionWriter, completion_request, error_body, finish_reason
+from llmrun.server.protocols.sampling import read_grammar_fields, read_limits
 
 __all__ = ["error_body", "read", "writer"]
 
@@ -23,11 +20,11 @@ _KIND = "text_completion"
 
 
 def read(body: Mapping[str, Any]) -> CompletionRequest:
-    """What a client asks for.
+    """Return the request of a body.
 
     Raises:
         UsageError: a field has an invalid value; names it.
-        BadGrammarError: the JSON schema or the grammar is broken.
+        BadGrammarError: the JSON schema or the grammar is invalid.
     """
     fields = Fields(body)
     if fields.text("suffix"):
@@ -40,14 +37,14 @@ def read(body: Mapping[str, Any]) -> CompletionRequest:
         logprobs=fields.whole("logprobs", 0, MOST_TOP_LOGPROBS),
         salt=fields.text("cache_salt") or "",
     )
-    return asked(fields, request)
+    return completion_request(fields, request)
 
 
 def _prompt(fields: Fields) -> str:
-    """The one prompt there is.
+    """Return the prompt.
 
     Raises:
-        UsageError: there are several, or one of token ids.
+        UsageError: there are several, or it is a list of token ids.
     """
     prompts = fields.texts("prompt")
     if len(prompts) != 1:
@@ -55,43 +52,37 @@ def _prompt(fields: Fields) -> str:
     return prompts[0]
 
 
-def writer(body: Mapping[str, Any], envelope: Envelope) -> TextWriter:
-    """What writes the answer to a body that read() took."""
-    return TextWriter(body, envelope)
-
-
 class TextWriter(CompletionWriter):
-    """Writes text completions, in one or in pieces."""
+    """Writes text completions and their chunks."""
 
     def __init__(self, body: Mapping[str, Any], envelope: Envelope) -> None:
         super().__init__(body, envelope)
         fields = Fields(body)
-        self._echoed = _prompt(fields) if fields.flag("echo") else ""  # what stands before every answer
+        self._echo = _prompt(fields) if fields.flag("echo") else ""  # before every answer
+        self._texts = [sse.TextEvent(self._chunk(index, sse.PLACE)) for index in range(len(self._answers))]
 
     def begin(self) -> bytes:
-        """The prompt, where it is to be repeated; else nothing that a client could want, so a comment."""
-        if not self._echoed:
+        """Return the prompt, if the client wants it repeated; otherwise a comment, since there is nothing to say."""
+        if not self._echo:
             return sse.COMMENT
-        return b"".join(self._chunk(index, self._echoed) for index in range(len(self._answers)))
+        return b"".join(self._chunk(index, self._echo) for index in range(len(self._answers)))
 
     def feed(self, part: Part) -> bytes:
-        """See asked.Writer."""
-        if isinstance(part, ReasoningText):  # text like any other where there is no template
+        if isinstance(part, ReasoningText):  # plain text without a template
             part = AnswerText(part.choice, part.text)
         self._answers[part.choice].add(part)
+        if isinstance(part, AnswerText) and not part.logprobs:
+            return self._texts[part.choice].with_text(part.text)
         if isinstance(part, AnswerText):
             return self._chunk(part.choice, part.text, part.logprobs)
         return self._chunk(part.choice, "") if isinstance(part, ResponseFinished) else b""
 
     def end(self) -> bytes:
-        """See asked.Writer."""
         return self._end(_KIND)
 
     def whole(self) -> dict[str, Any]:
-        """See asked.Writer."""
         choices = [
-            self._choice(index, self._echoed + answer.text, answer.logprobs)
-            for index, answer in enumerate(self._answers)
+            self._choice(index, self._echo + answer.text, answer.logprobs) for index, answer in enumerate(self._answers)
         ]
         return {**self._head(_KIND), "choices": choices, "usage": self._usage()}
 
@@ -99,13 +90,14 @@ class TextWriter(CompletionWriter):
         return sse.event({**self._head(_KIND), "choices": [self._choice(index, text, tokens)]})
 
     def _choice(self, index: int, text: str, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-        found = _old_logprobs(tokens) if tokens else None
-        reason = reason_of(self._answers[index])
-        return {"index": index, "text": text, "logprobs": found, "finish_reason": reason}
+        logprobs, reason = _logprobs(tokens) if tokens else None, finish_reason(self._answers[index])
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
 
-def _old_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-    """As completions have them, which is not as chat completions do."""
+writer = TextWriter
+
+
+def _logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
     return {
         "tokens": [token.text for token in tokens],
         "token_logprobs": [token.logprob for token in tokens],

@@ -1,4 +1,4 @@
-"""What clients may say about how tokens are chosen and when an answer ends: OpenAI's fields, llama.cpp's, and ours."""
+"""Fields for sampling, limits, drafts, adapters and grammars: OpenAI's, llama.cpp's and our own."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from llmrun.protocol.adapters import AdapterScale
 from llmrun.protocol.params import BOUNDS, MOST_TOKENS, STEPS, Limits, check_parameter
 from llmrun.server.protocols.fields import Fields
 
-MOST_ANSWERS = 16
-"""To one prompt."""
+MOST_ANSWERS = 16  # to one prompt
 _MOST_BIASES = 1024
 _MOST_BREAKERS = 64
 _LARGEST_BIAS = 1e6
 _LONGEST_GRAMMAR = 256 * 1024
 _MOST_ADAPTERS = 1024
 
-# What other servers call some of our parameters.
+# Names of our parameters in other servers.
 _ALIASES = {
     "typ_p": "typical_p",
     "dynatemp_range": "temperature_range",
@@ -33,14 +32,14 @@ _ALIASES = {
     "samplers": "order",
 }
 ANY_OBJECT = Grammar("json_schema", '{"type": "object"}')
-"""What asking for JSON without a schema means."""
+"""The grammar of JSON without a schema."""
 
 
 def read_sampling(body: Fields) -> dict[str, Any]:
-    """The fields of SamplingParams that a client named.
+    """Return the fields of SamplingParams that a client set.
 
     Raises:
-        UsageError: one is of the wrong type, or out of its bounds.
+        UsageError: a field has the wrong type, or is out of bounds.
     """
     found: dict[str, Any] = {}
     for key in body.data:
@@ -49,7 +48,7 @@ def read_sampling(body: Fields) -> dict[str, Any]:
             continue
         if name == "seed":
             seed = body.whole(key, -(2**63), 2**63 - 1) or 0
-            found[name] = seed % 2**32 if seed != -1 else None  # -1 is a random one to llama.cpp's clients
+            found[name] = seed % 2**32 if seed != -1 else None  # -1: random, as in llama.cpp
         elif name in BOUNDS:
             found[name] = check_parameter(name, body.number(key, -math.inf, math.inf), body.name(key))
         elif name == "logit_bias":
@@ -63,48 +62,48 @@ def read_sampling(body: Fields) -> dict[str, Any]:
     return found
 
 
-def _few(body: Fields, key: str, most: int) -> tuple[str, ...]:
+def _few(body: Fields, key: str, limit: int) -> tuple[str, ...]:
     texts = body.texts(key)
-    if len(texts) > most or any(len(text) > 1024 for text in texts):
-        raise UsageError(f"{body.name(key)} is too long", why=f"{most} strings at most, each of 1,024 characters")
+    if len(texts) > limit or any(len(text) > 1024 for text in texts):
+        raise UsageError(f"{body.name(key)} is too long", why=f"{limit} strings at most, each of 1,024 characters")
     return texts
 
 
 def _biases(body: Fields, key: str) -> tuple[tuple[int, float], ...]:
-    """OpenAI's {"token id": bias}, or llama.cpp's [[token id, bias], ...], where false bans."""
+    """Read OpenAI's {"token id": bias}, or llama.cpp's [[token id, bias], ...], in which false bans a token."""
     value = body.data[key]
     pairs = list(value.items()) if isinstance(value, dict) else value
-    wrong = UsageError(f"{body.name(key)} must be an object of token ids and numbers")
+    invalid = UsageError(f"{body.name(key)} must be an object of token ids and numbers")
     if not isinstance(pairs, list) or len(pairs) > _MOST_BIASES:
-        raise wrong
+        raise invalid
     found: list[tuple[int, float]] = []
     for pair in pairs:
         if not isinstance(pair, (list, tuple)) or len(pair) != 2:
-            raise wrong
+            raise invalid
         token, bias = pair
         if not str(token).isdecimal() or len(str(token)) > 9:
-            raise wrong
+            raise invalid
         if not isinstance(bias, (int, float)) or not abs(bias) <= _LARGEST_BIAS:
-            raise wrong
+            raise invalid
         found.append((int(token), -math.inf if bias is False else float(bias)))
     return tuple(found)
 
 
 def read_drafts(body: Fields) -> int | None:
-    """How many tokens a step may draft, which never changes answers: "auto", "off" or a number; None is not said.
+    """Return `speculate`: the number of drafted tokens per step, see read_speculate(); None if it is missing.
 
     Raises:
-        UsageError: it is something else.
+        UsageError: it is neither "auto", "off" nor a number.
     """
     value = body.data.get("speculate")
     return None if value is None else read_speculate(value, body.name("speculate"))
 
 
 def read_adapters(body: Fields) -> tuple[AdapterScale, ...] | None:
-    """llama-server's `lora`: which adapters count, and how strongly; None is as the server was started.
+    """Return llama-server's `lora`: scales of adapters; None for the scales that the server was started with.
 
     Raises:
-        UsageError: it is something else, or names an adapter twice.
+        UsageError: it is invalid, or names an adapter twice.
     """
     if body.data.get("lora") is None:
         return None
@@ -112,33 +111,32 @@ def read_adapters(body: Fields) -> tuple[AdapterScale, ...] | None:
     for each in body.objects("lora"):
         number, scale = each.whole("id", 0, _MOST_ADAPTERS), each.number("scale", -LARGEST_SCALE, LARGEST_SCALE)
         if number is None or number in found:
-            raise UsageError(f"{each.name('id')} is {'missing' if number is None else 'there twice'}")
+            raise UsageError(f"{each.name('id')} is {'missing' if number is None else 'given twice'}")
         found[number] = 1.0 if scale is None else scale
     return tuple(starmap(AdapterScale, found.items()))
 
 
 def read_limits(body: Fields, *names: str) -> Limits:
-    """When the answer ends.
+    """Return the limits of the answer.
 
     Args:
-        names: of the field that says how many tokens it may have; the first that is there counts, -1 is no limit.
+        names: of the field with the maximum number of tokens; the first one present counts, -1 is no limit.
 
     Raises:
-        UsageError: a field is of the wrong type, or out of its bounds.
+        UsageError: a field has the wrong type, or is out of bounds.
     """
     counts = (body.whole(name, -1, MOST_TOKENS) for name in names)
-    most = next((count for count in counts if count is not None), None)
+    max_tokens = next((count for count in counts if count is not None), None)
     stop = tuple(text for text in body.texts("stop") if text)
-    ignores_end = body.flag("ignore_eos") is True
-    return Limits(None if most == -1 else most, stop, body.texts("ban"), ignores_end)
+    return Limits(None if max_tokens == -1 else max_tokens, stop, body.texts("ban"), body.flag("ignore_eos") is True)
 
 
 def read_grammar_fields(body: Fields) -> Grammar | None:
-    """What the answer has to follow: response_format, or llama.cpp's json_schema and grammar.
+    """Return the grammar of the answer: response_format, or llama.cpp's json_schema or grammar.
 
     Raises:
-        UsageError: a field is of the wrong type, or there are two of them.
-        BadGrammarError: the grammar or the schema is broken, or asks for too much.
+        UsageError: a field has the wrong type, or there are two of them.
+        BadGrammarError: the grammar or the schema is invalid or too complex.
     """
     found = [each for each in (_response_format(body), _json_schema(body), _grammar(body)) if each is not None]
     if len(found) > 1:
@@ -147,17 +145,17 @@ def read_grammar_fields(body: Fields) -> Grammar | None:
 
 
 def _response_format(body: Fields) -> Grammar | None:
-    wanted = body.object("response_format")
-    if wanted is None:
+    response_format = body.object("response_format")
+    if response_format is None:
         return None
-    kind = wanted.choice("type", "text", "json_object", "json_schema")
+    kind = response_format.choice("type", "text", "json_object", "json_schema")
     if kind == "json_schema":
-        inner = wanted.object("json_schema")
+        inner = response_format.object("json_schema")
         if inner is None:
-            raise UsageError(f"{wanted.name('json_schema')} is missing")
+            raise UsageError(f"{response_format.name('json_schema')} is missing")
         return schema_grammar(inner.data.get("schema", {}))
     if kind == "json_object":
-        return schema_grammar(wanted.data["schema"]) if wanted.data.get("schema") else ANY_OBJECT
+        return schema_grammar(response_format.data["schema"]) if response_format.data.get("schema") else ANY_OBJECT
     return None
 
 
@@ -176,11 +174,14 @@ def _grammar(body: Fields) -> Grammar | None:
 
 
 def schema_grammar(schema: Any) -> Grammar:
-    """A JSON schema, as JSON data.
+    """Return the grammar of a JSON schema.
+
+    Args:
+        schema: JSON data.
 
     Raises:
         UsageError: it is too long.
-        BadGrammarError: it is broken, or asks for too much.
+        BadGrammarError: it is invalid or too complex.
     """
     text = json.dumps(schema)
     if len(text) > _LONGEST_GRAMMAR:

@@ -1,13 +1,10 @@
-"""Tools, schemas and pictures in a request, as all protocols have them.
-
-Owns what they may be; must not know where a protocol puts them.
-"""
+"""Tools and tool calls in a request, with the rules that all protocols share."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import Any
 
 from llmrun.errors import UsageError
 from llmrun.protocol.codec import load_json
@@ -20,29 +17,28 @@ _MOST_TOOLS = 512
 
 
 def as_json(value: Any) -> str:
-    """A value as the text that a model reads."""
+    """Return JSON text for the model to read."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def tool(function: Fields, parameters: str) -> Tool:
-    """A function that can be called.
+    """Return a tool.
 
     Args:
-        parameters: the key of its schema. One that is `strict` has to be enforceable; of others, as much as can be
-            enforced is.
+        parameters: the key of its schema. If the tool is `strict`, all of the schema must be enforceable; otherwise as
+            much as possible is enforced.
 
     Raises:
-        UsageError, BadGrammarError: it can't be called.
+        UsageError, BadGrammarError: the tool is invalid.
     """
     schema = function.object(parameters)
     if function.flag("strict"):
         schema_grammar(schema.data if schema is not None else {})
-    written = as_json(schema.data) if schema is not None else "{}"
-    return Tool(tool_name(function), function.text("description") or "", written)
+    text = as_json(schema.data) if schema is not None else "{}"
+    return Tool(tool_name(function), function.text("description") or "", text)
 
 
 def tool_name(function: Fields) -> str:
-    """The name of a function."""
     name = function.needed_text("name")
     if not TOOL_NAME.fullmatch(name):
         raise UsageError(f"invalid {function.name('name')}", why=TOOL_NAME_RULE)
@@ -50,15 +46,15 @@ def tool_name(function: Fields) -> str:
 
 
 def checked_tools(tools: Iterable[Tool], choice: str) -> tuple[Tool, ...]:
-    """The tools, where each has a name of its own and what has to be called is among them.
+    """Return the tools, if their names differ and the required one is among them.
 
     Raises:
-        UsageError: they can't be used so.
+        UsageError: the tools or the choice are invalid.
     """
     given = tuple(tools)
     names = [tool.name for tool in given]
     if len(given) > _MOST_TOOLS:
-        raise UsageError(f"invalid tools: {len(given):,} of them", why=f"there may be {_MOST_TOOLS} at most")
+        raise UsageError(f"invalid tools: {len(given):,} of them", why=f"the maximum is {_MOST_TOOLS}")
     if len(set(names)) < len(names):
         raise UsageError("invalid tools", why="two have the same name")
     if choice == "required" and not given:
@@ -68,23 +64,28 @@ def checked_tools(tools: Iterable[Tool], choice: str) -> tuple[Tool, ...]:
     return given
 
 
-def tool_call(name_of_call: str, function: Fields) -> ToolCall:
-    """A call that the model made earlier. Its arguments are an object, or the text of one.
+def tool_call(call_id: str, function: Fields) -> ToolCall:
+    """Return a call from an earlier turn. Its arguments are an object, or the text of one.
 
     Raises:
         UsageError: they are something else.
     """
     arguments = function.data.get("arguments")
     if isinstance(arguments, str):
-        try:
-            arguments = load_json(arguments or "{}")
-        except ValueError:
-            arguments = None
+        arguments = _object(arguments or "{}")
     if not isinstance(arguments, dict):
         raise UsageError(f"invalid {function.name('arguments')}", why="must be a JSON object")
-    return ToolCall(name_of_call, tool_name(function), as_json(arguments))
+    return ToolCall(call_id, tool_name(function), as_json(arguments))
 
 
-def refuse_media(what: str) -> NoReturn:
-    """Something came that can't be read here."""
-    raise UsageError(f"{what} can't be read", why="only text is, and pictures in messages are", hint="leave it out")
+def complete_calls(calls: Iterable[ToolCall]) -> list[tuple[ToolCall, dict[str, Any]]]:
+    """Return the model's calls with their arguments, without a call in the middle of which the answer ended."""
+    return [(call, arguments) for call in calls if (arguments := _object(call.arguments)) is not None]
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    try:
+        value = load_json(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None

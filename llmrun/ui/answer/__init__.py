@@ -1,1 +1,1 @@
-"""An answer as it streams: Markdown, the live line, the keyboard."""
+"""The display of an answer while it is generated: Markdown, reasoning, live figures, several answers side by side."""

@@ -1,8 +1,8 @@
-"""Which block a line belongs to, told by markdown-it from that line and what is open above it.
+"""The Markdown block of each line, parsed by markdown-it from that line and the open blocks above it.
 
-Owns the block structure of a text that comes line by line; must not know how blocks look. What is open is kept as the
-shortest Markdown that opens it again: one line for each quote and item that is not closed, and the begin of the open
-block. So a line costs the same wherever in an answer it comes.
+Owns the block structure of text that comes line by line; must not know rendering. The open blocks are stored as the
+shortest Markdown that opens them again: one line for each open quote and item, and the beginning of the open block. So
+a line costs the same everywhere in an answer.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from llmrun.ui.answer.parser import FORMULA, block_parser
 
 # A longer line of code is shown as it comes, without colours.
 MAX_LINE = 400
-_MAX_HELD = 20  # lines that may be waited for at once
+_MAX_HELD = 20  # lines
 
 _EMPTY_MARKERS = re.compile(r"(?:[-+*>]|\d{1,9}[.)]|\s)*")
 _DEFINITION = re.compile(r"\[(?:[^\[\]\\]|\\.){0,999}(?:\\?\Z|\](?:\Z|:))", re.DOTALL)
-# Begins of lines that may still become something else than a paragraph's text.
+# Beginnings of lines that may still become something other than a paragraph's text.
 _UNDECIDED = re.compile(
     r"(?:[-_*](?:[-_* \t])*|\+|#{1,6}|=+[ \t]*|\d{1,9}[.)]?|[`~]{1,2}|\\|\$|)\Z|[`~]{3}|\||<[A-Za-z/!?]|<\Z|\\\[|\$\$"
 )
 
 
 class BlockKind(enum.Enum):
-    """What a line is."""
+    """The kind of a line."""
 
     BLANK = enum.auto()
     TEXT = enum.auto()  # of a paragraph
@@ -48,8 +48,8 @@ class BlockKind(enum.Enum):
     NOTHING = enum.auto()  # a marker without text, a definition
 
 
-# Blocks that go on in the next line, but for a paragraph all in whole lines.
-_GOES_ON = {BlockKind.TEXT, BlockKind.FENCE, BlockKind.VERBATIM, BlockKind.FORMULA, BlockKind.TABLE}
+# Blocks that continue in the next line; all but paragraphs consist of whole lines.
+_CONTINUES = {BlockKind.TEXT, BlockKind.FENCE, BlockKind.VERBATIM, BlockKind.FORMULA, BlockKind.TABLE}
 _LEAVES = {
     "paragraph_open": BlockKind.TEXT,
     "heading_open": BlockKind.HEADING,
@@ -64,48 +64,29 @@ _LEAVES = {
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A quote, or an item of a list.
+    """A quote, or an item of a list."""
 
-    Attributes:
-        marker: "-" or "12." of an item, "" of a quote.
-        line: which of the lines that are parsed together opened it.
-    """
-
-    marker: str
-    line: int
+    marker: str  # "-" or "12." of an item, "" of a quote
+    line: int  # index of the opening line among the lines parsed together
 
 
 @dataclass(frozen=True, slots=True)
 class BlockLine:
-    """A line whose kind is known.
-
-    Attributes:
-        path: the containers it is in, the outermost first.
-        n_old: how many of them lines before it were in as well.
-        begins: the line begins its block.
-        text: without the marks of blocks; leading blanks stay.
-        mark: "##" of a heading, "=" of an underline.
-        cells: of a table's row.
-        right: of a table, whether each column's cells end on its right.
-    """
+    """A line whose kind is known."""
 
     kind: BlockKind
-    path: tuple[Container, ...]
-    n_old: int
-    begins: bool = True
-    text: str = ""
-    mark: str = ""
-    cells: Sequence[str] = ()
-    right: Sequence[bool] = ()
+    path: tuple[Container, ...]  # its containers, the outermost first
+    n_old: int  # number of these that earlier lines were in as well
+    begins: bool = True  # the line begins its block
+    text: str = ""  # without block marks; leading blanks stay
+    mark: str = ""  # "##" of a heading, "=" of an underline
+    cells: Sequence[str] = ()  # of a table's row
+    right: Sequence[bool] = ()  # of a table, whether each column is right-aligned
 
 
 @dataclass(slots=True)
 class _Parsed:
-    """What markdown-it says of some lines: their last block, from its first line to before its end, and what it is in.
-
-    Attributes:
-        begins: line -> where its text begins, behind the markers of containers.
-    """
+    """The last block of some parsed lines, with its line range and its containers."""
 
     n_lines: int
     references: dict[str, Any]
@@ -117,26 +98,22 @@ class _Parsed:
     content: str = ""
     cells: list[str] = field(default_factory=list)
     right: list[bool] = field(default_factory=list)
-    begins: dict[int, int] = field(default_factory=dict)
+    begins: dict[int, int] = field(default_factory=dict)  # line -> start of its text after the markers of containers
 
 
 class Blocks:
-    """The block structure of one text.
-
-    Attributes:
-        references: definitions of links that have come, as markdown-it keeps them.
-    """
+    """The block structure of one text."""
 
     def __init__(self) -> None:
-        self.references: dict[str, Any] = {}
-        self._open: list[str] = []  # lines that open again what is open
+        self.references: dict[str, Any] = {}  # link definitions, as markdown-it stores them
+        self._open: list[str] = []  # lines that reopen the open blocks
         self._closed: list[str] = []  # the same lines, their blocks closed and their containers open
         self._path: tuple[Container, ...] = ()
         self._kind = BlockKind.BLANK  # of the open block
-        self._held: list[str] = []  # lines that may be a table's headings or a definition
+        self._held: list[str] = []  # possible headings of a table, or a definition
 
     def early(self, line: str) -> BlockLine | None:
-        """The begin of a line, if it is text of a paragraph for sure, or too much code; then it counts as taken."""
+        """Take the beginning of a line if it is certainly text of a paragraph, or a very long line of code."""
         in_code = self._kind in {BlockKind.FENCE, BlockKind.VERBATIM}
         waits = self._held or self._kind in {BlockKind.TABLE, BlockKind.FORMULA} or (in_code and len(line) <= MAX_LINE)
         if waits or _UNDECIDED.match(line.strip()):
@@ -151,17 +128,17 @@ class Blocks:
         return self._follow(parsed, [line])
 
     def take(self, line: str) -> list[BlockLine]:
-        """A complete line. Gives what it is, after the lines that waited for it."""
+        """Take a complete line; return it after the lines that waited for it."""
         lines, n_open = [*self._held, line], len(self._open)
         parsed = _parse([*self._open, *lines], self.references)
         if self._held and parsed.kind is BlockKind.TABLE and parsed.first == n_open:
             self._held = []
             return [self._follow(parsed, lines)]
         text = lines[0][parsed.begins.get(n_open, 0) :]
-        goes_on = parsed.kind is BlockKind.NOTHING or (
+        continues = parsed.kind is BlockKind.NOTHING or (
             parsed.kind is BlockKind.TEXT and parsed.end == n_open + len(lines)
         )
-        may_define = goes_on and parsed.first in {0, n_open} and _DEFINITION.match(text) and line.strip()
+        may_define = continues and parsed.first in {0, n_open} and _DEFINITION.match(text) and line.strip()
         may_be_table = not self._held and parsed.kind is BlockKind.TEXT and text.startswith("|")
         if may_be_table or (may_define and len(lines) < _MAX_HELD):
             self._held = lines
@@ -169,7 +146,7 @@ class Blocks:
         return [*self.flush(), *self.take(line)] if self._held else [self._follow(parsed, lines)]
 
     def flush(self) -> list[BlockLine]:
-        """The lines that wait, when what they waited for does not come: definitions, then text."""
+        """Return the waiting lines as definitions, then text."""
         held, self._held = self._held, []
         parsed = _parse([*self._open, *held], self.references)
         n_defined = max(parsed.first - len(self._open), 0) if parsed.kind is BlockKind.TEXT else len(held)
@@ -177,13 +154,13 @@ class Blocks:
         return [self._follow(_parse([*self._open, *part], self.references), part) for part in parts if part]
 
     def _follow(self, parsed: _Parsed, new: list[str]) -> BlockLine:
-        """Keep what is open after lines that were parsed. Gives what the last of them is."""
+        """Update the open blocks after parsed lines; return the last line."""
         found = self._found(parsed, new[-1])
         lines, n_open = [*self._open, *new], len(self._open)
         closed = [*self._closed, *(_without_text(line, n_open + index, parsed) for index, line in enumerate(new))]
         self._kind = _left_open(found)
-        n_kept = {BlockKind.BLANK: 0, BlockKind.TABLE: 2}.get(self._kind, 1)
-        begin = set(range(parsed.first, parsed.first + n_kept))
+        n_lines = {BlockKind.BLANK: 0, BlockKind.TABLE: 2}.get(self._kind, 1)
+        begin = set(range(parsed.first, parsed.first + n_lines))
         order = sorted({container.line for container in found.path} | begin)
         self._open = [lines[index] if index in begin else closed[index] for index in order]
         self._closed = [closed[index] for index in order]
@@ -192,7 +169,7 @@ class Blocks:
         return found
 
     def _found(self, parsed: _Parsed, line: str) -> BlockLine:
-        """What the parser says of the last line."""
+        """Return the last line as the parser sees it."""
         number = parsed.n_lines - 1
         n_old = sum(container.line < number for container in parsed.path)
         kind, begins, is_in_block = parsed.kind, parsed.first >= number, parsed.end > number
@@ -219,18 +196,18 @@ class Blocks:
         return BlockLine(kind, parsed.path, n_old, begins, text, parsed.token.markup, cells, parsed.right)
 
     def _after_blank(self, line: str) -> tuple[Container, ...]:
-        """The containers that an empty line leaves open: items, and quotes as far as it has their marks."""
-        n_quotes, kept = line.count(">"), []
+        """Return the containers that an empty line leaves open: items, and quotes as far as it has their marks."""
+        n_quotes, path = line.count(">"), []
         for container in self._path:
             n_quotes -= not container.marker
             if n_quotes < 0:
                 break
-            kept.append(container)
-        return tuple(kept)
+            path.append(container)
+        return tuple(path)
 
 
 def _leading_blanks(line: str, text: str, path: Sequence[Container], n_old: int) -> str:
-    """The blanks that markdown-it takes from a paragraph's first line; one alone is no indentation."""
+    """Return the blanks that markdown-it strips from a paragraph's first line; a single one is no indentation."""
     if n_old < len(path) or any(container.marker for container in path):
         return ""
     before = line[: len(line.rstrip()) - len(text)]
@@ -239,21 +216,21 @@ def _leading_blanks(line: str, text: str, path: Sequence[Container], n_old: int)
 
 
 def _without_text(line: str, number: int, parsed: _Parsed) -> str:
-    """A line that opens the same containers, and in them nothing that goes on."""
-    begun = parsed.begins.get(number, 0)
-    if parsed.end <= number and _EMPTY_MARKERS.fullmatch(line[begun:]):
+    """Return a line that opens the same containers, with no open block in them."""
+    start = parsed.begins.get(number, 0)
+    if parsed.end <= number and _EMPTY_MARKERS.fullmatch(line[start:]):
         return line.rstrip() + " #"
-    return line[:begun] + "#"
+    return line[:start] + "#"
 
 
 def _left_open(found: BlockLine) -> BlockKind:
-    """The kind of the block that goes on after a line; BLANK is none."""
+    """Return the kind of the block that continues after a line; BLANK for none."""
     kind = {BlockKind.CODE: BlockKind.FENCE, BlockKind.ROW: BlockKind.TABLE}.get(found.kind, found.kind)
     if kind is BlockKind.FORMULA:
         text = found.text.strip()
         text = text[formula_begins(text) if found.begins else 0 :]
         return BlockKind.BLANK if any(closing in text for closing in CLOSING.values()) else kind
-    return kind if kind in _GOES_ON else BlockKind.BLANK
+    return kind if kind in _CONTINUES else BlockKind.BLANK
 
 
 def _parse(lines: Sequence[str], references: dict[str, Any]) -> _Parsed:

@@ -1,7 +1,7 @@
-"""Several answers side by side as they come, a column each.
+"""Several answers side by side, a column each.
 
-Owns the columns: a row is final, and never written again, when every answer is past it; the rows below are drawn anew.
-Must not know the engine. It moves the cursor only within these open rows, and never hides it.
+Owns the columns: a row is final when every answer is past it; the rows below are redrawn. Must not know the engine.
+The cursor moves only within these open rows, and is never hidden.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from llmrun.protocol.messages import Event, Failed, Finished, Started, TextDelta
 from llmrun.ui.answer.meter import Meter, fit
@@ -18,20 +18,17 @@ from llmrun.ui.answer.view import STATUS_SECONDS, TEXT_SECONDS, LiveView, termin
 from llmrun.ui.terminal.ansi import DIM, paint
 from llmrun.ui.terminal.cells import TAB, char_width, cut, width
 
-if TYPE_CHECKING:
-    from llmrun.ui.answer.n_answers import SeedIndex
-
-_LEAST_CELLS = 24
+_MIN_CELLS = 24
 _GAP = " │ "
-_BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"  # synchronized output: the terminal shows all of it at once
+_BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"  # synchronized output, without flicker
 _NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"
 _PLAIN = "\x1b[0m"
 _PIECE = re.compile(r"\x1b\[[0-9;]*m|.", re.DOTALL)
 
 
 def fit_beside(n_answers: int, columns: int) -> bool:
-    """Whether so many columns are wide enough to be read."""
-    return _cells(n_answers, columns) >= _LEAST_CELLS
+    """Return whether that many columns fit into a terminal at a readable width."""
+    return _cells(n_answers, columns) >= _MIN_CELLS
 
 
 def _cells(n_answers: int, columns: int) -> int:
@@ -39,27 +36,22 @@ def _cells(n_answers: int, columns: int) -> int:
 
 
 class CellRows:
-    """Styled text cut into rows of so many cells, as a terminal of that width would wrap it.
-
-    Attributes:
-        done: rows that are full or ended, filled with blanks.
-    """
+    """Styled text cut into rows of `cells` cells, as a terminal of that width would wrap it."""
 
     def __init__(self, cells: int) -> None:
-        self.done: list[str] = []
+        self.done: list[str] = []  # complete rows, padded with blanks
         self._cells = cells
         self._row = self._style = ""
         self._used = 0
 
     def feed(self, text: str) -> None:
-        """More text."""
         for piece in _PIECE.findall(text):
             if piece[0] == "\x1b":
                 self._style = "" if piece == _PLAIN else piece
                 self._row += piece
             elif piece == "\n":
                 self._end_row()
-            elif piece == "\t":  # it never wraps
+            elif piece == "\t":  # never wraps
                 blanks = min(TAB - self._used % TAB, self._cells - self._used)
                 self._put(" " * blanks, blanks)
             else:
@@ -79,44 +71,61 @@ class CellRows:
         return self._row + (_PLAIN if self._style else "") + " " * (self._cells - self._used)
 
     def flush(self) -> None:
-        """No more text comes: the last row is done."""
+        """End the last row."""
         if self._used:
             self._end_row()
 
     def row(self, number: int) -> str:
-        """A row, the one that grows included; blanks behind it."""
+        """Return a row, also the incomplete one, padded with blanks."""
         if number < len(self.done):
             return self.done[number]
         return self._filled() if number == len(self.done) else " " * self._cells
 
     @property
     def n_rows(self) -> int:
-        """How many there are, with one that grows."""
+        """Number of rows, with an incomplete one."""
         return len(self.done) + bool(self._used)
 
 
-class _Column:
-    """One of the answers."""
+class SeedIndex:
+    """The mapping of events to answers: their seeds differ, and Started has the seed.
 
+    Args:
+        seeds: of the answers, in their order.
+    """
+
+    def __init__(self, seeds: Sequence[int]) -> None:
+        self._free = dict(zip(seeds, range(len(seeds)), strict=True))
+        self._of: dict[int, int] = {}
+
+    def of(self, event: Event) -> int:
+        """Return the index of the event's answer; an answer that ends before it began gets any free index."""
+        if event.request not in self._of:
+            seed = event.seed if isinstance(event, Started) else next(iter(self._free))
+            self._of[event.request] = self._free.pop(seed)
+        return self._of[event.request]
+
+
+class _Column:
     def __init__(self, page: Page, cells: int) -> None:
         self.page, self.rows = page, CellRows(cells)
         self.has_ended = False
 
 
 class ColumnsView(LiveView):
-    """Answers side by side. The cursor has to be at the start of a row.
+    """Answers side by side. The cursor must be at the start of a row.
 
     Args:
         stream: the terminal.
         seeds: of the answers.
-        places: which of them an event belongs to.
-        pages: what the text of each looks like.
+        places: the index of each event's answer.
+        pages: render the text of each answer.
         columns: of the terminal.
         live: keep the line of figures after the first token.
         dim: the terminal may show dim text.
-        unicode: it may show other characters than ASCII.
+        unicode: it may show characters other than ASCII.
         clock: monotonic seconds.
-        size: columns and rows of the terminal, asked at each drawing.
+        size: returns columns and rows of the terminal, called at each drawing.
     """
 
     def __init__(
@@ -144,13 +153,13 @@ class ColumnsView(LiveView):
         self._fields: list[str] = []
         self._text_at = self._status_at = float("-inf")
         self._is_started = self._has_text = self._closed = False
-        self._n_final = 0  # rows that were written for good
-        self._n_open = 0  # rows on the screen that will be written again
+        self._n_final = 0  # final rows
+        self._n_open = 0  # rows on the screen that will be redrawn
 
     def show(self, event: Event) -> None:
-        """Show what an event brings, now or within TEXT_SECONDS of the next event or tick."""
+        """Show an event, at once or within TEXT_SECONDS of the next event or tick."""
         if not (self._is_started and isinstance(event, Started)):
-            self._meter.follow(event)  # the prompt is prefilled once, for the first
+            self._meter.follow(event)  # the shared prompt is prefilled once
         column = self._columns[self._places.of(event)]
         if isinstance(event, Started):
             self._begin()
@@ -163,7 +172,7 @@ class ColumnsView(LiveView):
         self.tick()
 
     def _begin(self) -> None:
-        """The heads, above the first answer's first row."""
+        """Write the headings."""
         if not self._is_started:
             self._is_started = True
             heads = [cut(f"{place + 1}. seed {seed}", self._cells) for place, seed in enumerate(self._seeds)]
@@ -176,7 +185,7 @@ class ColumnsView(LiveView):
         column.has_ended = True
 
     def tick(self) -> None:
-        """Write what waits and draw the open rows again, if it is time."""
+        """Redraw the open rows, if it is time."""
         now = self._clock()
         if now - self._status_at >= STATUS_SECONDS:
             shows = self._live or not self._has_text
@@ -188,18 +197,18 @@ class ColumnsView(LiveView):
                 self._draw()
 
     def pause(self) -> None:
-        """Take the open rows away; they are drawn again."""
+        """Erase the open rows."""
         self._write(self._erase())
         self._n_open = 0
 
     def resume(self) -> None:
-        """Draw them."""
+        """Redraw the open rows."""
         self._meter.resume()
         self._text_at = float("-inf")
         self.tick()
 
     def close(self) -> None:
-        """Write the rest for good."""
+        """Write the rest."""
         if self._closed:
             return
         for column in self._columns:
@@ -232,7 +241,7 @@ class ColumnsView(LiveView):
         return self._gap.join(column.rows.row(number) for column in self._columns).rstrip()
 
     def _erase(self) -> str:
-        """Go back to where the open rows begin, and erase them."""
+        """Return the escapes that go back to the first open row and erase all after it."""
         up = f"\x1b[{self._n_open - 1}A" if self._n_open > 1 else ""
         return f"\r{up}\x1b[J" if self._n_open else ""
 

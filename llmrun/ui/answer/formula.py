@@ -1,7 +1,7 @@
-r"""LaTeX as text that can be read: \(\frac{a}{b} \times x^2\) is a/b × x².
+r"""LaTeX formulas as plain text: \(\frac{a}{b} \times x^2\) becomes a/b × x².
 
-Owns what is a formula and what its commands look like; must not know blocks or the terminal. A command that is not
-known stays as it is.
+Owns the recognition of formulas and the text of commands; must not know blocks or the terminal. An unknown command
+stays as it is.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _LOWERED = str.maketrans("0123456789+-=()aeijklmnprstuvx", "₀₁₂₃₄₅�
 
 
 def readable(source: str) -> str:
-    """A formula, or a line of one, as text."""
+    """Return a formula, or a line of one, as text."""
     text = _ENVIRONMENT.sub("", _MARKS.sub("", source)).replace("&", "")
     for _ in range(3):  # fractions in fractions
         text = _FRACTION.sub(lambda match: f"{_grouped(match[1])}/{_grouped(match[2])}", text)
@@ -57,41 +57,41 @@ def readable(source: str) -> str:
 
 
 def formula_begins(line: str) -> int:
-    """How many characters open the formula that begins with this line and has lines of its own; 0 when none does."""
-    begun = 2 if line[:2] in {r"\[", "$$"} else 0
-    if not begun or line == line[:2]:
-        return begun
+    """Return the length of the mark that opens a formula in lines of its own, 0 if the line opens none."""
+    start = 2 if line[:2] in {r"\[", "$$"} else 0
+    if not start or line == line[:2]:
+        return start
     end = line.find(CLOSING[line[:2]], 2)
-    return begun if end == len(line) - 2 and _HAS_CONTENT.search(line[2:end]) else 0
+    return start if end == len(line) - 2 and _HAS_CONTENT.search(line[2:end]) else 0
 
 
 def formula_end(text: str, at: int) -> int:
-    """Where the formula that opens at a place ends; 0 when it is none, -1 when that needs more text."""
+    """Return the end of the formula that opens at a position; 0 if there is none, -1 if it is incomplete."""
     opening = next((mark for mark in (r"\(", r"\[", "$$", "$") if text.startswith(mark, at)), "")
-    begun = at + len(opening)
-    if not opening or (opening == "$" and (text[begun : begun + 1].isspace() or _AMOUNT.match(text, at))):
+    start = at + len(opening)
+    if not opening or (opening == "$" and (text[start : start + 1].isspace() or _AMOUNT.match(text, at))):
         return 0
-    end = text.find(CLOSING[opening], begun)
+    end = text.find(CLOSING[opening], start)
     if end < 0:
         return -1
     single = opening == "$" and (
-        text[end - 1].isspace() or text[end + 1 : end + 2].isalnum() or "\n" in text[begun:end]
+        text[end - 1].isspace() or text[end + 1 : end + 2].isalnum() or "\n" in text[start:end]
     )
-    is_one = _HAS_CONTENT.search(text, begun, end) and not single
+    is_one = _HAS_CONTENT.search(text, start, end) and not single
     return end + len(CLOSING[opening]) if is_one else 0
 
 
 def _grouped(text: str) -> str:
-    """In brackets where it would be misread without."""
+    """Return the text, in brackets if it would be misread without."""
     text = text.strip()
     return text if re.fullmatch(r"\w*|\\[a-zA-Z]+|\w\^\{?\w\}?", text) else f"({text})"
 
 
 def _script(match: re.Match[str]) -> str:
     text = (match[2] if match[2] is not None else match[3]).strip()
-    shown = text.translate(_RAISED if match[1] == "^" else _LOWERED)
-    if not any(one == other for one, other in zip(text, shown, strict=True)):
-        return shown
+    small = text.translate(_RAISED if match[1] == "^" else _LOWERED)
+    if not any(one == other for one, other in zip(text, small, strict=True)):
+        return small
     return "°" if text == r"\circ" else match[1] + (text if len(text) == 1 or match[3] else f"({text})")
 
 

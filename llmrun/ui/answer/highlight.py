@@ -1,7 +1,7 @@
-"""Colours for code, line by line as it comes.
+"""Syntax highlighting of code, line by line.
 
-Owns the colours; pygments lexes and Rich's theme maps its tokens to styles. The lexer's state is kept from one line to
-the next, so what a line looks like depends on the lines before it and never on later ones.
+Owns the colours; pygments lexes and Rich's theme maps its tokens to styles. The lexer's state is kept from line to
+line, so the colours of a line depend only on the lines before it.
 """
 
 from __future__ import annotations
@@ -52,27 +52,27 @@ _THEME = ANSISyntaxTheme(
 
 
 class Highlighter:
-    """The code of one block.
+    """The highlighting of one code block.
 
     Args:
-        language: as the block names it; an unknown one leaves the code as it is.
+        language: as the block names it; code in an unknown one stays plain.
     """
 
     def __init__(self, language: str) -> None:
         self._lexer = _lexer(language.lower()) if _NAME.fullmatch(language) else None
         self._states = ["root"]
-        self._in_comment = False  # one of several lines, which many lexers only know as a whole
+        self._in_comment = False  # of several lines, which many lexers know only as a whole
 
     def line(self, code: str) -> Text:
-        """The next line, without its newline, in colour."""
+        """Return the next line, without its newline, in colour."""
         if self._lexer is None or len(code) > MAX_LINE:  # patterns of lexers may take quadratic time
             return Text(code)
-        begun = 0
+        start = 0
         if self._in_comment:
             end = code.find("*/")
-            begun, self._in_comment = (end + 2, False) if end >= 0 else (len(code), True)
-        text = Text.assemble((code[:begun], _COMMENT))
-        for kind, value in self._tokens(self._lexer, code[begun:] + "\n"):
+            start, self._in_comment = (end + 2, False) if end >= 0 else (len(code), True)
+        text = Text.assemble((code[:start], _COMMENT))
+        for kind, value in self._tokens(self._lexer, code[start:] + "\n"):
             at = len(text)
             text.append(value.replace("\n", ""), _THEME.get_style_for_token(kind))
             opened = code.rfind("/*", at, len(text) + 1)
@@ -82,7 +82,7 @@ class Highlighter:
         return text if text.plain == code else Text(code)  # some lexers lose or add text
 
     def _forgets(self, kind: Any) -> bool:
-        """Whether this token opens a comment that the lexer will not remember in the next line."""
+        """Return whether this token opens a comment that the lexer will have forgotten in the next line."""
         if kind in Comment.Multiline:
             return "comment" not in self._states[-1]
         return any(kind in one for one in (Operator, Punctuation, Error))
@@ -93,14 +93,13 @@ class Highlighter:
         context = LexerContext(line, 0, self._states)  # the lexer leaves its states there
         try:
             return [token[1:] for token in ExtendedRegexLexer.get_tokens_unprocessed(lexer, context=context)]
-        except TypeError:  # a rule of this lexer can't be told where it stands
+        except TypeError:  # a rule of this lexer has no context
             self._lexer = None
             return []
 
 
 @lru_cache(maxsize=32)
 def _lexer(language: str) -> Any:
-    """The lexer for a language; None for an unknown one."""
     try:
         return find_lexer_class_by_name(language)()
     except ClassNotFound:

@@ -1,8 +1,8 @@
-"""The text of a paragraph while it comes: what can no longer change is given out, word by word.
+"""Streamed text of a paragraph: text that can no longer change is released word by word.
 
-Owns where emphasis, code and links are settled; must not know blocks, rows or the terminal. markdown-it parses. What
-is settled is a function of the text so far, whatever pieces it came in. A mark holds back what follows until its other
-half comes, for a bounded number of characters: without it, the mark is text.
+Owns the point up to which emphasis, code and links are settled; must not know blocks, rows or the terminal. markdown-it
+parses. The settled part is a function of the text, however it was split. A mark holds back the following text until its
+counterpart comes, for a bounded number of characters; then it is plain text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from llmrun.ui.answer.rows import ATOM
 from llmrun.ui.terminal.sanitize import clean
 
 MAX_HELD = 400
-# A line that is shorter was meant to end there: verses, addresses, code without a fence. Longer ones flow.
+# Line breaks after shorter lines stay: verses, addresses, code without a fence. Longer lines flow.
 FLOWS_FROM = 60
 INDENTED = 2  # blanks
 
@@ -35,18 +35,23 @@ _STYLES = {
 _SPECIAL = re.compile(r"[\\`*_~\[\]!<&$\n]")
 _BREAK_TAG = re.compile(r"<br\s*/?>", re.IGNORECASE)
 _ANYTHING = "\0"
-_CLOSERS = {"[": "])", "<": ">", "$": "$", "\\": ")]"}  # what may end a construct; emphasis and code end as they begin
+_CLOSERS = {
+    "[": "])",
+    "<": ">",
+    "$": "$",
+    "\\": ")]",
+}  # characters that end a construct; emphasis and code end as they begin
 
 
 class Inline:
     """A paragraph, or another text of one block.
 
     Args:
-        references: definitions of links, as markdown-it keeps them.
-        styled: otherwise marks stay as they were written.
-        formulas: become text that can be read; otherwise they stay as well.
+        references: definitions of links, as markdown-it stores them.
+        styled: apply styles; otherwise marks stay in the text.
+        formulas: make formulas readable; otherwise they stay as they are.
         style: of all of the text.
-        indented: the first line begins with blanks that count.
+        indented: the first line begins with significant blanks.
     """
 
     def __init__(
@@ -62,13 +67,13 @@ class Inline:
         self._styled, self._formulas = styled, formulas
         self._style = style or Style()
         self._held = ""
-        self._before = ""  # character before what is held, if a row may break between them
-        self._waits_for = ""  # characters without which nothing more will be settled
-        self._length = 0  # of the source line, as it is shown
+        self._before = ""  # character before the held text; "" if they are separated by a blank
+        self._waits_for = ""  # only these characters settle more
+        self._length = 0  # of the source line, rendered
         self._indented = indented
 
     def feed(self, text: str) -> list[Text]:
-        """More source. Gives what is settled of it, beyond what was given before; between two texts a row may break."""
+        """Add source text; return the newly settled texts. A row may break between two of them."""
         self._held += text
         out: list[Text] = []
         if self._waits_for and len(self._held) < MAX_HELD and not any(char in self._waits_for for char in text):
@@ -83,15 +88,15 @@ class Inline:
         return out
 
     def end(self) -> Text:
-        """The rest of the paragraph."""
+        """Return the rest of the paragraph."""
         out = self._shown(self._held.rstrip())
         self._held = self._before = self._waits_for = ""
         return out
 
-    # ---- what is settled ---------------------------------------------------------------------------
+    # ---- settled text ------------------------------------------------------------------------------
 
     def _settled(self) -> int:
-        """How much of what is held can't change any more, and ends where a row may break."""
+        """Return the length of the held text that can't change any more and ends where a row may break."""
         self._waits_for = ""
         window = self._held[:MAX_HELD]
         special = _SPECIAL.search(window)
@@ -99,21 +104,22 @@ class Inline:
         if end or (not special and len(window) < MAX_HELD):
             return end
         if not special:
-            return MAX_HELD  # a word without an end
+            return MAX_HELD  # an endless word
         plain, unsettled, last_end = self._steps(window)
         end = _last_of(plain, window, unsettled)
         if end or len(window) < MAX_HELD:
             return end
-        return _last_of(plain, window, MAX_HELD) or last_end  # what has waited so long is text
+        return _last_of(plain, window, MAX_HELD) or last_end  # a construct that long is plain text
 
     def _steps(self, window: str) -> tuple[list[tuple[int, int]], int, int]:
-        """Plain text outside of all constructs as (begin, end), the first place that may become something else, and
-        the last place outside of all constructs."""
+        """Return plain text outside of all constructs as (begin, end), the first place that may still change, and the
+        last place outside of all constructs.
+        """
         state = StateInline(self._before + window, inline_parser(), self._env, [])
         n_before, rules = len(self._before), inline_parser().inline.ruler.getRules("")
         plain: list[tuple[int, int]] = []
-        marks: list[int] = []  # where each delimiter is
-        ends: list[int] = []  # of all that was read
+        marks: list[int] = []  # position of each delimiter
+        ends: list[int] = []  # of all steps
         unsettled, waits_for = len(window), ""
         while state.pos < state.posMax:
             at, n_tokens = state.pos, len(state.tokens)
@@ -124,7 +130,7 @@ class Inline:
             ends.append(end)
             marks += [begin] * (len(state.delimiters) - len(marks))
             if state.src[at] == "\n":
-                begin = len(window[:begin].rstrip(" "))  # two blanks before it are a part of the break
+                begin = len(window[:begin].rstrip(" "))  # two blanks before it belong to the break
             if is_text or state.src[at] == "\n":
                 plain.append((max(begin, 0), end))
             closers = self._closers(state, at, is_text=is_text)
@@ -143,7 +149,7 @@ class Inline:
         return outside, unsettled, last_end
 
     def _closers(self, state: StateInline, at: int, *, is_text: bool) -> str | None:
-        """The characters that may make something else of what was just read; "" is any, None is none."""
+        """Return the characters that may still change the text just read; "" for any, None for none."""
         char, src = state.src[at], state.src
         if char in "`*_~\\!<&$" and state.pos == len(src):
             return ""
@@ -156,7 +162,7 @@ class Inline:
         is_tag = char == "<" and (src[at + 1].isalpha() or src[at + 1] in "/!?") and ">" not in src[at:]
         return _CLOSERS.get(char, char) if char == "`" or is_tag else None
 
-    # ---- what it looks like ------------------------------------------------------------------------
+    # ---- rendering ---------------------------------------------------------------------------------
 
     def _shown(self, source: str) -> Text:
         if not source:
@@ -167,7 +173,7 @@ class Inline:
         tokens: list[Token] = []
         inline_parser().inline.parse(self._before + source, inline_parser(), self._env, tokens)
         out, styles = Text(), [self._style]
-        addresses: list[tuple[Token, int]] = []  # of links that are open, and where their names begin
+        addresses: list[tuple[Token, int]] = []  # open links, and the start of their names
         if self._before:
             tokens[0].content = tokens[0].content[len(self._before) :]
         for token in tokens:
@@ -182,8 +188,8 @@ class Inline:
             out.append(text, style)
             self._length += len(text)
             if token.type == "link_close":
-                opened, begun = addresses.pop()
-                self._append_address(out, opened, out.plain[begun:], styles[-1])
+                opened, start = addresses.pop()
+                self._append_address(out, opened, out.plain[start:], styles[-1])
         return out
 
     def _text_of(self, token: Token) -> str:
@@ -204,11 +210,11 @@ class Inline:
         return token.markup if token.nesting and not self._styled and token.markup != "autolink" else token.content
 
     def _line_break(self, token: Token) -> str:
-        """A hard break, one beside an indented line, or one after a short line ends the row; others are a space."""
+        """Return a newline for a hard break, beside an indented line or after a short line; else a space."""
         is_indented = len(token.content) >= INDENTED
-        kept = token.type == "hardbreak" or is_indented or self._indented or self._length < FLOWS_FROM
+        is_break = token.type == "hardbreak" or is_indented or self._indented or self._length < FLOWS_FROM
         self._indented, self._length = is_indented, 0
-        return "\n" + (token.content if is_indented else "") if kept else " "
+        return "\n" + (token.content if is_indented else "") if is_break else " "
 
     def _append_address(self, out: Text, opened: Token, name: str, style: Style) -> None:
         address = _address(opened, "href")
@@ -222,20 +228,20 @@ def _address(token: Token, name: str) -> str:
 
 
 def _last_break(text: str, begin: int, end: int) -> int:
-    """The last place in a part of the text where an atom begins; 0 is none."""
+    """Return the last place in a part of the text where an atom begins; 0 for none."""
     starts = [match.start() for match in ATOM.finditer(text, begin, end)]
     usable = [at for at in starts if at > 0 and (at > begin or text[at].isspace())]
     return usable[-1] if usable else 0
 
 
 def _last_of(plain: list[tuple[int, int]], window: str, limit: int) -> int:
-    """The last place in plain text before a limit where an atom begins; 0 is none."""
+    """Return the last place in plain text before a limit where an atom begins; 0 for none."""
     ends = (_last_break(window, begin, min(end, limit)) for begin, end in reversed(plain) if begin < limit)
     return next(filter(None, ends), 0)
 
 
 def _link_closers(state: StateInline, at: int) -> str | None:
-    """What may make a link of a bracket that begins none so far."""
+    """Return the characters that may make a link of a bracket that is none so far."""
     label = state.md.helpers.parseLinkLabel(state, at, True) if "]" in state.src[at:] else -1
     if label < 0:
         return _CLOSERS["["]

@@ -1,8 +1,8 @@
-"""Markdown as a terminal shows it, made while it comes: what was given out is never taken back.
+"""Streamed Markdown on a terminal; output is never taken back.
 
-Owns what is final and how each block looks; must not know the terminal, the live line or the engine. Text of a
-paragraph comes word by word, code line by line, a table when it is complete. Nothing is shown that could still become
-something else, so the result is a function of the text so far, whatever pieces it came in. The text must be sanitized;
+Owns the decision what is final, and the look of each block; must not know the terminal, the live line or the engine.
+Text of a paragraph comes word by word, code line by line, a table when it is complete. Nothing is shown that could
+still become something else, so the result is a function of the text, however it was split. The text must be sanitized;
 all escapes in the result are styles, and none stays in force.
 """
 
@@ -21,84 +21,84 @@ from llmrun.ui.answer.rows import RowWriter
 from llmrun.ui.answer.table import table_rows
 from llmrun.ui.terminal.cells import cut, width
 
-# A table that is longer is shown this far, and its later rows as another one.
+# Longer tables are shown in parts.
 MAX_TABLE_ROWS = 100
 
 _RULE_CELLS = 40
 _LABEL_CELLS = 24
-_LEAST_COLUMNS = 4
-_ROOM_BESIDE_PREFIX = 10  # cells that quotes and lists leave for text on a narrow screen
+_MIN_COLUMNS = 4
+_MIN_TEXT = 10  # cells that quotes and lists leave for text on a narrow screen
 _DIM = Style(dim=True)
 _HEADINGS = {"#": Style(bold=True, underline=True), "##": Style(bold=True)}
 _LATER_HEADINGS = Style(bold=True, italic=True)
 
 
 class Markdown:
-    """One answer.
+    """The Markdown of one answer.
 
     Args:
-        styled: the terminal may show bold, dim and colour; otherwise marks like ** stay as they were written.
-        unicode: bullets and lines may be other than ASCII.
+        styled: the terminal may show bold, dim and colour; otherwise marks like ** stay in the text.
+        unicode: bullets and lines may be characters other than ASCII.
     """
 
     def __init__(self, *, styled: bool = True, unicode: bool = True) -> None:
         self._styled, self._unicode, self._formulas = styled, unicode, styled and unicode
         self._bullets, self._bar, self._dash = ("•◦▪", "│ ", "─") if unicode else ("-*+", "| ", "-")
         self._rows, self._blocks = RowWriter(styled=styled), Blocks()
-        self._columns = _LEAST_COLUMNS
+        self._columns = _MIN_COLUMNS
         self._line = ""  # the source line so far
-        self._shown_early = False  # its text is shown as it comes
-        self._inline: Inline | None = None  # the paragraph that is being shown
-        self._blank_in: tuple[Container, ...] | None = None  # an empty line that waits for what comes after it
-        self._any = False  # something was given out
-        self._highlighter: Highlighter | None = None  # of the code that is open
+        self._is_streaming = False  # its text is shown as it comes
+        self._inline: Inline | None = None  # the open paragraph
+        self._blank_in: tuple[Container, ...] | None = None  # an empty line, pending until the next block
+        self._any = False  # there was output
+        self._highlighter: Highlighter | None = None  # of the open code block
         self._fence_in: tuple[Container, ...] = ()
         self._table: list[BlockLine] = []
 
     @property
     def held(self) -> str:
-        """What is being held back because it needs its end, in words; "" when it is a few words at most."""
+        """The kind and size of a table that is held back; "" for none."""
         return f"table of {len(self._table) - 1} rows" if len(self._table) > 1 else ""
 
     def feed(self, text: str, columns: int) -> str:
-        """More text. Gives what can be shown now.
+        """Add text; return the part that can be shown.
 
         Args:
-            columns: of the terminal; from the next row on, rows are made for it.
+            columns: of the terminal, for rows that begin from now on.
         """
-        self._columns = max(columns - 1, _LEAST_COLUMNS)
+        self._columns = max(columns - 1, _MIN_COLUMNS)
         *lines, rest = text.split("\n")
         out = [self._piece(line) + self._line_end() for line in lines]
         out.append(self._piece(rest))
         return "".join(out)
 
     def flush(self, columns: int) -> str:
-        """The rest, when no more text comes."""
-        self._columns = max(columns - 1, _LEAST_COLUMNS)
+        """Return the rest at the end of the text."""
+        self._columns = max(columns - 1, _MIN_COLUMNS)
         out = self._line_end() if self._line else ""
         return out + "".join(map(self._show, self._blocks.flush())) + self._end_block()
 
     # ---- a source line, as it comes ----------------------------------------------------------------
 
     def _piece(self, text: str) -> str:
-        """A part of a line; a paragraph's text is shown at once."""
+        """Return the output of a part of a line; a paragraph's text is shown at once."""
         self._line += text
-        if self._shown_early:
+        if self._is_streaming:
             return self._more(text) if self._inline else text
-        found = self._blocks.early(self._line) if text else None
-        self._shown_early = found is not None
-        shown = self._show(found) if found else ""
-        return shown if self._inline else shown.removesuffix("\n")
+        line = self._blocks.early(self._line) if text else None
+        self._is_streaming = line is not None
+        output = self._show(line) if line else ""
+        return output if self._inline else output.removesuffix("\n")
 
     def _line_end(self) -> str:
-        shown, line = self._shown_early, self._line
-        self._line, self._shown_early = "", False
-        if not shown:
+        streamed, line = self._is_streaming, self._line
+        self._line, self._is_streaming = "", False
+        if not streamed:
             return "".join(map(self._show, self._blocks.take(line)))
         return "" if self._inline else "\n"
 
     def _show(self, line: BlockLine) -> str:
-        """A line whose kind is known."""
+        """Return the output of a line whose kind is known."""
         if line.kind is BlockKind.TEXT and not line.begins and self._inline:
             return self._more("\n" + line.text)
         if line.kind is BlockKind.CODE and self._highlighter:
@@ -123,7 +123,7 @@ class Markdown:
         return out
 
     def _begin(self, line: BlockLine) -> str:
-        """A line that begins a block."""
+        """Return the output of a line that begins a block."""
         out, (first, rest) = self._gap(line), self._prefixes(line)
         if line.kind is BlockKind.TEXT:
             indented = line.text.startswith(" " * INDENTED)
@@ -146,7 +146,7 @@ class Markdown:
         return out + "".join(shown) if source or line.kind is BlockKind.VERBATIM else ""
 
     def _end_block(self) -> str:
-        """The end of the block that is open, if there is one."""
+        """Return the end of the open block, if there is one."""
         out = ""
         if self._inline:
             out = self._rows.add(self._inline.end(), self._columns) + "\n"
@@ -170,7 +170,7 @@ class Markdown:
         return out
 
     def _more(self, source: str) -> str:
-        """More of the paragraph that is open."""
+        """Return the output of more text of the open paragraph."""
         texts = self._inline.feed(source) if self._inline else ()
         return "".join([self._rows.add(text, self._columns) for text in texts])
 
@@ -179,14 +179,14 @@ class Markdown:
         return Inline(references, styled=self._styled, formulas=self._formulas, style=style, indented=indented)
 
     def _whole(self, source: str, style: Style | None = None) -> Text:
-        """Text of one line."""
+        """Return the rendered text of one line."""
         inline = self._made_inline(style=style)
         return Text().join([*inline.feed(source), inline.end()])
 
-    # ---- what stands before the text of a row -----------------------------------------------------
+    # ---- prefixes of rows --------------------------------------------------------------------------
 
     def _gap(self, line: BlockLine) -> str:
-        """The empty line before a line, if there was one: any number of them is one, and none is the first."""
+        """Return the empty line before a line, if any. Several become one; the first line has none."""
         within, any_before = self._blank_in, self._any
         self._blank_in, self._any = None, True
         if within is None or not any_before:
@@ -194,11 +194,11 @@ class Markdown:
         return self._row(self._prefix(line.path[: min(len(within), line.n_old)]))
 
     def _prefixes(self, line: BlockLine) -> tuple[Text, Text]:
-        """What the first row of a line begins with, and the rows after it."""
+        """Return the prefixes of a line's first row and of its other rows."""
         return self._prefix(line.path, line.n_old), self._prefix(line.path)
 
     def _prefix(self, path: Sequence[Container], n_old: int | None = None) -> Text:
-        """Bars and indentation, and from the new containers on their markers; on a narrow screen the innermost."""
+        """Return bars and indentation, and markers from container n_old on; on a narrow screen the innermost."""
         parts, depth = [], 0
         for number, one in enumerate(path):
             bullet = self._bullets[min(depth, len(self._bullets) - 1)]
@@ -206,19 +206,18 @@ class Markdown:
             is_new = n_old is not None and number >= n_old
             parts.append(Text(marker if is_new or not one.marker else " " * len(marker), "" if one.marker else _DIM))
             depth += bool(one.marker)
-        room = max(self._columns - _ROOM_BESIDE_PREFIX, 2)
+        room = max(self._columns - _MIN_TEXT, 2)
         while len(parts) > 1 and sum(map(len, parts)) > room:
             del parts[0]
         return Text.assemble(*parts)
 
     def _dashes(self, prefix: Text, label: str = "") -> Text:
-        """A line across, with the name of a language in it."""
+        """Return a line across, with the name of a language in it."""
         cells = min(self._columns - len(prefix), _RULE_CELLS)
         name = f"{self._dash * 2} {cut(label, min(_LABEL_CELLS, max(cells - 4, 0)))} " if label else ""
         return Text(name + self._dash * (cells - width(name)), _DIM)
 
     def _row(self, prefix: Text, text: Text | None = None) -> str:
-        """A whole row."""
         row = Text.assemble(prefix, text or "")
         if not text:
             row.rstrip()

@@ -1,6 +1,6 @@
-"""What the engine's events say about speed, in words: the live line's fields, and the summary's.
+"""Speed and progress of an answer in words: the fields of the live line, and the summary.
 
-Pure, but for the clock it is given; must not know terminals.
+Pure except for the clock passed in; must not know terminals.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from llmrun.ui.terminal.sanitize import clean
 SEPARATOR = " · "
 
 SILENT_SECONDS = 10.0
-_REPEATED_CELLS = 40  # of a text that repeats itself
+_REPEATED_CELLS = 40  # of a quoted repetition
 
 
 class Meter:
-    """Follows one answer, from the loading of the model on.
+    """The progress of one answer, from the loading of the model on.
 
     Args:
         clock: monotonic seconds.
-        n_ctx: context window in tokens, when the model was loaded earlier; 0 is unknown.
+        n_ctx: context window in tokens, if the model was loaded earlier; 0 if unknown.
     """
 
     def __init__(self, clock: Callable[[], float], n_ctx: int = 0) -> None:
         self._clock = clock
         self._n_ctx = n_ctx
         self._loaded_fraction: float | None = None
-        self._asked_at: float | None = None
+        self._rendering_at: float | None = None
         self._started_at = 0.0
         self._started: Started | None = None
         self._prefill = PrefillProgress(0, 0, 0.0)
         self._first_text_at: float | None = None
         self._last_text_at = 0.0
         self._tokens = 0
-        self._heard_at = clock()
+        self._event_at = clock()
 
     def follow(self, event: Event) -> None:
-        """Take an event into account."""
-        self._heard_at = now = self._clock()
+        """Update the state with an event."""
+        self._event_at = now = self._clock()
         if isinstance(event, TextDelta):
             self._text(event, now)
         elif isinstance(event, LoadProgress):
@@ -53,29 +53,29 @@ class Meter:
         elif isinstance(event, Loaded):
             self._loaded_fraction, self._n_ctx = None, event.n_ctx
         elif isinstance(event, Rendering):
-            self._asked_at = now
+            self._rendering_at = now
         elif isinstance(event, Started):
-            self._asked_at = now if self._asked_at is None else self._asked_at
+            self._rendering_at = now if self._rendering_at is None else self._rendering_at
             self._started_at, self._started = now, event
         elif isinstance(event, PrefillProgress):
             self._prefill = event
 
     def resume(self) -> None:
-        """The process was stopped: what did not come then was not late."""
-        self._heard_at = self._clock()
+        """Restart the clock of silence() after the process was stopped."""
+        self._event_at = self._clock()
 
     def silence(self) -> list[str]:
-        """A field about an engine or server that has said nothing for long, whatever else is shown; else none."""
-        silent = self._clock() - self._heard_at
-        return [f"nothing has come for {silent:.0f} s, Ctrl-C stops it"] if silent >= SILENT_SECONDS else []
+        """Return a field about an engine or server that has sent nothing for long; else none."""
+        silent = self._clock() - self._event_at
+        return [f"no output for {silent:.0f} s, Ctrl-C stops it"] if silent >= SILENT_SECONDS else []
 
     def fields(self) -> list[str]:
-        """The live line's fields, the most important first; none when there is nothing to tell yet."""
+        """Return the fields of the live line, the most important first."""
         if self._first_text_at is not None:
             return self._decoding(self._first_text_at)
         if self._started is not None:
             return self._prefilling(self._started)
-        if self._asked_at is not None:
+        if self._rendering_at is not None:
             return ["reading the prompt"]
         return [] if self._loaded_fraction is None else [f"loading the model {self._loaded_fraction:.0%}"]
 
@@ -86,7 +86,7 @@ class Meter:
             self._first_text_at = now
 
     def _prefilling(self, started: Started) -> list[str]:
-        if not started.prompt_tokens:  # a server counts them, and tells at the end
+        if not started.prompt_tokens:  # a server reports the number at the end
             return ["waiting for the first token"]
         total = started.prompt_tokens - started.reused_tokens
         fields = [f"prefill {self._prefill.tokens:,}/{total:,} tokens"]
@@ -105,8 +105,8 @@ class Meter:
         took = self._last_text_at - first_text_at
         if self._tokens > 1 and took > 0:
             fields.append(f"decode {rate((self._tokens - 1) / took)}")
-        if self._asked_at is not None:
-            fields.append(f"TTFT {seconds(first_text_at - self._asked_at)}")
+        if self._rendering_at is not None:
+            fields.append(f"TTFT {seconds(first_text_at - self._rendering_at)}")
         if self._n_ctx and prompt_tokens:
             fields.append(f"ctx {prompt_tokens + self._tokens:,}/{self._n_ctx:,}")
         if started is not None and started.reused_tokens:
@@ -115,10 +115,10 @@ class Meter:
 
 
 def summary(finished: Finished, times: StepTables = StepTables()) -> str:
-    """One line about an answer that ended: all speeds, context window, seed, and why it ended if not by itself.
+    """Return a line about a finished answer: all speeds, context window, seed, and the reason if it was stopped.
 
     Args:
-        times: of decode steps, for what drafts gained.
+        times: of decode steps, for the gain of drafts.
     """
     stats = finished.stats
     decode = f"decode {counted(stats.completion_tokens, 'token')}"
@@ -134,7 +134,7 @@ def summary(finished: Finished, times: StepTables = StepTables()) -> str:
     if stats.reused_tokens:
         fields.append(f"reused {stats.reused_tokens:,} of {stats.prompt_tokens:,}")
     if stats.retracted_tokens:
-        fields.append(f"{stats.retracted_tokens:,} taken back")
+        fields.append(f"{stats.retracted_tokens:,} retracted")
     fields += [*_encoded(stats), *_drafted(stats, times)]
     fields += ["timed over the network"] if stats.over_network else []
     fields += [f"seed {stats.seed}"] if stats.seed or not stats.over_network else []
@@ -142,7 +142,7 @@ def summary(finished: Finished, times: StepTables = StepTables()) -> str:
 
 
 def short_summary(finished: Finished, times: StepTables = StepTables()) -> str:
-    """What most people want to know of it: how fast it was, how full the context window is, why it ended."""
+    """Return the main figures: speed, fill of the context window, reason of the end."""
     stats = finished.stats
     fields = [rate(stats.decode_rate)] if stats.decode_rate else []
     fields += [f"TTFT {seconds(stats.ttft_seconds)}"] if stats.ttft_seconds > 0 else []
@@ -151,7 +151,7 @@ def short_summary(finished: Finished, times: StepTables = StepTables()) -> str:
 
 
 def _prefilled(stats: Stats) -> list[str]:
-    """How long the prompt was and how fast it was read; of a server's, only what it counted."""
+    """Return the length of the prompt and the speed of prefill; for a server only the length."""
     if stats.over_network:
         return [f"prompt {counted(stats.prompt_tokens, 'token')}"] if stats.prompt_tokens else []
     speed = f" {rate(stats.prefill_rate, whole=True)}" if stats.prefill_rate else ""
@@ -159,25 +159,25 @@ def _prefilled(stats: Stats) -> list[str]:
 
 
 def _window(stats: Stats) -> list[str]:
-    """How full the context window is, as far as that is known."""
+    """Return the fill of the context window, if known."""
     if stats.over_network and not stats.context_used:
         return []
     return [f"ctx {stats.context_used:,}/{stats.n_ctx:,}" if stats.n_ctx else f"ctx {stats.context_used:,}"]
 
 
 def _encoded(stats: Stats) -> list[str]:
-    """How long pictures took to become vectors; nothing where all were known."""
-    return [f"pictures {seconds(stats.picture_seconds)}"] if stats.picture_seconds else []
+    """Return the time for encoding images, if any."""
+    return [f"images {seconds(stats.picture_seconds)}"] if stats.picture_seconds else []
 
 
 def summary_of_all(finished: Sequence[Finished], *, short: bool) -> str:
-    """One line about several answers to one prompt that were decoded together.
+    """Return a line about several answers to one prompt that were decoded together.
 
     Args:
-        short: only what most people want to know.
+        short: only the main figures.
     """
     *others, first = sorted((each.stats for each in finished), key=_computed)
-    # Behind a prompt that is shared, each computes its last token again: that is the first step of its decode.
+    # After a shared prompt, each answer computes the last token again, as the first step of its decode.
     prefilled = _computed(first) + sum(max(_computed(stats) - 1, 0) for stats in others)
     tokens = sum(each.stats.completion_tokens for each in finished)
     took = max(each.stats.decode_seconds for each in finished)
@@ -189,8 +189,8 @@ def summary_of_all(finished: Sequence[Finished], *, short: bool) -> str:
     decode = "" if short else f"decode {counted(tokens, 'token')} "
     fields += [f"{decode}{rate((tokens - len(finished)) / took)} together"] if took else []
     fields += [f"TTFT {seconds(first.ttft_seconds)}"] if first.ttft_seconds > 0 else []
-    whys = Counter(why for each in finished for why in _stopped(each))
-    return SEPARATOR.join([*fields, *(f"{number} {why}" for why, number in whys.items())])
+    reasons = Counter(reason for each in finished for reason in _stopped(each))
+    return SEPARATOR.join([*fields, *(f"{number} {reason}" for reason, number in reasons.items())])
 
 
 def _computed(stats: Stats) -> int:
@@ -198,7 +198,7 @@ def _computed(stats: Stats) -> int:
 
 
 def _drafted(stats: Stats, times: StepTables) -> list[str]:
-    """What became of drafted tokens, and what they gained where that is known; nothing where there were none."""
+    """Return the fields about drafted tokens, if any, and their gain if known."""
     if not stats.drafted_tokens:
         return []
     fields = [f"drafted {stats.drafted_tokens:,}, accepted {stats.accepted_tokens:,}"]
@@ -208,22 +208,22 @@ def _drafted(stats: Stats, times: StepTables) -> list[str]:
 
 
 def _stopped(finished: Finished) -> list[str]:
-    """Why an answer did not end by itself; nothing where it did."""
+    """Return the reason why an answer was stopped, if it was."""
     return [] if finished.reason == "stop" else [_why_stopped(finished)]
 
 
 def _why_stopped(finished: Finished) -> str:
     if finished.reason == "repeats":
         text = clean(finished.detail).strip()
-        shown = text if cut(text, _REPEATED_CELLS) == text else cut(text, _REPEATED_CELLS - 1) + "…"
-        return f"stopped: it repeats “{shown}”" if shown else "stopped: it repeats itself"
+        quoted = text if cut(text, _REPEATED_CELLS) == text else cut(text, _REPEATED_CELLS - 1) + "…"
+        return f"stopped: it repeats “{quoted}”" if quoted else "stopped: it repeats itself"
     if finished.reason == "length":
         return "stopped: the context window is full" if finished.stats.is_full else "stopped: max tokens reached"
     return "stopped by Ctrl-C" if finished.reason == "cancelled" else f"stopped: {finished.reason}"
 
 
 def in_rows(line: str, cells: int) -> list[str]:
-    """A summary as rows of at most so many cells, broken between its fields."""
+    """Return a summary in rows of at most `cells` cells, broken between its fields."""
     rows = [""]
     for field in line.split(SEPARATOR):
         longer = f"{rows[-1]}{SEPARATOR}{field}" if rows[-1] else field
@@ -236,6 +236,6 @@ def in_rows(line: str, cells: int) -> list[str]:
 
 
 def fit(fields: list[str], cells: int) -> str:
-    """As many fields as fit, from the left; the first one is cut when even it is too long."""
+    """Return the first fields that fit; the first one is cut if it is too long."""
     first = in_rows(SEPARATOR.join(fields), cells)[0]
     return cut(first.removesuffix(SEPARATOR.rstrip()), cells)

@@ -1,6 +1,6 @@
-"""Several answers to one prompt, as they come: side by side where the terminal is wide enough, else one by one.
+"""Several answers to one prompt: side by side if the terminal is wide enough, else one after the other.
 
-Owns which answer an event belongs to and when it is shown; must not know how one is drawn.
+Owns the order in which events are shown; must not know drawing.
 """
 
 from __future__ import annotations
@@ -10,31 +10,12 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 
-from llmrun.protocol.messages import Event, Finished, Started
-from llmrun.ui.answer.columns import ColumnsView, fit_beside
+from llmrun.protocol.messages import Event, Finished
+from llmrun.ui.answer.columns import ColumnsView, SeedIndex, fit_beside
 from llmrun.ui.answer.page import Page, Think
 from llmrun.ui.answer.view import View, answer_view, can_show
 from llmrun.ui.terminal.ansi import DIM, paint
 from llmrun.ui.terminal.output import Output
-
-
-class SeedIndex:
-    """Which of several answers an event belongs to: their seeds differ, and Started tells it.
-
-    Args:
-        seeds: of the answers, in their order.
-    """
-
-    def __init__(self, seeds: Sequence[int]) -> None:
-        self._free = dict(zip(seeds, range(len(seeds)), strict=True))
-        self._of: dict[int, int] = {}
-
-    def of(self, event: Event) -> int:
-        """The place of the answer; one that ends before it began takes any that is free."""
-        if event.request not in self._of:
-            seed = event.seed if isinstance(event, Started) else next(iter(self._free))
-            self._of[event.request] = self._free.pop(seed)
-        return self._of[event.request]
 
 
 def n_answers_view(
@@ -47,11 +28,11 @@ def n_answers_view(
     think: Think,
     short: bool,
 ) -> View:
-    """The right view of several answers for where stdout goes.
+    """Return the view of several answers for the kind of stdout.
 
     Args:
         seeds: of the answers.
-        together: they grow at the same time; else each has its own figures.
+        together: the answers are decoded at the same time; else each has its own figures.
         stats, markdown, think, short: as in answer_view(); each answer ends with a newline.
     """
     columns, is_terminal = output.columns(), output.stdout_is_terminal
@@ -75,13 +56,13 @@ def n_answers_view(
 
 
 class SequentialView(View):
-    """One answer after the other: what comes of a later one waits until all before it are complete.
+    """Answers shown one after the other: events of a later one wait until all before it are complete.
 
     Args:
-        places: of the answers.
-        n_answers: that there are.
-        head: writes what stands above one.
-        view: makes what shows one.
+        places: the index of each event's answer.
+        n_answers: number of answers.
+        head: writes the heading of an answer.
+        view: makes the view of an answer.
     """
 
     def __init__(
@@ -94,7 +75,7 @@ class SequentialView(View):
         self._open = ExitStack()
 
     def show(self, event: Event) -> None:
-        """Show an event of the answer whose turn it is, and then what waited for that."""
+        """Show an event of the current answer, and then waiting events of the next ones."""
         self._waiting[self._places.of(event)].append(event)
         while self._turn < len(self._waiting) and self._waiting[self._turn]:
             events, self._waiting[self._turn] = self._waiting[self._turn], []
@@ -111,11 +92,9 @@ class SequentialView(View):
         self._view.show(event)
 
     def tick(self) -> None:
-        """See View."""
         if self._view is not None:
             self._view.tick()
 
     def close(self) -> None:
-        """End what is being shown."""
         self._view = None
         self._open.close()

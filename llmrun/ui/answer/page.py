@@ -1,7 +1,7 @@
-"""What an answer's text looks like: the model's thoughts, then the answer as Markdown or as it is.
+"""The rendering of an answer's text: the reasoning, then the answer as Markdown or plain.
 
-Owns the order of the two and how thoughts are shown; must not know the terminal or the live line. What it gave out is
-never taken back.
+Owns the order of the two and the display of reasoning; must not know the terminal or the live line. Output is never
+taken back.
 """
 
 from __future__ import annotations
@@ -18,43 +18,39 @@ if TYPE_CHECKING:
     from llmrun.ui.answer.markdown import Markdown
     from llmrun.ui.answer.reasoning import ReasoningRows
 
-# "on" shows thoughts as they come, "fold" their beginning, "hide" only how long they took.
+# Display of reasoning: "on" all of it, "fold" the beginning, "hide" only the duration.
 Think = Literal["on", "fold", "hide"]
 
 FOLD_LINES = 3
-_TINT = "32"  # one of the terminal's own colours, so that it suits its background
+_TINT = "32"  # one of the terminal's own colours, which suits its background
 
 _ASCII = str.maketrans({"·": "-", "…": "...", "│": "|"})
 
 
 class Raw:
-    """The text as it is; the terminal wraps it."""
+    """Text without rendering; the terminal wraps it."""
 
     held = ""
 
     def feed(self, text: str, columns: int) -> str:
-        """All of it."""
         return text
 
     def flush(self, columns: int) -> str:
-        """Nothing is ever held back."""
+        """Return "": nothing is held back."""
         return ""
 
 
 class Page:
-    """One answer.
+    """The text of one answer.
 
     Args:
         clock: monotonic seconds.
-        think: how they are shown.
-        markdown: the answer is Markdown.
+        think: display of the reasoning.
+        markdown: render Markdown.
         styled: the terminal may show bold, dim and colour.
-        unicode: it may show other characters than ASCII.
-        tints: drafted tokens are coloured, and the answer is shown as it is, where each token still can be seen.
-        shades: so are all tokens, by how likely they were.
-
-    Attributes:
-        has_calls: the answer holds a complete tool call, and goes on after its result.
+        unicode: it may show characters other than ASCII.
+        tints: colour drafted tokens, and render no Markdown, so that each token stays visible.
+        shades: colour all tokens by their probability, also without Markdown.
     """
 
     def __init__(
@@ -74,21 +70,21 @@ class Page:
         self._markdown, self._styled, self._unicode = markdown, styled, unicode
         self._sanitizer = Sanitizer()
         self._think: Think = think
-        self._is_reasoning = self.has_calls = False
-        self._thoughts: ReasoningRows | None = None
+        self._is_reasoning = False
+        self.has_calls = False  # a complete tool call: the answer continues after its result
+        self._reasoning: ReasoningRows | None = None
         self._body: Markdown | Raw | None = None
         self._waiting: list[AnswerPart] = []
-        self._began: float | None = None  # when thoughts came first
-        self._tokens = 0  # of the thoughts
-        self._gap = ""  # between thoughts and answer
+        self._began: float | None = None  # time of the first reasoning
+        self._tokens = 0  # of the reasoning
+        self._gap = ""  # between reasoning and answer
 
     def begin(self, started: Started) -> None:
-        """Prepare for the answer to a prompt that was accepted."""
+        """Prepare for the answer to an accepted prompt."""
         self._is_reasoning = started.thinking
         self.prepare()
 
     def add(self, delta: TextDelta) -> None:
-        """Add a piece of the answer."""
         starts_reasoning = any(part.kind == "reasoning" for part in delta.answer_parts)
         if self._is_reasoning or starts_reasoning:
             self._tokens += delta.tokens
@@ -108,7 +104,7 @@ class Page:
         self._waiting += [AnswerPart(part.kind, paint(piece, style) if style else piece) for piece, style in styled]
 
     def _styled_pieces(self, text: str, delta: TextDelta) -> list[tuple[str, str]]:
-        """Cut a text into pieces of one style each."""
+        """Return the text in pieces of one style each."""
         if not (self._shades and delta.logprobs):
             return [(text, _TINT if delta.drafted and self._tints else "")]
         from llmrun.ui.answer.surprise import shaded_pieces  # only with --logprobs
@@ -120,11 +116,11 @@ class Page:
 
     @property
     def waiting(self) -> bool:
-        """Whether take() has something to do."""
+        """Whether take() has text to return."""
         return bool(self._waiting)
 
     def take(self, columns: int, *, last: bool = False) -> str:
-        """What can be shown of the text so far, beyond what was taken before; with last, the rest."""
+        """Return the new text that can be shown; with last, all of the rest."""
         if last:
             self._waiting.append(AnswerPart("reasoning" if self._is_reasoning else "text", self._sanitizer.flush()))
             self._end_reasoning()
@@ -132,9 +128,9 @@ class Page:
         out = []
         for part in parts:
             if part.kind == "reasoning":
-                out.append(self._reasoning_rows().feed(part.text, columns))
+                out.append(self._rows().feed(part.text, columns))
             elif part.kind == "reasoning_end":
-                out.append(self._reasoning_rows().end(columns, part.text))
+                out.append(self._rows().end(columns, part.text))
                 self._gap = "\n"
             else:
                 out += [self._gap, self.prepare().feed(part.text, columns)]
@@ -144,10 +140,12 @@ class Page:
         return "".join(out)
 
     def fields(self) -> list[str]:
-        """What the live line should tell besides speeds: thoughts that go on, a table that is not complete."""
+        """Return fields for the live line: the length of the reasoning, or of an incomplete table."""
         if self._is_reasoning and self._began is not None:
             return [
-                self._words(f"thinking… {self._tokens:,} tokens, {seconds(self._clock() - self._began, brief=True)}")
+                self._encodable(
+                    f"thinking… {self._tokens:,} tokens, {seconds(self._clock() - self._began, brief=True)}"
+                )
             ]
         held = self._body.held if self._body else ""
         return [held] if held else []
@@ -155,20 +153,20 @@ class Page:
     def _end_reasoning(self) -> None:
         if self._began is not None:
             took = seconds(self._clock() - self._began, brief=True)
-            note = self._words(f"thought for {took}, {self._tokens:,} tokens")
+            note = self._encodable(f"thought for {took}, {self._tokens:,} tokens")
             self._waiting.append(AnswerPart("reasoning_end", note))
             self._began, self._tokens = None, 0
 
-    def _reasoning_rows(self) -> ReasoningRows:
-        if self._thoughts is None:
-            from llmrun.ui.answer.reasoning import ReasoningRows  # few models think
+    def _rows(self) -> ReasoningRows:
+        if self._reasoning is None:
+            from llmrun.ui.answer.reasoning import ReasoningRows  # few models reason
 
             lines = {"on": None, "fold": FOLD_LINES, "hide": 0}[self._think]
-            self._thoughts = ReasoningRows(lines, styled=self._styled, unicode=self._unicode)
-        return self._thoughts
+            self._reasoning = ReasoningRows(lines, styled=self._styled, unicode=self._unicode)
+        return self._reasoning
 
     def prepare(self) -> Markdown | Raw:
-        """Load what shows the answer, while the engine is busy with other things. Gives it."""
+        """Import and return the renderer, best while the engine is busy."""
         if self._body is None:
             if self._markdown:
                 from llmrun.ui.answer.markdown import Markdown  # most commands show no answer
@@ -178,10 +176,10 @@ class Page:
                 self._body = Raw()
         return self._body
 
-    def _words(self, text: str) -> str:
+    def _encodable(self, text: str) -> str:
         return text if self._unicode else in_ascii(text)
 
 
 def in_ascii(text: str) -> str:
-    """Our own words for a terminal that shows nothing else."""
+    """Return our own words for a terminal that shows only ASCII."""
     return text.translate(_ASCII)

@@ -1,6 +1,6 @@
-"""The Markdown that answers are read as: CommonMark, tables that begin with a bar, strikethrough, formulas.
+"""The Markdown dialect of answers: CommonMark, tables that begin with a bar, strikethrough, formulas.
 
-Owns markdown-it and our rules for it; must not know streams or how anything looks.
+Owns markdown-it and our rules for it; must not know streams or rendering.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ _MAX_NESTING = 100
 
 @lru_cache(maxsize=1)
 def block_parser() -> MarkdownIt:
-    """The parser of blocks."""
     md = MarkdownIt("commonmark", {"maxNesting": _MAX_NESTING}).enable("table")
     md.block.ruler.before("table", "begins", _note_begin)
     md.block.ruler.at("table", _barred_table, {"alt": ["paragraph", "reference"]})
@@ -29,7 +28,7 @@ def block_parser() -> MarkdownIt:
 
 @lru_cache(maxsize=1)
 def inline_parser() -> MarkdownIt:
-    """The parser of what stands in a block."""
+    """Return the parser of the text inside blocks."""
     md = MarkdownIt("commonmark").enable("strikethrough")
     md.inline.ruler.at("newline", _line_break)
     md.inline.ruler.before("escape", FORMULA, _formula)
@@ -37,27 +36,27 @@ def inline_parser() -> MarkdownIt:
 
 
 def _note_begin(state: StateBlock, line: int, end: int, silent: bool) -> bool:
-    """Keeps where the text of each line begins behind its markers; the innermost container comes last."""
+    """Record where each line's text begins after its markers; the innermost container comes last."""
     at = state.bMarks[line] + state.tShift[line]
     state.env["begins"][line] = at - state.src.rfind("\n", 0, at) - 1
     return False
 
 
 def _barred_table(state: StateBlock, line: int, end: int, silent: bool) -> bool:
-    """A table whose first line begins with a bar: the words of any other line are shown as they come."""
+    """Parse a table whose first line begins with a bar: words of any other line are shown as they come."""
     at = state.bMarks[line] + state.tShift[line]
     return state.src.startswith("|", at) and table(state, line, end, silent)
 
 
 def _formula_block(state: StateBlock, line: int, end: int, silent: bool) -> bool:
-    r"""A formula in lines of its own, between \[ and \] or $$ and $$; an empty line ends it too."""
+    r"""Parse a formula in lines of its own, between \[ and \] or $$ and $$; an empty line ends it too."""
     text = state.src[state.bMarks[line] + state.tShift[line] : state.eMarks[line]].strip()
-    begun = formula_begins(text)
-    if not begun or state.is_code_block(line):
+    start = formula_begins(text)
+    if not start or state.is_code_block(line):
         return False
     if not silent:
-        closing, after = CLOSING[text[:begun]], line + 1
-        if closing not in text[begun:]:
+        closing, after = CLOSING[text[:start]], line + 1
+        if closing not in text[start:]:
             while after < end and not state.isEmpty(after) and state.sCount[after] >= state.blkIndent:
                 after += 1
                 if closing in state.src[state.bMarks[after - 1] : state.eMarks[after - 1]]:
@@ -69,7 +68,7 @@ def _formula_block(state: StateBlock, line: int, end: int, silent: bool) -> bool
 
 
 def _line_break(state: StateInline, silent: bool) -> bool:
-    """A line break that keeps the blanks after it: they are the indentation of code without fences."""
+    """Parse a line break, and keep the blanks after it: they are the indentation of code without fences."""
     at = state.pos
     if not newline(state, silent):
         return False
@@ -79,7 +78,7 @@ def _line_break(state: StateInline, silent: bool) -> bool:
 
 
 def _formula(state: StateInline, silent: bool) -> bool:
-    """A formula inside a line."""
+    """Parse a formula inside a line."""
     end = formula_end(state.src[: state.posMax], state.pos) if state.src[state.pos] in "\\$" else 0
     if end <= 0:
         return False

@@ -1,6 +1,6 @@
-"""A model's thoughts as dim rows beside a bar, made while they come.
+"""Streamed reasoning as dim rows beside a bar.
 
-Owns how much of them is shown; must not know the answer or the live line.
+Owns the cut after some lines; must not know the answer or the live line.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _DIM = Style(dim=True)
 
 
 class ReasoningRows:
-    """ReasoningRows as dim lines beside a bar, and one line about them at their end.
+    """Dim lines beside a bar, and a note at their end.
 
     Args:
-        lines: that are shown at most, and FOLD_CHARACTERS; None is all of them.
+        lines: maximum number of lines, of FOLD_CHARACTERS together; None for no limit.
     """
 
     def __init__(self, lines: int | None, *, styled: bool, unicode: bool) -> None:
@@ -28,12 +28,12 @@ class ReasoningRows:
         self._unicode = unicode
         self._rows = RowWriter(styled=styled)
         self._bar = Text("│ " if unicode else "| ", _DIM)
-        self._held = ""  # a word that may go on
-        self._open = False  # a line is being written
+        self._held = ""  # an incomplete word
+        self._open = False  # inside a line
         self._blank = self._any = False
 
     def feed(self, text: str, columns: int) -> str:
-        """More thoughts."""
+        """Add text; return the new rows."""
         if self._lines_left == 0:
             return ""
         *lines, rest = (self._held + text).split("\n")
@@ -42,13 +42,13 @@ class ReasoningRows:
         return "".join([*out, self._words("".join(words), columns)])
 
     def end(self, columns: int, note: str) -> str:
-        """The thoughts are complete."""
+        """Return the rest of the rows, and the note."""
         out = self._words(self._held, columns) + self._line_end()
         self._held = ""
         return f"{out}{self._rows.painted(Text(note, _DIM))}\n"
 
     def _words(self, text: str, columns: int) -> str:
-        """Whole words of one line."""
+        """Return whole words of one line."""
         out = []
         for word in ATOM.findall(text):
             if self._lines_left == 0:

@@ -1,6 +1,6 @@
-"""Rows of text behind a prefix, wrapped at words while the text comes; what was given out is never taken back.
+"""Streamed text in rows after a prefix, wrapped at words; output is never taken back.
 
-Owns where rows break; must not know Markdown or the live line.
+Owns the row breaks; must not know Markdown or the live line.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ _WIDE = (
     "\\uff00-\\uff60\\uffe0-\\uffe6\\U0001f300-\\U0001faff\\U00020000-\\U0003fffd"
 )
 _NEVER_FIRST = "、。，．・：；？！）」』】》〉”’…ー々％\u0300-\u036f\u200d\ufe00-\ufe0f\U0001f3fb-\U0001f3ff"
-# What a row is never broken in: a word with the blanks before it, or one wide character with what belongs to it.
+# Never broken: a word with the blanks before it, or a wide character with its marks.
 ATOM = re.compile(rf"\s*(?:[^\s{_WIDE}]+|[{_WIDE}](?:\u200d?[{_NEVER_FIRST}]|\u200d[{_WIDE}])*)[{_NEVER_FIRST}]*|\s+\Z")
 
 
 class RowWriter:
-    """One text after the other, each in rows of its own.
+    """A writer of texts, each in rows of its own.
 
     Args:
-        styled: whether styles are shown at all.
+        styled: write styles.
     """
 
     def __init__(self, *, styled: bool = True) -> None:
         self._styled = styled
         self._rest = Text()
-        self._column = 0  # cells since the last line break of ours
-        self._fresh = True  # nothing but the prefix is in the row
+        self._column = 0  # cells since our last line break
+        self._fresh = True  # the row has only the prefix
 
     def begin(self, first: Text, rest: Text) -> str:
-        """Start a text: what its first row begins with, and all others.
+        """Start a text; return the prefix of its first row.
 
-        Without both, blanks fill a row where the next word does not fit, and the terminal goes on in the next one by
-        itself: what is copied is one line, and a resized terminal wraps it anew.
+        Without prefixes, a row is filled with blanks where the next word does not fit, and the terminal wraps by
+        itself: copied text is one line, and a resized terminal wraps it anew.
         """
         self._rest, self._fresh, self._column = rest, True, width(first.plain)
         return self.painted(first)
 
     def add(self, text: Text, columns: int) -> str:
-        """More of it, in whole words.
+        """Add whole words; return their output.
 
         Args:
-            columns: that a row may take; the terminal has one more.
+            columns: limit of a row; the terminal has one more.
         """
         if "\n" not in text.plain:
             return self._wrapped(text, columns)
@@ -58,7 +58,7 @@ class RowWriter:
         return "".join(out)
 
     def painted(self, text: Text) -> str:
-        """The text with the escapes of its styles."""
+        """Return the text with the escapes of its styles."""
         if not self._styled or not (text.spans or text.style):
             return text.plain
         out, end = [], 0
@@ -73,18 +73,18 @@ class RowWriter:
 
     def _wrapped(self, text: Text, columns: int) -> str:
         is_filled = not self._rest
-        most = columns + is_filled
+        limit = columns + is_filled
         cuts, gaps = [], []
         for match in ATOM.finditer(text.plain):
             cells, word = width(match[0]), match[0].lstrip()
-            # Where words are apart, a filled row ends with a blank: so they are in what is copied, too.
-            room = most if word == match[0] else columns
+            # A filled row ends with a blank, so that copied words stay apart.
+            room = limit if word == match[0] else columns
             if word and not self._fresh and self._column + cells > room:
                 cuts += [match.start(), match.end() - len(word)]  # the blanks between are dropped
-                gaps.append(" " * (most - self._column) if is_filled else "\n" + self.painted(self._rest))
+                gaps.append(" " * (limit - self._column) if is_filled else "\n" + self.painted(self._rest))
                 self._column, cells = width(self._rest.plain), width(word)
             longer = self._column + cells
-            self._column = (longer - 1) % most + 1 if is_filled and longer else min(longer, most)
+            self._column = (longer - 1) % limit + 1 if is_filled and longer else min(longer, limit)
             self._fresh = False
         first, *others = text.divide(cuts)[::2] if cuts else [text]
         return self.painted(first) + "".join([gap + self.painted(row) for gap, row in zip(gaps, others, strict=True)])

@@ -1,4 +1,4 @@
-"""A table of Markdown as rows of text: Rich's columns where they fit, one record after the other where they don't.
+"""A Markdown table as rows of text: Rich's columns if they fit, else one record after the other.
 
 Owns the layout; must not know streams or the terminal.
 """
@@ -16,27 +16,27 @@ from rich.text import Text
 
 from llmrun.ui.terminal.cells import shrunk, width
 
-_LEAST_COLUMN = 8  # cells; a table that would need narrower columns, or break a word, is shown as records
+_MIN_COLUMN = 8  # cells; a table that needs narrower columns, or would break a word, becomes records
 _BOLD, _DIM = Style(bold=True), Style(dim=True)
 
 
 def table_rows(
     headings: Sequence[Text], rows: Sequence[Sequence[Text]], right: Sequence[bool], columns: int, *, unicode: bool
 ) -> list[Text]:
-    """The rows of a table.
+    """Return the rows of a table.
 
     Args:
-        right: whether each column's cells end on its right.
-        columns: of the terminal that a row may take.
+        right: whether each column is right-aligned.
+        columns: of the terminal.
     """
     texts = [[cell.plain for cell in cells] for cells in zip(headings, *rows, strict=True)]
     words = [max((width(word) for text in column for word in text.split()), default=0) for column in texts]
-    wanted = [max(map(width, column)) for column in texts]
-    least = [max(cells, min(most, _LEAST_COLUMN)) for cells, most in zip(words, wanted, strict=True)]
+    natural = [max(map(width, column)) for column in texts]
+    minimum = [max(cells, min(limit, _MIN_COLUMN)) for cells, limit in zip(words, natural, strict=True)]
     room = columns - 2 * (len(texts) - 1)
-    if sum(least) > room:
+    if sum(minimum) > room:
         return _records(headings, rows, "─" if unicode else "-")
-    widths = shrunk(wanted, least, room)
+    widths = shrunk(natural, minimum, room)
     table = Table(
         box=box.SIMPLE_HEAD if unicode else box.ASCII,
         show_edge=False,
@@ -55,13 +55,13 @@ def table_rows(
 
 
 def _records(headings: Sequence[Text], rows: Sequence[Sequence[Text]], line: str) -> list[Text]:
-    shown = []
+    records = []
     for row in rows:
         for heading, cell in zip(headings, row, strict=True):
             if cell:
-                shown.append(Text.assemble((heading.plain, _BOLD), ": " if heading else "", cell))
-        shown.append(Text(line * 3, _DIM))
-    return shown
+                records.append(Text.assemble((heading.plain, _BOLD), ": " if heading else "", cell))
+        records.append(Text(line * 3, _DIM))
+    return records
 
 
 def _trimmed(row: Text) -> Text:

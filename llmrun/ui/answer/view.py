@@ -1,15 +1,14 @@
-"""An answer as it comes: streamed text, one live line of figures below it, a summary at its end.
+"""The view of an answer: streamed text, one live line of figures below it, a summary at its end.
 
-Nothing that was written is written again but the live line; page.py says what the text looks like.
+Only the live line is ever rewritten; page.py renders the text. Owns the terminal while the engine works; must not know
+the engine's process. Never touches termios and never hides the cursor, so that nothing has to be restored. Ctrl-Z
+erases the live line.
 
-Owns what is written to the terminal while the engine works; must not know the engine's process. It never
-touches termios and never hides the cursor, so that there is nothing to restore. Ctrl-Z takes the live line away.
-
-How the live line stays out of the text: to draw, the cursor goes one row down and up again (which scrolls when there
-is no row below), its place is saved, the line drawn on the row below, the place restored. Before more text is written,
-everything after the cursor is erased. The computed column decides little: at the start of a row the line is drawn
-right there, and in a row that is exactly full, where terminals differ in what "restore" means, the last character
-waits until the next one comes. So does an emoji: the next character may belong to it.
+To draw the live line, the cursor goes one row down and up again (which scrolls if there is no row below), its place is
+saved, the line is drawn on the row below, and the place is restored. Before more text is written, everything after the
+cursor is erased. Little depends on the computed column: at the start of a row the line is drawn in that row; in a row
+that is exactly full, where terminals restore differently, the last character waits for the next one. So does an
+emoji, because the next character may belong to it.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from types import TracebackType
 from typing import TextIO
 
 from llmrun.protocol.loading import LoadProgress
@@ -32,15 +30,15 @@ from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.sanitize import Sanitizer
 from llmrun.ui.terminal.suspend import Suspendable
 
-# Drawing steals time from decoding, so it comes in bursts.
+# Drawing takes time from decoding, so output is batched.
 TEXT_SECONDS = 1 / 30
 STATUS_SECONDS = 1 / 12
 
-# Below this there is no room for a line besides the text.
+# A smaller terminal gets no live line.
 _MIN_COLUMNS, _MIN_ROWS = 8, 3
 _ENDLESS = 1 << 62  # columns of a row that never wraps
 
-_BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"  # synchronized output: the terminal shows all of it at once
+_BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"  # synchronized output, without flicker
 _ERASE_AFTER, _ERASE_ROW = "\x1b[J", "\x1b[K"
 _SAVE, _RESTORE = "\x1b7", "\x1b8"
 _ROW_BELOW = "\x1bD\x1b[A"  # down, scrolling if need be, and up again in the same column
@@ -51,50 +49,46 @@ _PLAIN = "\x1b[0m"
 
 
 class View(ABC):
-    """Shows one answer. Use it in a `with`, or call close()."""
+    """A view of one answer. Use it in a `with`, or call close()."""
 
     @abstractmethod
     def show(self, event: Event) -> None:
-        """Show what an event brings; all of the answer is out when Finished was shown."""
+        """Show an event; after Finished all of the answer is written."""
 
     @abstractmethod
     def tick(self) -> None:
-        """Show what is waiting, if it is time; call it when no event has come for a while."""
+        """Write buffered text if it is time; to be called when no event has come for a while."""
 
     @abstractmethod
     def close(self) -> None:
-        """Show the rest and leave the terminal tidy, also after an interrupt. May be called twice."""
+        """Write the rest and leave the terminal tidy, also after an interrupt. May be called twice."""
 
     def __enter__(self) -> View:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
 class LiveView(View):
-    """Draws what it will take away again; Ctrl-Z takes it away too."""
+    """A view that erases and redraws a part of the terminal; Ctrl-Z erases that part."""
 
     def __init__(self) -> None:
         self._suspendable = Suspendable(self.pause, self.resume)
 
     @abstractmethod
     def pause(self) -> None:
-        """Leave on the terminal only what stays there."""
+        """Erase everything that is not final."""
 
     @abstractmethod
     def resume(self) -> None:
-        """Go on at the start of a row. Does nothing without a pause()."""
+        """Continue at the start of a row. Does nothing without a pause()."""
 
     def __enter__(self) -> LiveView:
         self._suspendable.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         try:
             self.close()
         finally:
@@ -114,19 +108,19 @@ def answer_view(
     tints: bool = False,
     shades: bool = False,
 ) -> View:
-    """The right view for where stdout goes.
+    """Return the view of an answer for the kind of stdout.
 
     Args:
-        n_ctx: context window in tokens, when the model was loaded earlier (Loaded tells it otherwise).
+        n_ctx: context window in tokens, if the model was loaded earlier (Loaded reports it otherwise).
         stats: show figures, live and at the end; without them only the wait for the first token is shown.
-        markdown: show the answer as Markdown, where the terminal can; other places get its text as it is.
-        think: how the model's thoughts are shown. In a pipe "on" is the whole text as it is, tags included; with
-            anything else only the answer comes through.
-        end_line: end the answer with a newline if it has none, as on a terminal, also where there is none.
-        short: of the figures at the end, only those that most people want, and none where tools are called first.
-        times: of decode steps, where they are known: for the figures of drafts.
-        tints: drafted tokens are coloured, where the terminal can.
-        shades: all tokens are, by how likely they were.
+        markdown: render Markdown, on a terminal that can; elsewhere the text is written as it is.
+        think: display of the reasoning. In a pipe "on" writes the whole text with its tags; other values write the
+            answer alone.
+        end_line: end the answer with a newline off a terminal too.
+        short: summarize only the main figures, and not at all before tool calls.
+        times: of decode steps, if known: for the figures of drafts.
+        tints: colour drafted tokens, on a terminal that can.
+        shades: colour all tokens by their probability.
     """
     summary_to = output.stderr if stats else None
     dim = output.stderr_has_color
@@ -160,16 +154,16 @@ def answer_view(
 
 
 class PlainView(View):
-    """Text and nothing else, for pipes, files and terminals that can't move the cursor.
+    """The view for pipes, files and terminals that can't move the cursor: text alone.
 
     Args:
-        stream: gets the text, flushed at each event.
-        summary_to: gets the summary; None is nowhere.
-        end_line: end the text with a newline if it has none.
-        dim: the summary may be dim.
-        thoughts: the reasoning is written too, between its tags.
-        says_thinking: thoughts that are not written are mentioned, so that no user looks at nothing.
-        short: the summary is.
+        stream: flushed at each event.
+        summary_to: stream of the summary, if any.
+        end_line: end the text with a newline.
+        dim: dim the summary.
+        thoughts: write the reasoning too, between its tags.
+        says_thinking: write a note instead of reasoning, so that the user sees progress.
+        short: shorten the summary.
         times: of decode steps, for the summary.
     """
 
@@ -198,7 +192,6 @@ class PlainView(View):
         self._at_line_start = True
 
     def show(self, event: Event) -> None:
-        """Write the event's text, if it has any."""
         if isinstance(event, TextDelta):
             self._write("".join(map(self._shown, event.answer_parts)))
         elif isinstance(event, Started):
@@ -211,16 +204,16 @@ class PlainView(View):
             self.close()
 
     def tick(self) -> None:
-        """Nothing ever waits here."""
+        """Do nothing: nothing is buffered."""
 
     def close(self) -> None:
-        """Write what was held back, and the last newline."""
+        """Write incomplete sequences and the last newline."""
         self._write(self._sanitizer.flush())
         if self._end_line and not self._at_line_start:
             self._write("\n")
 
     def _shown(self, part: AnswerPart) -> str:
-        """Return what is written of a part."""
+        """Return the text to write for a part."""
         self._has_calls = self._has_calls or part.kind == "call_end"
         if part.kind == "reasoning":
             begins, self._is_reasoning = not self._is_reasoning, True
@@ -242,19 +235,19 @@ class PlainView(View):
 
 
 class AnswerView(LiveView):
-    """Streamed text with one live line below it, for a terminal. The cursor has to be at the start of a row.
+    """The view for a terminal: streamed text with a live line below it. The cursor must be at the start of a row.
 
     Args:
         stream: the terminal.
-        summary_to: gets the summary; None is nowhere.
-        n_ctx: context window in tokens, when the model was loaded earlier.
-        live: keep the live line after the first token; loading and prefill show one in any case.
+        summary_to: stream of the summary, if any.
+        n_ctx: context window in tokens, if the model was loaded earlier.
+        live: keep the live line after the first token; loading and prefill always show one.
         dim: the terminal may show dim text.
         clock: monotonic seconds.
-        size: columns and rows of the terminal, asked at each drawing.
-        page: says what the text looks like; as it is by default.
-        unicode: the terminal may show other characters than ASCII.
-        short: the summary is.
+        size: returns columns and rows of the terminal, called at each drawing.
+        page: renders the text; unchanged by default.
+        unicode: the terminal may show characters other than ASCII.
+        short: shorten the summary.
         times: of decode steps, for the summary.
     """
 
@@ -284,17 +277,17 @@ class AnswerView(LiveView):
         self._meter = Meter(clock, n_ctx)
         self._unicode = unicode
         self._page = page or Page(clock)
-        self._kept = ""  # the last character of the text, when drawing might disturb it
-        self._column = 0  # of the cursor, as ui.cells.advance counts
-        self._line_cells = 0  # of the line that the cursor is in, over all its rows
+        self._withheld = ""  # the last character of the text, if drawing might disturb it
+        self._column = 0  # of the cursor, as cells.advance() counts
+        self._line_cells = 0  # of the cursor's line, over all its rows
         self._columns = 0  # of the terminal, at the last drawing
-        self._drawn = False  # whether a live line is on the screen
+        self._is_drawn = False  # a live line is on the screen
         self._fields: list[str] = []
         self._text_at = self._status_at = float("-inf")
         self._text_began = self._closed = self._is_paused = False
 
     def show(self, event: Event) -> None:
-        """Show what an event brings, now or within TEXT_SECONDS of the next event or tick."""
+        """Show an event, at once or within TEXT_SECONDS of the next event or tick."""
         self._meter.follow(event)
         if isinstance(event, TextDelta):
             self._text(event)
@@ -311,7 +304,7 @@ class AnswerView(LiveView):
             write_summary(self._summary_to, event, self._times, dim=self._dim, columns=self._columns, short=self._short)
 
     def tick(self) -> None:
-        """Write waiting text and redraw the live line, each if it is time."""
+        """Write buffered text and redraw the live line, each if it is time."""
         if self._closed:
             return
         now = self._clock()
@@ -322,19 +315,19 @@ class AnswerView(LiveView):
                 fields += self._meter.fields()
             changed = fields != self._fields
             self._fields, self._status_at = fields, now
-        if changed or ((self._page.waiting or self._kept) and now - self._text_at >= TEXT_SECONDS):
+        if changed or ((self._page.waiting or self._withheld) and now - self._text_at >= TEXT_SECONDS):
             self._text_at = now
             with self._suspendable.writing():
                 self._draw(last=False)
 
     def pause(self) -> None:
-        """Take the live line away, and end the row."""
+        """Erase the live line, and end the row."""
         if not self._closed:
-            self._write((self._erase(False) if self._drawn else "") + ("\n" if self._column else ""))
-            self._drawn, self._is_paused = False, True
+            self._write((self._erase(False) if self._is_drawn else "") + ("\n" if self._column else ""))
+            self._is_drawn, self._is_paused = False, True
 
     def resume(self) -> None:
-        """Go on in the same column, so that rows are wrapped where they would have been."""
+        """Continue in the same column, so that rows wrap at the same places."""
         if not self._is_paused:
             return
         self._is_paused = False
@@ -348,7 +341,7 @@ class AnswerView(LiveView):
         self.tick()
 
     def close(self) -> None:
-        """Write what is waiting, erase the live line, end the text's last row."""
+        """Write the buffered text, erase the live line, end the last row."""
         if self._closed:
             return
         self._closed = True
@@ -362,56 +355,56 @@ class AnswerView(LiveView):
         self._page.add(event)
         if not self._text_began:
             self._text_began = True
-            self._status_at = float("-inf")  # the line for waiting is out of date now
+            self._status_at = float("-inf")  # redraw the line now
         self.tick()
 
     def _draw(self, *, last: bool) -> None:
         columns, rows = self._size()
         resized = self._follow_resize(columns)
         room = columns >= _MIN_COLUMNS and rows >= _MIN_ROWS
-        erase = self._erase(resized) if self._drawn else ""
-        text = self._kept + self._page.take(columns, last=last)
+        erase = self._erase(resized) if self._is_drawn else ""
+        text = self._withheld + self._page.take(columns, last=last)
         text = text if last or not room else self._without_last(text, columns)
         shown = bare(text)
         self._column = advance(self._column, shown, columns)
         self._line_cells = advance(self._line_cells, shown, _ENDLESS)
         status = fit(self._fields, columns - 1) if room and self._column < columns else ""
         drawing = erase + text + (self._below(status) if status else "")
-        # An interrupt may come anywhere here: a live line counts as drawn from before it can be on the screen
-        # until it is certainly gone.
-        self._drawn = self._drawn or bool(status)
-        self._write(f"{_BEGIN}{drawing}{_END}" if self._drawn else drawing)
-        self._drawn = bool(status)
+        # An interrupt may come at any point: a live line counts as drawn from before its output until after its
+        # erasure.
+        self._is_drawn = self._is_drawn or bool(status)
+        self._write(f"{_BEGIN}{drawing}{_END}" if self._is_drawn else drawing)
+        self._is_drawn = bool(status)
 
     def _follow_resize(self, columns: int) -> bool:
         resized = self._columns not in {0, columns}
         if resized:
-            self._column = advance(0, " " * self._line_cells, columns)  # most terminals wrap the line anew
+            self._column = advance(0, " " * self._line_cells, columns)  # most terminals rewrap the line
         self._columns = columns
         return resized
 
     def _without_last(self, text: str, columns: int) -> str:
-        """The text, without a last character that drawing might disturb; that is kept for the next drawing."""
-        self._kept = ""
-        if text.endswith(_PLAIN):  # a styled word is complete
+        """Return the text without a last character that drawing might disturb; it is kept for the next drawing."""
+        self._withheld = ""
+        if text.endswith(_PLAIN):  # styled words are complete
             return text
         if may_grow(text) or advance(self._column, bare(text), columns) == columns:
             end = last_cluster(text)
-            text, self._kept = text[:end], text[end:]
+            text, self._withheld = text[:end], text[end:]
         return text
 
     def _erase(self, resized: bool) -> str:
         if self._column:
             return _ERASE_AFTER
         # The live line is in the cursor's own row, where the terminal may have echoed ^C as well. Erasing all
-        # below would move it into tmux's history if this is the topmost row.
+        # rows below would move it into tmux's history if this is the topmost row.
         return "\r" + _ERASE_ROW + (_ERASE_AFTER if resized else "")
 
     def _below(self, status: str) -> str:
         styled = paint(status if self._unicode else in_ascii(status), DIM if self._dim else "")
-        # Should the terminal have become narrower this instant, the line must be cut and not wrap.
+        # If the terminal has just become narrower, the line must be cut, not wrapped.
         line = f"{_NO_WRAP}{styled}{_WRAP}"
-        if self._column == 0:  # this row is still free
+        if self._column == 0:  # this row is empty
             return f"{_SAVE}{line}{_RESTORE}"
         return f"{_ROW_BELOW}{_SAVE}{_DOWN}\r{line}{_RESTORE}"
 
@@ -430,21 +423,21 @@ def write_summary(
     columns: int = 0,
     short: bool = False,
 ) -> None:
-    """The summary as one line, dim where the terminal may show that.
+    """Write the summary as one line, dim if the terminal may show that.
 
     Args:
-        short: only what most people want to know.
+        short: only the main figures.
         columns: of the terminal, to break the line between its fields; 0 leaves it whole.
     """
     line = short_summary(finished, times) if short else summary(finished, times)
-    rows = in_rows(line, columns - 2) if columns else [line]  # a separator may stand at the end
+    rows = in_rows(line, columns - 2) if columns else [line]  # room for a separator at the end
     shown = "\n".join(rows if can_show(stream, line) else map(in_ascii, rows))
     stream.write(paint(shown, DIM if dim else "") + "\n")
     stream.flush()
 
 
 def can_show(stream: TextIO, text: str) -> bool:
-    """Whether the stream's encoding has all of the text's characters."""
+    """Return whether the stream's encoding has all characters of the text."""
     try:
         text.encode(stream.encoding or "utf-8")
     except (UnicodeEncodeError, LookupError, AttributeError):
@@ -453,7 +446,7 @@ def can_show(stream: TextIO, text: str) -> bool:
 
 
 def terminal_size(stream: TextIO) -> tuple[int, int]:
-    """Columns and rows of the terminal behind a stream; 80 and 24 where it doesn't tell."""
+    """Return columns and rows of the terminal of a stream; 80 and 24 if unknown."""
     try:
         columns, rows = os.get_terminal_size(stream.fileno())
     except (OSError, ValueError):

@@ -1,1 +1,1 @@
-"""The line at which a chat is typed."""
+"""The chat's prompt: keys, history, completion, the editor."""

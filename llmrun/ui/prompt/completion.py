@@ -1,6 +1,6 @@
-"""What Tab offers while a slash command is typed: its name, then whatever its arguments can be.
+"""Completion of slash commands: their names, then their arguments.
 
-Owns the choice; must not know what a command does, nor how a key is read. Pure but for file_names().
+Owns the candidates; must not know the commands' meaning, or keys. Pure except for file_names().
 """
 
 from __future__ import annotations
@@ -14,53 +14,42 @@ from typing import NamedTuple
 from llmrun.errors import LlmrunError
 from llmrun.ui.terminal.sanitize import clean
 
-MOST = 500
-"""So many candidates are offered; nobody reads more."""
-_LOOKED_AT = 10_000
+MAX_CANDIDATES = 500
+_MAX_EXAMINED = 10_000
 
 
 class Candidate(NamedTuple):
-    """A word that Tab can put in the place of the one being typed.
-
-    Attributes:
-        text: the whole word.
-        hint: what to know about it, such as a parameter's bounds; shown only.
-    """
+    """A word that can replace the one being typed."""
 
     text: str
-    hint: str = ""
+    hint: str = ""  # shown only, such as a parameter's bounds
 
 
 Completion = Callable[[Sequence[str]], Iterable["str | Candidate"]]
-"""Gets the words behind the command, split at single spaces; the last is the one being typed, "" if it is not begun.
-Gives what that word can be; those that do not begin with it are left out. Called when Tab is pressed, so it may look
-at the disk, but not at the network."""
+"""Maps the words after a command, split at single spaces, to candidates for the last one, which is being typed. Other
+candidates than those that begin with it are dropped. Called when Tab is pressed, so it may use the disk, but not the
+network."""
 
 
 class Completions(NamedTuple):
-    """What Tab does: the word being typed becomes one of these.
+    """The possible completions of the word being typed."""
 
-    Attributes:
-        typed: of that word, so far.
-        candidates: the shown and inserted words; each begins with `typed`.
-    """
-
-    typed: str
-    candidates: list[Candidate]
+    typed: str  # the word so far
+    candidates: list[Candidate]  # each begins with `typed`
 
     @property
     def hint(self) -> str:
-        """What to say when nothing can be added to what is typed."""
+        """The note for a word that is complete."""
         complete = len(self.candidates) == 1 and self.candidates[0].text == self.typed
         return self.candidates[0].hint if complete else ""
 
 
 def offer(line: str, commands: Mapping[str, Completion | None]) -> Completions:
-    """What can stand at the end of a line.
+    """Return the completions at the end of a line.
 
     Args:
-        line: what is typed up to the cursor.
-        commands: name of each command, with its slash -> what completes its arguments.
+        line: the text up to the cursor.
+        commands: name of each command, with its slash -> completion of its arguments.
     """
     name, space, arguments = line.lstrip().partition(" ")
     if not name.startswith("/") or "\n" in line:
@@ -79,13 +68,13 @@ def offer(line: str, commands: Mapping[str, Completion | None]) -> Completions:
 
 
 def file_names(words: Sequence[str]) -> Iterable[str]:
-    """A Completion for commands whose whole argument is the path of a file; spaces in it need no quotes."""
+    """Complete the path of a file, for commands whose whole argument it is; spaces in it need no quotes."""
     path = " ".join(words)
     n_done = len(path) - len(words[-1])
     folder, beginning = path[: path.rfind("/") + 1], path[path.rfind("/") + 1 :]
     try:
         root = Path(folder or ".").expanduser()
-    except RuntimeError:  # there is no such user
+    except RuntimeError:  # no such user
         return []
     with os.scandir(root) as entries:
         fitting = (
@@ -96,6 +85,6 @@ def file_names(words: Sequence[str]) -> Iterable[str]:
 
 
 def _fitting(typed: str, words: Iterable[str | Candidate]) -> Completions:
-    candidates = (Candidate(word) if isinstance(word, str) else word for word in islice(words, _LOOKED_AT))
+    candidates = (Candidate(word) if isinstance(word, str) else word for word in islice(words, _MAX_EXAMINED))
     fitting = (word for word in candidates if word.text.startswith(typed) and clean(word.text) == word.text)
-    return Completions(typed, list(dict.fromkeys(islice(fitting, MOST))))
+    return Completions(typed, list(dict.fromkeys(islice(fitting, MAX_CANDIDATES))))

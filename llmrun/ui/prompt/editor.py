@@ -1,4 +1,4 @@
-"""The user's own editor, for a text that has grown too long for a prompt.
+"""The user's own editor, for a text that is too long for a prompt.
 
 Owns finding and running it; must not know the chat.
 """
@@ -15,20 +15,19 @@ from pathlib import Path
 
 from llmrun.errors import ResourceError, UsageError
 
-_USUAL = ("editor", "nano", "vi")
+_DEFAULTS = ("editor", "nano", "vi")
 
 
 def edit(text: str, environment: Mapping[str, str] = os.environ) -> str:
-    """The text as it is when the user has closed the editor, without a newline at the end.
+    """Return the text as the user leaves it in the editor, without a newline at the end.
 
     Args:
-        text: what to begin with. It lies in a private folder only as long as the editor is open, with all that the
-            editor puts beside it.
+        text: initial text. It is in a private folder as long as the editor is open, with all files of the editor.
         environment: VISUAL or EDITOR names the editor, with its options.
 
     Raises:
         UsageError: there is no editor, it can't be started, or it reports a failure.
-        ResourceError: the text can't be written, or was taken away.
+        ResourceError: the text can't be written, or was removed.
     """
     command = _editor(environment)
     try:
@@ -44,17 +43,16 @@ def edit(text: str, environment: Mapping[str, str] = os.environ) -> str:
 
 
 def _editor(environment: Mapping[str, str]) -> list[str]:
-    """The editor's command line."""
     for name in ("VISUAL", "EDITOR"):
-        if wanted := environment.get(name, "").strip():
+        if command := environment.get(name, "").strip():
             try:
-                return shlex.split(wanted)
+                return shlex.split(command)
             except ValueError as error:
-                raise UsageError(f"{name} is not a command line", why=f"{wanted}: {error}") from None
-    usual = next(filter(shutil.which, _USUAL), None)
-    if usual is None:
-        raise UsageError("there is no editor", hint="set EDITOR to the one that you use")
-    return [usual]
+                raise UsageError(f"{name} is not a command line", why=f"{command}: {error}") from None
+    default = next(filter(shutil.which, _DEFAULTS), None)
+    if default is None:
+        raise UsageError("there is no editor", hint="set EDITOR to your editor")
+    return [default]
 
 
 def _run(command: list[str]) -> None:

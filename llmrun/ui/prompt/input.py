@@ -1,15 +1,14 @@
-'''What a user types into a chat: lines, pastes and """ blocks on a terminal, plain lines from a pipe.
+"""Input of a chat: lines, pastes and triple-quoted blocks on a terminal, plain lines from a pipe.
 
-Owns reading only; must not know what a message or a command means. What needs prompt_toolkit is in prompt.py, imported
-when the first line is read from a terminal, so a pipe never pays for it.
-'''
+Owns reading only; must not know the meaning of a message or a command. prompt.py needs prompt_toolkit and is imported
+for the first line from a terminal, so a pipe never pays for it.
+"""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from llmrun.ui.prompt.completion import Completion
@@ -23,42 +22,41 @@ if TYPE_CHECKING:
 KEYS = {
     "Enter": "send",
     "Alt-Enter": "new line; the other way round after /multiline",
-    '"""': "begins and ends a text of several lines",
-    "//": "begins a message with a slash, such as //usr/bin is what?",
+    '"""': "begin and end a text of several lines",
+    "//": "begin a message with a slash, such as //usr/bin is what?",
     "Tab": "complete a command, a file, a model",
-    "Up, Down": "what was typed before; not what began with a space",
-    "Ctrl-R": "search it",
-    "Ctrl-G": "go on in $EDITOR",
+    "Up, Down": "earlier messages, except those that began with a space",
+    "Ctrl-R": "search them",
+    "Ctrl-G": "continue in $EDITOR",
     "Ctrl-L": "clear the screen",
-    "Ctrl-C": "stop an answer, or drop what is typed (Ctrl-_ brings it back); twice: leave",
+    "Ctrl-C": "stop an answer, or drop the typed text (Ctrl-_ restores it); twice: leave",
     "Ctrl-D": "leave",
-    "Ctrl-Z": "suspend; fg goes on",
+    "Ctrl-Z": "suspend; fg continues",
 }
-"""What the keys do, for a help text."""
 
 _PROMPT, _CONTINUATION = ">>> ", "... "
 _LEAVE_HINT = "Press Ctrl-C once more or Ctrl-D to leave, /? for help."
 
 
 class ChatInput:
-    """Reads one message after the other. Use it in a `with`, which puts the terminal back as it was.
+    """A reader of messages. Use it in a `with`, which restores the terminal.
 
-    The keys are those of KEYS. A paste is one message, however many lines it has and whatever they look like. Ctrl-C
-    drops what was typed, on an empty line it hints, twice it leaves. A terminal that can't move its cursor is read line
-    by line, with no keys but its own.
+    The keys are those of KEYS. A paste is one message, whatever it contains. Ctrl-C drops the typed text, hints on an
+    empty line, and leaves the second time. A terminal that can't move its cursor is read line by line, with its own
+    keys only.
 
     Args:
-        output: tells whether stdin is a terminal; without one, each line of stdin is a message.
-        history: file with what was typed before; made with mode 0600 in a directory of mode 0700. None, or
-            a place that can't be written, keeps the history of this chat only.
+        output: without a terminal at stdin, each line of stdin is a message.
+        history: file of earlier input; made with mode 0600 in a directory of mode 0700. None, or an unwritable place,
+            keeps the history of this chat only.
         commands: slash commands that Tab completes, with their slashes.
-        session_options: for prompt_toolkit's PromptSession; tests give input and output here.
+        session_options: for prompt_toolkit's PromptSession; used by tests for input and output.
 
     Attributes:
-        commands: what completes each slash command's arguments, if anything does; may be replaced at any time.
-        multiline: whether Enter makes a newline and Alt-Enter sends; multiline_hint says so.
-        is_command: whether the last message is a command, see drafts.is_command(): it was typed, not pasted with more
-            lines, not between fences, and not piped in.
+        commands: the completion of each slash command's arguments, if any; may be replaced at any time.
+        multiline: Enter makes a newline and Alt-Enter sends; multiline_hint explains it.
+        is_command: the last message is a command, see drafts.is_command(): typed, not pasted with more lines, not
+            between fences, and not from a pipe.
     """
 
     def __init__(
@@ -78,7 +76,7 @@ class ChatInput:
         self._prompt: Prompt | None = None
         self._prefilled = ""
         self._moves = output.cursor_moves or (output.stderr_cursor_moves and not output.stdout_is_terminal)
-        self._before = terminal_mode(output) if output.stdin_is_terminal else None
+        self._before = terminal_mode(output.stdin) if output.stdin_is_terminal else None
         if isinstance(output.stdin, io.TextIOWrapper):
             output.stdin.reconfigure(encoding="utf-8", errors="replace")  # possible before the first read only
 
@@ -89,34 +87,32 @@ class ChatInput:
 
     @property
     def multiline_hint(self) -> str:
-        """What to say when `multiline` was switched on or off."""
+        """The note for a change of `multiline`."""
         if not self.multiline:
             return "Enter sends now."
         return f"Enter makes a new line now, {'Alt-Enter' if self._moves else 'an empty line'} sends."
 
     def prefill(self, text: str) -> None:
-        """Let the next prompt begin with this text, to be edited."""
+        """Put this text into the next prompt, to be edited."""
         self._prefilled = text
 
     def read(self) -> str | None:
-        """The next message, never an empty one; None when the user leaves or stdin ends."""
+        """Return the next message, never an empty one; None when the user leaves or stdin ends."""
         self.is_command = False
         return self._read_typed() if self.interactive else self._read_line()
 
     def close(self) -> None:
-        """Put the terminal back as it was. May be called twice."""
+        """Restore the terminal. May be called twice."""
         if self._prompt is not None:
             self._prompt.close()
             self._prompt = None
         if self._before is not None:
-            restore_terminal_mode(self._output, self._before)
+            restore_terminal_mode(self._output.stdin, self._before)
 
     def __enter__(self) -> ChatInput:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _read_line(self) -> str | None:
@@ -147,7 +143,7 @@ class ChatInput:
                 return message
 
     def _ask(self, prefilled: str) -> tuple[str, bool]:
-        """What is typed at a prompt, and whether it is a message whatever it looks like."""
+        """Return the text typed at a prompt, and whether it is always a message, whatever it contains."""
         if self._prompt is None:
             from llmrun.ui.prompt.prompt import Prompt
 
@@ -156,7 +152,7 @@ class ChatInput:
         return self._prompt.ask(_PROMPT, _CONTINUATION, prefilled), self._prompt.literal
 
     def _ask_line(self, prefilled: str) -> tuple[str, bool]:
-        """The same where the cursor can't be moved."""
+        """Do the same where the cursor can't be moved."""
         if prefilled:
             self._output.note(f"Enter alone sends this again: {prefilled}")
         lines = [self._line(_PROMPT)]

@@ -1,6 +1,6 @@
 """The prompt of a terminal that can move its cursor: keys, history, completion, the editor.
 
-Owns prompt_toolkit; must not know what a message means. Imported only when a user types.
+Owns prompt_toolkit; must not know the meaning of a message. Imported only when a user types.
 """
 
 from __future__ import annotations
@@ -35,17 +35,16 @@ _ALLOW_PASTES, _FORBID_PASTES = "\x1b[?2004h", "\x1b[?2004l"
 
 
 class Prompt:
-    """Asks for one text after the other.
+    """A prompt that asks for texts.
 
     Args:
-        history: file with what was typed before, see open_history().
-        commands: gives the slash commands and what completes their arguments; called when Tab is pressed.
-        session_options: for prompt_toolkit's PromptSession; tests give input and output here.
+        history: file of earlier input, see open_history().
+        commands: returns the slash commands and the completion of their arguments; called when Tab is pressed.
+        session_options: for prompt_toolkit's PromptSession; used by tests for input and output.
 
     Attributes:
-        multiline: whether Enter makes a newline and Alt-Enter sends, instead of the other way round.
-        literal: whether the last text began with a paste of several lines or of two slashes: then it is a message,
-            whatever it looks like.
+        multiline: Enter makes a newline and Alt-Enter sends, instead of the other way round.
+        literal: the last text began with a paste of several lines or of two slashes: it is always a message.
     """
 
     def __init__(
@@ -75,11 +74,11 @@ class Prompt:
         self._suspendable.__enter__()
 
     def ask(self, prompt: str, continuation: str, default: str = "") -> str:
-        """What the user types.
+        """Return the text that the user types.
 
         Args:
-            prompt: stands before the first line.
-            continuation: stands before the lines after it.
+            prompt: before the first line.
+            continuation: before the other lines.
             default: a message to be edited.
 
         Raises:
@@ -99,7 +98,7 @@ class Prompt:
             self._write(_ALLOW_PASTES)
 
     def close(self) -> None:
-        """Leave the terminal without anything of ours switched on."""
+        """Switch off the terminal modes."""
         self._suspendable.__exit__()
         self._write(_FORBID_PASTES)
 
@@ -115,7 +114,7 @@ class Prompt:
             self.literal = False
 
     def _sends(self, text: str) -> bool:
-        """Whether Enter sends a text."""
+        """Return whether Enter sends a text."""
         if self.literal or not is_open_block(text):
             return not self.multiline or (is_command(text) and not self.literal and "\n" not in text)
         return False
@@ -173,7 +172,7 @@ class Prompt:
         return keys
 
     async def _edit(self, buffer: Buffer) -> None:
-        """Let the user edit what is typed so far in an editor, or say why that is not possible."""
+        """Open the typed text in the user's editor, or print why that is not possible."""
 
         def edited() -> str | None:
             try:
@@ -195,17 +194,17 @@ class Prompt:
 
 
 class _Offers(Completer):
-    """Our candidates, as prompt_toolkit shows and inserts them."""
+    """The completions in prompt_toolkit's form."""
 
     def __init__(self, commands: Callable[[], Mapping[str, Completion | None]]) -> None:
         self._commands = commands
 
     def at(self, document: Document) -> Completions:
-        """What can stand at the cursor."""
+        """Return the completions at the cursor."""
         return offer(document.text_before_cursor, self._commands())
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Inserted]:
-        """Called when Tab is pressed."""
+        """Yield the completions when Tab is pressed."""
         typed, candidates = self.at(document)
         for text, hint in candidates:
             shown = text.rstrip("/").rpartition("/")[2] + "/" * text.endswith("/") if text.count("/") > 1 else text

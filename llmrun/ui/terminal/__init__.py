@@ -1,1 +1,1 @@
-"""What every view stands on: output, widths, formats, tables, progress."""
+"""The base of every view: streams, cell widths, number formats, tables, progress."""

@@ -1,36 +1,67 @@
-"""How far something is that takes its time: one bar on a terminal, now and then a plain line anywhere else.
+"""Progress of a long task on stderr: a bar or a status line on a terminal; off a terminal a plain line now and then.
 
-Owns the drawing, and how often; must not know what is being done. Always on stderr.
+Owns the drawing, and its rate; must not know the task.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
+from llmrun.ui.terminal.ansi import DIM, paint
+from llmrun.ui.terminal.cells import cut
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.sanitize import clean
 from llmrun.ui.terminal.suspend import Suspendable
 
 _BAR_HZ = 8
 _LINE_SECONDS = 10.0
+_ERASE = "\r\x1b[2K"
+
+
+class StatusLine:
+    """A line at the end of stderr that is rewritten in place, without Rich's thread, which would disturb a measurement.
+
+    Nothing is drawn off a terminal or beside JSON.
+    """
+
+    def __init__(self, output: Output) -> None:
+        self._output, self._is_drawn = output, False
+
+    def show(self, text: str) -> None:
+        """Replace the line."""
+        output = self._output
+        if not output.stderr_cursor_moves or output.json:
+            return
+        self._is_drawn = True
+        output.stderr.write(_ERASE + paint(cut(text, self.columns), DIM if output.stderr_has_color else ""))
+        output.stderr.flush()
+
+    @property
+    def columns(self) -> int:
+        """Cells that a line may have: the terminal writes ^C after it."""
+        return max((self._output.columns(stderr=True) or 80) - len("^C"), 20)
+
+    def clear(self) -> None:
+        """Erase the line."""
+        if self._is_drawn:
+            self._is_drawn = False
+            self._output.stderr.write(_ERASE)
+            self._output.stderr.flush()
 
 
 class Activity:
-    """Something that goes on, shown until the block ends, however it ends. Beside JSON nothing is drawn.
+    """A progress bar until the end of the block. Nothing is drawn beside JSON.
 
     with Activity(output) as activity:
         activity.show("reading", 0.4, "12 s left")
+
+    Args:
+        clock: monotonic seconds.
     """
 
     def __init__(self, output: Output, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begin.
-
-        Args:
-            clock: monotonic seconds.
-        """
         self._output, self._clock = output, clock
         self._line_at = clock()
         self._bar: Any = None
@@ -41,20 +72,18 @@ class Activity:
         self._suspendable.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.pause()
         self._suspendable.__exit__()
 
     def show(self, words: str, share: float | None = None, left: str = "", *, begins: bool = False) -> None:
-        """Say how far it is, as often as one likes.
+        """Show the progress; cheap enough to be called often.
 
         Args:
-            words: what is being done; untrusted text.
-            share: of it that is done, 0 to 1; None when nobody can tell.
-            left: how long it will take, e.g. "12 s left".
-            begins: something else than before, which is worth a line of its own.
+            words: the task; untrusted text.
+            share: the part that is done, 0 to 1; None if unknown.
+            left: the remaining time, e.g. "12 s left".
+            begins: a new task starts, which gets a line of its own off a terminal.
         """
         words = clean(words)
         if self._output.json:
@@ -68,14 +97,14 @@ class Activity:
             self.note(", ".join(filter(None, (words, "" if share is None else f"{share:.0%}", left))))
 
     def note(self, text: str) -> None:
-        """A line of its own."""
-        # Without the bar in the way: a line that is written while it is drawn ends up in its middle.
+        """Print a line above the bar."""
+        # Text written while the bar is drawn would end up in its middle.
         self.pause()
         self._line_at = self._clock()
         self._output.note(text)
 
     def pause(self) -> None:
-        """Make room for lines on the terminal; the next show() goes on."""
+        """Erase the bar until the next show()."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
@@ -91,7 +120,7 @@ class Activity:
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
         console = self._output.console(stderr=True)
-        console.width -= len("^C")  # which the terminal writes behind the bar: in the next line it would stay
+        console.width -= len("^C")  # which the terminal writes after the bar; on the next row it would stay
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),
@@ -101,7 +130,7 @@ class Activity:
             refresh_per_second=_BAR_HZ,
             redirect_stdout=False,
             redirect_stderr=False,
-            transient=True,  # what comes of it says all that was of interest
+            transient=True,
         )
         self._task = self._bar.add_task("", total=None, left="")
         self._bar.start()

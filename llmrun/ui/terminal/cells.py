@@ -1,7 +1,7 @@
-"""How many terminal cells text takes, and where that leaves the cursor. Pure; must not know what is shown.
+"""Widths of text in terminal cells, and cursor columns. Pure; must not know the text's meaning.
 
-Terminals disagree on some emoji and combining marks, so a column computed here is a good guess, not a fact:
-whoever moves the cursor should let the terminal remember the place (see ui/answer/view.py).
+Terminals disagree on some emoji and combining marks, so a column computed here is a good guess: to move the cursor, let
+the terminal save the place (see ui/answer/view.py).
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ FLAG_LETTERS = "".join(map(chr, range(0x1F1E6, 0x1F200)))
 
 @lru_cache(maxsize=4096)
 def char_width(char: str) -> int:
-    """Cells of one printable character: 0 for combining ones, 2 for wide ones (CJK, emoji)."""
+    """Return the cells of one printable character: 0 for combining ones, 2 for wide ones (CJK, emoji)."""
     if unicodedata.category(char) in {"Mn", "Me", "Cf"} or 0x1160 <= ord(char) <= 0x11FF:
-        return 0  # the range: Korean vowels and finals, drawn into the syllable before them
+        return 0  # Korean vowels and finals, drawn into the syllable before them
     return 2 if unicodedata.east_asian_width(char) in {"W", "F"} else 1
 
 
 def width(text: str) -> int:
-    """Cells of a text without tabs and newlines."""
+    """Return the cells of a text without tabs and newlines."""
     return len(text) if text.isascii() else sum(map(char_width, text))
 
 
 def cut(text: str, cells: int) -> str:
-    """The longest start of the text that takes at most so many cells."""
+    """Return the longest beginning of the text that fits."""
     if text.isascii():
         return text[: max(cells, 0)]
     used = 0
@@ -43,14 +43,14 @@ def cut(text: str, cells: int) -> str:
 
 
 def fitting(text: str, cells: int) -> str:
-    """The text, or as much of its beginning as fits before an ellipsis."""
+    """Return the text, or as much of its beginning as fits before an ellipsis."""
     return text if width(text) <= cells else cut(text, cells - 1).rstrip() + "…"
 
 
 def wrapped(text: str, cells: int) -> list[str]:
-    """A line as rows of at most so many cells, broken between words; a longer word is left to the terminal.
+    """Return a line in rows, broken between words; a word that is too long is left to the terminal.
 
-    Rows after the first begin where the line's last column does, which two blanks or more stand before.
+    Rows after the first are indented to the line's last column, which two or more blanks precede.
     """
     gaps = [match.end() for match in re.finditer(r"(?:\A|(?<=\S))  +(?=\S)", text)]
     indent = max((gap for gap in gaps if gap <= cells // 2), default=0)
@@ -64,21 +64,21 @@ def wrapped(text: str, cells: int) -> list[str]:
 
 
 def filled(text: str, cells: int) -> str:
-    """A line in rows as wrapped() makes them, with blanks to their ends: what is copied from a terminal is one line."""
-    *rows, last = wrapped(text, cells - 1)  # so that there is a blank between any two words
+    """Return a line in rows as of wrapped(), padded with blanks, so that a copy from a terminal is one line."""
+    *rows, last = wrapped(text, cells - 1)  # leaves a blank between any two words
     return "".join([row + " " * (-width(row) % cells) for row in rows]) + last
 
 
-def shrunk(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:
-    """Widths of columns that fit into the room, or are the least: the columns that have most to give, give."""
-    found = list(widths)
-    while sum(found) > room and found != list(least):
-        found[max(range(len(found)), key=lambda index: found[index] - least[index])] -= 1
-    return found
+def shrunk(widths: Sequence[int], minimum: Sequence[int], room: int) -> list[int]:
+    """Return widths of columns that fit into the room, or the minimum: the columns with most to spare shrink first."""
+    shrunk_widths = list(widths)
+    while sum(shrunk_widths) > room and shrunk_widths != list(minimum):
+        shrunk_widths[max(range(len(shrunk_widths)), key=lambda index: shrunk_widths[index] - minimum[index])] -= 1
+    return shrunk_widths
 
 
 def last_cluster(text: str) -> int:
-    """Where the last visible character begins, with what belongs to it: marks, tabs, the rest of an emoji."""
+    """Return the start of the last visible character, including its marks, tabs, or the rest of an emoji."""
     start = len(text)
     while start > 0:
         start -= 1
@@ -90,18 +90,18 @@ def last_cluster(text: str) -> int:
 
 
 def may_grow(text: str) -> bool:
-    """Whether the next character could become one with the last: emoji are built from several."""
+    """Return whether the next character could combine with the last: emoji are built from several."""
     return not text.isascii() and unicodedata.category(text[last_cluster(text)]) == "So"
 
 
 def advance(column: int, text: str, columns: int) -> int:
-    """The cursor's column after printing text from a column on, the terminal wrapping by itself.
+    """Return the cursor's column after printing text from a column on, with the terminal's wrapping.
 
     Args:
-        column: cells left of the cursor, 0 to columns. `columns` is the state in which the last cell of a
-            row is taken, and the cursor wraps only when the next character comes.
+        column: cells left of the cursor, 0 to columns. `columns` is the state in which the last cell of a row is taken,
+            and the cursor wraps only when the next character comes.
         text: sanitized text, with newlines and tabs.
-        columns: of the terminal, at least 2.
+        columns: of the terminal, at minimum 2.
     """
     if "\n" in text:
         column, text = 0, text[text.rindex("\n") + 1 :]

@@ -1,4 +1,4 @@
-"""The terminal's input mode: remembered, put back, quiet while an answer is drawn, and heard at a question.
+"""The input mode of the terminal: read, restored, without echo during an answer, with echo at a question.
 
 Owns termios; must not know what is typed.
 """
@@ -7,61 +7,58 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, TextIO
 
 from llmrun.ui.terminal.suspend import Suspendable
 
-if TYPE_CHECKING:
-    from llmrun.ui.terminal.output import Output
-
-_INPUT_MODES, _LOCAL_MODES = 0, 3  # indices in what tcgetattr() gives
+_INPUT_MODES, _LOCAL_MODES = 0, 3  # indices into the result of tcgetattr()
 
 
-def terminal_mode(output: Output) -> list[Any] | None:
-    """How the terminal at stdin is set; None where there is none."""
+def terminal_mode(stdin: TextIO) -> list[Any] | None:
+    """Return the mode of the terminal at stdin, None without a terminal."""
     try:
         import termios
 
-        return termios.tcgetattr(output.stdin.fileno())
-    except (ImportError, OSError, ValueError):  # Windows, or no real terminal
+        return termios.tcgetattr(stdin.fileno())
+    except (ImportError, OSError, ValueError):  # Windows, or a stream without a file
         return None
     except termios.error:
         return None
 
 
-def restore_terminal_mode(output: Output, mode: list[Any]) -> None:
-    """Set the terminal as it was."""
+def restore_terminal_mode(stdin: TextIO, mode: list[Any]) -> None:
+    """Set the mode of the terminal, unless the terminal is gone."""
     import termios
 
     try:
-        descriptor = output.stdin.fileno()
+        descriptor = stdin.fileno()
         if termios.tcgetattr(descriptor) != mode:
             termios.tcsetattr(descriptor, termios.TCSADRAIN, mode)
-    except (OSError, ValueError, termios.error):  # the terminal is gone
+    except (OSError, ValueError, termios.error):
         return
 
 
 @contextmanager
-def keyboard(output: Output, *, echoes: bool) -> Iterator[None]:
-    """Inside, lines are read and keys are shown, or not: while an answer is drawn they would break into it.
+def keyboard(stdin: TextIO, *, echoes: bool) -> Iterator[None]:
+    """Turn the echo of keys on or off inside the block. Echoed keys would break into an answer that is being drawn.
 
-    What is typed ahead waits for the next prompt.
+    Text typed ahead stays in the terminal's buffer for the next prompt.
     """
-    mode = terminal_mode(output) if output.stdin_is_terminal else None
+    mode = terminal_mode(stdin)
     if mode is None:
         yield
         return
     import termios
 
-    wanted = [*mode]
+    new_mode = [*mode]
     if echoes:
-        wanted[_INPUT_MODES] |= termios.ICRNL
-        wanted[_LOCAL_MODES] |= termios.ECHO | termios.ICANON
+        new_mode[_INPUT_MODES] |= termios.ICRNL
+        new_mode[_LOCAL_MODES] |= termios.ECHO | termios.ICANON
     else:
-        wanted[_LOCAL_MODES] &= ~termios.ECHO
-    restore_terminal_mode(output, wanted)
+        new_mode[_LOCAL_MODES] &= ~termios.ECHO
+    restore_terminal_mode(stdin, new_mode)
     try:
-        with Suspendable(lambda: restore_terminal_mode(output, mode), lambda: restore_terminal_mode(output, wanted)):
+        with Suspendable(lambda: restore_terminal_mode(stdin, mode), lambda: restore_terminal_mode(stdin, new_mode)):
             yield
     finally:
-        restore_terminal_mode(output, mode)
+        restore_terminal_mode(stdin, mode)

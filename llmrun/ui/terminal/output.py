@@ -1,7 +1,7 @@
-"""Where things go: stdout carries the result, stderr everything else, and colour only where it is wanted.
+"""The process's streams: results on stdout, everything else on stderr, colour only where it is wanted.
 
-Owns the streams and what they can show; must not know commands or the engine. Rich is imported only when a
-table or a progress bar is asked for, and so is whatever a page of help needs not.
+Owns the streams and their abilities; must not know commands or the engine. Rich is imported only for a table or a
+progress bar, and so is everything that a page of help does not need.
 """
 
 from __future__ import annotations
@@ -20,21 +20,20 @@ if TYPE_CHECKING:
 
     from llmrun.protocol.messages import Event
 
-_MOST_CLIPBOARD_BYTES = 74_994  # what xterm takes
+_MAX_CLIPBOARD_BYTES = 74_994  # limit of xterm
 _DIM, _RED, _RESET = "\x1b[2m", "\x1b[1;31m", "\x1b[0m"
 
 
 class Output:
-    """The three streams of this process, and what each can show.
+    """The three streams of this process, and their abilities.
 
     Args:
         json: results, events and errors are JSON.
-        stdin, stdout, stderr: the process's own by default; a closed one reads as empty, writes to nothing.
+        stdin, stdout, stderr: the process's own by default; a closed one reads as empty, and discards writes.
         environment: os.environ by default; TERM, NO_COLOR and FORCE_COLOR are read.
 
     Attributes:
-        stdin_is_terminal, stdout_is_terminal, stderr_is_terminal: what is connected there.
-        cursor_moves: whether stdout is a terminal that understands cursor movement.
+        cursor_moves: stdout is a terminal that understands cursor movement.
         stderr_cursor_moves: the same for stderr.
     """
 
@@ -50,9 +49,9 @@ class Output:
         env = os.environ if environment is None else environment
         self.json = json
         self._environment = env
-        self.stdin = stdin or sys.stdin or _nothing("r")
-        self.stdout = _never_fails_to_encode(stdout or sys.stdout or _nothing("w"))
-        self.stderr = _never_fails_to_encode(stderr or sys.stderr or _nothing("w"))
+        self.stdin = stdin or sys.stdin or _null_stream("r")
+        self.stdout = _never_fails_to_encode(stdout or sys.stdout or _null_stream("w"))
+        self.stderr = _never_fails_to_encode(stderr or sys.stderr or _null_stream("w"))
         self.stdin_is_terminal = _is_terminal(self.stdin)
         self.stdout_is_terminal = _is_terminal(self.stdout)
         self.stderr_is_terminal = _is_terminal(self.stderr)
@@ -64,43 +63,42 @@ class Output:
 
     @property
     def stdout_has_color(self) -> bool:
-        """Whether colour and dim text are wanted on stdout. NO_COLOR beats FORCE_COLOR."""
+        """Whether to use colour and dim text on stdout. NO_COLOR beats FORCE_COLOR."""
         return self._has_color(self.stdout_is_terminal)
 
     @property
     def stderr_has_color(self) -> bool:
-        """The same for stderr."""
         return self._has_color(self.stderr_is_terminal)
 
     @property
     def can_ask(self) -> bool:
-        """Whether somebody is there to answer a question."""
+        """Whether a user can answer a question."""
         return self.stdin_is_terminal and self.stderr_is_terminal and not self.json
 
     def columns(self, *, stderr: bool = False) -> int:
-        """Of the terminal, unless COLUMNS says otherwise; 0 where there is none, or nobody knows."""
+        """Return the columns of the terminal, or of COLUMNS; 0 off a terminal or if unknown."""
         if not (self.stderr_is_terminal if stderr else self.stdout_is_terminal):
             return 0
-        if (wanted := self._environment.get("COLUMNS", "")).isdecimal():
-            return int(wanted)
+        if (columns := self._environment.get("COLUMNS", "")).isdecimal():
+            return int(columns)
         try:
             return os.get_terminal_size((self.stderr if stderr else self.stdout).fileno()).columns
-        except (OSError, ValueError):  # no terminal after all
+        except (OSError, ValueError):  # not a terminal
             return 0
 
     def note(self, text: str, *, is_command: bool = False, dim: bool = True) -> None:
-        """One line on stderr; on a terminal it is wrapped between words.
+        """Print a line on stderr; on a terminal it is wrapped between words.
 
         Args:
-            is_command: something in it will be copied, so that only the terminal itself may wrap it.
-            dim: it is beside the point.
+            is_command: the line will be copied, so only the terminal itself may wrap it.
+            dim: the line is secondary.
         """
         line = clean(text)
         shown = line if is_command else self._wrapped(line)
         self._to_stderr(self._styled(_DIM, shown) if dim else shown)
 
     def error(self, error: LlmrunError) -> None:
-        """What happened, why, and what to type next: up to three lines on stderr, or one JSON object."""
+        """Print an error: what happened, the reason, a hint; up to three lines on stderr, or one JSON object."""
         if self.json:
             facts = {"code": error.code, "what": error.what, "why": error.why, "hint": error.hint}
             self._to_stderr(_json({"error": facts}))
@@ -113,16 +111,16 @@ class Output:
         self._to_stderr("\n".join(lines))
 
     def text(self, text: str) -> None:
-        """Lines of a result on stdout; must be clean already."""
+        """Print lines of a result on stdout; they must be sanitized."""
         self.stdout.write(text + "\n")
         self.stdout.flush()
 
     def sentence(self, text: str) -> None:
-        """Words of a result on stdout; on a terminal they are wrapped."""
+        """Print text of a result on stdout; on a terminal it is wrapped."""
         self.text(self._wrapped(clean(text), stderr=False))
 
     def result_json(self, value: Any) -> None:
-        """A command's result on stdout, as one JSON document.
+        """Print a command's result on stdout as one JSON document.
 
         Raises:
             TypeError: the value is not plain JSON data.
@@ -130,7 +128,7 @@ class Output:
         self.text(_json(value, indent=2))
 
     def event_json(self, event: Event) -> None:
-        """An event on stdout, as one line of JSON: {"event": its name, its fields ...}."""
+        """Print an event on stdout as one line of JSON: {"event": its name, its fields ...}."""
         from llmrun.protocol.codec import as_dict
         from llmrun.protocol.logprobs import logprob_entries
         from llmrun.protocol.messages import TextDelta
@@ -144,7 +142,7 @@ class Output:
         """Ask a yes/no question on the terminal. Without a terminal the answer is no.
 
         Args:
-            enter: what Enter alone says; yes is only for what harms nothing.
+            enter: the meaning of Enter alone; True only if yes harms nothing.
         """
         while self.can_ask:
             answer = self._ask(f"{question} [{'Y/n' if enter else 'y/N'}]")
@@ -157,9 +155,8 @@ class Output:
         """Ask for one of several letters on the terminal.
 
         Args:
-            question: what to decide.
-            answers: letter -> what it means; the last one is taken where nobody answers.
-            explained: say what they mean; needless when it was said before.
+            answers: letter -> meaning; the last one is the default without an answer.
+            explained: print the meanings first.
         """
         for letter, meaning in answers.items() if explained else ():
             self.note(f"  {letter}  {meaning}")
@@ -171,11 +168,11 @@ class Output:
         return list(answers)[-1]
 
     def _ask(self, question: str) -> str:
-        """Return the line that is typed behind a question; "" at Ctrl-D. The cursor ends at the start of a row."""
+        """Return the line typed after a question; "" at Ctrl-D. The cursor ends at the start of a row."""
         from llmrun.ui.terminal.keyboard import keyboard
 
         answer = ""
-        with keyboard(self, echoes=True):
+        with keyboard(self.stdin, echoes=True):
             self.stderr.write(self._wrapped(clean(question)) + " ")
             self.stderr.flush()
             try:
@@ -187,18 +184,18 @@ class Output:
         return answer
 
     def to_clipboard(self, text: str) -> bool:
-        """Put text into the clipboard of the user's own terminal, over ssh too (OSC 52); False if it is too long."""
+        """Copy text to the clipboard of the user's terminal, over ssh too (OSC 52); False if it is too long."""
         import base64
 
         data = base64.b64encode(text.encode())
-        if len(data) > _MOST_CLIPBOARD_BYTES or not self.cursor_moves:
+        if len(data) > _MAX_CLIPBOARD_BYTES or not self.cursor_moves:
             return False
         self.stdout.write(f"\x1b]52;c;{data.decode()}\x07")
         self.stdout.flush()
         return True
 
     def console(self, *, stderr: bool = False) -> Console:
-        """A Rich console on stdout or stderr that follows the same rules."""
+        """Return a Rich console on stdout or stderr that follows the same rules."""
         from rich.console import Console
 
         terminal = self.stderr_is_terminal if stderr else self.stdout_is_terminal
@@ -223,7 +220,7 @@ class Output:
         return f"{style}{text}{_RESET}" if self.stderr_has_color else text
 
     def _wrapped(self, line: str, *, stderr: bool = True, is_copied: bool = False) -> str:
-        """A line, wrapped between words where it goes to a terminal; what is copied of it may be one line there."""
+        """Return a line, wrapped if it goes to a terminal; is_copied pads the rows, so that a copy is one line."""
         cells = self.columns(stderr=stderr)
         if is_copied and cells:
             return filled(line, cells)
@@ -235,17 +232,17 @@ class Output:
 
 
 def drop_output(stream: TextIO | None = None) -> None:
-    """Call it where nothing more can be written: what is still buffered goes nowhere, and Python's last flush is quiet.
+    """Discard all further output of a broken stream, so that Python's last flush is quiet.
 
     Args:
-        stream: that is broken; sys.stdout by default.
+        stream: sys.stdout by default.
     """
     broken = stream or sys.stdout
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+    null = os.open(os.devnull, os.O_WRONLY)
     try:
-        os.dup2(nowhere, broken.fileno())
+        os.dup2(null, broken.fileno())
     finally:
-        os.close(nowhere)
+        os.close(null)
 
 
 def _json(value: Any, indent: int | None = None) -> str:
@@ -262,13 +259,13 @@ def _is_terminal(stream: TextIO) -> bool:
         return False
 
 
-def _nothing(mode: str) -> TextIO:
-    # Lives as long as the process, as the stream it stands in for would.
+def _null_stream(mode: str) -> TextIO:
+    # Open until the process ends.
     return cast(TextIO, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123 - pathlib takes longer than a page
 
 
 def _never_fails_to_encode(stream: TextIO) -> TextIO:
-    """With LANG=C an emoji becomes a question mark instead of a traceback."""
+    """Print a question mark instead of raising, e.g. for an emoji with LANG=C."""
     if hasattr(stream, "reconfigure"):
         stream.reconfigure(errors="replace")
     return stream

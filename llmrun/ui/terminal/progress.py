@@ -1,4 +1,4 @@
-"""How far a download is, how fast, and how long it will take; an Activity draws it. Must not know the network."""
+"""Progress of a download: amount, speed and remaining time, drawn by an Activity. Must not know the network."""
 
 from __future__ import annotations
 
@@ -16,13 +16,10 @@ _NOTICED_SECONDS = 3.0
 
 
 class Pace:
-    """Speed and time left of a transfer, smoothed so that neither jumps.
+    """Speed and remaining time of a transfer, smoothed.
 
-    The speed is an exponential average over time: of what came `smooth_seconds` ago a third still counts. Bytes that
-    were there before the first call don't count.
-
-    Args:
-        smooth_seconds: how long ago still matters.
+    The speed is an exponential average over time: bytes of `smooth_seconds` ago count a third. Bytes present before the
+    first call don't count.
     """
 
     def __init__(self, smooth_seconds: float = 8.0) -> None:
@@ -30,13 +27,13 @@ class Pace:
         self.restart()
 
     def restart(self) -> None:
-        """Forget everything: the transfer began again."""
+        """Reset: the transfer began again."""
         self._done = -1
         self._at = self._first_at = self._arrived_at = 0.0
         self._weighted = self._weight = 0.0
 
     def update(self, done: int, now: float) -> None:
-        """So many bytes are there at this time, in seconds."""
+        """Record the number of bytes at a time in seconds."""
         if self._done < 0:
             self._done, self._at, self._first_at, self._arrived_at = done, now, now, now
             return
@@ -53,11 +50,11 @@ class Pace:
 
     @property
     def bytes_per_second(self) -> float:
-        """0.0 in the beginning, when nobody can tell."""
+        """Speed; 0.0 while unknown."""
         return self._weighted / self._weight if self._weight > 0 else 0.0
 
     def seconds_left(self, total: int) -> float | None:
-        """None while nobody can tell: in the first second, and when nothing arrives."""
+        """Return the remaining time; None in the first second, and while nothing arrives."""
         if self._at - self._first_at < 1.0 or self.bytes_per_second <= 0 or self.is_waiting:
             return None
         return max(total - self._done, 0) / self.bytes_per_second
@@ -69,21 +66,21 @@ class Pace:
 
 
 def rounded_seconds(value: float) -> str:
-    """A time that is only guessed, as coarse as the guess: "8 s", "1 min 20 s", "2 h 5 min"."""
+    """Return an estimated duration, rounded: "8 s", "1 min 20 s", "2 h 5 min"."""
     step = 1 if value < 20 else 5 if value < 60 else 10 if value < 600 else 60
     whole = max(step, round(value / step) * step)
     return f"{whole} s" if whole < 60 else seconds(float(whole))
 
 
 def time_left(value: float | None) -> str:
-    """Seconds as "8 s left"; "" when nobody can tell."""
+    """Return seconds as "8 s left"; "" for None."""
     return "" if value is None else f"{rounded_seconds(value)} left"
 
 
 class DownloadProgress:
-    """A download that is being shown. It is called with (bytes done, bytes in all or None when nobody knows).
+    """The display of a download, called with (bytes done, total bytes or None if unknown).
 
-    What was there before the first call (a resumed download) does not count for the speed.
+    Bytes present before the first call (a resumed download) do not count for the speed.
     """
 
     def __init__(self, activity: Activity, title: str, clock: Callable[[], float]) -> None:
@@ -94,7 +91,6 @@ class DownloadProgress:
         self.note = activity.note
 
     def __call__(self, done: int, total: int | None) -> None:
-        """As often as one likes."""
         now, begins = self._clock(), self._done < 0
         if begins:
             self._first, self._first_at = done, now
@@ -107,7 +103,7 @@ class DownloadProgress:
         self._activity.show(words, done / total if total else None, self._left(total), begins=begins)
 
     def end(self) -> None:
-        """All of it is there; nothing is said where nothing had to come."""
+        """Print a summary, unless nothing had to be downloaded."""
         if self._done < 0:
             return
         took = self._clock() - self._first_at
@@ -127,10 +123,10 @@ class DownloadProgress:
 def download_progress(
     output: Output, title: str, *, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[DownloadProgress]:
-    """Show a download until the block ends, however it ends.
+    """Show a download until the end of the block.
 
     Args:
-        title: what is downloaded; untrusted text.
+        title: the file; untrusted text.
         clock: monotonic seconds.
     """
     with Activity(output, clock=clock) as activity:

@@ -1,7 +1,7 @@
-"""Takes everything out of untrusted text that could steer a terminal: escapes, controls, invisible characters.
+"""Removal of everything that could control a terminal from untrusted text: escapes, controls, invisible characters.
 
-Owns what may reach a terminal; must not know where the text comes from or goes. Text of the model, its
-metadata, file names and answers of the hub are all untrusted. The sequences are ECMA-48's and xterm's.
+Owns the set of characters that may reach a terminal; must not know the text's origin. Text of the model, its metadata,
+file names and answers of the hub are all untrusted. The sequences are ECMA-48's and xterm's.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _replacement(match: re.Match[str]) -> str:
 
 
 def clean(text: str, *, newlines: bool = False) -> str:
-    """One whole untrusted text, such as a file name, made safe to print.
+    """Return a whole untrusted text, such as a file name, that is safe to print.
 
     Args:
         text: anything, lone surrogates included.
@@ -59,20 +59,20 @@ def clean(text: str, *, newlines: bool = False) -> str:
 
 
 class Sanitizer:
-    """The same for text that arrives in pieces: a sequence may be split over them at any place."""
+    """A sanitizer of text in pieces: a sequence may be split at any place."""
 
     def __init__(self) -> None:
         self._held = ""
 
     def feed(self, text: str) -> str:
-        """What may be printed of the text so far; the start of an unfinished sequence is held back."""
+        """Return the printable text; the start of an unfinished sequence is held back."""
         if not self._held and not _SPECIAL.search(text):
             return text
         text, self._held = self._held + text, ""
         return _TEXT_GOES_ON.sub(self._replace, text)
 
     def flush(self) -> str:
-        """What is still printable when no more text comes; the sanitizer is as new afterwards."""
+        """Return the printable rest, and reset the sanitizer."""
         held, self._held = self._held, ""
         return clean(held, newlines=True)
 

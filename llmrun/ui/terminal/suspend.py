@@ -1,6 +1,6 @@
-"""Ctrl-Z and `fg`: what lives on the terminal is cleared before the process stops, and comes back when it goes on.
+"""Ctrl-Z and `fg`: a live display is erased before the process stops, and redrawn when it continues.
 
-Owns SIGTSTP and SIGCONT; must not know what is on the terminal.
+Owns SIGTSTP and SIGCONT; must not know the display.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 
 
 class Suspendable:
-    """Something on the terminal that a stopped process must not leave there. Use it in a `with`; they can be nested.
+    """A display that a stopped process must not leave on the terminal. Use it in a `with`; they can be nested.
 
     Args:
-        pause: clears it, and undoes what was set on the terminal.
-        resume: sets that again, also after a stop that no process can notice (SIGSTOP); may be called twice.
+        pause: erases the display, and resets terminal modes.
+        resume: sets the modes again, also after a stop without notice (SIGSTOP); may be called twice.
     """
 
     def __init__(self, pause: Callable[[], None], resume: Callable[[], None] = lambda: None) -> None:
@@ -41,7 +41,7 @@ class Suspendable:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Inside, the terminal is between two states: a stop waits for the end."""
+        """Delay a stop until the end of the block, in which the terminal is between two states."""
         self._is_writing = True
         try:
             yield
@@ -70,7 +70,7 @@ class Suspendable:
 
 
 def _stop() -> None:
-    """Stop this process; return when it is continued. Without a shell that could do that, the system stops nothing."""
+    """Stop this process until it is continued. Without a shell that could continue it, the system stops nothing."""
     handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
     signal.raise_signal(signal.SIGTSTP)
     signal.signal(signal.SIGTSTP, handler)

@@ -1,7 +1,6 @@
 """Tables and lists of facts: aligned text that fits the terminal.
 
-Owns columns and their order; must not know where the rows come from. Every cell is untrusted text: it is
-sanitized.
+Owns columns and their order; must not know the origin of the rows. Every cell is untrusted text: it is sanitized.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A heading, and how its cells are set. An excerpt is the beginning of a text, which may be cut anywhere."""
+    """A heading, and the style of its cells. An excerpt is the beginning of a text, and may be cut anywhere."""
 
     heading: str
     right: bool = False
@@ -31,29 +30,29 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class InstalledRow:
-    """A model on this disk. n_bytes is the size of its files; age how many seconds ago it was last used."""
+    """A model on this disk."""
 
     name: str
-    n_bytes: int
+    n_bytes: int  # of its files
     quant: str
-    age: float
+    age: float  # seconds since it was last used
     place: str
 
 
 @dataclass(frozen=True, slots=True)
 class MatchRow:
-    """A repository of the hub that a search found. updated is an ISO date or ""."""
+    """A repository of the hub that matches a search."""
 
     repository: str
     downloads: int
     likes: int
-    updated: str
+    updated: str  # ISO date or ""
     gated: bool
 
 
 @dataclass(frozen=True, slots=True)
 class FileRow:
-    """A file, its bytes, and what is to be said about it."""
+    """A file with a verdict."""
 
     path: str
     n_bytes: int
@@ -63,18 +62,18 @@ class FileRow:
 
 @dataclass(frozen=True, slots=True)
 class CatalogueRow:
-    """A curated name. parameters as people write them, e.g. "135M"; quant and n_bytes of what is fetched by default."""
+    """A curated name."""
 
     alias: str
-    parameters: str
-    quant: str
-    n_bytes: int
+    parameters: str  # in words, e.g. "135M"
+    quant: str  # of the default file
+    n_bytes: int  # of the default file
     licence: str
     installed: bool
 
 
 def show_installed(output: Output, rows: Sequence[InstalledRow]) -> None:
-    """The models on this disk, on stdout."""
+    """Print the models on this disk."""
     columns = (
         Column("NAME", style="bold"),
         Column("SIZE", right=True),
@@ -88,7 +87,7 @@ def show_installed(output: Output, rows: Sequence[InstalledRow]) -> None:
 
 
 def show_matches(output: Output, rows: Sequence[MatchRow]) -> None:
-    """What a search on the hub found, on stdout."""
+    """Print the repositories that match a search."""
     columns = (
         Column("REPOSITORY", style="bold"),
         Column("DOWNLOADS", right=True),
@@ -104,14 +103,14 @@ def show_matches(output: Output, rows: Sequence[MatchRow]) -> None:
 
 
 def show_files(output: Output, rows: Sequence[FileRow], headings: tuple[str, str, str, str]) -> None:
-    """Files and a verdict on each, on stdout."""
+    """Print files, with a verdict on each."""
     path, n_bytes, verdict, why = headings
     columns = (Column(path, style="bold"), Column(n_bytes, right=True), Column(verdict), Column(why, style="dim"))
     show_table(output, columns, [(row.path, readable_size(row.n_bytes), row.verdict, row.why) for row in rows])
 
 
 def ago(seconds: float) -> str:
-    """A time in the past, e.g. "3 hours ago"."""
+    """Return a time in the past, e.g. "3 hours ago"."""
     for unit, length in (("year", 31_557_600), ("month", 2_629_800), ("day", 86_400), ("hour", 3600), ("minute", 60)):
         if seconds >= length:
             count = int(seconds // length)
@@ -120,7 +119,7 @@ def ago(seconds: float) -> str:
 
 
 def show_catalogue(output: Output, rows: Sequence[CatalogueRow]) -> None:
-    """The names that can be run without knowing a repository, on stdout."""
+    """Print the curated names."""
     columns = (
         Column("NAME", style="bold"),
         Column("PARAMETERS", right=True),
@@ -144,13 +143,13 @@ def show_catalogue(output: Output, rows: Sequence[CatalogueRow]) -> None:
 
 
 def show_facts(output: Output, facts: Sequence[tuple[str, object]], *, stderr: bool = False) -> None:
-    """Names and values, one pair a line. Whole numbers get thousands separators; stderr as in show_table()."""
+    """Print names and values, one pair a line. Whole numbers get thousands separators; stderr as in show_table()."""
     rows = [(name, _value(value)) for name, value in facts]
     show_table(output, (Column("", style="dim"), Column("")), rows, stderr=stderr)
 
 
 def show_findings(output: Output, findings: Sequence[Finding]) -> None:
-    """What doctor found, on stdout; the fix stands below its finding."""
+    """Print the findings of doctor, each with its fix below."""
     rows: list[tuple[str, str, str]] = []
     for finding in findings:
         rows.append((finding.status, finding.topic, finding.text))
@@ -160,9 +159,9 @@ def show_findings(output: Output, findings: Sequence[Finding]) -> None:
 
 
 _GAP = 2  # cells between columns
-_LEAST_TEXT, _LEAST_EXCERPT = 20, 12  # cells of a text that flows, and of the beginning of one
-_MOST_ROWS = 3  # that a cell of a table may have
-_UNBROKEN = "\xa0"  # a blank that no row ends with
+_MIN_TEXT, _MIN_EXCERPT = 20, 12  # cells
+_MAX_CELL_ROWS = 3
+_UNBROKEN = "\xa0"  # no-break space
 _CODES = {
     "bold": "\x1b[1m",
     "dim": "\x1b[2m",
@@ -177,15 +176,15 @@ _STATE_STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red", "dam
 def show_table(
     output: Output, columns: Sequence[Column], rows: Sequence[Sequence[str]], *, stderr: bool = False
 ) -> None:
-    """Any table on stdout. Headings are left out when all are empty.
+    """Print a table on stdout. Headings are left out when all are empty.
 
-    Where the terminal is too narrow, cells are wrapped between words, and excerpts cut; where that is not enough, each
-    row becomes a record of several lines.
+    On a narrow terminal, cells are wrapped between words, and excerpts cut; if that is not enough, each row becomes a
+    record of several lines.
 
     Args:
         columns: one for each cell of a row.
         rows: untrusted text; newlines become spaces.
-        stderr: it goes there, because it is not the command's result.
+        stderr: print there, because the table is not the command's result.
     """
     safe = [[clean(cell) for cell in row] for row in rows]
     headings = [column.heading for column in columns]
@@ -206,7 +205,7 @@ def show_table(
 
 
 def show_record(output: Output, columns: Sequence[Column], row: Sequence[str]) -> None:
-    """One row of a table that is too wide for the terminal, on stdout."""
+    """Print one row of a table that is too wide for the terminal."""
     _Printer(output, stderr=False).record(columns, [clean(cell) for cell in row], output.columns())
     output.stdout.flush()
 
@@ -214,34 +213,34 @@ def show_record(output: Output, columns: Sequence[Column], row: Sequence[str]) -
 def _fitted(
     columns: Sequence[Column], lines: Sequence[Sequence[str]], widths: Sequence[int], room: int
 ) -> list[int] | None:
-    """Widths that fit into the room without a broken word or a high cell; None where there are none."""
-    least = [_least([line[index] for line in lines], column) for index, column in enumerate(columns)]
-    if sum(least) > room:
+    """Return widths that fit into the room without a broken word or a high cell; None if there are none."""
+    minimum = [_min_width([line[index] for line in lines], column) for index, column in enumerate(columns)]
+    if sum(minimum) > room:
         return None
     excerpts_first = [
-        few if column.is_excerpt else cells for few, cells, column in zip(least, widths, columns, strict=True)
+        small if column.is_excerpt else cells for small, cells, column in zip(minimum, widths, columns, strict=True)
     ]
-    found = shrunk(shrunk(widths, excerpts_first, room), least, room)
+    found = shrunk(shrunk(widths, excerpts_first, room), minimum, room)
     heights = (
         len(wrapped(cell, cells))
         for line in lines
         for cell, cells, column in zip(line, found, columns, strict=True)
         if not column.is_excerpt
     )
-    return found if max(heights, default=0) <= _MOST_ROWS else None
+    return found if max(heights, default=0) <= _MAX_CELL_ROWS else None
 
 
-def _least(cells: Sequence[str], column: Column) -> int:
-    """How narrow a column may become: no name, number or word is split."""
+def _min_width(cells: Sequence[str], column: Column) -> int:
+    """Return the minimum width of a column: no name, number or word is split."""
     if column.is_excerpt:
-        return min(max(map(width, cells)), _LEAST_EXCERPT)
+        return min(max(map(width, cells)), _MIN_EXCERPT)
     is_whole = column.right or column.style == "bold"
     parts = (part for cell in cells for part in ([cell] if is_whole else cell.split()))
     return max(map(width, parts), default=0)
 
 
 def _named(cell: str, column: Column) -> str:
-    """A cell that says by itself what it is."""
+    """Return a cell with its heading, unless the cell is clear without."""
     heading = column.heading.lower()
     return heading if cell == "yes" else f"{heading} {cell}".strip() if column.right else cell
 
@@ -253,7 +252,7 @@ def _value(value: object) -> str:
 
 
 class _Printer:
-    """Writes rows, without Rich, which takes longer than most commands."""
+    """A writer of rows, without Rich, whose import takes longer than most commands."""
 
     def __init__(self, output: Output, *, stderr: bool) -> None:
         self.stream = output.stderr if stderr else output.stdout
@@ -266,7 +265,7 @@ class _Printer:
         rows: Sequence[Sequence[str]],
         widths: Sequence[int],
     ) -> None:
-        """Aligned columns of these widths."""
+        """Write aligned columns."""
         for line in heads:
             self._row(columns, line, widths, ["dim"] * len(columns))
         for line in rows:
@@ -288,11 +287,11 @@ class _Printer:
             self.stream.write((" " * _GAP).join(shown).rstrip() + "\n")
 
     def facts(self, columns: Sequence[Column], rows: list[list[str]], widths: list[int], cells: int) -> None:
-        """Names, and beside them or below them a text that flows. A word too long for a row is left to the terminal."""
+        """Write names, each with a text beside or below it. A word too long for a row is left to the terminal."""
         room = cells - sum(widths[:-1]) - _GAP * (len(widths) - 1)
-        stands_beside = room >= min(widths[-1], _LEAST_TEXT)
+        stands_beside = room >= min(widths[-1], _MIN_TEXT)
         for *names, text in rows:
-            if not any(names) and width(text) > room:  # something to type, which is copied as one line
+            if not any(names) and width(text) > room:  # a command, to be copied as one line
                 self.stream.write(filled(text, cells) + "\n")
             elif stands_beside and not room < max(map(width, text.split()), default=0) <= cells - _GAP:
                 self.table(columns, [], [[*names, text]], [*widths[:-1], room])
@@ -302,7 +301,7 @@ class _Printer:
                     self.stream.write(line.rstrip() + "\n")
 
     def record(self, columns: Sequence[Column], row: Sequence[str], cells: int) -> None:
-        """A row's first cell, the others below it, and excerpts in lines of their own."""
+        """Write a row's first cell, the others below it, and excerpts in lines of their own."""
         first, *rest = zip(row, columns, strict=True)
         self.stream.write(self._paint(_named(*first), _style(*first)).rstrip() + "\n")
         named = [_named(cell, column) for cell, column in rest if cell and not column.is_excerpt]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from itertools import takewhile
-from types import TracebackType
 from typing import Any
 
 from llmrun.protocol.codec import as_dict
@@ -43,9 +42,7 @@ class BeamsView:
         self._suspendable.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._clear()
         self._suspendable.__exit__()
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from llmrun.bench.parameters import Case
-from llmrun.bench.results import BenchRow, Limit, Result
+from llmrun.bench.results import BenchRow, Limit, Result, setting_text
+from llmrun.protocol.settings import SETTINGS, shown
 from llmrun.protocol.sizes import readable_size
+from llmrun.ui.terminal.activity import StatusLine
 from llmrun.ui.terminal.cells import cut, width
 from llmrun.ui.terminal.format import counted, milliseconds, rate_of_bytes, seconds
 from llmrun.ui.terminal.output import Output
@@ -24,36 +27,11 @@ if TYPE_CHECKING:
     from llmrun.bench.run import Progress
 
 _DIM, _BOLD, _YELLOW, _RESET = "\x1b[2m", "\x1b[1m", "\x1b[33m", "\x1b[0m"
-_CLEAR = "\r\x1b[2K"
 _GAP = "  "
 _MAX_NAME = 22
 _NOTE_WIDTH = 14
 _LIMIT = "OF LIMIT"
 _SIZE_GUESS = re.compile(r" \d[\d.x]*[KMBT] ")  # llama.cpp guesses it from the number of layers, mostly wrong
-
-# Setting -> heading and cell, in the order of the table. Only settings that vary are shown.
-_SETTINGS: dict[str, tuple[str, Callable[[Case], str]]] = {
-    "threads": ("THREADS", lambda case: str(case.settings.threads)),
-    "n_batch": ("BATCH", lambda case: str(case.settings.n_batch)),
-    "n_ubatch": ("UBATCH", lambda case: str(case.settings.n_ubatch)),
-    "flash_attention": ("FA", lambda case: case.settings.flash_attention),
-    "kv_type_k": ("K", lambda case: case.settings.kv_type_k),
-    "kv_type_v": ("V", lambda case: case.settings.kv_type_v),
-    "repack": ("REPACK", lambda case: "yes" if case.settings.repack else "no"),
-    "gpu_layers": ("NGL", lambda case: str(case.settings.gpu_layers)),
-    "n_cpu_moe": ("NCMOE", lambda case: str(case.settings.n_cpu_moe)),
-}
-_OF_ROW: dict[str, Callable[[BenchRow], str]] = {
-    "threads": lambda row: str(row.n_threads),
-    "n_batch": lambda row: str(row.n_batch),
-    "n_ubatch": lambda row: str(row.n_ubatch),
-    "flash_attention": lambda row: {-1: "auto", 0: "off", 1: "on"}.get(row.flash_attn, str(row.flash_attn)),
-    "kv_type_k": lambda row: row.type_k,
-    "kv_type_v": lambda row: row.type_v,
-    "repack": lambda row: "yes" if row.repack else "no",
-    "gpu_layers": lambda row: str(row.n_gpu_layers),
-    "n_cpu_moe": lambda row: str(row.n_cpu_moe),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,20 +56,18 @@ class BenchView:
         self._columns = _columns(models, cases)
         self._shows_rows = shows_rows
         self._has_heading = False
-        self._has_line = False
-        self._last = ""
+        self._status = StatusLine(output)
+        self._line = ""
 
     def progress(self, progress: Progress) -> None:
         """Redraw the progress line, on a terminal."""
-        output = self._output
-        if not output.stderr_cursor_moves or output.json:
-            return
         share = progress.done / max(progress.total, 1)
         phase = {"measured": "measuring", "answering": "measuring"}.get(progress.phase, progress.phase)
         text = f"{share:4.0%}  {clean(progress.model)}  {progress.test}  {progress.repetition}/{progress.repetitions}"
         line = f"{text}  {phase}"
-        if line != self._last:
-            self._write_line(line)
+        if line != self._line:
+            self._line = line
+            self._status.show(line)
 
     def row(self, row: BenchRow) -> None:
         """Print a finished row."""
@@ -115,10 +91,8 @@ class BenchView:
 
     def clear(self) -> None:
         """Remove the live line."""
-        if self._has_line:
-            self._output.stderr.write(_CLEAR)
-            self._output.stderr.flush()
-            self._has_line, self._last = False, ""
+        self._line = ""
+        self._status.clear()
 
     def end(self, result: Result) -> None:
         """Print partial rows and details on stdout, and disturbances on stderr."""
@@ -132,14 +106,6 @@ class BenchView:
         for line in disturbances(result):
             self._output.note(line)
 
-    def _write_line(self, line: str) -> None:
-        styled = cut(line, max((self._output.columns(stderr=True) or 80) - 1, 20))
-        if self._output.stderr_has_color:
-            styled = f"{_DIM}{styled}{_RESET}"
-        self._output.stderr.write(_CLEAR + styled)
-        self._output.stderr.flush()
-        self._has_line, self._last = True, line
-
     def _styled(self, code: str, text: str) -> str:
         color = self._output.stdout_is_terminal and self._output.stdout_has_color
         return f"{code}{text}{_RESET}" if color and text else text
@@ -151,10 +117,11 @@ def _columns(models: Sequence[str], cases: Sequence[Case]) -> list[_Column]:
     if len(models) > 1:
         longest = min(max(width(clean(name)) for name in models), _MAX_NAME)
         found.append(_Column("MODEL", longest, lambda row: cut(clean(row.model), longest), right=False))
-    for name, (heading, cell) in _SETTINGS.items():
-        values = {cell(case) for case in cases}
-        if len(values) > 1:
-            found.append(_Column(heading, max(map(len, [*values, heading])), _OF_ROW[name]))
+    for name, setting in SETTINGS.items():
+        values = {shown(getattr(case.settings, name)) for case in cases}
+        if setting.heading and len(values) > 1:
+            longest = max(map(len, [*values, setting.heading]))
+            found.append(_Column(setting.heading, longest, partial(setting_text, name=name)))
     tests = max((len(case.test.name) for case in cases), default=0)
     return [
         *found,

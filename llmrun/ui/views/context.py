@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llmrun.protocol.messages import Message, TokenCount
+from llmrun.protocol.messages import Message
+from llmrun.protocol.questions import TokenCount
 from llmrun.ui.terminal.format import bar, short
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.tables import Column, show_table

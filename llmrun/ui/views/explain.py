@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from llmrun.insight.explain import ExplainedAnswer
 from llmrun.insight.tokens import Token
-from llmrun.protocol.finished_answers import Choice
 from llmrun.protocol.jobs.explain import HeadAttention, LensColumn, Neighbour, RunCollected, WatchedLayer
+from llmrun.protocol.questions import Choice
 from llmrun.ui.terminal.format import counted, milliseconds, percent, rate
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.tables import Column, show_table

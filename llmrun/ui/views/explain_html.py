@@ -12,9 +12,9 @@ from typing import Any
 from llmrun.insight.explain import ExplainedAnswer
 from llmrun.insight.merges import MergeNode, MergeRule
 from llmrun.insight.tokens import Token
-from llmrun.protocol.finished_answers import Choice
 from llmrun.protocol.jobs.explain import EmbeddedToken, LensCell, RunCollected
 from llmrun.protocol.params import SamplingParams
+from llmrun.protocol.questions import Choice
 from llmrun.protocol.sizes import readable_size
 from llmrun.ui.html.render import render
 from llmrun.ui.terminal.format import counted, rate

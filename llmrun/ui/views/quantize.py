@@ -79,7 +79,7 @@ def show_preview(output: Output, preview: Preview, kind: str, target: str) -> No
         counts[name] = counts.get(name, 0) + 1
     mix = ", ".join(f"{count} {name}" for name, count in sorted(counts.items(), key=lambda item: -item[1]))
     output.note(
-        f"{target} would have {readable_size(preview.n_bytes)}, {preview.bits_per_weight:.2f} bits a weight "
+        f"{target} would have {readable_size(preview.n_bytes)}, {preview.bits_per_weight:.2f} bits per weight "
         f"(now {preview.source.quant}, {readable_size(preview.source.file_size)}); tensors: {mix}"
     )
 
@@ -110,5 +110,5 @@ def show_done(output: Output, done: QuantizedFile, extra: Mapping[str, Any] | No
     kind = "a mix of" if done.n_overrides else done.type
     output.note(
         f"{done.source_type} {readable_size(done.source_bytes)} -> {kind} {readable_size(done.n_bytes)}, "
-        f"{done.bits_per_weight:.2f} bits a weight, in {seconds(done.seconds, brief=True)}: {done.path}"
+        f"{done.bits_per_weight:.2f} bits per weight, in {seconds(done.seconds, brief=True)}: {done.path}"
     )

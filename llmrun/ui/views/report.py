@@ -34,7 +34,7 @@ _DOING = {"quantizing": "quantizing", "judging": "measuring quality", "timing": 
 _GAP = 2
 
 
-def checked_target(path: Path) -> Path:
+def checked_target(path: Path, label: str = "report file") -> Path:
     """Return a path for a card; check it before hours of measuring.
 
     Raises:
@@ -42,7 +42,7 @@ def checked_target(path: Path) -> Path:
     """
     if path.suffix.lower() not in FORMATS:
         raise UsageError(
-            f"invalid report file {str(path)!r}",
+            f"invalid {label} {str(path)!r}",
             why="the suffix must name the format",
             hint=f"use one of {', '.join(path.stem + suffix for suffix in FORMATS)}",
         )

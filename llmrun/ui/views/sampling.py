@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llmrun.protocol.finished_answers import ChainStep, Choice
+from llmrun.protocol.questions import ChainStep, Choice
 from llmrun.ui.terminal.format import bar, counted, percent
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.tables import Column, show_table

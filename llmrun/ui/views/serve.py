@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from llmrun.errors import LlmrunError
+from llmrun.ui.terminal.activity import StatusLine
 from llmrun.ui.terminal.cells import cut
 from llmrun.ui.terminal.format import rate, seconds
 from llmrun.ui.terminal.output import Output
@@ -20,7 +21,6 @@ from llmrun.ui.terminal.tables import Column, show_table
 if TYPE_CHECKING:
     from llmrun.server.app import AccessRecord
 
-_CLEAR = "\r\x1b[K"
 _REDRAW_SECONDS = 0.5
 
 
@@ -57,7 +57,7 @@ class ServeView:
         self._output, self._log_json, self._clock, self._wall_clock = output, log_json, clock, wall_clock
         self.is_live = output.stderr_cursor_moves and not log_json
         self._drawn_at = -_REDRAW_SECONDS
-        self._is_drawn = False
+        self._status = StatusLine(output)
 
     def begin(self, address: str, models: Sequence[str], *, has_keys: bool) -> None:
         """Print the start page."""
@@ -77,13 +77,13 @@ class ServeView:
 
     def failed(self, error: LlmrunError) -> None:
         """Print that a model can't be loaded; the server continues."""
-        self._clear()
+        self._status.clear()
         self._output.error(error)
 
     def note(self, text: str) -> None:
         """Print a line above the live line."""
         if not self._log_json:
-            self._clear()
+            self._status.clear()
             self._output.note(text)
 
     def served(self, request: AccessRecord) -> None:
@@ -101,19 +101,12 @@ class ServeView:
         now = self._clock()
         if not self.is_live or now - self._drawn_at < _REDRAW_SECONDS:
             return
-        self._drawn_at, self._is_drawn = now, True
-        columns = max(self._output.columns(stderr=True) - len("^C"), 20)  # which the terminal prints after the line
-        self._output.stderr.write(_CLEAR + _fitting(live_line(figures), columns))
-        self._output.stderr.flush()
+        self._drawn_at = now
+        self._status.show(_fitting(live_line(figures), self._status.columns))
 
     def end(self) -> None:
         """Remove the live line."""
-        self._clear()
-
-    def _clear(self) -> None:
-        if self._is_drawn:
-            self._output.stderr.write(_CLEAR)
-            self._is_drawn = False
+        self._status.clear()
 
 
 def live_line(figures: ServeFigures) -> str:

@@ -16,13 +16,11 @@ from llmrun.bench.tune.search import Improvement, Ratio, SearchResult, Step, Tri
 from llmrun.planning.tuned import Profile, TunedSettings
 from llmrun.protocol.codec import as_dict
 from llmrun.protocol.speculation import StepTime
-from llmrun.ui.terminal.cells import cut
+from llmrun.ui.terminal.activity import StatusLine
 from llmrun.ui.terminal.format import rate, seconds
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.tables import Column, show_table
 
-_CLEAR = "\r\x1b[K"
-_COLUMNS = 79
 _BUSY = "not tried while other programs compute, because that changes the best settings"
 
 
@@ -33,7 +31,7 @@ class TuneView:
         self._output = output
         self._budget = budget
         self._skipped: dict[str, list[str]] = {"no time": [], "busy": []}
-        self._status = False
+        self._status = StatusLine(output)
 
     def __enter__(self) -> TuneView:
         self._output.note(f"trying settings for {self._budget:g} seconds; press Ctrl-C to stop without changes")
@@ -42,29 +40,17 @@ class TuneView:
     def show(self, step: Step) -> None:
         """Show the next step."""
         if not isinstance(step, Trial):
-            self._show_status(f"{step.seconds:3.0f} of {self._budget:g} s: {step.what}")
+            self._status.show(f"{step.seconds:3.0f} of {self._budget:g} s: {step.what}")
         elif step.verdict in ("no time", "busy"):
             self._skipped[step.verdict].append(step.change)
         else:
-            self._clear()
+            self._status.clear()
             self._output.note(line_of(step))
-
-    def _show_status(self, text: str) -> None:
-        if self._output.stderr_cursor_moves and not self._output.json:
-            self._output.stderr.write(_CLEAR + cut(text, _COLUMNS))
-            self._output.stderr.flush()
-            self._status = True
-
-    def _clear(self) -> None:
-        if self._status:
-            self._output.stderr.write(_CLEAR)
-            self._output.stderr.flush()
-            self._status = False
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._clear()
+        self._status.clear()
         if error is not None:
             return
         for verdict, reason in (("no time", f"no time was left for (--seconds {2 * self._budget:g})"), ("busy", _BUSY)):
@@ -172,9 +158,9 @@ def as_json(name: str, outcome: TuneOutcome, steps: Sequence[StepTime] = ()) -> 
         "decode_test": found.decode_test.name,
         "prefill_gain": found.tuned.prefill_gain,
         "decode_gain": found.tuned.decode_gain,
-        "default": as_dict(found.tuned.default),
-        "tuned": [as_dict(each) for each in found.compared],
-        "unsure": [as_dict(each) for each in found.unsure],
+        "default": found.tuned.default.to_json(),
+        "tuned": [each.to_json() for each in found.compared],
+        "unsure": [each.to_json() for each in found.unsure],
         "tried": [as_dict(each) for each in found.tried],
         "step_times": [each._asdict() for each in steps],
         "warnings": [as_dict(each) for each in outcome.warnings],

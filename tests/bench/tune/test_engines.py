@@ -10,12 +10,12 @@ import pytest
 
 from llmrun.bench.tune.run import EngineBackend
 from llmrun.errors import EngineCrashedError
-from llmrun.planning.settings import EngineSettings
+from llmrun.planning.settings import TunableSettings
 from llmrun.protocol.jobs.bench import Bench, BenchModel, BenchResult, BenchTest, Repetition
 from llmrun.protocol.loading import Load
 
 MODEL = BenchModel("tiny", 1, 1, 1, 1, "", "", "CPU", "", "")
-DEFAULT = EngineSettings(2, 2)
+DEFAULT = TunableSettings(threads=2, threads_batch=2)
 DECODE = BenchTest(n_gen=8)
 
 
@@ -44,7 +44,7 @@ class FakeRunner:
 def machine(monkeypatch: pytest.MonkeyPatch) -> EngineBackend:
     FakeRunner.started = []
     monkeypatch.setattr("llmrun.bench.tune.run.launch", lambda environment: environment)
-    monkeypatch.setattr("llmrun.bench.tune.run.Runner", FakeRunner)
+    monkeypatch.setattr("llmrun.bench.tune.run.EngineClient", FakeRunner)
     return EngineBackend(Load("/model.gguf", n_ctx=512, n_ctx_start=512, threads=2), n_engines=2)
 
 

@@ -12,7 +12,7 @@ from support.simulated_machines import SimulatedMachine, all_settings
 from llmrun.bench.tune.axes import DECODE, PREFILL, Axis
 from llmrun.bench.tune.search import SearchResult, Step, Trial, search
 from llmrun.errors import EngineCrashedError, UsageError
-from llmrun.planning.settings import EngineSettings
+from llmrun.planning.settings import TunableSettings
 from llmrun.protocol.jobs.bench import BenchTest
 
 BOTH = (PREFILL, DECODE)
@@ -20,8 +20,8 @@ REPACK = Axis("repack", ((("repack", False),),), BOTH)
 FLASH_ATTENTION = Axis("flash attention", ((("flash_attention", "off"),),), BOTH, at_depth=True)
 
 
-def default_of(machine: SimulatedMachine) -> EngineSettings:
-    return EngineSettings(machine.cores, machine.cores)
+def default_of(machine: SimulatedMachine) -> TunableSettings:
+    return TunableSettings(threads=machine.cores, threads_batch=machine.cores)
 
 
 def axes_of(machine: SimulatedMachine) -> tuple[Axis, ...]:
@@ -180,7 +180,7 @@ def test_unconfirmed_settings_are_not_kept() -> None:
     machine._effects["repack"] = (1.0, 1.0)
     rates, ends = machine.rates, 30.0
 
-    def slow_at_the_end(settings: EngineSettings, test: BenchTest, repetitions: int) -> tuple[float, ...]:
+    def slow_at_the_end(settings: TunableSettings, test: BenchTest, repetitions: int) -> tuple[float, ...]:
         machine.now += 30.0 * (not settings.repack and machine.measured > 8)
         return rates(settings, test, repetitions)
 
@@ -194,10 +194,10 @@ def test_unconfirmed_settings_are_not_kept() -> None:
 def test_candidates_slower_in_every_pair_are_measured_no_longer() -> None:
     machine = SimulatedMachine(1, noise=0.01, bursts=0.0)
     machine._effects["repack"] = (math.log(0.5), math.log(0.5))
-    counts = Counter[EngineSettings]()
+    counts = Counter[TunableSettings]()
     rates = machine.rates
 
-    def counting(settings: EngineSettings, test: BenchTest, repetitions: int) -> tuple[float, ...]:
+    def counting(settings: TunableSettings, test: BenchTest, repetitions: int) -> tuple[float, ...]:
         counts[settings] += 1
         return rates(settings, test, repetitions)
 

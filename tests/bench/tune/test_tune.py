@@ -24,7 +24,7 @@ from llmrun.gguf.reader import read_header
 from llmrun.model.load_plan import A_CHAT, prepare
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.hardware import Hardware
-from llmrun.planning.settings import EngineSettings
+from llmrun.planning.settings import TunableSettings
 from llmrun.planning.tuned import Profile, TunedSettings, choose, forget, remember, remembered, summaries
 from llmrun.protocol.jobs.bench import BenchTest
 from llmrun.protocol.loading import Load
@@ -35,7 +35,7 @@ from llmrun.ui.views.tune import TuneView, as_json, line_of, show_outcome, step_
 FAKE_ENGINE = Path(__file__).parents[2] / "support/fake_engine.py"
 GIB = 1 << 30
 MACHINE = Hardware("Some CPU", ("avx2", "avx512f"), 4, 8, None, 16 * GIB, 12 * GIB)
-DEFAULT = EngineSettings(4, 4)
+DEFAULT = TunableSettings(threads=4, threads_batch=4)
 FAST_START = Profile(replace(DEFAULT, repack=False), 0.2, 200.0, 36.0)
 TUNED = TunedSettings(
     Profile(DEFAULT, 1.0, 120.0, 40.0),
@@ -179,13 +179,29 @@ def test_words() -> None:
     assert changed.changes(DEFAULT) == ("1 thread", "flash attention off", "mmap off", "idle threads sleep at once")
 
 
+def test_the_json_of_a_profile_names_one_type_of_the_kv_cache() -> None:
+    quantized = replace(DEFAULT, kv_type_k="q8_0", kv_type_v="q8_0")
+    assert Profile(quantized, 0.5, 100.0, 10.0).to_json() == {
+        "settings": {
+            "threads": 4, "threads_batch": 4, "n_ubatch": 512, "flash_attention": "auto", "kv_type": "q8_0",
+            "repack": True, "mmap": True, "spins": 8000, "huge_pages": False,
+        },
+        "load_seconds": 0.5,
+        "prefill_rate": 100.0,
+        "decode_rate": 10.0,
+    }  # fmt: skip
+
+
 def test_settings_get_into_a_load_and_back() -> None:
     load = Load("/m.gguf", n_ctx=4096, n_ctx_start=512, threads=4, flash_attention="off")
-    settings = EngineSettings.of(load)
-    assert settings == EngineSettings(4, 4, flash_attention="off")
-    assert EngineSettings.of(settings.applied(load)) == settings
-    other = EngineSettings(3, 2, 128, "on", "q8_0", repack=False, mmap=False)
-    assert EngineSettings.of(other.applied(load)) == other
+    settings = TunableSettings.of(load)
+    assert settings == TunableSettings(threads=4, threads_batch=4, flash_attention="off")
+    assert TunableSettings.of(settings.applied(load)) == settings
+    other = TunableSettings(
+        threads=3, threads_batch=2, n_ubatch=128, flash_attention="on", kv_type_k="q8_0", kv_type_v="q8_0",
+        repack=False, mmap=False,
+    )  # fmt: skip
+    assert TunableSettings.of(other.applied(load)) == other
 
 
 def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +229,7 @@ def test_what_is_tried(header: Header) -> None:
     assert "KV type" not in names
     (axis,) = (axis for axis in axes_for(header, MACHINE, DEFAULT, kv=True) if axis.name == "KV type")
     assert axis.rivals(DEFAULT) == {
-        replace(DEFAULT, kv_type="q8_0", flash_attention="on"): "KV cache q8_0, flash attention on"
+        replace(DEFAULT, kv_type_k="q8_0", kv_type_v="q8_0", flash_attention="on"): "KV cache q8_0, flash attention on"
     }
     off = replace(DEFAULT, flash_attention="off")
     (axis,) = (axis for axis in axes_for(header, MACHINE, off) if axis.name == "flash attention")

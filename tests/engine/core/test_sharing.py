@@ -10,9 +10,9 @@ from support.fake_context import FakeContext, hashed
 
 from llmrun.engine.core.prefix import common_prefix
 from llmrun.engine.core.slots import Slots
-from llmrun.protocol.engine_status import EngineStatus
 from llmrun.protocol.messages import Finished, Started
 from llmrun.protocol.params import SamplingParams
+from llmrun.protocol.questions import EngineStatus
 
 SAMPLING = SamplingParams(seed=5, temperature=1.0, repeat_penalty=1.2)
 SYSTEM = "You answer briefly and well. " * 10
@@ -175,17 +175,17 @@ def test_the_longest_cached_prefix_is_admitted_first_but_no_request_is_passed_ov
 
 def test_the_condition_is_that_of_this_moment() -> None:
     talk = Conversation(hashed, n_ctx=100, n_seq_max=2, n_cells=300, n_batch=64)
-    assert talk.engine.status(9, waiting=3) == EngineStatus(9, waiting=3, cells=300)
+    assert talk.engine.status(waiting=3) == EngineStatus(waiting=3, cells=300)
     for request in range(3):
         talk.ask("s" * 70 + f"{request}?", SAMPLING, most=4, request=request)
     conditions: list[EngineStatus] = []
-    talk.context.before_decode = lambda call: conditions.append(talk.engine.status(call))
+    talk.context.before_decode = lambda call: conditions.append(talk.engine.status())
     talk.run()
-    assert conditions[0] == EngineStatus(0, running=1, waiting=2, cells=300, prefix_queries=72)
-    assert conditions[1]._replace(request=0) == conditions[0]._replace(cells_used=64, prefilled=64)
+    assert conditions[0] == EngineStatus(running=1, waiting=2, cells=300, prefix_queries=72)
+    assert conditions[1] == conditions[0]._replace(cells_used=64, prefilled=64)
     assert conditions[2].cells_shared == 70
     assert (conditions[2].running, conditions[2].waiting) == (2, 1)
-    last = talk.engine.status(9)
+    last = talk.engine.status()
     assert (last.running, last.waiting, last.cells_used) == (0, 0, talk.context.n_used)
     assert (last.prefix_queries, last.prefix_hits) == (3 * 72, 2 * 70)
     assert (last.prefilled, last.decoded) == (70 + 3 * 2, 3 * 4)

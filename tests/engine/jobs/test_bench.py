@@ -11,7 +11,7 @@ from support.gguf_writer import runnable_model, write
 from llmrun.errors import BadModelError, LlmrunError
 from llmrun.protocol.jobs.bench import BENCH, Bench, BenchResult, BenchTest, BenchUpdate
 from llmrun.protocol.loading import Load
-from llmrun.runner.runner import Runner
+from llmrun.runner.client import EngineClient
 
 TESTS = [
     BenchTest(32),
@@ -34,14 +34,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def engine() -> Iterator[Runner]:
-    runner = Runner()
+def engine() -> Iterator[EngineClient]:
+    runner = EngineClient()
     yield runner
     runner.close()
 
 
 def measure(
-    engine: Runner, path: Path, test: BenchTest, repetitions: int = 2, **load: object
+    engine: EngineClient, path: Path, test: BenchTest, repetitions: int = 2, **load: object
 ) -> tuple[BenchResult, list[str]]:
     phases: list[str] = []
 
@@ -53,7 +53,7 @@ def measure(
     return engine.do(BENCH, Bench(asked, test, repetitions), hear), phases
 
 
-def test_every_kind_of_test_in_one_engine(engine: Runner, model: Path) -> None:
+def test_every_kind_of_test_in_one_engine(engine: EngineClient, model: Path) -> None:
     loads = set()
     for number, test in enumerate(TESTS):
         done, phases = measure(engine, model, test)
@@ -69,7 +69,7 @@ def test_every_kind_of_test_in_one_engine(engine: Runner, model: Path) -> None:
     assert done.model.build_commit
 
 
-def test_a_depth_is_filled_once_and_then_restored(engine: Runner, model: Path) -> None:
+def test_a_depth_is_filled_once_and_then_restored(engine: EngineClient, model: Path) -> None:
     _, phases = measure(engine, model, BenchTest(8, 0, 24), repetitions=3)
     assert phases.count("depth") == 1
     _, phases = measure(engine, model, BenchTest(0, 4, 24), repetitions=3)
@@ -80,7 +80,7 @@ def test_a_depth_is_filled_once_and_then_restored(engine: Runner, model: Path) -
     assert phases.count("depth") == 1, "of another KV type, the state does not fit"
 
 
-def test_an_answer_is_as_long_as_asked_and_says_where_its_time_went(engine: Runner, model: Path) -> None:
+def test_an_answer_is_as_long_as_asked_and_says_where_its_time_went(engine: EngineClient, model: Path) -> None:
     done, phases = measure(engine, model, BenchTest(8, 6, chat=True), repetitions=3)
     assert "answering" in phases
     for repetition in done.repetitions:
@@ -91,18 +91,18 @@ def test_an_answer_is_as_long_as_asked_and_says_where_its_time_went(engine: Runn
         assert 0 < answer.sampling_ns + answer.text_ns < repetition.ns
 
 
-def test_other_settings_of_the_weights_load_them_again(engine: Runner, model: Path) -> None:
+def test_other_settings_of_the_weights_load_them_again(engine: EngineClient, model: Path) -> None:
     measure(engine, model, BenchTest(4))
     assert "loading" not in measure(engine, model, BenchTest(4), threads=2)[1]
     assert "loading" in measure(engine, model, BenchTest(4), repack=False)[1]
 
 
-def test_a_file_that_is_no_model(engine: Runner, tmp_path: Path) -> None:
+def test_a_file_that_is_no_model(engine: EngineClient, tmp_path: Path) -> None:
     with pytest.raises(BadModelError):
         measure(engine, write(tmp_path / "bad.gguf", b"GGUF nonsense"), BenchTest(4))
 
 
-def test_what_the_front_raises_ends_the_engine(engine: Runner, model: Path) -> None:
+def test_what_the_front_raises_ends_the_engine(engine: EngineClient, model: Path) -> None:
     def stop(update: BenchUpdate) -> None:
         raise LlmrunError("enough")
 

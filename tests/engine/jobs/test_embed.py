@@ -110,7 +110,9 @@ def test_a_text_that_is_too_long_loses_its_end_but_not_what_stands_around_it(
 def test_a_text_longer_than_a_batch_is_what_it_is_in_one_context(pooling: str, model: Callable[..., Embedding]) -> None:
     embedding = model(QWEN3, n_ctx=4 * BATCH_TOKENS)
     long = tuple(number % 200 for number in range(3 * BATCH_TOKENS + 7))
-    load = Load("", 2048, 2048, 2048, n_ubatch=2048, threads=1, kv_type_k="f32", kv_type_v="f32", flash_attention="off")
+    load = Load(
+        "", 2048, 2048, n_batch=2048, n_ubatch=2048, threads=1, kv_type_k="f32", kv_type_v="f32", flash_attention="off"
+    )
     with closing(LlamaContext(embedding.weights, load, n_outputs=2048, pooling=pooling)) as context:
         context.decode([Entry(token, position, 0, True) for position, token in enumerate(long)])
         whole = np.frombuffer(context.embedding(0), np.float32)

@@ -383,7 +383,7 @@ def test_senseless_wishes_start_no_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wish: dict[str, int]
 ) -> None:
     model = gguf_writer.write(tmp_path / "m.gguf", gguf_writer.runnable_model())
-    monkeypatch.setattr(evaluate, "Runner", None)
+    monkeypatch.setattr(evaluate, "EngineClient", None)
     with pytest.raises(UsageError, match="invalid --"):
         evaluate.evaluate(model, **wish)  # type: ignore[arg-type]
 
@@ -392,7 +392,7 @@ def test_two_models_that_do_not_fit_together(tmp_path: Path, monkeypatch: pytest
     model = gguf_writer.write(tmp_path / "m.gguf", gguf_writer.runnable_model())
     small = Hardware("", (), 2, 2, None, memory_total=60 << 20, memory_available=50 << 20)
     monkeypatch.setattr(evaluate, "probe", lambda: small)
-    monkeypatch.setattr(evaluate, "Runner", None)
+    monkeypatch.setattr(evaluate, "EngineClient", None)
     with pytest.raises(OutOfMemoryError, match="both models together") as refused:
         evaluate.evaluate(model, reference=model, n_ctx=32)
     assert "52.4 MB are free" in refused.value.why

@@ -7,11 +7,11 @@ from contextlib import closing
 from llmrun.engine.jobs.build import parse_system_info
 from llmrun.protocol.jobs import Empty
 from llmrun.protocol.jobs.build import BUILD
-from llmrun.runner.runner import Runner
+from llmrun.runner.client import EngineClient
 
 
 def test_what_llama_cpp_was_built_with() -> None:
-    with closing(Runner()) as engine:
+    with closing(EngineClient()) as engine:
         build = engine.do(BUILD, Empty())
     assert build.features["CPU"]
 

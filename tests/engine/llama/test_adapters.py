@@ -67,7 +67,7 @@ def logits(context: LlamaContext, ids: list[int], start: int = 0) -> Any:
 
 def test_a_cache_that_grows_or_is_laid_out_anew_keeps_the_adapters(files: AdaptedModel, model: LlamaModel) -> None:
     ids = [3 + number % 90 for number in range(300)]
-    load = Load("", 512, 256, 128, adapters=(adapter(files.adapter),), **EXACT)  # type: ignore[arg-type]
+    load = Load("", 512, 256, n_batch=128, adapters=(adapter(files.adapter),), **EXACT)  # type: ignore[arg-type]
     found: list[Any] = []
     for start in (512, 256):  # the second one grows behind 256 tokens
         context = LlamaContext(model, load.__class__(**{**_fields(load), "n_ctx_start": start}))
@@ -75,7 +75,7 @@ def test_a_cache_that_grows_or_is_laid_out_anew_keeps_the_adapters(files: Adapte
             found.append(logits(context, ids[begin : begin + 100], begin))
         context.close()
     assert np.abs(found[2] - found[5]).max() < 1e-3
-    streams = Load("", 512, 256, 128, n_seq_max=2, n_stream=256, adapters=load.adapters, **EXACT)  # type: ignore[arg-type]
+    streams = Load("", 512, 256, n_batch=128, n_seq_max=2, n_stream=256, adapters=load.adapters, **EXACT)  # type: ignore[arg-type]
     context = LlamaContext(model, streams)
     first = logits(context, IDS)
     context.choose_kv_layout(400)
@@ -90,7 +90,7 @@ def _fields(load: Load) -> dict[str, Any]:
 
 
 def test_a_context_changes_its_adapters(files: AdaptedModel, model: LlamaModel) -> None:
-    context = LlamaContext(model, Load("", 256, 256, 64, adapters=(adapter(files.adapter),), **EXACT))  # type: ignore[arg-type]
+    context = LlamaContext(model, Load("", 256, 256, n_batch=64, adapters=(adapter(files.adapter),), **EXACT))  # type: ignore[arg-type]
     with_adapter = logits(context, IDS)
     for adapters in ((), (AdapterScale(0, 1.0),), (AdapterScale(0, 0.5),), (AdapterScale(0, 1.0),)):
         context.forget(0, 0)
@@ -102,4 +102,4 @@ def test_a_context_changes_its_adapters(files: AdaptedModel, model: LlamaModel) 
 
 def test_what_llama_cpp_refuses_is_said(files: AdaptedModel, model: LlamaModel) -> None:
     with pytest.raises(BadModelError, match=r"can't use the adapter base\.gguf"):
-        LlamaContext(model, Load("", 256, 256, 64, adapters=(adapter(files.base),)))
+        LlamaContext(model, Load("", 256, 256, n_batch=64, adapters=(adapter(files.base),)))

@@ -55,7 +55,7 @@ class Engine:
 
 
 def test_speed_is_measured_in_an_engine_of_its_own(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_measurements, "Runner", Engine)
+    monkeypatch.setattr(local_measurements, "EngineClient", Engine)
     Engine.started = 0
     measures = LocalMeasurements(source)
     first, second = measures.time(source, lambda share: None), measures.time(source, lambda share: None)

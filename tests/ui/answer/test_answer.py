@@ -93,7 +93,7 @@ def test_a_silent_engine_is_told(live: bool) -> None:
     assert not any("no word" in row for row in case.rows)
     case.clock.now += 3
     case.view.tick()
-    assert case.rows[1].startswith("nothing has come for 13 s, Ctrl-C stops it")
+    assert case.rows[1].startswith("no output for 13 s, Ctrl-C stops it")
     case.text("two ")
     case.clock.now += 1
     case.view.tick()

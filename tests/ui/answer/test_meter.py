@@ -1,4 +1,4 @@
-"""What the summary and the live line say. The live line over time is in test_answer.py."""
+"""The summary and the fields of the live line. The live line over time is in test_answer.py."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def test_summary_words() -> None:
     assert summary(Finished(1, "length", STATS)).endswith("stopped: max tokens reached")
     full = replace(STATS, context_used=STATS.n_ctx)
     assert summary(Finished(1, "length", full)).endswith("stopped: the context window is full")
-    assert "taken back" not in SUMMARY
-    assert " · 1,200 taken back · " in summary(Finished(1, "stop", replace(STATS, retracted_tokens=1200)))
+    assert "retracted" not in SUMMARY
+    assert " · 1,200 retracted · " in summary(Finished(1, "stop", replace(STATS, retracted_tokens=1200)))
     repeats = Finished(1, "repeats", STATS, "again and \x1b[2Jagain\n" * 9)
     assert summary(repeats).endswith("stopped: it repeats “again and again again and again again a…”")
     assert summary(Finished(1, "repeats", STATS)).endswith("stopped: it repeats itself")

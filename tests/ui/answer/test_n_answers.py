@@ -10,9 +10,9 @@ import pytest
 from support.screens import Clock, Terminal
 
 from llmrun.protocol.messages import Event, Finished, Started, Stats, TextDelta
-from llmrun.ui.answer.columns import CellRows, ColumnsView, fit_beside
+from llmrun.ui.answer.columns import CellRows, ColumnsView, SeedIndex, fit_beside
 from llmrun.ui.answer.meter import summary_of_all
-from llmrun.ui.answer.n_answers import SeedIndex, SequentialView, n_answers_view
+from llmrun.ui.answer.n_answers import SequentialView, n_answers_view
 from llmrun.ui.answer.page import Page
 from llmrun.ui.answer.view import PlainView
 from llmrun.ui.terminal.ansi import bare, paint

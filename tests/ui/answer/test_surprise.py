@@ -68,7 +68,7 @@ def test_the_legend_and_the_least_likely_tokens() -> None:
     out = io.StringIO()
     output = Output(stdout=out, stderr=io.StringIO(), environment={})
     show_legend(output)
-    assert "50% and more, 10 to 50%, 1 to 10%, less than 1%" in " ".join(out.getvalue().split())
+    assert "50% or more, 10 to 50%, 1 to 10%, less than 1%" in " ".join(out.getvalue().split())
     out.truncate(0)
     show_surprises(output, [token(f"t{number}", 0.5 / number) for number in range(1, 9)] + [token("x", 0.00003)])
     rows = out.getvalue().splitlines()

@@ -1,4 +1,4 @@
-"""What Tab offers behind a slash command."""
+"""Completion after a slash command."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from llmrun.errors import NetworkError
-from llmrun.ui.prompt.completion import MOST, Candidate, Completion, file_names, offer
+from llmrun.ui.prompt.completion import MAX_CANDIDATES, Candidate, Completion, file_names, offer
 
 
 def texts(line: str, **commands: Completion | None) -> list[str]:
@@ -78,7 +78,7 @@ def test_words_without_end_and_words_that_steer_a_terminal() -> None:
     def endless(words: Sequence[str]) -> Iterator[str]:
         return (f"{number}" for number in itertools.count())
 
-    assert len(texts("/set ", set=endless)) == MOST
+    assert len(texts("/set ", set=endless)) == MAX_CANDIDATES
     assert len(texts("/set 999", set=endless)) == 11
     evil = ["a\x1b[31m", "a\nb", "a\u202eb", "a\tb", "a\udcff", "ab", "ab"]
     assert texts("/set a", set=lambda words: evil) == ["ab"]

@@ -1,4 +1,4 @@
-"""What comes out of the chat's input for what is typed, pasted, or piped in."""
+"""Messages from typed, pasted and piped input."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from prompt_toolkit.output import DummyOutput
 
 from llmrun.ui.prompt import history as history_module
 from llmrun.ui.prompt.drafts import is_open_block, read_typed, without_surrogates
-from llmrun.ui.prompt.history import LONGEST_BYTES, MOST_BYTES, SharedHistory, open_history
+from llmrun.ui.prompt.history import MAX_BYTES, MAX_ENTRY_BYTES, SharedHistory, open_history
 from llmrun.ui.prompt.input import ChatInput
 from llmrun.ui.terminal.output import Output
 
@@ -139,8 +139,8 @@ def test_what_history_keeps_out(keyboard: PipeInput, tmp_path: Path) -> None:
 def test_a_very_long_entry_is_remembered_in_its_own_chat_only(
     keyboard: PipeInput, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert LONGEST_BYTES > 100_000
-    monkeypatch.setattr(history_module, "LONGEST_BYTES", 1000)
+    assert MAX_ENTRY_BYTES > 100_000
+    monkeypatch.setattr(history_module, "MAX_ENTRY_BYTES", 1000)
     path, long = tmp_path / "history", "x" * 1000
     reader = chat(keyboard, history=path)
     assert [one(keyboard, reader, keys) for keys in (f"\x1b[200~{long}\x1b[201~\r", f"{UP}y\r")] == [long, long + "y"]
@@ -164,7 +164,7 @@ def test_chats_at_the_same_time_append_whole_entries(tmp_path: Path, package_on_
 
 
 def test_a_history_that_has_grown_long_keeps_its_newest_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history_module, "MOST_BYTES", 2000)
+    monkeypatch.setattr(history_module, "MAX_BYTES", 2000)
     path = tmp_path / "history"
     history = open_history(path)
     for number in range(100):
@@ -173,7 +173,7 @@ def test_a_history_that_has_grown_long_keeps_its_newest_half(tmp_path: Path, mon
     assert stored(path)[-1] == "entry 99"
     assert all(entry.startswith("entry ") for entry in stored(path))
     assert path.stat().st_size < 1100
-    assert MOST_BYTES > 1_000_000
+    assert MAX_BYTES > 1_000_000
 
 
 def test_a_full_disk_loses_the_entry_and_nothing_else(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Nothing that steers a terminal comes out of ui/sanitize.py, however the text is split."""
+"""ui/terminal/sanitize.py removes everything that controls a terminal, however the text is split."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ ANSWER = """
 import signal, sys, time
 from pathlib import Path
 from llmrun.protocol.messages import Finished, Rendering, Started, Stats, TextDelta
-from llmrun.ui.answer.n_answers import SeedIndex, several_view
+from llmrun.ui.answer.n_answers import n_answers_view
 from llmrun.ui.answer.view import answer_view
 from llmrun.ui.terminal.activity import Activity
 from llmrun.ui.terminal.keyboard import keyboard
@@ -50,7 +50,7 @@ def events():
 
 requests, seeds = [1], [5, 6]
 if sys.argv[1] == "bar":
-    with keyboard(output, echoes=False), Activity(output) as activity:
+    with keyboard(output.stdin, echoes=False), Activity(output) as activity:
         while not stopped:
             activity.show("decode ...", 0.5)
             time.sleep(0.02)
@@ -58,8 +58,8 @@ else:
     view = answer_view(output, n_ctx=100)
     if sys.argv[1] == "beside":
         requests = [1, 2]
-        view = several_view(output, seeds, together=True, stats=True, markdown=False, think="fold", short=True)
-    with keyboard(output, echoes=False), view:
+        view = n_answers_view(output, seeds, together=True, stats=True, markdown=False, think="fold", short=True)
+    with keyboard(output.stdin, echoes=False), view:
         for event in events():
             view.show(event)
 print("ended", flush=True)
@@ -69,7 +69,7 @@ QUESTION = """
 from llmrun.ui.terminal.keyboard import keyboard
 from llmrun.ui.terminal.output import Output
 output = Output()
-with keyboard(output, echoes=False):
+with keyboard(output.stdin, echoes=False):
     chosen = output.choose(" ".join(["Which turns should be dropped?"] * 8), {"r": "the oldest", "n": "none"})
     output.note(f"chosen: {chosen}.")
     output.note(f"confirmed: {output.confirm('Remove it?')}.")

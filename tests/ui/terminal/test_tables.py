@@ -14,7 +14,7 @@ from collections.abc import Callable
 import pyte
 import pytest
 
-from llmrun.bench.parameters import BenchSettings, Case
+from llmrun.bench.parameters import Case, bench_settings
 from llmrun.bench.results import BenchRow, Limit
 from llmrun.doctor.doctor import Finding
 from llmrun.protocol.jobs.bench import BenchTest
@@ -216,7 +216,7 @@ BENCHED = BenchRow(
     model="owner/a-name-that-is-rather-long", test="tg128", n_gen=128, samples_ns=(10**9, 10**9 + 9), n_threads=8,
     limit=Limit(200.0, "memory", 200.0, 2000.0, 2e10, 4e11, 1e8, 1e6, 1e8),
 )  # fmt: skip
-BENCH_CASES = [Case(BenchSettings(threads), BenchTest(0, 128)) for threads in (4, 8)]
+BENCH_CASES = [Case(bench_settings(threads=threads), BenchTest(0, 128)) for threads in (4, 8)]
 LONG_NAME = "what-is-the-difference-between-a-process-and-a-thread-2"
 TABLES: dict[str, Callable[[Output], None]] = {
     "list": lambda output: show_installed(

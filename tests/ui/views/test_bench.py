@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 
-from llmrun.bench.parameters import BenchGrid, BenchSettings, Case
+from llmrun.bench.parameters import BenchGrid, Case, bench_settings
 from llmrun.bench.results import BenchRow, BenchWarning, ChatTimes, Limit, Machine, Result
 from llmrun.bench.run import Progress
 from llmrun.protocol.jobs.bench import BenchTest
@@ -30,7 +30,7 @@ ROW = BenchRow(
 )
 NOISY = BenchWarning("noisy", "too noisy: ± 20%")
 SWAPPED = BenchWarning("swapped", "memory was swapped: 5 MB")
-CASES = (Case(BenchSettings(2), BenchTest(512)), Case(BenchSettings(2), BenchTest(0, 128)))
+CASES = (Case(bench_settings(threads=2), BenchTest(512)), Case(bench_settings(threads=2), BenchTest(0, 128)))
 PROGRESS = Progress("smollm2", "tg128", 3, 10, "warming up", 1, 5)
 
 
@@ -67,20 +67,21 @@ def test_rows_come_as_they_are_measured_with_one_heading() -> None:
 def test_columns_show_what_varies_and_nothing_else() -> None:
     output = pipe()
     lists = BenchGrid(
-        (1, 2), prompts=(8,), answers=(), batches=(64, 128), flash_attention=("on", "off"), types_k=("f16", "q8_0"),
-        types_v=("f16", "bf16"), repack=(True, False), gpu_layers=(0, -1), ubatches=(32, 64),
+        {"threads": (1, 2), "n_batch": (64, 128), "flash_attention": ("on", "off"), "kv_type_k": ("f16", "q8_0"),
+         "kv_type_v": ("f16", "bf16"), "repack": (True, False), "gpu_layers": (0, -1), "n_ubatch": (32, 64)},
+        prompts=(8,), answers=(),
     )  # fmt: skip
     view = BenchView(output, ["a", "b"], lists.cases(), shows_rows=True)
     view.row(replace(ROW, model="b", n_batch=64, n_ubatch=32, flash_attn=1, type_k="q8_0", type_v="bf16", repack=False))
     heading, row = written(output)[0].splitlines()
     columns = ["MODEL", "THREADS", "BATCH", "UBATCH", "FA", "K", "V", "REPACK", "NGL", "TEST", "TOKENS/S", "±"]
     assert heading.split()[: len(columns)] == columns
-    assert row.split()[:10] == ["b", "2", "64", "32", "on", "q8_0", "bf16", "no", "-1", "tg128"]
+    assert row.split()[:10] == ["b", "2", "64", "32", "on", "q8_0", "bf16", "off", "-1", "tg128"]
 
 
 def test_a_usual_table_fits_into_eighty_columns() -> None:
     output = pipe()
-    cases = BenchGrid((1, 2), prompts=(512,), depths=(0, 16384)).cases()
+    cases = BenchGrid({"threads": (1, 2)}, prompts=(512,), depths=(0, 16384)).cases()
     view = BenchView(output, ["smollm2", "a-name-that-is-much-longer-than-anything-has-to-be"], cases, shows_rows=True)
     view.row(replace(ROW, test="tg128 @ d16384", warnings=(NOISY,), model="日本語" * 9))
     view.row(ROW)

@@ -1,4 +1,4 @@
-"""The page of several clients: every figure is in it, and what comes from elsewhere is untrusted."""
+"""The page of a load test: every figure is in it, and text from elsewhere is untrusted."""
 
 from __future__ import annotations
 

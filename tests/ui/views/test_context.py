@@ -1,10 +1,11 @@
-"""What fills the context window, as it is drawn."""
+"""The view of the context window's content."""
 
 from __future__ import annotations
 
 import io
 
-from llmrun.protocol.messages import Message, TokenCount
+from llmrun.protocol.messages import Message
+from llmrun.protocol.questions import TokenCount
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.views.context import show_context
 
@@ -12,7 +13,7 @@ from llmrun.ui.views.context import show_context
 def test_every_message_the_template_and_what_is_free() -> None:
     output = Output(stdout=io.StringIO(), stderr=io.StringIO(), environment={})
     messages = [Message("system", "Be kind."), Message("user", "x" * 99), Message("assistant", "\x1b[2Jyes")]
-    show_context(output, messages, TokenCount(1, (3, 40, 1), 50), 100)
+    show_context(output, messages, TokenCount((3, 40, 1), 50), 100)
     assert output.stdout.getvalue() == ""
     lines = [line.split() for line in output.stderr.getvalue().splitlines()]
     assert lines[1][:1] + lines[1][-3:] == ["system", "3", "3.0%", "▌"]
@@ -25,7 +26,7 @@ def test_every_message_the_template_and_what_is_free() -> None:
 
 def test_a_window_that_nobody_knows_has_no_shares() -> None:
     output = Output(stdout=io.StringIO(), stderr=io.StringIO(), environment={})
-    show_context(output, [Message("user", "Hi")], TokenCount(1, (3,), 12), 0, about=True)
+    show_context(output, [Message("user", "Hi")], TokenCount((3,), 12), 0, about=True)
     said = output.stderr.getvalue()
     assert "%" not in said
     assert "free" not in said

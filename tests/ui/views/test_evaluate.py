@@ -1,4 +1,4 @@
-"""What `llmrun evaluate` prints: running figures, tables, JSON, and what Ctrl-C leaves."""
+"""The output of `llmrun evaluate`: running figures, tables, JSON, and the end by Ctrl-C."""
 
 from __future__ import annotations
 
@@ -221,4 +221,4 @@ def test_ctrl_c_leaves_what_is_known(invoke: Any, options: tuple[str, ...]) -> N
         assert json.loads(done.stdout)["complete"] is False
     else:
         assert cells(done.stdout.splitlines(), "perplexity  ")[0] == "14.66"
-        assert "stopped: these are the figures up to there" in done.stderr
+        assert "stopped: these are the figures so far" in done.stderr

@@ -16,7 +16,6 @@ from support.explained import CACHE, CHOICE, FOUND, LAYER, RUN, column
 
 from llmrun.insight.explain import PAGE_CANDIDATES, ExplainedAnswer
 from llmrun.insight.merges import BytePairs
-from llmrun.protocol.finished_answers import ChainStep, Choice
 from llmrun.protocol.jobs.explain import (
     EmbeddedToken,
     EmbeddingPlane,
@@ -28,6 +27,7 @@ from llmrun.protocol.jobs.explain import (
 )
 from llmrun.protocol.jobs.tokenize import VocabularyPiece
 from llmrun.protocol.params import SamplingParams
+from llmrun.protocol.questions import ChainStep, Choice
 from llmrun.ui.views.explain_html import explain_page
 
 _ATTACKS = (

@@ -1,4 +1,4 @@
-"""What is seen of a quantization: a bar or lines, a preview, a result."""
+"""The view of a quantization: a bar or lines, a preview, a result."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_result_is_one_line() -> None:
     stderr = io.StringIO()
     out, stdout = output(stderr)
     show_done(out, DONE)
-    assert stderr.getvalue() == "F16 270.9 MB -> Q4_0 91.7 MB, 5.35 bits a weight, in 1.2 s: out.gguf\n"
+    assert stderr.getvalue() == "F16 270.9 MB -> Q4_0 91.7 MB, 5.35 bits per weight, in 1.2 s: out.gguf\n"
     assert stdout.getvalue() == ""
 
 

@@ -1,10 +1,10 @@
-"""How choices are shown: shares, who was cut where, and the token that was drawn."""
+"""The view of choices: shares, the sampler's cuts, and the chosen token."""
 
 from __future__ import annotations
 
 import io
 
-from llmrun.protocol.finished_answers import ChainStep, Choice
+from llmrun.protocol.questions import ChainStep, Choice
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.views.sampling import least_certain, show_choice, show_sampling
 

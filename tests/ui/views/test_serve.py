@@ -1,4 +1,4 @@
-"""What `llmrun serve` shows: a start page, one live line, or a log."""
+"""The view of `llmrun serve`: a start page, one live line, or a log."""
 
 from __future__ import annotations
 

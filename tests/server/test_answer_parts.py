@@ -10,6 +10,7 @@ from support.answers import sent
 from llmrun.protocol.messages import Started
 from llmrun.protocol.toolcalls import HERMES
 from llmrun.server.answer_parts import (
+    AnswerReader,
     AnswerText,
     CallArguments,
     CallStarted,
@@ -18,7 +19,6 @@ from llmrun.server.answer_parts import (
     ResponseFinished,
     ResponseStarted,
 )
-from llmrun.server.toolcalls import AnswerReader
 
 ANSWER = (
     "I think <tool_call>.</think>\n\nLet me see.\n"

@@ -1,0 +1,115 @@
+"""Short jobs about the loaded model: commands and results.
+
+The engine's own threads do them (engine/main.py); a job that takes long has a module of its own in protocol/jobs/.
+Named tuples for the reason given in messages.py.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from llmrun.protocol.jobs import Empty, JobKind
+from llmrun.protocol.jobs.tokenize import TextTokens, TokenizeText
+from llmrun.protocol.messages import AnswerRequest
+from llmrun.protocol.speculation import StepTables
+
+
+class TokenCount(NamedTuple):
+    """The numbers of tokens of a conversation."""
+
+    each: tuple[int, ...]  # of each message's content
+    total: int  # of the whole prompt, including what the chat template adds
+
+
+class Detokenize(NamedTuple):
+    """Turn token ids into text."""
+
+    tokens: tuple[int, ...]
+
+
+class DetokenizedText(NamedTuple):
+    """The text of token ids, with the texts of control tokens; bytes that are not characters are U+FFFD."""
+
+    text: str
+
+
+class ExplainChoices(NamedTuple):
+    """Explain how the last tokens of a finished answer were chosen."""
+
+    answer: int  # number of its request
+    last: int  # number of tokens, at most the AnswerRequest.remember of the answer
+    candidates: int  # number of the most likely candidates to report for each token
+
+
+class ChainStep(NamedTuple):
+    """The candidates after one step of the sampler chain."""
+
+    name: str  # "model" for the model's own distribution, then names as in params.STEPS
+    remaining: int  # number of tokens that can still be chosen
+    probabilities: tuple[float, ...]  # of Choice.candidates, in their order; 0 for a token that was cut
+
+
+class Choice(NamedTuple):
+    """The choice of one token."""
+
+    text: str  # bytes that are not a whole character are U+FFFD
+    forced: bool  # the grammar allowed only this token, so that nothing was sampled and there are no candidates
+    candidates: tuple[str, ...] = ()  # texts of the compared tokens, the model's most likely first
+    chosen: int = 0  # index of the token among them
+    steps: tuple[ChainStep, ...] = ()  # of the sampler chain, in order
+
+
+class AnswerExplanation(NamedTuple):
+    """The choices of the last tokens of an answer, oldest first."""
+
+    choices: tuple[Choice, ...]
+
+
+class SaveState(NamedTuple):
+    """Save the KV state of a finished answer, so that a prompt with the same beginning needs no prefill."""
+
+    answer: int  # number of its request, the last one
+    prompt_only: bool = False  # leave the answer out, because other questions will follow the prompt's beginning
+
+
+class StateSaved(NamedTuple):
+    """The size of a saved KV state; zeros if none could be written."""
+
+    tokens: int
+    n_bytes: int
+
+
+class MeasureSteps(NamedTuple):
+    """Measure decode steps of several widths."""
+
+    attention: bool = False  # compare flash attention on and off, too
+
+
+class EngineStatus(NamedTuple):
+    """The load of an engine; the last four count tokens since its start."""
+
+    running: int = 0  # answers in the batch
+    waiting: int = 0  # answers not admitted yet
+    cells: int = 0  # of the KV cache
+    cells_used: int = 0
+    cells_shared: int = 0  # used by more than one sequence
+    prefix_queries: int = 0  # prompt tokens received
+    prefix_hits: int = 0  # of these, found in the KV cache
+    prefilled: int = 0
+    decoded: int = 0
+
+
+COUNT_TOKENS = JobKind("count_tokens", AnswerRequest, Empty, TokenCount, needs_model=True)
+TOKENIZE_LOADED = JobKind("tokenize_loaded", TokenizeText, Empty, TextTokens, needs_model=True)
+DETOKENIZE = JobKind("detokenize", Detokenize, Empty, DetokenizedText, needs_model=True)
+EXPLAIN_CHOICES = JobKind("explain_choices", ExplainChoices, Empty, AnswerExplanation, needs_model=True)
+SAVE_STATE = JobKind("save_state", SaveState, Empty, StateSaved, needs_model=True)
+# Interrupted by any other command; the tables are empty then, or if the machine is too busy.
+MEASURE_STEPS = JobKind("measure_steps", MeasureSteps, Empty, StepTables, needs_model=True)
+# Answered at once, in the middle of a step too.
+STATUS = JobKind("status", Empty, Empty, EngineStatus, needs_model=True)
+
+QUESTIONS = {
+    kind.name: kind
+    for kind in (COUNT_TOKENS, TOKENIZE_LOADED, DETOKENIZE, EXPLAIN_CHOICES, SAVE_STATE, MEASURE_STEPS, STATUS)
+}

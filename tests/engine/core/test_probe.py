@@ -1,0 +1,79 @@
+"""Step times are measured within an answer, which is the one that the plain loop gives."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from support.conversation import Conversation
+from support.fake_context import FakeContext, hashed
+
+from llmrun.engine.core.gate import StepShape
+from llmrun.engine.core.probe import StepProbe
+from llmrun.engine.core.sequence import Extras
+from llmrun.protocol.messages import Event, Finished, TextDelta
+from llmrun.protocol.speculation import StepsMeasured
+
+
+class StepClock:
+    """A step takes a second, each row a sixteenth more, and a change of width a tenth."""
+
+    def __init__(self, context: FakeContext) -> None:
+        self._context = context
+
+    def __call__(self) -> float:
+        widths = [0, *map(len, self._context.calls)]
+        changes = sum(before != after for before, after in itertools.pairwise(widths))
+        return len(widths) + sum(widths) / 16 + changes / 10
+
+
+def probed(most: int, **context: int) -> tuple[list[Event], Conversation]:
+    talk = Conversation(hashed, n_ctx=400, **context)
+    talk.engine._clock = StepClock(talk.context)
+    probe = StepProbe()
+    talk.ask("Hi", most=most, extras=Extras(drafting=probe, probe=probe))
+    talk.run()
+    return talk.events, talk
+
+
+def text_of(events: list[Event]) -> str:
+    return "".join(event.text for event in events if isinstance(event, TextDelta))
+
+
+def test_step_times_come_before_the_end_of_the_same_answer() -> None:
+    events, talk = probed(100)
+    plain = Conversation(hashed, n_ctx=400)
+    plain.ask("Hi", most=100)
+    plain.run()
+    assert text_of(events) == text_of(plain.events)
+    measured, finished = events[-2:]
+    assert isinstance(finished, Finished)
+    assert isinstance(measured, StepsMeasured)
+    assert {time.width for time in measured.times} == {1, 4, 8, 16}
+    expected = [1 + 1 / 16, *(1 + width / 16 + 0.1 for width in (4, 8, 16))]
+    assert [time.seconds for time in measured.times] == pytest.approx(expected, abs=0.11)
+    assert talk.context.cached() == talk.engine._slots.cached[0]
+
+
+def test_a_short_answer_or_a_narrow_context_gives_no_times() -> None:
+    for events, _ in (probed(20), probed(100, n_outputs=8)):
+        assert events[-2] == StepsMeasured(1, ())
+        assert isinstance(events[-1], Finished)
+
+
+def test_a_busy_machine_gives_no_times() -> None:
+    probe = StepProbe()
+    for number in range(60):
+        probe.plan([1, 2], 15, StepShape(1, 1, number))
+        probe.take(len)
+        probe.record(1.0 + 3 * (number % 4))
+    assert probe.times() == ()
+
+
+def test_what_a_grammar_forbids_is_not_drafted() -> None:
+    probe = StepProbe()
+    for number in range(60):
+        probe.plan([1, 2], 15, StepShape(1, 1, number))
+        assert probe.take(lambda tokens: 0) == []
+        probe.record(1.0)
+    assert probe.times() == (), "no step was wide"
