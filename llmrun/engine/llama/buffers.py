@@ -17,6 +17,7 @@ _SIZE = re.compile(r"(\S+) +(\w+)(?: state)? buffer size = +([\d.]+) MiB")
 _WEIGHTS = "model"
 _FAILURE = re.compile(r"failed to allocate (\S+) buffer of size (\d+)")
 _MIB = 1 << 20
+_installed: list[Any] = []  # the callback that llama.cpp has now
 
 
 class BufferLog:
@@ -33,8 +34,9 @@ class BufferLog:
     def install(self, llama: Any, *, verbose: bool) -> None:
         """Make llama.cpp log here; without GPUs directly to the filter, because a callback in Python slows starts."""
         receiver = self.add if gpus() else _native.log_callback_address
-        self._callback = llama.llama_log_callback(receiver)  # has to live as long as llama.cpp may log
-        llama.llama_log_set(self._callback, ctypes.c_void_p(int(verbose)))
+        callback = llama.llama_log_callback(receiver)
+        llama.llama_log_set(callback, ctypes.c_void_p(int(verbose)))
+        _installed[:] = [callback]  # lives as long as llama.cpp may log, longer than this model
 
     def add(self, level: int, text: bytes, verbose: Any) -> None:
         if b"buffer" in text:
