@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from llmrun.gguf.metadata import ModelMetadata
 
 _STATE_BYTES = 4  # f32
-_MOST_LAYERS = 512  # LLAMA_MAX_LAYERS; a file that states more is refused elsewhere
+MAX_LAYERS = 512  # LLAMA_MAX_LAYERS; a file that states more is refused elsewhere
 # Every layer is recurrent: no keys and values at all.
 _RECURRENT = frozenset({"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"})
 # A layer without key heads is recurrent in these.
@@ -86,7 +86,7 @@ def window_of(header: ModelMetadata) -> int:
 
 
 def _n_layers(header: ModelMetadata) -> int:
-    return min(header.n_layers, _MOST_LAYERS)
+    return min(header.n_layers, MAX_LAYERS)
 
 
 def _own_layers(header: ModelMetadata) -> int:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from llmrun.gguf.kv_layers import KvLayer
+from llmrun.gguf.kv_layers import MAX_LAYERS, KvLayer
 from llmrun.gguf.metadata import ModelMetadata
 
 _BLOCK = re.compile(r"blk\.(\d+)\.")
@@ -42,7 +42,7 @@ class LayerShares:
             layers: number of blocks.
             tensors: name -> bytes.
         """
-        total = max(sum(tensors.values()), 1)
+        layers, total = min(layers, MAX_LAYERS), max(sum(tensors.values()), 1)
         sizes, largest = [0] * (layers + 1), 0
         for name, size in tensors.items():
             block = _BLOCK.match(name)

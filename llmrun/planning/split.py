@@ -66,7 +66,7 @@ class _Placement:
         self._free = [gpu.memory_free for gpu in own]
         self._scratch = reserved_bytes(header, n_ctx, with_scores=with_scores)
         self._shares, self._experts = header.layer_shares, header.expert_bytes
-        self.layers = header.n_layers + 1  # llama.cpp counts the output as one
+        self.layers = len(self._shares.weights)  # llama.cpp counts the output as one
 
     def _layers_of(self, chosen: int) -> list[range]:
         """Return the layers of each GPU: in proportion to its free memory, the last `chosen` in all."""

@@ -33,6 +33,11 @@ def test_embeddings_beside_an_output_matrix_stay_in_ram(tmp_path: Path) -> None:
     assert output == 4 * 32 * 261 + 4 * 32
 
 
+def test_a_file_that_states_too_many_layers_takes_no_memory(tmp_path: Path) -> None:
+    header = read_header(write(tmp_path / "tiny.gguf", runnable_model({"llama.block_count": 1 << 30})))
+    assert len(header.layer_shares.weights) == 513
+
+
 @pytest.mark.parametrize(
     ("changes", "width"),
     [({}, 64), ({"llama.expert_feed_forward_length": 48, "llama.expert_used_count": 4}, 192)],
