@@ -74,7 +74,7 @@ def routes() -> Iterator[str]:
     """Paths that the server's modules name as text, where a route begins with a slash."""
     import ast
 
-    for path in Path(llmrun.__file__).parent.joinpath("server").glob("*.py"):
+    for path in Path(llmrun.__file__).parent.joinpath("server").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Route" and node.args:
                 yield from _texts(node.args[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import shlex
 import signal
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,7 @@ from llmrun.cli.answering import DisplayOptions, on_ctrl_c
 from llmrun.cli.completion import complete_model
 from llmrun.cli.loading import open_chat_model
 from llmrun.cli.options import AnswerOptions, LoadingOptions, StatsOption, loading, wanted, with_options
+from llmrun.cli.options import loading as load_options
 from llmrun.cli.remote import AtOption, KeyFileOption, remote_server
 from llmrun.cli.remote_options import refuse_with_remote
 from llmrun.cli.sampling import sampling_flags
@@ -100,6 +102,7 @@ def saving(
 
 @with_options(wanted=wanted, tooling=tooling, saving=saving, loading=loading, flags=sampling_flags)
 def chat(
+    context: typer.Context,
     model: Annotated[
         str,
         typer.Argument(
@@ -109,6 +112,10 @@ def chat(
             autocompletion=complete_model,
         ),
     ] = "",
+    web: Annotated[
+        bool,
+        typer.Option("--web", help="Chat on a page in the browser, until Ctrl-C here.", rich_help_panel="Chat"),
+    ] = False,
     stats: StatsOption = None,
     at: AtOption = None,
     key_file: KeyFileOption = None,
@@ -120,9 +127,41 @@ def chat(
     flags: Mapping[str, Any],
 ) -> None:
     """Chat with a model. Ctrl-C stops an answer and keeps it; Ctrl-D exits."""
+    if web:
+        _refuse_with_web(context)
+        _show_page(model, saving, loading)
+        return
     loading = replace(loading, server=remote_server(at, key_file))
     refuse_with_remote(loading)
     talk_with(model, stats, wanted, tooling, saving, loading, flags)
+
+
+def _refuse_with_web(context: typer.Context) -> None:
+    """Raise UsageError for an option that only a chat on the terminal has."""
+    shared = {"model", "web", "last", "session", *inspect.signature(load_options).parameters}
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if source is not None and source.name == "COMMANDLINE" and parameter.name not in shared:
+            raise UsageError(
+                f"--web and {parameter.opts[0]} exclude each other",
+                why="the page has settings of its own",
+                hint=f"leave out {parameter.opts[0]}, and set it on the page",
+            )
+
+
+def _show_page(model: str, saving: SessionOptions, loading: LoadingOptions) -> None:
+    """Serve the page of a new chat, or of the one that goes on, until Ctrl-C."""
+    from llmrun.cli.serve import serve_page
+
+    output, page = Output(), "/"
+    if saving.last or saving.session is not None:
+        with _store(output, saving) as store:
+            saved = store.open(saving.session or "")
+            page, model = f"/#chat={saved.id}", model or _last_model(saved, None)
+            saved.release()
+    if not model:
+        raise UsageError("there is no model to talk to", hint="llmrun chat smollm2 --web")
+    serve_page(model, loading, page)
 
 
 def talk_with(

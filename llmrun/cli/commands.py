@@ -69,7 +69,7 @@ COMMANDS = {
 # Options in `llmrun COMMAND --help` of commands with many options; `--help-all` shows all.
 BASICS = {
     "run": "--system --file --image --max-tokens --json-schema --think --stats --json --temp --seed --ctx --gpu-layers",
-    "chat": "--continue --session --private --system --file --think --temp --at --ctx --gpu-layers",
+    "chat": "--web --continue --session --private --system --file --think --temp --at --ctx --gpu-layers",
     "batch": "--output --prompt --parallel --retry-errors --dry-run --system --max-tokens --json-schema --temp --at",
     "serve": "--host --port --key-file --allow-origin --keep --parallel --timeout --ctx --gpu-layers "
     "--speculate --draft",

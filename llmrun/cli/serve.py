@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 _FOR_EVER = math.inf
 _WATCH_SECONDS = 0.5
 _SENDING_NICENESS = 10
+_LOOPBACK = "127.0.0.1"
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - addresses that mean all, and what this machine calls
 
 ModelsArgument = Annotated[
@@ -140,6 +141,45 @@ def serve(
         sampling=marking,
     )
     run_in_event_loop(_run(output, options, listening, parent, log_json=log_json))
+
+
+def serve_page(name: str, loading: LoadingOptions, page: str) -> None:
+    """Serve a model on a free port of loopback, for the page alone, until Ctrl-C.
+
+    Args:
+        page: path of the page that the browser opens.
+    """
+    allow_many_connections()
+    listening = bind(_LOOPBACK, 0, "llmrun chat --web")
+    from llmrun.server.serving import ServeOptions, run_in_event_loop
+
+    output = Output()
+    options = ServeOptions(
+        (name,),
+        _policy(_LOOPBACK, listening, None, [], []),
+        loading.preferences,
+        keep_seconds=_FOR_EVER,
+        verbose=loading.verbose,
+        speculate=loading.most_drafted,
+        draft=_fetch_missing(output, (name,), loading),
+        projector=loading.projector,
+        adapters=loading.adapters,
+    )
+    address = f"http://{_LOOPBACK}:{listening.getsockname()[1]}{page}"
+    output.note(f"{'The browser opens' if _open_browser(address) else 'Open in a browser:'} {address}")
+    run_in_event_loop(_run(output, options, listening, None, log_json=False))
+
+
+def _open_browser(address: str) -> bool:
+    """Open a page in the user's browser; return False where there is no window to show one."""
+    has_windows = sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
+    if not (has_windows or os.environ.get("BROWSER")):  # a browser in this terminal would take it from the server
+        return False
+    import webbrowser
+
+    # A browser that was not running may hold up who starts it.
+    threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+    return True
 
 
 def _give_way() -> None:

@@ -25,7 +25,15 @@ from llmrun.engine.llama.base import ALLOCATING
 from llmrun.engine.llama.media import Projector
 from llmrun.engine.prompt.images import image_bytes
 from llmrun.engine.prompt.template import NAMED, ChatTemplate, ControlTexts, Part
-from llmrun.engine.prompt.thinking import ReasoningTracker, Tags, ThinkingBudget, lead_in, opens, thinking_tags
+from llmrun.engine.prompt.thinking import (
+    ReasoningTracker,
+    Tags,
+    ThinkingBudget,
+    end_of_reasoning,
+    lead_in,
+    opens,
+    thinking_tags,
+)
 from llmrun.engine.prompt.tools import allows_text, offers_tools
 from llmrun.errors import BadModelError, BadTemplateError, ContextOverflowError, LlmrunError, UsageError
 from llmrun.protocol.adapters import Adapter, AdapterScale, applied, by_default
@@ -134,6 +142,9 @@ class Preparer:
             lead = lead_in(tags, thinks=request.thinking is not False)
             text += lead
             tokens += self._vocabulary.tokenize(lead, special=True)
+        if request.begins:
+            tokens += self._beginning(request, text, tags)
+            text += request.begins
         inside = tags is not None and opens(text, tags)
         constraint = self._constraint(request, matcher, syntax, tags, inside=inside)
         sampling = self._sampling(request, constraint)
@@ -151,6 +162,19 @@ class Preparer:
             model = ModelDrafter(self._draft_model) if self._draft_model is not None else None
             extras = replace(extras, drafting=Drafting(request.speculation, _native.SuffixAutomaton(), tokens, model))
         return PreparedRequest(generate.request, tokens, sampler, request.limits, extras)
+
+    def _beginning(self, request: AnswerRequest, prompt: str, tags: Tags | None) -> list[int]:
+        """Return the tokens of the text that the answer begins with, behind the end of the reasoning.
+
+        Raises:
+            UsageError: there is a constraint, which the text may break, or no chat template.
+        """
+        if request.grammar is not None or offers_tools(request) or request.prompt is not None:
+            raise UsageError("an answer with a given beginning has no grammar, tools or plain prompt")
+        self._raise_if_too_long([Message("assistant", request.begins)])
+        end = end_of_reasoning(prompt, tags)
+        tokenize = self._vocabulary.tokenize
+        return [*tokenize(end, special=True), *tokenize(request.begins, special=False)]
 
     def _sampling(self, request: AnswerRequest, constraint: Constraint | None) -> SamplingParams:
         """Return the sampling parameters, with end tokens banned if the request ignores them."""

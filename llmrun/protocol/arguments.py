@@ -124,6 +124,7 @@ KINDS: dict[str, ValueKind] = {
     "tool_choice": TEXT,
     "parallel_calls": _SWITCH,
     "speculation": _optional(_made("Speculation")),
+    "begins": TEXT,
     "adapters": _optional(_list_of(_made("AdapterScale"), "a list of AdapterScales")),
     # SamplingParams and Limits, besides numbers
     "dry_breakers": TEXTS,

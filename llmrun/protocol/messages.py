@@ -107,6 +107,7 @@ class AnswerRequest:
         parallel_calls: the answer may have more than one call.
         speculation: limits and step times for speculative decoding; None decodes one token per step.
         adapters: scales of the loaded adapters to use; None is those given at load.
+        begins: text that the answer begins with, behind any reasoning; the model continues it.
 
     Raises:
         UsageError: a field is of the wrong type.
@@ -130,6 +131,7 @@ class AnswerRequest:
     parallel_calls: bool = True
     speculation: Speculation | None = None
     adapters: tuple[AdapterScale, ...] | None = None
+    begins: str = ""
 
     def __post_init__(self) -> None:
         check_fields(self)

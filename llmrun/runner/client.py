@@ -1,8 +1,8 @@
 """The client of one engine process: commands from any thread, and the events of each for its own caller.
 
 Together with requests.py, pipe.py and launch.py, the only part of the front that knows the engine process. Events come
-in two ways: an iterator reads the pipe in its caller's thread, and needs no other; a callback is called by a reading
-thread, which the first callback starts.
+in three ways: an iterator reads the pipe in its caller's thread, and needs no other; a callback is called by a reading
+thread, which the first callback starts; or an event loop calls whenever the pipe is readable (server/connection.py).
 """
 
 from __future__ import annotations
@@ -90,14 +90,28 @@ class EngineClient:
         pending = [self._send(command, events.put, models, seconds) for command in commands]
         return self._events(pending, events, on_wait)
 
-    def listen(self, command: Command, put: Put) -> None:
-        """Send a command; a reading thread passes its events to `put`.
+    @property
+    def descriptor(self) -> int:
+        """The file descriptor that is readable when events come, for an event loop that calls read_ready()."""
+        return self._pipe.descriptor
+
+    def read_ready(self) -> bool:
+        """Pass on the events that have come, and end overdue requests; return whether the engine is still there.
+
+        To be called when the descriptor is readable, and every tenth of a second.
+        """
+        with self._reading:
+            self._pump(seconds=0)
+        return self._exited is None
+
+    def listen(self, command: Command, put: Put, *, starts_reader: bool = True) -> None:
+        """Send a command; a reading thread, or who calls read_ready(), passes its events to `put`.
 
         Raises:
             UsageError: the command is too long.
         """
         with self._lock:
-            if self._reader is None:
+            if self._reader is None and starts_reader:
                 # The thread has no reference to the client between two reads, which would keep the engine alive.
                 self._reader = threading.Thread(
                     target=_read, args=(weakref.ref(self),), name="engine reader", daemon=True

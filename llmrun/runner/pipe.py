@@ -67,6 +67,12 @@ class Pipe:
         """The engine's process id."""
         return self._process.pid
 
+    @property
+    def descriptor(self) -> int:
+        """The file descriptor that is readable when events come."""
+        assert self._process.stdout is not None
+        return self._process.stdout.fileno()
+
     def send(self, command: Command) -> None:
         """Send a command. A signal handler that interrupts another send() queues its command after that one.
 

@@ -26,6 +26,7 @@ from llmrun.server.guard import App, Guard, Policy, Receive, Scope, Send
 from llmrun.server.http_errors import DrainingError, MethodNotAllowedError, RouteNotFoundError, model_not_found
 from llmrun.server.http_messages import send_error
 from llmrun.server.ollama_routes import OllamaRoutes
+from llmrun.server.page.routes import PageRoutes
 from llmrun.server.protocols import anthropic, ollama, openai, openai_chat, openai_responses, openai_text
 
 COMPLETION_APIS: dict[str, CompletionApi] = {
@@ -56,6 +57,7 @@ class HttpApp:
     """The HTTP interface of a server.
 
     Args:
+        page: the page at `/`.
         on_served: called after every request.
     """
 
@@ -64,11 +66,12 @@ class HttpApp:
         state: ServerState,
         *,
         catalog: ModelCatalog,
+        page: PageRoutes,
         on_served: Callable[[AccessRecord], None] = lambda record: None,
     ) -> None:
         self._state = state
         self._pool, self._traffic, self._metrics, *_ = state
-        self._catalog, self._on_served = catalog, on_served
+        self._catalog, self._page, self._on_served = catalog, page, on_served
 
     def app(self, policy: Policy) -> App:
         """Return the ASGI application."""
@@ -78,7 +81,6 @@ class HttpApp:
                 Route(path, _AsgiEndpoint(self._exchange(api)), methods=["POST"])
                 for path, api in COMPLETION_APIS.items()
             ),
-            Route("/", self._home, methods=get),
             Route("/health", self._health, methods=get),
             Route("/metrics", self._show_metrics, methods=get),
             Route("/v1/models", self._models, methods=get),
@@ -86,7 +88,8 @@ class HttpApp:
             *EngineRoutes(self._state).routes,
             *EmbeddingRoutes(self._state).routes,
             *OllamaRoutes(self._pool, self._catalog).routes,
-            Route("/api/hello", self._home, methods=get),  # health check of Claude Code
+            Route("/api/hello", self._hello, methods=get),  # health check of Claude Code
+            *self._page.routes,
         ]
         handlers: Any = {HTTPException: _no_route, LlmrunError: _failed, Exception: _internal_error}
         starlette = Starlette(routes=routes, exception_handlers=handlers)
@@ -129,7 +132,7 @@ class HttpApp:
 
     # ---- routes ----
 
-    async def _home(self, request: Request) -> Response:
+    async def _hello(self, request: Request) -> Response:
         return PlainTextResponse("llmrun is running\n")
 
     async def _health(self, request: Request) -> Response:

@@ -27,6 +27,7 @@ from llmrun.server.exchange import ServerState, Traffic
 from llmrun.server.guard import Policy
 from llmrun.server.listener import RECEIVE_SECONDS, Listener
 from llmrun.server.metrics import ServerMetrics
+from llmrun.server.page.routes import PageRoutes
 from llmrun.server.pool import Pool, PooledModel
 
 
@@ -95,7 +96,9 @@ class Serving:
         )
         self._traffic = Traffic(options.wishes.parallel + options.queue, options.answer_seconds)
         state = ServerState(self._pool, self._traffic, self.metrics, options.sampling)
-        self._http = HttpApp(state, catalog=ModelCatalog(settings), on_served=on_served)
+        catalog = ModelCatalog(settings)
+        self._page = PageRoutes(state, catalog, settings.state_dir)
+        self._http = HttpApp(state, catalog=catalog, page=self._page, on_served=on_served)
         self._ending = asyncio.Event()
 
     def _prepare(self, located: ModelLocation, path: Path, promised: int) -> Model:
@@ -129,6 +132,7 @@ class Serving:
                 task.cancel()
             await listener.stop()
             await self._pool.close()
+            await self._page.close()
 
     @property
     def loaded(self) -> list[str]:

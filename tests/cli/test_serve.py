@@ -104,3 +104,16 @@ def test_servers_are_listed_and_of_several_one_is_named(home: Path, capsys: pyte
         assert refused("stop").hint == "llmrun stop --port 1 or llmrun stop --port 2 or llmrun stop --all"
         second.write(RunningServer(12, "http://[::1]:1", 1, 0.0))
         assert refused("stop", "--port", "1").hint == "llmrun stop --all"
+
+
+@pytest.mark.parametrize(
+    ("words", "flag"), [(("--temp", "1"), "--temp"), (("--at", "http://x"), "--at"), (("--private",), "--private")]
+)
+def test_what_the_page_has_settings_for_is_not_given_beside_web(words: tuple[str, ...], flag: str) -> None:
+    error = refused("chat", "tiny", "--web", *words)
+    assert error.what == f"--web and {flag} exclude each other"
+
+
+def test_the_page_needs_a_model_or_a_chat() -> None:
+    assert "--web" in refused("chat", "--web").hint
+    assert refused("chat", "--web", "--session", "nothing").what == "there is no saved chat called nothing"

@@ -94,6 +94,21 @@ def test_a_grammar_binds_at_once_where_the_model_does_not_think() -> None:
     assert answer(scripted({"Hi": "{yes}"}), KNOWS, grammar=GRAMMAR)[0] == "{yes}"
 
 
+def test_an_answer_goes_on_from_its_given_beginning() -> None:
+    said, started = answer(scripted({"HiYes, ": "it is"}), PLAIN, begins="Yes, ")
+    assert (said, started.prompt_tokens) == ("it is", len("HiYes, "))
+    said, started = answer(scripted({"Hi<think></think>\n\nYes, ": "it is"}), OPENS, begins="Yes, ")
+    assert (said, started.thinking) == ("it is", False), "the reasoning is closed before it"
+
+
+def test_a_given_beginning_excludes_what_it_could_break() -> None:
+    for more in ({"grammar": GRAMMAR}, {"tools": (Tool("look"),)}):
+        with pytest.raises(UsageError, match="given beginning"):
+            preparer().prepare(chat("Hi", begins="Yes", **more), lambda event: None)
+    with pytest.raises(ContextOverflowError):
+        preparer().prepare(chat("Hi", begins="far too long " * 500), lambda event: None)
+
+
 @pytest.fixture
 def tags_are_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(fake_context.CONTROL, BEGIN, "<think>")

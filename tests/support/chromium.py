@@ -1,4 +1,4 @@
-"""A headless Chromium without network, asked over its DevTools protocol (https://chromedevtools.github.io).
+"""A headless Chromium without network but for 127.0.0.1, asked over its DevTools protocol (https://chromedevtools.github.io).
 
 Messages are JSON with a zero byte behind them, on two pipes that Chromium finds as its descriptors 3 and 4.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 PROGRAM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 """None where there is no such browser."""
-_NO_NETWORK = "--host-resolver-rules=MAP * ~NOTFOUND"
+_NO_NETWORK = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
 _OPTIONS = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", _NO_NETWORK, "--remote-debugging-pipe")
 
 
@@ -55,9 +55,9 @@ class Chromium:
         os.close(self._in)
         os.close(self._out)
 
-    def open(self, page: Path) -> None:
-        """Open a file, and wait until it is loaded."""
-        self.ask("Page.navigate", url=page.as_uri())
+    def open(self, page: Path | str) -> None:
+        """Open a file or an address, and wait until it is loaded."""
+        self.ask("Page.navigate", url=page if isinstance(page, str) else page.as_uri())
         while self._next().get("method") != "Page.loadEventFired":
             pass
 

@@ -35,6 +35,7 @@ from llmrun.protocol.messages import (
     Started,
     Stats,
     TextDelta,
+    TokenLogprob,
 )
 from llmrun.protocol.questions import COUNT_TOKENS, DetokenizedText, EngineStatus, StateSaved, TokenCount
 from llmrun.protocol.speculation import StepTables, StepTime
@@ -43,6 +44,7 @@ MODE = sys.argv[1]
 OPEN: list[int] = []
 FOREVER = 3600  # seconds: longer than a test may take
 TIMES = (StepTime(1, 0, 0.01), StepTime(4, 0, 0.02))
+OTHER = (" other", tuple(b" other"), -1.5)
 LAST_WORDS = "fake_engine.cpp:42: GGML_ASSERT(fake) failed"
 TOO_LARGE = "ggml-backend.cpp:941: pre-allocated tensor (cache_k_l0) in a buffer (Vulkan0) that cannot run it"
 
@@ -125,6 +127,9 @@ def generate(command: Generate) -> None:
         send(Failed(command.request, "context-overflow", "too long", "it is", "shorten it"))
         return
     send(started(command))
+    if MODE == "echo":
+        echo(command)
+        return
     phase("prefill")
     send(PrefillProgress(command.request, 3, 0.5))
     send(TextDelta(command.request, "Hel", 1))
@@ -160,6 +165,18 @@ def calling(command: Generate) -> None:
     send(*(TextDelta(command.request, each, 1, parts=splitter.feed(each)) for each in text))
     send(TextDelta(command.request, "", 0, parts=splitter.flush()))
     send(Finished(command.request, "stop", Stats(3, completion_tokens=2)))
+
+
+def echo(command: Generate) -> None:
+    """Answer with the text of the last message, in pieces; each is a token where probabilities are requested."""
+    request, asked = command
+    text = asked.messages[-1].content if asked.messages else ""
+    pieces = [text[at : at + 7] for at in range(0, len(text), 7)]
+    for piece in pieces:
+        token = TokenLogprob(piece, tuple(piece.encode()), -0.5, ((piece, tuple(piece.encode()), -0.5), OTHER))
+        send(TextDelta(request, piece, 1, () if asked.logprobs is None else (token,)))
+    figures = Stats(3, completion_tokens=len(pieces), decode_seconds=0.5, context_used=9, n_ctx=256)
+    send(Finished(request, "stop", figures))
 
 
 def drafted(request: int) -> None:

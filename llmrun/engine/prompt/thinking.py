@@ -50,6 +50,13 @@ def lead_in(tags: Tags | None, *, thinks: bool) -> str:
     return tags[0] if thinks else _HARMONY_FINAL
 
 
+def end_of_reasoning(prompt: str, tags: Tags | None) -> str:
+    """Return the text after which the answer itself begins, without reasoning."""
+    if tags is None or tags == _HARMONY:
+        return lead_in(tags, thinks=False)
+    return f"{tags[1]}\n\n" if opens(prompt, tags) else ""
+
+
 class ReasoningStage(enum.Enum):
     BEFORE = enum.auto()  # neither reasoning nor answer has begun
     INSIDE = enum.auto()

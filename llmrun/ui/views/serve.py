@@ -66,7 +66,8 @@ class ServeView:
         key = " -H 'Authorization: Bearer KEY'" if has_keys else ""
         request = {"messages": [{"role": "user", "content": "Hi"}]}
         body = json.dumps(request if models else {"model": "MODEL", **request})
-        self.note(f"Serving at {address} (OpenAI: {address}/v1). Press Ctrl-C to stop.")
+        page = "" if has_keys else "chat in a browser; "
+        self.note(f"Serving at {address} ({page}OpenAI: {address}/v1). Press Ctrl-C to stop.")
         self.note("Models: " + (", ".join(models) if models else "all of llmrun list, loaded on demand"))
         self._output.note(f"curl {address}/v1/chat/completions{key} --json '{body}'", is_command=True)
 

@@ -1,0 +1,1 @@
+"""The page to talk to that the server answers at `/`: its files, its routes, and the saved chats behind them."""

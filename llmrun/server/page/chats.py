@@ -1,0 +1,215 @@
+"""The saved chats as the page sees them: the store of the terminal's chats, in a thread of its own.
+
+Owns which chat is being answered, and what is saved of an answer; must not know HTTP. SQLite's connections belong to
+one thread, and a slow disk must not hold up the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from llmrun.errors import UsageError
+from llmrun.protocol.messages import Message
+
+if TYPE_CHECKING:
+    from llmrun.chat.store.chat import SavedChat
+    from llmrun.chat.store.store import Sessions
+    from llmrun.chat.store.turns import Answer, Tree, TurnEntry
+
+_Result = TypeVar("_Result")
+
+
+class PageChats:
+    """The saved chats of this user. Every method runs in the store's thread.
+
+    Args:
+        state_dir: folder with the store, see config.Settings; it is opened, and its code loaded, by the first request.
+    """
+
+    def __init__(self, state_dir: Path) -> None:
+        self._state_dir = state_dir
+        self._thread = ThreadPoolExecutor(1, "saved chats")
+        self._store: Sessions | None = None
+        self._answering: dict[int, SavedChat] = {}
+
+    async def run(self, work: Callable[[], _Result]) -> _Result:
+        """Call a method of this object in the store's thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    async def close(self) -> None:
+        """Close the store."""
+        if self._store is not None:
+            await self.run(self._store.close)
+        self._thread.shutdown(wait=False)
+
+    @property
+    def _sessions(self) -> Sessions:
+        if self._store is None:
+            from llmrun.chat.store.store import Sessions, folder_in
+
+            self._store = Sessions(folder_in(self._state_dir))
+        return self._store
+
+    def all(self) -> list[dict[str, Any]]:
+        """Return all chats, the one used last first."""
+        return [asdict(facts) for facts in self._sessions.all()]
+
+    def read(self, chat: int) -> dict[str, Any]:
+        """Return the current branch of a chat."""
+        return {"id": chat, "is_answering": chat in self._answering, **_conversation(self._sessions.tree(str(chat)))}
+
+    def export(self, chat: int, form: str) -> str:
+        """Return a chat in one of the formats of `llmrun sessions export`."""
+        from llmrun.chat.store.export import export
+
+        return export(self._sessions.tree(str(chat)), "json" if form == "json" else "markdown")
+
+    def ask(self, chat: int | None, text: str, *, after: int | None, beside: int | None, system: str) -> dict[str, Any]:
+        """Save a question in a new chat or at the end of one, and return the chat.
+
+        Args:
+            chat: None for a new one.
+            after: the last entry that the page shows.
+            beside: an earlier question that this one replaces, on a new branch.
+            system: prompt of a new chat.
+
+        Raises:
+            UsageError: the chat is in use, or has other entries than the page shows.
+        """
+        from llmrun.chat.store.turns import Question
+
+        saved = self._sessions.new(system=system) if chat is None else self._opened(chat)
+        try:
+            last = saved.entries[-1].id if saved.entries else None
+            if after != last:
+                raise UsageError("this chat has gone on in another window", hint="reload the page")
+            edited = None if beside is None else _entry(saved, beside)
+            question = Question(text) if edited is None else _question(edited).reworded(text)
+            saved.add_question(question, beside=edited)
+        finally:
+            saved.release()
+        assert saved.id is not None
+        return self.read(saved.id)
+
+    def open_question(self, chat: int, question: int) -> tuple[Message, ...]:
+        """Go back to a question, hold its chat until close_question(), and return the conversation up to it.
+
+        Raises:
+            UsageError: the chat is in use, has no such question, or has images.
+        """
+        saved = self._opened(chat)
+        try:
+            asked = _entry(saved, question)
+            while saved.last_question is not None and saved.last_question.id != asked.id:
+                saved.undo()
+            turns = saved.window_before_question()
+            if _question(asked).images or any(turn.images for turn in turns):
+                raise UsageError(
+                    "this chat has images, which the page can't send yet", hint=f"llmrun chat --continue {saved.name}"
+                )
+            said = [message for turn in turns for message in turn.messages]
+            system = [Message("system", saved.system)] if saved.system else []
+            messages = (*system, *said, Message("user", _question(asked).content))
+        except BaseException:
+            saved.release()
+            raise
+        self._answering[chat] = saved
+        return messages
+
+    def close_question(self, chat: int, answer: Answer | None) -> None:
+        """Save the answer to the question that was opened last, if any, and let the chat go."""
+        saved = self._answering.pop(chat)
+        try:
+            if answer is not None:
+                saved.add_answer(answer)
+        finally:
+            saved.release()
+
+    def go(self, chat: int, entry: int) -> dict[str, Any]:
+        """Go to the newest branch with an entry, and return the chat."""
+        saved = self._opened(chat)
+        try:
+            tree = saved.tree()
+            parents = {each.id: each.parent for each in tree.entries}
+            ends = [branch for branch in saved.branches() if entry in _ancestors(branch.head, parents)]
+            if not ends:
+                raise UsageError("there is no such message in this chat", hint="reload the page")
+            end = max(ends, key=lambda branch: branch.head or 0)
+            saved.switch(end.name or f"#{end.head}")
+        finally:
+            saved.release()
+        return self.read(chat)
+
+    def set_system(self, chat: int, system: str) -> dict[str, Any]:
+        """Change the system prompt of a chat, and return the chat."""
+        saved = self._opened(chat)
+        try:
+            saved.set_system(system)
+        finally:
+            saved.release()
+        return self.read(chat)
+
+    def _opened(self, chat: int) -> SavedChat:
+        """Open a chat for a change."""
+        if chat in self._answering:
+            raise UsageError("this chat is being answered in another window", hint="wait for the end, or stop it there")
+        saved = self._sessions.open(str(chat))
+        if saved.open_elsewhere:
+            raise UsageError(f"{saved.name} is open in another llmrun", hint="leave that chat first")
+        return saved
+
+
+def _entry(saved: SavedChat, wanted: int) -> TurnEntry:
+    found = next((entry for entry in saved.entries if entry.id == wanted), None)
+    if found is None:
+        raise UsageError("this chat has gone on in another window", hint="reload the page")
+    return found
+
+
+def _question(entry: TurnEntry) -> Any:
+    from llmrun.chat.store.turns import Question
+
+    if not isinstance(entry.part, Question):
+        raise UsageError("this message is no question")
+    return entry.part
+
+
+def _ancestors(head: int | None, parents: dict[int, int | None]) -> set[int]:
+    """Return an entry and all before it."""
+    found = set()
+    while head is not None:
+        found.add(head)
+        head = parents[head]
+    return found
+
+
+def _conversation(tree: Tree) -> dict[str, Any]:
+    """Return the current branch of a chat as JSON data, each entry with its alternatives."""
+    alternatives: dict[int | None, list[int]] = {}
+    for entry in tree.entries:
+        alternatives.setdefault(entry.parent, []).append(entry.id)
+    entries = [{**_entry_data(entry), "alternatives": alternatives[entry.parent]} for entry in tree.path()]
+    return {"name": tree.name, "system": tree.system, "branch": tree.branch, "entries": entries}
+
+
+def _entry_data(entry: TurnEntry) -> dict[str, Any]:
+    from llmrun.chat.store.turns import Question
+
+    if isinstance(entry.part, Question):
+        images = [image.name for image in entry.part.images]
+        return {"id": entry.id, "role": "user", "text": entry.part.shown, "images": images}
+    answer = entry.part
+    return {
+        "id": entry.id,
+        "role": "assistant",
+        "text": answer.content,
+        "reasoning": answer.reasoning,
+        "finish": answer.finish,
+        "model": answer.model.name,
+        "stats": asdict(answer.stats),
+    }

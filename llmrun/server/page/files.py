@@ -1,0 +1,56 @@
+"""The files of the page and the headers they are served with.
+
+Owns the Content-Security-Policy; must not know chats or models. Only the files listed here are served.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+FOLDER = Path(__file__).with_name("static")
+INDEX = "index.html"
+_SCRIPT, _STYLE = "text/javascript; charset=utf-8", "text/css; charset=utf-8"
+MEDIA_TYPES = {
+    INDEX: "text/html; charset=utf-8",
+    "page.css": _STYLE,
+    "icon.svg": "image/svg+xml",
+    "page.js": _SCRIPT,
+    "api.js": _SCRIPT,
+    "dom.js": _SCRIPT,
+    "markdown.js": _SCRIPT,
+    "settings.js": _SCRIPT,
+    "tokens.js": _SCRIPT,
+    "turns.js": _SCRIPT,
+    "vendor/markdown-it.js": _SCRIPT,
+}
+"""Name of each file -> its media type."""
+_CONTENT_SECURITY_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types markdown",
+    )
+)
+HEADERS = {
+    "content-security-policy": _CONTENT_SECURITY_POLICY,
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-dns-prefetch-control": "off",
+    "x-frame-options": "DENY",
+}
+"""Headers of every response of the page. Links in answers must not even be looked up before a click."""
+
+
+@cache
+def read_file(name: str) -> bytes:
+    """Return the content of a file of MEDIA_TYPES."""
+    return (FOLDER / name).read_bytes()

@@ -1,0 +1,45 @@
+// Elements and texts. Everything that comes from a model, a file or a user goes in as text.
+
+const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u202a-\u202e\u2066-\u2069\ufeff]/g;
+
+export const byId = (id) => document.getElementById(id);
+
+/** Remove control characters, and those that turn the direction of the text around them. */
+export const clean = (text) => String(text).replace(/\r\n?/g, "\n").replace(HIDDEN, "");
+
+/** Make an element: a property that is a function is a listener, null and false leave an attribute out. */
+export function h(tag, properties, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties ?? {})) {
+    if (typeof value === "function") element.addEventListener(name, value);
+    else if (value === true) element.setAttribute(name, "");
+    else if (value !== null && value !== undefined && value !== false) element.setAttribute(name, value);
+  }
+  element.append(...children.flat().filter((each) => each !== null && each !== undefined && each !== false));
+  return element;
+}
+
+export const button = (text, click, properties) => h("button", { type: "button", click, ...properties }, text);
+
+export const number = (value, digits = 0) =>
+  value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+
+/** Three significant digits, as the terminal shows rates and times. */
+export const short = (value) => number(value, value >= 100 ? 0 : value >= 10 ? 1 : 2);
+
+/** A setting of this browser; where storage is off, nothing is kept. */
+export function recall(name) {
+  try {
+    return localStorage.getItem(`llmrun.${name}`) ?? "";
+  } catch {
+    return "";
+  }
+}
+
+export function remember(name, value) {
+  try {
+    localStorage.setItem(`llmrun.${name}`, value);
+  } catch {
+    // private windows may have none
+  }
+}

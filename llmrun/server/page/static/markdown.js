@@ -1,0 +1,82 @@
+// Markdown of a model as elements: HTML off, no images, links only to the web and only by a click.
+
+import MarkdownIt from "./vendor/markdown-it.js";
+import { button, clean, h } from "./dom.js";
+
+const LONGEST = 200_000; // characters; a longer text is shown as it is
+const COST = 4; // times the last rendering's time has to pass before the next one
+
+const markdown = new MarkdownIt({ html: false, linkify: false, breaks: true }).disable("image");
+markdown.validateLink = (address) => /^(https?:\/\/|mailto:)/i.test(address.trim());
+markdown.renderer.rules.link_open = (tokens, at, options, env, renderer) => {
+  tokens[at].attrSet("target", "_blank");
+  tokens[at].attrSet("rel", "noopener noreferrer nofollow");
+  return renderer.renderToken(tokens, at, options);
+};
+markdown.renderer.rules.th_open = markdown.renderer.rules.td_open = (tokens, at, options, env, renderer) => {
+  const style = tokens[at].attrGet("style"); // which the Content-Security-Policy refuses
+  tokens[at].attrs = style ? [["class", style.replace("text-align:", "align-")]] : null;
+  return renderer.renderToken(tokens, at, options);
+};
+
+// The only place where text becomes HTML.
+const policy = globalThis.trustedTypes?.createPolicy("markdown", { createHTML: (text) => markdown.render(text) }) ?? {
+  createHTML: (text) => markdown.render(text),
+};
+
+export function render(element, text) {
+  const shown = clean(text);
+  if (shown.length > LONGEST) {
+    element.replaceChildren(h("pre", { class: "plain" }, shown));
+    return;
+  }
+  element.innerHTML = policy.createHTML(shown);
+  for (const block of element.querySelectorAll("pre")) {
+    const code = block.textContent;
+    block.tabIndex = 0;
+    block.replaceWith(h("div", { class: "code" }, button("Copy", copy(code), { "aria-label": "Copy this code" }), block.cloneNode(true)));
+  }
+  for (const table of element.querySelectorAll("table")) {
+    const wide = h("div", { class: "wide", tabindex: "0", role: "group", "aria-label": "Table" });
+    table.replaceWith(wide);
+    wide.append(table);
+  }
+}
+
+/** Return a listener that copies a text. */
+export const copy = (text) => async (event) => {
+  const pressed = event.currentTarget;
+  const said = pressed.textContent;
+  try {
+    await navigator.clipboard.writeText(text);
+    pressed.textContent = "Copied";
+  } catch {
+    pressed.textContent = "Not allowed";
+  }
+  setTimeout(() => (pressed.textContent = said), 1500);
+};
+
+/** Render a growing text as often as its length allows. */
+export class LiveMarkdown {
+  constructor(element, drawn) {
+    this.element = element;
+    this.drawn = drawn;
+    this.text = "";
+    this.timer = 0;
+    this.cost = 0;
+  }
+
+  add(text) {
+    this.text += text;
+    this.timer ||= setTimeout(() => this.draw(), Math.max(30, this.cost * COST));
+  }
+
+  draw() {
+    clearTimeout(this.timer);
+    const began = performance.now();
+    render(this.element, this.text);
+    this.drawn();
+    this.cost = performance.now() - began;
+    this.timer = 0;
+  }
+}

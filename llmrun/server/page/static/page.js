@@ -1,0 +1,352 @@
+// The page: which chat is shown, and the way of an answer from the question to the saved chat.
+
+import { answer as streamed, get, post } from "./api.js";
+import { byId, button, clean, h, number, recall, remember, short } from "./dom.js";
+import { LiveMarkdown } from "./markdown.js";
+import { Settings } from "./settings.js";
+import { TokenView, tokensOf } from "./tokens.js";
+import { answerElement, answerParts, questionElement } from "./turns.js";
+
+const CANDIDATES = 10; // shown of each token
+const NEAR = 80; // pixels from the end within which the view follows the answer
+const WAIT = 150; // ms between two looks for the saved answer
+const WIDE = matchMedia("(min-width: 60rem)");
+
+const state = { chat: null, busy: null, tokens: recall("tokens") === "on", seen: new Map(), drawn: new Map(), model: null, models: [] };
+const turns = byId("turns");
+const field = byId("question");
+const settings = new Settings(byId("settings"), (system) => state.chat && guarded(async () => show(await post("/ui/system", { chat: state.chat.id, system }))));
+
+// ---- what is said ----
+
+const say = (text) => (byId("status").textContent = text);
+
+function complain(error) {
+  byId("problem").replaceChildren(h("span", {}, clean(error.message)), button("×", () => complain(null), { "aria-label": "Dismiss" }));
+}
+
+/** Do something, and show why it failed. */
+async function guarded(work) {
+  byId("problem").replaceChildren();
+  try {
+    return await work();
+  } catch (error) {
+    complain(error);
+    return null;
+  }
+}
+
+// ---- the conversation ----
+
+const lastOf = (chat) => chat?.entries.at(-1) ?? null;
+
+function show(chat) {
+  if (chat.id !== state.chat?.id) state.drawn.clear();
+  state.chat = chat;
+  const title = clean(chat.name || "New chat");
+  byId("title").textContent = title;
+  document.title = `${title} – llmrun`;
+  settings.system.value = chat.system;
+  settings.showExports(chat.id);
+  history.replaceState(null, "", chat.id ? `#chat=${chat.id}` : location.pathname);
+  draw();
+  showContext(lastOf(chat)?.stats);
+  markCurrent();
+}
+
+/** Draw the turns, those that have not changed as they are. */
+function draw() {
+  const { entries } = state.chat;
+  const last = entries.at(-1);
+  const drawn = entries.map((entry, at) => {
+    const view = state.tokens && state.seen.get(entry.id)?.tokens;
+    const key = JSON.stringify([entry.alternatives, entry.finish, Boolean(view), entry === last]);
+    const old = state.drawn.get(entry.id);
+    if (old?.key === key) return old;
+    return { id: entry.id, key, element: entryElement(entry, entries[at - 1], entry === last) };
+  });
+  state.drawn = new Map(drawn.map((each) => [each.id, each]));
+  const empty = h("p", { class: "empty" }, state.models.length ? "Ask something. The chat is saved where `llmrun sessions` finds it." : "There is no model on this disk yet. In a terminal: llmrun pull smollm2");
+  turns.replaceChildren(...(drawn.length ? drawn.map((each) => each.element) : [empty]));
+  turns.scrollTop = turns.scrollHeight;
+}
+
+function entryElement(entry, question, isLast) {
+  const go = (id) => guarded(async () => show(await post("/ui/go", { chat: state.chat.id, entry: id })));
+  if (entry.role === "user")
+    return questionElement(entry, { go, edit: (text) => ask(text, entry.id), answer: isLast ? () => answer(entry.id) : null });
+  const seen = state.seen.get(entry.id);
+  let view = null;
+  if (state.tokens && seen?.tokens) {
+    view = new TokenView((kept, text) => answer(question.id, { begins: text, kept }));
+    view.add(seen.tokens);
+  }
+  return answerElement(entry, { go, view, seconds: seen?.seconds, retry: () => answer(question.id) });
+}
+
+function openNew() {
+  show({ id: null, name: "", system: settings.system.value, entries: [] });
+  field.focus();
+}
+
+const openChat = (id) => guarded(async () => show(await get(`/ui/chats/${id}`)));
+
+async function listChats() {
+  const { chats } = await get("/ui/chats");
+  const open = (id) => () => {
+    if (state.busy) return;
+    openChat(id);
+    if (!WIDE.matches) toggle("chats", false);
+  };
+  byId("chat-list").replaceChildren(...chats.map((chat) => h("li", {}, button(clean(chat.name), open(chat.id), { "data-chat": chat.id, title: clean(chat.first) }))));
+  markCurrent();
+}
+
+function markCurrent() {
+  for (const each of byId("chat-list").querySelectorAll("button"))
+    each.ariaCurrent = Number(each.dataset.chat) === state.chat?.id ? "true" : null;
+}
+
+// ---- questions and answers ----
+
+async function ask(text, beside = null) {
+  if (state.busy || !text.trim()) return;
+  const { chat } = state;
+  const body = { chat: chat.id, text, beside, after: lastOf(chat)?.id ?? null, system: settings.system.value };
+  const saved = await guarded(() => post("/ui/ask", body));
+  if (!saved) return;
+  if (field.value === text) field.value = "";
+  show(saved);
+  listChats();
+  await answer(lastOf(saved).id);
+}
+
+/** Answer a question; `begins` is text that the answer is to begin with, `kept` its tokens. */
+async function answer(question, { begins = "", kept = [] } = {}) {
+  if (state.busy) return;
+  const live = new LiveAnswer(question, begins, kept);
+  state.busy = live;
+  showBusy();
+  await guarded(() => live.run());
+  if (live.hasStarted || !live.hasFailed) say(live.isStopped ? "Stopped" : "The answer has ended");
+  await saved(live).catch(complain);
+  state.busy = null;
+  showBusy();
+  showModels().catch(complain);
+}
+
+/** Show the chat again as soon as the answer is in it. */
+async function saved(live) {
+  const { id } = state.chat;
+  let chat = await get(`/ui/chats/${id}`);
+  while (chat.is_answering) {
+    await new Promise((done) => setTimeout(done, WAIT));
+    chat = await get(`/ui/chats/${id}`);
+  }
+  const last = lastOf(chat);
+  if (last?.role === "assistant" && !live.known.has(last.id)) {
+    const tokens = live.tokens.length ? tokensOf(live.tokens, last.text) : null;
+    state.seen.set(last.id, { tokens, seconds: live.reasoningSeconds });
+  }
+  show(chat);
+}
+
+class LiveAnswer {
+  constructor(question, begins, kept) {
+    this.body = { chat: state.chat.id, question, begins, model: byId("model").value, ...settings.values };
+    if (state.tokens) this.body.candidates = CANDIDATES;
+    this.stopper = new AbortController();
+    this.tokens = [...kept];
+    this.known = new Set(state.chat.entries.flatMap((entry) => entry.alternatives));
+    this.hasStarted = this.hasFailed = this.isStopped = false;
+    this.reasoningSeconds = 0;
+    this.pieces = 0;
+    this.began = performance.now();
+    this.first = 0;
+    const at = state.chat.entries.findIndex((entry) => entry.id === question);
+    this.parts = answerParts(this.body.model);
+    turns.replaceChildren(...state.chat.entries.slice(0, at + 1).map((entry) => state.drawn.get(entry.id).element), this.parts.element);
+    this.text = new LiveMarkdown(this.parts.text, () => this.follow(true));
+    if (state.tokens) {
+      this.view = new TokenView(() => {});
+      this.view.add(kept);
+      this.parts.text.replaceChildren(this.view.element);
+    } else if (begins) this.text.add(begins);
+    turns.scrollTop = turns.scrollHeight;
+  }
+
+  async run() {
+    const clock = setInterval(() => this.showSpeed(), 250);
+    try {
+      for await (const events of streamed(this.body, this.stopper.signal)) {
+        this.isAtEnd = turns.scrollHeight - turns.scrollTop - turns.clientHeight < NEAR;
+        for (const [name, data] of events) this.take(name, data);
+        this.follow(this.isAtEnd);
+      }
+    } catch (error) {
+      this.hasFailed = true;
+      if (error.name !== "AbortError") throw error;
+    } finally {
+      clearInterval(clock);
+      if (!state.tokens) this.text.draw();
+    }
+  }
+
+  take(name, data) {
+    if (name === "started") {
+      this.hasStarted = true;
+      this.prompt = data;
+      say("Answering");
+    } else if (name === "reasoning") {
+      this.count();
+      this.parts.folded.hidden = false;
+      this.parts.reasoning.append(clean(data.text));
+    } else if (name === "text") {
+      this.count();
+      if (!this.parts.folded.hidden && !this.reasoningSeconds) this.reasoningSeconds = (performance.now() - this.first) / 1000;
+      if (data.tokens) this.tokens.push(...data.tokens);
+      if (this.view) this.view.add(data.tokens ?? []);
+      else this.text.add(data.text);
+    } else if (name === "finished") {
+      showContext(data);
+    } else if (name === "failed") {
+      this.hasFailed = true;
+      throw new Error(data.message);
+    }
+    this.showSpeed();
+  }
+
+  count() {
+    this.pieces += 1;
+    this.first ||= performance.now();
+    this.last = performance.now();
+  }
+
+  follow(wanted) {
+    if (wanted && this.isAtEnd !== false) turns.scrollTop = turns.scrollHeight;
+  }
+
+  /** Say how fast it goes: pieces of text are nearly tokens; the exact figures come with the end. */
+  showSpeed() {
+    const waited = short((performance.now() - this.began) / 1000);
+    let text = "";
+    if (!this.hasStarted) text = `${isLoaded(this.body.model) ? "waiting" : `loading ${clean(this.body.model)}`} … ${waited} s`;
+    else if (!this.pieces) text = `prefill of ${number(this.prompt.prompt_tokens - this.prompt.cached_tokens)} tokens, ${number(this.prompt.cached_tokens)} reused … ${waited} s`;
+    else {
+      const rate = this.pieces > 1 && this.last > this.first ? ` · decode ~${short(((this.pieces - 1) * 1000) / (this.last - this.first))} tokens/s` : "";
+      text = `first text after ${short((this.first - this.began) / 1000)} s · ${number(this.prompt.cached_tokens)} of ${number(this.prompt.prompt_tokens)} prompt tokens reused${rate}`;
+    }
+    byId("speed").textContent = text;
+  }
+
+  stop() {
+    this.isStopped = true;
+    this.stopper.abort();
+  }
+}
+
+function showBusy() {
+  byId("stop").hidden = !state.busy;
+  byId("send").hidden = Boolean(state.busy);
+  turns.ariaBusy = state.busy ? "true" : "false";
+  if (!state.busy) byId("speed").textContent = "\u00a0";
+}
+
+function showContext(stats) {
+  const used = stats?.context_used ?? 0;
+  byId("context").hidden = !used || !stats.n_ctx;
+  if (byId("context").hidden) return;
+  Object.assign(byId("context-bar"), { max: stats.n_ctx, high: stats.n_ctx * 0.9, value: used });
+  byId("context-text").textContent = `context ${number(used)} of ${number(stats.n_ctx)}`;
+}
+
+// ---- models ----
+
+const isLoaded = (name) => state.models.some((each) => each.name === name && each.n_ctx);
+
+async function showModels() {
+  const select = byId("model");
+  const wanted = select.value || recall("model");
+  state.models = (await get("/ui/models")).models;
+  const size = ({ n_bytes: n }) => (n ? `, ${n >= 1e9 ? `${number(n / 1e9, 1)} GB` : `${number(n / 1e6)} MB`}` : "");
+  select.replaceChildren(...state.models.map((each) => h("option", { value: each.name }, `${clean(each.name)}${size(each)}${each.n_ctx ? ", in memory" : ""}`)));
+  if (state.models.some((each) => each.name === wanted)) select.value = wanted;
+  byId("send").disabled = !state.models.length;
+  if (isLoaded(select.value) && state.model !== select.value) await load();
+}
+
+/** Load the chosen model, and show what it would use. */
+async function load() {
+  const name = byId("model").value;
+  const began = performance.now();
+  const told = byId("loading");
+  const clock = setInterval(() => (told.textContent = `loading … ${number((performance.now() - began) / 1000)} s`), 500);
+  try {
+    settings.showModel(await post("/ui/load", { model: name }));
+    state.model = name;
+  } finally {
+    clearInterval(clock);
+    told.textContent = "";
+  }
+}
+
+// ---- keys and buttons ----
+
+function toggle(id, isOpen = byId(id).hidden) {
+  byId(id).hidden = !isOpen;
+  byId(`toggle-${id}`).ariaExpanded = String(isOpen);
+  if (isOpen && !WIDE.matches) byId(id).querySelector("button, textarea")?.focus();
+}
+
+function showTokenSwitch() {
+  byId("toggle-tokens").ariaPressed = String(state.tokens);
+}
+
+function listen() {
+  WIDE.addEventListener("change", () => toggle("chats", WIDE.matches));
+  for (const id of ["chats", "settings"]) byId(`toggle-${id}`).addEventListener("click", () => toggle(id));
+  byId("new").addEventListener("click", () => !state.busy && (openNew(), WIDE.matches || toggle("chats", false)));
+  byId("stop").addEventListener("click", () => (state.busy?.stop(), field.focus()));
+  byId("form").addEventListener("submit", (event) => (event.preventDefault(), ask(field.value)));
+  byId("model").addEventListener("change", () => {
+    remember("model", byId("model").value);
+    guarded(async () => (await load(), await showModels()));
+  });
+  byId("toggle-tokens").addEventListener("click", () => {
+    state.tokens = !state.tokens;
+    remember("tokens", state.tokens ? "on" : "");
+    showTokenSwitch();
+    if (!state.busy) draw();
+    say(state.tokens ? "Answers come with their tokens from now on" : "Tokens are hidden");
+  });
+  field.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    ask(field.value);
+  });
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || byId("token").open) return;
+    if (state.busy) state.busy.stop();
+    else if (!WIDE.matches) for (const id of ["chats", "settings"]) toggle(id, false);
+  });
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden || state.busy) return;
+    guarded(async () => {
+      await listChats();
+      if (state.chat.id) show(await get(`/ui/chats/${state.chat.id}`));
+    });
+  });
+}
+
+async function begin() {
+  listen();
+  showTokenSwitch();
+  toggle("chats", WIDE.matches);
+  const id = Number(new URLSearchParams(location.hash.slice(1)).get("chat"));
+  await guarded(async () => Promise.all([showModels(), listChats()]));
+  if (id) await openChat(id);
+  if (!state.chat) openNew();
+  document.body.dataset.ready = "yes";
+}
+
+begin();

@@ -1,0 +1,117 @@
+// The tokens of an answer, tinted by their probability, and the candidates in the place of each.
+
+import { button, byId, clean, h, number } from "./dom.js";
+
+const decoder = new TextDecoder("utf-8", { fatal: true });
+const VISIBLE = { "\n": "↵\n", "\t": "⇥\t" };
+
+const percent = (logprob) => `${number(Math.exp(logprob) * 100, 1)}%`;
+const visible = (text) => clean(text).replace(/[\n\t]/g, (each) => VISIBLE[each]);
+const quoted = (text) => `“${visible(text).trimEnd() || "␠".repeat(text.length || 1)}”`;
+
+/** Return the tokens of the answer itself: those of the reasoning come before them. */
+export function tokensOf(tokens, text) {
+  const encoder = new TextEncoder();
+  let left = encoder.encode(text).length;
+  let first = tokens.length;
+  while (first > 0 && left > 0) left -= tokens[--first].bytes.length;
+  return tokens.slice(first);
+}
+
+/** Return the text of tokens and one more, or null where it ends within a character. */
+export function beginning(tokens, last) {
+  try {
+    return decoder.decode(new Uint8Array([...tokens.flatMap((each) => each.bytes), ...last.bytes]));
+  } catch {
+    return null;
+  }
+}
+
+function tokenElement(token, at) {
+  const probability = Math.exp(token.logprob);
+  const element = h(
+    "span",
+    { class: probability < 0.1 ? "token unlikely" : "token", role: "button", tabindex: at ? "-1" : "0", "data-at": at, title: percent(token.logprob) },
+    visible(token.token),
+  );
+  element.style.setProperty("--surprise", `${Math.round((1 - probability) * 60)}%`);
+  return element;
+}
+
+/** Tokens in a line of their own; `take(at, candidate)` is called with the one chosen instead. */
+export class TokenView {
+  constructor(take) {
+    this.tokens = [];
+    this.take = take;
+    this.element = h("div", {
+      class: "tokens",
+      role: "group",
+      "aria-label": "Tokens; arrow keys move, Enter opens",
+      click: (event) => event.target.dataset.at && this.open(Number(event.target.dataset.at)),
+      keydown: (event) => this.key(event),
+    });
+  }
+
+  add(tokens) {
+    this.element.append(...tokens.map((token, index) => tokenElement(token, this.tokens.length + index)));
+    this.tokens.push(...tokens);
+  }
+
+  key(event) {
+    const at = Number(event.target.dataset.at);
+    const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: this.tokens.length - 1 }[event.key];
+    if (to !== undefined && this.tokens[to]) {
+      event.target.tabIndex = -1;
+      this.element.children[to].tabIndex = 0;
+      this.element.children[to].focus();
+    } else if (event.key === "Enter" || event.key === " ") this.open(at);
+    else return;
+    event.preventDefault();
+  }
+
+  open(at) {
+    const token = this.tokens[at];
+    const dialog = byId("token");
+    const step = (to) => () => (dialog.close(), this.open(to));
+    const others = 1 - token.top_logprobs.reduce((sum, each) => sum + Math.exp(each.logprob), 0);
+    const isListed = token.top_logprobs.some((each) => same(each, token));
+    const candidates = isListed ? token.top_logprobs : [...token.top_logprobs, token];
+    dialog.replaceChildren(
+      h("h2", { id: "token-title" }, `Token ${at + 1}: ${quoted(token.token)}, ${percent(token.logprob)}`),
+      h("p", { class: "hint" }, "The likeliest candidates in its place, before any sampling step."),
+      h("ul", { class: "candidates" }, candidates.map((each) => this.candidate(at, each))),
+      h("p", { class: "hint" }, isListed ? `All others together: ${number(Math.max(0, others) * 100, 1)}%` : ""),
+      h(
+        "div",
+        { class: "buttons" },
+        button("Previous", step(at - 1), { disabled: at === 0 }),
+        button("Next", step(at + 1), { disabled: at + 1 >= this.tokens.length }),
+        button("Close", () => dialog.close(), { autofocus: true }),
+      ),
+    );
+    dialog.onclose = () => this.element.children[at]?.focus();
+    dialog.showModal();
+  }
+
+  candidate(at, each) {
+    const chosen = same(each, this.tokens[at]);
+    const text = beginning(this.tokens.slice(0, at), each);
+    const bar = h("span", { class: "bar" });
+    bar.style.setProperty("--share", `${Math.exp(each.logprob) * 100}%`);
+    const take = () => {
+      byId("token").onclose = null;
+      byId("token").close();
+      this.take([...this.tokens.slice(0, at), { ...each, top_logprobs: this.tokens[at].top_logprobs }], text);
+    };
+    const why = text === null ? "part of a character" : chosen ? "chosen" : "";
+    return h(
+      "li",
+      chosen ? { class: "chosen" } : {},
+      h("code", {}, quoted(each.token)),
+      h("span", { class: "share" }, bar, percent(each.logprob)),
+      why ? h("span", { class: "hint" }, why) : button("Take this one instead", take, { "aria-label": `Take ${quoted(each.token)} instead` }),
+    );
+  }
+}
+
+const same = (one, other) => one.bytes.length === other.bytes.length && one.bytes.every((byte, at) => byte === other.bytes[at]);

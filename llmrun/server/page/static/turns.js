@@ -1,0 +1,84 @@
+// A question or an answer as an element, and the figures of an answer.
+
+import { button, clean, h, number, short } from "./dom.js";
+import { copy, render } from "./markdown.js";
+
+const ENDS = { length: "cut off: no more tokens were allowed", cancelled: "stopped", interrupted: "interrupted", repeats: "stopped: it repeated itself" };
+
+/** Return the figures of an answer in a line, as the terminal has them. */
+export function figures(stats) {
+  const computed = stats.prompt_tokens - stats.reused_tokens;
+  const decoded = stats.completion_tokens - 1;
+  return [
+    stats.prefill_seconds > 0 && computed > 0 ? `prefill ${short(computed / stats.prefill_seconds)} tokens/s` : "",
+    `${number(stats.prompt_tokens)} prompt tokens${stats.reused_tokens ? `, ${number(stats.reused_tokens)} reused` : ""}`,
+    stats.ttft_seconds > 0 ? `TTFT ${short(stats.ttft_seconds)} s` : "",
+    decoded > 0 && stats.decode_seconds > 0 ? `decode ${short(decoded / stats.decode_seconds)} tokens/s` : "",
+    stats.completion_tokens ? `${number(stats.completion_tokens)} tokens` : "",
+    stats.itl_p50_seconds > 0 ? `ITL ${short(stats.itl_p50_seconds * 1000)} ms, p95 ${short(stats.itl_p95_seconds * 1000)} ms` : "",
+  ].filter(Boolean).join(" · ");
+}
+
+/** Return the switch between the alternatives in one place. */
+function alternatives(entry, go) {
+  const all = entry.alternatives;
+  if (all.length < 2) return null;
+  const at = all.indexOf(entry.id);
+  const kind = entry.role === "user" ? "question" : "answer";
+  return h(
+    "span",
+    { class: "alternatives", role: "group", "aria-label": `Other versions of this ${kind}` },
+    button("‹", () => go(all[at - 1]), { disabled: at === 0, "aria-label": "Version before" }),
+    ` ${at + 1} of ${all.length} `,
+    button("›", () => go(all[at + 1]), { disabled: at + 1 === all.length, "aria-label": "Next version" }),
+  );
+}
+
+export function questionElement(entry, { edit, go, answer }) {
+  const text = h("div", { class: "text", dir: "auto" }, clean(entry.text));
+  const element = h("article", { class: "question", "aria-label": "You" });
+  const show = () =>
+    element.replaceChildren(
+      text,
+      ...entry.images.map((name) => h("p", { class: "hint" }, `Image: ${clean(name)}`)),
+      h("div", { class: "buttons" }, answer && button("Answer", answer), button("Edit", open), alternatives(entry, go)),
+    );
+  const open = () => {
+    const input = h("textarea", { rows: "3", "aria-label": "Question" });
+    input.value = entry.text;
+    const send = () => input.value.trim() && edit(input.value);
+    input.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") show();
+      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) (event.preventDefault(), send());
+    });
+    element.replaceChildren(input, h("div", { class: "buttons" }, button("Cancel", show), button("Ask this instead", send, { class: "main" })));
+    input.focus();
+  };
+  show();
+  return element;
+}
+
+/** Return the parts of an answer: its reasoning folded, its text, and a row below. */
+export function answerParts(model) {
+  const summary = h("summary", {}, "Reasoning");
+  const reasoning = h("div", { class: "text", dir: "auto" });
+  const folded = h("details", { class: "reasoning", hidden: true }, summary, reasoning);
+  const text = h("div", { class: "text markdown", dir: "auto" });
+  const below = h("div", { class: "below" });
+  const element = h("article", { class: "answer", "aria-label": `Answer of ${clean(model)}` }, folded, text, below);
+  return { element, folded, summary, reasoning, text, below };
+}
+
+export function answerElement(entry, { retry, go, view, seconds }) {
+  const parts = answerParts(entry.model);
+  parts.folded.hidden = !entry.reasoning;
+  if (seconds) parts.summary.textContent = `Reasoning, ${short(seconds)} s`;
+  parts.reasoning.textContent = clean(entry.reasoning);
+  if (view) parts.text.replaceChildren(view.element);
+  else render(parts.text, entry.text);
+  parts.below.replaceChildren(
+    h("div", { class: "buttons" }, button("Retry", retry), button("Copy", copy(entry.text), { "aria-label": "Copy this answer" }), alternatives(entry, go)),
+    h("p", { class: "hint" }, [clean(entry.model), ENDS[entry.finish], figures(entry.stats)].filter(Boolean).join(" · ")),
+  );
+  return parts.element;
+}

@@ -1,0 +1,369 @@
+"""The page of the server without a browser: its files, and what it asks of saved chats and models."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.installed import eventually
+from support.served import LiveServer, RawResponse
+
+from llmrun.chat.store.chat import SavedChat
+from llmrun.chat.store.store import Sessions, folder_in
+from llmrun.chat.store.turns import Answer, Question
+from llmrun.config import load_settings
+from llmrun.server.guard import Policy
+from llmrun.server.page import peer
+from llmrun.server.page.files import FOLDER, MEDIA_TYPES
+
+pytestmark = pytest.mark.usefixtures("package_on_path")
+MOST_BYTES = 250_000
+BROWSER = {"accept": "text/html,application/xhtml+xml"}
+Serve = Callable[..., LiveServer]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    with ExitStack() as stack:
+        yield lambda *modes, **options: stack.enter_context(LiveServer(tmp_path, modes or ("echo",), **options))
+
+
+@pytest.fixture
+def server(serve: Serve) -> LiveServer:
+    return serve()
+
+
+def ask(server: LiveServer, text: str = "Hello there", **more: Any) -> dict[str, Any]:
+    """Save a question; return the chat."""
+    asked = server.post("/ui/ask", {"text": text, **more})
+    assert asked.status == 200, asked.body
+    found: dict[str, Any] = asked.json
+    return found
+
+
+def answer(server: LiveServer, chat: dict[str, Any], **more: Any) -> RawResponse:
+    """Answer the last question of a chat."""
+    question = next(entry["id"] for entry in reversed(chat["entries"]) if entry["role"] == "user")
+    return server.post("/ui/answer", {"chat": chat["id"], "question": question, **more})
+
+
+def read(server: LiveServer, chat: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = server.get(f"/ui/chats/{chat['id']}").json
+    return found
+
+
+def texts(chat: dict[str, Any]) -> list[str]:
+    return [entry["text"] for entry in chat["entries"]]
+
+
+def store() -> Sessions:
+    """The store as a terminal opens it."""
+    return Sessions(folder_in(load_settings().state_dir))
+
+
+# ---- files
+
+
+def test_a_browser_gets_the_page_and_everything_else_a_line(server: LiveServer) -> None:
+    page = server.get("/", **BROWSER)
+    assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert server.get("/").body == b"llmrun is running\n"
+    assert server.get("/api/hello").body == b"llmrun is running\n"
+
+
+@pytest.mark.parametrize("name", MEDIA_TYPES)
+def test_every_file_is_served_with_a_policy_that_runs_and_fetches_nothing_foreign(
+    server: LiveServer, name: str
+) -> None:
+    file = server.get(f"/ui/files/{name}")
+    assert (file.status, file.body) == (200, (FOLDER / name).read_bytes())
+    assert file.headers["content-type"] == MEDIA_TYPES[name]
+    rules = dict(rule.split(" ", 1) for rule in file.headers["content-security-policy"].split("; "))
+    assert rules["default-src"] == rules["base-uri"] == rules["form-action"] == rules["frame-ancestors"] == "'none'"
+    assert {rules[f"{kind}-src"] for kind in ("script", "style", "img", "connect")} == {"'self'"}
+    assert file.headers["x-content-type-options"] == "nosniff"
+    assert file.headers["referrer-policy"] == "no-referrer"
+
+
+def test_only_files_of_the_page_are_served(server: LiveServer) -> None:
+    for name in ("", "nothing.js", "vendor/README.md", "../files.py", "%2e%2e/files.py", "/etc/passwd"):
+        assert server.get(f"/ui/files/{name}").status == 404
+
+
+def test_the_page_is_small_and_complete() -> None:
+    assert sum((FOLDER / name).stat().st_size for name in MEDIA_TYPES) <= MOST_BYTES
+    lying = {path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*") if path.is_file()}
+    assert lying - set(MEDIA_TYPES) == {"vendor/README.md", "vendor/LICENSES.txt"}
+    for name in MEDIA_TYPES:
+        text = (FOLDER / name).read_text(encoding="utf-8")
+        named = re.findall(r'(?:from|import) "(\./[^"]+)"', text) if not name.startswith("vendor/") else []
+        files = [os.path.normpath(Path(name).parent / each) for each in named]
+        files += re.findall(r'(?:src|href)="/ui/files/([^"]+)"', text)
+        assert set(files) <= set(MEDIA_TYPES), name
+
+
+def test_nothing_is_inline_and_only_one_place_makes_html() -> None:
+    index = (FOLDER / "index.html").read_text(encoding="utf-8")
+    assert not re.search(r"<script(?![^>]*\ssrc=)|<style|\sstyle=|\son\w+=|https?://", index)
+    own = {name: (FOLDER / name).read_text(encoding="utf-8") for name in MEDIA_TYPES if not name.startswith("vendor/")}
+    sinks = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|setHTMLUnsafe|srcdoc"
+    assert {name for name, text in own.items() if re.search(sinks, text)} == {"markdown.js"}
+    assert len(re.findall(sinks, own["markdown.js"])) == 1
+
+
+def test_vendored_files_are_those_whose_hash_and_licence_are_written_down() -> None:
+    readme = (FOLDER / "vendor" / "README.md").read_text(encoding="utf-8")
+    listed = dict(re.findall(r"^\| `([\w.-]+)` \|.*`([0-9a-f]{64})` \|$", readme, re.MULTILINE))
+    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (FOLDER / "vendor").glob("*.js")}
+    assert listed == found
+    licences = (FOLDER / "vendor" / "LICENSES.txt").read_text(encoding="utf-8")
+    for name in ("markdown-it", "entities", "linkify-it", "mdurl", "punycode.js", "uc.micro"):
+        assert f"---- {name} " in licences
+
+
+# ---- chats and answers
+
+
+def test_an_answer_is_streamed_with_its_figures_and_saved_for_the_terminal(server: LiveServer) -> None:
+    chat = ask(server, system="Be brief.")
+    streamed = answer(server, chat)
+    assert streamed.headers["content-type"] == "text/event-stream"
+    assert [line for line in streamed.body.decode().splitlines() if line.startswith("event")] == [
+        "event: started", "event: text", "event: text", "event: finished",
+    ]  # fmt: skip
+    assert streamed.events[0] == {"prompt_tokens": 3, "cached_tokens": 0}
+    assert "".join(each.get("text", "") for each in streamed.events) == "Hello there"
+    assert (streamed.events[-1]["context_used"], streamed.events[-1]["n_ctx"]) == (9, 256)
+    saved = read(server, chat)
+    assert (texts(saved), saved["system"], saved["is_answering"]) == (["Hello there"] * 2, "Be brief.", False)
+    with store() as terminal:
+        opened = terminal.open(saved["name"])
+        assert isinstance(opened.last_answer, Answer)
+        assert (opened.last_answer.content, opened.last_answer.stats.completion_tokens) == ("Hello there", 2)
+        assert not opened.open_elsewhere, "between answers the terminal may go on with it"
+    assert [each["name"] for each in server.get("/ui/chats").json["chats"]] == ["hello-there"]
+
+
+def test_probabilities_cost_only_those_who_look_at_them(server: LiveServer) -> None:
+    chat = ask(server)
+    assert not [event for event in answer(server, chat).events if "tokens" in event]
+    pieces = [event for event in answer(server, chat, candidates=2).events if "text" in event]
+    assert [each["tokens"][0]["token"] for each in pieces] == ["Hello t", "here"]
+    assert pieces[0]["tokens"][0]["top_logprobs"][1]["token"] == " other"
+
+
+def test_a_branch_takes_another_token_and_goes_on(server: LiveServer) -> None:
+    chat = ask(server)
+    answer(server, chat)
+    answer(server, chat, begins="Well, ")
+    saved = read(server, chat)
+    assert texts(saved) == ["Hello there", "Well, Hello there"], "the given beginning is part of the answer"
+    first, second = saved["entries"][1]["alternatives"]
+    back = server.post("/ui/go", {"chat": chat["id"], "entry": first}).json
+    assert texts(back) == ["Hello there", "Hello there"]
+    assert texts(server.post("/ui/go", {"chat": chat["id"], "entry": second}).json) == texts(saved)
+
+
+def test_an_earlier_question_is_edited_or_answered_again_on_a_branch(server: LiveServer) -> None:
+    chat = ask(server, "first")
+    answer(server, chat)
+    shown = read(server, chat)
+    shown = ask(server, "second", chat=chat["id"], after=shown["entries"][-1]["id"])
+    answer(server, shown)
+    shown = read(server, chat)
+    assert texts(shown) == ["first", "first", "second", "second"]
+    question, end = shown["entries"][0]["id"], shown["entries"][-1]["id"]
+    again = server.post("/ui/answer", {"chat": chat["id"], "question": question, "begins": "Again: "})
+    assert again.status == 200
+    assert texts(read(server, chat)) == ["first", "Again: first"]
+    shown = server.post("/ui/go", {"chat": chat["id"], "entry": end}).json
+    assert texts(shown) == ["first", "first", "second", "second"]
+    edited = ask(server, "changed", chat=chat["id"], after=end, beside=question)
+    assert texts(edited) == ["changed"]
+    assert edited["entries"][0]["alternatives"] == [question, edited["entries"][0]["id"]]
+
+
+def test_a_second_window_is_told(server: LiveServer) -> None:
+    chat = ask(server)
+    answer(server, chat)
+    stale = server.post("/ui/ask", {"chat": chat["id"], "text": "more", "after": chat["entries"][-1]["id"]})
+    assert (stale.status, "gone on in another window" in stale.json["error"]["message"]) == (400, True)
+
+
+def test_a_chat_that_is_being_answered_is_not_changed(serve: Serve) -> None:
+    server = serve("obedient")
+    chat = ask(server)
+    body = json.dumps({"chat": chat["id"], "question": chat["entries"][0]["id"]}).encode()
+    with server.connect() as connection:
+        connection.sendall(server.request("POST", "/ui/answer", body))
+        assert eventually(lambda: read(server, chat)["is_answering"], 60)
+        refused = answer(server, chat)
+        assert (refused.status, "being answered" in refused.json["error"]["message"]) == (400, True)
+        assert server.post("/ui/system", {"chat": chat["id"], "system": "x"}).status == 400
+    assert eventually(lambda: not read(server, chat)["is_answering"], 60), "the client has left"
+    assert server.post("/ui/system", {"chat": chat["id"], "system": "x"}).json["system"] == "x"
+
+
+def test_what_came_before_a_stop_or_a_crash_is_saved(serve: Serve) -> None:
+    server = serve("die:decode:SIGSEGV", "obedient")
+    chat = ask(server)
+    failed = answer(server, chat)
+    assert failed.events[-1]["code"] == "engine-crashed"
+    last = read(server, chat)["entries"][-1]
+    assert (last["text"], last["finish"]) == ("Hel", "interrupted")
+    body = json.dumps({"chat": chat["id"], "question": chat["entries"][0]["id"]}).encode()
+    with server.connect() as connection:
+        connection.sendall(server.request("POST", "/ui/answer", body))
+        data = b""
+        while b'"Hel"' not in data:
+            data += connection.recv(65536)
+    assert eventually(lambda: read(server, chat)["entries"][-1]["finish"] == "cancelled", 60)
+    assert read(server, chat)["entries"][-1]["text"] == "Hel"
+
+
+def test_what_the_engine_refuses_leaves_the_question(serve: Serve) -> None:
+    server = serve("failing")
+    chat = ask(server)
+    refused = answer(server, chat)
+    assert (refused.status, refused.code) == (400, "context_length_exceeded")
+    assert texts(read(server, chat)) == ["Hello there"]
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from llmrun.chat.store.store import Sessions
+with Sessions(Path(sys.argv[1])) as store:
+    chat = store.open(sys.argv[2])
+    print("open", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_chat_that_a_terminal_has_open_is_only_read(server: LiveServer) -> None:
+    chat = ask(server)
+    folder = folder_in(load_settings().state_dir)
+    command = [sys.executable, "-c", HOLDER, str(folder), chat["name"]]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as terminal:
+        assert terminal.stdout is not None
+        assert terminal.stdout.readline() == "open\n"
+        refused = answer(server, chat)
+        assert (refused.status, "open in another llmrun" in refused.json["error"]["message"]) == (400, True)
+        assert texts(read(server, chat)) == ["Hello there"]
+        terminal.communicate("")
+    assert answer(server, chat).status == 200
+
+
+def test_a_chat_with_images_is_left_to_the_terminal(server: LiveServer) -> None:
+    from llmrun.chat.images import ImageFile
+
+    with store() as terminal:
+        saved: SavedChat = terminal.new("seen")
+        saved.add_question(Question("What is this?", images=(ImageFile("/tmp/x.png", "0" * 64, 1),)))
+        assert saved.id is not None
+        chat = {"id": saved.id}
+        saved.release()
+    shown = read(server, chat)
+    assert shown["entries"][0]["images"] == ["x.png"]
+    refused = answer(server, shown)
+    assert (refused.status, "images" in refused.json["error"]["message"]) == (400, True)
+
+
+def test_export_is_that_of_the_terminal(server: LiveServer) -> None:
+    chat = ask(server)
+    answer(server, chat)
+    exported = server.get(f"/ui/chats/{chat['id']}/markdown")
+    assert exported.headers["content-disposition"] == f'attachment; filename="chat-{chat["id"]}.md"'
+    assert "## You" in exported.body.decode()
+    assert server.get(f"/ui/chats/{chat['id']}/json").json["format"] == "llmrun-chat"
+    assert server.get(f"/ui/chats/{chat['id']}/exe").status == 404
+
+
+def test_models_are_listed_and_loaded_with_their_sampling(server: LiveServer) -> None:
+    model, *_ = server.get("/ui/models").json["models"]
+    assert model["name"] == server.model
+    loaded = server.post("/ui/load", {"model": model["name"]}).json
+    assert (loaded["n_ctx"], loaded["sampling"]["temperature"]["origin"]) == (256, "default")
+    assert server.get("/ui/models").json["models"][0]["n_ctx"] == 256
+    assert server.post("/ui/load", {"model": "nobody/knows"}).status == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/ui/ask", {"text": "  "}),
+        ("/ui/ask", {"text": "x", "chat": 99}),
+        ("/ui/answer", {"chat": 1}),
+        ("/ui/answer", {"chat": 99, "question": 1}),
+        ("/ui/answer", {"chat": 1, "question": 1, "temperature": "hot"}),
+        ("/ui/go", {"chat": 1, "entry": 1e9}),
+    ],
+)
+def test_what_is_wrong_is_said(server: LiveServer, path: str, body: dict[str, Any]) -> None:
+    ask(server)
+    refused = server.post(path, body)
+    assert (refused.status, bool(refused.json["error"]["message"])) == (400, True)
+
+
+# ---- who may ask
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_pages_of_other_ports_read_no_chat(server: LiveServer, site: str) -> None:
+    assert server.get("/ui/chats", sec_fetch_site=site).status == 403
+    assert server.post("/ui/ask", {"text": "x"}, sec_fetch_site=site).status == 403
+    assert server.get("/ui/chats", sec_fetch_site="same-origin").status == 200
+    assert server.get("/ui/chats", origin="http://evil.example").status == 403
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="only Linux has the table of sockets")
+def test_other_users_of_this_machine_read_no_chat(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert server.get("/ui/chats").status == 200
+    monkeypatch.setattr(peer.os, "getuid", lambda: 4_000_000)  # the server's user, and the client is another one
+    assert server.get("/ui/chats").status == 403
+    assert server.post("/ui/ask", {"text": "x"}).status == 403
+    assert server.get("/", **BROWSER).status == 200
+
+
+def test_other_machines_and_unknown_connections_are_not_this_user(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert not peer.is_same_user(("192.0.2.1", 4000), ("192.0.2.2", 80))
+    row = "   0: 0100007F:0FA0 0100007F:1F90 {} 0:0 0:0 0 {} 0 1"
+    table = tmp_path / "tcp"
+    monkeypatch.setattr(peer, "_TABLES", (table,))
+    ends = ("127.0.0.1", 4000), ("127.0.0.1", 8080)
+    assert peer.is_same_user(*ends), "the system has no tables"
+    own = os.getuid()
+    for rows, expected in (
+        ([], False),
+        ([("01", own)], True),
+        ([("01", own + 1)], False),
+        ([("06", own + 1), ("01", own)], True),
+        ([("01", own + 1), ("01", own)], False),
+    ):
+        table.write_text("\n".join(["header", *(row.format(*each) for each in rows)]), encoding="ascii")
+        assert peer.is_same_user(*ends) is expected, rows
+    assert not peer.is_same_user(("127.0.0.1", 4001), ends[1])
+    assert not peer.is_same_user(("::1", 4000), ends[1])
+
+
+def test_the_guard_stays_in_front(serve: Serve) -> None:
+    server = serve(policy=Policy(keys=(b"0123456789abcdef",)))
+    for path in ("/", "/ui/chats", "/ui/models", "/ui/files/page.js"):
+        assert server.get(path, **BROWSER).status == 401
+    assert server.get("/ui/chats", host="evil.example").status == 403
+
+
+def test_a_page_that_nobody_opens_opens_no_store(server: LiveServer) -> None:
+    assert server.get("/").status == server.get("/ui/models").status == 200
+    assert not folder_in(load_settings().state_dir).exists()
