@@ -19,6 +19,7 @@ from llmrun.models.location import find_projector, locate, not_on_disk, require_
 from llmrun.models.registry import ModelSpec
 from llmrun.models.store.in_use import using
 from llmrun.planning.pairs import DraftFile
+from llmrun.planning.split import allocation_notes
 from llmrun.protocol.loading import LoadProgress
 from llmrun.protocol.sizes import readable_size
 from llmrun.runner import client
@@ -116,6 +117,8 @@ def open_model(
                 model.start(engine, lambda fraction: view.show(LoadProgress(fraction)))
             if not embeds:
                 remember_model(name if located.spec.path is None else str(located.spec.path))
+            for note in allocation_notes(model.plan.devices, model.loaded.buffers):
+                output.note(note)
             yield model
         finally:
             model.close()

@@ -23,6 +23,7 @@ from llmrun.cli.sampling import watermark_flags
 from llmrun.cli.serving import at_most
 from llmrun.config import load_settings
 from llmrun.errors import CancelledError, LlmrunError, TerminatedError, UsageError, require_within
+from llmrun.planning.split import allocation_notes
 from llmrun.server.durations import read_duration
 from llmrun.server.sockets import allow_many_connections, bind
 from llmrun.ui.terminal.output import Output
@@ -313,10 +314,11 @@ async def _run(
     def loaded(kept: PooledModel) -> None:
         assert kept.loaded is not None
         assert kept.model is not None
-        for note in kept.model.plan.notes:
+        plan = kept.model.plan
+        for note in (*plan.notes, *allocation_notes(plan.devices, kept.loaded.buffers)):
             view.note(note)
         if options.verbose:
-            view.note(kept.model.plan.summary)
+            view.note(plan.summary)
         view.loaded(kept.name, kept.loaded.n_ctx, options.wishes.parallel, kept.loaded.load_seconds)
 
     serving = Serving(

@@ -138,7 +138,12 @@ _FEATURES = {
     "asimddp": "DOTPROD", "i8mm": "MATMUL_INT8", "sve": "SVE", "sme": "SME",
 }  # fmt: skip
 _REBUILD = "pip install --force-reinstall --no-cache-dir --no-binary llama-cpp-python llama-cpp-python=="
-_GPU_FLAGS = {"NVIDIA": "-DGGML_CUDA=on", "AMD": "-DGGML_HIP=on"}
+# Maker -> llama.cpp's build option, its compiler, where that may be outside PATH, and the toolkit it comes with.
+_TOOLKITS = {
+    "NVIDIA": ("-DGGML_CUDA=on", "nvcc", "/usr/local/cuda/bin", "the CUDA toolkit"),
+    "AMD": ("-DGGML_HIP=on", "hipcc", "/opt/rocm/bin", "ROCm"),
+}
+_VULKAN = "-DGGML_VULKAN=on"  # for any card; needs glslc
 
 
 def _build(machine: Hardware, details: Details) -> Iterator[Finding]:
@@ -179,15 +184,26 @@ def _gpus(build: Build, details: Details) -> Iterator[Finding]:
     if build.gpus:
         return
     for maker in sorted(set(details.graphics)):
-        flag = _GPU_FLAGS.get(maker)
         if build.offload:
             text = f"{maker}'s card is not used: llama.cpp can use GPUs, but sees none"
             yield Finding("GPU", "warning", text, "install or load the card's driver; in a container, pass the card in")
-        elif flag:
+        elif maker in _TOOLKITS:
             text = f"{maker}'s card is not used: llama.cpp was built without support for it"
-            yield Finding("GPU", "warning", text, _rebuild(flag))
+            yield Finding("GPU", "warning", text, _gpu_build(maker))
         else:
             yield Finding("GPU", "ok", f"{maker}'s graphics are not used; they share the processor's memory")
+
+
+def _gpu_build(maker: str) -> str:
+    """Return the command that builds llama.cpp for a card with the compilers of this machine."""
+    flag, compiler, folder, toolkit = _TOOLKITS[maker]
+    if shutil.which(compiler):
+        return _rebuild(flag)
+    if shutil.which(compiler, path=folder):
+        return f"PATH={folder}:$PATH {_rebuild(flag)}"
+    if shutil.which("glslc"):
+        return _rebuild(_VULKAN)
+    return f"install {toolkit}, then {_rebuild(flag)}"
 
 
 def _rpc(build: Build) -> Finding:

@@ -333,6 +333,7 @@ class EngineProcess:
             before, prefixes = None, []
         try:
             context = LlamaContext(weights, load, encodes=True)
+            context.synchronize()  # its warm-up is a part of loading
             self._contexts.append(context)
             drafts = None
             if load.draft is not None:
@@ -359,6 +360,7 @@ class EngineProcess:
             load_seconds=time.perf_counter() - began,
             thinking_tags=model.preparer.thinking_tags or (),
             request=load.request,
+            buffers=tuple(each for held in self._contexts for each in held.model.buffer_log.buffers),
         )
 
     def _unload(self) -> tuple[LoadedModel | None, list[HostPrefix]]:

@@ -14,6 +14,7 @@ from math import isfinite, prod
 
 from llmrun.gguf.kv_layers import KvLayer, kv_layers, recurrent_bytes, window_of
 from llmrun.gguf.metadata import ArrayInfo, ModelMetadata, of_layer
+from llmrun.gguf.placement import LayerShares, most_feed_forward
 from llmrun.protocol.params import BOUNDS
 
 # general.file_type -> the quantization's usual name, from llama.h (llama_ftype).
@@ -310,6 +311,15 @@ class Header(ModelMetadata):
     def kv_layers(self) -> tuple[KvLayer, ...]:
         """The layers with a KV cache of their own; others are recurrent or share one."""
         return kv_layers(self)
+
+    @property
+    def most_feed_forward(self) -> int:
+        return most_feed_forward(self, self.n_experts_used)
+
+    @cached_property
+    def layer_shares(self) -> LayerShares:
+        """Shares of weights and KV cache of each layer."""
+        return LayerShares.of(self.n_layers, {each.name: each.n_bytes for each in self.tensors}, self.kv_layers)
 
     @property
     def n_window_layers(self) -> int:

@@ -5,12 +5,12 @@ Pure functions of a header's numbers; must not know tensors or memory plans.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from llmrun.gguf.metadata import ModelMetadata
 
 _STATE_BYTES = 4  # f32
-_MOST_LAYERS = 512  # LLAMA_MAX_LAYERS; a file that states more is refused elsewhere
+MAX_LAYERS = 512  # LLAMA_MAX_LAYERS; a file that states more is refused elsewhere
 # Every layer is recurrent: no keys and values at all.
 _RECURRENT = frozenset({"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"})
 # A layer without key heads is recurrent in these.
@@ -42,6 +42,7 @@ class KvLayer:
 
     elements: int  # of a token's keys and values
     window: int  # maximum cached tokens; 0 is all
+    layer: int = field(default=0, compare=False)  # its index
 
 
 def kv_layers(header: ModelMetadata) -> tuple[KvLayer, ...]:
@@ -55,7 +56,7 @@ def kv_layers(header: ModelMetadata) -> tuple[KvLayer, ...]:
         window = window_of(header) if sliding[layer] else 0
         elements = 0 if recurrent[layer] else _elements(header, layer, sliding=sliding[layer])
         if elements:
-            found.append(KvLayer(elements, window))
+            found.append(KvLayer(elements, window, layer))
     return tuple(found)
 
 
@@ -85,7 +86,7 @@ def window_of(header: ModelMetadata) -> int:
 
 
 def _n_layers(header: ModelMetadata) -> int:
-    return min(header.n_layers, _MOST_LAYERS)
+    return min(header.n_layers, MAX_LAYERS)
 
 
 def _own_layers(header: ModelMetadata) -> int:

@@ -65,7 +65,7 @@ def load(
         name: an alias such as "smollm2", owner/repo[:quant], a URL, or a path.
         n_ctx: context window in tokens; None is the trained one, cut to the memory.
         threads: None is one for each physical core.
-        gpu_layers: None is all.
+        gpu_layers: layers on the GPU; -1 is all, None as many as fit.
         parallel: number of answers decoded together, each in its own context window; a shared prompt is prefilled once:
             `await asyncio.gather(*(model.chat("Hi", seed=seed) for seed in range(4)))`.
         speculate: maximum drafted tokens per step, which never changes answers; "auto" is as many as pay by the step

@@ -179,7 +179,8 @@ def look_ahead(
     chosen = _plan(facts, hardware, kv_type)
     counts = chosen.layer_counts if chosen else ()
     # The speeds of GPU kernels are not measured.
-    speeds = () if speed is None or (chosen is not None and chosen.vram_bytes) else (speed, *remote)
+    is_on_gpu = chosen is not None and bool(chosen.vram_bytes and chosen.gpu_layers)
+    speeds = () if speed is None or is_on_gpu else (speed, *remote)
     start = _rates(work, hardware, speeds, counts, 0, kv_type)
     verdict: Verdict = "too big"
     if chosen:

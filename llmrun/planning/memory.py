@@ -29,6 +29,9 @@ _FEED_FORWARD = 3  # times the model's width is the widest thing in a block, as 
 _ACTIVATIONS = 4  # as wide as the model, alive at the same time in a layer ...
 _FEED_FORWARDS = 2  # ... beside its gate and its up projection
 _LOGIT_BYTES = 4
+_RESERVED_ACTIVATIONS = 6.7  # as wide as the model, in a compute buffer
+_PIPELINE_COPIES = 4  # GGML_SCHED_MAX_COPIES
+_LOGIT_ROWS = 16  # of a batch at least, for drafts (LlamaContext.n_outputs)
 _QUANTIZED_BYTES = 1.1  # of an activation as a matrix product wants it
 
 
@@ -54,6 +57,14 @@ class Sizes(Protocol):
     @property
     def most_heads(self) -> int:
         """Maximum query heads of a layer."""
+
+    @property
+    def most_feed_forward(self) -> int:
+        """Width of the widest feed-forward part that one token goes through."""
+
+    @property
+    def key_length(self) -> int:
+        """Elements of an attention head's keys."""
 
     @property
     def rope_depends_on_window(self) -> bool:
@@ -178,13 +189,28 @@ def _compute_bytes(sizes: Sizes, tokens: int) -> int:
     return int(batch * (activations + 2 * tokens) + _LOGIT_BYTES * sizes.n_vocab)
 
 
-def reserved_bytes(sizes: Sizes, n_ctx: int) -> int:
-    """Return the size of llama.cpp's compute buffer on a GPU, where all of it is allocated.
+def reserved_bytes(sizes: Sizes, n_ctx: int, *, with_scores: bool = False) -> int:
+    """Return the size of llama.cpp's compute buffer as it is allocated, which counts on a GPU.
 
-    A micro-batch's attention mask (f16, as long as the context) and a dozen activations in a layer. For SmolLM2-135M
-    this is 21.50 MiB at 8,192 tokens and 141.50 at 131,072; llama.cpp reports 21.51 and 141.51.
+    A micro-batch's attention mask (f16, as long as the context) and its activations in a layer. The gate and the up
+    projection, the attention scores without flash attention, and the rows of logits lie in one another's place.
+    SmolLM2-135M: llama.cpp reports 21.51 MiB at 8,192 tokens and 141.51 at 131,072.
     """
-    return UBATCH * (2 * n_ctx + 12 * 4 * sizes.n_embd)
+    width = max(sizes.n_embd, sizes.most_heads * sizes.key_length)
+    inner = _FEED_FORWARDS * (sizes.most_feed_forward or _FEED_FORWARD * sizes.n_embd)
+    scores = sizes.most_heads * n_ctx if with_scores else 0
+    activations = 4 * (_RESERVED_ACTIVATIONS * width + max(inner, scores))
+    return int(UBATCH * 2 * n_ctx + max(UBATCH * activations, logit_bytes(sizes)))
+
+
+def logit_bytes(sizes: Sizes) -> int:
+    """Return the size of the rows of logits of a batch."""
+    return _LOGIT_ROWS * _LOGIT_BYTES * sizes.n_vocab
+
+
+def pipeline_bytes(sizes: Sizes, n_ctx: int) -> int:
+    """Return the size of the copies of a micro-batch's inputs with which several GPUs compute at the same time."""
+    return (_PIPELINE_COPIES - 1) * UBATCH * (2 * n_ctx + 4 * sizes.n_embd)
 
 
 def largest_context(fits: Callable[[int], bool], limit: int) -> int:

@@ -20,6 +20,7 @@ from llmrun.planning.plan import CONTEXT_BOUNDS, HeaderFacts, LoadPreferences, P
 from llmrun.protocol.loading import Load
 
 if TYPE_CHECKING:
+    from llmrun.gguf.placement import LayerShares
     from llmrun.protocol.adapters import Adapter
 
 _TOKENS = "tokenizer.ggml.tokens"
@@ -106,6 +107,14 @@ class ResizedHeader:
     def expert_bytes(self) -> dict[int, int]:
         share = self.own_bytes / max(self.header.weight_bytes, 1)
         return {layer: int(size * share) for layer, size in self.header.expert_bytes.items()}
+
+    @property
+    def most_feed_forward(self) -> int:
+        return self.header.most_feed_forward
+
+    @property
+    def layer_shares(self) -> LayerShares:
+        return self.header.layer_shares
 
     @property
     def recurrent_bytes(self) -> int:

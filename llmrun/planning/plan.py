@@ -24,7 +24,7 @@ from llmrun.planning.memory import (
     without_flash_attention,
 )
 from llmrun.planning.rpc import layer_placement, split_model
-from llmrun.planning.split import ALL_LAYERS, Layers, Split, described
+from llmrun.planning.split import ALL_LAYERS, Layers, Split, described, gpu_notes
 from llmrun.protocol.loading import Load, LoadSettings
 from llmrun.protocol.settings import DEFAULTS, MAX_THREADS, MAX_TOKENS, EngineSettings, check_setting
 from llmrun.protocol.sizes import readable_size
@@ -59,10 +59,6 @@ class HeaderFacts(Layers, Protocol):
     def n_parameters(self) -> int:
         """Weights in this file."""
 
-    @property
-    def key_length(self) -> int:
-        """Elements of an attention head's keys."""
-
 
 LOAD_OPTIONS = ("threads", "gpu_layers", "cpu_experts", "kv_type_k", "kv_type_v", "flash_attention")
 """The engine settings that a user may prefer, all fields of LoadPreferences."""
@@ -78,7 +74,7 @@ class LoadPreferences:
 
     n_ctx: int | None = None  # context window in tokens
     threads: int | None = None
-    gpu_layers: int | None = None  # -1 is all
+    gpu_layers: int | None = None  # -1 is all; None is as many as fit
     kv_type_k: str = DEFAULTS.kv_type_k  # a key of memory.KV_BYTES
     kv_type_v: str = DEFAULTS.kv_type_v
     flash_attention: str = DEFAULTS.flash_attention
@@ -123,6 +119,7 @@ class Plan(LoadSettings):
     memory: Memory  # of the model, in the machine's memory or a GPU's
     ram_bytes: int  # part of memory.needed that the machine's own memory has to hold
     vram_bytes: int = 0  # part that the GPUs have to hold; 0 without any, or if unknown
+    devices: tuple[tuple[str, int], ...] = ()  # each GPU's name, and its bytes when the model is loaded
     notes: tuple[str, ...] = ()  # a sentence about each choice that is not simply what the model was trained on
     tuned: tuple[str, ...] = ()  # settings that `llmrun tune` found faster, in words
     slow_flash_attention: bool = False  # ggml's kernel is slow here; answers without it differ a little
@@ -179,7 +176,8 @@ def make_plan(
         choose_flash_attention(header, hardware, preferences) if is_like_one else preferences.flash_attention
     )
     plain = fit.memory(n_cells, n_ctx_start * fit.apart)
-    parts = without_flash_attention(plain, header, n_ctx) if flash_attention == "off" else plain
+    writes_scores = flash_attention == "off" and not (split.devices and split.gpu_layers == ALL_LAYERS)
+    parts = without_flash_attention(plain, header, n_ctx) if writes_scores else plain
     return Plan(
         n_ctx=n_ctx,
         n_ctx_start=n_ctx_start,
@@ -204,6 +202,7 @@ def make_plan(
         cpu_experts=split.cpu_experts,
         workers=tuple(worker.endpoint for worker in hardware.workers),
         layer_counts=split.layer_counts,
+        devices=fit.at_start(n_ctx_start, split).devices,
     )
 
 
@@ -231,16 +230,7 @@ def beyond_training(header: HeaderFacts, n_ctx: int) -> tuple[str, ...]:
 def _gpu_notes(header: HeaderFacts, hardware: Hardware, preferences: LoadPreferences, split: Split) -> list[str]:
     if hardware.workers:
         return [layer_placement(header.n_layers + 1, hardware, split)]
-    if preferences.cpu_experts and not split.cpu_experts:
-        return [f"--n-cpu-moe changes nothing: {'nothing is on a GPU' if header.expert_bytes else 'no experts'}"]
-    everything = split.gpu_layers == ALL_LAYERS and not split.cpu_experts
-    if not split.vram or everything or (preferences.gpu_layers, preferences.cpu_experts) != (None, None):
-        return []
-    free = readable_size(sum(gpu.memory_free for gpu in hardware.gpus if not gpu.shared))
-    where = described(split.gpu_layers, len(split.cpu_experts))
-    if split.gpu_layers != ALL_LAYERS:
-        where = where.replace(" layers", f" of {header.n_layers + 1} layers", 1)
-    return [f"{where}: what fits into its {free} of free memory"]
+    return gpu_notes(header, hardware.gpus, split, preferences.gpu_layers, preferences.cpu_experts)
 
 
 def choose_flash_attention(header: HeaderFacts, hardware: Hardware, preferences: LoadPreferences) -> str:
@@ -315,7 +305,15 @@ class _ContextFit:
     def split(self, n_cells: int, start: int) -> Split:
         needs = self.memory(n_cells, start)
         preferences = self.preferences
-        return split_model(self.header, needs, n_cells, self.hardware, preferences.gpu_layers, preferences.cpu_experts)
+        layers, experts, attention = preferences.gpu_layers, preferences.cpu_experts, preferences.flash_attention
+        with_scores = attention == "off"
+        return split_model(self.header, needs, n_cells, self.hardware, layers, experts, with_scores=with_scores)
+
+    def at_start(self, start: int, split: Split) -> Split:
+        """Return a split when the model is loaded, before the KV cache has grown."""
+        layers, experts = split.gpu_layers, len(split.cpu_experts)
+        preferences = replace(self.preferences, gpu_layers=layers, cpu_experts=experts)
+        return replace(self, preferences=preferences).split(start * self.apart, start * self.apart)
 
     def ram(self, n_ctx: int) -> int:
         """Return the RAM of windows of this size, all allocated at once."""

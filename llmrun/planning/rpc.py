@@ -39,11 +39,13 @@ def split_model(
     hardware: Hardware,
     preferred: int | None = None,
     preferred_experts: int | None = None,
+    *,
+    with_scores: bool = False,
 ) -> Split:
     """Place a model with or without workers; arguments as in split.split_memory()."""
     if hardware.workers:
         return _split_over_workers(header, needs, n_ctx, hardware, preferred)
-    return split_memory(header, needs, n_ctx, hardware.gpus, preferred, preferred_experts)
+    return split_memory(header, needs, n_ctx, hardware.gpus, preferred, preferred_experts, with_scores=with_scores)
 
 
 def _split_over_workers(header: Layers, needs: Memory, n_ctx: int, hardware: Hardware, preferred: int | None) -> Split:

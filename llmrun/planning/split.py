@@ -8,15 +8,25 @@ experts stay with the processor first, and the attention of all layers is on the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import pairwise
+from typing import TYPE_CHECKING, Protocol
 
-from llmrun.planning.memory import Memory, Sizes, reserved_bytes
+from llmrun.planning.memory import Memory, Sizes, logit_bytes, pipeline_bytes, reserved_bytes
 from llmrun.protocol.devices import Gpu
+from llmrun.protocol.sizes import readable_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from llmrun.gguf.placement import LayerShares
+    from llmrun.protocol.loading import DeviceBuffer
 
 ALL_LAYERS = -1
 _GPU_MARGIN = 256 << 20  # for the driver and the desktop
+_DIFFERS = 0.1  # share of the planned bytes
 
 
 class Layers(Sizes, Protocol):
@@ -30,6 +40,10 @@ class Layers(Sizes, Protocol):
     def expert_bytes(self) -> Mapping[int, int]:
         """Layer -> bytes of its experts; empty for a dense model."""
 
+    @property
+    def layer_shares(self) -> LayerShares:
+        """Shares of weights and KV cache of each layer."""
+
 
 @dataclass(frozen=True, slots=True)
 class Split:
@@ -41,6 +55,56 @@ class Split:
     cpu_experts: tuple[int, ...] = ()  # layers on a GPU whose experts stay with the processor
     layer_counts: tuple[int, ...] = ()  # of gpu_layers, on each worker's device, then each GPU; () without workers
     remote: int = 0  # bytes on workers
+    devices: tuple[tuple[str, int], ...] = ()  # name and bytes of each GPU with its own memory; () with workers
+
+
+class _Placement:
+    """llama.cpp's distribution of layers over GPUs (llama_model_base::load_tensors), and its bytes on each."""
+
+    def __init__(self, header: Layers, needs: Memory, n_ctx: int, own: Sequence[Gpu], *, with_scores: bool) -> None:
+        self._header, self._needs, self._n_ctx = header, needs, n_ctx
+        self._free = [gpu.memory_free for gpu in own]
+        self._scratch = reserved_bytes(header, n_ctx, with_scores=with_scores)
+        self._shares, self._experts = header.layer_shares, header.expert_bytes
+        self.layers = len(self._shares.weights)  # llama.cpp counts the output as one
+
+    def _layers_of(self, chosen: int) -> list[range]:
+        """Return the layers of each GPU: in proportion to its free memory, the last `chosen` in all."""
+        total, first = sum(self._free) or 1, self.layers - chosen
+        ends = [first + math.ceil(chosen * sum(self._free[:count]) / total) for count in range(len(self._free))]
+        return [range(start, end) for start, end in pairwise([*ends, self.layers])]
+
+    def _held(self, layer: int, left: tuple[int, ...]) -> int:
+        """Return the bytes of a layer's weights and KV cache; a copy that growing takes is in RAM."""
+        shares, needs = self._shares, self._needs
+        kv = shares.kv[layer] * needs.kv if layer < len(shares.kv) else 0
+        return int(shares.weights[layer] * needs.weights + kv) - (self._experts.get(layer, 0) if layer in left else 0)
+
+    def saved(self, chosen: int, left: tuple[int, ...]) -> int:
+        """Return the bytes that RAM does not hold; arguments as in taken()."""
+        held = sum(self._held(layer, left) for layer in range(self.layers - chosen, self.layers))
+        return held - int(self._shares.copied * self._needs.weights) * bool(chosen)
+
+    def taken(self, chosen: int, left: tuple[int, ...]) -> list[int]:
+        """Return the bytes of each GPU.
+
+        Args:
+            chosen: number of layers on GPUs, the last ones.
+            left: layers without their experts.
+        """
+        scratch, sizes = self._scratch, []
+        if len(self._free) > 1 and chosen == self.layers and not left:
+            scratch += pipeline_bytes(self._header, self._n_ctx)
+        for layers in self._layers_of(chosen):
+            size = sum(self._held(layer, left) for layer in layers)
+            has_output_alone = layers == range(self.layers - 1, self.layers)
+            sizes.append(size + (logit_bytes(self._header) if has_output_alone else scratch) if size else 0)
+        if left or chosen < self.layers:  # prompts are computed on the first GPU, also with weights in RAM
+            sizes[0] = max(sizes[0], scratch + sum(self._held(layer, left) for layer in self._layers_of(chosen)[0]))
+            # A matrix in RAM is copied for a micro-batch.
+            copied = max(self._experts.values()) if left else self._shares.largest * self._needs.weights
+            sizes[0] += int(copied)
+        return sizes
 
 
 def split_memory(
@@ -50,6 +114,8 @@ def split_memory(
     gpus: tuple[Gpu, ...],
     preferred: int | None,
     preferred_experts: int | None = None,
+    *,
+    with_scores: bool = False,
 ) -> Split:
     """Place a model on GPUs and the processor.
 
@@ -59,38 +125,37 @@ def split_memory(
         preferred: layers on GPUs; None for as many as fit.
         preferred_experts: layers whose experts stay with the processor; None for as few as allow all layers on GPUs,
             or none if `preferred` is given.
+        with_scores: attention scores are stored, for lack of flash attention.
     """
     own = [gpu for gpu in gpus if not gpu.shared]
     if not own:
         return Split(ALL_LAYERS if preferred is None else preferred, needs.needed, 0)
-    layers = header.n_layers + 1  # llama.cpp counts the output as one
-    experts = header.expert_bytes
-    of_layer = (needs.weights + needs.kv - sum(experts.values())) / layers  # the copy that growing takes is in RAM
-    free = sum(max(gpu.memory_free - _GPU_MARGIN, 0) for gpu in own)
-    reserved = len(own) * reserved_bytes(header, n_ctx)
+    placement = _Placement(header, needs, n_ctx, own, with_scores=with_scores)
+    layers, experts = placement.layers, header.expert_bytes
 
-    def moved(chosen: int, left: tuple[int, ...]) -> int:
-        """Return the bytes on GPUs of the last `chosen` layers, without the experts of the layers in `left`."""
-        there = sum(size for layer, size in experts.items() if layer >= layers - chosen and layer not in left)
-        return int(chosen * of_layer) + there
-
-    def taken(chosen: int, left: tuple[int, ...]) -> int:
-        # A micro-batch's experts of the processor are copied to the GPU, a matrix at a time.
-        copied = max(experts.values()) if left else 0
-        return moved(chosen, left) + reserved + copied if chosen else 0
+    def fits(chosen: int, left: tuple[int, ...]) -> bool:
+        taken = placement.taken(chosen, left)
+        return all(size <= max(gpu.memory_free - _GPU_MARGIN, 0) for size, gpu in zip(taken, own, strict=True))
 
     left: tuple[int, ...] = ()
     if preferred_experts is not None:
         left = _spread(experts, preferred_experts)
-    elif preferred is None and experts and taken(layers, left) > free:
+    elif preferred is None and experts and not fits(layers, left):
         tries = (_spread(experts, count) for count in range(1, len(experts) + 1))
-        left = next((each for each in tries if taken(layers, each) <= free), tuple(experts))
+        left = next((each for each in tries if fits(layers, each)), tuple(experts))
     if preferred is None:
-        chosen = next((count for count in range(layers, 0, -1) if taken(count, left) <= free), 0)
+        chosen = next((count for count in range(layers, 0, -1) if fits(count, left)), 0)
     else:
         chosen = layers if preferred == ALL_LAYERS else min(preferred, layers)
-    gpu_layers = ALL_LAYERS if chosen == layers else chosen
-    return Split(gpu_layers, needs.needed - moved(chosen, left), taken(chosen, left), left if chosen else ())
+    left = left if chosen else ()
+    taken = placement.taken(chosen, left)
+    return Split(
+        gpu_layers=ALL_LAYERS if chosen == layers else chosen,
+        ram=needs.needed - placement.saved(chosen, left),
+        vram=sum(taken),
+        cpu_experts=left,
+        devices=tuple((gpu.name, size) for gpu, size in zip(own, taken, strict=True)),
+    )
 
 
 def _spread(experts: Mapping[int, int], count: int) -> tuple[int, ...]:
@@ -104,3 +169,40 @@ def described(gpu_layers: int, cpu_experts: int) -> str:
     """Return e.g. "5 layers on the GPU", "all layers on the GPU but for the experts of 12"."""
     layers = "all layers" if gpu_layers == ALL_LAYERS else f"{gpu_layers} layers"
     return f"{layers} on the GPU" + (f" but for the experts of {cpu_experts}" if cpu_experts else "")
+
+
+def gpu_notes(
+    header: Layers, gpus: Sequence[Gpu], split: Split, preferred: int | None, preferred_experts: int | None
+) -> list[str]:
+    """Return what to say about a split; arguments as in split_memory()."""
+    if preferred_experts and not split.cpu_experts:
+        return [f"--n-cpu-moe changes nothing: {'nothing is on a GPU' if header.expert_bytes else 'no experts'}"]
+    own = {gpu.name: gpu.memory_free for gpu in gpus if not gpu.shared}
+    if (preferred, preferred_experts) != (None, None):
+        return [
+            f"{name} has {readable_size(own[name])} free, but this takes {readable_size(size)}: loading may fail or be "
+            "slow (without -ngl, as many layers as fit are put there)"
+            for name, size in split.devices
+            if size > own[name]
+        ]
+    if not split.gpu_layers or not split.devices or (split.gpu_layers == ALL_LAYERS and not split.cpu_experts):
+        return []
+    where = described(split.gpu_layers, len(split.cpu_experts))
+    if split.gpu_layers != ALL_LAYERS:
+        where = where.replace(" layers", f" of {header.n_layers + 1} layers", 1)
+    return [f"{where}: what fits into its {readable_size(sum(own.values()))} of free memory"]
+
+
+def allocation_notes(planned: Sequence[tuple[str, int]], buffers: Sequence[DeviceBuffer]) -> list[str]:
+    """Return a note on each GPU whose buffers differ from the plan by more than a tenth.
+
+    Args:
+        planned: name and bytes of each GPU.
+        buffers: what llama.cpp allocated; none if unknown.
+    """
+    notes = []
+    for name, size in planned if buffers else ():
+        allocated = sum(buffer.n_bytes for buffer in buffers if buffer.device == name)
+        if abs(allocated - size) > _DIFFERS * max(size, 1):
+            notes.append(f"{name} holds {readable_size(allocated)}; the plan expected {readable_size(size)}")
+    return notes

@@ -63,6 +63,13 @@ class LoadProgress(NamedTuple):
     request: int = 0
 
 
+class DeviceBuffer(NamedTuple):
+    """Memory that llama.cpp allocated on a device: ggml's name, and bytes."""
+
+    device: str
+    n_bytes: int
+
+
 class Loaded(NamedTuple):
     """The loaded model."""
 
@@ -75,3 +82,15 @@ class Loaded(NamedTuple):
     load_seconds: float  # for weights and context together
     thinking_tags: tuple[str, ...] = ()  # opening and closing tag of the reasoning; none without reasoning
     request: int = 0
+    buffers: tuple[DeviceBuffer, ...] = ()
+
+
+def ways_to_fit(load: Load | None = None) -> str:
+    """Return the hint for a KV cache that a GPU has no memory for: the flags that help, the best first."""
+    ways = ["fewer layers on the GPU (-ngl)"] if load is None or load.gpu_layers else []
+    ways += (
+        ["a smaller KV cache (-ctk q8_0 -ctv q8_0)"]
+        if load is None or "f16" in (load.kv_type_k, load.kv_type_v)
+        else []
+    )
+    return "try " + ", ".join([*ways, "a smaller context window (--ctx)"])

@@ -27,7 +27,7 @@ _USUAL = (  # parts of log lines that explain nothing
     "AMX is not ready",  # see engine/llama/library.py
     "failed to decode, ret = 2",  # an answer was cancelled
 )
-_TELLING = ("GGML_ASSERT", "rror", "failed", "terminate")  # parts of log lines that name a cause
+_TELLING = ("GGML_ASSERT", "pre-allocated", "rror", "failed", "terminate")  # parts of log lines that name a cause
 _LAST = "failed to load model"  # follows every reason
 
 

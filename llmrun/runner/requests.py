@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from llmrun.errors import BadTemplateError, CancelledError, EngineCrashedError, LlmrunError
+from llmrun.errors import BadTemplateError, CancelledError, EngineCrashedError, LlmrunError, OutOfMemoryError
 from llmrun.protocol.codec import from_json
 from llmrun.protocol.jobs import JobKind
-from llmrun.protocol.loading import Load, Loaded, LoadProgress
+from llmrun.protocol.loading import Load, Loaded, LoadProgress, ways_to_fit
 from llmrun.protocol.messages import (
     AnswerRequest,
     Command,
@@ -60,6 +60,9 @@ Put = Callable[[Event | LlmrunError | None], None]
 """Receives the events of a request in the reading thread: an error instead of the last one if it failed, then None.
 
 Must not block."""
+
+
+_TOO_LARGE = "pre-allocated tensor (cache_"  # ggml aborts: a layer's keys are larger than the device's largest buffer
 
 
 class PendingRequest:
@@ -152,6 +155,10 @@ class PendingRequest:
     def _crash(self, exited: EngineExited) -> LlmrunError:
         """Return the error for the engine's death, which is about the file if that is known to kill engines."""
         crash = EngineCrashedError(f"the engine died {self.phase}", why=exited.why, hint=exited.hint)
+        if _TOO_LARGE in exited.why:
+            full = OutOfMemoryError("the GPU can't allocate a KV cache this large in one piece", hint=ways_to_fit())
+            full.__cause__ = crash
+            return full
         if self._workers:
             from llmrun.runner.workers import missing
 

@@ -221,12 +221,46 @@ def test_gpu_that_is_used(settings: Settings, says: Callable[[Build], None]) -> 
     ],
 )
 def test_gpu_that_is_not_used(
-    settings: Settings, says: Callable[[Build], None], maker: str, offload: bool, status: str, fix: str
+    settings: Settings,
+    says: Callable[[Build], None],
+    monkeypatch: pytest.MonkeyPatch,
+    maker: str,
+    offload: bool,
+    status: str,
+    fix: str,
 ) -> None:
+    monkeypatch.setattr("shutil.which", lambda name, path=None: None)
     says(replace(BUILD, offload=offload))
     finding = findings(settings, details=Details(graphics=(maker, maker)))["GPU"]
     assert finding.status == status
     assert fix in finding.fix
+
+
+@pytest.mark.parametrize(
+    ("maker", "compilers", "command"),
+    [
+        ("NVIDIA", {"nvcc", "glslc"}, 'CMAKE_ARGS="-DGGML_CUDA=on" pip install'),
+        ("NVIDIA", {"/usr/local/cuda/bin/nvcc"}, 'PATH=/usr/local/cuda/bin:$PATH CMAKE_ARGS="-DGGML_CUDA=on" pip'),
+        ("NVIDIA", {"glslc"}, 'CMAKE_ARGS="-DGGML_VULKAN=on" pip install'),
+        ("NVIDIA", set(), 'install the CUDA toolkit, then CMAKE_ARGS="-DGGML_CUDA=on" pip install'),
+        ("AMD", {"hipcc"}, 'CMAKE_ARGS="-DGGML_HIP=on" pip install'),
+        ("AMD", {"glslc"}, 'CMAKE_ARGS="-DGGML_VULKAN=on" pip install'),
+    ],
+)
+def test_the_command_uses_the_compilers_of_this_machine(
+    settings: Settings,
+    says: Callable[[Build], None],
+    monkeypatch: pytest.MonkeyPatch,
+    maker: str,
+    compilers: set[str],
+    command: str,
+) -> None:
+    def which(name: str, path: str | None = None) -> str | None:
+        return name if (f"{path}/{name}" if path else name) in compilers else None
+
+    monkeypatch.setattr("shutil.which", which)
+    says(replace(BUILD, offload=False))
+    assert findings(settings, details=Details(graphics=(maker,)))["GPU"].fix.startswith(command)
 
 
 @pytest.mark.parametrize(

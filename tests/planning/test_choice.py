@@ -51,7 +51,7 @@ def taken(header: Header, hardware: Hardware, **gigabytes: float) -> tuple[str, 
 def _of_size(header: Header, gigabytes: float, *, exact: bool) -> Header:
     if not exact:
         return header
-    tensor = replace(header.tensors[0], n_bytes=int(gigabytes * GB))
+    tensor = replace(header.tensors[-1], n_bytes=int(gigabytes * GB))
     return replace(header, tensors=(tensor,), file_size=int(gigabytes * GB))
 
 

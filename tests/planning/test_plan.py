@@ -13,7 +13,7 @@ from support.model_facts import Facts
 
 from llmrun.errors import OutOfMemoryError, UsageError
 from llmrun.planning.hardware import Hardware
-from llmrun.planning.memory import memory
+from llmrun.planning.memory import memory, reserved_bytes
 from llmrun.planning.plan import LoadPreferences, choose_flash_attention, make_plan, margin, scores_fit
 from llmrun.planning.split import ALL_LAYERS
 from llmrun.protocol.devices import Gpu
@@ -347,7 +347,7 @@ def test_two_gpus_share_the_layers() -> None:
 @pytest.mark.parametrize("free", [0, 200 * MIB])
 def test_a_full_gpu_gets_nothing(free: int) -> None:
     plan = make_plan(LARGE, machine(gpus=(gpu(free),)), LoadPreferences(n_ctx=8192))
-    assert (plan.gpu_layers, plan.vram_bytes, plan.ram_bytes) == (0, 0, plan.memory.needed)
+    assert (plan.gpu_layers, plan.vram_bytes, plan.ram_bytes) == (0, reserved_bytes(LARGE, 8192), plan.memory.needed)
 
 
 def test_integrated_graphics_have_no_memory_of_their_own() -> None:
@@ -359,7 +359,7 @@ def test_integrated_graphics_have_no_memory_of_their_own() -> None:
 def test_wished_layers_with_a_gpu(wish: int, layers: int) -> None:
     plan = make_plan(LARGE, machine(gpus=(gpu(23 * GIB),)), LoadPreferences(n_ctx=4096, gpu_layers=wish))
     assert plan.gpu_layers == layers
-    assert bool(plan.vram_bytes) == bool(layers)
+    assert plan.vram_bytes >= reserved_bytes(LARGE, 4096), "without layers, it still computes prompts"
 
 
 def test_smaller_kv_type_leaves_room_for_more_context() -> None:

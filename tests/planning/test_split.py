@@ -9,11 +9,14 @@ import pytest
 from support.model_facts import Facts
 
 from llmrun.errors import UsageError
+from llmrun.gguf.placement import LayerShares
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import memory, reserved_bytes
 from llmrun.planning.plan import LoadPreferences, make_plan
-from llmrun.planning.split import ALL_LAYERS, Split, described, split_memory
+from llmrun.planning.split import ALL_LAYERS, Split, allocation_notes, described, split_memory
 from llmrun.protocol.devices import Gpu
+from llmrun.protocol.loading import DeviceBuffer
+from llmrun.protocol.sizes import readable_size
 
 GIB = 1 << 30
 N_CTX = 8192
@@ -122,3 +125,71 @@ def test_a_wish_out_of_bounds_is_refused() -> None:
 def test_words() -> None:
     assert described(ALL_LAYERS, 0) == "all layers on the GPU"
     assert described(5, 48) == "5 layers on the GPU but for the experts of 48"
+
+
+# ---- what llama.cpp allocates ----------------------------------------------------------------------
+
+# SmolLM2-135M in Q4_1: its token embeddings are its output matrix too.
+BLOCK, OUTPUT, LARGEST = 2_216_448, 30_081_024, 553_000
+SMOL = replace(
+    Facts(),
+    weight_bytes=96_576_768,
+    shares=LayerShares(
+        (*(BLOCK / 96_576_768 for _ in range(30)), OUTPUT / 96_576_768),
+        (1 / 30,) * 30,
+        OUTPUT / 96_576_768,
+        LARGEST / 96_576_768,
+    ),
+)
+# llama.cpp's figures in MB, on Vulkan: layers, GPUs, window, flash attention -> each GPU's buffers, all allocated.
+ALLOCATED = [
+    (ALL_LAYERS, 1, 8192, "auto", [305.5]),
+    (15, 1, 8192, "auto", [171.9]),
+    (1, 1, 8192, "auto", [52.8]),
+    (0, 1, 8192, "auto", [22.8]),
+    (ALL_LAYERS, 1, 4096, "off", [278.0]),
+    (15, 1, 2048, "off", [130.0]),
+    (ALL_LAYERS, 2, 8192, "auto", [186.2, 199.3]),
+    (15, 2, 8192, "auto", [90.8, 101.3]),
+]
+
+
+@pytest.mark.parametrize(("layers", "count", "n_ctx", "flash_attention", "allocated"), ALLOCATED)
+def test_the_plan_is_within_a_tenth_of_what_llama_cpp_allocates(
+    layers: int, count: int, n_ctx: int, flash_attention: str, allocated: list[float]
+) -> None:
+    gpus = tuple(Gpu(f"Vulkan{number}", "Card", 2 * GIB, 2 * GIB) for number in range(count))
+    needs = memory(SMOL, n_ctx, start=n_ctx)
+    found = split_memory(SMOL, needs, n_ctx, gpus, layers, with_scores=flash_attention == "off")
+    assert [size / 1e6 for _, size in found.devices] == pytest.approx(allocated, rel=0.1)
+
+
+def test_a_gpu_with_the_output_alone_has_no_activations() -> None:
+    gpus = tuple(Gpu(f"Vulkan{number}", "Card", 2 * GIB, 2 * GIB) for number in range(2))
+    (_, first), (_, last) = split_memory(SMOL, memory(SMOL, 2048), 2048, gpus, 2).devices
+    assert first > last - OUTPUT
+    assert OUTPUT < last < OUTPUT + 4_000_000
+
+
+@pytest.mark.parametrize(("free", "is_said"), [(2 * GIB, True), (80 * GIB, False)])
+def test_layers_that_were_asked_for_and_do_not_fit_are_said(free: int, is_said: bool) -> None:
+    plan = make_plan(DENSE, machine(free), LoadPreferences(n_ctx=N_CTX, gpu_layers=99))
+    assert plan.gpu_layers == ALL_LAYERS
+    assert any("CUDA0 has 2.1 GB free, but this takes" in note for note in plan.notes) == is_said
+
+
+def test_attention_scores_are_on_the_gpu_whose_layers_need_them() -> None:
+    plain, without = (
+        make_plan(DENSE, machine(80 * GIB), LoadPreferences(n_ctx=N_CTX, flash_attention=flash))
+        for flash in ("auto", "off")
+    )
+    assert without.vram_bytes - plain.vram_bytes > 400 << 20
+    assert without.ram_bytes == plain.ram_bytes
+
+
+@pytest.mark.parametrize(("allocated", "is_said"), [(0, True), (89, True), (91, False), (109, False), (111, True)])
+def test_buffers_that_differ_from_the_plan_are_said(allocated: int, is_said: bool) -> None:
+    half = DeviceBuffer("CUDA0", allocated * 500_000)
+    notes = allocation_notes((("CUDA0", 100_000_000),), (half, DeviceBuffer("CPU", 7), half))
+    assert notes == ([f"CUDA0 holds {readable_size(allocated * 10**6)}; the plan expected 100.0 MB"] if is_said else [])
+    assert allocation_notes((("CUDA0", 100_000_000),), ()) == []

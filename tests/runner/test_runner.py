@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -185,6 +186,19 @@ def test_death_while_answering(start: Start, phase: str, what: str, cause: str, 
     error = crash(start(f"die:{phase}:{cause}"))
     assert error.what == what
     assert error.why == f"{words}; {LAST_WORDS}"
+
+
+@pytest.mark.parametrize("phase", ["load", "decode"])
+def test_a_kv_cache_too_large_for_a_gpu_names_the_flags_that_help(start: Start, phase: str) -> None:
+    runner = start(f"die:{phase}:SIGABRT:too_large")
+
+    def work() -> None:
+        runner.load(LOAD)
+        list(runner.submit(ASK))
+
+    with pytest.raises(OutOfMemoryError) as caught:
+        work()
+    assert re.search("-ngl.*-ctk.*--ctx", caught.value.hint)
 
 
 def test_a_death_while_loading_names_the_worker_that_is_gone(start: Start) -> None:

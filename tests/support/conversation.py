@@ -30,7 +30,7 @@ class Clock:
 
     def __call__(self) -> float:
         """Seconds."""
-        return next(self._ticks) if self.per_token is None else sum(map(len, self._context.calls)) * self.per_token
+        return next(self._ticks) if self.per_token is None else self._context.n_computed * self.per_token
 
 
 class Conversation:

@@ -136,6 +136,7 @@ class FakeContext:
         poison: a token; no batch in which it stands can be decoded.
         set_state_error: what set_state() raises.
         hidden_cells: how many cells are in use by something that nobody knows of.
+        n_computed: tokens that are computed; with is_asynchronous those of the last batch only after a wait for them.
     """
 
     def __init__(
@@ -167,7 +168,8 @@ class FakeContext:
         self.before_decode: Callable[[int], None] = lambda call: None
         self.poison: int | None = None
         self.set_state_error: Exception | None = None
-        self.hidden_cells = 0
+        self.hidden_cells = self.n_computed = 0
+        self.is_asynchronous = False
         self._model = model
         self.n_outputs = max(n_outputs, n_seq_max)
         self.cuts, self.has_checkpoints = cuts, has_checkpoints
@@ -214,6 +216,12 @@ class FakeContext:
                 self._rows[index] = (ctypes.c_float * N_VOCAB)(*self._model(seen))
         if fault:
             raise fault
+        if not self.is_asynchronous:
+            self.synchronize()
+
+    def synchronize(self) -> None:
+        """See base.Context."""
+        self.n_computed = sum(map(len, self.calls))
 
     def _check(self, batch: Sequence[Entry]) -> None:
         assert 0 < len(batch) <= self.n_batch
@@ -227,6 +235,7 @@ class FakeContext:
 
     def logits(self, index: int) -> int:
         """See base.Context."""
+        self.synchronize()
         return ctypes.addressof(self._rows[index])
 
     def forget(self, sequence_id: int, start: int) -> bool:

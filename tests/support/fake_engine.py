@@ -46,6 +46,7 @@ FOREVER = 3600  # seconds: longer than a test may take
 TIMES = (StepTime(1, 0, 0.01), StepTime(4, 0, 0.02))
 OTHER = (" other", tuple(b" other"), -1.5)
 LAST_WORDS = "fake_engine.cpp:42: GGML_ASSERT(fake) failed"
+TOO_LARGE = "ggml-backend.cpp:941: pre-allocated tensor (cache_k_l0) in a buffer (Vulkan0) that cannot run it"
 
 
 def receive() -> Frame:
@@ -65,7 +66,7 @@ def phase(name: str) -> None:
     """Die here, if that is the mode."""
     if not MODE.startswith(f"die:{name}:"):
         return
-    print(LAST_WORDS, file=sys.stderr, flush=True)
+    print(TOO_LARGE if MODE.endswith(":too_large") else LAST_WORDS, file=sys.stderr, flush=True)
     print("llama_decode: failed to decode, ret = 2", file=sys.stderr, flush=True)
     print("the end", file=sys.stderr, flush=True)
     cause = MODE.split(":")[2]

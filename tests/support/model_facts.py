@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from llmrun.gguf.placement import LayerShares
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -21,7 +23,18 @@ class Facts:
     rope_depends_on_window: bool = False
     key_length: int = 64
     most_heads: int = 9
+    most_feed_forward: int = 1536
     expert_bytes: dict[int, int] = field(default_factory=dict)
+    shares: LayerShares | None = None
+
+    @property
+    def layer_shares(self) -> LayerShares:
+        """Every layer's the same, but for experts, unless said otherwise."""
+        if self.shares is not None:
+            return self.shares
+        rest = (self.weight_bytes - sum(self.expert_bytes.values())) / (self.n_layers + 1)
+        weights = tuple((rest + self.expert_bytes.get(layer, 0)) / self.weight_bytes for layer in range(self.n_layers))
+        return LayerShares((*weights, rest / self.weight_bytes), (1 / self.n_layers,) * self.n_layers)
 
     def kv_bytes_per_token(self, bytes_per_element: float = 2.0) -> float:
         return self.kv_bytes * bytes_per_element

@@ -159,6 +159,7 @@ class Engine:
         began = self._clock()
         try:
             self._context.decode(batch)
+            self._context.synchronize()
         except (Aborted, CacheFull, LlmrunError) as error:
             return self._roll_back(parts, error)
         seconds = self._clock() - began

@@ -202,6 +202,7 @@ class Evaluation:
     def _decode(self, context: Context, batch: list[Entry]) -> None:
         began = time.perf_counter()
         context.decode(batch)
+        context.synchronize()
         self._decode_seconds += time.perf_counter() - began
         self._done = min(self._done + len(batch), self._total)  # the total leaves out the questions about needles
         self._report(EvaluateUpdate(self._done, self._total))

@@ -145,6 +145,9 @@ class Context(Protocol):
             DecodeError: llama.cpp failed.
         """
 
+    def synchronize(self) -> None:
+        """Wait until the last batch is computed: on a GPU, decode() returns before. logits() waits by itself."""
+
     def logits(self, index: int) -> int:
         """Return the address of the logits of the batch's entry at index: n_tokens floats, valid until decode()."""
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from llmrun import _native
 from llmrun.engine.llama.base import ALLOCATING, Aborted, CacheFull, DecodeError, EmbeddedInput, Entry
 from llmrun.engine.llama.batch import LlamaBatch
+from llmrun.engine.llama.failed_context import check_kv_types, out_of_memory
 from llmrun.engine.llama.library import function
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.llama.positions import Positions
@@ -153,8 +154,9 @@ class LlamaContext:
         return min(start, self._max_room) if self.unified or self.n_seq_max == 1 else self.n_ctx
 
     def _open(self, room: int) -> None:
-        """Create the llama_context with `room` cells."""
+        """Create the llama_context with `room` cells; raise UsageError if a KV type does not suit the model."""
         llama, load = self._llama, self._load
+        check_kv_types(self.model.header, load)
         params = llama.llama_context_default_params()
         params.n_ctx = room if self.unified else room * load.n_seq_max
         params.n_batch = load.n_batch
@@ -175,11 +177,10 @@ class LlamaContext:
             params.cb_eval = self._callback
         params.abort_callback = llama.ggml_abort_callback(_native.abort_callback_address)
         params.abort_callback_data = self.model.flag.address
+        self.model.buffer_log.begin_context(llama, verbose=load.verbose)
         context = llama.llama_init_from_model(self.model.pointer, params)
         if not context:
-            raise OutOfMemoryError(
-                f"there is no memory for a context window of {room:,} tokens", hint="ask for a smaller one with --ctx"
-            )
+            raise out_of_memory(load, room, self.model.buffer_log.failed)
         memory = llama.llama_get_memory(context)
         if not memory and self._needs_memory:
             llama.llama_free(context)
@@ -361,7 +362,6 @@ class LlamaContext:
         return ctypes.string_at(found, width * ctypes.sizeof(ctypes.c_float))
 
     def synchronize(self) -> None:
-        """Wait until the last batch is computed; logits() waits by itself."""
         self._llama.llama_synchronize(self._pointer)
 
     # ---- content of the cache ----

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrun import _native
-from llmrun.engine.llama.devices import gpus
+from llmrun.engine.llama.buffers import BufferLog
 from llmrun.engine.llama.library import function, import_llama
 from llmrun.engine.llama.vocabulary import LlamaVocabulary
 from llmrun.errors import BadModelError, CancelledError
@@ -73,10 +73,9 @@ class LlamaModel:
         self.path, self.gpu_layers, self.flag = path, gpu_layers, flag
         self.repack, self.mmap, self.cpu_experts = repack, mmap, cpu_experts
         self.workers, self.layer_counts = workers, layer_counts
-        self._log = llama.llama_log_callback(_native.log_callback_address)
-        llama.llama_log_set(self._log, ctypes.c_void_p(int(verbose)))
+        self.buffer_log = BufferLog()
+        self.buffer_log.install(llama, verbose=verbose)  # looks at free memory before the weights take some
         llama.llama_backend_init()
-        gpus()  # caches the free memory before the weights take some
         if workers:
             from llmrun.engine.llama.rpc import add_workers
 

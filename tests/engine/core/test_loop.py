@@ -391,6 +391,20 @@ def test_stats_of_an_answer() -> None:
     assert stats.prefill_seconds == 1.0
 
 
+@pytest.mark.parametrize("is_asynchronous", [False, True])
+def test_a_device_that_computes_after_decode_has_returned_gets_the_same_times(is_asynchronous: bool) -> None:
+    talk = Conversation(endless, n_ctx=5000, n_batch=512, n_seq_max=2)
+    talk.context.is_asynchronous = is_asynchronous
+    talk.clock.per_token = 1 / 1024
+    talk.ask("x" * 1024, most=9, request=1)
+    talk.run()
+    stats = talk.finished().stats
+    assert stats.prefill_seconds == stats.ttft_seconds == 1.0
+    assert [event.seconds for event in talk.events if isinstance(event, PrefillProgress)] == [0.5]
+    assert (stats.decode_seconds, stats.overhead_seconds) == (8 / 1024, 0.0)
+    assert talk.engine._rate.tokens_within(1.0) == 1024, "what sizes the pieces of prompts"
+
+
 def test_stats_of_a_cancelled_request() -> None:
     talk = Conversation(endless)
     talk.ask("Hi", SamplingParams(seed=3))

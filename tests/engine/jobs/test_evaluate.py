@@ -114,6 +114,14 @@ def test_two_models_are_compared_position_by_position(n_batch: int) -> None:
     assert found.divergence.same_top.value == pytest.approx(sum(same) / len(same))
 
 
+def test_time_on_a_device_is_the_time_to_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = FakeContext(noisy(3), n_ctx=32, n_batch=16)
+    context.is_asynchronous = True
+    monkeypatch.setattr("llmrun.engine.jobs.evaluate.time.perf_counter", lambda: float(context.n_computed))
+    found, _ = measured(Evaluate("m", TEXT, n_ctx=32, chunks=3), [context])
+    assert (found.decode_seconds, found.score_seconds) == (96.0, 0.0)
+
+
 def test_a_model_beside_itself() -> None:
     backends = [FakeContext(noisy(3), n_ctx=32, n_batch=16) for _ in range(2)]
     found, _ = measured(Evaluate("m", TEXT, "m", n_ctx=32, chunks=3), backends)

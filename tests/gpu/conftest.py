@@ -1,0 +1,63 @@
+"""Tests that compute on a GPU. Without one they are skipped.
+
+They run on software too: Mesa's Vulkan driver for processors, with llama.cpp built with -DGGML_VULKAN=on and
+GGML_VK_VISIBLE_DEVICES=0, since llama.cpp takes such a device only where it is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+from support.gpu_loader import Loader
+from support.random_model import write_random_model
+
+from llmrun.config import load_settings
+from llmrun.model import Model
+from llmrun.model.load_plan import prepare
+from llmrun.models.location import locate
+from llmrun.planning.machine import this_machine
+from llmrun.planning.plan import LoadPreferences
+from llmrun.protocol.devices import Gpu
+from llmrun.runner.client import EngineClient
+
+
+@cache
+def _own_gpus() -> tuple[Gpu, ...]:
+    return tuple(gpu for gpu in this_machine().gpus if not gpu.shared)
+
+
+@pytest.fixture(autouse=True)
+def gpus(package_on_path: None) -> tuple[Gpu, ...]:
+    if not _own_gpus():
+        pytest.skip("`llmrun doctor` finds no GPU with memory of its own")
+    return _own_gpus()
+
+
+@pytest.fixture(scope="session")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_random_model(tmp_path_factory.mktemp("gpu") / "random.gguf")
+
+
+@pytest.fixture
+def load(model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loader]:
+    """Load the model; `whole` gives the KV cache its whole size at once, `keeps_states` keeps states on disk."""
+    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
+    loaded: list[Model] = []
+
+    def start(*, whole: bool = False, keeps_states: bool = False, **preferred: object) -> Model:
+        preferences = LoadPreferences(**preferred)  # type: ignore[arg-type]
+        spec = locate(str(model_path), load_settings()).spec
+        model = prepare(spec, model_path, preferences, keeps_states=keeps_states)
+        if whole:
+            model.load = replace(model.load, n_ctx_start=model.plan.n_cells, n_stream=0)
+        loaded.append(model)
+        model.start(EngineClient())
+        return model
+
+    yield start
+    for model in loaded:
+        model.close()
