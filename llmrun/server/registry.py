@@ -107,7 +107,9 @@ def _read(path: Path) -> RunningServer | None:
         return None
     try:
         if fcntl is not None and _lock(descriptor, exclusive=False):
-            path.unlink(missing_ok=True)
+            # By now the path may be the file of a new server at the same address; with this lock, it stays what it is.
+            if _lock(descriptor, exclusive=True) and os.path.samestat(os.fstat(descriptor), path.stat()):
+                path.unlink()
             return None
         facts: dict[str, Any] = load_json(os.read(descriptor, _MOST_BYTES))
         return RunningServer(**{**facts, "models": tuple(facts["models"])})

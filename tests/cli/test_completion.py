@@ -237,7 +237,7 @@ def test_bench_offers_models_and_what_else_it_does(home: Path, monkeypatch: pyte
     ("words", "offered"),
     [
         (("help", "exit"), ["exit-codes"]),
-        (("help", "quan"), ["quantize"]),
+        (("help", "quan"), ["quantize", "quantization"]),
         (("run", "smollm2", "-fa", "o"), ["on", "off"]),
         (("evaluate", "smollm2", "-ctk", "q"), ["q8_0"]),
         (("bench", "smollm2", "-ctk", "q8"), ["q8_0"]),

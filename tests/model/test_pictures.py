@@ -33,7 +33,7 @@ def test_run_shows_it_to_the_model(llmrun: Installed, folder: Path) -> None:
     words = ("run", model, "--mmproj", eyes, "--image", picture, QUESTION, "--max-tokens", "4", "--json")
     events = [json.loads(line) for line in llmrun.run(*words).stdout.splitlines()]
     pictured, finished = events[0], events[-1]
-    assert (pictured["event"], pictured["name"], pictured["width"]) == ("Pictured", picture, 100)
+    assert (pictured["event"], pictured["name"], pictured["width"]) == ("ImageAccepted", picture, 100)
     assert finished["stats"]["picture_tokens"] == TILE_TOKENS < pictured["tokens"]
 
 

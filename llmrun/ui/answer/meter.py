@@ -147,7 +147,8 @@ def short_summary(finished: Finished, times: StepTables = StepTables()) -> str:
     fields = [rate(stats.decode_rate)] if stats.decode_rate else []
     fields += [f"TTFT {seconds(stats.ttft_seconds)}"] if stats.ttft_seconds > 0 else []
     fields += _window(stats)
-    return SEPARATOR.join([*fields, *_encoded(stats), *_drafted(stats, times), *_stopped(finished)])
+    drafted = _drafted(stats, times) if stats.accepted_tokens else []  # a few are drafted only to measure steps
+    return SEPARATOR.join([*fields, *_encoded(stats), *drafted, *_stopped(finished)])
 
 
 def _prefilled(stats: Stats) -> list[str]:
