@@ -100,7 +100,7 @@ class ResponseStreams:
         if sampling.seed is not None and index:
             sampling = replace(sampling, seed=(sampling.seed + index) % 2**32)
         speculation = self._pooled.model.drafting.speculation(self._completion.speculate)
-        request = self._pool.adapters.apply(self._completion.model, self._completion.request)
+        request = self._pool.complete(self._pooled, self._completion.model, self._completion.request)
         return replace(request, sampling=sampling, speculation=speculation)
 
     def take(self, answer_event: AnswerEvent) -> list[Part]:
