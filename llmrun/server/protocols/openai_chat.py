@@ -33,7 +33,7 @@ from llmrun.server.protocols.openai import (
 )
 from llmrun.server.protocols.reasoning import read_effort, read_reasoning
 from llmrun.server.protocols.sampling import read_grammar_fields, read_limits
-from llmrun.server.protocols.tools import checked_tools, tool, tool_call, tool_name
+from llmrun.server.protocols.tools import checked_tools, complete_calls, tool, tool_call, tool_name
 
 __all__ = ["error_body", "read", "writer"]
 
@@ -168,13 +168,14 @@ writer = ChatWriter
 
 
 def _message(answer: AccumulatedAnswer) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": answer.text or (None if answer.calls else "")}
+    calls = [call for call, _ in complete_calls(answer.calls)]
+    message: dict[str, Any] = {"role": "assistant", "content": answer.text or (None if calls else "")}
     if answer.reasoning:
         message["reasoning_content"] = answer.reasoning.strip()
-    if answer.calls:
+    if calls:
         message["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in answer.calls
+            for call in calls
         ]
     return {**message, "refusal": None}
 

@@ -243,6 +243,18 @@ def test_why_an_answer_ended(reason: str, told: str) -> None:
     assert written.whole()["choices"][0]["finish_reason"] == told
 
 
+def test_a_whole_answer_has_no_cut_call() -> None:
+    written = writer(USER, ENVELOPE)
+    for part in (
+        CallStarted(0, 0, "c1", "f"), CallArguments(0, 0, "{}"), CallStarted(0, 1, "c2", "f"),
+        CallArguments(0, 1, '{"a": '), ResponseFinished(0, "length", Stats()),
+    ):  # fmt: skip
+        written.feed(part)
+    (choice,) = written.whole()["choices"]
+    assert [call["id"] for call in choice["message"]["tool_calls"]] == ["c1"]
+    assert choice["finish_reason"] == "length"
+
+
 def test_usage_tells_what_became_of_drafts() -> None:
     written = writer({**USER, "n": 2}, ENVELOPE)
     written.feed(ResponseFinished(0, "stop", Stats(drafted_tokens=10, accepted_tokens=7)))

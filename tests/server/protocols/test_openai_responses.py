@@ -275,6 +275,16 @@ def test_an_answer_that_was_cut_off_is_incomplete() -> None:
     assert response.incomplete_details.reason == "max_output_tokens"
 
 
+def test_a_cut_call_is_incomplete() -> None:
+    parts = (*CALLS[:4], CallArguments(0, 1, '{"zone": "U'), ResponseFinished(0, "length", STATS))
+    response = Response.model_validate(events(streamed(ResponseStarted(0, 30, 10), *parts))[-1]["response"])
+    assert [(item.type, item.status) for item in response.output if item.type == "function_call"] == [
+        ("function_call", "completed"),
+        ("function_call", "incomplete"),
+    ]
+    assert response.status == "incomplete"
+
+
 def test_an_overflow_fails_with_the_code_that_codex_knows() -> None:
     made = writer(HELLO, ENVELOPE)
     (*_, failed) = events(made.begin() + made.error(ContextOverflowError("the prompt has 9 tokens", why="8 fit")))
