@@ -64,5 +64,14 @@ def test_requests_get_the_servers_template_and_effort(tmp_path: Path) -> None:
     assert low < high < medium, "letters"
 
 
+def test_what_was_rewritten_is_logged_once(tmp_path: Path) -> None:
+    model = write(tmp_path / "real.gguf", runnable_model({"llama.context_length": 2048}))
+    refuses = "{% if messages[0].role != 'user' %}{{ raise_exception('no') }}{% endif %}{{ messages[0].content }}"
+    body = {"messages": [{"role": "assistant", "content": "a1"}, *HI["messages"]], "max_tokens": 1}
+    with LiveServer(tmp_path, ("real",), model=model, n_ctx=2048, defaults=RequestDefaults(refuses)) as live:
+        assert [live.post(CHAT, body).status for _ in range(2)] == [200, 200]
+    assert [record.facts.get("rewritten") for record in live.served] == [("opening",), None]
+
+
 def test_a_conversation_is_counted(server: LiveServer) -> None:
     assert server.post("/v1/messages/count_tokens", HI).json["input_tokens"] > 0

@@ -37,7 +37,7 @@ from llmrun.engine.prompt.tools import (
 )
 from llmrun.errors import BadTemplateError, UsageError
 from llmrun.protocol.arguments import EFFORTS
-from llmrun.protocol.messages import Image, Message, Tool
+from llmrun.protocol.messages import Image, Message, Rewriting, Tool
 from llmrun.protocol.rendering import characters, rendering_share
 from llmrun.protocol.toolcalls import GEMMA, MISTRAL, MISTRAL_ARGS, Syntax
 
@@ -109,6 +109,7 @@ class ChatTemplate:
         self._bos = bos
         self._eos = eos
         self._efforts: dict[str, str | None] = {}
+        self._reported: set[Rewriting] = set()
         # Limited here too, because Jinja evaluates constant expressions when it compiles.
         self._template = _limited(lambda: make_environment().from_string(source), RenderLimits.of(()))
 
@@ -179,6 +180,12 @@ class ChatTemplate:
                 raise
             return ""
 
+    def new_rewritings(self) -> tuple[Rewriting, ...]:
+        """Return what was rewritten in conversations and not returned before."""
+        new = self._rules.rewritings - self._reported
+        self._reported |= new
+        return tuple(sorted(new))
+
     def render(
         self,
         messages: Sequence[Message],
@@ -224,6 +231,8 @@ class ChatTemplate:
         has_calls = bool(tools) or any(message.role == "tool" or message.tool_calls for message in messages)
         if has_calls and self._own_syntax is None:
             messages, tools = in_text(messages, tools), ()
+            if rules is not None:
+                rules.rewritings.add("tools")
         if rules is not None:
             messages = fit(messages, rules)
         if has_calls and self._own_syntax in (MISTRAL, MISTRAL_ARGS):
