@@ -93,6 +93,8 @@ class AnswerRequest:
     Attributes:
         messages: the whole conversation; empty if `prompt` is used.
         prompt: plain text to continue, without a chat template.
+        prompt_tokens: token ids to continue; `prompt` is "" then.
+        suffix: text after the answer, which fills the gap between `prompt` and it; None is no gap.
         sampling: sampling parameters.
         limits: maximum length, stop texts and banned phrases.
         template: Jinja text, or "chatml", instead of the model's own chat template.
@@ -122,6 +124,8 @@ class AnswerRequest:
 
     messages: tuple[Message, ...] = ()
     prompt: str | None = None
+    prompt_tokens: tuple[int, ...] = ()
+    suffix: str | None = None
     sampling: SamplingParams = SamplingParams()
     limits: Limits = Limits()
     template: str | None = None

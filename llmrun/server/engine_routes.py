@@ -17,8 +17,7 @@ from llmrun.server.http_messages import parse_json, read_body
 from llmrun.server.pool import PooledModel
 from llmrun.server.protocols import anthropic
 from llmrun.server.protocols.fields import Fields
-
-_HIGHEST_TOKEN = 2**31 - 1
+from llmrun.server.protocols.openai_text import HIGHEST_TOKEN
 
 
 class EngineRoutes:
@@ -71,7 +70,7 @@ class EngineRoutes:
 
     async def _detokenize(self, request: Request) -> Response:
         fields = Fields(parse_json(await read_body(request.receive)))
-        tokens = fields.wholes("tokens", 0, _HIGHEST_TOKEN)
+        tokens = fields.wholes("tokens", 0, HIGHEST_TOKEN)
         async with self._engine(fields.text("model") or "") as (engine, _):
             found = await engine.do(DETOKENIZE, Detokenize(tokens))
         return JSONResponse({"content": found.text})

@@ -151,7 +151,7 @@ class HttpExchange:
             body, completion = (
                 await asyncio.to_thread(self._parse, data) if len(data) > _LONG_BODY else self._parse(data)
             )
-            with self._traffic.admitted(completion.n, self):
+            with self._traffic.admitted(completion.n_choices, self):
                 async with self._pool.lease(completion.model, completion.keep_seconds) as pooled:
                     await self._respond(body, completion, pooled)
         except LlmrunError as error:

@@ -104,7 +104,8 @@ class CrashTracker:
 
 def prompt_hash(request: AnswerRequest) -> str:
     """Return a hash of everything in a request that the engine parses."""
-    parts = (request.messages, request.prompt, request.template, request.grammar, request.tools)
+    plain = (request.prompt, request.prompt_tokens, request.suffix)
+    parts = (request.messages, plain, request.template, request.template_variables, request.grammar, request.tools)
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 

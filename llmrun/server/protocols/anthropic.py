@@ -58,6 +58,8 @@ def read(body: Mapping[str, Any]) -> CompletionRequest:
         UsageError, BadGrammarError: a field is invalid.
     """
     completion = read_count(body)
+    if completion.request.limits.max_tokens is None:
+        raise UsageError("max_tokens is missing", why="this protocol requires it")
     if completion.request.messages[-1].role == "assistant":
         raise UsageError("the last message is the assistant's", why="the beginning of an answer can't be given")
     return completion

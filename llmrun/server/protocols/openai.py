@@ -100,7 +100,11 @@ class CompletionWriter:
         options = fields.object("stream_options")
         self._has_usage = options is not None and bool(options.flag("include_usage"))
         self._envelope = envelope
-        self._answers = [AccumulatedAnswer() for _ in range(_n_answers(fields))]
+        self._n = _n_answers(fields)
+        self._answers = [AccumulatedAnswer() for _ in range(self._n * self._count_prompts(fields))]
+
+    def _count_prompts(self, fields: Fields) -> int:
+        return 1
 
     def error(self, error: LlmrunError) -> bytes:
         return sse.event(error_body(error, error.http_status))
@@ -116,9 +120,12 @@ class CompletionWriter:
         return {"id": answer_id, "object": kind, "created": created, "model": model}
 
     def _usage(self) -> dict[str, Any]:
-        started = [answer.started for answer in self._answers if answer.started is not None]
-        prompt_tokens = max((part.prompt_tokens for part in started), default=0)
-        cached_tokens = min((part.cached_tokens for part in started), default=0)  # the others share the first one
+        prompt_tokens = cached_tokens = 0
+        for first in range(0, len(self._answers), self._n):  # of each prompt
+            answers = self._answers[first : first + self._n]
+            started = [answer.started for answer in answers if answer.started is not None]
+            prompt_tokens += max((part.prompt_tokens for part in started), default=0)
+            cached_tokens += min((part.cached_tokens for part in started), default=0)  # the others share the first one
         return usage(prompt_tokens, cached_tokens, (answer.stats for answer in self._answers))
 
 
