@@ -43,7 +43,7 @@ HOMES = {
     "huggingface_hub": ("models/hub_api.py",),
     "starlette": (
         "server/app.py",
-        *(f"server/{name}_routes.py" for name in ("embedding", "engine", "model", "ollama")),
+        *(f"server/{name}_routes.py" for name in ("embedding", "engine", "model", "ollama", "response")),
         "server/page/routes.py",
     ),
     "uvicorn": ("server/listener.py",),

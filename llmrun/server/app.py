@@ -29,12 +29,21 @@ from llmrun.server.model_routes import ModelRoutes
 from llmrun.server.ollama_routes import OllamaRoutes
 from llmrun.server.page.routes import PageRoutes
 from llmrun.server.protocols import anthropic, ollama, openai, openai_chat, openai_responses, openai_text
+from llmrun.server.response_routes import ResponseRoutes
 
 COMPLETION_APIS: dict[str, CompletionApi] = {
     "/v1/chat/completions": CompletionApi(openai_chat.read, openai_chat.writer, openai.error_body, "chatcmpl-"),
     "/v1/completions": CompletionApi(openai_text.read, openai_text.writer, openai.error_body, "cmpl-"),
     "/v1/responses": CompletionApi(
-        openai_responses.read, openai_responses.writer, openai.error_body, "resp_", streams_overflow=True
+        openai_responses.read,
+        openai_responses.writer,
+        openai.error_body,
+        "resp_",
+        streams_overflow=True,
+        is_stored=True,
+    ),
+    "/v1/responses/compact": CompletionApi(
+        openai_responses.read_compact, openai_responses.CompactionWriter, openai.error_body, "resp_"
     ),
     "/v1/messages": CompletionApi(anthropic.read, anthropic.writer, anthropic.error_body, "msg_"),
     "/api/chat": CompletionApi(ollama.read_chat, ollama.chat_writer, ollama.error_body, ""),
@@ -86,6 +95,7 @@ class HttpApp:
             Route("/metrics", self._show_metrics, methods=get),
             *ModelRoutes(self._pool, self._catalog).routes,
             *EngineRoutes(self._state).routes,
+            *ResponseRoutes(self._state).routes,
             *EmbeddingRoutes(self._state).routes,
             *OllamaRoutes(self._pool, self._catalog).routes,
             Route("/api/hello", self._hello, methods=get),  # health check of Claude Code

@@ -29,6 +29,7 @@ from llmrun.server.listener import RECEIVE_SECONDS, Listener
 from llmrun.server.metrics import ServerMetrics
 from llmrun.server.page.routes import PageRoutes
 from llmrun.server.pool import NO_DEFAULTS, Pool, PooledModel, RequestDefaults
+from llmrun.server.protocols.stored_responses import ResponseStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ class Serving:
             defaults=options.defaults,
         )
         self._traffic = Traffic(options.wishes.parallel + options.queue, options.answer_seconds)
-        state = ServerState(self._pool, self._traffic, self.metrics, options.sampling)
+        state = ServerState(self._pool, self._traffic, self.metrics, options.sampling, ResponseStore())
         catalog = ModelCatalog(settings)
         self._page = PageRoutes(state, catalog, settings.state_dir)
         self._http = HttpApp(state, catalog=catalog, page=self._page, on_served=on_served)

@@ -255,6 +255,15 @@ def test_a_whole_answer_has_no_cut_call() -> None:
     assert choice["finish_reason"] == "length"
 
 
+def test_allowed_tools_are_the_only_ones() -> None:
+    tools = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
+    group = {"mode": "required", "tools": [tools[1]]}
+    request = read({**USER, "tools": tools, "tool_choice": {"type": "allowed_tools", "allowed_tools": group}}).request
+    assert ([each.name for each in request.tools], request.tool_choice) == (["g"], "required")
+    with pytest.raises(UsageError, match="'custom' can't be used"):
+        read({**USER, "tools": tools, "tool_choice": {"type": "custom", "custom": {"name": "f"}}})
+
+
 def test_usage_tells_what_became_of_drafts() -> None:
     written = writer({**USER, "n": 2}, ENVELOPE)
     written.feed(ResponseFinished(0, "stop", Stats(drafted_tokens=10, accepted_tokens=7)))
