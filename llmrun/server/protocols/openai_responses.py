@@ -203,7 +203,11 @@ class ResponseWriter:
             "store": fields.flag("store") is not False,
             "parallel_tool_calls": fields.flag("parallel_tool_calls") is not False,
             "tool_choice": fields.data.get("tool_choice") or "auto",
-            "tools": fields.list("tools"),
+            "tools": [
+                {"parameters": None, "strict": None, **each.data} if each.text("type") == "function" else each.data
+                for each in fields.objects("tools")
+                if each.text("type") in _KINDS
+            ],
         }
         self._keeps_reasoning = "reasoning.encrypted_content" in fields.texts("include")
         self._tools = client_tools(fields)

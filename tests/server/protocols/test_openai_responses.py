@@ -368,7 +368,7 @@ def test_encrypted_reasoning_comes_back_as_it_was() -> None:
 def test_what_was_asked_is_echoed() -> None:
     asked = {
         "temperature": 0.5, "top_p": 0.9, "max_output_tokens": 9, "metadata": {"a": "b"}, "tools": [TOOL],
-        "reasoning": {"effort": "low"}, "tool_choice": {"type": "function", "name": "weather"}, "truncation": "disabled",
+        "reasoning": {"effort": "low"}, "tool_choice": {"type": "function", "name": "weather"},
     }  # fmt: skip
     whole = writer({**HELLO, **asked}, ENVELOPE).whole()
     assert {name: whole[name] for name in asked} == asked
