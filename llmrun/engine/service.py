@@ -382,7 +382,7 @@ class Preparer:
             raise UsageError(f"there is no token {invalid}", why=f"the vocabulary has {n_tokens:,}")
 
     def _readable(self, messages: Sequence[Message]) -> Sequence[Message]:
-        return messages if self._projector is not None else with_omitted_images(messages)
+        return with_omitted_images(messages, sees=self._projector is not None)
 
     def _encode_image(self, request: int, send: Callable[[Event], None] | None, image: Image) -> Pieces:
         """Return the tokens and vectors of an image, and send ImageAccepted."""

@@ -11,6 +11,7 @@ from llmrun.protocol.logprobs import logprob_entries
 from llmrun.protocol.messages import AnswerRequest, Image, Stats, TokenLogprob
 from llmrun.server import sse
 from llmrun.server.answer_parts import AccumulatedAnswer, CompletionRequest, Envelope
+from llmrun.server.protocols.documents import openai_file
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.images import image_from_url, refuse_media
 from llmrun.server.protocols.sampling import MOST_ANSWERS, read_adapters, read_drafts, read_sampling
@@ -20,6 +21,7 @@ _CODES = {"context-overflow": "context_length_exceeded", "model-not-found": "mod
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 
 _TEXTS = frozenset({"text", "input_text", "output_text", "refusal"})
+_FILES = frozenset({"file", "input_file"})
 _IMAGES = frozenset({"image_url", "input_image"})
 
 _FINISH_REASONS = {"length": "length", "tool_calls": "tool_calls"}
@@ -46,6 +48,8 @@ def content(fields: Fields, key: str) -> tuple[str, tuple[Image, ...]]:
         kind = part.needed_text("type")
         if kind in _IMAGES:
             images.append(image_from_url(part, "image_url", len(text)))
+        elif kind in _FILES:
+            text += openai_file(part)
         elif kind in _TEXTS:
             text += part.needed_text("refusal" if kind == "refusal" else "text")
         else:
