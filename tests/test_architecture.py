@@ -44,7 +44,7 @@ HOMES = {
     "huggingface_hub": ("models/hub_api.py",),
     "starlette": (
         "server/app.py",
-        *(f"server/{name}_routes.py" for name in ("embedding", "engine", "model", "ollama", "response")),
+        *(f"server/{name}_routes.py" for name in ("embedding", "engine", "manage", "model", "ollama", "response")),
         "server/page/routes.py",
     ),
     "uvicorn": ("server/listener.py",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -30,6 +31,7 @@ class EngineRoutes:
     def routes(self) -> list[Route]:
         return [
             Route("/props", self._props, methods=["GET"]),
+            Route("/slots", self._slots, methods=["GET"]),
             Route("/tokenize", self._tokenize, methods=["POST"]),
             Route("/detokenize", self._detokenize, methods=["POST"]),
             Route("/v1/messages/count_tokens", self._count, methods=["POST"]),
@@ -56,6 +58,18 @@ class EngineRoutes:
                     "modalities": {"vision": pooled.model.sees},
                 }
             )
+
+    async def _slots(self, request: Request) -> Response:
+        """List the places for requests of each loaded model; prefixes are shared, so none has a prompt of its own."""
+        statuses, slots = await self._pool.statuses(), list[dict[str, Any]]()
+        for pooled in self._pool.models:
+            status = statuses.get(pooled.name)
+            if status is None or pooled.model is None or pooled.loaded is None:
+                continue
+            figures = {"n_ctx": pooled.loaded.n_ctx, "model": pooled.name}
+            n_slots = pooled.model.load.n_seq_max
+            slots += [{"id": index, **figures, "is_processing": index < status.running} for index in range(n_slots)]
+        return JSONResponse(slots)
 
     async def _adapters(self, request: Request) -> Response:
         return JSONResponse(self._pool.adapters.described)

@@ -325,6 +325,20 @@ class Pool:
         self._on_loaded(pooled)
         return connection
 
+    async def unload(self, path: Path) -> None:
+        """Unload the model of a file, so that the file can be removed.
+
+        Raises:
+            UsageError: it answers requests, or is being loaded.
+        """
+        pooled = self._models.get(path)
+        if pooled is None:
+            return
+        if not pooled.is_unused:
+            raise UsageError(f"{pooled.name} is in use", why="it answers requests", hint="try again later")
+        pooled.cancel_timers()
+        await self._unload(pooled)
+
     async def _unload(self, pooled: PooledModel) -> None:
         await self._close(pooled)
         if pooled.is_unused and not pooled.is_loaded:  # a request may have arrived meanwhile

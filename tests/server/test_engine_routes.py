@@ -79,6 +79,20 @@ def test_a_list_of_prompts_is_answered_in_order(server: LiveServer) -> None:
     assert len(ids["choices"][0]["logprobs"]["text_offset"]) == 3
 
 
+def test_llama_servers_own_completion_and_slots(server: LiveServer) -> None:
+    body = {"prompt": "Once", "temperature": 0, "n_predict": 3, "ignore_eos": True}
+    whole = server.post("/completion", body).json
+    streamed = server.post("/completions", {**body, "stream": True}).events
+    assert "".join(each["content"] for each in streamed) == whole["content"]
+    assert [each["stop"] for each in streamed[-2:]] == [False, True]
+    assert (whole["tokens_predicted"], whole["stop_type"]) == (3, "limit")
+    refused = server.post("/infill", {"input_prefix": "def f(", "input_suffix": ")"})
+    assert (refused.status, "fill in the middle" in refused.json["error"]["message"]) == (400, True)
+    slots = server.get("/slots").json
+    assert [each["id"] for each in slots] == [0, 1]
+    assert not any(each["is_processing"] for each in slots)
+
+
 def test_what_was_rewritten_is_logged_once(tmp_path: Path) -> None:
     model = write(tmp_path / "real.gguf", runnable_model({"llama.context_length": 2048}))
     refuses = "{% if messages[0].role != 'user' %}{{ raise_exception('no') }}{% endif %}{{ messages[0].content }}"

@@ -42,14 +42,14 @@ def read(body: Mapping[str, Any]) -> CompletionRequest:
             logprobs=fields.whole("logprobs", 0, MOST_TOP_LOGPROBS),
             salt=fields.text("cache_salt") or "",
         )
-        for prompt in _prompts(fields)
+        for prompt in read_prompts(fields)
     )
     _check(fields, (first, *others))
     completion = completion_request(fields, first)
     return completion._replace(others=tuple(replace(each, adapters=completion.request.adapters) for each in others))
 
 
-def _prompts(fields: Fields) -> list[str | tuple[int, ...]]:
+def read_prompts(fields: Fields) -> list[str | tuple[int, ...]]:
     """Return the prompts: a text or a list of token ids each.
 
     Raises:
@@ -106,13 +106,13 @@ class TextWriter(CompletionWriter):
     def __init__(self, body: Mapping[str, Any], envelope: Envelope) -> None:
         super().__init__(body, envelope)
         fields = Fields(body)
-        prompts = _prompts(fields) if fields.flag("echo") else []
+        prompts = read_prompts(fields) if fields.flag("echo") else []
         self._echoes = [str(prompt) for prompt in prompts for _ in range(self._n)] or [""] * len(self._answers)
         self._offsets = [TextOffsets() for _ in self._answers]
         self._texts = [sse.TextEvent(self._chunk(index, sse.PLACE)) for index in range(len(self._answers))]
 
     def _count_prompts(self, fields: Fields) -> int:
-        return len(_prompts(fields))
+        return len(read_prompts(fields))
 
     def begin(self) -> bytes:
         """Return the prompts, if the client wants them repeated; otherwise a comment, since there is nothing to say."""

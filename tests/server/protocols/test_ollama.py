@@ -125,6 +125,8 @@ def test_generate() -> None:
     assert asked.request.messages == (Message("system", "Be short."), Message("user", "Why?"))
     raw = ours.read_generate({"model": "m", "prompt": "def f(", "raw": True, "suffix": ""}).request
     assert (raw.prompt, raw.messages) == ("def f(", ())
+    gap = ours.read_generate({"model": "m", "prompt": "def f(", "suffix": ")"}).request
+    assert (gap.prompt, gap.suffix) == ("def f(", ")")
 
 
 @pytest.mark.parametrize(
@@ -168,7 +170,7 @@ def test_what_is_refused_is_named(wrong: dict[str, Any], words: str) -> None:
         ours.read_chat({**HELLO, **wrong})
 
 
-@pytest.mark.parametrize("wrong", [{"suffix": ")"}, {"template": "{{ .Prompt }}"}, {"images": ["aGk="]}])
+@pytest.mark.parametrize("wrong", [{"template": "{{ .Prompt }}"}, {"images": ["aGk="]}])
 def test_what_generate_refuses(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(wrong))):
         ours.read_generate({"model": "m", "prompt": "f(", **wrong})
