@@ -310,7 +310,7 @@ def _require_model(names: tuple[str, ...], given: Mapping[str, bool]) -> None:
     for option, is_given in given.items():
         if is_given and not names:
             flag = option.partition(" ")[0]
-            raise UsageError(f"{flag} is for the first model", hint=f"llmrun serve MODEL {option}")
+            raise UsageError(f"{flag} needs a model", hint=f"llmrun serve MODEL {option}")
 
 
 def _check_adapters(adapters: tuple[Adapter, ...], model: Path | None) -> None:
