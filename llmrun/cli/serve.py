@@ -10,8 +10,9 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -225,6 +226,15 @@ def _give_way() -> None:
         os.setpriority(os.PRIO_PROCESS, thread, _SENDING_NICENESS)
 
 
+def _on_signal(number: int, act: Callable[[], None]) -> None:
+    """Call a function in the running event loop when a signal comes."""
+    loop = asyncio.get_running_loop()
+    if sys.platform == "win32":  # whose event loops have no signal handlers
+        signal.signal(number, lambda *_: loop.call_soon_threadsafe(act))
+    else:
+        loop.add_signal_handler(number, act)
+
+
 def _seconds(flag: str, text: str) -> float:
     """Parse a time such as "5m", "1h30m" or "90"; -1 and "forever" are infinite.
 
@@ -329,7 +339,6 @@ async def _run(
         on_failed=view.failed,
     )
     _give_way()
-    loop = asyncio.get_running_loop()
     grace = None if options.grace_seconds == _FOR_EVER else options.grace_seconds
     ended_by: list[LlmrunError] = []  # what cut running answers off
 
@@ -340,11 +349,11 @@ async def _run(
             view.note(f"Stopping when running answers are finished{at_most(grace)}; Ctrl-C again stops now.")
         serving.end(now=now)
 
-    loop.add_signal_handler(signal.SIGINT, lambda: end(CancelledError("stopped by Ctrl-C"), now=serving.is_ending))
+    _on_signal(signal.SIGINT, lambda: end(CancelledError("stopped by Ctrl-C"), now=serving.is_ending))
     for number in ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:
-            loop.add_signal_handler(number, end, TerminatedError(f"stopped by {number.name}"))
-    loop.add_signal_handler(END_NOW, lambda: end(TerminatedError("stopped by llmrun stop --now"), now=True))
+            _on_signal(number, partial(end, TerminatedError(f"stopped by {number.name}")))
+    _on_signal(END_NOW, lambda: end(TerminatedError("stopped by llmrun stop --now"), now=True))
     host, port = listening.getsockname()[:2]
     host = _EVERYWHERE.get(host, host)
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"

@@ -54,6 +54,7 @@ from llmrun.protocol.questions import (
     MeasureSteps,
 )
 from llmrun.protocol.speculation import StepTables
+from llmrun.system import disable_core_dumps
 
 if TYPE_CHECKING:
     from llmrun.engine.core.host_prefix_cache import HostPrefix
@@ -423,7 +424,7 @@ def main() -> None:
     """Run the engine process; never return."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     environment.set_environment()
-    environment.disable_core_dumps()
+    disable_core_dumps()
     environment.shorten_switch_interval()
     _native.exit_when_closed(0)
     _run_or_exit(EngineProcess(Channel.private()).run)
