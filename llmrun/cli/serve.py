@@ -325,7 +325,7 @@ async def _run(
         assert kept.loaded is not None
         assert kept.model is not None
         plan = kept.model.plan
-        for note in (*plan.notes, *allocation_notes(plan.devices, kept.loaded.buffers)):
+        for note in (*plan.notes, *allocation_notes(plan.gpu_bytes, kept.loaded.buffers)):
             view.note(note)
         if options.verbose:
             view.note(plan.summary)

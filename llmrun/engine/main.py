@@ -366,7 +366,7 @@ class EngineProcess:
             load_seconds=time.perf_counter() - began,
             thinking_tags=model.preparer.thinking_tags or (),
             request=load.request,
-            buffers=tuple(each for held in self._contexts for each in held.model.buffer_log.buffers),
+            buffers=tuple(each for held in self._contexts for each in held.model.buffers),
         )
 
     def _unload(self) -> tuple[LoadedModel | None, list[HostPrefix]]:
