@@ -27,8 +27,8 @@ def plan(
     ctx: Annotated[
         str, typer.Option("--ctx", "-c", metavar="TOKENS,...", help="Context windows to compare, e.g. 4096,32k.")
     ] = "",
-    kv_type_k: CacheTypeKOption = "f16",
-    kv_type_v: CacheTypeVOption = "f16",
+    kv_type_k: CacheTypeKOption = None,
+    kv_type_v: CacheTypeVOption = None,
     draft: DraftOption = None,
     rpc: RpcOption = None,
     every: Annotated[

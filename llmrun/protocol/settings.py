@@ -119,5 +119,5 @@ def check_setting(name: str, value: Any, label: str = "", *, choices: tuple[str,
     label, choices = label or setting.option, choices or setting.choices
     if setting.bounds:
         require_within(label, value, setting.bounds)
-    if choices and value not in choices:
+    if choices and value not in (None, *choices):
         raise UsageError(f"invalid {label} {value}", why=f"must be one of {', '.join(choices)}")
