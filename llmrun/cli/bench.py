@@ -14,9 +14,9 @@ from llmrun.cli.bench_history import OutputOptions, deliver, kind_of_file, look_
 from llmrun.cli.bench_load import LoadTestOptions, load_test_options
 from llmrun.cli.bench_options import BenchArguments, Lists, MeasurementOptions
 from llmrun.cli.completion import BENCH_ACTIONS, complete_bench
+from llmrun.cli.defaults import with_preset
 from llmrun.cli.options import LoraOption, YesOption, adapters_of, engine_option, with_options
 from llmrun.cli.rpc import RpcOption, workers_of
-from llmrun.cli.defaults import with_preset
 from llmrun.config import load_settings
 from llmrun.errors import OutOfMemoryError, UsageError
 from llmrun.protocol.settings import DEFAULTS, FLASH_ATTENTION, SETTINGS, shown

@@ -22,7 +22,6 @@ USES_PRESETS = frozenset({"run", "chat", "serve", "batch", "explain", "embed", "
 _HAVE_DEFAULT_MODEL = frozenset({"run", "chat"})
 ENVIRONMENT, PRESET, SETTINGS_FILE, LAST_USED = "environment", "preset", "settings file", "last used"
 _MODEL_VARIABLE = "LLMRUN_MODEL"
-_OVERHEAD = 1.3  # of memory over a file's size: the KV cache of a usual conversation, and buffers
 
 
 def default_model(values: Mapping[str, Any]) -> tuple[str, str]:
@@ -51,20 +50,18 @@ def remember_model(name: str) -> None:
 def no_model(command: str) -> UsageError:
     """Return the error for a missing model; proposes a small, a middle and a large one that fit into memory."""
     from llmrun.models.registry import load_catalogue
+    from llmrun.planning.catalogue import propose
     from llmrun.planning.hardware import probe
+    from llmrun.planning.speed import remembered
     from llmrun.protocol.sizes import readable_size
 
-    chats = sorted(
-        (entry for entry in load_catalogue().entries.values() if entry.kind == "chat"), key=lambda each: each.size_mb
-    )
-    room = probe().memory_available / _OVERHEAD
-    fitting = [entry for entry in chats if entry.size_mb * 1e6 <= room] or chats[:1]
-    chosen = list(dict.fromkeys(fitting[n].alias for n in (0, len(fitting) // 2, -1)))
-    sizes = ", ".join(
-        f"{each.alias} ({readable_size(each.size_mb * 10**6)})" for each in fitting if each.alias in chosen
-    )
+    hardware = probe()
+    speed = remembered(hardware, load_settings().state_dir)
+    chosen = [each.entry for each in propose(load_catalogue().entries.values(), hardware, speed)]
+    sizes = ", ".join(f"{entry.alias} ({readable_size(entry.size_mb * 10**6)})" for entry in chosen)
     why = f"none is in the settings, and none has been used yet; fit into this machine's memory: {sizes}"
-    return UsageError("there is no model", why=why, hint=" or ".join(f"llmrun {command} {name}" for name in chosen))
+    hint = " or ".join(f"llmrun {command} {entry.alias}" for entry in chosen)
+    return UsageError("there is no model", why=why, hint=hint)
 
 
 def with_preset(model: str, preferences: LoadPreferences) -> LoadPreferences:
