@@ -188,10 +188,10 @@ def resolve(name: str, catalogue: Catalogue) -> ModelSpec:
 
     Args:
         name: an alias of the settings file, `alias`, `alias:quant`, an alias as Ollama writes it (`qwen3:4b`,
-            `smollm2:latest`), `owner/repo`, `owner/repo:quant`, `owner/repo/file.gguf`, any of the last three after `hf.co/`, `huggingface.co/` or
-            `hf://`, an https link, the short name of an imported model, `ollama/name:tag`,
-            `lmstudio/publisher/repo[:quant]`, or a path: of a file, of any part of a split model, or of a folder with
-            one model in it.
+            `smollm2:latest`), `owner/repo`, `owner/repo:quant`, `owner/repo/file.gguf`, any of the last three after
+            `hf.co/`, `huggingface.co/` or `hf://`, an https link, the short name of an imported model,
+            `ollama/name:tag`, `lmstudio/publisher/repo[:quant]`, or a path: of a file, of any part of a split model, or
+            of a folder with one model in it.
 
     Raises:
         ModelNotFoundError: there is no such alias, quant of an alias, file, or model of another program.

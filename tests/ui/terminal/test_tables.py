@@ -226,8 +226,8 @@ TABLES: dict[str, Callable[[Output], None]] = {
     "list --all": lambda output: show_catalogue(
         output,
         [
-            CatalogueRow("mistral-small3.2-24b", "24B", "Q4_K_M", 14_300_000_000, "MIT", True, False, 10**9, 4.5),
-            CatalogueRow("qwen3-30b", "30B, 3B active", "Q8_0", 639_000, "Llama 3.2 Community License", False, True),
+            CatalogueRow("mistral-small3.2-24b", "24B", "", 14_300_000_000, "", True, False, 10**9, 4.5),
+            CatalogueRow("qwen3-30b", "30B, 3B active", "", 639_000, "", False, True),
         ],
     ),
     "list --verify": lambda output: show_files(
