@@ -91,10 +91,10 @@ def engine_option(name: str, default: str = "", *, metavar: str | None = None, p
 ThreadsOption = Annotated[int | None, engine_option("threads", "one per physical core")]
 GpuLayersOption = Annotated[int | None, engine_option("gpu_layers", "all that fit")]
 CpuExpertsOption = Annotated[int | None, engine_option("cpu_experts", "as many as do not fit there", metavar="LAYERS")]
-CacheTypeKOption = Annotated[str, engine_option("kv_type_k", metavar="f16|q8_0")]
-CacheTypeVOption = Annotated[str, engine_option("kv_type_v", metavar="f16|q8_0")]
+CacheTypeKOption = Annotated[str | None, engine_option("kv_type_k", DEFAULTS.kv_type_k, metavar="f16|q8_0")]
+CacheTypeVOption = Annotated[str | None, engine_option("kv_type_v", DEFAULTS.kv_type_v, metavar="f16|q8_0")]
 FlashAttentionOption = Annotated[
-    str, engine_option("flash_attention", "where it is faster", metavar="|".join(FLASH_ATTENTION))
+    str | None, engine_option("flash_attention", "where it is faster", metavar="|".join(FLASH_ATTENTION))
 ]
 SplitModeOption = Annotated[str, engine_option("split_mode", "layer", metavar="|".join(SPLIT_MODES))]
 MainGpuOption = Annotated[int, engine_option("main_gpu", "0", metavar="NUMBER")]
@@ -242,9 +242,9 @@ def device_options(
 def load_preferences(
     threads: ThreadsOption = None,
     gpu_layers: GpuLayersOption = None,
-    kv_type_k: CacheTypeKOption = DEFAULTS.kv_type_k,
-    kv_type_v: CacheTypeVOption = DEFAULTS.kv_type_v,
-    flash_attention: FlashAttentionOption = DEFAULTS.flash_attention,
+    kv_type_k: CacheTypeKOption = None,
+    kv_type_v: CacheTypeVOption = None,
+    flash_attention: FlashAttentionOption = None,
 ) -> LoadPreferences:
     """The options of a command that loads models with a context of its own choice."""
     return LoadPreferences(None, threads, gpu_layers, kv_type_k, kv_type_v, flash_attention)
@@ -274,9 +274,9 @@ def loading(
     threads: ThreadsOption = None,
     gpu_layers: GpuLayersOption = None,
     cpu_experts: CpuExpertsOption = None,
-    kv_type_k: CacheTypeKOption = DEFAULTS.kv_type_k,
-    kv_type_v: CacheTypeVOption = DEFAULTS.kv_type_v,
-    flash_attention: FlashAttentionOption = DEFAULTS.flash_attention,
+    kv_type_k: CacheTypeKOption = None,
+    kv_type_v: CacheTypeVOption = None,
+    flash_attention: FlashAttentionOption = None,
     speculate: SpeculateOption = None,
     draft: DraftOption = None,
     mmproj: MmprojOption = None,

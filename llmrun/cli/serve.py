@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from llmrun.cli.completion import complete_model
 from llmrun.cli.options import ExactOption, LoadingOptions, loading, with_options
 from llmrun.cli.sampling import watermark_flags
 from llmrun.cli.serving import at_most
-from llmrun.config import load_settings
+from llmrun.config import load_settings, model_aliases
 from llmrun.errors import CancelledError, LlmrunError, TerminatedError, UsageError, require_within
 from llmrun.planning.split import allocation_notes
 from llmrun.server.durations import read_duration
@@ -197,7 +198,7 @@ def _open_browser(address: str) -> bool:
 
 
 def _aliases(given: list[str]) -> dict[str, str]:
-    """Return the model of each --alias.
+    """Return the model of each --alias, and of each alias in the settings file whose model is on this disk.
 
     Raises:
         UsageError: one is not NAME=MODEL.
@@ -206,6 +207,10 @@ def _aliases(given: list[str]) -> dict[str, str]:
     from llmrun.models.location import locate, not_on_disk
 
     settings, found = load_settings(), dict[str, str]()
+    for name, model in model_aliases().items():
+        with suppress(LlmrunError):
+            if locate(model, settings).path is not None:
+                found[name] = model
     for each in given:
         name, _, model = each.partition("=")
         if not name or not model:

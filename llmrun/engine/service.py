@@ -139,7 +139,7 @@ class Preparer:
         calls = syntax is HARMONY
         tags = thinking_tags(request.template, calls=calls) or thinking_tags(self._template, calls=calls)
         if matcher is not None and request.prompt is None:
-            lead = lead_in(tags, thinks=request.thinking is not False)
+            lead = lead_in(tags, thinks=request.thinks is not False)
             text += lead
             tokens += self._vocabulary.tokenize(lead, special=True)
         if request.begins:
@@ -202,7 +202,7 @@ class Preparer:
             return matcher
         from llmrun.engine.constraint.reasoning import AfterReasoning
 
-        may_think = request.prompt is None and request.thinking is not False
+        may_think = request.prompt is None and request.thinks is not False
         return AfterReasoning(matcher, self._vocabulary, tags, inside=inside, may_think=may_think)
 
     def _calls(self, request: AnswerRequest, syntax: Syntax) -> Matcher:
@@ -327,7 +327,14 @@ class Preparer:
                 template = self._chat_template(request.template)
                 tools = request.tools if offers_tools(request) else ()
                 messages = self._readable(request.messages)
-                parts = template.render(messages, self._control_texts(), thinking=request.thinking, tools=tools)
+                parts = template.render(
+                    messages,
+                    self._control_texts(),
+                    thinking=request.thinks,
+                    tools=tools,
+                    effort=request.reasoning_effort,
+                    variables=request.template_variables,
+                )
             send(Rendered(generate.request))
             empty = UsageError(
                 "the prompt is empty",

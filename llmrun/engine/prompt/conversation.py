@@ -67,6 +67,12 @@ class TemplateRules:
     def takes_question_after_result(self) -> bool:
         return self._keeps_order(_ASKED, _CALLED, _RESULT, _ASKED_AGAIN)
 
+    @cached_property
+    def takes_reasoning_before_text(self) -> bool:
+        """A call may have both reasoning and text before it."""
+        call = replace(_CALLED, content=_SAID.content, reasoning=_SAID_AGAIN.content)
+        return bool(self._render((_ASKED, call, _RESULT), (PROBE_TOOL,)))
+
     def _keeps_order(self, *messages: Message) -> bool:
         prompt = self._render(messages, (PROBE_TOOL,) if {_CALLED, _RESULT} & {*messages} else ())
         places = [prompt.find(message.content) for message in messages if message.content]
@@ -80,6 +86,8 @@ def fit(messages: Sequence[Message], rules: TemplateRules) -> list[Message]:
         is_call = bool(fitted[index].tool_calls)
         if not (rules.takes_lone_calls if is_call else rules.takes_lone_results):
             fitted[index] = as_text(fitted[index])
+    if any(map(_has_all, fitted)) and not rules.takes_reasoning_before_text:
+        fitted = [_with_text_as_reasoning(each) if _has_all(each) else each for each in fitted]
     if any(map(_are_neighbours, fitted, fitted[1:])) and not rules.takes_neighbours:
         fitted = _merge(fitted, _are_neighbours)
     if any(map(_is_after_result, fitted, fitted[1:])) and not rules.takes_question_after_result:
@@ -129,6 +137,14 @@ def _lone(messages: Sequence[Message]) -> set[int]:
     return lone
 
 
+def _has_all(message: Message) -> bool:
+    return bool(message.reasoning and message.content and message.tool_calls)
+
+
+def _with_text_as_reasoning(message: Message) -> Message:
+    return replace(message, content="", reasoning=f"{message.reasoning}\n\n{message.content}")
+
+
 def _are_neighbours(before: Message, message: Message) -> bool:
     return before.role == message.role != "tool"
 
@@ -148,4 +164,6 @@ def _merge(messages: Sequence[Message], belong: Callable[[Message, Message], boo
 def _joined(*messages: Message) -> Message:
     """Return messages as one with the role of the first."""
     content = "\n".join(message.content for message in messages if message.content)
-    return replace(messages[0], content=content, tool_calls=sum((message.tool_calls for message in messages), ()))
+    reasoning = "\n".join(message.reasoning for message in messages if message.reasoning)
+    calls = sum((message.tool_calls for message in messages), ())
+    return replace(messages[0], content=content, tool_calls=calls, reasoning=reasoning)

@@ -29,14 +29,17 @@ from llmrun.engine.prompt.tools import (
     PROBE,
     PROBE_TOOL,
     collect_texts,
+    data_of,
     for_mistral,
     in_text,
     message_data,
     syntax_in,
+    texts_in,
     tool_data,
     with_responses,
 )
 from llmrun.errors import BadTemplateError, UsageError
+from llmrun.protocol.arguments import EFFORTS
 from llmrun.protocol.messages import Image, Message, Tool
 from llmrun.protocol.rendering import characters, rendering_share
 from llmrun.protocol.toolcalls import GEMMA, MISTRAL, MISTRAL_ARGS, Syntax
@@ -111,6 +114,7 @@ class ChatTemplate:
         self._source = source
         self._bos = bos
         self._eos = eos
+        self._efforts: dict[str, str | None] = {}
         # Limited here too, because Jinja evaluates constant expressions when it compiles.
         self._template = _limited(lambda: _environment().from_string(source), RenderLimits.of(()))
 
@@ -122,10 +126,8 @@ class ChatTemplate:
     @cached_property
     def _own_syntax(self) -> Syntax | None:
         """The syntax in which the template writes calls; None if it has none."""
-        variables = {
-            "messages": [message_data(message, str) for message in PROBE],
-            "tools": [tool_data(PROBE_TOOL, str)],
-        }
+        messages = [message_data(message, str) for message in PROBE]
+        variables = {"messages": messages, "tools": [tool_data(PROBE_TOOL, str)]}
         return syntax_in(self._trial(variables))
 
     @cached_property
@@ -136,6 +138,33 @@ class ChatTemplate:
         plain = {"messages": [{"role": "user", "content": _PROBE_TEXT}]}
         listed = {"messages": [{"role": "user", "content": [{"type": "text", "text": _PROBE_TEXT}]}]}
         return _PROBE_TEXT not in self._trial(plain) and _PROBE_TEXT in self._trial(listed)
+
+    @cached_property
+    def _has_thinking_parts(self) -> bool:
+        """The template takes reasoning only as a part of the content, as Mistral's do."""
+        if "thinking" not in self._source or "type" not in self._source:
+            return False
+        answer = message_data(Message("assistant", "It is.", reasoning=_PROBE_TEXT), str)
+        question = {"role": "user", "content": "Is it?"}
+        plain, listed = ({"messages": [question, each, question]} for each in (answer, _with_thinking_part(answer)))
+        return _PROBE_TEXT not in self._trial(plain) and _PROBE_TEXT in self._trial(listed)
+
+    def _known_effort(self, effort: str) -> str | None:
+        """Return the nearest reasoning effort that the template knows; None if it knows none."""
+        if effort not in self._efforts:
+            self._efforts[effort] = self._find_effort(effort)
+        return self._efforts[effort]
+
+    def _find_effort(self, effort: str) -> str | None:
+        if "reasoning_effort" not in self._source:
+            return None
+        named = {each for each in EFFORTS if f"'{each}'" in self._source or f'"{each}"' in self._source}
+        if effort == "none":
+            return effort if effort in named else None
+        known = sorted((named | {"low", "medium", "high"}) - {"none"}, key=EFFORTS.index)
+        known.sort(key=lambda each: abs(EFFORTS.index(each) - EFFORTS.index(effort)))
+        variables = {"messages": [{"role": "user", "content": _PROBE_TEXT}]}
+        return next((each for each in known if self._trial(variables | {"reasoning_effort": each})), None)
 
     @cached_property
     def _rules(self) -> TemplateRules:
@@ -162,6 +191,8 @@ class ChatTemplate:
         *,
         thinking: bool | None = None,
         tools: Sequence[Tool] = (),
+        effort: str | None = None,
+        variables: str = "{}",
     ) -> list[Part | Image]:
         """Render the prompt for the assistant's next turn.
 
@@ -174,13 +205,22 @@ class ChatTemplate:
             control: texts that the tokenizer turns into control tokens.
             thinking: the template's enable_thinking; None leaves it undefined.
             tools: the tools that the model may call.
+            effort: the template's reasoning_effort, see EFFORTS; the nearest one that it knows.
+            variables: more variables of the template, a JSON object.
 
         Raises:
             BadTemplateError: the template fails, refuses the conversation, or exceeds a limit.
         """
-        options = {} if thinking is None else {"enable_thinking": thinking}
+        options: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking, "thinking": thinking}
+        if effort is not None and (known := self._known_effort(effort)):
+            options["reasoning_effort"] = known
         messages, images = with_placeholders(messages)
-        return _with_images(self._parts(*self._fitted(messages, tools, self._rules), control, options), images)
+        messages, tools = self._fitted(messages, tools, self._rules)
+        mask = _Mask([*collect_texts(messages, tools), *texts_in(variables)], control)
+        options |= data_of(variables, mask.hide, keys=False) | self._variables(messages, tools, mask.hide)
+        limits = RenderLimits.of(messages, tools)
+        parts = mask.parts(_limited(lambda: self._generate(options, limits.characters), limits))
+        return _with_images(parts, images)
 
     def _fitted(
         self, messages: Sequence[Message], tools: Sequence[Tool], rules: TemplateRules | None = None
@@ -195,20 +235,14 @@ class ChatTemplate:
             messages = for_mistral(messages)
         return messages, tools
 
-    def _parts(
-        self, messages: Sequence[Message], tools: Sequence[Tool], control: ControlTexts, options: dict[str, Any]
-    ) -> list[Part]:
-        mask = _Mask(collect_texts(messages, tools), control)
-        variables = options | self._variables(messages, tools, mask.hide)
-        limits = RenderLimits.of(messages, tools)
-        return mask.parts(_limited(lambda: self._generate(variables, limits.characters), limits))
-
     def _variables(
         self, messages: Sequence[Message], tools: Sequence[Tool], hide: Callable[[str], str]
     ) -> dict[str, Any]:
         data = [message_data(message, hide) for message in messages]
         if self._needs_lists:
             data = [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in data]
+        if any(message.reasoning for message in messages) and self._has_thinking_parts:
+            data = [*map(_with_thinking_part, data)]
         has_calls = any(message.tool_calls for message in messages)
         variables = {"messages": with_responses(data) if has_calls and self._own_syntax is GEMMA else data}
         return variables | ({"tools": [tool_data(tool, hide) for tool in tools]} if tools else {})
@@ -216,14 +250,22 @@ class ChatTemplate:
     def _generate(self, variables: dict[str, Any], max_characters: int) -> str:
         pieces: list[str] = []
         size = 0
-        for piece in self._template.generate(
-            bos_token=self._bos, eos_token=self._eos, add_generation_prompt=True, **variables
-        ):
+        own = {"bos_token": self._bos, "eos_token": self._eos, "add_generation_prompt": True}
+        for piece in self._template.generate({**variables, **own}):
             size += len(piece)
             if size > max_characters:
                 raise BadTemplateError("the chat template's output is endless")
             pieces.append(piece)
         return "".join(pieces)
+
+
+def _with_thinking_part(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message with its reasoning as the first part of its content."""
+    if not message.get("reasoning_content"):
+        return message
+    content = message["content"]
+    rest = [{"type": "text", "text": content}] if isinstance(content, str) and content else content or []
+    return {**message, "content": [{"type": "thinking", "thinking": message["reasoning_content"]}, *rest]}
 
 
 class ControlTexts:
