@@ -20,6 +20,7 @@ from llmrun.cli.rpc import RpcOption, workers_of
 from llmrun.errors import UsageError, require_within
 from llmrun.planning.plan import LoadPreferences
 from llmrun.planning.speculation import AUTO, OFF, read_speculate
+from llmrun.protocol.arguments import EFFORTS, Effort
 from llmrun.protocol.devices import SPLIT_MODES
 from llmrun.protocol.params import MOST_TOKENS, Limits, check_limits
 from llmrun.protocol.settings import DEFAULTS, FLASH_ATTENTION, SETTINGS
@@ -319,6 +320,15 @@ ThinkTokensOption = Annotated[
         "--think-tokens", metavar="TOKENS", help="End the reasoning after this many tokens.", rich_help_panel="Answer"
     ),
 ]
+ThinkEffortOption = Annotated[
+    Effort | None,
+    typer.Option(
+        "--think-effort",
+        metavar="LEVEL",
+        help="Reasoning effort: none, minimal, low, medium, high, xhigh or max; models know some of them.",
+        rich_help_panel="Answer",
+    ),
+]
 ShowThoughtsOption = Annotated[
     Literal["on", "fold", "hide"],
     typer.Option(
@@ -364,6 +374,7 @@ class ReasoningOptions:
 
     thinking: bool | None = None  # None: as the chat template says
     tokens: int | None = None  # at most
+    effort: str | None = None  # one of EFFORTS
     shown: Literal["on", "hide", "fold"] = "fold"
 
 
@@ -379,10 +390,14 @@ def read_think(text: str, label: str) -> ReasoningOptions:
         return ReasoningOptions(thinking=True, shown="on")
     if text in ("hide", "fold"):
         return ReasoningOptions(shown="hide" if text == "hide" else "fold")
+    if text in EFFORTS:
+        return ReasoningOptions(effort=text)
     if text.isdecimal():
         require_within(label, int(text), (0, MOST_TOKENS))
         return ReasoningOptions(tokens=int(text))
-    raise UsageError(f"invalid {label} {text}", why="must be on, off, hide, fold, or a number of tokens")
+    raise UsageError(
+        f"invalid {label} {text}", why="must be on, off, hide, fold, a number of tokens, or an effort such as low"
+    )
 
 
 @dataclass(frozen=True)
@@ -410,6 +425,7 @@ def wanted(
     json_schema: JsonSchemaOption = None,
     think: ThinkOption = None,
     think_tokens: ThinkTokensOption = None,
+    think_effort: ThinkEffortOption = None,
     show_thoughts: ShowThoughtsOption = "fold",
     plain: PlainOption = False,
     loop_guard: LoopGuardOption = True,
@@ -429,6 +445,9 @@ def wanted(
     require_within("--think-tokens", think_tokens, (0, MOST_TOKENS))
     if think is False and think_tokens is not None:
         raise UsageError("--no-think and --think-tokens exclude each other", hint="give one of them")
+    if think_effort is not None and think is (think_effort == "none"):
+        flag = "--think" if think else "--no-think"
+        raise UsageError(f"{flag} and --think-effort {think_effort} exclude each other", hint="give one of them")
     if json_format is not None:
         if json_format != "json":
             raise UsageError(f"invalid --format {json_format}", why="must be json", hint="--json-schema FILE|JSON")
@@ -439,6 +458,7 @@ def wanted(
         grammar=read_constraint(grammar, json_schema),
         thinking=think,
         thinking_tokens=think_tokens,
+        reasoning_effort=think_effort,
         stops_repeats=loop_guard,
     )
     return AnswerOptions(system, asked, _attached(files or (), images or ()), show_thoughts, plain)

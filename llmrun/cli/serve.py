@@ -20,7 +20,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmrun.cli.completion import complete_model
-from llmrun.cli.options import ExactOption, LoadingOptions, loading, with_options
+from llmrun.cli.options import (
+    ExactOption,
+    LoadingOptions,
+    TemplateOption,
+    ThinkEffortOption,
+    loading,
+    template_text,
+    with_options,
+)
 from llmrun.cli.sampling import watermark_flags
 from llmrun.cli.serving import at_most
 from llmrun.config import load_settings, model_aliases
@@ -110,6 +118,8 @@ def serve(
     allow_host: AllowHostOption = None,
     alias: AliasOption = None,
     any_model: AnyModelOption = False,
+    template: TemplateOption = None,
+    think_effort: ThinkEffortOption = None,
     keep: KeepOption = "5m",
     parallel: ParallelOption = 8,
     queue: QueueOption = 64,
@@ -131,13 +141,15 @@ def serve(
     )
     allow_many_connections()
     listening = bind(host, port)
+    from llmrun.server.pool import RequestDefaults
     from llmrun.server.serving import ServeOptions, run_in_event_loop
 
     output = Output(json=log_json)
     policy = _policy(host, listening, key_file, allow_origin or [], allow_host or [])
     names = tuple(dict.fromkeys(models or []))
-    if any_model and not names:
-        raise UsageError("--any-model needs a model", hint="llmrun serve MODEL --any-model")
+    for flag, is_given in (("--any-model", any_model), ("--template", template is not None)):
+        if is_given and not names:
+            raise UsageError(f"{flag} needs a model", hint=f"llmrun serve MODEL {flag}")
     options = ServeOptions(
         names,
         policy,
@@ -154,6 +166,7 @@ def serve(
         sampling=marking,
         aliases=_aliases(alias or []),
         any_model=any_model,
+        defaults=RequestDefaults(template_text(template), think_effort),
     )
     run_in_event_loop(_run(output, options, listening, parent, log_json=log_json))
 

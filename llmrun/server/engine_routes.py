@@ -78,6 +78,7 @@ class EngineRoutes:
 
     async def _count(self, request: Request) -> Response:
         completion = anthropic.read_count(parse_json(await read_body(request.receive)))
-        async with self._engine(completion.model) as (engine, _):
-            counted = await engine.do(COUNT_TOKENS, completion.request)
+        async with self._engine(completion.model) as (engine, pooled):
+            asked = self._pool.complete(pooled, completion.model, completion.request)
+            counted = await engine.do(COUNT_TOKENS, asked)
         return JSONResponse(anthropic.counted(counted.total))

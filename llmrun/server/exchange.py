@@ -298,6 +298,8 @@ class HttpExchange:
     def _log_usage(self, part: ResponseStarted | ResponseFinished) -> None:
         if isinstance(part, ResponseStarted):
             self._log["prompt_tokens"], self._log["cached_tokens"] = part.prompt_tokens, part.cached_tokens
+            if self._answers is not None and self._answers.rewritten:
+                self._log["rewritten"] = self._answers.rewritten
         else:
             self._log["completion_tokens"] = self._log.get("completion_tokens", 0) + part.stats.completion_tokens
             self._log["reason"] = part.reason

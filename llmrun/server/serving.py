@@ -29,7 +29,7 @@ from llmrun.server.guard import Policy
 from llmrun.server.listener import RECEIVE_SECONDS, Listener
 from llmrun.server.metrics import ServerMetrics
 from llmrun.server.page.routes import PageRoutes
-from llmrun.server.pool import Pool, PooledModel
+from llmrun.server.pool import NO_DEFAULTS, Pool, PooledModel, RequestDefaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,7 @@ class ServeOptions:
     sampling: Mapping[str, Any] = field(default_factory=dict)  # fields of SamplingParams that override the client's
     aliases: Mapping[str, str] = field(default_factory=dict)  # other names of models
     any_model: bool = False  # the first model answers requests for all other names
+    defaults: RequestDefaults = NO_DEFAULTS
 
 
 def run_in_event_loop(main: Coroutine[Any, Any, None]) -> None:
@@ -100,6 +101,7 @@ class Serving:
             adapters=adapters,
             aliases=options.aliases,
             any_model=options.any_model,
+            defaults=options.defaults,
         )
         self._traffic = Traffic(options.wishes.parallel + options.queue, options.answer_seconds)
         state = ServerState(self._pool, self._traffic, self.metrics, options.sampling)
