@@ -30,24 +30,35 @@ class Checkpoints:
     """The checkpoints of all slots, each slot's in order of length; none for a memory that can be cut anywhere."""
 
     def __init__(
-        self, context: Context, slots: Iterable[int], *, at_batches: bool = False, limit: int = MAX_BYTES
+        self,
+        context: Context,
+        slots: Iterable[int],
+        *,
+        offloaded: Callable[[], Iterable[list[Checkpoint]]] = tuple,
+        at_batches: bool = False,
+        limit: int = MAX_BYTES,
     ) -> None:
         """Start without any.
 
         Args:
             context: with the memory.
             slots: of the context.
+            offloaded: returns the checkpoints of each prefix in host memory; they count, and can be removed.
             at_batches: make them at the ends of full batches only, because other batch widths round differently.
             limit: maximum of their bytes together.
         """
         self._context, self._at_batches, self._limit = context, at_batches, limit
+        self._offloaded = offloaded
         self._slots: dict[int, list[Checkpoint]] = {slot: [] for slot in slots}
         self._planned: dict[int, set[int]] = {slot: set() for slot in self._slots}  # lengths
 
     @property
     def n_bytes(self) -> int:
         """Bytes of all states; one that several slots have counts once."""
-        return sum({id(each.state): len(each.state) for kept in self._slots.values() for each in kept}.values())
+        return sum({id(each.state): len(each.state) for kept in self._all() for each in kept}.values())
+
+    def _all(self) -> list[list[Checkpoint]]:
+        return [*self._slots.values(), *self._offloaded()]
 
     def of(self, slot: int) -> list[Checkpoint]:
         return list(self._slots[slot])
@@ -120,16 +131,20 @@ class Checkpoints:
         return 0
 
     def _remove_least_useful(self) -> bool:
-        """Remove the checkpoint whose absence costs the fewest tokens to compute; a slot's last one goes last."""
-        candidates = [
-            (index == len(kept) - 1, each.length - (kept[index - 1].length if index else 0), slot, index)
-            for slot, kept in self._slots.items()
-            for index, each in enumerate(kept)
-        ]
-        if not candidates:
+        """Remove the checkpoint whose absence costs the fewest tokens to compute; the last one of a slot goes last.
+
+        One that several slots have is removed from all of them, and as useful as where it is most useful.
+        """
+        costs: dict[int, tuple[bool, int]] = {}
+        for kept in self._all():
+            for index, each in enumerate(kept):
+                cost = index == len(kept) - 1, each.length - (kept[index - 1].length if index else 0)
+                costs[id(each.state)] = max(cost, costs.get(id(each.state), cost))
+        if not costs:
             return False
-        _, _, slot, index = min(candidates)
-        del self._slots[slot][index]
+        least = min(costs, key=costs.__getitem__)
+        for kept in self._all():
+            kept[:] = [each for each in kept if id(each.state) != least]
         return True
 
 

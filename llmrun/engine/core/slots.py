@@ -25,7 +25,6 @@ _MIN_MOVED = 32
 _CHEAP_CELLS = 256  # of parked prefixes, without effect on speed: llama.cpp reads this many at a time
 _HOST_SHARE = 4  # host memory may hold 1/N of the tokens that the cells can hold
 _SPLIT_STEPS = 4  # a gap may be filled by a new sequence meanwhile: moving one takes as long as a step or two
-_HOST_CHECKPOINTS = 2  # of a prefix in host memory: the last ones
 _SPARE_SHARE = 32  # 1/N of the cells stays free at an admission, because running sequences grow
 
 
@@ -53,7 +52,12 @@ class Slots:
         self.idle = set(self.cached)
         self.budget = CellBudget(context.n_cells)
         self._host_cache = HostPrefixCache(prefixes)
-        self.checkpoints = Checkpoints(context, self.cached, at_batches=exact)
+        self.checkpoints = Checkpoints(
+            context,
+            self.cached,
+            offloaded=lambda: (each.checkpoints for each in self._host_cache.prefixes),
+            at_batches=exact,
+        )
         self._n_prompt = dict.fromkeys(self.cached, 0)  # slot -> first tokens that were the last request's prompt
         self._salts = dict.fromkeys(self.cached, "")  # of the last request
         self._multi_turn: set[int] = set()  # slots whose conversation had more than one turn
@@ -151,8 +155,8 @@ class Slots:
             state = self._context.state(slot)
             if state:
                 n_prompt, is_multi_turn = self._n_prompt[slot], slot in self._multi_turn
-                tokens, last = list(self.cached[slot]), tuple(self.checkpoints.of(slot)[-_HOST_CHECKPOINTS:])
-                return HostPrefix(tokens, state, self._salts[slot], n_prompt, is_multi_turn, last)
+                tokens, checkpoints = list(self.cached[slot]), self.checkpoints.of(slot)
+                return HostPrefix(tokens, state, self._salts[slot], n_prompt, is_multi_turn, checkpoints)
         return None
 
     def prefixes(self) -> list[HostPrefix]:
@@ -190,7 +194,7 @@ class Slots:
         self._n_prompt[slot], self._salts[slot] = n_prompt, salt
         length = self.truncate(slot, length)
         if self._context.has_checkpoints:
-            end = turn_end(tokens[:n_prompt], self._context.vocabulary.is_end)
+            end = self._turn_end(tokens[:n_prompt])
             self.checkpoints.plan(slot, {min(shared, end), end}, length)
         self._offload_parked()
         return slot, length
@@ -249,8 +253,8 @@ class Slots:
         if not self._context.shares:
             return self._longest(tokens, salt, self.idle)[0], False
         source, shared = self._longest(tokens, salt, self.cached)
-        if shared and source in self.idle and shared in (len(self.cached[source]), len(tokens) - 1, len(tokens)):
-            return source, False  # the prompt continues the slot, or repeats its prompt: nothing of use is lost
+        if shared and source in self.idle and self._is_next_turn(source, tokens):
+            return source, False
         others = self.idle - {source} if shared else self.idle
         slot = min(others or self.idle, key=self._cost)
         if self._has_unique_prefix(slot):
@@ -270,6 +274,15 @@ class Slots:
             self.budget.append(slot, shared)
         self._save_slot_soon(slot)  # two prompts share this prefix: later ones will, also after a restart
         return slot, True
+
+    def _is_next_turn(self, slot: int, tokens: list[int]) -> bool:
+        """Return whether a prompt repeats or continues a slot's last prompt, whose answer it may have changed."""
+        prompt = self.cached[slot][: self._n_prompt[slot]]
+        same = common_prefix(self.cached[slot], tokens)
+        return same >= len(tokens) - 1 or same >= self._turn_end(prompt)
+
+    def _turn_end(self, prompt: list[int]) -> int:
+        return turn_end(prompt, self._context.vocabulary.is_end)
 
     def _has_unique_prefix(self, slot: int) -> bool:
         """Return whether a slot holds enough tokens that no other one holds."""
