@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from llmrun.engine.service import PreparedRequest, Preparer
 
 _PROGRESS_INTERVAL = 0.1  # seconds between two LoadProgress
+_IDLE_SECONDS = 5.0  # without commands, before parked conversations are saved
 
 
 class Commands:
@@ -249,12 +250,20 @@ class EngineProcess:
         while True:
             while self._model is None or not self._model.engine.busy or not self._to_compute.empty():
                 self._exit_if_worn_out()
-                self._handle(*self._to_compute.get())
+                self._handle(*self._next_command())
             events = self._model.engine.step(self._continues)
             for event in events:
                 if isinstance(event, Finished | Failed):
                     self._commands.answering.discard(event.request)
             self._outbox.add(events)
+
+    def _next_command(self) -> tuple[Command, Command | PreparedRequest]:
+        """Wait for a command; save parked conversations when none has come for a while."""
+        with suppress(queue.Empty):
+            return self._to_compute.get(timeout=_IDLE_SECONDS)
+        if self._model is not None and self._model.load.n_seq_max > 1:
+            self._model.engine.save_parked()
+        return self._to_compute.get()
 
     def _continues(self, now: float) -> bool:
         """Return whether decode may go on without its events being sent, and commands being handled."""

@@ -12,11 +12,26 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 SYSTEM, SUB_SYSTEM, TOOL, RESULT, TASK = 8000, 2000, 220, 700, 300  # tokens, of a vocabulary of bytes
-WORDS = "file test line read write error value return import class the a of to is in that call result path".split()
+WORDS = (
+    "file",
+    "test",
+    "line",
+    "read",
+    "write",
+    "error",
+    "value",
+    "return",
+    "import",
+    "class",
+    "the",
+    "a",
+    "of",
+    "that",
+)
 TOOLS = ("Bash", "Read", "Edit", "Write", "Grep", "Glob", "Task", "WebFetch", "TodoWrite")
 SUB_TOOLS = TOOLS[:5]
 CLEARED = "[Old tool result content cleared]"
-ORDER = "main title main main main a b a b a main b main title main main main main main main".split()
+ORDER = ("main", "title", *["main"] * 3, *["a", "b"] * 2, "a", "main", "b", "main", "title", *["main"] * 6)
 CLEARED_AT, NEXT_DAY_AT = 7, 9  # turns of the main conversation
 
 

@@ -16,6 +16,7 @@ from llmrun.errors import LlmrunError
 
 MAX_BYTES = 512 << 20
 _MIN_NEW = 32  # tokens after the last checkpoint that make a planned one worthwhile
+_MOST_ON_DISK = 4  # of one sequence
 _TAIL = 64  # tokens in which a chat template ends the last turn and begins the answer
 
 
@@ -24,6 +25,7 @@ class Checkpoint(NamedTuple):
 
     length: int
     state: bytearray
+    is_planned: bool = False  # a turn ends here, or another prompt differs from here on
 
 
 class Checkpoints:
@@ -55,7 +57,7 @@ class Checkpoints:
     @property
     def n_bytes(self) -> int:
         """Bytes of all states; one that several slots have counts once."""
-        return sum({id(each.state): len(each.state) for kept in self._all() for each in kept}.values())
+        return _bytes_of(self._all())
 
     def _all(self) -> list[list[Checkpoint]]:
         return [*self._slots.values(), *self._offloaded()]
@@ -69,8 +71,7 @@ class Checkpoints:
     def add(self, slot: int, checkpoint: Checkpoint) -> None:
         """Add a checkpoint after the slot's other ones, and remove the least useful ones beyond the limit."""
         self._slots[slot].append(checkpoint)
-        while self.n_bytes > self._limit and self._remove_least_useful():
-            pass
+        thin_out(self._all(), self._limit)
 
     def deepest(self, slot: int, length: int) -> Checkpoint | None:
         """Return the last checkpoint within the first `length` tokens."""
@@ -111,7 +112,8 @@ class Checkpoints:
         """Make a checkpoint if one is planned at this length, or a batch or more of the prompt came after the last."""
         if not self._context.has_checkpoints:
             return
-        if length not in self._planned[slot]:
+        is_planned = length in self._planned[slot]
+        if not is_planned:
             last = self.deepest(slot, length) if length < n_prompt else None
             start = last.length if last is not None else 0
             if length >= n_prompt or length - start < self._context.n_batch:
@@ -120,7 +122,7 @@ class Checkpoints:
         with suppress(LlmrunError, MemoryError):
             state = self._context.checkpoint(slot)
             if state:
-                self.add(slot, Checkpoint(length, state))
+                self.add(slot, Checkpoint(length, state, is_planned))
 
     def go_back(self, slot: int, length: int) -> int:
         """Cut a slot to the deepest checkpoint within its first tokens, else empty it; return the number left."""
@@ -130,22 +132,40 @@ class Checkpoints:
         self._context.forget(slot, 0)
         return 0
 
-    def _remove_least_useful(self) -> bool:
-        """Remove the checkpoint whose absence costs the fewest tokens to compute; the last one of a slot goes last.
 
-        One that several slots have is removed from all of them, and as useful as where it is most useful.
-        """
-        costs: dict[int, tuple[bool, int]] = {}
-        for kept in self._all():
+def _bytes_of(lists: Iterable[list[Checkpoint]]) -> int:
+    return sum({id(each.state): len(each.state) for kept in lists for each in kept}.values())
+
+
+def thin_out(lists: list[list[Checkpoint]], limit: int) -> None:
+    """Remove checkpoints until their states take at most `limit` bytes.
+
+    The one whose absence costs the fewest tokens to compute goes first, but planned ones after all others, and the last
+    one of a list after those. One that several lists have is removed from all of them, and as useful as where it is
+    most useful.
+    """
+    while _bytes_of(lists) > limit:
+        costs: dict[int, tuple[bool, bool, int]] = {}
+        for kept in lists:
             for index, each in enumerate(kept):
-                cost = index == len(kept) - 1, each.length - (kept[index - 1].length if index else 0)
+                n_saved = each.length - (kept[index - 1].length if index else 0)
+                cost = index == len(kept) - 1, each.is_planned, n_saved
                 costs[id(each.state)] = max(cost, costs.get(id(each.state), cost))
-        if not costs:
-            return False
         least = min(costs, key=costs.__getitem__)
-        for kept in self._all():
+        for kept in lists:
             kept[:] = [each for each in kept if id(each.state) != least]
-        return True
+
+
+def most_useful(checkpoints: list[Checkpoint]) -> list[tuple[int, bytearray]]:
+    """Return lengths and states of a few checkpoints of a sequence, for the disk."""
+    kept = list(checkpoints)
+    thin_out([kept], _MOST_ON_DISK * max((len(each.state) for each in kept), default=0))
+    return [(each.length, each.state) for each in kept]
+
+
+def first_end(prompt: list[int], is_end: Callable[[int], bool]) -> int:
+    """Return the length of a prompt's first turn, as a rule the system prompt with the tools; 0 without its end."""
+    return next((length for length, token in enumerate(prompt, 1) if token >= 0 and is_end(token)), 0)
 
 
 def turn_end(prompt: list[int], is_end: Callable[[int], bool]) -> int:

@@ -129,6 +129,17 @@ def test_conversations_that_alternate_over_one_system_prompt(model: LlamaModel) 
         assert_as_fresh(model, found, prompt)
 
 
+def test_a_second_conversation_computes_its_own_words_only(model: LlamaModel) -> None:
+    """The system prompt ends where the first turn ends."""
+    system = [*tokens(5, 300), END]
+    with engine(model, parallel=3) as talk:
+        ask(talk, [*system, *tokens(6, 40), END, *tokens(99, 4)], 4)
+        prompt = [*system, *tokens(7, 40), END, *tokens(99, 4)]
+        found, ended = ask(talk, prompt, request=2)
+        assert computed(ended) <= 45
+        assert_as_fresh(model, found, prompt)
+
+
 def test_two_that_start_together_share_their_prefix(model: LlamaModel) -> None:
     system = tokens(5, 500)
     with engine(model, parallel=2) as (loop, context):
@@ -150,3 +161,20 @@ def test_a_saved_prompt_is_found_after_a_restart(model: LlamaModel, tmp_path: Pa
         found, ended = ask(talk, prompt)
         assert computed(ended) <= 5
         assert_as_fresh(model, found, prompt)
+
+
+def test_a_parked_conversation_is_found_after_a_restart(model: LlamaModel, tmp_path: Path) -> None:
+    """Both its next turn and another conversation with its system prompt go on from what an idle engine saved."""
+    store, system = KVStore(tmp_path, "key", 1 << 30), [*tokens(5, 300), END]
+    first = [*system, *tokens(6, 40), END, *tokens(99, 4)]
+    second = [*first, *tokens(8, 30), END, *tokens(9, 30), END, *tokens(99, 4)]
+    with engine(model, store, parallel=3) as talk:
+        ask(talk, first, 8)
+        ask(talk, second, 8, request=2)
+        talk[0].save_parked()
+        talk[0]._slots.saver.wait()
+    for prompt in ([*second, *tokens(10, 30), END, *tokens(99, 4)], [*system, *tokens(7, 40), END, *tokens(99, 4)]):
+        with engine(model, store, parallel=3) as talk:
+            found, ended = ask(talk, prompt)
+            assert computed(ended) <= 45
+            assert_as_fresh(model, found, prompt)
