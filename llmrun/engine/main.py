@@ -65,6 +65,7 @@ if TYPE_CHECKING:
 
 _PROGRESS_INTERVAL = 0.1  # seconds between two LoadProgress
 _MAX_RUN = 64  # decode steps without a look at the queue
+_IDLE_SECONDS = 5.0  # without commands, before parked conversations are saved
 
 
 class Commands:
@@ -258,13 +259,21 @@ class EngineProcess:
             self._queued.clear()
             while self._model is None or not self._model.engine.busy or not self._to_compute.empty():
                 self._exit_if_worn_out()
-                self._handle(*self._to_compute.get())
+                self._handle(*self._next_command())
             seconds = self._outbox.due - time.perf_counter()
             events = self._model.engine.step(RunLimit(_MAX_RUN, seconds, self._queued))
             for event in events:
                 if isinstance(event, Finished | Failed):
                     self._commands.answering.discard(event.request)
             self._outbox.add(events)
+
+    def _next_command(self) -> tuple[Command, Command | PreparedRequest]:
+        """Wait for a command; save parked conversations when none has come for a while."""
+        with suppress(queue.Empty):
+            return self._to_compute.get(timeout=_IDLE_SECONDS)
+        if self._model is not None and self._model.load.n_seq_max > 1:
+            self._model.engine.save_parked()
+        return self._to_compute.get()
 
     def _exit_if_worn_out(self) -> None:
         """Exit when idle if the process is worn out; the front starts a new one on demand."""

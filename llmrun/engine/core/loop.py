@@ -479,6 +479,11 @@ class Engine:
             self._slots.truncate(sequence.slot, sequence.n_prompt)
         return self._slots.save(sequence.slot)
 
+    def save_parked(self) -> None:
+        """Queue parked conversations for the disk, for a later process; call it when the engine is idle."""
+        if not self.busy:
+            self._slots.save_parked()
+
     def measure_steps(self, interrupted: Callable[[], bool]) -> StepTables:
         """Measure decode steps of several widths; return empty tables if the engine is busy or gets interrupted."""
         if self.busy or not self.can_draft:
