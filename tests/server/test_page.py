@@ -192,6 +192,29 @@ def test_an_earlier_question_is_edited_or_answered_again_on_a_branch(server: Liv
     assert edited["entries"][0]["alternatives"] == [question, edited["entries"][0]["id"]]
 
 
+def test_undo_gives_the_question_back_and_its_branch_stays(server: LiveServer) -> None:
+    chat = ask(server, "first")
+    answer(server, chat)
+    shown = ask(server, "second", chat=chat["id"], after=read(server, chat)["entries"][-1]["id"])
+    answer(server, shown)
+    end = read(server, chat)["entries"][-1]["id"]
+    undone = server.post("/ui/undo", {"chat": chat["id"]}).json
+    assert (texts(undone), undone["undone"]) == (["first", "first"], "second")
+    assert server.get(f"/ui/chats/{chat['id']}/head").json == {
+        "last": undone["entries"][-1]["id"],
+        "is_answering": False,
+    }
+    here, other = server.get(f"/ui/chats/{chat['id']}/branches").json["branches"]
+    assert (here["name"], here["current"], here["differs"]) == ("main", True, None)
+    assert (other["name"], other["head"], other["turns"], other["differs"]) == ("", end, 2, [2, "second"])
+    gone = server.post("/ui/go", {"chat": chat["id"], "branch": f"#{end}"}).json
+    assert (texts(gone), gone["branch"]) == (["first", "first", "second", "second"], "main-2")
+    assert texts(server.post("/ui/go", {"chat": chat["id"], "branch": "main"}).json) == ["first", "first"]
+    assert texts(server.post("/ui/undo", {"chat": chat["id"]}).json) == []
+    assert server.post("/ui/undo", {"chat": chat["id"]}).status == 400
+    assert server.post("/ui/go", {"chat": chat["id"], "branch": "none"}).status == 400
+
+
 def test_a_second_window_is_told(server: LiveServer) -> None:
     chat = ask(server)
     answer(server, chat)

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from support.chromium import PROGRAM, Chromium
+from support.gguf_writer import runnable_model, write
+from support.installed import eventually
 from support.served import SECONDS, LiveServer
 
 from llmrun.chat.store.store import Sessions, folder_in
@@ -68,6 +70,14 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
 
 
 @pytest.fixture
+def real(tmp_path: Path) -> Iterator[LiveServer]:
+    """A server over a real engine, with a model that says anything."""
+    model = write(tmp_path / "real.gguf", runnable_model({"llama.context_length": 2048}))
+    with LiveServer(tmp_path, ("real",), model=model, n_ctx=2048) as server:
+        yield server
+
+
+@pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., LiveServer]]:
     with ExitStack() as stack:
         yield lambda *modes: stack.enter_context(LiveServer(tmp_path, modes or ("echo",), n_ctx=2_000_000))
@@ -94,13 +104,24 @@ class Page:
             assert time.monotonic() < ends_at, (script, self.browser.errors, self.see("document.body.innerText"))
             time.sleep(0.05)
 
-    def key(self, name: str) -> None:
+    def key(self, name: str, *, alt: bool = False) -> None:
+        """Press a key; the Alt key is held by modifier 1."""
         key, code, text = KEYS.get(name, (name, 0, ""))
-        self.browser.ask("Input.dispatchKeyEvent", type="keyDown", key=key, windowsVirtualKeyCode=code, text=text)
+        pressed = {"key": key, "windowsVirtualKeyCode": code, "text": text}
+        if alt:
+            pressed = {"key": name, "code": f"Key{name.upper()}", "modifiers": 1}
+        self.browser.ask("Input.dispatchKeyEvent", type="keyDown", **pressed)
         self.browser.ask("Input.dispatchKeyEvent", type="keyUp", key=key, windowsVirtualKeyCode=code)
 
     def write(self, text: str) -> None:
         self.browser.ask("Input.insertText", text=text)
+
+    def set(self, label: str, value: str) -> None:
+        """Give a setting a value."""
+        labels = "[...document.querySelectorAll('#settings label')]"
+        self.see(
+            f"{labels}.find(each => each.textContent.startsWith('{label}')).querySelector('input').value = '{value}'"
+        )
 
     def tab_to(self, words: str) -> None:
         """Go to a control by the Tab key alone."""
@@ -222,6 +243,82 @@ def test_keys_alone_ask_edit_retry_stop_and_take_another_token(
     page.tab_to("Tokens")
     page.key("Space")
     page.until("!document.querySelector('.token')")
+    page.check()
+
+
+def test_undo_and_branches_by_keys_and_by_mouse(browser: Chromium, serve: Callable[..., LiveServer]) -> None:
+    page = Page(browser, serve())
+    page.ask("first")
+    page.ask("second")
+    page.key("u", alt=True)
+    page.until("document.querySelectorAll('article').length === 2")
+    assert page.see("document.querySelector('#question').value") == "second"
+    page.see("document.querySelector('#undo').click()")
+    page.until("document.querySelectorAll('article').length === 0")
+    assert page.see("document.querySelector('#undo').disabled")
+    page.key("b", alt=True)
+    page.until("document.querySelector('#branches').open")
+    assert page.see("document.querySelector('#branches button:disabled').textContent") == "main"
+    assert "differs in turn 1: first" in page.see("document.querySelector('#branches').textContent")
+    page.see("document.querySelector('#branches li button:not(:disabled)').focus()")
+    page.key("Enter")
+    page.until("document.querySelectorAll('article').length === 4")
+    page.see("document.querySelector('#go').click()")
+    page.until("document.querySelector('#branches').open")
+    page.key("Escape")
+    page.until("!document.querySelector('#branches').open")
+    page.check()
+
+
+def test_a_chat_is_exported_as_a_page_that_runs_nothing(
+    browser: Chromium, serve: Callable[..., LiveServer], tmp_path: Path
+) -> None:
+    page = Page(browser, serve())
+    page.ask("Some *words*")
+    page.ask("<script>document.title='pwned'</script>")
+    browser.ask("Page.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path / "saved"))
+    for form, words in (("Markdown", "## You"), ("JSON", "llmrun-chat"), ("HTML", "<em>words</em>")):
+        page.see(f"[...document.querySelectorAll('#settings button')].find(e => e.textContent === '{form}').click()")
+        suffix = {"Markdown": "md"}.get(form, form.lower())
+        saved = tmp_path / "saved" / f"chat-1.{suffix}"
+        assert eventually(lambda saved=saved, words=words: saved.exists() and words in saved.read_text(), SECONDS)  # type: ignore[misc]
+    page.check()
+    browser.requests.clear()
+    browser.open(saved)
+    assert page.see("document.title") == "some-words – llmrun"
+    assert page.see("document.querySelectorAll('button, script').length") == 0
+    assert page.see("getComputedStyle(document.querySelector('.question .text')).whiteSpace") == "pre-wrap"
+    assert browser.requests == [saved.as_uri()]
+
+
+def test_an_answer_is_explained_on_a_page_of_its_own(browser: Chromium, real: LiveServer) -> None:
+    page = Page(browser, real)
+    page.set("Maximum tokens", "5")
+    page.ask("Hello")
+    page.see("document.querySelector('#turns').focus()")
+    page.tab_to("Explain")
+    page.key("Enter")
+    page.until("document.querySelector('.answer a[href^=\"/ui/explained/\"]')")
+    assert page.see(f"{ACTIVE}.textContent") == "Open the explanation"
+    page.check()
+    browser.open(page.see(f"{ACTIVE}.href"))
+    assert page.see("document.title") == "Inference, token by token"
+    page.until("document.querySelector('[data-view=token]').textContent.includes(' is token ')")
+    page.check()
+
+
+def test_a_chat_that_goes_on_elsewhere_is_said(browser: Chromium, serve: Callable[..., LiveServer]) -> None:
+    page = Page(browser, serve())
+    page.ask("first")
+    with Sessions(folder_in(load_settings().state_dir)) as store:
+        chat = store.open("1")
+        chat.add_question(Question("From the terminal"))
+        chat.add_answer(Answer("Hello", model=ModelFingerprint("tiny")))
+        chat.release()
+    page.until("document.querySelector('#elsewhere').textContent.includes('gone on in another window')")
+    page.tab_to("Show it as it is now")
+    page.key("Enter")
+    page.until("document.querySelectorAll('article').length === 4 && !document.querySelector('#elsewhere').textContent")
     page.check()
 
 

@@ -201,6 +201,13 @@ class Sessions:
             raise reading.damaged(session, found)
         return found.tree
 
+    def head(self, session: int) -> int | None:
+        """Return the id of the last entry of a chat's current branch; None for none."""
+        query = "SELECT b.head FROM sessions s JOIN branches b ON b.session = s.id AND b.name = s.branch WHERE s.id = ?"
+        with self._database.explained():
+            row = self._connection.execute(query, (session,)).fetchone()
+        return row[0] if row else None
+
     def rename(self, which: str, name: str) -> None:
         """Rename a chat.
 

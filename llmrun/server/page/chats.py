@@ -7,7 +7,7 @@ one thread, and a slow disk must not hold up the event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +19,7 @@ from llmrun.protocol.messages import Message
 if TYPE_CHECKING:
     from llmrun.chat.store.chat import SavedChat
     from llmrun.chat.store.store import Sessions
-    from llmrun.chat.store.turns import Answer, Tree, TurnEntry
+    from llmrun.chat.store.turns import Answer, Tree, TurnEntry, WindowTurn
 
 _Result = TypeVar("_Result")
 
@@ -107,19 +107,32 @@ class PageChats:
             asked = _entry(saved, question)
             while saved.last_question is not None and saved.last_question.id != asked.id:
                 saved.undo()
-            turns = saved.window_before_question()
-            if _question(asked).images or any(turn.images for turn in turns):
-                raise UsageError(
-                    "this chat has images, which the page can't send yet", hint=f"llmrun chat --continue {saved.name}"
-                )
-            said = [message for turn in turns for message in turn.messages]
-            system = [Message("system", saved.system)] if saved.system else []
-            messages = (*system, *said, Message("user", _question(asked).content))
+            messages = _messages(saved.system, saved.window_before_question(), asked)
         except BaseException:
             saved.release()
             raise
         self._answering[chat] = saved
         return messages
+
+    def replayed(self, chat: int, answer: int) -> tuple[tuple[Message, ...], Answer]:
+        """Return the conversation before an answer of any branch, and the answer."""
+        from llmrun.chat.store.turns import Answer, in_window, path_to
+
+        tree = self._sessions.tree(str(chat))
+        entries = {entry.id: entry for entry in tree.entries}
+        found = entries.get(answer)
+        if found is None or not isinstance(found.part, Answer):
+            raise UsageError("there is no such answer in this chat", hint="reload the page")
+        *before, question = path_to(found.parent, entries)
+        return _messages(tree.system, in_window(before), question), found.part
+
+    def messages(self, chat: int) -> tuple[Message, ...]:
+        """Return the messages of the current branch that the model still sees."""
+        from llmrun.chat.store.turns import in_window
+
+        tree = self._sessions.tree(str(chat))
+        system = [Message("system", tree.system)] if tree.system else []
+        return (*system, *(message for turn in in_window(tree.path()) for message in turn.messages))
 
     def close_question(self, chat: int, answer: Answer | None) -> None:
         """Save the answer to the question that was opened last, if any, and let the chat go."""
@@ -141,6 +154,40 @@ class PageChats:
                 raise UsageError("there is no such message in this chat", hint="reload the page")
             end = max(ends, key=lambda branch: branch.head or 0)
             saved.switch(end.name or f"#{end.head}")
+        finally:
+            saved.release()
+        return self.read(chat)
+
+    def head(self, chat: int) -> dict[str, Any]:
+        """Return what tells whether a chat has changed: its last entry, and whether it is being answered."""
+        return {"last": self._sessions.head(chat), "is_answering": chat in self._answering}
+
+    def undo(self, chat: int) -> dict[str, Any]:
+        """Go back to before the last question, and return the chat with the "undone" text."""
+        saved = self._opened(chat)
+        try:
+            question = saved.undo()
+        finally:
+            saved.release()
+        if question is None:
+            raise UsageError("there is nothing to undo")
+        return {**self.read(chat), "undone": question.shown}
+
+    def branches(self, chat: int) -> list[dict[str, Any]]:
+        """Return the continuations of a chat, each with the number of the first turn that differs, and its text."""
+        saved = self._answering.get(chat) or self._sessions.open(str(chat))
+        try:
+            found = [{**asdict(branch), "differs": saved.difference(branch)} for branch in saved.branches()]
+        finally:
+            if chat not in self._answering:
+                saved.release()
+        return found
+
+    def switch(self, chat: int, branch: str) -> dict[str, Any]:
+        """Go to a branch, or to an end without a name, "#" and its id; return the chat."""
+        saved = self._opened(chat)
+        try:
+            saved.switch(branch)
         finally:
             saved.release()
         return self.read(chat)
@@ -177,6 +224,16 @@ def _question(entry: TurnEntry) -> Any:
     if not isinstance(entry.part, Question):
         raise UsageError("this message is no question")
     return entry.part
+
+
+def _messages(system: str, turns: Sequence[WindowTurn], asked: TurnEntry) -> tuple[Message, ...]:
+    """Return the messages of a request: the turns in the context window, then the question."""
+    question = _question(asked)
+    if question.images or any(turn.images for turn in turns):
+        raise UsageError("this chat has images, which the page can't send yet", hint="llmrun chat --continue NAME")
+    said = [message for turn in turns for message in turn.messages]
+    first = [Message("system", system)] if system else []
+    return (*first, *said, Message("user", question.content))
 
 
 def _ancestors(head: int | None, parents: dict[int, int | None]) -> set[int]:

@@ -1,11 +1,14 @@
 // The page: which chat is shown, and the way of an answer from the question to the saved chat.
 
 import { answer as streamed, get, post } from "./api.js";
+import { showBranches } from "./branches.js";
 import { byId, button, clean, h, number, recall, remember, short } from "./dom.js";
+import { save } from "./exports.js";
 import { LiveMarkdown } from "./markdown.js";
 import { Settings } from "./settings.js";
 import { TokenView, tokensOf } from "./tokens.js";
 import { answerElement, answerParts, questionElement } from "./turns.js";
+import { watch } from "./watch.js";
 
 const CANDIDATES = 10; // shown of each token
 const NEAR = 80; // pixels from the end within which the view follows the answer
@@ -15,7 +18,8 @@ const WIDE = matchMedia("(min-width: 60rem)");
 const state = { chat: null, busy: null, tokens: recall("tokens") === "on", seen: new Map(), drawn: new Map(), model: null, models: [] };
 const turns = byId("turns");
 const field = byId("question");
-const settings = new Settings(byId("settings"), (system) => state.chat && guarded(async () => show(await post("/ui/system", { chat: state.chat.id, system }))));
+const exporters = h("p", { class: "buttons" }, Object.entries({ markdown: "Markdown", json: "JSON", html: "HTML" }).map(([form, name]) => button(name, () => guarded(() => save(state.chat.id, form, turns)))));
+const settings = new Settings(byId("settings"), (system) => state.chat?.id && guarded(async () => show(await post("/ui/system", { chat: state.chat.id, system }))), exporters);
 
 // ---- what is said ----
 
@@ -47,7 +51,9 @@ function show(chat) {
   byId("title").textContent = title;
   document.title = `${title} – llmrun`;
   settings.system.value = chat.system;
-  settings.showExports(chat.id);
+  for (const each of [...exporters.children, byId("undo"), byId("go")]) each.disabled = !chat.id;
+  byId("undo").disabled ||= !chat.entries.length;
+  byId("elsewhere").replaceChildren();
   history.replaceState(null, "", chat.id ? `#chat=${chat.id}` : location.pathname);
   draw();
   showContext(lastOf(chat)?.stats);
@@ -81,7 +87,28 @@ function entryElement(entry, question, isLast) {
     view = new TokenView((kept, text) => answer(question.id, { begins: text, kept }));
     view.add(seen.tokens);
   }
-  return answerElement(entry, { go, view, seconds: seen?.seconds, retry: () => answer(question.id) });
+  const explain = () => guarded(async () => (await post("/ui/explain", { chat: state.chat.id, answer: entry.id, model: modelOf(entry) })).address);
+  return answerElement(entry, { go, view, explain, seconds: seen?.seconds, retry: () => answer(question.id) });
+}
+
+/** Return the model to compute an answer again with. */
+const modelOf = (entry) => (state.models.some((each) => each.name === entry.model) ? entry.model : byId("model").value);
+
+/** Go back to before the last question, whose text is to be changed or asked again. */
+async function undo() {
+  if (state.busy || !state.chat.entries.length) return;
+  const chat = await guarded(() => post("/ui/undo", { chat: state.chat.id }));
+  if (!chat) return;
+  show(chat);
+  field.value ||= chat.undone;
+  field.focus();
+  say("The last question is undone");
+}
+
+function openBranches() {
+  if (state.busy || !state.chat.id) return;
+  const go = (branch) => guarded(async () => (show(await post("/ui/go", { chat: state.chat.id, branch })), say(`On the branch ${branch}`)));
+  guarded(async () => showBranches((await get(`/ui/chats/${state.chat.id}/branches`)).branches, go));
 }
 
 function openNew() {
@@ -302,7 +329,14 @@ function showTokenSwitch() {
   byId("toggle-tokens").ariaPressed = String(state.tokens);
 }
 
+/** Say that the chat goes on elsewhere; it is shown as it is now when the user wants it. */
+function tell(words) {
+  const reload = button("Show it as it is now", () => openChat(state.chat.id));
+  byId("elsewhere").replaceChildren(...(words ? [h("span", {}, words), reload] : []));
+}
+
 function listen() {
+  watch(() => (state.busy || !state.chat?.id ? null : { id: state.chat.id, last: lastOf(state.chat)?.id ?? null }), tell);
   WIDE.addEventListener("change", () => toggle("chats", WIDE.matches));
   for (const id of ["chats", "settings"]) byId(`toggle-${id}`).addEventListener("click", () => toggle(id));
   byId("new").addEventListener("click", () => !state.busy && (openNew(), WIDE.matches || toggle("chats", false)));
@@ -324,8 +358,12 @@ function listen() {
     event.preventDefault();
     ask(field.value);
   });
+  byId("undo").addEventListener("click", undo);
+  byId("go").addEventListener("click", openBranches);
   document.addEventListener("keydown", (event) => {
-    if (event.key !== "Escape" || byId("token").open) return;
+    const act = event.altKey && !document.querySelector("dialog[open]") && { KeyU: undo, KeyB: openBranches }[event.code];
+    if (act) (event.preventDefault(), act());
+    if (event.key !== "Escape" || document.querySelector("dialog[open]")) return;
     if (state.busy) state.busy.stop();
     else if (!WIDE.matches) for (const id of ["chats", "settings"]) toggle(id, false);
   });

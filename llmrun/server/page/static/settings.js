@@ -1,4 +1,4 @@
-// The settings beside the chat: system prompt, sampling with its origins, reasoning, theme, export.
+// The settings beside the chat: system prompt, sampling with its origins, reasoning, theme.
 
 import { h, recall, remember } from "./dom.js";
 
@@ -13,9 +13,9 @@ const FIELDS = {
 };
 const ORIGINS = { default: "default", model: "of the model's file", catalogue: "recommended for this model", session: "of the server", flag: "of the server" };
 
-/** The fields, and what they say. `changedSystem` is called with a new system prompt. */
+/** The fields, and what they say. `changedSystem` is called with a new system prompt; `exports` is shown below. */
 export class Settings {
-  constructor(element, changedSystem) {
+  constructor(element, changedSystem, exports) {
     this.inputs = {};
     this.hints = {};
     this.system = h("textarea", { id: "system", rows: "4", change: () => changedSystem(this.system.value) });
@@ -23,7 +23,6 @@ export class Settings {
     this.theme = select("theme", { "": "as the system", light: "light", dark: "dark" });
     this.theme.value = recall("theme");
     this.theme.addEventListener("change", () => (remember("theme", this.theme.value), this.showTheme()));
-    this.exports = h("p", {}, "Nothing to export yet.");
     this.showTheme();
     element.replaceChildren(
       h("h2", {}, "System prompt"),
@@ -35,7 +34,7 @@ export class Settings {
       h("h2", {}, "Page"),
       h("label", { class: "field" }, "Theme", this.theme),
       h("h2", {}, "Export"),
-      this.exports,
+      exports,
     );
   }
 
@@ -59,11 +58,6 @@ export class Settings {
   showOrigin(name) {
     const origin = this.hints[name].dataset.origin ?? FIELDS[name].empty ?? "";
     this.hints[name].textContent = this.inputs[name].value ? "set here" : origin;
-  }
-
-  showExports(chat) {
-    const link = (form, text) => h("a", { href: `/ui/chats/${chat}/${form}`, download: true }, text);
-    this.exports.replaceChildren(...(chat ? [link("markdown", "Markdown"), " · ", link("json", "JSON")] : ["Nothing to export yet."]));
   }
 
   showTheme() {
