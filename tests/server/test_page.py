@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
@@ -16,8 +17,8 @@ from typing import Any
 import pytest
 from support.installed import eventually
 from support.served import LiveServer, RawResponse
+from support.tiny_projector import png
 
-from llmrun.chat.store.chat import SavedChat
 from llmrun.chat.store.store import Sessions, folder_in
 from llmrun.chat.store.turns import Answer, Question
 from llmrun.config import load_settings
@@ -286,19 +287,49 @@ def test_a_chat_that_a_terminal_has_open_is_only_read(server: LiveServer) -> Non
     assert answer(server, chat).status == 200
 
 
-def test_a_chat_with_images_is_left_to_the_terminal(server: LiveServer) -> None:
-    from llmrun.chat.images import ImageFile
-
+def test_files_come_with_a_question_and_are_those_of_the_terminal(server: LiveServer) -> None:
+    files = [{"name": "../a/notes.txt", "text": "one\ntwo"}]
+    chat = ask(server, "What is this?", files=files)
+    assert texts(chat) == ["What is this?"]
+    answer(server, chat)
+    assert texts(read(server, chat))[1] == "notes.txt:\n```\none\ntwo\n```\n\nWhat is this?", (
+        "the echo says what it got"
+    )
     with store() as terminal:
-        saved: SavedChat = terminal.new("seen")
-        saved.add_question(Question("What is this?", images=(ImageFile("/tmp/x.png", "0" * 64, 1),)))
-        assert saved.id is not None
-        chat = {"id": saved.id}
-        saved.release()
-    shown = read(server, chat)
-    assert shown["entries"][0]["images"] == ["x.png"]
-    refused = answer(server, shown)
-    assert (refused.status, "images" in refused.json["error"]["message"]) == (400, True)
+        asked = terminal.open(chat["name"]).entries[0].part
+        assert isinstance(asked, Question)
+        assert (asked.typed, asked.images) == ("What is this?", ())
+
+
+def test_a_model_without_vision_gets_a_line_for_an_image_and_says_so(server: LiveServer) -> None:
+    data = png(8, 8)
+    chat = ask(server, "What is this?", images=[{"name": "red.png", "data": base64.b64encode(data).decode()}])
+    assert chat["entries"][0]["images"] == ["red.png"]
+    streamed = answer(server, chat)
+    assert "can't see images: red.png is left out" in streamed.events[0]["text"]
+    assert texts(read(server, chat))[1] == "[The image red.png can't be seen.]\nWhat is this?"
+    with store() as terminal:
+        asked = terminal.open(chat["name"]).entries[0].part
+        assert isinstance(asked, Question)
+        saved = Path(asked.images[0].path)
+        assert saved.read_bytes() == data
+        terminal.delete(chat["name"])
+    assert not saved.exists(), "an image of the page goes with its chat"
+
+
+@pytest.mark.parametrize(
+    "images",
+    [
+        [{"name": "x.png", "data": "@"}],
+        [{"name": "x.webp", "data": base64.b64encode(b"RIFF....WEBP").decode()}],
+        [{"name": "x.png"}],
+        "x",
+    ],
+)
+def test_what_is_no_image_is_refused(server: LiveServer, images: Any) -> None:
+    refused = server.post("/ui/ask", {"text": "x", "images": images})
+    assert (refused.status, bool(refused.json["error"]["message"])) == (400, True)
+    assert server.get("/ui/chats").json["chats"] == []
 
 
 def test_export_is_that_of_the_terminal(server: LiveServer) -> None:

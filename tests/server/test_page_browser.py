@@ -13,6 +13,7 @@ from support.chromium import PROGRAM, Chromium
 from support.gguf_writer import runnable_model, write
 from support.installed import eventually
 from support.served import SECONDS, LiveServer
+from support.tiny_projector import png
 
 from llmrun.chat.store.store import Sessions, folder_in
 from llmrun.chat.store.turns import Answer, Question
@@ -267,6 +268,39 @@ def test_undo_and_branches_by_keys_and_by_mouse(browser: Chromium, serve: Callab
     page.until("document.querySelector('#branches').open")
     page.key("Escape")
     page.until("!document.querySelector('#branches').open")
+    page.check()
+
+
+def test_files_are_dropped_and_chosen(browser: Chromium, serve: Callable[..., LiveServer], tmp_path: Path) -> None:
+    page = Page(browser, serve())
+    (tmp_path / "notes.txt").write_text("from a file")
+    (tmp_path / "red.png").write_bytes(png(8, 8))
+    (tmp_path / "dump.bin").write_bytes(bytes(range(256)))
+    dropped = {
+        "items": [],
+        "files": [str(tmp_path / name) for name in ("red.png", "dump.bin")],
+        "dragOperationsMask": 1,
+    }
+    for kind in ("dragEnter", "dragOver", "drop"):
+        browser.ask("Input.dispatchDragEvent", type=kind, x=600, y=300, data=dropped)
+    page.until(
+        "document.querySelector('#problem').textContent.includes('dump.bin can’t be attached'.replace('’', \"'\"))"
+    )
+    assert "red.png, 1 kB" in page.see("document.querySelector('#attached').textContent")
+    page.see("document.querySelector('#attach').focus()")
+    browser.ask("Page.setInterceptFileChooserDialog", enabled=True)
+    page.key("Space")
+    chosen = browser.until_event("Page.fileChooserOpened")
+    browser.ask("DOM.setFileInputFiles", files=[str(tmp_path / "notes.txt")], backendNodeId=chosen["backendNodeId"])
+    browser.ask("Page.setInterceptFileChooserDialog", enabled=False)
+    page.until("document.querySelectorAll('#attached button').length === 2")
+    page.ask("What is it?")
+    page.until("document.querySelector('#problem').textContent.includes('see images: red.png is left out')")
+    shown = page.see(f"{LAST}.textContent")
+    assert "The image red.png can't be seen." in shown
+    assert "from a file" in shown
+    assert page.see("document.querySelector('.question').textContent.includes('Image: red.png')")
+    assert page.see("document.querySelector('#attached').children.length") == 0
     page.check()
 
 

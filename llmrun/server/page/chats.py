@@ -11,17 +11,21 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from llmrun.errors import UsageError
 from llmrun.protocol.messages import Message
+from llmrun.server.page.attached import NO_UPLOADS, Uploads, save_images
 
 if TYPE_CHECKING:
+    from llmrun.chat.images import ImageFile
     from llmrun.chat.store.chat import SavedChat
     from llmrun.chat.store.store import Sessions
-    from llmrun.chat.store.turns import Answer, Tree, TurnEntry, WindowTurn
+    from llmrun.chat.store.turns import Answer, Question, Tree, TurnEntry, WindowTurn
 
 _Result = TypeVar("_Result")
+Said: TypeAlias = "list[tuple[Message, tuple[ImageFile, ...]]]"
+"""Messages, each with its images, which are read for every request."""
 
 
 class PageChats:
@@ -69,7 +73,16 @@ class PageChats:
 
         return export(self._sessions.tree(str(chat)), "json" if form == "json" else "markdown")
 
-    def ask(self, chat: int | None, text: str, *, after: int | None, beside: int | None, system: str) -> dict[str, Any]:
+    def ask(
+        self,
+        chat: int | None,
+        text: str,
+        *,
+        after: int | None = None,
+        beside: int | None = None,
+        system: str = "",
+        uploads: Uploads = NO_UPLOADS,
+    ) -> dict[str, Any]:
         """Save a question in a new chat or at the end of one, and return the chat.
 
         Args:
@@ -77,44 +90,57 @@ class PageChats:
             after: the last entry that the page shows.
             beside: an earlier question that this one replaces, on a new branch.
             system: prompt of a new chat.
+            uploads: files that come with the question; an edited one keeps its own.
 
         Raises:
-            UsageError: the chat is in use, or has other entries than the page shows.
+            UsageError: the chat is in use, or has other entries than the page shows; a file is too large.
         """
-        from llmrun.chat.store.turns import Question
-
         saved = self._sessions.new(system=system) if chat is None else self._opened(chat)
         try:
             last = saved.entries[-1].id if saved.entries else None
             if after != last:
                 raise UsageError("this chat has gone on in another window", hint="reload the page")
             edited = None if beside is None else _entry(saved, beside)
-            question = Question(text) if edited is None else _question(edited).reworded(text)
+            question = self._question(text, uploads) if edited is None else _question(edited).reworded(text)
             saved.add_question(question, beside=edited)
         finally:
             saved.release()
         assert saved.id is not None
         return self.read(saved.id)
 
-    def open_question(self, chat: int, question: int) -> tuple[Message, ...]:
+    def _question(self, text: str, uploads: Uploads) -> Question:
+        """Return a question with its files; images are written into a folder of the store."""
+        from llmrun.chat.attachments import AttachedFile, Attachments, attach_image_files
+        from llmrun.chat.images import ImageFile
+        from llmrun.chat.store.store import IMAGES
+        from llmrun.chat.store.turns import Question
+
+        folder = self._sessions.folder
+        assert folder is not None
+        files = tuple(AttachedFile(name, len(data), data.decode()) for name, data in uploads.texts)
+        images = attach_image_files([str(file) for file in save_images(uploads.images, folder / IMAGES)])
+        typed = text if files else ""
+        return Question(Attachments(files).before(text), typed, tuple(map(ImageFile.of, images)))
+
+    def open_question(self, chat: int, question: int) -> Said:
         """Go back to a question, hold its chat until close_question(), and return the conversation up to it.
 
         Raises:
-            UsageError: the chat is in use, has no such question, or has images.
+            UsageError: the chat is in use, or has no such question.
         """
         saved = self._opened(chat)
         try:
             asked = _entry(saved, question)
             while saved.last_question is not None and saved.last_question.id != asked.id:
                 saved.undo()
-            messages = _messages(saved.system, saved.window_before_question(), asked)
+            said = _said(saved.system, saved.window_before_question(), asked)
         except BaseException:
             saved.release()
             raise
         self._answering[chat] = saved
-        return messages
+        return said
 
-    def replayed(self, chat: int, answer: int) -> tuple[tuple[Message, ...], Answer]:
+    def replayed(self, chat: int, answer: int) -> tuple[Said, Answer]:
         """Return the conversation before an answer of any branch, and the answer."""
         from llmrun.chat.store.turns import Answer, in_window, path_to
 
@@ -124,15 +150,14 @@ class PageChats:
         if found is None or not isinstance(found.part, Answer):
             raise UsageError("there is no such answer in this chat", hint="reload the page")
         *before, question = path_to(found.parent, entries)
-        return _messages(tree.system, in_window(before), question), found.part
+        return _said(tree.system, in_window(before), question), found.part
 
-    def messages(self, chat: int) -> tuple[Message, ...]:
+    def said(self, chat: int) -> Said:
         """Return the messages of the current branch that the model still sees."""
         from llmrun.chat.store.turns import in_window
 
         tree = self._sessions.tree(str(chat))
-        system = [Message("system", tree.system)] if tree.system else []
-        return (*system, *(message for turn in in_window(tree.path()) for message in turn.messages))
+        return _said(tree.system, in_window(tree.path()))
 
     def close_question(self, chat: int, answer: Answer | None) -> None:
         """Save the answer to the question that was opened last, if any, and let the chat go."""
@@ -226,14 +251,25 @@ def _question(entry: TurnEntry) -> Any:
     return entry.part
 
 
-def _messages(system: str, turns: Sequence[WindowTurn], asked: TurnEntry) -> tuple[Message, ...]:
-    """Return the messages of a request: the turns in the context window, then the question."""
-    question = _question(asked)
-    if question.images or any(turn.images for turn in turns):
-        raise UsageError("this chat has images, which the page can't send yet", hint="llmrun chat --continue NAME")
-    said = [message for turn in turns for message in turn.messages]
-    first = [Message("system", system)] if system else []
-    return (*first, *said, Message("user", question.content))
+def _said(system: str, turns: Sequence[WindowTurn], asked: TurnEntry | None = None) -> Said:
+    """Return the messages of a request, each with its images: the turns in the context window, then the question."""
+    said: Said = [(Message("system", system), ())] if system else []
+    for turn in turns:
+        first, *others = turn.messages
+        said += [(first, turn.images), *((message, ()) for message in others)]
+    if asked is not None:
+        question = _question(asked)
+        said.append((Message("user", question.content), question.images))
+    return said
+
+
+def with_images(said: Said, blind: str = "") -> tuple[tuple[Message, ...], list[str]]:
+    """Return messages with their images read, and notes about those that can't be sent; see chat.images.ImageCache."""
+    from llmrun.chat.images import ImageCache
+
+    notes: list[str] = []
+    cache = ImageCache(notes.append)
+    return tuple(cache.show(message, files, blind) for message, files in said), notes
 
 
 def _ancestors(head: int | None, parents: dict[int, int | None]) -> set[int]:

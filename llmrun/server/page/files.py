@@ -17,6 +17,7 @@ MEDIA_TYPES = {
     "icon.svg": "image/svg+xml",
     "page.js": _SCRIPT,
     "api.js": _SCRIPT,
+    "attachments.js": _SCRIPT,
     "branches.js": _SCRIPT,
     "dom.js": _SCRIPT,
     "exports.js": _SCRIPT,

@@ -18,13 +18,13 @@ from starlette.routing import Route
 
 from llmrun.errors import UsageError
 from llmrun.model import Model
-from llmrun.protocol.messages import AnswerRequest
+from llmrun.protocol.messages import AnswerRequest, Message
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.questions import COUNT_TOKENS, EXPLAIN_CHOICES, Choice, ExplainChoices
 from llmrun.server.connection import EngineConnection
 from llmrun.server.exchange import ServerState
 from llmrun.server.http_errors import RouteNotFoundError
-from llmrun.server.page.chats import PageChats
+from llmrun.server.page.chats import PageChats, Said, with_images
 from llmrun.server.page.requests import needed_id, own, read_fields
 from llmrun.server.pool import PooledModel
 
@@ -69,10 +69,9 @@ class PageInsights:
 
         fields = await read_fields(request)
         chat, entry = needed_id(fields, "chat"), needed_id(fields, "answer")
-        messages, answer = await self._chats.run(partial(self._chats.replayed, chat, entry))
+        said, answer = await self._chats.run(partial(self._chats.replayed, chat, entry))
         sampling = replace(answer.sampling, seed=answer.stats.seed)
         again = AnswerRequest(
-            messages,
             sampling=sampling,
             limits=Limits(MOST_TOKENS),
             thinking=fields.flag("thinking"),
@@ -80,7 +79,7 @@ class PageInsights:
         )
         async with self._state.engine(fields.text("model") or "") as (engine, pooled):
             model = _model_of(answer, pooled)
-            number = await engine.answer(again)
+            number = await engine.answer(replace(again, messages=await _messages(model, said)))
             jobs = _Jobs(engine, asyncio.get_running_loop())
             explain = partial(explain_answer, model, (jobs, number), everywhere=True, candidates=PAGE_CANDIDATES)
             found = await asyncio.to_thread(explain)
@@ -102,23 +101,25 @@ class PageInsights:
         """Return the sampler's steps for the token after the beginning of an answer: {"chat", "answer", "begins"}."""
         fields = await read_fields(request)
         chat, entry = needed_id(fields, "chat"), needed_id(fields, "answer")
-        messages, answer = await self._chats.run(partial(self._chats.replayed, chat, entry))
+        said, answer = await self._chats.run(partial(self._chats.replayed, chat, entry))
         again = AnswerRequest(
-            messages, sampling=answer.sampling, limits=Limits(1), remember=1,
+            sampling=answer.sampling, limits=Limits(1), remember=1,
             thinking=fields.flag("thinking"), begins=fields.text("begins") or "",
         )  # fmt: skip
         async with self._state.engine(fields.text("model") or "") as (engine, pooled):
-            _model_of(answer, pooled)
-            number = await engine.answer(again)
+            model = _model_of(answer, pooled)
+            number = await engine.answer(replace(again, messages=await _messages(model, said)))
             choices = (await engine.do(EXPLAIN_CHOICES, ExplainChoices(number, 1, _PAGE_CANDIDATES))).choices
         return JSONResponse(_choice(choices[-1], answer.sampling) if choices else {"steps": []})
 
     async def _context(self, request: Request) -> Response:
         """Return what fills the context window of a chat: {"chat", "model"}."""
         fields = await read_fields(request)
-        messages = await self._chats.run(partial(self._chats.messages, needed_id(fields, "chat")))
+        said = await self._chats.run(partial(self._chats.said, needed_id(fields, "chat")))
         async with self._state.engine(fields.text("model") or "") as (engine, pooled):
             assert pooled.loaded is not None
+            assert pooled.model is not None
+            messages = await _messages(pooled.model, said)
             counted = await engine.do(COUNT_TOKENS, AnswerRequest(messages))
             rows = [
                 {"role": message.role, "text": message.content[:80], "tokens": tokens}
@@ -133,6 +134,12 @@ def _model_of(answer: Answer, pooled: PooledModel) -> Model:
     if pooled.model.used.path != answer.model.path or pooled.model.used.server != answer.model.server:
         raise UsageError(f"this answer is of {answer.model.name}, not of {pooled.name}", hint="choose that model")
     return pooled.model
+
+
+async def _messages(model: Model, said: Said) -> tuple[Message, ...]:
+    """Return messages as a model gets them: without vision, images are lines of text."""
+    messages, _ = await asyncio.to_thread(with_images, said, "" if model.sees else model.name)
+    return messages
 
 
 class _Jobs:

@@ -19,13 +19,14 @@ from starlette.routing import Route
 from llmrun.errors import UsageError
 from llmrun.protocol.codec import as_dict
 from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS
-from llmrun.protocol.messages import AnswerRequest, Stats
+from llmrun.protocol.messages import AnswerRequest, Message, Stats
 from llmrun.server.answer_parts import CompletionRequest
 from llmrun.server.catalog import ModelCatalog
 from llmrun.server.exchange import CompletionApi, HttpExchange, ServerState
 from llmrun.server.guard import App, Receive, Scope, Send
 from llmrun.server.http_errors import RouteNotFoundError
-from llmrun.server.page.chats import PageChats
+from llmrun.server.page.attached import read_uploads
+from llmrun.server.page.chats import PageChats, Said, with_images
 from llmrun.server.page.files import HEADERS, INDEX, MEDIA_TYPES, read_file
 from llmrun.server.page.insights import ExplainPage, PageInsights
 from llmrun.server.page.requests import needed_id, own, read_fields, read_id
@@ -154,14 +155,15 @@ class PageRoutes:
         return PlainTextResponse(text, headers={"content-disposition": f'attachment; filename="{name}"'})
 
     async def _ask(self, request: Request) -> Response:
-        """Save a question: {"chat", "text", "after", "beside", "system"}, see PageChats.ask()."""
+        """Save a question: {"chat", "text", "after", "beside", "system", "files", "images"}, see PageChats.ask()."""
         fields = await read_fields(request)
         text = fields.needed_text("text")
         if not text.strip() or len(text) > _LONGEST_TEXT:
             raise UsageError("a question has 1 to 1,048,576 characters")
         chat, after, beside = (read_id(fields, name) for name in ("chat", "after", "beside"))
         system = fields.text("system") or ""
-        ask = partial(self._chats.ask, chat, text, after=after, beside=beside, system=system)
+        uploads = read_uploads(fields)
+        ask = partial(self._chats.ask, chat, text, after=after, beside=beside, system=system, uploads=uploads)
         return JSONResponse(await self._chats.run(ask))
 
     async def _go(self, request: Request) -> Response:
@@ -206,18 +208,27 @@ class PageRoutes:
     ) -> None:
         """Send an answer, and save what was received of it, however it ends."""
         async with self._pool.lease(asked.model) as pooled:
-            messages = await self._chats.run(partial(self._chats.open_question, chat, question))
-            request = asked._replace(request=replace(asked.request, messages=messages))
-            writer = PageWriter(request.request.begins)
-            api = CompletionApi(lambda body: request, lambda body, envelope: writer, error_body, "ui-")
-            answer = None
+            said = await self._chats.run(partial(self._chats.open_question, chat, question))
+            writer, answer = PageWriter(asked.request.begins), None
             try:
+                messages, notes = await self._with_images(said, pooled)
+                request = asked._replace(request=replace(asked.request, messages=messages))
+                writer.notes = notes
+                api = CompletionApi(lambda body: request, lambda body, envelope: writer, error_body, "ui-")
                 await HttpExchange(api, self._state, scope, _with_empty_body(receive), send).run()
             finally:
                 if writer.answer.started is not None:
                     sampling = {**asked.sampling, **self._state.sampling}
-                    answer = _answer_of(writer, pooled, request, sampling)
+                    answer = _answer_of(writer, pooled, asked, sampling)
                 await asyncio.shield(self._chats.run(partial(self._chats.close_question, chat, answer)))
+
+    async def _with_images(self, said: Said, pooled: PooledModel) -> tuple[tuple[Message, ...], list[str]]:
+        """Return messages with their images; the model has to be loaded to know whether it sees them."""
+        if not any(files for _, files in said):
+            return tuple(message for message, _ in said), []
+        await self._pool.ready(pooled)
+        assert pooled.model is not None
+        return await asyncio.to_thread(with_images, said, "" if pooled.model.sees else pooled.model.name)
 
 
 class _StreamedResponse(Response):

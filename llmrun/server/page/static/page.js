@@ -1,6 +1,7 @@
 // The page: which chat is shown, and the way of an answer from the question to the saved chat.
 
 import { answer as streamed, get, post } from "./api.js";
+import { Attachments } from "./attachments.js";
 import { showBranches } from "./branches.js";
 import { byId, button, clean, h, number, recall, remember, short } from "./dom.js";
 import { save } from "./exports.js";
@@ -15,9 +16,10 @@ const NEAR = 80; // pixels from the end within which the view follows the answer
 const WAIT = 150; // ms between two looks for the saved answer
 const WIDE = matchMedia("(min-width: 60rem)");
 
-const state = { chat: null, busy: null, tokens: recall("tokens") === "on", seen: new Map(), drawn: new Map(), model: null, models: [] };
+const state = { chat: null, busy: null, tokens: recall("tokens") === "on", seen: new Map(), drawn: new Map(), model: null, sees: false, models: [] };
 const turns = byId("turns");
 const field = byId("question");
+const attached = new Attachments(byId("attached"), () => (state.model === byId("model").value && !state.sees ? state.model : null), complain);
 const exporters = h("p", { class: "buttons" }, Object.entries({ markdown: "Markdown", json: "JSON", html: "HTML" }).map(([form, name]) => button(name, () => guarded(() => save(state.chat.id, form, turns)))));
 const settings = new Settings(byId("settings"), (system) => state.chat?.id && guarded(async () => show(await post("/ui/system", { chat: state.chat.id, system }))), exporters);
 
@@ -139,10 +141,11 @@ function markCurrent() {
 async function ask(text, beside = null) {
   if (state.busy || !text.trim()) return;
   const { chat } = state;
-  const body = { chat: chat.id, text, beside, after: lastOf(chat)?.id ?? null, system: settings.system.value };
+  const body = { chat: chat.id, text, beside, after: lastOf(chat)?.id ?? null, system: settings.system.value, ...(beside ? {} : attached.fields) };
   const saved = await guarded(() => post("/ui/ask", body));
   if (!saved) return;
   if (field.value === text) field.value = "";
+  if (!beside) attached.clear();
   show(saved);
   listChats();
   await answer(lastOf(saved).id);
@@ -159,6 +162,7 @@ async function answer(question, { begins = "", kept = [] } = {}) {
   await saved(live).catch(complain);
   state.busy = null;
   showBusy();
+  if (live.notes.length) complain({ message: live.notes.join(" ") });
   showModels().catch(complain);
 }
 
@@ -184,6 +188,7 @@ class LiveAnswer {
     if (state.tokens) this.body.candidates = CANDIDATES;
     this.stopper = new AbortController();
     this.tokens = [...kept];
+    this.notes = [];
     this.known = new Set(state.chat.entries.flatMap((entry) => entry.alternatives));
     this.hasStarted = this.hasFailed = this.isStopped = false;
     this.reasoningSeconds = 0;
@@ -234,6 +239,8 @@ class LiveAnswer {
       if (data.tokens) this.tokens.push(...data.tokens);
       if (this.view) this.view.add(data.tokens ?? []);
       else this.text.add(data.text);
+    } else if (name === "note") {
+      this.notes.push(`${data.text}.`);
     } else if (name === "finished") {
       showContext(data);
     } else if (name === "failed") {
@@ -309,8 +316,10 @@ async function load() {
   const told = byId("loading");
   const clock = setInterval(() => (told.textContent = `loading … ${number((performance.now() - began) / 1000)} s`), 500);
   try {
-    settings.showModel(await post("/ui/load", { model: name }));
-    state.model = name;
+    const loaded = await post("/ui/load", { model: name });
+    settings.showModel(loaded);
+    Object.assign(state, { model: name, sees: loaded.sees });
+    attached.show();
   } finally {
     clearInterval(clock);
     told.textContent = "";
@@ -358,6 +367,7 @@ function listen() {
     event.preventDefault();
     ask(field.value);
   });
+  attached.listen(byId("attach"), field);
   byId("undo").addEventListener("click", undo);
   byId("go").addEventListener("click", openBranches);
   document.addEventListener("keydown", (event) => {
