@@ -130,7 +130,7 @@ class Page:
             if self.see(f"{ACTIVE}.getAttribute('aria-label') === {words!r} || {ACTIVE}.textContent === {words!r}"):
                 return
             self.key("Tab")
-        raise AssertionError(f"the Tab key never comes to {words}")
+        raise AssertionError(f"the Tab key never comes to {words}, but to {self.see(f'{ACTIVE}.outerHTML')}")
 
     def ask(self, text: str) -> None:
         """Ask by keys, and wait for the end of the answer."""
@@ -336,6 +336,37 @@ def test_an_answer_is_explained_on_a_page_of_its_own(browser: Chromium, real: Li
     browser.open(page.see(f"{ACTIVE}.href"))
     assert page.see("document.title") == "Inference, token by token"
     page.until("document.querySelector('[data-view=token]').textContent.includes(' is token ')")
+    page.check()
+
+
+def test_the_steps_of_a_token_and_its_sliders(browser: Chromium, real: LiveServer) -> None:
+    page = Page(browser, real)
+    page.set("Maximum tokens", "5")
+    page.set("Seed", "3")
+    page.see("document.querySelector('#toggle-tokens').click()")
+    page.ask("Hello")
+    assert page.see("document.querySelectorAll('.answer .token').length") == 5, "all logits of this model are equal"
+    page.see("document.querySelectorAll('.answer .token')[1].click()")
+    page.tab_to("Steps and sliders")
+    page.key("Enter")
+    page.until("document.querySelector('#token .sliders')")
+    heads = page.see("[...document.querySelectorAll('#token thead th')].map(each => each.textContent)")
+    assert heads[:2] == ["candidate", "model"]
+    assert heads[-2:] == ["by the sliders", ""]
+    last = "document.querySelector('#token tbody tr:last-child td.result').textContent"
+    as_it_was = page.see(last)
+    page.see("(e => { e.value = 1; e.dispatchEvent(new Event('input')) })(document.querySelector('[name=top_k]'))")
+    assert page.see(last) == "1"
+    page.tab_to("As it was")
+    page.key("Enter")
+    assert page.see(last) == as_it_was
+    page.see("[...document.querySelectorAll('#token td button')].find(e => e.textContent.startsWith('Take')).click()")
+    page.until(f"{IDLE} && document.querySelector('.answer .alternatives')")
+    page.see("document.querySelectorAll('.answer .token')[0].click()")
+    page.key("ArrowRight")
+    assert page.see("document.querySelector('#token-title').textContent.startsWith('Token 2')")
+    page.key("Escape")
+    page.see("document.querySelector('#toggle-tokens').click()")
     page.check()
 
 

@@ -84,12 +84,14 @@ function entryElement(entry, question, isLast) {
   if (entry.role === "user")
     return questionElement(entry, { go, edit: (text) => ask(text, entry.id), answer: isLast ? () => answer(entry.id) : null });
   const seen = state.seen.get(entry.id);
+  const again = { chat: state.chat.id, answer: entry.id, model: modelOf(entry) };
   let view = null;
   if (state.tokens && seen?.tokens) {
-    view = new TokenView((kept, text) => answer(question.id, { begins: text, kept }));
+    const why = (begins) => (!begins && entry.reasoning ? null : guarded(() => post("/ui/why", { ...again, begins })));
+    view = new TokenView((kept, text) => answer(question.id, { begins: text, kept }), why);
     view.add(seen.tokens);
   }
-  const explain = () => guarded(async () => (await post("/ui/explain", { chat: state.chat.id, answer: entry.id, model: modelOf(entry) })).address);
+  const explain = () => guarded(async () => (await post("/ui/explain", again)).address);
   return answerElement(entry, { go, view, explain, seconds: seen?.seconds, retry: () => answer(question.id) });
 }
 
