@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -235,6 +236,19 @@ def test_a_chat_that_is_being_answered_is_not_changed(serve: Serve) -> None:
         assert server.post("/ui/system", {"chat": chat["id"], "system": "x"}).status == 400
     assert eventually(lambda: not read(server, chat)["is_answering"], 60), "the client has left"
     assert server.post("/ui/system", {"chat": chat["id"], "system": "x"}).json["system"] == "x"
+
+
+def test_two_answers_to_one_question_are_decoded_together(serve: Serve) -> None:
+    server = serve("together")  # which answers nobody before two have asked
+    chat = ask(server)
+    question = chat["entries"][0]["id"]
+    with ThreadPoolExecutor(2) as pool:
+        both = list(pool.map(lambda seed: answer(server, chat, together=True, seed=seed), (1, 2)))
+    assert [each.events[-1]["reason"] for each in both] == ["stop", "stop"]
+    answers = server.get(f"/ui/chats/{chat['id']}/answers/{question}").json["answers"]
+    assert [each["text"] for each in answers] == ["Hello", "Hello"]
+    assert read(server, chat)["entries"][1]["alternatives"] == [each["id"] for each in answers]
+    assert not read(server, chat)["is_answering"]
 
 
 def test_what_came_before_a_stop_or_a_crash_is_saved(serve: Serve) -> None:

@@ -132,12 +132,16 @@ class Page:
             self.key("Tab")
         raise AssertionError(f"the Tab key never comes to {words}, but to {self.see(f'{ACTIVE}.outerHTML')}")
 
-    def ask(self, text: str) -> None:
-        """Ask by keys, and wait for the end of the answer."""
-        n_answers = self.see("document.querySelectorAll('.answer').length")
+    def write_question(self, text: str) -> None:
+        """Ask by keys."""
         self.see("document.querySelector('#question').focus()")
         self.write(text)
         self.key("Enter")
+
+    def ask(self, text: str) -> None:
+        """Ask by keys, and wait for the end of the answer."""
+        n_answers = self.see("document.querySelectorAll('.answer').length")
+        self.write_question(text)
         self.until(f"document.querySelectorAll('.answer').length > {n_answers} && {IDLE}")
 
     def check(self) -> None:
@@ -367,6 +371,33 @@ def test_the_steps_of_a_token_and_its_sliders(browser: Chromium, real: LiveServe
     assert page.see("document.querySelector('#token-title').textContent.startsWith('Token 2')")
     page.key("Escape")
     page.see("document.querySelector('#toggle-tokens').click()")
+    page.check()
+
+
+def test_two_answers_side_by_side(browser: Chromium, real: LiveServer) -> None:
+    page = Page(browser, real)
+    page.set("Maximum tokens", "6")
+    page.set("Seed", "3")
+    page.see("document.querySelector('#toggle-settings').click()")
+    page.see("document.querySelector('#double').focus()")
+    page.key("Space")
+    page.see("document.querySelector('#second-origin-seed').previousElementSibling.value = 4")
+    page.write_question("Hello")
+    page.until(f"{IDLE} && document.querySelectorAll('.columns article').length === 2")
+    page.until("document.querySelector('.columns + .hint').textContent.startsWith('They part at token ')")
+    hints = page.see("[...document.querySelectorAll('.columns .hint')].map(each => each.textContent)")
+    assert all("tokens/s" in hint and " s · " in hint for hint in hints)
+    assert ["seed 3" in hints[0], "seed 4" in hints[1]] == [True, True]
+    other = "[...document.querySelectorAll('.columns button')].find(e => e.textContent === 'Go on with this one')"
+    words = page.see(f"{other}.closest('article').querySelector('.markdown').textContent")
+    page.see(f"{other}.focus()")
+    page.key("Enter")
+    page.until("!document.querySelector('.columns')")
+    assert page.see(f"{LAST}.textContent") == words
+    assert page.see("document.querySelector('.answer .alternatives').textContent.includes('of 2')")
+    page.see("document.querySelector('#double').click()")
+    page.ask("And now?")
+    assert page.see("document.querySelectorAll('article').length") == 4
     page.check()
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -28,6 +28,16 @@ Said: TypeAlias = "list[tuple[Message, tuple[ImageFile, ...]]]"
 """Messages, each with its images, which are read for every request."""
 
 
+@dataclass
+class _OpenQuestion:
+    """A question that is being answered."""
+
+    saved: SavedChat
+    entry: int
+    said: Said
+    n_answers: int = 1  # being decoded
+
+
 class PageChats:
     """The saved chats of this user. Every method runs in the store's thread.
 
@@ -39,7 +49,7 @@ class PageChats:
         self._state_dir = state_dir
         self._thread = ThreadPoolExecutor(1, "saved chats")
         self._store: Sessions | None = None
-        self._answering: dict[int, SavedChat] = {}
+        self._answering: dict[int, _OpenQuestion] = {}
 
     async def run(self, work: Callable[[], _Result]) -> _Result:
         """Call a method of this object in the store's thread."""
@@ -122,12 +132,19 @@ class PageChats:
         typed = text if files else ""
         return Question(Attachments(files).before(text), typed, tuple(map(ImageFile.of, images)))
 
-    def open_question(self, chat: int, question: int) -> Said:
+    def open_question(self, chat: int, question: int, *, together: bool = False) -> Said:
         """Go back to a question, hold its chat until close_question(), and return the conversation up to it.
+
+        Args:
+            together: another answer to this question may be on its way.
 
         Raises:
             UsageError: the chat is in use, or has no such question.
         """
+        current = self._answering.get(chat)
+        if together and current is not None and current.entry == question:
+            current.n_answers += 1
+            return current.said
         saved = self._opened(chat)
         try:
             asked = _entry(saved, question)
@@ -137,7 +154,7 @@ class PageChats:
         except BaseException:
             saved.release()
             raise
-        self._answering[chat] = saved
+        self._answering[chat] = _OpenQuestion(saved, question, said)
         return said
 
     def replayed(self, chat: int, answer: int) -> tuple[Said, Answer]:
@@ -160,13 +177,21 @@ class PageChats:
         return _said(tree.system, in_window(tree.path()))
 
     def close_question(self, chat: int, answer: Answer | None) -> None:
-        """Save the answer to the question that was opened last, if any, and let the chat go."""
-        saved = self._answering.pop(chat)
+        """Save an answer to the open question, if any; let the chat go with the last one."""
+        current = self._answering[chat]
+        current.n_answers -= 1
         try:
             if answer is not None:
-                saved.add_answer(answer)
+                current.saved.add_answer(answer)
         finally:
-            saved.release()
+            if not current.n_answers:
+                del self._answering[chat]
+                current.saved.release()
+
+    def answers(self, chat: int, question: int) -> list[dict[str, Any]]:
+        """Return all answers to a question."""
+        tree = self._sessions.tree(str(chat))
+        return [_entry_data(entry) for entry in tree.entries if entry.parent == question]
 
     def go(self, chat: int, entry: int) -> dict[str, Any]:
         """Go to the newest branch with an entry, and return the chat."""
@@ -200,11 +225,12 @@ class PageChats:
 
     def branches(self, chat: int) -> list[dict[str, Any]]:
         """Return the continuations of a chat, each with the number of the first turn that differs, and its text."""
-        saved = self._answering.get(chat) or self._sessions.open(str(chat))
+        current = self._answering.get(chat)
+        saved = current.saved if current else self._sessions.open(str(chat))
         try:
             found = [{**asdict(branch), "differs": saved.difference(branch)} for branch in saved.branches()]
         finally:
-            if chat not in self._answering:
+            if current is None:
                 saved.release()
         return found
 

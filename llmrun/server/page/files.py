@@ -19,6 +19,7 @@ MEDIA_TYPES = {
     "api.js": _SCRIPT,
     "attachments.js": _SCRIPT,
     "branches.js": _SCRIPT,
+    "compare.js": _SCRIPT,
     "dom.js": _SCRIPT,
     "exports.js": _SCRIPT,
     "markdown.js": _SCRIPT,

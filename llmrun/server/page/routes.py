@@ -6,7 +6,7 @@ Owns who may use them; must not know how chats are saved. The guard has let a re
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -68,6 +68,7 @@ class PageRoutes:
             Route("/ui/chats", own(self._list), methods=get),
             Route("/ui/chats/{chat:int}", own(self._read), methods=get),
             Route("/ui/chats/{chat:int}/head", own(self._head), methods=get),
+            Route("/ui/chats/{chat:int}/answers/{question:int}", own(self._answers), methods=get),
             Route("/ui/chats/{chat:int}/branches", own(self._branches), methods=get),
             Route("/ui/chats/{chat:int}/{form}", own(self._export), methods=get),
             Route("/ui/ask", own(self._ask), methods=post),
@@ -195,20 +196,31 @@ class PageRoutes:
         change = partial(self._chats.set_system, needed_id(fields, "chat"), fields.text("system") or "")
         return JSONResponse(await self._chats.run(change))
 
+    async def _answers(self, request: Request) -> Response:
+        chat, question = request.path_params["chat"], request.path_params["question"]
+        return JSONResponse({"answers": await self._chats.run(partial(self._chats.answers, chat, question))})
+
     # ---- answers ----
 
     async def _answer(self, request: Request) -> Response:
-        """Answer a question as a stream: {"chat", "question", "model", "candidates", "begins", sampling ...}."""
+        """Answer a question as a stream: {"chat", "question", "together", "model", "candidates", "begins", ...}."""
         fields = await read_fields(request)
         chat, question = needed_id(fields, "chat"), needed_id(fields, "question")
-        return _StreamedResponse(partial(self._stream, _completion(fields), chat, question))
+        said = partial(self._chats.open_question, chat, question, together=fields.flag("together") is True)
+        return _StreamedResponse(partial(self._stream, _completion(fields), chat, said))
 
     async def _stream(
-        self, asked: CompletionRequest, chat: int, question: int, scope: Scope, receive: Receive, send: Send
+        self,
+        asked: CompletionRequest,
+        chat: int,
+        open_question: Callable[[], Said],
+        scope: Scope,
+        receive: Receive,
+        send: Send,
     ) -> None:
         """Send an answer, and save what was received of it, however it ends."""
         async with self._pool.lease(asked.model) as pooled:
-            said = await self._chats.run(partial(self._chats.open_question, chat, question))
+            said = await self._chats.run(open_question)
             writer, answer = PageWriter(asked.request.begins), None
             try:
                 messages, notes = await self._with_images(said, pooled)

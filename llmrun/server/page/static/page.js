@@ -3,6 +3,7 @@
 import { answer as streamed, get, post } from "./api.js";
 import { Attachments } from "./attachments.js";
 import { showBranches } from "./branches.js";
+import { Comparison } from "./compare.js";
 import { byId, button, clean, h, number, recall, remember, short } from "./dom.js";
 import { save } from "./exports.js";
 import { LiveMarkdown } from "./markdown.js";
@@ -16,7 +17,7 @@ const NEAR = 80; // pixels from the end within which the view follows the answer
 const WAIT = 150; // ms between two looks for the saved answer
 const WIDE = matchMedia("(min-width: 60rem)");
 
-const state = { chat: null, busy: null, tokens: recall("tokens") === "on", seen: new Map(), drawn: new Map(), model: null, sees: false, models: [] };
+const state = { chat: null, busy: null, tokens: recall("tokens") === "on", seen: new Map(), drawn: new Map(), columns: null, model: null, sees: false, models: [] };
 const turns = byId("turns");
 const field = byId("question");
 const attached = new Attachments(byId("attached"), () => (state.model === byId("model").value && !state.sees ? state.model : null), complain);
@@ -74,6 +75,8 @@ function draw() {
     return { id: entry.id, key, element: entryElement(entry, entries[at - 1], entry === last) };
   });
   state.drawn = new Map(drawn.map((each) => [each.id, each]));
+  if (state.columns && state.columns.question === entries.at(-2)?.id) drawn.splice(-1, 1, { element: state.columns.element });
+  else state.columns = null;
   const empty = h("p", { class: "empty" }, state.models.length ? "Ask something. The chat is saved where `llmrun sessions` finds it." : "There is no model on this disk yet. In a terminal: llmrun pull smollm2");
   turns.replaceChildren(...(drawn.length ? drawn.map((each) => each.element) : [empty]));
   turns.scrollTop = turns.scrollHeight;
@@ -150,7 +153,36 @@ async function ask(text, beside = null) {
   if (!beside) attached.clear();
   show(saved);
   listChats();
-  await answer(lastOf(saved).id);
+  await (settings.isDouble.checked ? compare : answer)(lastOf(saved).id);
+}
+
+/** Answer a question twice at the same time, in columns. */
+async function compare(question) {
+  const values = { model: byId("model").value, ...settings.values };
+  const goOn = (id) => {
+    if (state.busy) return;
+    state.columns = null;
+    guarded(async () => show(await post("/ui/go", { chat: state.chat.id, entry: id })));
+  };
+  const live = new Comparison(state.chat.id, question, [values, settings.secondValues(values)], goOn);
+  const known = knownIds();
+  state.busy = live;
+  showBusy();
+  turns.append(live.element);
+  turns.scrollTop = turns.scrollHeight;
+  say("Answering twice");
+  await guarded(() => live.run());
+  say("Both answers have ended");
+  await guarded(async () => {
+    const chat = await whenSaved();
+    const { answers } = await get(`/ui/chats/${chat.id}/answers/${question}`);
+    live.name(answers.filter(({ id }) => !known.has(id)), lastOf(chat).id);
+    state.columns = lastOf(chat).role === "assistant" ? live : null;
+    show(chat);
+  });
+  state.busy = null;
+  showBusy();
+  showModels().catch(complain);
 }
 
 /** Answer a question; `begins` is text that the answer is to begin with, `kept` its tokens. */
@@ -158,6 +190,7 @@ async function answer(question, { begins = "", kept = [] } = {}) {
   if (state.busy) return;
   const live = new LiveAnswer(question, begins, kept);
   state.busy = live;
+  state.columns = null;
   showBusy();
   await guarded(() => live.run());
   if (live.hasStarted || !live.hasFailed) say(live.isStopped ? "Stopped" : "The answer has ended");
@@ -168,14 +201,22 @@ async function answer(question, { begins = "", kept = [] } = {}) {
   showModels().catch(complain);
 }
 
-/** Show the chat again as soon as the answer is in it. */
-async function saved(live) {
+const knownIds = () => new Set(state.chat.entries.flatMap((entry) => entry.alternatives));
+
+/** Return the chat as soon as its answers are in it. */
+async function whenSaved() {
   const { id } = state.chat;
   let chat = await get(`/ui/chats/${id}`);
   while (chat.is_answering) {
     await new Promise((done) => setTimeout(done, WAIT));
     chat = await get(`/ui/chats/${id}`);
   }
+  return chat;
+}
+
+/** Show the chat again as soon as the answer is in it. */
+async function saved(live) {
+  const chat = await whenSaved();
   const last = lastOf(chat);
   if (last?.role === "assistant" && !live.known.has(last.id)) {
     const tokens = live.tokens.length ? tokensOf(live.tokens, last.text) : null;
@@ -191,7 +232,7 @@ class LiveAnswer {
     this.stopper = new AbortController();
     this.tokens = [...kept];
     this.notes = [];
-    this.known = new Set(state.chat.entries.flatMap((entry) => entry.alternatives));
+    this.known = knownIds();
     this.hasStarted = this.hasFailed = this.isStopped = false;
     this.reasoningSeconds = 0;
     this.pieces = 0;
@@ -307,6 +348,7 @@ async function showModels() {
   const size = ({ n_bytes: n }) => (n ? `, ${n >= 1e9 ? `${number(n / 1e9, 1)} GB` : `${number(n / 1e6)} MB`}` : "");
   select.replaceChildren(...state.models.map((each) => h("option", { value: each.name }, `${clean(each.name)}${size(each)}${each.n_ctx ? ", in memory" : ""}`)));
   if (state.models.some((each) => each.name === wanted)) select.value = wanted;
+  settings.showModels(state.models.map((each) => each.name));
   byId("send").disabled = !state.models.length;
   if (isLoaded(select.value) && state.model !== select.value) await load();
 }

@@ -8,7 +8,7 @@ const VISIBLE = { "\n": "↵\n", "\t": "⇥\t" };
 
 const percent = (logprob) => `${number(Math.exp(logprob) * 100, 1)}%`;
 const visible = (text) => clean(text).replace(/[\n\t]/g, (each) => VISIBLE[each]);
-const quoted = (text) => `“${visible(text).trimEnd() || "␠".repeat(text.length || 1)}”`;
+export const quoted = (text) => `“${visible(text).trimEnd() || "␠".repeat(text.length || 1)}”`;
 
 /** Return the tokens of the answer itself: those of the reasoning come before them. */
 export function tokensOf(tokens, text) {

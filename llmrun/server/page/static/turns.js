@@ -3,7 +3,7 @@
 import { button, clean, h, number, short } from "./dom.js";
 import { copy, render } from "./markdown.js";
 
-const ENDS = { length: "cut off: no more tokens were allowed", cancelled: "stopped", interrupted: "interrupted", repeats: "stopped: it repeated itself" };
+export const ENDS = { length: "cut off: no more tokens were allowed", cancelled: "stopped", interrupted: "interrupted", repeats: "stopped: it repeated itself" };
 
 /** Return the figures of an answer in a line, as the terminal has them. */
 export function figures(stats) {
