@@ -39,8 +39,11 @@ from llmrun.server.sockets import allow_many_connections, bind
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
+    from llmrun.insight.explain import ExplainedAnswer
+    from llmrun.insight.merges import MergeRule
     from llmrun.planning.pairs import DraftFile
     from llmrun.protocol.adapters import Adapter
+    from llmrun.protocol.params import SamplingParams
     from llmrun.server.guard import Policy
     from llmrun.server.pool import PooledModel
     from llmrun.server.registry import RunningServer, ServerFile
@@ -327,6 +330,12 @@ def _check_adapters(adapters: tuple[Adapter, ...], model: Path | None) -> None:
     adapter_bytes(adapters, read_header(model))
 
 
+def _explain_page(found: ExplainedAnswer, sampling: SamplingParams, rule: MergeRule | None) -> str:
+    from llmrun.ui.views.explain_html import explain_page
+
+    return explain_page(found, sampling, rule)
+
+
 async def _run(
     output: Output, options: ServeOptions, listening: socket.socket, parent: int | None, *, log_json: bool
 ) -> None:
@@ -352,6 +361,7 @@ async def _run(
     serving = Serving(
         options,
         settings,
+        explain_page=_explain_page,
         on_served=view.served,
         on_loaded=loaded,
         on_failed=view.failed,
