@@ -317,7 +317,7 @@ class Pool:
         try:
             loop = asyncio.get_running_loop()
             connection = EngineConnection(await loop.run_in_executor(self._launcher, self._start_engine, model))
-            pooled.loaded = await connection.load(model.load)
+            pooled.loaded = model.loaded = await connection.load(model.load)
         except BaseException:
             pooled.locks.close()
             raise

@@ -44,10 +44,7 @@ class ResponseRoutes:
     async def _count(self, request: Request) -> Response:
         body = self._state.responses.expanded(parse_json(await read_body(request.receive)))
         completion = await asyncio.to_thread(openai_responses.read, body)
-        pool = self._state.pool
-        with self._state.traffic.admitted(1):
-            async with pool.lease(completion.model) as pooled:
-                engine = await pool.ready(pooled)
-                asked = pool.complete(pooled, completion.model, completion.request)
-                counted = await engine.do(COUNT_TOKENS, asked)
+        async with self._state.engine(completion.model) as (engine, pooled):
+            asked = self._state.pool.complete(pooled, completion.model, completion.request)
+            counted = await engine.do(COUNT_TOKENS, asked)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": counted.total})

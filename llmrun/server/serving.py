@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,7 @@ from llmrun.server.guard import Policy
 from llmrun.server.listener import RECEIVE_SECONDS, Listener
 from llmrun.server.manage_routes import ManageRoutes
 from llmrun.server.metrics import ServerMetrics
+from llmrun.server.page.insights import ExplainPage
 from llmrun.server.page.routes import PageRoutes
 from llmrun.server.pool import NO_DEFAULTS, Pool, PooledModel, RequestDefaults
 from llmrun.server.protocols.stored_responses import ResponseStore
@@ -62,6 +64,8 @@ def run_in_event_loop(main: Coroutine[Any, Any, None]) -> None:
     try:
         import uvloop  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
+        if sys.platform == "win32":  # whose default event loop does not watch descriptors
+            asyncio.set_event_loop_policy(asyncio.WindowsSelectorEventLoopPolicy())
         asyncio.run(main)
     else:
         uvloop.run(main)
@@ -75,6 +79,7 @@ class Serving:
         on_loaded: called after every load of a model.
         on_failed: called if a model can't be loaded at the start.
         start: starts an engine process for a model.
+        explain_page: makes the page of an explained answer.
     """
 
     def __init__(
@@ -82,6 +87,7 @@ class Serving:
         options: ServeOptions,
         settings: Settings,
         *,
+        explain_page: ExplainPage,
         on_served: Callable[[AccessRecord], None] = lambda record: None,
         on_loaded: Callable[[PooledModel], None] = lambda pooled: None,
         on_failed: Callable[[LlmrunError], None] = lambda error: None,
@@ -107,7 +113,7 @@ class Serving:
         state = ServerState(self._pool, self._traffic, self.metrics, options.sampling, ResponseStore())
         catalog = ModelCatalog(settings)
         manage = ManageRoutes(self._pool, settings, is_open=options.allow_manage)
-        self._page = PageRoutes(state, catalog, settings.state_dir)
+        self._page = PageRoutes(state, catalog, settings.state_dir, explain_page)
         self._http = HttpApp(state, catalog=catalog, page=self._page, manage=manage, on_served=on_served)
         self._ending = asyncio.Event()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -412,8 +413,8 @@ def _in_time(work: Callable[[], _Result], seconds: float) -> _Result:
 
     The limit is this thread's processor time, because a quick template may wait for long on a busy machine.
     """
-    if threading.current_thread() is not threading.main_thread():  # signals reach the main thread only
-        return work()
+    if sys.platform == "win32" or threading.current_thread() is not threading.main_thread():
+        return work()  # signals reach the main thread only, and Windows has no timers
     end = time.thread_time() + seconds
     is_running = True
 
@@ -437,12 +438,15 @@ def _in_time(work: Callable[[], _Result], seconds: float) -> _Result:
 @contextmanager
 def _memory_limit(n_bytes: int) -> Iterator[None]:
     """Limit the memory that a template may allocate (on Linux)."""
-    try:
-        import resource
-        from pathlib import Path
+    if sys.platform != "linux":
+        yield
+        return
+    import resource
+    from pathlib import Path
 
+    try:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
-    except (ImportError, OSError):
+    except OSError:
         yield
         return
     limits = resource.getrlimit(resource.RLIMIT_AS)
