@@ -24,11 +24,11 @@ from llmrun.cli.options import (
     ExactOption,
     LoadingOptions,
     TemplateOption,
-    ThinkEffortOption,
     loading,
     template_text,
     with_options,
 )
+from llmrun.cli.reasoning import ThinkEffortOption
 from llmrun.cli.sampling import watermark_flags
 from llmrun.cli.serving import at_most
 from llmrun.config import load_settings, model_aliases
