@@ -31,7 +31,8 @@ class FrameError(Exception):
     failed: Failed | None = None
 
 
-_ROW_TYPES = (int, str, int, bool)
+_ROW_TYPES = (int, str, int, int)
+_json_text = json.encoder.encode_basestring_ascii
 _PART_KINDS = get_args(PartKind)
 
 
@@ -51,16 +52,21 @@ def encode(frame: Frame) -> bytes:
         FrameError: it is larger than MAX_FRAME_BYTES.
         UsageError: it holds something that is not JSON data.
     """
-    return _framed({"kind": type(frame).__name__, **as_dict(frame)})
+    return _framed(json.dumps({"kind": type(frame).__name__, **as_dict(frame)}))
 
 
 def encode_text(rows: Iterable[TextDelta]) -> bytes:
     """Return one frame for the text of several answers, without log-probabilities; raise as encode()."""
-    return _framed({"kind": "TextDeltas", "rows": [*rows]})
+    written = ",".join(
+        f"[{row.request},{_json_text(row.text)},{row.tokens},{int(row.drafted)},"
+        f"{'null' if row.parts is None else json.dumps(row.parts)}]"
+        for row in rows
+    )
+    return _framed(f'{{"kind":"TextDeltas","rows":[{written}]}}')
 
 
-def _framed(data: dict[str, Any]) -> bytes:
-    body = json.dumps(data).encode()
+def _framed(text: str) -> bytes:
+    body = text.encode()
     if len(body) > MAX_FRAME_BYTES:
         raise FrameError(f"a frame of {len(body)} bytes is over the limit of {MAX_FRAME_BYTES}")
     return _LENGTH.pack(len(body)) + body
@@ -88,11 +94,10 @@ def decode(body: bytes) -> Frame | TextDeltas:
 
 def _text_delta(row: Any) -> TextDelta:
     """Return a row of TextDeltas; raise TypeError or ValueError if it is something else."""
-    request, text, tokens, logprobs, drafted, parts = row
-    types = type(request), type(text), type(tokens), type(drafted)
-    if types != _ROW_TYPES or logprobs != []:
+    request, text, tokens, drafted, parts = row
+    if (type(request), type(text), type(tokens), type(drafted)) != _ROW_TYPES:
         raise TypeError(f"a row of TextDeltas is {row!r:.40}")
-    return TextDelta(request, text, tokens, (), drafted, None if parts is None else tuple(map(_part, parts)))
+    return TextDelta(request, text, tokens, (), bool(drafted), None if parts is None else tuple(map(_part, parts)))
 
 
 def _part(part: Any) -> AnswerPart:

@@ -238,7 +238,11 @@ class Engine:
             waiting = [
                 self._slots.checkpoints.until_planned(each.slot, each.n_cached, each.n_ready) for each in running
             ]
-            shares = schedule(waiting, n_batch, self._n_mixed(sum(waiting)), self._n_batches)
+            n_waiting = sum(waiting)
+            if n_waiting == len(waiting) <= n_batch:  # a shortcut: all decode
+                shares = waiting
+            else:
+                shares = schedule(waiting, n_batch, self._n_mixed(n_waiting), self._n_batches)
             if self._slots.make_room(sum(shares)) or len(self._active) == 1:
                 break
             self._preempt()
