@@ -32,7 +32,8 @@ class FrameError(Exception):
 
 
 _ROW_TYPES = (int, str, int, int)
-_json_text = json.encoder.encode_basestring_ascii
+_TEXT_BEFORE, _TEXT_AFTER = b'{"kind":"TextDeltas","rows":', b"}"
+_json_text, _raw_decode = json.encoder.encode_basestring_ascii, json.JSONDecoder().raw_decode
 _PART_KINDS = get_args(PartKind)
 
 
@@ -62,7 +63,7 @@ def encode_text(rows: Iterable[TextDelta]) -> bytes:
         f"{'null' if row.parts is None else json.dumps(row.parts)}]"
         for row in rows
     )
-    return _framed(f'{{"kind":"TextDeltas","rows":[{written}]}}')
+    return _framed(f"{_TEXT_BEFORE.decode()}[{written}]{_TEXT_AFTER.decode()}")
 
 
 def _framed(text: str) -> bytes:
@@ -80,12 +81,14 @@ def decode(body: bytes) -> Frame | TextDeltas:
     """
     data: Any = None
     try:
+        if body.startswith(_TEXT_BEFORE):
+            rows, end = _raw_decode(body[len(_TEXT_BEFORE) :].decode())
+            if len(_TEXT_BEFORE) + end + len(_TEXT_AFTER) != len(body):  # all of it is ASCII
+                raise ValueError("it has no end")
+            return TextDeltas(tuple(map(_text_delta, rows)))
         data = load_json(body)
-        name = data.pop("kind")
-        if name == "TextDeltas":
-            return TextDeltas(tuple(map(_text_delta, data["rows"])))
-        return from_json(_KINDS[name], data)
-    except (ValueError, TypeError, KeyError, AttributeError, LlmrunError) as error:
+        return from_json(_KINDS[data.pop("kind")], data)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, LlmrunError) as error:
         broken = FrameError(f"not a frame: {error!r}")
         if isinstance(data, dict) and type(request := data.get("request")) is int:
             broken.failed = Failed.of(refusal(error), request)

@@ -118,7 +118,7 @@ class Pipe:
                 raise self._gone("it sent a command instead of an event")
             else:
                 yield frame
-            frame = self._next_frame()
+            frame = self._next_frame() if self._received else None
 
     def _read(self, seconds: float) -> bool:
         """Wait for more bytes; return False if none came in this time."""

@@ -21,7 +21,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import peers
-import psutil
 import server
 import serving
 
@@ -121,19 +120,15 @@ def outside_decode(model: Any, timer: DecodeTimer, n_clients: int, n_tokens: int
 
 def front(port: int, pid: int, n_clients: int, n_tokens: int, numbers: Iterator[int]) -> float:
     """Return microseconds a token of the HTTP process."""
-    process = psutil.Process(pid)
-
-    def seconds() -> float:
-        times = process.cpu_times()
-        return float(times.user + times.system)
+    clock = ~pid << 3 | 2  # Linux's clock of another process's processor time, see clock_getcpuclockid()
 
     async def stream() -> int:
         clients = (serving.ask(port, serving.question(next(numbers)), n_tokens) for _ in range(n_clients))
         return sum(each.n_tokens for each in await asyncio.gather(*clients))
 
-    began = seconds()
+    began = time.clock_gettime(clock)
     n_streamed = asyncio.run(stream())
-    return 1e6 * (seconds() - began) / n_streamed
+    return 1e6 * (time.clock_gettime(clock) - began) / n_streamed
 
 
 def main() -> int:
