@@ -108,10 +108,11 @@ class LlamaVocabulary:
             count = self._llama.llama_tokenize(self.pointer, data, len(data), tokens, room, False, special)
             if count < 0:
                 room = -count
-            elif min(tokens[:count], default=0) < 0:
-                raise _damaged("it has no token for something in the text, and none for the unknown")
             else:
-                return tokens[:count]
+                found = tokens[:count]
+                if min(found, default=0) < 0:
+                    raise _damaged("it has no token for something in the text, and none for the unknown")
+                return found
 
     @property
     def around_text(self) -> tuple[list[int], list[int]]:
