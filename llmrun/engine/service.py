@@ -21,7 +21,7 @@ from llmrun.engine.core.logprobs import LogprobStream
 from llmrun.engine.core.probe import StepProbe
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Extras
-from llmrun.engine.llama.base import ALLOCATING
+from llmrun.engine.llama.base import ALLOCATING, PIECE_TOKENS
 from llmrun.engine.llama.media import Projector
 from llmrun.engine.prompt.images import image_bytes, with_omitted_images
 from llmrun.engine.prompt.template import NAMED, ChatTemplate, ControlTexts, Part
@@ -401,9 +401,11 @@ class Preparer:
         Raises:
             BadModelError: the vocabulary does not have all of them.
         """
-        tokens = self._vocabulary.tokenize(text, special=special)
-        if tokens and not 0 <= min(tokens) <= max(tokens) < self._vocabulary.n_tokens:
-            raise _lossy_vocabulary()
+        tokens, n_tokens = self._vocabulary.tokenize(text, special=special), self._vocabulary.n_tokens
+        for start in range(0, len(tokens), PIECE_TOKENS):
+            piece = tokens[start : start + PIECE_TOKENS]
+            if not 0 <= min(piece) <= max(piece) < n_tokens:
+                raise _lossy_vocabulary()
         return tokens
 
     def _chat_template(self, template: str | None) -> ChatTemplate:

@@ -13,6 +13,9 @@ from llmrun import _native
 from llmrun.errors import LlmrunError
 from llmrun.protocol.adapters import AdapterScale
 
+PIECE_TOKENS = 16_384
+"""Tokens of a long prompt that are handled in one call of C, which holds the interpreter's lock for up to 0.3 ms."""
+
 ALLOCATING = threading.Lock()
 """Held while a KV cache grows, and while a chat template runs: the template's memory limit counts the whole process."""
 
