@@ -54,6 +54,7 @@ from llmrun.protocol.questions import (
     MeasureSteps,
 )
 from llmrun.protocol.speculation import StepTables
+from llmrun.system import disable_core_dumps
 
 if TYPE_CHECKING:
     from llmrun.engine.core.host_prefix_cache import HostPrefix
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
 
 _PROGRESS_INTERVAL = 0.1  # seconds between two LoadProgress
 _MAX_RUN = 64  # decode steps without a look at the queue
+_IDLE_SECONDS = 5.0  # without commands, before parked conversations are saved
 
 
 class Commands:
@@ -257,13 +259,21 @@ class EngineProcess:
             self._queued.clear()
             while self._model is None or not self._model.engine.busy or not self._to_compute.empty():
                 self._exit_if_worn_out()
-                self._handle(*self._to_compute.get())
+                self._handle(*self._next_command())
             seconds = self._outbox.due - time.perf_counter()
             events = self._model.engine.step(RunLimit(_MAX_RUN, seconds, self._queued))
             for event in events:
                 if isinstance(event, Finished | Failed):
                     self._commands.answering.discard(event.request)
             self._outbox.add(events)
+
+    def _next_command(self) -> tuple[Command, Command | PreparedRequest]:
+        """Wait for a command; save parked conversations when none has come for a while."""
+        with suppress(queue.Empty):
+            return self._to_compute.get(timeout=_IDLE_SECONDS)
+        if self._model is not None and self._model.load.n_seq_max > 1:
+            self._model.engine.save_parked()
+        return self._to_compute.get()
 
     def _exit_if_worn_out(self) -> None:
         """Exit when idle if the process is worn out; the front starts a new one on demand."""
@@ -365,7 +375,7 @@ class EngineProcess:
             load_seconds=time.perf_counter() - began,
             thinking_tags=model.preparer.thinking_tags or (),
             request=load.request,
-            buffers=tuple(each for held in self._contexts for each in held.model.buffer_log.buffers),
+            buffers=tuple(each for held in self._contexts for each in held.model.buffers),
         )
 
     def _unload(self) -> tuple[LoadedModel | None, list[HostPrefix]]:
@@ -428,7 +438,7 @@ def main() -> None:
     """Run the engine process; never return."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     environment.set_environment()
-    environment.disable_core_dumps()
+    disable_core_dumps()
     environment.shorten_switch_interval()
     _native.exit_when_closed(0)
     _run_or_exit(EngineProcess(Channel.private()).run)

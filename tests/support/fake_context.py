@@ -261,13 +261,16 @@ class FakeContext:
         self.synchronize()
         return ctypes.addressof(self._rows[index])
 
+    def can_forget(self, sequence_id: int, start: int) -> bool:
+        """See base.Context."""
+        return self.cuts or start == 0 or start >= len(self._cells[sequence_id])
+
     def forget(self, sequence_id: int, start: int) -> bool:
         """See base.Context."""
-        cells = self._cells[sequence_id]
-        if not self.cuts and 0 < start < len(cells):
-            return False
-        del cells[start:]
-        return True
+        found = self.can_forget(sequence_id, start)
+        if found:
+            del self._cells[sequence_id][start:]
+        return found
 
     def drop(self, sequence_id: int, start: int, end: int) -> bool:
         """See base.Context. Like llama.cpp, it would move a shared cell for everybody."""

@@ -163,8 +163,8 @@ class Engine:
         except (Aborted, CacheFull, LlmrunError) as error:
             return self._roll_back(parts, error)
         seconds = self._clock() - began
-        if isinstance(batch, list) and len(batch) >= len(parts) + PrefillRate.MIN_TOKENS:
-            self._rate.record(len(batch), seconds)
+        if isinstance(batch, list):
+            self._record_rate(parts, len(batch), seconds)
         return self._advance(parts, seconds)
 
     # ---- admission -----------------------------------------------------------------------------------------
@@ -261,6 +261,13 @@ class Engine:
         if self._throughput:
             return self._context.n_batch
         return mixed_tokens(self._rate, n_waiting, 0 if self._context.unified else PIECE + len(self._active))
+
+    def _record_rate(self, parts: list[BatchPart], n_tokens: int, seconds: float) -> None:
+        if n_tokens < len(parts) + PrefillRate.MIN_TOKENS:
+            self._rate.record_step(seconds)
+        else:
+            n_decoding = sum(part.sequence.n_completion > 0 for part in parts)
+            self._rate.record(n_tokens - n_decoding, seconds, n_decoding)
 
     def _can_run(self) -> bool:
         """Return whether a sole sequence decodes in a context whose last tokens can be cut."""
@@ -475,6 +482,11 @@ class Engine:
         if prompt_only:
             self._slots.truncate(sequence.slot, sequence.n_prompt)
         return self._slots.save(sequence.slot)
+
+    def save_parked(self) -> None:
+        """Queue parked conversations for the disk, for a later process; call it when the engine is idle."""
+        if not self.busy:
+            self._slots.save_parked()
 
     def measure_steps(self, interrupted: Callable[[], bool]) -> StepTables:
         """Measure decode steps of several widths; return empty tables if the engine is busy or gets interrupted."""

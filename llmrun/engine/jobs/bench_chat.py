@@ -47,6 +47,7 @@ class _Stopwatch:
         self.n_batch, self.n_outputs, self.cuts = context.n_batch, context.n_outputs, context.cuts
         self.synchronize, self.run = context.synchronize, context.run
         self.adapt, self.forget, self.drop, self.copy = context.adapt, context.forget, context.drop, context.copy
+        self.can_forget = context.can_forget
         self.state, self.set_state = context.state, context.set_state
         self.has_checkpoints, self.checkpoint, self.go_back = (
             context.has_checkpoints,

@@ -184,6 +184,9 @@ class Context(Protocol):
         A recurrent state can't be cut, nor a sliding window that has passed. Start 0 always succeeds.
         """
 
+    def can_forget(self, sequence_id: int, start: int) -> bool:
+        """Return whether forget() would succeed."""
+
     def drop(self, sequence_id: int, start: int, end: int) -> bool:
         """Drop positions [start, end) of a sequence and shift the later ones down; return False if unsupported.
 

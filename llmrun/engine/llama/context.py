@@ -387,9 +387,16 @@ class LlamaContext:
         self._shifted.clear()
         self._positions.clear()
 
+    def can_forget(self, sequence_id: int, start: int) -> bool:
+        position = self._positions.at(sequence_id, start)
+        if position is None or start == 0:
+            return start == 0
+        is_at_end = position > self._llama.llama_memory_seq_pos_max(self._memory, sequence_id)
+        return is_at_end or (self.cuts and self._has_window(sequence_id, position))
+
     def forget(self, sequence_id: int, start: int) -> bool:
         position = self._positions.at(sequence_id, start)
-        if position is None or (start > 0 and not self._has_window(sequence_id, position)):
+        if position is None or (self.cuts and not self.can_forget(sequence_id, start)):
             return False
         is_removed = bool(self._llama.llama_memory_seq_rm(self._memory, sequence_id, position, _TO_THE_END))
         if is_removed:
@@ -397,11 +404,9 @@ class LlamaContext:
         return is_removed
 
     def _has_window(self, sequence_id: int, start: int) -> bool:
-        """Return whether the whole sliding window of a token at position start is cached, as always at the end."""
+        """Return whether the whole sliding window of a token at position start is cached."""
         window = self.model.sliding_window
-        if not window or start > self._llama.llama_memory_seq_pos_max(self._memory, sequence_id):
-            return True
-        return bool(self._first(sequence_id) <= max(0, start - window + 1))
+        return not window or self._first(sequence_id) <= max(0, start - window + 1)
 
     def _first(self, sequence_id: int) -> int:
         """Return the first position of a sequence from which on all cells are cached, negative if it has none."""
