@@ -124,7 +124,7 @@ def frame_length(data: bytes | bytearray) -> int | None:
     return _LENGTH.size + int(length)
 
 
-def read_frame(read: Callable[[int], bytes]) -> Frame | None:
+def read_frame(read: Callable[[int], bytes]) -> Frame | TextDeltas | None:
     """Return the next frame of a blocking stream; None at its end.
 
     Args:

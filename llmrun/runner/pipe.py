@@ -110,7 +110,7 @@ class Pipe:
         if frame is None and self._read(seconds):
             frame = self._next_frame()
         while frame is not None:
-            if type(frame) is TextDeltas:
+            if isinstance(frame, TextDeltas):
                 yield from frame.rows
             elif isinstance(frame, Command):
                 raise self._gone("it sent a command instead of an event")

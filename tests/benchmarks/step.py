@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import peers
@@ -94,7 +95,7 @@ def outside_decode(model: Any, timer: DecodeTimer, n_clients: int, n_tokens: int
     end, start = os.pipe()
     reader = threading.Thread(target=lambda: [None for _ in iter(lambda: os.read(end, 1 << 16), b"")])
     reader.start()
-    with open(os.devnull, "rb") as nothing, os.fdopen(start, "wb") as events:
+    with Path(os.devnull).open("rb") as nothing, os.fdopen(start, "wb") as events:
         outbox = Outbox(Channel(nothing, events).send)
         outbox.set_users(model.load.n_seq_max)
         for number in range(1, n_clients + 1):

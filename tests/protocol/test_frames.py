@@ -30,6 +30,7 @@ from llmrun.protocol.frames import (
 )
 from llmrun.protocol.loading import Load, Loaded, LoadProgress, Open
 from llmrun.protocol.messages import (
+    AnswerPart,
     AnswerRequest,
     Cancel,
     Command,
@@ -48,7 +49,6 @@ from llmrun.protocol.messages import (
     Rendering,
     Started,
     Stats,
-    AnswerPart,
     TextDelta,
     TokenLogprob,
     Tool,
@@ -162,7 +162,11 @@ def test_a_stream_of_frames() -> None:
 
 def test_the_text_of_several_answers_has_one_frame() -> None:
     reasoning = (AnswerPart("reasoning", "b"), AnswerPart("reasoning_end"))
-    rows = (TextDelta(1, "a\ud800💚\n", 1), TextDelta(2, "b</think>", 3, (), True, reasoning), TextDelta(1, "", 0, parts=()))
+    rows = (
+        TextDelta(1, "a\ud800💚\n", 1),
+        TextDelta(2, "b</think>", 3, (), True, reasoning),
+        TextDelta(1, "", 0, parts=()),
+    )
     data = encode_text(rows)
     assert frame_length(data) == len(data)
     frame = decode(data[PREFIX_BYTES:])

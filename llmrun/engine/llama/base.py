@@ -128,7 +128,7 @@ class RunLimit(NamedTuple):
 class Run(NamedTuple):
     """Decode steps of one sequence, one directly after the other."""
 
-    steps: list[tuple[int, int, float, float]]  # decoded token, sampled one, seconds of decoding, seconds since the start
+    steps: list[tuple[int, int, float, float]]  # decoded token, sampled one, seconds of decoding, seconds in total
     is_sampled: bool = True  # a token could be sampled from the last step's logits
     failure: Aborted | LlmrunError | None = None  # of the next decode call
 
