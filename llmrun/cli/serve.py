@@ -24,11 +24,11 @@ from llmrun.cli.options import (
     ExactOption,
     LoadingOptions,
     TemplateOption,
-    ThinkEffortOption,
     loading,
     template_text,
     with_options,
 )
+from llmrun.cli.reasoning import ThinkEffortOption
 from llmrun.cli.sampling import watermark_flags
 from llmrun.cli.serving import at_most
 from llmrun.config import load_settings, model_aliases
@@ -100,6 +100,10 @@ AliasOption = Annotated[
 AnyModelOption = Annotated[
     bool, typer.Option("--any-model", help="Answer requests for all other models with the first one.")
 ]
+AllowManageOption = Annotated[
+    bool,
+    typer.Option("--allow-manage", help="Let all clients pull, copy and delete models.", rich_help_panel="Network"),
+]
 KeepOption = Annotated[str, typer.Option("--keep", metavar="TIME", help="Unload a model after this idle time.")]
 ParallelOption = Annotated[int, typer.Option("--parallel", "-np", help="Requests answered at the same time.")]
 QueueOption = Annotated[int, typer.Option("--queue", help="Requests that may wait; further ones get 503.")]
@@ -123,6 +127,7 @@ def serve(
     any_model: AnyModelOption = False,
     template: TemplateOption = None,
     think_effort: ThinkEffortOption = None,
+    allow_manage: AllowManageOption = False,
     keep: KeepOption = "5m",
     parallel: ParallelOption = 8,
     queue: QueueOption = 64,
@@ -150,9 +155,7 @@ def serve(
     output = Output(json=log_json)
     policy = _policy(host, listening, key_file, allow_origin or [], allow_host or [])
     names = tuple(dict.fromkeys(models or []))
-    for flag, is_given in (("--any-model", any_model), ("--template", template is not None)):
-        if is_given and not names:
-            raise UsageError(f"{flag} needs a model", hint=f"llmrun serve MODEL {flag}")
+    _require_model(names, {"--any-model": any_model, "--template FILE": template is not None})
     options = ServeOptions(
         names,
         policy,
@@ -170,6 +173,7 @@ def serve(
         aliases=_aliases(alias or []),
         any_model=any_model,
         defaults=RequestDefaults(template_text(template), think_effort),
+        allow_manage=allow_manage,
     )
     run_in_event_loop(_run(output, options, listening, parent, log_json=log_json))
 
@@ -304,9 +308,7 @@ def _fetch_missing(output: Output, names: tuple[str, ...], loading: LoadingOptio
 
     if loading.draft is not None and len(names) != 1:
         raise UsageError("--draft drafts for one model", hint="llmrun serve MODEL --draft SMALLER")
-    for flag, came in (("--lora", loading.adapters), ("--mmproj", loading.projector)):
-        if came and not names:
-            raise UsageError(f"{flag} is for the first model", hint=f"llmrun serve MODEL {flag} FILE")
+    _require_model(names, {"--lora FILE": bool(loading.adapters), "--mmproj FILE": loading.projector is not None})
     settings = load_settings()
     for name in names:
         located = locate(name, settings)
@@ -319,6 +321,14 @@ def _fetch_missing(output: Output, names: tuple[str, ...], loading: LoadingOptio
     if loading.projector is not None:
         find_projector(Path(), loading.projector)
     return find_draft(output, loading.draft, settings, yes=loading.yes)
+
+
+def _require_model(names: tuple[str, ...], given: Mapping[str, bool]) -> None:
+    """Raise UsageError if an option of the first model is given without a model."""
+    for option, is_given in given.items():
+        if is_given and not names:
+            flag = option.partition(" ")[0]
+            raise UsageError(f"{flag} needs a model", hint=f"llmrun serve MODEL {option}")
 
 
 def _check_adapters(adapters: tuple[Adapter, ...], model: Path | None) -> None:

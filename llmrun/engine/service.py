@@ -300,12 +300,19 @@ class Preparer:
         Raises:
             UsageError: the vocabulary has no such token.
         """
-        vocabulary, tokens = self._vocabulary, command.tokens
-        invalid = next((token for token in tokens if not 0 <= token < vocabulary.n_tokens), None)
-        if invalid is not None:
-            raise UsageError(f"there is no token {invalid}", why=f"the vocabulary has {vocabulary.n_tokens:,}")
-        data = b"".join(map(vocabulary.control_piece, tokens))
+        self._require_known(command.tokens)
+        vocabulary, data, begins = self._vocabulary, b"", True
+        for token in command.tokens:
+            piece = vocabulary.piece(token)
+            data += (piece.removeprefix(self._added) if begins else piece) if piece else vocabulary.control_piece(token)
+            begins = not piece  # the tokenizer adds a space after a control token too
         return DetokenizedText(data.decode("utf-8", "replace"))
+
+    @cached_property
+    def _added(self) -> bytes:
+        """The space that the tokenizer puts before a text, if it does."""
+        data = b"".join(map(self._vocabulary.piece, self._vocabulary.tokenize("a", special=False)))
+        return data.removesuffix(b"a")
 
     def prompt(
         self, generate: Generate, send: Callable[[Event], None] = lambda event: None, *, is_counted: bool = False
@@ -319,40 +326,65 @@ class Preparer:
         """
         request = generate.asked
         if request.prompt is not None:
-            self._raise_if_too_long([Message("user", request.prompt)])
-            parts: Sequence[Part | Image] = [Part(request.prompt, False)]
-            empty = UsageError("the prompt is empty", hint="type something")
-        else:
-            if not is_counted:
-                self._raise_if_too_long(request.messages, request.tools)
-            with ALLOCATING:
-                send(Rendering(generate.request))
-                template = self._chat_template(request.template)
-                tools = request.tools if offers_tools(request) else ()
-                messages = self._readable(request.messages)
-                parts = template.render(
-                    messages,
-                    self._control_texts(),
-                    thinking=request.thinks,
-                    tools=tools,
-                    effort=request.reasoning_effort,
-                    variables=request.template_variables,
-                )
-            send(Rendered(generate.request))
-            empty = UsageError(
-                "the prompt is empty",
-                why="the chat template writes nothing for this conversation",
-                hint="choose another template with --template",
+            return self._plain_prompt(request)
+        if not is_counted:
+            self._raise_if_too_long(request.messages, request.tools)
+        with ALLOCATING:
+            send(Rendering(generate.request))
+            template = self._chat_template(request.template)
+            tools = request.tools if offers_tools(request) else ()
+            messages = self._readable(request.messages)
+            parts = template.render(
+                messages,
+                self._control_texts(),
+                thinking=request.thinks,
+                tools=tools,
+                effort=request.reasoning_effort,
+                variables=request.template_variables,
             )
+        send(Rendered(generate.request))
         text = "".join(part.text for part in parts if isinstance(part, Part))
         encode = partial(self._encode_image, generate.request, None if is_counted else send)
         tokens, placed = self._tokens(parts, encode)
         if not tokens:
-            raise empty
+            raise UsageError(
+                "the prompt is empty",
+                why="the chat template writes nothing for this conversation",
+                hint="choose another template with --template",
+            )
         return TokenizedPrompt(text, tokens, PromptImages(placed) if placed else None)
 
+    def _plain_prompt(self, request: AnswerRequest) -> TokenizedPrompt:
+        """Return a text's tokens, token ids as they are, or a text with a gap to fill in."""
+        text, suffix, vocabulary = request.prompt or "", request.suffix, self._vocabulary
+        if request.prompt_tokens:
+            self._require_known(request.prompt_tokens)
+            return TokenizedPrompt("", [*request.prompt_tokens])
+        self._raise_if_too_long([Message("user", text), Message("user", suffix or "")])
+        tokens, _ = self._tokens([Part(text, False)], lambda image: ())
+        if suffix is not None:
+            if vocabulary.fill_in is None:
+                raise UsageError(
+                    "this model can't fill in the middle",
+                    why="its vocabulary has no tokens for it",
+                    hint="leave the suffix out, or use a model for code, such as qwen2.5-coder",
+                )
+            before, after, middle = vocabulary.fill_in
+            pieces = (vocabulary.tokenize(each, special=False) for each in (text, suffix))
+            return TokenizedPrompt(text, vocabulary.with_bos([before, *next(pieces), after, *next(pieces), middle]))
+        if not tokens:
+            raise UsageError("the prompt is empty", hint="type something")
+        return TokenizedPrompt(text, tokens)
+
+    def _require_known(self, tokens: Sequence[int]) -> None:
+        """Raise UsageError if the vocabulary lacks one of these tokens."""
+        n_tokens = self._vocabulary.n_tokens
+        invalid = next((token for token in tokens if not 0 <= token < n_tokens), None)
+        if invalid is not None:
+            raise UsageError(f"there is no token {invalid}", why=f"the vocabulary has {n_tokens:,}")
+
     def _readable(self, messages: Sequence[Message]) -> Sequence[Message]:
-        return messages if self._projector is not None else with_omitted_images(messages)
+        return with_omitted_images(messages, sees=self._projector is not None)
 
     def _encode_image(self, request: int, send: Callable[[Event], None] | None, image: Image) -> Pieces:
         """Return the tokens and vectors of an image, and send ImageAccepted."""

@@ -92,6 +92,7 @@ class Vocabulary(Protocol):
     suppressed: tuple[int, ...]  # tokens that must never be sampled, according to the model file
     bos_text: str  # text of the begin-of-sequence token, "" without one
     eos_text: str  # text of the end-of-sequence token, "" without one
+    fill_in: tuple[int, int, int] | None  # tokens before a prefix, a suffix, and the middle to fill in
 
     @property
     def control_texts(self) -> tuple[str, ...]:

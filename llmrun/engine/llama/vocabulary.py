@@ -38,6 +38,11 @@ class LlamaVocabulary:
         self.bos_text = self._text(self.bos)
         eos, end_of_turn = int(llama.llama_vocab_eos(vocab)), int(llama.llama_vocab_eot(vocab))
         self.eos_text = self._text(eos)
+        before, after, middle = (
+            int(find(vocab))
+            for find in (llama.llama_vocab_fim_pre, llama.llama_vocab_fim_suf, llama.llama_vocab_fim_mid)
+        )
+        self.fill_in = None if _NO_TOKEN in (before, after, middle) else (before, after, middle)
         self.end_of_turn = eos if end_of_turn == _NO_TOKEN else end_of_turn
         count = ctypes.c_int32()
         tokens = llama.llama_vocab_get_suppress_tokens(vocab, ctypes.byref(count))
