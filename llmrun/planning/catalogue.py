@@ -92,7 +92,7 @@ def propose(entries: Collection[CatalogueEntry], hardware: Hardware, speed: Mach
     chats = sorted((entry for entry in entries if entry.kind == "chat"), key=lambda entry: entry.size_mb)
     every = [(entry, estimate_entry(entry, hardware, speed)) for entry in chats]
     fitting = [each for each in every if each[1].fits] or every[:1]
-    chosen = {}
+    chosen: dict[str, Proposal] = {}
     for number, (purpose, least) in enumerate(PURPOSES.items()):
         fast = [each for each in fitting if (each[1].decode_rate or 0.0) >= least]
         is_known = any(estimate.decode_rate for _, estimate in fitting)
