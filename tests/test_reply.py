@@ -353,7 +353,7 @@ def examples() -> Iterator[Any]:
 EXAMPLES = ("chat", "generate", "tokenize", "detokenize", "count", "embed", "rerank")
 
 
-@pytest.mark.parametrize("code", examples())
+@pytest.mark.parametrize("code", list(examples()))
 def test_an_example_runs(code: str, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load("normal")
     monkeypatch.setattr("llmrun.load", lambda *_, **__: load("normal"), raising=False)
