@@ -36,6 +36,7 @@ class RunningServer(NamedTuple):
     models: tuple[str, ...] = ()  # names of the loaded models
     grace_seconds: float | None = None  # time for running answers at shutdown; None: no limit
     is_ending: bool = False  # waits for running answers at shutdown
+    log: str = ""  # file of its log; "" if it writes to its terminal
 
     def stop(self, *, now: bool = False) -> None:
         """Ask the server to end after running answers, or now."""

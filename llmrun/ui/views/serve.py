@@ -9,6 +9,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from llmrun.errors import LlmrunError
@@ -106,8 +107,9 @@ class ServeView:
         if self._log_json:
             facts = {"time": round(self._wall_clock(), 3), **request._asdict(), **request.facts}
             del facts["facts"]
-            self._output.stderr.write(json.dumps(facts) + "\n")
-            self._output.stderr.flush()
+            with suppress(OSError):  # a full disk
+                self._output.stderr.write(json.dumps(facts) + "\n")
+                self._output.stderr.flush()
             return
         self._note_ignored(request)
         for each in request.facts.get("rewritten", ()):
