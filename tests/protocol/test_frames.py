@@ -18,7 +18,7 @@ from llmrun.errors import BY_CODE, BadLogitsError, ContextOverflowError, LlmrunE
 from llmrun.grammar import Grammar
 from llmrun.protocol import frames, messages
 from llmrun.protocol.frames import MAX_FRAME_BYTES, PREFIX_BYTES, FrameError, decode, encode, frame_length, read_frame
-from llmrun.protocol.loading import Load, Loaded, LoadProgress, Open
+from llmrun.protocol.loading import Load, Loaded, LoadProgress
 from llmrun.protocol.messages import (
     AnswerRequest,
     Cancel,
@@ -50,8 +50,6 @@ REQUEST = Generate(
     2**40, AnswerRequest(prompt="", sampling=SamplingParams(seed=2**32 - 1, logit_bias=((0, -math.inf), (7, 1.5))))
 )
 FRAMES: list[Frame] = [
-    Open("/m.gguf"),
-    Open("/m.gguf", 7),
     StepsMeasured(5, (StepTime(1, 300, 0.01), StepTime(4, 300, 0.02))),
     Load("/m.gguf", n_ctx=4096, n_ctx_start=2048),
     Load(

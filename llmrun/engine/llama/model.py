@@ -9,17 +9,18 @@ import ctypes
 import os
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmrun import _native
 from llmrun.engine.llama.buffers import BufferLog
 from llmrun.engine.llama.library import function, import_llama
 from llmrun.engine.llama.vocabulary import LlamaVocabulary
 from llmrun.errors import BadModelError, CancelledError
-from llmrun.gguf.header import Header
-from llmrun.gguf.reader import read_header
-from llmrun.protocol.adapters import Adapter
-from llmrun.protocol.loading import Load
+
+if TYPE_CHECKING:  # loading the weights does not wait for these imports
+    from llmrun.gguf.header import Header
+    from llmrun.protocol.adapters import Adapter
+    from llmrun.protocol.loading import Load
 
 
 class _Override(ctypes.Structure):
@@ -132,6 +133,8 @@ class LlamaModel:
 
     @cached_property
     def header(self) -> Header:
+        from llmrun.gguf.reader import read_header
+
         return read_header(Path(self.path))
 
     @cached_property
