@@ -54,10 +54,11 @@ def lower_thread_priority() -> None:
 
 def import_for_requests() -> None:
     """Import what follows the weights, and the modules of the first request, while llama.cpp loads."""
+    for name in ("llama.context", "loaded"):
+        importlib.import_module(f"llmrun.engine.{name}")
     for name in ("ext", "sandbox"):
         import_submodule("jinja2", name)
-    for name in ("llama.context", "loaded", "prompt.template"):
-        importlib.import_module(f"llmrun.engine.{name}")
+    importlib.import_module("llmrun.engine.prompt.template")
 
 
 def load_libraries() -> None:

@@ -123,6 +123,8 @@ class EngineProcess:
         # A command, and the argument of its handler.
         self._to_compute: queue.SimpleQueue[tuple[Command, Command | PreparedRequest]] = queue.SimpleQueue()
         self._load_finished = threading.Event()
+        # A thread of its own, so that a Load does not wait for it.
+        self._importer = threading.Thread(target=environment.import_for_requests, daemon=True)
         self._weights: LlamaModel | None = None
         self._draft_weights: LlamaModel | None = None
         self._contexts: list[LlamaContext] = []
@@ -152,7 +154,7 @@ class EngineProcess:
         for work in (self._read, self._compute):
             threading.Thread(target=_run_or_exit, args=(work,), daemon=True).start()
         if self._preload is not None and self._preload.path:
-            environment.import_for_requests()
+            self._importer.start()
         while True:
             self._prepare(self._to_prepare.get())
 
@@ -218,7 +220,9 @@ class EngineProcess:
         except LlmrunError as error:
             self._answer(command, Failed.of(error, command.request))
         if isinstance(command, Load):
-            environment.import_for_requests()
+            if self._importer.ident is None:
+                self._importer.start()
+            self._importer.join()
             self._load_finished.wait()
             self._load_finished.clear()
             if self._model is not None and command.n_seq_max > 1:
