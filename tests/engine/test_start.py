@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.gguf_writer import runnable_model, write
 
-from llmrun.engine import start
+from llmrun.engine.preload import Preload
 from llmrun.errors import BadModelError
 from llmrun.protocol.jobs.tokenize import TOKENIZE, TokenizeText
 from llmrun.protocol.loading import Load
@@ -34,12 +34,12 @@ def prestarted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     launch.take_prestarted()
 
 
-def preloaded(line: bytes) -> start.Preload:
+def preloaded(line: bytes) -> Preload:
     """What the thread makes of the front's line, with the pipe closed behind it."""
     reading, writing = os.pipe()
     os.write(writing, line)
     os.close(writing)
-    preload = start.Preload(reading)
+    preload = Preload(reading)
     preload.start()
     preload.join()
     os.close(reading)
@@ -63,7 +63,7 @@ def test_only_the_line_is_read(path: Path) -> None:
     """The commands come behind it in the same pipe."""
     reading, writing = os.pipe()
     os.write(writing, b"\n\0\0\0\x05hello")
-    preload = start.Preload(reading)
+    preload = Preload(reading)
     preload.start()
     preload.join()
     assert os.read(reading, 100) == b"\0\0\0\x05hello"
@@ -75,9 +75,10 @@ def test_only_the_line_is_read(path: Path) -> None:
 def test_loading_waits_for_no_import_of_the_rest() -> None:
     """Each of these takes milliseconds, which the weights would wait for."""
     code = (
-        "import sys; from llmrun.engine import environment, start; environment.load_libraries(); start.Preload();"
-        "print([name for name in sys.modules if name.startswith(('llmrun.protocol.', 'llmrun.gguf.', 'jinja2.',"
-        "'llmrun.engine.main', 'llmrun.engine.core'))])"
+        "import sys, llmrun.engine.start; from llmrun.engine import environment; environment.load_libraries();"
+        "from llmrun.engine.preload import Preload; Preload();"
+        "print([name for name in sys.modules if name.startswith(('llmrun.protocol.messages', 'llmrun.protocol.loading',"
+        "'llmrun.gguf.', 'llmrun.engine.main', 'llmrun.engine.core', 'jinja2'))])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
