@@ -15,7 +15,7 @@ from llmrun.errors import BY_CODE, TEXT, ContextOverflowError, LlmrunError, Usag
 from llmrun.grammar import Grammar
 from llmrun.protocol.adapters import AdapterScale
 from llmrun.protocol.arguments import check_fields
-from llmrun.protocol.loading import Load, Loaded, LoadProgress, Open
+from llmrun.protocol.loading import Load, Loaded, LoadProgress
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.speculation import Speculation, StepsMeasured
 
@@ -418,7 +418,7 @@ class Failed(NamedTuple):
         return BY_CODE.get(self.code, LlmrunError)(self.what, why=self.why, hint=self.hint)
 
 
-Command = Open | Load | Generate | Cancel | Job
+Command = Load | Generate | Cancel | Job
 Event = (
     LoadProgress
     | Loaded

@@ -28,7 +28,7 @@ from llmrun.protocol.frames import (
     frame_length,
     read_frame,
 )
-from llmrun.protocol.loading import Load, Loaded, LoadProgress, Open
+from llmrun.protocol.loading import Load, Loaded, LoadProgress
 from llmrun.protocol.messages import (
     AnswerPart,
     AnswerRequest,
@@ -61,8 +61,6 @@ REQUEST = Generate(
     2**40, AnswerRequest(prompt="", sampling=SamplingParams(seed=2**32 - 1, logit_bias=((0, -math.inf), (7, 1.5))))
 )
 FRAMES: list[Frame] = [
-    Open("/m.gguf"),
-    Open("/m.gguf", 7),
     StepsMeasured(5, (StepTime(1, 300, 0.01), StepTime(4, 300, 0.02))),
     Load("/m.gguf", n_ctx=4096, n_ctx_start=2048),
     Load(

@@ -154,7 +154,7 @@ class LlamaContext:
     def _open(self, room: int) -> None:
         """Create the llama_context with `room` cells; raise UsageError if a KV type does not suit the model."""
         llama, load = self._llama, self._load
-        check_kv_types(self.model.header, load)
+        check_kv_types(self.model, load)
         params = llama.llama_context_default_params()
         params.n_ctx = room if self.unified else room * load.n_seq_max
         params.n_batch = load.n_batch
