@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from llmrun.engine.service import PreparedRequest, Preparer
 
 _PROGRESS_INTERVAL = 0.1  # seconds between two LoadProgress
-_IDLE_SECONDS = 5.0  # without commands, before parked conversations are saved
+_IDLE_SECONDS = 3.0  # without commands, before parked conversations are saved; a server measures steps later
 
 
 class Commands:

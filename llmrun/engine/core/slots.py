@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from llmrun.engine.core.cell_budget import CellBudget
-from llmrun.engine.core.checkpoints import Checkpoint, Checkpoints, first_end, most_useful, turn_end
+from llmrun.engine.core.checkpoints import MAX_BYTES, Checkpoint, Checkpoints, first_end, most_useful, turn_end
 from llmrun.engine.core.host_prefix_cache import HostPrefix, HostPrefixCache
 from llmrun.engine.core.prefix import common_prefix, gap_after, reusable
 from llmrun.engine.llama.base import Context
@@ -44,6 +44,7 @@ class Slots:
         *,
         exact: bool = False,
         prefixes: Sequence[HostPrefix] = (),
+        checkpoint_bytes: int = MAX_BYTES,
     ) -> None:
         self._exact = exact  # reuse only whole batches of a prompt, because other batch widths round differently
         self._context = context
@@ -58,6 +59,7 @@ class Slots:
             self.cached,
             offloaded=lambda: (each.checkpoints for each in self._host_cache.prefixes),
             at_batches=exact,
+            limit=checkpoint_bytes,
         )
         self._n_prompt = dict.fromkeys(self.cached, 0)  # slot -> first tokens that were the last request's prompt
         self._salts = dict.fromkeys(self.cached, "")  # of the last request
