@@ -189,6 +189,14 @@ class ImageAccepted(NamedTuple):
     tokens: int  # in the prompt, with the ones that enclose it
 
 
+class PromptDifference(NamedTuple):
+    """The first difference between a prompt and the most similar cached one: tokens before it, and the texts there."""
+
+    position: int
+    cached: str
+    prompt: str
+
+
 class Started(NamedTuple):
     """The prompt is tokenized, and prefill begins.
 
@@ -200,6 +208,7 @@ class Started(NamedTuple):
         thinking_tags: opening and closing tag of the reasoning, by this request's chat template; none if the model does
             not reason.
         tool_syntax: name of the syntax of tool calls, see toolcalls.SYNTAXES; "" if the answer can have none.
+        difference: None if the prompt continues a cached one, or resembles none.
     """
 
     request: int
@@ -209,6 +218,7 @@ class Started(NamedTuple):
     thinking: bool = False
     thinking_tags: tuple[str, ...] = ()
     tool_syntax: str = ""
+    difference: PromptDifference | None = None
 
 
 class PrefillProgress(NamedTuple):

@@ -182,16 +182,16 @@ class Engine:
         events: list[Event] = []
         while (sequence := self._next_admission()) is not None:
             self._waiting.remove(sequence)
-            extras = sequence.extras
+            extras, first = sequence.extras, not sequence.admitted
+            difference = self._slots.difference(sequence.tokens, extras.salt) if first else None
             slot, n_cached = self._slots.take(sequence.tokens, sequence.n_prompt, extras.salt, moves=extras.moves)
             self._finished.pop(slot, None)
-            first = not sequence.admitted
             sequence.admit(slot, n_cached)
             insort(self._active, sequence, key=_age)
             if first:
                 self._prefix_queries += sequence.n_prompt
                 self._prefix_hits += n_cached
-                events.append(sequence.started())
+                events.append(sequence.started(difference))
         return events
 
     def _next_admission(self) -> Sequence | None:
