@@ -126,11 +126,11 @@ class Slots:
         return bool(parked)
 
     def save_parked(self) -> None:
-        """Queue the parked conversations for the disk, those in host memory too, unless most of each is there."""
-        for slot in self._parked():
+        """Queue the last parked conversations for the disk, those in host memory too, unless most of each is there."""
+        for slot in reversed(self._parked()):
             if slot in self._multi_turn:
                 self._save_slot_soon(slot, _MOST_SAVED)
-        for prefix in self._host_cache.prefixes:
+        for prefix in reversed(self._host_cache.prefixes):
             self._discard(prefix, _MOST_SAVED)
 
     def _save_slot_soon(self, slot: int, most_saved: float = 1.0) -> None:
