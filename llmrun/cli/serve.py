@@ -458,15 +458,19 @@ async def _watch(
     from llmrun.ui.views.serve import ServeFigures
 
     written: RunningServer | None = None
+    now = server
     while True:
         if parent is not None and os.getppid() != parent:
             serving.end(now=True)
-        now = server._replace(models=tuple(serving.loaded), is_ending=serving.is_ending)
+        now = now._replace(models=tuple(serving.loaded), is_ending=serving.is_ending)
+        if view.is_live or now.requests != tuple(view.requests):
+            conditions = (await serving.statuses()).values()
+            n_bytes = sum(each.checkpoint_bytes for each in conditions)
+            now = now._replace(requests=tuple(view.requests), checkpoint_bytes=n_bytes)
         if entry is not None and now != written:
             entry.write(now)
             written = now
         if view.is_live:
-            conditions = (await serving.statuses()).values()
             used, cells = sum(each.cells_used for each in conditions), sum(each.cells for each in conditions)
             view.show(ServeFigures(*serving.metrics.figures, used, cells))
         await asyncio.sleep(_WATCH_SECONDS)

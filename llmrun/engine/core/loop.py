@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from llmrun.engine.core.admission import CANDIDATES, MAX_PASSED, next_admission
 from llmrun.engine.core.batch import Batch, BatchCapacity, BatchPart, fill
+from llmrun.engine.core.checkpoints import MAX_BYTES
 from llmrun.engine.core.decode_run import decode_run
 from llmrun.engine.core.exclusive_scheduler import ExclusiveScheduler
 from llmrun.engine.core.metrics import Metrics, PrefillRate
@@ -48,6 +49,7 @@ class Engine:
     Args:
         exact, throughput: as in loading.Load.
         adapts: requests may choose adapters.
+        checkpoint_bytes: limit of all checkpoints.
         prefixes: prefixes() of the previous engine with these weights.
     """
 
@@ -61,6 +63,7 @@ class Engine:
         exact: bool = False,
         throughput: bool = False,
         adapts: bool = False,
+        checkpoint_bytes: int = MAX_BYTES,
         prefixes: list[HostPrefix] | None = None,
     ) -> None:
         self.can_draft = context.cuts and not exact  # drafts can be verified with this context
@@ -70,7 +73,7 @@ class Engine:
         self._exclusive = ExclusiveScheduler(context, exact=exact) if exact or adapts else None
         self._vocabulary = context.vocabulary
         self._window, self._clock = min(context.n_ctx, context.n_cells), clock
-        self._slots = Slots(context, states, exact=exact, prefixes=prefixes or ())
+        self._slots = Slots(context, states, exact=exact, prefixes=prefixes or (), checkpoint_bytes=checkpoint_bytes)
         self.prefixes = self._slots.prefixes
         self._numbers = itertools.count()
         self._active: list[Sequence] = []  # oldest first
@@ -104,6 +107,7 @@ class Engine:
             cells=budget.n_cells,
             cells_used=budget.used,
             cells_shared=budget.shared,
+            checkpoint_bytes=self._slots.checkpoints.n_bytes,
             prefix_queries=self._prefix_queries,
             prefix_hits=self._prefix_hits,
             prefilled=self._prefilled,
@@ -178,16 +182,16 @@ class Engine:
         events: list[Event] = []
         while (sequence := self._next_admission()) is not None:
             self._waiting.remove(sequence)
-            extras = sequence.extras
+            extras, first = sequence.extras, not sequence.admitted
+            difference = self._slots.difference(sequence.tokens, extras.salt) if first else None
             slot, n_cached = self._slots.take(sequence.tokens, sequence.n_prompt, extras.salt, moves=extras.moves)
             self._finished.pop(slot, None)
-            first = not sequence.admitted
             sequence.admit(slot, n_cached)
             insort(self._active, sequence, key=_age)
             if first:
                 self._prefix_queries += sequence.n_prompt
                 self._prefix_hits += n_cached
-                events.append(sequence.started())
+                events.append(sequence.started(difference))
         return events
 
     def _next_admission(self) -> Sequence | None:

@@ -373,8 +373,10 @@ class LlamaContext:
         position = self._positions.at(sequence_id, start)
         if position is None or start == 0:
             return start == 0
-        is_at_end = position > self._llama.llama_memory_seq_pos_max(self._memory, sequence_id)
-        return is_at_end or (self.cuts and self._has_window(sequence_id, position))
+        if position > self._llama.llama_memory_seq_pos_max(self._memory, sequence_id):
+            return True
+        window = self.model.sliding_window  # all of it has to be cached
+        return self.cuts and (not window or self._first(sequence_id) <= max(0, position - window + 1))
 
     def forget(self, sequence_id: int, start: int) -> bool:
         position = self._positions.at(sequence_id, start)
@@ -384,11 +386,6 @@ class LlamaContext:
         if is_removed:
             self._positions.cut(sequence_id, start)
         return is_removed
-
-    def _has_window(self, sequence_id: int, start: int) -> bool:
-        """Return whether the whole sliding window of a token at position start is cached."""
-        window = self.model.sliding_window
-        return not window or self._first(sequence_id) <= max(0, start - window + 1)
 
     def _first(self, sequence_id: int) -> int:
         """Return the first position of a sequence from which on all cells are cached, negative if it has none."""
