@@ -33,7 +33,7 @@ from llmrun.cli.sampling import watermark_flags
 from llmrun.cli.serving import at_most
 from llmrun.config import load_settings, model_aliases
 from llmrun.errors import CancelledError, LlmrunError, TerminatedError, UsageError, require_within
-from llmrun.planning.split import allocation_notes
+from llmrun.planning.gpu_memory import compare_allocated
 from llmrun.server.durations import read_duration
 from llmrun.server.sockets import allow_many_connections, bind
 from llmrun.ui.terminal.output import Output
@@ -404,7 +404,8 @@ async def _run(
         assert kept.loaded is not None
         assert kept.model is not None
         plan = kept.model.plan
-        for note in (*plan.notes, *allocation_notes(plan.gpu_bytes, kept.loaded.buffers)):
+        different = compare_allocated(kept.model.header, plan, kept.loaded.buffers, settings.state_dir)
+        for note in (*plan.notes, *different):
             view.note(note)
         if options.verbose:
             view.note(plan.summary)
