@@ -34,7 +34,7 @@ FOREIGN_FILES = {"convert_hf_to_gguf.py", "convert_lora_to_gguf.py", "modeling_r
 # Foreign package -> the only places that may import it: files, or folders with a slash at the end.
 HOMES = {
     "llama_cpp": ("engine/llama/",),
-    "jinja2": ("engine/prompt/template.py", "engine/environment.py", "ui/html/"),
+    "jinja2": ("engine/prompt/sandbox.py", "engine/environment.py", "ui/html/"),
     "rich": ("ui/",),
     "markdown_it": ("ui/answer/",),
     "prompt_toolkit": ("ui/",),

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import IO
 
 from llmrun.errors import LlmrunError, OutOfMemoryError, UsageError
-from llmrun.protocol.frames import PREFIX_BYTES, FrameError, decode, encode, frame_length
+from llmrun.protocol.frames import PREFIX_BYTES, FrameError, TextDeltas, decode, encode, frame_length
 from llmrun.protocol.messages import Command, Event, Frame
 from llmrun.runner.launch import EngineHandle, launch
 from llmrun.system import PipeReader
@@ -110,9 +110,12 @@ class Pipe:
         if frame is None and self._read(seconds):
             frame = self._next_frame()
         while frame is not None:
-            if isinstance(frame, Command):
+            if type(frame) is TextDeltas:
+                yield from frame.rows
+            elif isinstance(frame, Command):
                 raise self._gone("it sent a command instead of an event")
-            yield frame
+            else:
+                yield frame
             frame = self._next_frame()
 
     def _read(self, seconds: float) -> bool:
@@ -128,7 +131,7 @@ class Pipe:
         self._received += data
         return True
 
-    def _next_frame(self) -> Frame | None:
+    def _next_frame(self) -> Frame | TextDeltas | None:
         try:
             length = frame_length(self._received)
             if length is None or len(self._received) < length:
