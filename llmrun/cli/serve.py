@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -33,7 +33,7 @@ from llmrun.cli.sampling import watermark_flags
 from llmrun.cli.serving import at_most
 from llmrun.config import load_settings, model_aliases
 from llmrun.errors import CancelledError, LlmrunError, TerminatedError, UsageError, require_within
-from llmrun.planning.split import allocation_notes
+from llmrun.planning.gpu_memory import compare_allocated
 from llmrun.server.durations import read_duration
 from llmrun.server.sockets import allow_many_connections, bind
 from llmrun.ui.terminal.output import Output
@@ -112,11 +112,21 @@ GraceOption = Annotated[
 ]
 TimeoutOption = Annotated[str, typer.Option("--timeout", metavar="TIME", help="Time limit of an answer.")]
 ParentOption = Annotated[int | None, typer.Option("--parent", metavar="PID", hidden=True)]  # of `llmrun launch`
+BackgroundOption = Annotated[
+    bool, typer.Option("--background", help="Return when the server answers; it runs on. See llmrun logs.")
+]
+InstallOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--install/--uninstall", help="Install a service with these options that starts with the session, or remove it."
+    ),
+]
 LogJsonOption = Annotated[bool, typer.Option("--log-json", help="Log each request as a JSON object on stderr.")]
 
 
 @with_options(loading=loading, marking=watermark_flags)
 def serve(
+    context: typer.Context,
     models: ModelsArgument = None,
     host: HostOption = "127.0.0.1",
     port: PortOption = 8080,
@@ -135,12 +145,19 @@ def serve(
     grace: GraceOption = "30s",
     exact: ExactOption = False,
     log_json: LogJsonOption = False,
+    background: BackgroundOption = False,
+    install: InstallOption = None,
     parent: ParentOption = None,
     *,
     loading: LoadingOptions,
     marking: Mapping[str, Any],
 ) -> None:
     """Serve models over HTTP to OpenAI, Anthropic and Ollama clients."""
+    if install is False:
+        from llmrun.cli import service
+
+        service.uninstall(Output())
+        return
     preferences = replace(loading.preferences, parallel=parallel, exact=exact)
     require_within("--port", port, (0, 65_535))
     require_within("--queue", queue, (0, 10_000))
@@ -148,7 +165,7 @@ def serve(
         _seconds(flag, text) for flag, text in (("--keep", keep), ("--grace", grace), ("--timeout", timeout))
     )
     allow_many_connections()
-    listening = bind(host, port)
+    listening = bind(host, 0 if install else port)  # an installed server may use the port now
     from llmrun.server.pool import RequestDefaults
     from llmrun.server.serving import ServeOptions, run_in_event_loop
 
@@ -175,7 +192,31 @@ def serve(
         defaults=RequestDefaults(template_text(template), think_effort),
         allow_manage=allow_manage,
     )
+    if background or install:
+        listening.close()
+        _run_on(output, context.obj, port, options, installs=bool(install))
+        return
     run_in_event_loop(_run(output, options, listening, parent, log_json=log_json))
+
+
+def _run_on(output: Output, typed: Sequence[str], port: int, options: ServeOptions, *, installs: bool) -> None:
+    """Start a server with these arguments that outlives this command."""
+    end = typed.index("--") if "--" in typed else len(typed)
+    arguments = [word for word in typed[:end] if word not in ("--background", "--install")] + [*typed[end:]]
+    if installs:
+        from llmrun.cli import service
+
+        grace = None if options.grace_seconds == _FOR_EVER else options.grace_seconds
+        service.install(output, arguments, port, grace)
+    else:
+        from llmrun.cli.background import serve_in_background
+        from llmrun.gguf.reader import read_header
+        from llmrun.gguf.rules import check
+        from llmrun.models.location import locate
+
+        for path in filter(None, (locate(name, load_settings()).path for name in options.names)):
+            check(read_header(path))  # the user would not see the server's error
+        serve_in_background(output, arguments, port)
 
 
 def serve_page(name: str, loading: LoadingOptions, page: str) -> None:
@@ -350,6 +391,7 @@ async def _run(
     output: Output, options: ServeOptions, listening: socket.socket, parent: int | None, *, log_json: bool
 ) -> None:
     """Serve until a signal comes. Running answers are finished then, unless Ctrl-C or `stop --now` ends them."""
+    from llmrun.cli.background import LOG_VARIABLE
     from llmrun.cli.main import ENDING
     from llmrun.server.registry import END_NOW, RunningServer, registered
     from llmrun.server.serving import Serving
@@ -362,7 +404,8 @@ async def _run(
         assert kept.loaded is not None
         assert kept.model is not None
         plan = kept.model.plan
-        for note in (*plan.notes, *allocation_notes(plan.gpu_bytes, kept.loaded.buffers)):
+        different = compare_allocated(kept.model.header, plan, kept.loaded.buffers, settings.state_dir)
+        for note in (*plan.notes, *different):
             view.note(note)
         if options.verbose:
             view.note(plan.summary)
@@ -396,8 +439,9 @@ async def _run(
     host = _EVERYWHERE.get(host, host)
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     view.begin(address, options.names, has_keys=bool(options.policy.keys))
+    log = os.environ.get(LOG_VARIABLE, "")
     with registered(settings.state_dir, address) as entry:
-        server = RunningServer(os.getpid(), address, port, time.time(), grace_seconds=grace)
+        server = RunningServer(os.getpid(), address, port, time.time(), grace_seconds=grace, log=log)
         watching = asyncio.ensure_future(_watch(serving, view, entry, server, parent))
         try:
             await serving.run(listening)
@@ -415,15 +459,19 @@ async def _watch(
     from llmrun.ui.views.serve import ServeFigures
 
     written: RunningServer | None = None
+    now = server
     while True:
         if parent is not None and os.getppid() != parent:
             serving.end(now=True)
-        now = server._replace(models=tuple(serving.loaded), is_ending=serving.is_ending)
+        now = now._replace(models=tuple(serving.loaded), is_ending=serving.is_ending)
+        if view.is_live or now.requests != tuple(view.requests):
+            conditions = (await serving.statuses()).values()
+            n_bytes = sum(each.checkpoint_bytes for each in conditions)
+            now = now._replace(requests=tuple(view.requests), checkpoint_bytes=n_bytes)
         if entry is not None and now != written:
             entry.write(now)
             written = now
         if view.is_live:
-            conditions = (await serving.statuses()).values()
             used, cells = sum(each.cells_used for each in conditions), sum(each.cells for each in conditions)
             view.show(ServeFigures(*serving.metrics.figures, used, cells))
         await asyncio.sleep(_WATCH_SECONDS)

@@ -21,7 +21,7 @@ from llmrun.engine.core.logprobs import LogprobStream
 from llmrun.engine.core.probe import StepProbe
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Extras
-from llmrun.engine.llama.base import ALLOCATING
+from llmrun.engine.llama.base import ALLOCATING, PIECE_TOKENS
 from llmrun.engine.llama.media import Projector
 from llmrun.engine.prompt.images import image_bytes, with_omitted_images
 from llmrun.engine.prompt.template import NAMED, ChatTemplate, ControlTexts, Part
@@ -34,6 +34,7 @@ from llmrun.engine.prompt.thinking import (
     opens,
     thinking_tags,
 )
+from llmrun.engine.prompt.token_cache import TokenCache
 from llmrun.engine.prompt.tools import allows_text, offers_tools
 from llmrun.errors import BadModelError, BadTemplateError, ContextOverflowError, LlmrunError, UsageError
 from llmrun.protocol.adapters import Adapter, AdapterScale, applied, by_default
@@ -109,6 +110,7 @@ class Preparer:
         self._n_ctx = n_ctx
         self.thinking_tags = thinking_tags(template)
         self._templates: dict[str, ChatTemplate] = {}
+        self._token_cache: TokenCache | None = None
         self._control: ControlTexts | None = None
 
     def read_vocabulary(self) -> None:
@@ -419,7 +421,7 @@ class Preparer:
         vocabulary, ids, placed = self._vocabulary, list[int](), list[PlacedChunk]()
         for part in parts:
             if isinstance(part, Part):
-                ids += vocabulary.tokenize(part.text, special=part.special)
+                ids += self._special_tokens(part.text) if part.special else self._checked(part.text, special=False)
             for piece in encode(part) if isinstance(part, Image) else ():
                 if isinstance(piece, list):
                     ids += piece
@@ -428,15 +430,23 @@ class Preparer:
                     ids += piece.ids
         tokens = vocabulary.with_bos(ids)
         placed = [each._replace(start=each.start + len(tokens) - len(ids)) for each in placed]
-        plain = text_only(tokens) if placed else tokens
         is_lost = not ids and any(part.text for part in parts if isinstance(part, Part))
-        if is_lost or (plain and not 0 <= min(plain) <= max(plain) < vocabulary.n_tokens):
-            raise BadModelError(
-                "the model's vocabulary can't encode this prompt",
-                why="it has no token for some of its characters",
-                hint="the file is probably damaged, or badly converted: download another one",
-            )
+        if is_lost or (tokens and tokens[0] >= vocabulary.n_tokens):
+            raise _lossy_vocabulary()
         return tokens, placed
+
+    def _checked(self, text: str, *, special: bool) -> list[int]:
+        """Return the tokens of a text.
+
+        Raises:
+            BadModelError: the vocabulary does not have all of them.
+        """
+        tokens, n_tokens = self._vocabulary.tokenize(text, special=special), self._vocabulary.n_tokens
+        for start in range(0, len(tokens), PIECE_TOKENS):
+            piece = tokens[start : start + PIECE_TOKENS]
+            if not 0 <= min(piece) <= max(piece) < n_tokens:
+                raise _lossy_vocabulary()
+        return tokens
 
     def _chat_template(self, template: str | None) -> ChatTemplate:
         source = template or self._template
@@ -451,6 +461,12 @@ class Preparer:
             self._templates[source] = ChatTemplate(source, bos=vocabulary.bos_text, eos=vocabulary.eos_text)
         return self._templates[source]
 
+    def _special_tokens(self, text: str) -> list[int]:
+        """Return the tokens of a text of the template, in which control texts are control tokens."""
+        if self._token_cache is None:
+            self._token_cache = TokenCache(partial(self._checked, special=True), self._control_texts())
+        return self._token_cache.tokens(text)
+
     def _control_texts(self) -> ControlTexts:
         if self._control is None:
             self._control = ControlTexts(self._vocabulary.control_texts)
@@ -459,6 +475,14 @@ class Preparer:
     def _control_tokens(self, texts: Sequence[str]) -> frozenset[int]:
         tokens = (token for text in texts for token in self._vocabulary.tokenize(text, special=True))
         return frozenset(token for token in tokens if not self._vocabulary.piece(token))
+
+
+def _lossy_vocabulary() -> BadModelError:
+    return BadModelError(
+        "the model's vocabulary can't encode this prompt",
+        why="it has no token for some of its characters",
+        hint="the file is probably damaged, or badly converted: download another one",
+    )
 
 
 def _splitter(

@@ -15,7 +15,7 @@ from llmrun.errors import BY_CODE, TEXT, ContextOverflowError, LlmrunError, Usag
 from llmrun.grammar import Grammar
 from llmrun.protocol.adapters import AdapterScale
 from llmrun.protocol.arguments import check_fields
-from llmrun.protocol.loading import Load, Loaded, LoadProgress, Open
+from llmrun.protocol.loading import Load, Loaded, LoadProgress
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.speculation import Speculation, StepsMeasured
 
@@ -212,6 +212,14 @@ class ImageAccepted(NamedTuple):
     tokens: int  # in the prompt, with the ones that enclose it
 
 
+class PromptDifference(NamedTuple):
+    """The first difference between a prompt and the most similar cached one: tokens before it, and the texts there."""
+
+    position: int
+    cached: str
+    prompt: str
+
+
 class Started(NamedTuple):
     """The prompt is tokenized, and prefill begins.
 
@@ -224,6 +232,7 @@ class Started(NamedTuple):
             not reason.
         tool_syntax: name of the syntax of tool calls, see toolcalls.SYNTAXES; "" if the answer can have none.
         rewritten: of the conversation, as the chat template demands; each is reported once.
+        difference: None if the prompt continues a cached one, or resembles none.
     """
 
     request: int
@@ -234,6 +243,7 @@ class Started(NamedTuple):
     thinking_tags: tuple[str, ...] = ()
     tool_syntax: str = ""
     rewritten: tuple[Rewriting, ...] = ()
+    difference: PromptDifference | None = None
 
 
 class PrefillProgress(NamedTuple):
@@ -418,7 +428,7 @@ class Failed(NamedTuple):
         return BY_CODE.get(self.code, LlmrunError)(self.what, why=self.why, hint=self.hint)
 
 
-Command = Open | Load | Generate | Cancel | Job
+Command = Load | Generate | Cancel | Job
 Event = (
     LoadProgress
     | Loaded

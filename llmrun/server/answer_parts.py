@@ -14,6 +14,7 @@ from llmrun.protocol.messages import (
     Event,
     Finished,
     PartKind,
+    PromptDifference,
     Started,
     Stats,
     TextDelta,
@@ -52,6 +53,7 @@ class ResponseStarted(NamedTuple):
     choice: int  # index among the answers
     prompt_tokens: int
     cached_tokens: int
+    difference: PromptDifference | None = None  # from the most similar cached prompt
 
 
 class ReasoningText(NamedTuple):
@@ -120,7 +122,7 @@ class AnswerReader:
             return [part for kind, text in event.answer_parts if (part := self._part(kind, text)) is not None]
         if isinstance(event, Started):
             self.is_started = True
-            return [ResponseStarted(self._choice, event.prompt_tokens, event.reused_tokens)]
+            return [ResponseStarted(self._choice, event.prompt_tokens, event.reused_tokens, event.difference)]
         return [self._finished(event)] if isinstance(event, Finished) else []
 
     def _part(self, kind: PartKind, text: str) -> Part | None:

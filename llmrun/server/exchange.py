@@ -315,9 +315,10 @@ class HttpExchange:
             self._log["prompt_tokens"], self._log["cached_tokens"] = part.prompt_tokens, part.cached_tokens
             if self._answers is not None and self._answers.rewritten:
                 self._log["rewritten"] = self._answers.rewritten
+            self._log["difference"] = part.difference
         else:
             self._log["completion_tokens"] = self._log.get("completion_tokens", 0) + part.stats.completion_tokens
-            self._log["reason"] = part.reason
+            self._log["reason"], self._log["decode_seconds"] = part.reason, part.stats.decode_seconds
 
     async def _watch_client(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
