@@ -21,6 +21,7 @@ from llmrun.cli.completion import complete_model
 from llmrun.cli.options import ExactOption, LoadingOptions, loading, with_options
 from llmrun.cli.sampling import watermark_flags
 from llmrun.cli.serving import at_most
+from llmrun.cli.tools import ToolOptions, page_tools, tooling
 from llmrun.config import load_settings
 from llmrun.errors import CancelledError, LlmrunError, TerminatedError, UsageError, require_within
 from llmrun.planning.split import allocation_notes
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from llmrun.protocol.adapters import Adapter
     from llmrun.protocol.params import SamplingParams
     from llmrun.server.guard import Policy
+    from llmrun.server.page.tools import PageTools
     from llmrun.server.pool import PooledModel
     from llmrun.server.registry import RunningServer, ServerFile
     from llmrun.server.serving import ServeOptions, Serving
@@ -101,7 +103,7 @@ ParentOption = Annotated[int | None, typer.Option("--parent", metavar="PID", hid
 LogJsonOption = Annotated[bool, typer.Option("--log-json", help="Log each request as a JSON object on stderr.")]
 
 
-@with_options(loading=loading, marking=watermark_flags)
+@with_options(loading=loading, marking=watermark_flags, tooling=tooling)
 def serve(
     models: ModelsArgument = None,
     host: HostOption = "127.0.0.1",
@@ -122,6 +124,7 @@ def serve(
     *,
     loading: LoadingOptions,
     marking: Mapping[str, Any],
+    tooling: ToolOptions,
 ) -> None:
     """Serve models over HTTP to OpenAI, Anthropic and Ollama clients."""
     preferences = replace(loading.preferences, parallel=parallel, exact=exact)
@@ -156,13 +159,15 @@ def serve(
         aliases=_aliases(alias or []),
         any_model=any_model,
     )
-    run_in_event_loop(_run(output, options, listening, parent, log_json=log_json))
+    with page_tools(tooling) as tools:
+        run_in_event_loop(_run(output, options, listening, parent, tools, log_json=log_json))
 
 
-def serve_page(name: str, loading: LoadingOptions, page: str) -> None:
+def serve_page(name: str, loading: LoadingOptions, tooling: ToolOptions, page: str) -> None:
     """Serve a model on a free port of loopback, for the page alone, until Ctrl-C.
 
     Args:
+        tooling: tools of the page.
         page: path of the page that the browser opens.
     """
     allow_many_connections()
@@ -183,7 +188,8 @@ def serve_page(name: str, loading: LoadingOptions, page: str) -> None:
     )
     address = f"http://{_LOOPBACK}:{listening.getsockname()[1]}{page}"
     output.note(f"{'The browser opens' if _open_browser(address) else 'Open in a browser:'} {address}")
-    run_in_event_loop(_run(output, options, listening, None, log_json=False))
+    with page_tools(tooling) as tools:
+        run_in_event_loop(_run(output, options, listening, None, tools, log_json=False))
 
 
 def _open_browser(address: str) -> bool:
@@ -309,7 +315,13 @@ def _explain_page(found: ExplainedAnswer, sampling: SamplingParams, rule: MergeR
 
 
 async def _run(
-    output: Output, options: ServeOptions, listening: socket.socket, parent: int | None, *, log_json: bool
+    output: Output,
+    options: ServeOptions,
+    listening: socket.socket,
+    parent: int | None,
+    tools: PageTools,
+    *,
+    log_json: bool,
 ) -> None:
     """Serve until a signal comes. Running answers are finished then, unless Ctrl-C or `stop --now` ends them."""
     from llmrun.cli.main import ENDING
@@ -334,6 +346,7 @@ async def _run(
         options,
         settings,
         explain_page=_explain_page,
+        tools=tools,
         on_served=view.served,
         on_loaded=loaded,
         on_failed=view.failed,

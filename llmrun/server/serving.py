@@ -29,6 +29,7 @@ from llmrun.server.listener import RECEIVE_SECONDS, Listener
 from llmrun.server.metrics import ServerMetrics
 from llmrun.server.page.insights import ExplainPage
 from llmrun.server.page.routes import PageRoutes
+from llmrun.server.page.tools import PageTools
 from llmrun.server.pool import Pool, PooledModel
 
 
@@ -73,6 +74,7 @@ class Serving:
         on_failed: called if a model can't be loaded at the start.
         start: starts an engine process for a model.
         explain_page: makes the page of an explained answer.
+        tools: that a model may call on the page.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Serving:
         settings: Settings,
         *,
         explain_page: ExplainPage,
+        tools: PageTools | None = None,
         on_served: Callable[[AccessRecord], None] = lambda record: None,
         on_loaded: Callable[[PooledModel], None] = lambda pooled: None,
         on_failed: Callable[[LlmrunError], None] = lambda error: None,
@@ -104,7 +107,7 @@ class Serving:
         self._traffic = Traffic(options.wishes.parallel + options.queue, options.answer_seconds)
         state = ServerState(self._pool, self._traffic, self.metrics, options.sampling)
         catalog = ModelCatalog(settings)
-        self._page = PageRoutes(state, catalog, settings.state_dir, explain_page)
+        self._page = PageRoutes(state, catalog, settings.state_dir, explain_page, tools)
         self._http = HttpApp(state, catalog=catalog, page=self._page, on_served=on_served)
         self._ending = asyncio.Event()
 

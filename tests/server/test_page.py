@@ -17,15 +17,17 @@ from typing import Any
 
 import pytest
 from support.installed import eventually
-from support.served import LiveServer, RawResponse
+from support.served import LiveServer, RawResponse, parse
 from support.tiny_projector import png
 
 from llmrun.chat.store.store import Sessions, folder_in
 from llmrun.chat.store.turns import Answer, Question
+from llmrun.chat.tools.toolbox import Toolbox
 from llmrun.config import load_settings
 from llmrun.server.guard import Policy
 from llmrun.server.page import peer
 from llmrun.server.page.files import FOLDER, MEDIA_TYPES
+from llmrun.server.page.tools import PageTools
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
 MOST_BYTES = 250_000
@@ -249,6 +251,110 @@ def test_two_answers_to_one_question_are_decoded_together(serve: Serve) -> None:
     assert [each["text"] for each in answers] == ["Hello", "Hello"]
     assert read(server, chat)["entries"][1]["alternatives"] == [each["id"] for each in answers]
     assert not read(server, chat)["is_answering"]
+
+
+TOOLS = """
+def weather(city: str) -> str:
+    '''Weather of a city.'''
+    return f"sunny in {city}"
+"""
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> Iterator[PageTools]:
+    file = tmp_path / "tools.py"
+    file.write_text(TOOLS)
+    with Toolbox((str(file),), 60) as toolbox:
+        yield PageTools(toolbox)
+
+
+def call_stream(server: LiveServer, chat: dict[str, Any], decide: Callable[[dict[str, Any]], object]) -> list[Any]:
+    """Answer with tools; `decide` is called with each call that waits for a decision. Return the data of the events."""
+    body = json.dumps({"chat": chat["id"], "question": chat["entries"][-1]["id"], "tools": True}).encode()
+    data, n_decided = b"", 0
+    with server.connect() as connection:
+        connection.sendall(server.request("POST", "/ui/answer", body))
+        while piece := connection.recv(65536):
+            data += piece
+            asked = [
+                call
+                for line in data.decode().splitlines()
+                if line.startswith('data: {"text":') and '"calls":' in line
+                for call in json.loads(line[6:])["calls"]
+                if call["asks"]
+            ]
+            for call in asked[n_decided:]:
+                decide(call)
+            n_decided = len(asked)
+    return parse(data).events
+
+
+@pytest.mark.parametrize(
+    ("decision", "heard"), [("once", "sunny in Rome"), ("no", "Error: the user does not allow it")]
+)
+def test_a_tool_runs_after_a_decision(serve: Serve, tools: PageTools, decision: str, heard: str) -> None:
+    server = serve("calling", tools=tools)
+    assert server.post("/ui/load", {"model": ""}).json["tools"] == ["weather"]
+    chat = ask(server, '{"city": "Rome"}')
+    asked: list[dict[str, Any]] = []
+
+    def decide(call: dict[str, Any]) -> None:
+        asked.append(call)
+        assert server.post("/ui/decide", {"call": call["id"], "decision": decision}).status == 200
+
+    events = call_stream(server, chat, decide)
+    assert [(call["name"], json.loads(call["arguments"])) for call in asked] == [("weather", {"city": "Rome"})]
+    assert [event for event in events if event.get("id")][-1]["text"] == heard
+    last = read(server, chat)["entries"][-1]
+    assert (last["text"], last["finish"]) == (f"I heard: {heard}", "stop")
+    assert last["rounds"] == [
+        {
+            "text": "Let me see.",
+            "calls": [{"name": "weather", "arguments": asked[0]["arguments"], "result": heard}],
+        }
+    ]
+    with store() as terminal:
+        saved = terminal.open(chat["name"]).last_answer
+        assert saved is not None
+        assert saved.rounds[0].results == (heard,)
+    again = server.post("/ui/explain", {"chat": chat["id"], "answer": last["id"]})
+    assert (again.status, "calls of tools" in again.json["error"]["message"]) == (400, True)
+    assert server.post("/ui/decide", {"call": asked[0]["id"], "decision": "once"}).status == 400
+
+
+def test_a_tool_that_is_always_allowed_asks_once(serve: Serve, tools: PageTools) -> None:
+    server = serve("calling", tools=tools)
+    asked: list[str] = []
+
+    def decide(call: dict[str, Any]) -> None:
+        asked.append(call["id"])
+        server.post("/ui/decide", {"call": call["id"], "decision": "always"})
+
+    for _ in range(2):
+        chat = ask(server, '{"city": "Rome"}')
+        call_stream(server, chat, decide)
+        assert texts(read(server, chat))[1] == "I heard: sunny in Rome"
+    assert len(asked) == 1
+
+
+def test_a_client_that_leaves_at_the_question_runs_no_tool(serve: Serve, tools: PageTools) -> None:
+    server = serve("calling", tools=tools)
+    chat = ask(server, '{"city": "Rome"}')
+    body = json.dumps({"chat": chat["id"], "question": chat["entries"][-1]["id"], "tools": True}).encode()
+    with server.connect() as connection:
+        connection.sendall(server.request("POST", "/ui/answer", body))
+        data = b""
+        while b"event: calls" not in data:
+            data += connection.recv(65536)
+    assert eventually(lambda: not read(server, chat)["is_answering"], 60)
+    last = read(server, chat)["entries"][-1]
+    assert (last["text"].strip(), last["finish"], last["rounds"]) == ("Let me see.", "cancelled", [])
+
+
+def test_without_tools_nothing_is_offered(serve: Serve, tools: PageTools) -> None:
+    server = serve("echo", tools=tools)
+    chat = ask(server, "Hello")
+    assert answer(server, chat, tools=False).events[-1]["reason"] == "stop"
 
 
 def test_what_came_before_a_stop_or_a_crash_is_saved(serve: Serve) -> None:

@@ -17,8 +17,10 @@ from support.tiny_projector import png
 
 from llmrun.chat.store.store import Sessions, folder_in
 from llmrun.chat.store.turns import Answer, Question
+from llmrun.chat.tools.toolbox import Toolbox
 from llmrun.config import load_settings
 from llmrun.models.fingerprint import ModelFingerprint
+from llmrun.server.page.tools import PageTools
 
 pytestmark = [
     pytest.mark.usefixtures("package_on_path"),
@@ -399,6 +401,31 @@ def test_two_answers_side_by_side(browser: Chromium, real: LiveServer) -> None:
     page.ask("And now?")
     assert page.see("document.querySelectorAll('article').length") == 4
     page.check()
+
+
+def test_a_call_of_a_tool_is_asked_about(browser: Chromium, tmp_path: Path) -> None:
+    file = tmp_path / "tools.py"
+    file.write_text("def weather(city: str) -> str:\n    return f'sunny in {city}'\n")
+    with Toolbox((str(file),), 60) as box, LiveServer(tmp_path, ("calling",), tools=PageTools(box)) as server:
+        page = Page(browser, server)
+        page.write_question('{"city": "Rome"}')
+        page.until("document.querySelector('.call button')")
+        assert page.see(f"{ACTIVE}.getAttribute('aria-label')") == "Allow once: weather"
+        assert '{"city": "Rome"}' in page.see("document.querySelector('.call pre').textContent")
+        page.key("Enter")
+        page.until(f"{IDLE} && {LAST}?.textContent.includes('I heard: sunny in Rome')")
+        assert page.see("document.querySelectorAll('.call').length") == 1
+        assert "sunny in Rome" in page.see("document.querySelector('.call details').textContent")
+        page.write_question('{"city": "Oslo"}')
+        page.until("document.querySelector('.call button')")
+        page.see("[...document.querySelectorAll('.call button')].find(e => e.textContent === 'No').click()")
+        page.until(f"{IDLE} && {LAST}?.textContent.includes('does not allow it')")
+        page.write_question('{"city": "Lima"}')
+        page.until("document.querySelector('.call button')")
+        page.key("Escape")
+        page.until(f"{IDLE} && document.querySelectorAll('.answer').length === 3")
+        page.see("document.querySelector('#tools').click()")
+        page.check()
 
 
 def test_a_chat_that_goes_on_elsewhere_is_said(browser: Chromium, serve: Callable[..., LiveServer]) -> None:

@@ -9,7 +9,7 @@ import { save } from "./exports.js";
 import { LiveMarkdown } from "./markdown.js";
 import { Settings } from "./settings.js";
 import { TokenView, tokensOf } from "./tokens.js";
-import { answerElement, answerParts, questionElement } from "./turns.js";
+import { answerElement, answerParts, questionElement, resultElement, roundElement } from "./turns.js";
 import { watch } from "./watch.js";
 
 const CANDIDATES = 10; // shown of each token
@@ -164,7 +164,8 @@ async function compare(question) {
     state.columns = null;
     guarded(async () => show(await post("/ui/go", { chat: state.chat.id, entry: id })));
   };
-  const live = new Comparison(state.chat.id, question, [values, settings.secondValues(values)], goOn);
+  const sides = [values, settings.secondValues(values)].map((side) => ({ ...side, tools: false }));
+  const live = new Comparison(state.chat.id, question, sides, goOn);
   const known = knownIds();
   state.busy = live;
   showBusy();
@@ -282,6 +283,16 @@ class LiveAnswer {
       if (data.tokens) this.tokens.push(...data.tokens);
       if (this.view) this.view.add(data.tokens ?? []);
       else this.text.add(data.text);
+    } else if (name === "calls") {
+      this.text.text = "";
+      this.text.draw();
+      const decide = (call, decision) => guarded(() => post("/ui/decide", { call, decision }));
+      this.parts.rounds.append(roundElement(data, decide));
+      const asked = data.calls.filter((call) => call.asks);
+      if (asked.length) say(`The model wants to call ${asked.map((call) => clean(call.name)).join(", ")}`);
+      this.parts.rounds.querySelector("button")?.focus();
+    } else if (name === "result") {
+      this.parts.rounds.querySelector(`[data-call="${CSS.escape(data.id)}"]`)?.append(resultElement(data.text));
     } else if (name === "note") {
       this.notes.push(`${data.text}.`);
     } else if (name === "finished") {

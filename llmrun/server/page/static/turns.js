@@ -72,15 +72,34 @@ export function questionElement(entry, { edit, go, answer }) {
   return element;
 }
 
+/** Return the text before calls of tools, and each call; `decide(id, decision)` answers the question whether it may run. */
+export function roundElement({ text, calls }, decide) {
+  const ask = (call, element) => {
+    const press = (words, decision) => button(words, () => (decide(call.id, decision), row.remove()), { "aria-label": `${words}: ${call.name}` });
+    const row = h("div", { class: "buttons" }, press("Allow once", "once"), press("Always", "always"), press("No", "no"));
+    element.append(row);
+  };
+  const show = (call) => {
+    const element = h("div", { class: "call", "data-call": call.id }, h("p", {}, "Tool ", h("code", {}, clean(call.name))), h("pre", { class: "plain" }, clean(call.arguments)));
+    if (call.result !== undefined) element.append(resultElement(call.result));
+    if (call.asks) ask(call, element);
+    return element;
+  };
+  return h("div", { class: "round" }, h("p", { class: "plain" }, clean(text)), calls.map(show));
+}
+
+export const resultElement = (text) => h("details", {}, h("summary", {}, "Result"), h("pre", { class: "plain" }, clean(text)));
+
 /** Return the parts of an answer: its reasoning folded, its text, and a row below. */
 export function answerParts(model) {
   const summary = h("summary", {}, "Reasoning");
   const reasoning = h("div", { class: "text", dir: "auto" });
   const folded = h("details", { class: "reasoning", hidden: true }, summary, reasoning);
+  const rounds = h("div", {});
   const text = h("div", { class: "text markdown", dir: "auto" });
   const below = h("div", { class: "below" });
-  const element = h("article", { class: "answer", "aria-label": `Answer of ${clean(model)}` }, folded, text, below);
-  return { element, folded, summary, reasoning, text, below };
+  const element = h("article", { class: "answer", "aria-label": `Answer of ${clean(model)}` }, folded, rounds, text, below);
+  return { element, folded, summary, reasoning, rounds, text, below };
 }
 
 export function answerElement(entry, { retry, go, explain, view, seconds }) {
@@ -88,6 +107,7 @@ export function answerElement(entry, { retry, go, explain, view, seconds }) {
   parts.folded.hidden = !entry.reasoning;
   if (seconds) parts.summary.textContent = `Reasoning, ${short(seconds)} s`;
   parts.reasoning.textContent = clean(entry.reasoning);
+  parts.rounds.append(...entry.rounds.map((each) => roundElement(each)));
   if (view) parts.text.replaceChildren(view.element);
   else render(parts.text, entry.text);
   parts.below.replaceChildren(
