@@ -531,10 +531,16 @@ def test_other_machines_and_unknown_connections_are_not_this_user(
     assert not peer.is_same_user(("::1", 4000), ends[1])
 
 
-def test_the_guard_stays_in_front(serve: Serve) -> None:
+def test_with_a_key_only_the_files_of_the_page_are_open(serve: Serve) -> None:
     server = serve(policy=Policy(keys=(b"0123456789abcdef",)))
-    for path in ("/", "/ui/chats", "/ui/models", "/ui/files/page.js"):
+    for path in ("/ui/chats", "/ui/models", "/ui/chats/1/json", "/ui/", "/ui/filesx", "/v1/models"):
         assert server.get(path, **BROWSER).status == 401
+        assert server.get(path, **BROWSER, authorization="Bearer 0123456789abcdef").status in (200, 400, 404)
+    assert server.post("/ui/ask", {"text": "x"}).status == 401
+    for path in ("/", "/ui/files/page.js"):
+        assert server.get(path, **BROWSER).status == 200
+    assert server.get("/ui/files/../chats").status in (401, 404)
+    assert server.get("/ui/explained/x").status == 404
     assert server.get("/ui/chats", host="evil.example").status == 403
 
 

@@ -20,6 +20,7 @@ from llmrun.chat.store.turns import Answer, Question
 from llmrun.chat.tools.toolbox import Toolbox
 from llmrun.config import load_settings
 from llmrun.models.fingerprint import ModelFingerprint
+from llmrun.server.guard import Policy
 from llmrun.server.page.tools import PageTools
 
 pytestmark = [
@@ -83,20 +84,24 @@ def real(tmp_path: Path) -> Iterator[LiveServer]:
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., LiveServer]]:
     with ExitStack() as stack:
-        yield lambda *modes: stack.enter_context(LiveServer(tmp_path, modes or ("echo",), n_ctx=2_000_000))
+        yield lambda *modes, **options: stack.enter_context(
+            LiveServer(tmp_path, modes or ("echo",), n_ctx=2_000_000, **options)
+        )
 
 
 class Page:
     """The page of a server, in a window of a width."""
 
-    def __init__(self, browser: Chromium, server: LiveServer, width: int = 1200, path: str = "/") -> None:
+    def __init__(
+        self, browser: Chromium, server: LiveServer, width: int = 1200, path: str = "/", until: str = IDLE
+    ) -> None:
         self.browser, self.server = browser, server
         browser.ask("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=False)
         browser.open("about:blank")
         browser.errors.clear()
         browser.requests.clear()
         browser.open(f"http://127.0.0.1:{server.port}{path}")
-        self.until(IDLE)
+        self.until(until)
 
     def see(self, script: str) -> Any:
         return self.browser.evaluate(script)
@@ -426,6 +431,44 @@ def test_a_call_of_a_tool_is_asked_about(browser: Chromium, tmp_path: Path) -> N
         page.until(f"{IDLE} && document.querySelectorAll('.answer').length === 3")
         page.see("document.querySelector('#tools').click()")
         page.check()
+
+
+def test_the_key_is_asked_for_once_and_kept_in_the_tab(browser: Chromium, serve: Callable[..., LiveServer]) -> None:
+    server = serve("echo", policy=Policy(keys=(b"0123456789abcdef",)))
+    page = Page(browser, server, until="document.querySelector('#key')?.open")
+    page.write("wrong key")
+    page.key("Enter")
+    page.until("document.querySelector('#key').open && !document.querySelector('#key-input').value")
+    page.write("0123456789abcdef")
+    page.key("Enter")
+    page.until(IDLE)
+    page.ask("Hello")
+    browser.ask("Page.setDownloadBehavior", behavior="deny")
+    browser.ask("Page.reload")
+    page.until(f"{IDLE} && document.querySelectorAll('article').length === 2")
+    assert page.see("Object.values(localStorage).join().includes('0123')") is False
+    assert page.see("document.querySelector('#key').open") is False
+    page.see("sessionStorage.clear()")
+
+
+def test_the_context_bar_opens_and_the_limit_of_the_machine_is_shown(browser: Chromium, real: LiveServer) -> None:
+    page = Page(browser, real)
+    page.set("Maximum tokens", "5")
+    page.set("Seed", "3")
+    page.ask("Hello")
+    page.until("document.querySelector('.answer .below .hint').textContent.includes('limit of this machine')")
+    page.see("document.querySelector('#context').focus()")
+    page.key("Enter")
+    page.until("document.querySelector('#window').open")
+    rows = page.see("[...document.querySelectorAll('#window th')].map(each => each.textContent)")
+    assert rows == ["user", "assistant", "template", "free"]
+    page.key("Escape")
+    page.see("document.querySelector('#toggle-settings').click()")
+    page.see("document.querySelector('#origin-top_k').previousElementSibling.focus()")
+    page.write("7")
+    assert page.see("document.querySelector('#origin-top_k').textContent") == "you"
+    assert page.see("document.querySelector('#origin-top_p').textContent") == "default"
+    page.check()
 
 
 def test_a_chat_that_goes_on_elsewhere_is_said(browser: Chromium, serve: Callable[..., LiveServer]) -> None:

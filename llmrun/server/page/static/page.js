@@ -3,6 +3,7 @@
 import { answer as streamed, get, post } from "./api.js";
 import { Attachments } from "./attachments.js";
 import { showBranches } from "./branches.js";
+import { showContext } from "./context.js";
 import { Comparison } from "./compare.js";
 import { byId, button, clean, h, number, recall, remember, short } from "./dom.js";
 import { save } from "./exports.js";
@@ -17,7 +18,7 @@ const NEAR = 80; // pixels from the end within which the view follows the answer
 const WAIT = 150; // ms between two looks for the saved answer
 const WIDE = matchMedia("(min-width: 60rem)");
 
-const state = { chat: null, busy: null, tokens: recall("tokens") === "on", seen: new Map(), drawn: new Map(), columns: null, model: null, sees: false, models: [] };
+const state = { chat: null, busy: null, tokens: recall("tokens") === "on", seen: new Map(), drawn: new Map(), columns: null, limits: new Map(), model: null, sees: false, models: [] };
 const turns = byId("turns");
 const field = byId("question");
 const attached = new Attachments(byId("attached"), () => (state.model === byId("model").value && !state.sees ? state.model : null), complain);
@@ -59,7 +60,7 @@ function show(chat) {
   byId("elsewhere").replaceChildren();
   history.replaceState(null, "", chat.id ? `#chat=${chat.id}` : location.pathname);
   draw();
-  showContext(lastOf(chat)?.stats);
+  showContextBar(lastOf(chat)?.stats);
   markCurrent();
 }
 
@@ -69,7 +70,7 @@ function draw() {
   const last = entries.at(-1);
   const drawn = entries.map((entry, at) => {
     const view = state.tokens && state.seen.get(entry.id)?.tokens;
-    const key = JSON.stringify([entry.alternatives, entry.finish, Boolean(view), entry === last]);
+    const key = JSON.stringify([entry.alternatives, entry.finish, Boolean(view), entry === last, state.limits.get(entry.model)]);
     const old = state.drawn.get(entry.id);
     if (old?.key === key) return old;
     return { id: entry.id, key, element: entryElement(entry, entries[at - 1], entry === last) };
@@ -95,7 +96,7 @@ function entryElement(entry, question, isLast) {
     view.add(seen.tokens);
   }
   const explain = () => guarded(async () => (await post("/ui/explain", again)).address);
-  return answerElement(entry, { go, view, explain, seconds: seen?.seconds, retry: () => answer(question.id) });
+  return answerElement(entry, { go, view, explain, limit: state.limits.get(entry.model), seconds: seen?.seconds, retry: () => answer(question.id) });
 }
 
 /** Return the model to compute an answer again with. */
@@ -110,6 +111,16 @@ async function undo() {
   field.value ||= chat.undone;
   field.focus();
   say("The last question is undone");
+}
+
+/** Show beside an answer's decode rate what this machine allows its model; it is measured once for a model. */
+async function showLimit() {
+  const last = lastOf(state.chat);
+  if (last?.role !== "assistant" || state.limits.has(last.model) || !last.stats.completion_tokens) return;
+  const { decode } = await post("/ui/limit", { model: modelOf(last), tokens: last.stats.context_used });
+  if (!decode) return;
+  state.limits.set(last.model, decode);
+  if (!state.busy && !state.columns) draw();
 }
 
 function openBranches() {
@@ -198,6 +209,7 @@ async function answer(question, { begins = "", kept = [] } = {}) {
   await saved(live).catch(complain);
   state.busy = null;
   showBusy();
+  showLimit().catch(() => null);
   if (live.notes.length) complain({ message: live.notes.join(" ") });
   showModels().catch(complain);
 }
@@ -296,7 +308,7 @@ class LiveAnswer {
     } else if (name === "note") {
       this.notes.push(`${data.text}.`);
     } else if (name === "finished") {
-      showContext(data);
+      showContextBar(data);
     } else if (name === "failed") {
       this.hasFailed = true;
       throw new Error(data.message);
@@ -340,7 +352,7 @@ function showBusy() {
   if (!state.busy) byId("speed").textContent = "\u00a0";
 }
 
-function showContext(stats) {
+function showContextBar(stats) {
   const used = stats?.context_used ?? 0;
   byId("context").hidden = !used || !stats.n_ctx;
   if (byId("context").hidden) return;
@@ -425,6 +437,7 @@ function listen() {
   attached.listen(byId("attach"), field);
   byId("undo").addEventListener("click", undo);
   byId("go").addEventListener("click", openBranches);
+  byId("context").addEventListener("click", () => state.busy || guarded(async () => showContext(await post("/ui/context", { chat: state.chat.id, model: byId("model").value }))));
   document.addEventListener("keydown", (event) => {
     const act = event.altKey && !document.querySelector("dialog[open]") && { KeyU: undo, KeyB: openBranches }[event.code];
     if (act) (event.preventDefault(), act());

@@ -11,7 +11,7 @@ const FIELDS = {
   seed: { label: "Seed", min: 0, step: 1, empty: "drawn for each answer" },
   max_tokens: { label: "Maximum tokens", min: 1, step: 1, empty: "until the end" },
 };
-const ORIGINS = { default: "default", model: "of the model's file", catalogue: "recommended for this model", session: "of the server", flag: "of the server" };
+const ORIGINS = { default: "default", model: "the model's file", catalogue: "recommended for this model", session: "the server", flag: "the server" };
 
 /** The fields of the sampler; `prefix` begins their ids. */
 class Sampling {
@@ -41,7 +41,7 @@ class Sampling {
 
   showOrigin(name) {
     const origin = this.hints[name].dataset.origin ?? FIELDS[name].empty ?? "";
-    this.hints[name].textContent = this.inputs[name].value ? "set here" : origin;
+    this.hints[name].textContent = this.inputs[name].value ? "you" : origin;
   }
 
   /** Return the fields of a request for an answer. */

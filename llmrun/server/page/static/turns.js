@@ -6,14 +6,14 @@ import { copy, render } from "./markdown.js";
 export const ENDS = { length: "cut off: no more tokens were allowed", cancelled: "stopped", interrupted: "interrupted", repeats: "stopped: it repeated itself" };
 
 /** Return the figures of an answer in a line, as the terminal has them. */
-export function figures(stats) {
+export function figures(stats, limit) {
   const computed = stats.prompt_tokens - stats.reused_tokens;
   const decoded = stats.completion_tokens - 1;
   return [
     stats.prefill_seconds > 0 && computed > 0 ? `prefill ${short(computed / stats.prefill_seconds)} tokens/s` : "",
     `${number(stats.prompt_tokens)} prompt tokens${stats.reused_tokens ? `, ${number(stats.reused_tokens)} reused` : ""}`,
     stats.ttft_seconds > 0 ? `TTFT ${short(stats.ttft_seconds)} s` : "",
-    decoded > 0 && stats.decode_seconds > 0 ? `decode ${short(decoded / stats.decode_seconds)} tokens/s` : "",
+    decoded > 0 && stats.decode_seconds > 0 ? `decode ${short(decoded / stats.decode_seconds)} tokens/s${limit ? `, limit of this machine ${short(limit)}` : ""}` : "",
     stats.completion_tokens ? `${number(stats.completion_tokens)} tokens` : "",
     stats.itl_p50_seconds > 0 ? `ITL ${short(stats.itl_p50_seconds * 1000)} ms, p95 ${short(stats.itl_p95_seconds * 1000)} ms` : "",
   ].filter(Boolean).join(" · ");
@@ -102,7 +102,7 @@ export function answerParts(model) {
   return { element, folded, summary, reasoning, rounds, text, below };
 }
 
-export function answerElement(entry, { retry, go, explain, view, seconds }) {
+export function answerElement(entry, { retry, go, explain, limit, view, seconds }) {
   const parts = answerParts(entry.model);
   parts.folded.hidden = !entry.reasoning;
   if (seconds) parts.summary.textContent = `Reasoning, ${short(seconds)} s`;
@@ -112,7 +112,7 @@ export function answerElement(entry, { retry, go, explain, view, seconds }) {
   else render(parts.text, entry.text);
   parts.below.replaceChildren(
     h("div", { class: "buttons" }, button("Retry", retry), button("Copy", copy(entry.text), { "aria-label": "Copy this answer" }), explainer(explain), alternatives(entry, go)),
-    h("p", { class: "hint" }, [clean(entry.model), ENDS[entry.finish], figures(entry.stats)].filter(Boolean).join(" · ")),
+    h("p", { class: "hint" }, [clean(entry.model), ENDS[entry.finish], figures(entry.stats, limit)].filter(Boolean).join(" · ")),
   );
   return parts.element;
 }
