@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -308,6 +309,18 @@ def _check_adapters(adapters: tuple[Adapter, ...], model: Path | None) -> None:
     adapter_bytes(adapters, read_header(model))
 
 
+def _show_loaded(view: ServeView, options: ServeOptions, pooled: PooledModel) -> None:
+    """Print how a model was loaded."""
+    assert pooled.loaded is not None
+    assert pooled.model is not None
+    plan = pooled.model.plan
+    for note in (*plan.notes, *allocation_notes(plan.devices, pooled.loaded.buffers)):
+        view.note(note)
+    if options.verbose:
+        view.note(plan.summary)
+    view.loaded(pooled.name, pooled.loaded.n_ctx, options.wishes.parallel, pooled.loaded.load_seconds)
+
+
 def _explain_page(found: ExplainedAnswer, sampling: SamplingParams, rule: MergeRule | None) -> str:
     from llmrun.ui.views.explain_html import explain_page
 
@@ -332,23 +345,13 @@ async def _run(
     view = ServeView(output, log_json=log_json)
     settings = load_settings()
 
-    def loaded(kept: PooledModel) -> None:
-        assert kept.loaded is not None
-        assert kept.model is not None
-        plan = kept.model.plan
-        for note in (*plan.notes, *allocation_notes(plan.devices, kept.loaded.buffers)):
-            view.note(note)
-        if options.verbose:
-            view.note(plan.summary)
-        view.loaded(kept.name, kept.loaded.n_ctx, options.wishes.parallel, kept.loaded.load_seconds)
-
     serving = Serving(
         options,
         settings,
         explain_page=_explain_page,
         tools=tools,
         on_served=view.served,
-        on_loaded=loaded,
+        on_loaded=partial(_show_loaded, view, options),
         on_failed=view.failed,
     )
     _give_way()

@@ -6,7 +6,6 @@ Owns the order of a turn; must not know how chats are saved or tools run.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -16,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from llmrun.protocol.codec import load_json
 from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS
 from llmrun.protocol.messages import AnswerRequest, Message, Stats, ToolCall
 from llmrun.server import sse
@@ -195,7 +195,7 @@ class _OneStream:
                 self._has_started, self._is_stream = True, message["status"] == 200
                 await self._send(message)
         elif self._is_error:  # before the first event of a later exchange
-            await self.add(sse.event(json.loads(message["body"])["error"], "failed"))
+            await self.add(sse.event(load_json(message["body"])["error"], "failed"))
         else:
             await self._send({**message, "more_body": self._is_stream or message.get("more_body", False)})
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import os
@@ -17,17 +16,15 @@ from typing import Any
 
 import pytest
 from support.installed import eventually
-from support.served import LiveServer, RawResponse, parse
-from support.tiny_projector import png
+from support.page_client import answer, ask, read, store, texts
+from support.served import LiveServer
 
-from llmrun.chat.store.store import Sessions, folder_in
-from llmrun.chat.store.turns import Answer, Question
-from llmrun.chat.tools.toolbox import Toolbox
+from llmrun.chat.store.store import folder_in
+from llmrun.chat.store.turns import Answer
 from llmrun.config import load_settings
 from llmrun.server.guard import Policy
 from llmrun.server.page import peer
 from llmrun.server.page.files import FOLDER, MEDIA_TYPES
-from llmrun.server.page.tools import PageTools
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
 MOST_BYTES = 250_000
@@ -44,34 +41,6 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 @pytest.fixture
 def server(serve: Serve) -> LiveServer:
     return serve()
-
-
-def ask(server: LiveServer, text: str = "Hello there", **more: Any) -> dict[str, Any]:
-    """Save a question; return the chat."""
-    asked = server.post("/ui/ask", {"text": text, **more})
-    assert asked.status == 200, asked.body
-    found: dict[str, Any] = asked.json
-    return found
-
-
-def answer(server: LiveServer, chat: dict[str, Any], **more: Any) -> RawResponse:
-    """Answer the last question of a chat."""
-    question = next(entry["id"] for entry in reversed(chat["entries"]) if entry["role"] == "user")
-    return server.post("/ui/answer", {"chat": chat["id"], "question": question, **more})
-
-
-def read(server: LiveServer, chat: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = server.get(f"/ui/chats/{chat['id']}").json
-    return found
-
-
-def texts(chat: dict[str, Any]) -> list[str]:
-    return [entry["text"] for entry in chat["entries"]]
-
-
-def store() -> Sessions:
-    """The store as a terminal opens it."""
-    return Sessions(folder_in(load_settings().state_dir))
 
 
 # ---- files
@@ -253,110 +222,6 @@ def test_two_answers_to_one_question_are_decoded_together(serve: Serve) -> None:
     assert not read(server, chat)["is_answering"]
 
 
-TOOLS = """
-def weather(city: str) -> str:
-    '''Weather of a city.'''
-    return f"sunny in {city}"
-"""
-
-
-@pytest.fixture
-def tools(tmp_path: Path) -> Iterator[PageTools]:
-    file = tmp_path / "tools.py"
-    file.write_text(TOOLS)
-    with Toolbox((str(file),), 60) as toolbox:
-        yield PageTools(toolbox)
-
-
-def call_stream(server: LiveServer, chat: dict[str, Any], decide: Callable[[dict[str, Any]], object]) -> list[Any]:
-    """Answer with tools; `decide` is called with each call that waits for a decision. Return the data of the events."""
-    body = json.dumps({"chat": chat["id"], "question": chat["entries"][-1]["id"], "tools": True}).encode()
-    data, n_decided = b"", 0
-    with server.connect() as connection:
-        connection.sendall(server.request("POST", "/ui/answer", body))
-        while piece := connection.recv(65536):
-            data += piece
-            asked = [
-                call
-                for line in data.decode().splitlines()
-                if line.startswith('data: {"text":') and '"calls":' in line
-                for call in json.loads(line[6:])["calls"]
-                if call["asks"]
-            ]
-            for call in asked[n_decided:]:
-                decide(call)
-            n_decided = len(asked)
-    return parse(data).events
-
-
-@pytest.mark.parametrize(
-    ("decision", "heard"), [("once", "sunny in Rome"), ("no", "Error: the user does not allow it")]
-)
-def test_a_tool_runs_after_a_decision(serve: Serve, tools: PageTools, decision: str, heard: str) -> None:
-    server = serve("calling", tools=tools)
-    assert server.post("/ui/load", {"model": ""}).json["tools"] == ["weather"]
-    chat = ask(server, '{"city": "Rome"}')
-    asked: list[dict[str, Any]] = []
-
-    def decide(call: dict[str, Any]) -> None:
-        asked.append(call)
-        assert server.post("/ui/decide", {"call": call["id"], "decision": decision}).status == 200
-
-    events = call_stream(server, chat, decide)
-    assert [(call["name"], json.loads(call["arguments"])) for call in asked] == [("weather", {"city": "Rome"})]
-    assert [event for event in events if event.get("id")][-1]["text"] == heard
-    last = read(server, chat)["entries"][-1]
-    assert (last["text"], last["finish"]) == (f"I heard: {heard}", "stop")
-    assert last["rounds"] == [
-        {
-            "text": "Let me see.",
-            "calls": [{"name": "weather", "arguments": asked[0]["arguments"], "result": heard}],
-        }
-    ]
-    with store() as terminal:
-        saved = terminal.open(chat["name"]).last_answer
-        assert saved is not None
-        assert saved.rounds[0].results == (heard,)
-    again = server.post("/ui/explain", {"chat": chat["id"], "answer": last["id"]})
-    assert (again.status, "calls of tools" in again.json["error"]["message"]) == (400, True)
-    assert server.post("/ui/decide", {"call": asked[0]["id"], "decision": "once"}).status == 400
-
-
-def test_a_tool_that_is_always_allowed_asks_once(serve: Serve, tools: PageTools) -> None:
-    server = serve("calling", tools=tools)
-    asked: list[str] = []
-
-    def decide(call: dict[str, Any]) -> None:
-        asked.append(call["id"])
-        server.post("/ui/decide", {"call": call["id"], "decision": "always"})
-
-    for _ in range(2):
-        chat = ask(server, '{"city": "Rome"}')
-        call_stream(server, chat, decide)
-        assert texts(read(server, chat))[1] == "I heard: sunny in Rome"
-    assert len(asked) == 1
-
-
-def test_a_client_that_leaves_at_the_question_runs_no_tool(serve: Serve, tools: PageTools) -> None:
-    server = serve("calling", tools=tools)
-    chat = ask(server, '{"city": "Rome"}')
-    body = json.dumps({"chat": chat["id"], "question": chat["entries"][-1]["id"], "tools": True}).encode()
-    with server.connect() as connection:
-        connection.sendall(server.request("POST", "/ui/answer", body))
-        data = b""
-        while b"event: calls" not in data:
-            data += connection.recv(65536)
-    assert eventually(lambda: not read(server, chat)["is_answering"], 60)
-    last = read(server, chat)["entries"][-1]
-    assert (last["text"].strip(), last["finish"], last["rounds"]) == ("Let me see.", "cancelled", [])
-
-
-def test_without_tools_nothing_is_offered(serve: Serve, tools: PageTools) -> None:
-    server = serve("echo", tools=tools)
-    chat = ask(server, "Hello")
-    assert answer(server, chat, tools=False).events[-1]["reason"] == "stop"
-
-
 def test_what_came_before_a_stop_or_a_crash_is_saved(serve: Serve) -> None:
     server = serve("die:decode:SIGSEGV", "obedient")
     chat = ask(server)
@@ -405,51 +270,6 @@ def test_a_chat_that_a_terminal_has_open_is_only_read(server: LiveServer) -> Non
         assert texts(read(server, chat)) == ["Hello there"]
         terminal.communicate("")
     assert answer(server, chat).status == 200
-
-
-def test_files_come_with_a_question_and_are_those_of_the_terminal(server: LiveServer) -> None:
-    files = [{"name": "../a/notes.txt", "text": "one\ntwo"}]
-    chat = ask(server, "What is this?", files=files)
-    assert texts(chat) == ["What is this?"]
-    answer(server, chat)
-    assert texts(read(server, chat))[1] == "notes.txt:\n```\none\ntwo\n```\n\nWhat is this?", (
-        "the echo says what it got"
-    )
-    with store() as terminal:
-        asked = terminal.open(chat["name"]).entries[0].part
-        assert isinstance(asked, Question)
-        assert (asked.typed, asked.images) == ("What is this?", ())
-
-
-def test_a_model_without_vision_gets_a_line_for_an_image_and_says_so(server: LiveServer) -> None:
-    data = png(8, 8)
-    chat = ask(server, "What is this?", images=[{"name": "red.png", "data": base64.b64encode(data).decode()}])
-    assert chat["entries"][0]["images"] == ["red.png"]
-    streamed = answer(server, chat)
-    assert "can't see images: red.png is left out" in streamed.events[0]["text"]
-    assert texts(read(server, chat))[1] == "[The image red.png can't be seen.]\nWhat is this?"
-    with store() as terminal:
-        asked = terminal.open(chat["name"]).entries[0].part
-        assert isinstance(asked, Question)
-        saved = Path(asked.images[0].path)
-        assert saved.read_bytes() == data
-        terminal.delete(chat["name"])
-    assert not saved.exists(), "an image of the page goes with its chat"
-
-
-@pytest.mark.parametrize(
-    "images",
-    [
-        [{"name": "x.png", "data": "@"}],
-        [{"name": "x.webp", "data": base64.b64encode(b"RIFF....WEBP").decode()}],
-        [{"name": "x.png"}],
-        "x",
-    ],
-)
-def test_what_is_no_image_is_refused(server: LiveServer, images: Any) -> None:
-    refused = server.post("/ui/ask", {"text": "x", "images": images})
-    assert (refused.status, bool(refused.json["error"]["message"])) == (400, True)
-    assert server.get("/ui/chats").json["chats"] == []
 
 
 def test_export_is_that_of_the_terminal(server: LiveServer) -> None:
