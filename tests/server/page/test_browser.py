@@ -32,6 +32,21 @@ def test_an_answer_streams_as_markdown(browser: Chromium, serve: Callable[..., L
     page.check()
 
 
+def test_formulas_are_left_as_code(browser: Chromium, serve: Callable[..., LiveServer]) -> None:
+    page = Page(browser, serve())
+    page.ask(
+        r"Let $a_1*b*c_2$ cost $5 or $6, \(x_i\) and"
+        + "\n$$\n\\int_0^1 x\n- y_1 * z_1\n$$\n"
+        + r"\[ e^{i\pi} \]"
+        + "\nend *it*"
+    )
+    codes = page.see(f"[...{LAST}.querySelectorAll('code')].map(each => each.textContent.trim())")
+    assert codes == ["a_1*b*c_2", "x_i", "\\int_0^1 x\n- y_1 * z_1", "e^{i\\pi}"]
+    assert page.see(f"[...{LAST}.querySelectorAll('em')].map(each => each.textContent)") == ["it"]
+    assert "cost $5 or $6" in page.see(f"{LAST}.textContent")
+    page.check()
+
+
 def test_a_chat_of_the_terminal_is_shown_and_survives_a_reload(
     browser: Chromium, serve: Callable[..., LiveServer]
 ) -> None:

@@ -10,7 +10,7 @@ import { save } from "./exports.js";
 import { LiveMarkdown } from "./markdown.js";
 import { Settings } from "./settings.js";
 import { TokenView, tokensOf } from "./tokens.js";
-import { answerElement, answerParts, questionElement, resultElement, roundElement } from "./turns.js";
+import { answerElement, answerParts, questionElement, resultElement, roundElement, showFigures } from "./turns.js";
 import { watch } from "./watch.js";
 
 const CANDIDATES = 10; // shown of each token
@@ -70,7 +70,7 @@ function draw() {
   const last = entries.at(-1);
   const drawn = entries.map((entry, at) => {
     const view = state.tokens && state.seen.get(entry.id)?.tokens;
-    const key = JSON.stringify([entry.alternatives, entry.finish, Boolean(view), entry === last, state.limits.get(entry.model)]);
+    const key = JSON.stringify([entry.alternatives, entry.finish, Boolean(view), entry === last]);
     const old = state.drawn.get(entry.id);
     if (old?.key === key) return old;
     return { id: entry.id, key, element: entryElement(entry, entries[at - 1], entry === last) };
@@ -120,7 +120,7 @@ async function showLimit() {
   const { decode } = await post("/ui/limit", { model: modelOf(last), tokens: last.stats.context_used });
   if (!decode) return;
   state.limits.set(last.model, decode);
-  if (!state.busy && !state.columns) draw();
+  for (const entry of state.chat.entries) if (entry.model === last.model) showFigures(state.drawn.get(entry.id).element, entry, decode);
 }
 
 function openBranches() {

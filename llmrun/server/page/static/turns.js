@@ -112,7 +112,14 @@ export function answerElement(entry, { retry, go, explain, limit, view, seconds 
   else render(parts.text, entry.text);
   parts.below.replaceChildren(
     h("div", { class: "buttons" }, button("Retry", retry), button("Copy", copy(entry.text), { "aria-label": "Copy this answer" }), explainer(explain), alternatives(entry, go)),
-    h("p", { class: "hint" }, [clean(entry.model), ENDS[entry.finish], figures(entry.stats, limit)].filter(Boolean).join(" · ")),
+    h("p", { class: "hint" }),
   );
+  showFigures(parts.element, entry, limit);
   return parts.element;
+}
+
+/** Show the figures of an answer, with the decode rate that the machine allows if it is known. */
+export function showFigures(element, entry, limit) {
+  const words = [clean(entry.model), ENDS[entry.finish], figures(entry.stats, limit)];
+  element.querySelector(".below > .hint").textContent = words.filter(Boolean).join(" · ");
 }
