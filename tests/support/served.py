@@ -68,6 +68,7 @@ class LiveServer:
         modes: of its engines, see fake_engine; the last one goes on. "real" is the real one.
         tools: of the page.
         model: the file; by default one that only the fake engines can load.
+        port: by default a free one.
         options: of ServeOptions.
     """
 
@@ -78,6 +79,7 @@ class LiveServer:
         *,
         model: Path | None = None,
         tools: PageTools | None = None,
+        port: int = 0,
         **options: Any,
     ) -> None:
         self.model = str(model or write(folder / "tiny.gguf", runnable_model()))
@@ -87,7 +89,7 @@ class LiveServer:
         wishes = LoadPreferences(n_ctx=options.pop("n_ctx", 256), parallel=options.pop("parallel", 2))
         options = {"policy": Policy(), "queue": 8, "grace_seconds": 0.0, **options}
         self._options = ServeOptions(options.pop("names", (self.model,)), wishes=wishes, **options)
-        self._listening = bind("127.0.0.1", 0)
+        self._listening = bind("127.0.0.1", port)
         self.port: int = self._listening.getsockname()[1]
         self._is_up = threading.Event()
         self._environment = pytest.MonkeyPatch()

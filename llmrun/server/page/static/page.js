@@ -18,7 +18,7 @@ const NEAR = 80; // pixels from the end within which the view follows the answer
 const WAIT = 150; // ms between two looks for the saved answer
 const WIDE = matchMedia("(min-width: 60rem)");
 
-const state = { chat: null, busy: null, tokens: recall("tokens") === "on", seen: new Map(), drawn: new Map(), columns: null, limits: new Map(), model: null, sees: false, models: [] };
+const state = { chat: null, busy: null, tokens: recall("tokens") === "on", seen: new Map(), drawn: new Map(), columns: null, isStale: false, limits: new Map(), model: null, sees: false, models: [] };
 const turns = byId("turns");
 const field = byId("question");
 const attached = new Attachments(byId("attached"), () => (state.model === byId("model").value && !state.sees ? state.model : null), complain);
@@ -51,6 +51,7 @@ const lastOf = (chat) => chat?.entries.at(-1) ?? null;
 function show(chat) {
   if (chat.id !== state.chat?.id) state.drawn.clear();
   state.chat = chat;
+  state.isStale = false;
   const title = clean(chat.name || "New chat");
   byId("title").textContent = title;
   document.title = `${title} – llmrun`;
@@ -156,6 +157,7 @@ function markCurrent() {
 
 async function ask(text, beside = null) {
   if (state.busy || !text.trim()) return;
+  if (state.isStale && !(await guarded(async () => (show(await get(`/ui/chats/${state.chat.id}`)), true)))) return;
   const { chat } = state;
   const body = { chat: chat.id, text, beside, after: lastOf(chat)?.id ?? null, system: settings.system.value, ...(beside ? {} : attached.fields) };
   const saved = await guarded(() => post("/ui/ask", body));
@@ -206,7 +208,10 @@ async function answer(question, { begins = "", kept = [] } = {}) {
   showBusy();
   await guarded(() => live.run());
   if (live.hasStarted || !live.hasFailed) say(live.isStopped ? "Stopped" : "The answer has ended");
-  await saved(live).catch(complain);
+  await saved(live).catch((error) => {
+    state.isStale = true; // the server has ended, and what it saved of the answer is not shown
+    complain(error);
+  });
   state.busy = null;
   showBusy();
   showLimit().catch(() => null);
@@ -407,6 +412,7 @@ function showTokenSwitch() {
 
 /** Say that the chat goes on elsewhere; it is shown as it is now when the user wants it. */
 function tell(words) {
+  if (words && state.isStale) return void openChat(state.chat.id);
   const reload = button("Show it as it is now", () => openChat(state.chat.id));
   byId("elsewhere").replaceChildren(...(words ? [h("span", {}, words), reload] : []));
 }
