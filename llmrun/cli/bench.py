@@ -19,7 +19,8 @@ from llmrun.cli.options import LoraOption, YesOption, adapters_of, engine_option
 from llmrun.cli.rpc import RpcOption, workers_of
 from llmrun.config import load_settings
 from llmrun.errors import OutOfMemoryError, UsageError
-from llmrun.protocol.settings import DEFAULTS, FLASH_ATTENTION, SETTINGS, shown
+from llmrun.protocol.devices import SPLIT_MODES
+from llmrun.protocol.settings import DEFAULTS, DEVICE_SETTINGS, FLASH_ATTENTION, SETTINGS, shown
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ _DEFAULTS = {"threads": "one per physical core", "n_batch": "2048"}  # other tha
 _METAVARS = {
     "n_batch": "TOKENS", "n_ubatch": "TOKENS", "kv_type_k": "TYPE", "kv_type_v": "TYPE", "repack": "on|off",
     "flash_attention": "|".join(FLASH_ATTENTION), "cpu_experts": "LAYERS",
+    "split_mode": "|".join(SPLIT_MODES), "tensor_split": "SHARE/...", "device": "NAME/...",
+    "override_tensor": "PATTERN=DEVICE;...",
 }  # fmt: skip
 
 
@@ -69,8 +72,10 @@ def bench_arguments(
     **settings: Lists,
 ) -> BenchArguments:
     """The options that take lists. Each may be repeated, and takes "128,512", "128-1024+128" and "128-1024*2"."""
-    if rpc is not None and settings["gpu_layers"] is not None:
-        raise UsageError("--rpc and -ngl exclude each other", why="layers are divided by the memory of each machine")
+    divides = (name for name in ("gpu_layers", *DEVICE_SETTINGS) if settings[name] is not None)
+    if rpc is not None and (name := next(divides, "")):
+        what = f"--rpc and {SETTINGS[name].short} exclude each other"
+        raise UsageError(what, why="layers are divided by the memory of each machine")
     given = {name: texts for name, texts in settings.items() if texts is not None}
     return BenchArguments(prompts, answers, pairs, chats, depths, given, adapters_of(lora), workers_of(rpc))
 

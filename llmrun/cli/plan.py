@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from llmrun.cli.completion import complete_model
-from llmrun.cli.options import CacheTypeKOption, CacheTypeVOption, DraftOption, JsonOption
+from llmrun.cli.options import (
+    CacheTypeKOption,
+    CacheTypeVOption,
+    DraftOption,
+    JsonOption,
+    device_options,
+    with_options,
+)
 from llmrun.cli.rpc import RpcOption, workers_of
 from llmrun.config import Settings, load_settings
 from llmrun.errors import LlmrunError, NetworkError, UsageError
@@ -24,6 +31,7 @@ if TYPE_CHECKING:
     from llmrun.protocol.jobs.kernels import MachineSpeed
 
 
+@with_options(devices=device_options)
 def plan(
     model: Annotated[
         str,
@@ -44,6 +52,8 @@ def plan(
         bool, typer.Option("--all", help="Show every quant of the repository, even if one is on this disk.")
     ] = False,
     json: JsonOption = False,
+    *,
+    devices: dict[str, Any],
 ) -> None:
     """Predict memory and speed of each quant of a model on this machine.
 
@@ -62,11 +72,13 @@ def plan(
         _propose(output, is_alone=not (ctx or kv_type_k or kv_type_v or draft or rpc or every))
         return
     wished, workers = parse_contexts(ctx), workers_of(rpc)
-    kv = LoadPreferences(kv_type_k=kv_type_k, kv_type_v=kv_type_v).kv_type
+    preferences = LoadPreferences(kv_type_k=kv_type_k, kv_type_v=kv_type_v, workers=workers, **devices)
+    kv = preferences.kv_type
     settings = load_settings()
     spec, candidates = _candidates(output, model, settings, every=every)
     beside = _draft(draft, candidates[0].header, settings) if draft is not None else None
     hardware = this_machine(workers, measures_links=True)
+    preferences.gpus(hardware.gpus)  # raises before anything is measured
     if projector := find_projector(candidates[0].header.path):
         n_bytes = projector.stat().st_size
         output.note(f"{projector.name}, the projector for images, takes another {readable_size(n_bytes)} of memory")
@@ -75,7 +87,9 @@ def plan(
     contexts = contexts_for(candidates[0].header, wished)
     remote = _worker_speeds(output, hardware, speed)
     rows = [
-        look_ahead(candidate, hardware, speed if remote is not None else None, contexts, kv, beside, remote or ())
+        look_ahead(
+            candidate, hardware, speed if remote is not None else None, contexts, kv, beside, remote or (), preferences
+        )
         for candidate in candidates
     ]
     chosen, why = _chosen(spec, candidates, hardware)

@@ -235,6 +235,7 @@ class Preparer:
             logprobs=LogprobStream() if request.logprobs is not None else None,
             salt=self._salt(request.salt, adapters),
             adapters=adapters,
+            rewritten=self._chat_template(request.template).new_rewritings() if request.prompt is None else (),
             shown=self._control_tokens((*(tags or ()), *(syntax.marks if syntax else ()))),
             tool_syntax=syntax.name if syntax else "",
             splitter=_splitter(tags, syntax, request.tools, inside=inside),

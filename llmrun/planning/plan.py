@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from llmrun.errors import OutOfMemoryError, UsageError, require_within
 from llmrun.planning.hardware import Hardware
@@ -24,9 +24,18 @@ from llmrun.planning.memory import (
     without_flash_attention,
 )
 from llmrun.planning.rpc import layer_placement, split_model
-from llmrun.planning.split import ALL_LAYERS, Layers, Split, described, gpu_notes
+from llmrun.planning.split import ALL_LAYERS, Layers, Split, check_overrides, described, gpu_notes
+from llmrun.protocol.devices import Gpu, selected
 from llmrun.protocol.loading import Load, LoadSettings
-from llmrun.protocol.settings import DEFAULTS, MAX_THREADS, MAX_TOKENS, EngineSettings, check_setting
+from llmrun.protocol.settings import (
+    DEFAULTS,
+    DEVICE_SETTINGS,
+    MAX_THREADS,
+    MAX_TOKENS,
+    SETTINGS,
+    EngineSettings,
+    check_setting,
+)
 from llmrun.protocol.sizes import readable_size
 
 # Inclusive bounds of preferences.
@@ -61,7 +70,7 @@ class HeaderFacts(Layers, Protocol):
 
 
 ATTENTION = ("flash_attention", "kv_type_k", "kv_type_v")
-LOAD_OPTIONS = ("threads", "gpu_layers", "cpu_experts", *ATTENTION)
+LOAD_OPTIONS = ("threads", "gpu_layers", "cpu_experts", *ATTENTION, *DEVICE_SETTINGS)
 """The engine settings that a user may prefer, all fields of LoadPreferences."""
 
 
@@ -85,6 +94,11 @@ class LoadPreferences:
     as_alone: bool = False  # choose flash attention as for one answer, so that each of several equals that of its seed
     workers: tuple[str, ...] = ()  # "HOST:PORT" of RPC workers that hold a part of the layers
     measured_attention: str = ""  # faster flash attention setting of one sequence here, see attention.py; "" if unknown
+    split_mode: str = DEFAULTS.split_mode
+    main_gpu: int = DEFAULTS.main_gpu
+    tensor_split: str = DEFAULTS.tensor_split
+    device: str = DEFAULTS.device
+    override_tensor: str = DEFAULTS.override_tensor
 
     def __post_init__(self) -> None:
         require_within("--parallel", self.parallel, PARALLEL_BOUNDS)
@@ -94,6 +108,12 @@ class LoadPreferences:
         if self.flash_attention == "off" and self.attention["kv_type_v"] != "f16":
             what = f"--cache-type-v {self.kv_type_v} needs flash attention"
             raise UsageError(what, hint="leave out --flash-attention off")
+        if self.flash_attention == "off" and self.split_mode == "tensor":
+            raise UsageError("--split-mode tensor needs flash attention", hint="leave out --flash-attention off")
+        chosen = next((name for name in DEVICE_SETTINGS if getattr(self, name) != getattr(DEFAULTS, name)), None)
+        if self.workers and chosen is not None:
+            what = f"--rpc and {SETTINGS[chosen].option} exclude each other"
+            raise UsageError(what, why="layers are divided by the memory of each machine")
 
     @property
     def kv_type(self) -> str:
@@ -105,14 +125,27 @@ class LoadPreferences:
         """The settings of attention, with defaults for those that the user left open."""
         return {name: getattr(self, name) or getattr(DEFAULTS, name) for name in ATTENTION}
 
+    @property
+    def device_settings(self) -> dict[str, Any]:
+        """The fields that choose GPUs and divide a model between them."""
+        return {name: getattr(self, name) for name in DEVICE_SETTINGS}
+
+    def gpus(self, there: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+        """Return those of a machine's GPUs that are to be used.
+
+        Raises:
+            UsageError: the preferences name a GPU that is not there.
+        """
+        found = selected(there, self.device, self.split_mode, self.main_gpu, self.tensor_split)
+        check_overrides(self.override_tensor, found)
+        return found
+
     def settings(self, hardware: Hardware) -> EngineSettings:
         """Return the settings for a job that loads a model without a plan."""
         return EngineSettings(
             threads=self.threads or hardware.usable_cores,
             gpu_layers=ALL_LAYERS if self.gpu_layers is None else self.gpu_layers,
-            flash_attention=self.attention["flash_attention"],
-            kv_type_k=self.attention["kv_type_k"],
-            kv_type_v=self.attention["kv_type_v"],
+            **{**self.attention, **self.device_settings},
         )
 
 
@@ -125,7 +158,7 @@ class Plan(LoadSettings):
     memory: Memory  # of the model, in the machine's memory or a GPU's
     ram_bytes: int  # part of memory.needed that the machine's own memory has to hold
     vram_bytes: int = 0  # part that the GPUs have to hold; 0 without any, or if unknown
-    devices: tuple[tuple[str, int], ...] = ()  # each GPU's name, and its bytes when the model is loaded
+    gpu_bytes: tuple[tuple[str, int], ...] = ()  # each GPU's name, and its bytes when the model is loaded
     notes: tuple[str, ...] = ()  # a sentence about each choice that is not simply what the model was trained on
     tuned: tuple[str, ...] = ()  # settings that `llmrun tune` found faster, in words
     slow_flash_attention: bool = False  # ggml's kernel is slow here; answers without it differ a little
@@ -169,7 +202,9 @@ def make_plan(
 
     Raises:
         OutOfMemoryError: the model or the preferred context does not fit.
+        UsageError: the preferences name a GPU that is not there.
     """
+    hardware = replace(hardware, gpus=preferences.gpus(hardware.gpus))
     fit = _ContextFit(header, hardware, preferences, name, repository)
     n_ctx, context_notes = fit.context()
     threads, thread_notes = _threads(hardware, preferences.threads)
@@ -183,7 +218,7 @@ def make_plan(
         choose_flash_attention(header, hardware, preferences) if is_like_one else attention["flash_attention"]
     )
     plain = fit.memory(n_cells, n_ctx_start * fit.apart)
-    writes_scores = flash_attention == "off" and not (split.devices and split.gpu_layers == ALL_LAYERS)
+    writes_scores = flash_attention == "off" and not (split.gpu_bytes and split.gpu_layers == ALL_LAYERS)
     parts = without_flash_attention(plain, header, n_ctx) if writes_scores else plain
     return Plan(
         n_ctx=n_ctx,
@@ -209,7 +244,8 @@ def make_plan(
         cpu_experts=split.cpu_experts,
         workers=tuple(worker.endpoint for worker in hardware.workers),
         layer_counts=split.layer_counts,
-        devices=fit.at_start(n_ctx_start, split).devices,
+        gpu_bytes=fit.at_start(n_ctx_start, split).gpu_bytes,
+        **preferences.device_settings,
     )
 
 
@@ -312,9 +348,16 @@ class _ContextFit:
     def split(self, n_cells: int, start: int) -> Split:
         needs = self.memory(n_cells, start)
         preferences = self.preferences
-        layers, experts, attention = preferences.gpu_layers, preferences.cpu_experts, preferences.flash_attention
-        with_scores = attention == "off"
-        return split_model(self.header, needs, n_cells, self.hardware, layers, experts, with_scores=with_scores)
+        return split_model(
+            self.header,
+            needs,
+            n_cells,
+            self.hardware,
+            preferences.gpu_layers,
+            preferences.cpu_experts,
+            with_scores=preferences.flash_attention == "off",
+            settings=EngineSettings(**preferences.device_settings),
+        )
 
     def at_start(self, start: int, split: Split) -> Split:
         """Return a split when the model is loaded, before the KV cache has grown."""

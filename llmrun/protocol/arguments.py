@@ -12,13 +12,14 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from numbers import Real
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar, get_args
 
 from llmrun.errors import TEXT, UsageError, ValueKind, did_you_mean, require
 
 MOST_TOKENS = 2**31 - 1
 """Maximum of any limit."""
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+EFFORTS: tuple[str, ...] = get_args(Effort)
 """Levels of reasoning effort, as OpenAI's and other protocols have them."""
 MOST_TOP_LOGPROBS = 20
 """Maximum number of most likely tokens reported in the place of one."""

@@ -183,6 +183,9 @@ class Job(NamedTuple):
 # ---- engine -> front -------------------------------------------------------------------------------
 
 
+Rewriting = Literal["system", "calls", "reasoning", "neighbours", "question", "opening", "tools"]
+
+
 class Rendering(NamedTuple):
     """The engine begins to render the chat template of a Generate or count_tokens; the front's time limit starts."""
 
@@ -216,6 +219,7 @@ class Started(NamedTuple):
         thinking_tags: opening and closing tag of the reasoning, by this request's chat template; none if the model does
             not reason.
         tool_syntax: name of the syntax of tool calls, see toolcalls.SYNTAXES; "" if the answer can have none.
+        rewritten: of the conversation, as the chat template demands; each is reported once.
     """
 
     request: int
@@ -225,6 +229,7 @@ class Started(NamedTuple):
     thinking: bool = False
     thinking_tags: tuple[str, ...] = ()
     tool_syntax: str = ""
+    rewritten: tuple[Rewriting, ...] = ()
 
 
 class PrefillProgress(NamedTuple):

@@ -23,7 +23,8 @@ def to_try() -> list[str]:
 
 def with_model() -> list[str]:
     """The commands of the table that need this model's numbers, and end."""
-    spans = re.findall(r"`(llmrun [^`]*)`", README.read_text(encoding="utf-8").split("\n## I want to ...\n")[1])
+    rows = re.findall(r"^\|.*", README.read_text(encoding="utf-8").split("\n## I want to ...\n")[1], re.MULTILINE)
+    spans = re.findall(r"`(llmrun [^`]*)`", "\n".join(rows))
     words = ("explain", "tokenize", "score", "watermark", "run smollm2", "batch", "replay")
     lines = [span.replace("\\|", "|") for span in spans if span.startswith(tuple(f"llmrun {word}" for word in words))]
     return [line for line in lines if "--lora" not in line]

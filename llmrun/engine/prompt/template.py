@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
 from functools import cached_property
 from itertools import groupby
 from os.path import commonprefix
 from types import FrameType
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from llmrun.engine.llama.submodules import import_submodule
 from llmrun.engine.prompt.conversation import TemplateRules, fit
 from llmrun.engine.prompt.images import with_placeholders
+from llmrun.engine.prompt.sandbox import REFUSES, make_environment, one_line
 from llmrun.engine.prompt.tools import (
     OTHERS,
     PROBE,
@@ -33,13 +33,12 @@ from llmrun.engine.prompt.tools import (
     in_text,
     message_data,
     syntax_in,
-    texts_in,
     tool_data,
     with_responses,
 )
 from llmrun.errors import BadTemplateError, UsageError
 from llmrun.protocol.arguments import EFFORTS
-from llmrun.protocol.messages import Image, Message, Tool
+from llmrun.protocol.messages import Image, Message, Rewriting, Tool
 from llmrun.protocol.rendering import characters, rendering_share
 from llmrun.protocol.toolcalls import GEMMA, MISTRAL, MISTRAL_ARGS, Syntax
 
@@ -50,10 +49,7 @@ MAX_PROMPT_CHARACTERS = 16 * 1024 * 1024
 MAX_RENDER_BYTES = 256 * 1024 * 1024
 MAX_RENDER_SECONDS = 1.5  # Real templates take milliseconds. Less than the front's timeout, which kills the engine
 _MIN_SECONDS = 0.01  # between two checks of the time
-MAX_BITS = 64 * 1024  # Of an integer: arithmetic with longer ones can take hours and can't be interrupted
-MAX_DATE_CHARACTERS = 1024  # Of a date format: strftime can't be interrupted
 
-_REFUSES = "the chat template refuses this conversation"
 _FAILS = "the chat template fails"
 _PROBE_TEXT = "Is this said?"
 _OTHER_TEMPLATE = "choose another template with --template"
@@ -114,8 +110,9 @@ class ChatTemplate:
         self._bos = bos
         self._eos = eos
         self._efforts: dict[str, str | None] = {}
+        self._reported: set[Rewriting] = set()
         # Limited here too, because Jinja evaluates constant expressions when it compiles.
-        self._template = _limited(lambda: _environment().from_string(source), RenderLimits.of(()))
+        self._template = _limited(lambda: make_environment().from_string(source), RenderLimits.of(()))
 
     @property
     def syntax(self) -> Syntax:
@@ -141,12 +138,13 @@ class ChatTemplate:
     @cached_property
     def _has_thinking_parts(self) -> bool:
         """The template takes reasoning only as a part of the content, as Mistral's do."""
-        if "thinking" not in self._source or "type" not in self._source:
-            return False
         answer = message_data(Message("assistant", "It is.", reasoning=_PROBE_TEXT), str)
         question = {"role": "user", "content": "Is it?"}
         plain, listed = ({"messages": [question, each, question]} for each in (answer, _with_thinking_part(answer)))
-        return _PROBE_TEXT not in self._trial(plain) and _PROBE_TEXT in self._trial(listed)
+        if _PROBE_TEXT in self._trial(plain):
+            return False
+        prompt = self._trial(listed)
+        return _PROBE_TEXT in prompt and "type" not in prompt  # else the template prints the part as data
 
     def _known_effort(self, effort: str) -> str | None:
         """Return the nearest reasoning effort that the template knows; None if it knows none."""
@@ -179,9 +177,15 @@ class ChatTemplate:
         try:
             return _limited(lambda: self._generate(variables, limits.characters), limits)
         except BadTemplateError as error:
-            if error.what not in (_REFUSES, _FAILS):
+            if error.what not in (REFUSES, _FAILS):
                 raise
             return ""
+
+    def new_rewritings(self) -> tuple[Rewriting, ...]:
+        """Return what was rewritten in conversations and not returned before."""
+        new = self._rules.rewritings - self._reported
+        self._reported |= new
+        return tuple(sorted(new))
 
     def render(
         self,
@@ -215,7 +219,7 @@ class ChatTemplate:
             options["reasoning_effort"] = known
         messages, images = with_placeholders(messages)
         messages, tools = self._fitted(messages, tools, self._rules)
-        mask = _Mask([*collect_texts(messages, tools), *texts_in(variables)], control)
+        mask = _Mask(collect_texts(messages, tools, variables), control)
         options |= data_of(variables, mask.hide, keys=False) | self._variables(messages, tools, mask.hide)
         limits = RenderLimits.of(messages, tools)
         parts = mask.parts(_limited(lambda: self._generate(options, limits.characters), limits))
@@ -228,6 +232,8 @@ class ChatTemplate:
         has_calls = bool(tools) or any(message.role == "tool" or message.tool_calls for message in messages)
         if has_calls and self._own_syntax is None:
             messages, tools = in_text(messages, tools), ()
+            if rules is not None:
+                rules.rewritings.add("tools")
         if rules is not None:
             messages = fit(messages, rules)
         if has_calls and self._own_syntax in (MISTRAL, MISTRAL_ARGS):
@@ -381,91 +387,6 @@ def _merge(parts: list[Part]) -> list[Part]:
     return merged
 
 
-def _environment() -> Any:
-    runtime, extensions = import_submodule("jinja2", "runtime"), import_submodule("jinja2", "ext")
-    environment = _sandbox(import_submodule("jinja2", "sandbox"))(
-        trim_blocks=True, lstrip_blocks=True, extensions=[extensions.loopcontrols, _generation_tag(extensions)]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.filters["round"] = _limited_round(environment.filters["round"])
-    # Some templates test "tools is not none", others loop over undefined tools: undefined has to satisfy both.
-    environment.tests["none"] = lambda value: value is None or isinstance(value, runtime.Undefined)
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    # Older names of the date and of an empty list of tools, as in llama.cpp.
-    environment.globals["date_string"] = _strftime_now("%d %b %Y")
-    environment.globals["datetime"] = _strftime_now("%b %d %Y")
-    environment.globals["functions"] = ""
-    del environment.globals["lipsum"]  # generates unlimited text
-    return environment
-
-
-def _sandbox(sandbox: Any) -> Any:
-    """Return Jinja's sandbox class with a limit for numbers."""
-
-    class Sandbox(sandbox.ImmutableSandboxedEnvironment):  # type: ignore[misc]  # imported lazily
-        intercepted_binops = frozenset(["**", "*", "//", "%", "/"])
-
-        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            bits = [value.bit_length() for value in (left, right) if isinstance(value, int)]
-            if operator == "**" and len(bits) == 2:
-                bits.append(bits[0] * max(right, 0))
-            if any(size > MAX_BITS for size in bits):
-                raise BadTemplateError("the chat template uses too large numbers")
-            return self.binop_table[operator](left, right)
-
-    return Sandbox
-
-
-def _limited_round(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Limit the precision of Jinja's filter, which computes 10 to the power of it."""
-
-    def limited(value: Any, precision: int = 0, method: Any = "common") -> Any:
-        return original(value, max(-300, min(precision, 300)), method)
-
-    return limited
-
-
-def _generation_tag(extensions: Any) -> Any:
-    """Return an extension for `{% generation %}`, which marks the assistant's text for training in Hugging Face's."""
-
-    class Generation(extensions.Extension):  # type: ignore[misc]  # imported lazily
-        tags = {"generation"}  # noqa: RUF012 - Jinja's own name and type
-
-        def parse(self, parser: Any) -> Any:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    return Generation
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Return JSON as Hugging Face's filter does: without HTML escapes, unlike Jinja's own."""
-    import json
-
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: object) -> NoReturn:
-    raise BadTemplateError(_REFUSES, why=_line(message))
-
-
-def _strftime_now(layout: str) -> str:
-    if len(layout) > MAX_DATE_CHARACTERS:
-        raise BadTemplateError("the chat template uses too long a date format")
-    return datetime.now().strftime(layout)
-
-
-def _line(text: object) -> str:
-    return " ".join(str(text).split())[:500]
-
-
 class _OverdueError(BaseException):
     """A timeout. Not an Exception, because Jinja ignores those in constant expressions."""
 
@@ -483,7 +404,7 @@ def _limited(work: Callable[[], _Result], limits: RenderLimits) -> _Result:
         what = f"the chat template takes longer than {limits.seconds:.3g} seconds"
         raise BadTemplateError(what, hint=_OTHER_TEMPLATE) from None
     except Exception as error:  # a template can raise any of Python's
-        why = _line(f"{type(error).__name__}: {error}")
+        why = one_line(f"{type(error).__name__}: {error}")
         raise BadTemplateError(_FAILS, why=why, hint=_OTHER_TEMPLATE) from error
 
 
@@ -492,8 +413,8 @@ def _in_time(work: Callable[[], _Result], seconds: float) -> _Result:
 
     The limit is this thread's processor time, because a quick template may wait for long on a busy machine.
     """
-    if threading.current_thread() is not threading.main_thread():  # signals reach the main thread only
-        return work()
+    if sys.platform == "win32" or threading.current_thread() is not threading.main_thread():
+        return work()  # signals reach the main thread only, and Windows has no timers
     end = time.thread_time() + seconds
     is_running = True
 
@@ -517,12 +438,15 @@ def _in_time(work: Callable[[], _Result], seconds: float) -> _Result:
 @contextmanager
 def _memory_limit(n_bytes: int) -> Iterator[None]:
     """Limit the memory that a template may allocate (on Linux)."""
-    try:
-        import resource
-        from pathlib import Path
+    if sys.platform != "linux":
+        yield
+        return
+    import resource
+    from pathlib import Path
 
+    try:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
-    except (ImportError, OSError):
+    except OSError:
         yield
         return
     limits = resource.getrlimit(resource.RLIMIT_AS)

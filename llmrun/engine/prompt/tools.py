@@ -157,11 +157,11 @@ def with_responses(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return rewritten
 
 
-def collect_texts(messages: Sequence[Message], tools: Sequence[Tool]) -> list[str]:
-    """Return all texts in the data of these messages and tools.
+def collect_texts(messages: Sequence[Message], tools: Sequence[Tool], variables: str = "{}") -> list[str]:
+    """Return all texts in the data of these messages, tools and template variables.
 
     Raises:
-        UsageError: a schema or arguments are not JSON, or nested too deep.
+        UsageError: a schema, arguments or variables are not JSON, or nested too deep.
     """
     texts: list[str] = []
 
@@ -173,13 +173,7 @@ def collect_texts(messages: Sequence[Message], tools: Sequence[Tool]) -> list[st
         message_data(message, collect)
     for tool in tools:
         tool_data(tool, collect)
-    return texts
-
-
-def texts_in(text: str) -> list[str]:
-    """Return all texts in JSON data, keys included. Raises as data_of()."""
-    texts: list[str] = []
-    data_of(text, lambda each: texts.append(each) or each)  # type: ignore[func-returns-value]
+    data_of(variables, collect)
     return texts
 
 
