@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llmrun.cli.answer_files import template_text
 from llmrun.cli.completion import complete_model
 from llmrun.cli.options import (
     ExactOption,
@@ -26,7 +27,6 @@ from llmrun.cli.options import (
     TemplateOption,
     ThinkEffortOption,
     loading,
-    template_text,
     with_options,
 )
 from llmrun.cli.sampling import watermark_flags

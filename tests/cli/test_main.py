@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 import typer
 
+from llmrun.cli.answer_files import template_text
 from llmrun.cli.app import app, call
 from llmrun.cli.commands import ALIASES, BASICS, BENCH_COMMANDS, COMMANDS, OPTION_TOPICS, PANELS
 from llmrun.cli.help import EXIT_CODES, TOPICS, topic
-from llmrun.cli.options import template_text, wanted, with_options
+from llmrun.cli.options import wanted, with_options
 from llmrun.cli.pages import OPTIONS, _panels
 from llmrun.cli.run_command import conversation, read_prompt
 from llmrun.cli.sampling import FLAGS, sampling_flags, sampling_rows
