@@ -53,6 +53,7 @@ def run() -> NoReturn:
             drop_output()  # what is left of it can't be written either
         status = _report(explained, debug=debug)
     _ignore_signals()  # Python would go back to their defaults while it ends
+    gc.freeze()  # the interpreter's last collections would take longer than most commands' own work
     sys.exit(status)
 
 

@@ -25,15 +25,15 @@ from llmrun.cli.options import (
     ExactOption,
     LoadingOptions,
     TemplateOption,
-    ThinkEffortOption,
     loading,
     with_options,
 )
+from llmrun.cli.reasoning import ThinkEffortOption
 from llmrun.cli.sampling import watermark_flags
 from llmrun.cli.serving import at_most
 from llmrun.config import load_settings, model_aliases
 from llmrun.errors import CancelledError, LlmrunError, TerminatedError, UsageError, require_within
-from llmrun.planning.split import allocation_notes
+from llmrun.planning.gpu_memory import compare_allocated
 from llmrun.server.durations import read_duration
 from llmrun.server.sockets import allow_many_connections, bind
 from llmrun.ui.terminal.output import Output
@@ -100,6 +100,10 @@ AliasOption = Annotated[
 AnyModelOption = Annotated[
     bool, typer.Option("--any-model", help="Answer requests for all other models with the first one.")
 ]
+AllowManageOption = Annotated[
+    bool,
+    typer.Option("--allow-manage", help="Let all clients pull, copy and delete models.", rich_help_panel="Network"),
+]
 KeepOption = Annotated[str, typer.Option("--keep", metavar="TIME", help="Unload a model after this idle time.")]
 ParallelOption = Annotated[int, typer.Option("--parallel", "-np", help="Requests answered at the same time.")]
 QueueOption = Annotated[int, typer.Option("--queue", help="Requests that may wait; further ones get 503.")]
@@ -133,6 +137,7 @@ def serve(
     any_model: AnyModelOption = False,
     template: TemplateOption = None,
     think_effort: ThinkEffortOption = None,
+    allow_manage: AllowManageOption = False,
     keep: KeepOption = "5m",
     parallel: ParallelOption = 8,
     queue: QueueOption = 64,
@@ -167,9 +172,7 @@ def serve(
     output = Output(json=log_json)
     policy = _policy(host, listening, key_file, allow_origin or [], allow_host or [])
     names = tuple(dict.fromkeys(models or []))
-    for flag, is_given in (("--any-model", any_model), ("--template", template is not None)):
-        if is_given and not names:
-            raise UsageError(f"{flag} needs a model", hint=f"llmrun serve MODEL {flag}")
+    _require_model(names, {"--any-model": any_model, "--template FILE": template is not None})
     options = ServeOptions(
         names,
         policy,
@@ -187,6 +190,7 @@ def serve(
         aliases=_aliases(alias or []),
         any_model=any_model,
         defaults=RequestDefaults(template_text(template), think_effort),
+        allow_manage=allow_manage,
     )
     if background or install:
         listening.close()
@@ -345,9 +349,7 @@ def _fetch_missing(output: Output, names: tuple[str, ...], loading: LoadingOptio
 
     if loading.draft is not None and len(names) != 1:
         raise UsageError("--draft drafts for one model", hint="llmrun serve MODEL --draft SMALLER")
-    for flag, came in (("--lora", loading.adapters), ("--mmproj", loading.projector)):
-        if came and not names:
-            raise UsageError(f"{flag} is for the first model", hint=f"llmrun serve MODEL {flag} FILE")
+    _require_model(names, {"--lora FILE": bool(loading.adapters), "--mmproj FILE": loading.projector is not None})
     settings = load_settings()
     for name in names:
         located = locate(name, settings)
@@ -360,6 +362,14 @@ def _fetch_missing(output: Output, names: tuple[str, ...], loading: LoadingOptio
     if loading.projector is not None:
         find_projector(Path(), loading.projector)
     return find_draft(output, loading.draft, settings, yes=loading.yes)
+
+
+def _require_model(names: tuple[str, ...], given: Mapping[str, bool]) -> None:
+    """Raise UsageError if an option of the first model is given without a model."""
+    for option, is_given in given.items():
+        if is_given and not names:
+            flag = option.partition(" ")[0]
+            raise UsageError(f"{flag} needs a model", hint=f"llmrun serve MODEL {option}")
 
 
 def _check_adapters(adapters: tuple[Adapter, ...], model: Path | None) -> None:
@@ -394,7 +404,8 @@ async def _run(
         assert kept.loaded is not None
         assert kept.model is not None
         plan = kept.model.plan
-        for note in (*plan.notes, *allocation_notes(plan.gpu_bytes, kept.loaded.buffers)):
+        different = compare_allocated(kept.model.header, plan, kept.loaded.buffers, settings.state_dir)
+        for note in (*plan.notes, *different):
             view.note(note)
         if options.verbose:
             view.note(plan.summary)
@@ -448,15 +459,19 @@ async def _watch(
     from llmrun.ui.views.serve import ServeFigures
 
     written: RunningServer | None = None
+    now = server
     while True:
         if parent is not None and os.getppid() != parent:
             serving.end(now=True)
-        now = server._replace(models=tuple(serving.loaded), is_ending=serving.is_ending)
+        now = now._replace(models=tuple(serving.loaded), is_ending=serving.is_ending)
+        if view.is_live or now.requests != tuple(view.requests):
+            conditions = (await serving.statuses()).values()
+            n_bytes = sum(each.checkpoint_bytes for each in conditions)
+            now = now._replace(requests=tuple(view.requests), checkpoint_bytes=n_bytes)
         if entry is not None and now != written:
             entry.write(now)
             written = now
         if view.is_live:
-            conditions = (await serving.statuses()).values()
             used, cells = sum(each.cells_used for each in conditions), sum(each.cells for each in conditions)
             view.show(ServeFigures(*serving.metrics.figures, used, cells))
         await asyncio.sleep(_WATCH_SECONDS)

@@ -21,15 +21,15 @@ _FOLLOW_SECONDS = 0.2
 
 def list_servers(json: JsonOption = False) -> None:
     """List running servers and their models."""
-    from llmrun.ui.views.serve import show_servers
+    from llmrun.ui.views.serve import show_requests, show_servers
 
     output = Output(json=json)
     servers = running_servers(load_settings().state_dir)
     if json:
         output.result_json([server._asdict() for server in servers])
     else:
-        now = time.time()
-        show_servers(output, [(each.address, each.pid, now - each.since, each.models) for each in servers])
+        show_servers(output, servers, time.time())
+        show_requests(output, [request for server in servers for request in server.requests])
 
 
 def logs(

@@ -110,6 +110,8 @@ KINDS: dict[str, ValueKind] = {
         lambda value: isinstance(value, (str, Mapping)) or _are_several(value) or _is_made("Message", value),
     ),
     "prompt": TEXT,
+    "prompt_tokens": _list_of(_WHOLE, "a list of whole numbers"),
+    "suffix": _optional(TEXT),
     "schema": ValueKind(
         "a dict or a class with model_json_schema()",
         lambda value: (

@@ -147,6 +147,7 @@ def test_a_closed_model_says_so_and_starts_nothing(pulled: None) -> None:
     assert len(engine_processes()) == before
 
 
+@pytest.mark.slow
 def test_wrong_arguments_are_named_and_the_next_call_is_answered(model: llmrun.Model) -> None:
     engine = model.generate("One, two", max_tokens=2).text and model.last_answer()[0].pid
     for misuse in MISUSES:
