@@ -129,7 +129,7 @@ FILES = {
     "answer.txt": "Hello",
 }
 ELSEWHERE = re.compile(
-    "pip install|uv run|--web|llmrun (serve|worker|launch|tune|bench|explain|embed|rerank|report|evaluate|tokenize|"
+    "pip install|uv run|^export|--web|llmrun (serve|worker|launch|tune|bench|explain|embed|rerank|report|evaluate|tokenize|"
     "score|watermark|replay|doctor|stop|logs|quantize)"
 )
 """Commands that run on, install, or need what the fake engine lacks."""
