@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from llmrun.gguf.header import Header
     from llmrun.models.registry import ModelSpec
     from llmrun.planning.hardware import Hardware
+    from llmrun.planning.plan import LoadPreferences, Plan
     from llmrun.protocol.speculation import StepTime
     from llmrun.quantize.fast_copy import FastCopy
 
@@ -61,12 +62,9 @@ def tune(
     if forget:
         _forget(output, name, header, hardware, settings.state_dir)
         return
-    from llmrun.planning.attention import measured_attention
-    from llmrun.planning.plan import make_plan
     from llmrun.ui.views.tune import TuneView, as_json, show_fast_copy, show_outcome
 
-    measured = measured_attention(header, hardware, settings.state_dir)
-    plan = make_plan(header, hardware, replace(preferences, measured_attention=measured), name=name)
+    plan = _plan(header, hardware, preferences, settings.state_dir, name)
     try:
         with TuneView(output, seconds) as view:
             outcome = find_fastest(header, hardware, plan, seconds=seconds, depth=depth, kv=kv, on_step=view.show)
@@ -108,6 +106,14 @@ def _fast_copy(header: Header, hardware: Hardware, folder: Path) -> FastCopy | N
         speed = speed_of(hardware, types, folder, cache=probe_details().last_cache)
         return fast_copy(header, speed) if speed.others < BUSY else None
     return None
+
+
+def _plan(header: Header, hardware: Hardware, preferences: LoadPreferences, folder: Path, name: str) -> Plan:
+    from llmrun.planning.attention import measured_attention
+    from llmrun.planning.plan import make_plan
+
+    measured = measured_attention(header, hardware, folder)
+    return make_plan(header, hardware, replace(preferences, measured_attention=measured), name=name)
 
 
 def _found(output: Output, name: str, *, yes: bool) -> tuple[ModelSpec, Path]:

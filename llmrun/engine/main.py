@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
 _PROGRESS_INTERVAL = 0.1  # seconds between two LoadProgress
 _MAX_RUN = 64  # decode steps without a look at the queue
-_IDLE_SECONDS = 5.0  # without commands, before parked conversations are saved
+_IDLE_SECONDS = 3.0  # without commands, before parked conversations are saved; a server measures steps later
 
 
 class Commands:

@@ -41,6 +41,8 @@ def load(
 ) -> Model:
     """Load a model by name or path; downloads a missing one first.
 
+        model = llmrun.load("smollm2", n_ctx=4096)
+
     Args:
         name: an alias such as "smollm2", owner/repo[:quant], a URL, or a path.
         n_ctx: context window in tokens; None is the trained one, cut to the memory.
