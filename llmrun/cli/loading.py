@@ -117,7 +117,7 @@ def open_model(
                 model.start(engine, lambda fraction: view.show(LoadProgress(fraction)))
             if not embeds:
                 remember_model(name if located.spec.path is None else str(located.spec.path))
-            for note in allocation_notes(model.plan.devices, model.loaded.buffers):
+            for note in allocation_notes(model.plan.gpu_bytes, model.loaded.buffers):
                 output.note(note)
             yield model
         finally:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmrun.cli.options import JsonOption, ModelArgument, YesOption
+from llmrun.cli.options import JsonOption, ModelArgument, YesOption, device_options, with_options
 from llmrun.config import load_settings
 from llmrun.errors import CancelledError, LlmrunError
 from llmrun.ui.terminal.output import Output
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from llmrun.protocol.speculation import StepTime
 
 
+@with_options(devices=device_options)
 def tune(
     model: ModelArgument,
     seconds: Annotated[float, typer.Option("--seconds", help="Time limit.")] = 60.0,
@@ -30,6 +32,8 @@ def tune(
     forget: Annotated[bool, typer.Option("--forget", help="Delete the tuned settings and use the defaults.")] = False,
     yes: YesOption = False,
     json: JsonOption = False,
+    *,
+    devices: dict[str, Any],
 ) -> None:
     """Find and save the fastest settings for a model on this machine.
 
@@ -41,23 +45,25 @@ def tune(
     from llmrun.bench.tune.run import tune as find_fastest
     from llmrun.gguf.reader import read_header
     from llmrun.gguf.rules import check
-    from llmrun.planning.hardware import probe
+    from llmrun.planning.machine import this_machine
+    from llmrun.planning.plan import LoadPreferences
 
+    preferences = LoadPreferences(**devices)
     check_preferences(seconds, depth)
     output, settings = Output(json=json), load_settings()
     spec, path = _found(output, model, yes=yes)
     name = spec.name
-    header, hardware = read_header(path), probe()
+    header, hardware = read_header(path), this_machine()
     check(header)
     if forget:
         _forget(output, name, header, hardware, settings.state_dir)
         return
     from llmrun.planning.attention import measured_attention
-    from llmrun.planning.plan import LoadPreferences, make_plan
+    from llmrun.planning.plan import make_plan
     from llmrun.ui.views.tune import TuneView, as_json, show_outcome
 
     measured = measured_attention(header, hardware, settings.state_dir)
-    plan = make_plan(header, hardware, LoadPreferences(measured_attention=measured), name=name)
+    plan = make_plan(header, hardware, replace(preferences, measured_attention=measured), name=name)
     try:
         with TuneView(output, seconds) as view:
             outcome = find_fastest(header, hardware, plan, seconds=seconds, depth=depth, kv=kv, on_step=view.show)

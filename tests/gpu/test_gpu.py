@@ -23,7 +23,7 @@ def test_greedy_text_does_not_depend_on_the_split(load: Loader, layers: int) -> 
 @pytest.mark.parametrize("flash_attention", ["auto", "off"])
 def test_buffers_are_within_a_tenth_of_the_plan(load: Loader, layers: int, flash_attention: str) -> None:
     model = load(whole=True, gpu_layers=layers, n_ctx=2048, flash_attention=flash_attention)
-    names = {name for name, _ in model.plan.devices}
+    names = {name for name, _ in model.plan.gpu_bytes}
     allocated = sum(buffer.n_bytes for buffer in model.loaded.buffers if buffer.device in names)
     assert allocated == pytest.approx(model.plan.vram_bytes, rel=0.1)
 

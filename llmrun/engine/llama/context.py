@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from llmrun import _native
-from llmrun.engine.llama.base import ALLOCATING, Aborted, CacheFull, DecodeError, EmbeddedInput, Entry
+from llmrun.engine.llama.base import ALLOCATING, Aborted, CacheFull, DecodeError, EmbeddedInput, Entry, Run, RunLimit
 from llmrun.engine.llama.batch import LlamaBatch
 from llmrun.engine.llama.failed_context import check_kv_types, out_of_memory
 from llmrun.engine.llama.library import function
@@ -285,11 +285,25 @@ class LlamaContext:
             status = self._batch.decode(self._pointer)
         if self._callback is not None:
             self._raise_failure()
+        failure = self._failure_of(status)
+        if failure is not None:
+            raise failure
+
+    def _failure_of(self, status: int) -> Aborted | DecodeError | None:
         if status == _ABORTED:
-            raise Aborted
-        if status != 0:
-            message = f"llama.cpp could not decode a batch of {self._batch.n_tokens} tokens"
-            raise DecodeError(message, why=f"status {status}")
+            return Aborted()
+        message = f"llama.cpp could not decode a batch of {self._batch.n_tokens} tokens"
+        return DecodeError(message, why=f"status {status}") if status else None
+
+    def run(self, first: Entry, sampler: _native.Sampler, limit: RunLimit) -> Run:
+        self._batch.fill([first])
+        status, sampled, steps = self._batch.run(self._pointer, self.vocabulary.pointer, sampler, limit)
+        while status == _NO_ROOM and not steps:
+            self._make_room(1)
+            status, sampled, steps = self._batch.run(self._pointer, self.vocabulary.pointer, sampler, limit)
+        self._shifted.clear()
+        failure = None if status == _NO_ROOM else self._failure_of(status)  # the next run makes room
+        return Run(steps, sampled == _native.Status.CHOSEN, failure)
 
     def _raise_failure(self) -> None:
         self.synchronize()
