@@ -35,6 +35,7 @@ FOREIGN_FILES = {"convert_hf_to_gguf.py", "convert_lora_to_gguf.py", "modeling_r
 HOMES = {
     "llama_cpp": ("engine/llama/",),
     "jinja2": ("engine/prompt/sandbox.py", "engine/environment.py", "ui/html/"),
+    "PIL": ("engine/prompt/images.py",),
     "rich": ("ui/",),
     "markdown_it": ("ui/answer/",),
     "prompt_toolkit": ("ui/",),
@@ -43,7 +44,7 @@ HOMES = {
     "huggingface_hub": ("models/hub_api.py",),
     "starlette": (
         "server/app.py",
-        *(f"server/{name}_routes.py" for name in ("embedding", "engine", "model", "ollama")),
+        *(f"server/{name}_routes.py" for name in ("embedding", "engine", "manage", "model", "ollama", "response")),
         "server/page/routes.py",
     ),
     "uvicorn": ("server/listener.py",),

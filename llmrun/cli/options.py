@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import typer
 
 from llmrun.cli.completion import complete_model, complete_words
+from llmrun.cli.reasoning import ShowThoughtsOption, ThinkEffortOption, ThinkOption, ThinkTokensOption
 from llmrun.cli.rpc import RpcOption, workers_of
 from llmrun.errors import UsageError, require_within
 from llmrun.planning.plan import LoadPreferences
 from llmrun.planning.speculation import AUTO, OFF, read_speculate
-from llmrun.protocol.arguments import EFFORTS, Effort
 from llmrun.protocol.devices import SPLIT_MODES
 from llmrun.protocol.params import MOST_TOKENS, Limits, check_limits
 from llmrun.protocol.settings import DEFAULTS, FLASH_ATTENTION, SETTINGS
@@ -306,38 +306,6 @@ def adapters_of(lora: list[str] | None) -> tuple[Adapter, ...]:
     return read_adapters(lora)
 
 
-ThinkOption = Annotated[
-    bool | None,
-    typer.Option(
-        "--think/--no-think",
-        help="Let a reasoning model think before it answers, or not. Default: as its template says.",
-        rich_help_panel="Answer",
-    ),
-]
-ThinkTokensOption = Annotated[
-    int | None,
-    typer.Option(
-        "--think-tokens", metavar="TOKENS", help="End the reasoning after this many tokens.", rich_help_panel="Answer"
-    ),
-]
-ThinkEffortOption = Annotated[
-    Effort | None,
-    typer.Option(
-        "--think-effort",
-        metavar="LEVEL",
-        help="Reasoning effort: none, minimal, low, medium, high, xhigh or max; models know some of them.",
-        rich_help_panel="Answer",
-    ),
-]
-ShowThoughtsOption = Annotated[
-    Literal["on", "fold", "hide"],
-    typer.Option(
-        "--show-thoughts",
-        metavar="on|fold|hide",
-        help="Show the reasoning in full, only its beginning, or not at all.",
-        rich_help_panel="Answer",
-    ),
-]
 PlainOption = Annotated[
     bool, typer.Option("--plain", help="Print the answer as it is, not as Markdown.", rich_help_panel="Answer")
 ]
@@ -366,38 +334,6 @@ ImagesOption = Annotated[
         rich_help_panel="Prompt",
     ),
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class ReasoningOptions:
-    """Options of a reasoning model: whether and how long it reasons, and the part to show."""
-
-    thinking: bool | None = None  # None: as the chat template says
-    tokens: int | None = None  # at most
-    effort: str | None = None  # one of EFFORTS
-    shown: Literal["on", "hide", "fold"] = "fold"
-
-
-def read_think(text: str, label: str) -> ReasoningOptions:
-    """Parse the argument of /think.
-
-    Raises:
-        UsageError: the argument is invalid.
-    """
-    if text == "off":
-        return ReasoningOptions(thinking=False)
-    if text == "on":
-        return ReasoningOptions(thinking=True, shown="on")
-    if text in ("hide", "fold"):
-        return ReasoningOptions(shown="hide" if text == "hide" else "fold")
-    if text in EFFORTS:
-        return ReasoningOptions(effort=text)
-    if text.isdecimal():
-        require_within(label, int(text), (0, MOST_TOKENS))
-        return ReasoningOptions(tokens=int(text))
-    raise UsageError(
-        f"invalid {label} {text}", why="must be on, off, hide, fold, a number of tokens, or an effort such as low"
-    )
 
 
 @dataclass(frozen=True)

@@ -99,6 +99,7 @@ class LoadPreferences:
     tensor_split: str = DEFAULTS.tensor_split
     device: str = DEFAULTS.device
     override_tensor: str = DEFAULTS.override_tensor
+    gpu_excess: tuple[tuple[str, int], ...] = ()  # bytes of each GPU beyond an earlier plan, see gpu_memory.py
 
     def __post_init__(self) -> None:
         require_within("--parallel", self.parallel, PARALLEL_BOUNDS)
@@ -158,6 +159,7 @@ class Plan(LoadSettings):
     memory: Memory  # of the model, in the machine's memory or a GPU's
     ram_bytes: int  # part of memory.needed that the machine's own memory has to hold
     vram_bytes: int = 0  # part that the GPUs have to hold; 0 without any, or if unknown
+    gpu_excess: tuple[tuple[str, int], ...] = ()  # part of gpu_bytes that an earlier load needed beyond its plan
     gpu_bytes: tuple[tuple[str, int], ...] = ()  # each GPU's name, and its bytes when the model is loaded
     notes: tuple[str, ...] = ()  # a sentence about each choice that is not simply what the model was trained on
     tuned: tuple[str, ...] = ()  # settings that `llmrun tune` found faster, in words
@@ -246,6 +248,7 @@ def make_plan(
         cpu_experts=split.cpu_experts,
         workers=tuple(worker.endpoint for worker in hardware.workers),
         layer_counts=split.layer_counts,
+        gpu_excess=preferences.gpu_excess,
         gpu_bytes=fit.at_start(n_ctx_start, split).gpu_bytes,
         **preferences.device_settings,
     )
@@ -359,6 +362,7 @@ class _ContextFit:
             preferences.cpu_experts,
             with_scores=preferences.flash_attention == "off",
             settings=EngineSettings(**preferences.device_settings),
+            excess=dict(preferences.gpu_excess),
         )
 
     def at_start(self, start: int, split: Split) -> Split:

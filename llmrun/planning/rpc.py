@@ -43,12 +43,21 @@ def split_model(
     *,
     with_scores: bool = False,
     settings: EngineSettings = DEFAULTS,
+    excess: Mapping[str, int] = {},
 ) -> Split:
     """Place a model with or without workers; arguments as in split.split_memory()."""
     if hardware.workers:
         return _split_over_workers(header, needs, n_ctx, hardware, preferred)
     return split_memory(
-        header, needs, n_ctx, hardware.gpus, preferred, preferred_experts, with_scores=with_scores, settings=settings
+        header,
+        needs,
+        n_ctx,
+        hardware.gpus,
+        preferred,
+        preferred_experts,
+        with_scores=with_scores,
+        settings=settings,
+        excess=excess,
     )
 
 

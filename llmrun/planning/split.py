@@ -25,12 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from llmrun.gguf.placement import LayerShares
-    from llmrun.protocol.loading import DeviceBuffer
 
 ALL_LAYERS = -1
 _GPU_MARGIN = 256 << 20  # for the driver and the desktop
-_DIFFERS = 0.1  # share of the planned bytes
-_LEAST_DIFFERENCE = 8 << 20  # bytes
 
 
 class Layers(Sizes, Protocol):
@@ -72,6 +69,7 @@ class _Placement:
         n_ctx: int,
         own: Sequence[Gpu],
         settings: EngineSettings,
+        excess: Mapping[str, int],
         *,
         with_scores: bool,
     ) -> None:
@@ -86,6 +84,7 @@ class _Placement:
         self._moved_from: Counter[int] = Counter()  # layer -> bytes of tensors that --override-tensor moves
         self._moved_to = [0] * len(own)
         self._largest_moved = 0  # of those in RAM
+        self._excess = [excess.get(gpu.name, 0) for gpu in own]
         self._move(settings, [gpu.name for gpu in own])
 
     def _move(self, settings: EngineSettings, names: Sequence[str]) -> None:
@@ -142,7 +141,7 @@ class _Placement:
             sizes[0] = max(sizes[0], scratch + by_gpu[0] + self._moved_to[0])
             copied = max(self._experts.values()) if left else self._shares.largest * self._needs.weights
             sizes[0] += self._largest_moved if chosen == self.layers and not left else int(copied)
-        return sizes
+        return [max(size + more, 0) if size else 0 for size, more in zip(sizes, self._excess, strict=True)]
 
 
 def split_memory(
@@ -155,6 +154,7 @@ def split_memory(
     *,
     with_scores: bool = False,
     settings: EngineSettings = DEFAULTS,
+    excess: Mapping[str, int] = {},
 ) -> Split:
     """Place a model on GPUs and the processor.
 
@@ -170,7 +170,7 @@ def split_memory(
     own = [gpu for gpu in gpus if not gpu.shared]
     if not own:
         return Split(ALL_LAYERS if preferred is None else preferred, needs.needed, 0)
-    placement = _Placement(header, needs, n_ctx, own, settings, with_scores=with_scores)
+    placement = _Placement(header, needs, n_ctx, own, settings, excess, with_scores=with_scores)
     layers, experts = placement.layers, header.expert_bytes
 
     def fits(chosen: int, left: tuple[int, ...]) -> bool:
@@ -239,18 +239,3 @@ def gpu_notes(
     if split.gpu_layers != ALL_LAYERS:
         where = where.replace(" layers", f" of {header.n_layers + 1} layers", 1)
     return [f"{where}: what fits into its {readable_size(sum(own.values()))} of free memory"]
-
-
-def allocation_notes(planned: Sequence[tuple[str, int]], buffers: Sequence[DeviceBuffer]) -> list[str]:
-    """Return a note on each GPU whose buffers differ from the plan by more than a tenth.
-
-    Args:
-        planned: name and bytes of each GPU.
-        buffers: what llama.cpp allocated; none if unknown.
-    """
-    notes = []
-    for name, size in planned if buffers else ():
-        allocated = sum(buffer.n_bytes for buffer in buffers if buffer.device == name)
-        if abs(allocated - size) > max(_DIFFERS * size, _LEAST_DIFFERENCE):
-            notes.append(f"{name} holds {readable_size(allocated)}; the plan expected {readable_size(size)}")
-    return notes

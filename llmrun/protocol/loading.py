@@ -9,14 +9,6 @@ from llmrun.protocol.adapters import Adapter
 from llmrun.protocol.settings import EngineSettings, common_fields
 
 
-class Open(NamedTuple):
-    """Begin to load these weights, on a guess before the plan is made. Not answered; Load repeats the arguments."""
-
-    path: str  # of the GGUF file, absolute
-    gpu_layers: int = -1  # number of layers on the GPU; -1 is all
-    request: int = 0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSettings(EngineSettings):
     """The settings of a load that a plan chooses, besides the context window."""

@@ -53,6 +53,7 @@ class RunningServer(NamedTuple):
     models: tuple[str, ...] = ()  # names of the loaded models
     grace_seconds: float | None = None  # time for running answers at shutdown; None: no limit
     is_ending: bool = False  # waits for running answers at shutdown
+    log: str = ""  # file of its log; "" if it writes to its terminal
     checkpoint_bytes: int = 0  # of the loaded models, see engine/core/checkpoints.py
     requests: tuple[ServedRequest, ...] = ()  # the last ones
 

@@ -16,11 +16,9 @@ from llmrun.gguf.reader import read_header
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import memory, reserved_bytes
 from llmrun.planning.plan import LoadPreferences, make_plan
-from llmrun.planning.split import ALL_LAYERS, Split, allocation_notes, described, split_memory
+from llmrun.planning.split import ALL_LAYERS, Split, described, split_memory
 from llmrun.protocol.devices import Gpu
-from llmrun.protocol.loading import DeviceBuffer
 from llmrun.protocol.settings import EngineSettings
-from llmrun.protocol.sizes import readable_size
 
 GIB = 1 << 30
 N_CTX = 8192
@@ -191,14 +189,6 @@ def test_attention_scores_are_on_the_gpu_whose_layers_need_them() -> None:
     assert without.ram_bytes == plain.ram_bytes
 
 
-@pytest.mark.parametrize(("allocated", "is_said"), [(0, True), (89, True), (91, False), (109, False), (111, True)])
-def test_buffers_that_differ_from_the_plan_are_said(allocated: int, is_said: bool) -> None:
-    half = DeviceBuffer("CUDA0", allocated * 500_000)
-    notes = allocation_notes((("CUDA0", 100_000_000),), (half, DeviceBuffer("CPU", 7), half))
-    assert notes == ([f"CUDA0 holds {readable_size(allocated * 10**6)}; the plan expected 100.0 MB"] if is_said else [])
-    assert allocation_notes((("CUDA0", 100_000_000),), ()) == []
-
-
 TWO = tuple(Gpu(f"Vulkan{number}", "Card", 2 * GIB, 2 * GIB) for number in range(2))
 # llama.cpp's figures in MB for tests/support/random_model.py on two Vulkan devices: settings, buffers of each.
 DIVIDED: list[tuple[dict[str, Any], list[float]]] = [
@@ -248,7 +238,3 @@ def test_devices_and_workers_exclude_each_other() -> None:
         LoadPreferences(device="CUDA0", workers=("host:1",))
     with pytest.raises(UsageError, match="needs flash attention"):
         LoadPreferences(split_mode="tensor", flash_attention="off")
-
-
-def test_small_differences_are_not_said() -> None:
-    assert allocation_notes((("CUDA0", 285_000),), (DeviceBuffer("CUDA0", 367_000),)) == []

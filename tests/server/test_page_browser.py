@@ -182,6 +182,7 @@ def test_a_chat_of_the_terminal_is_shown_and_survives_a_reload(
     page.check()
 
 
+@pytest.mark.slow
 def test_hostile_answers_run_and_fetch_nothing(browser: Chromium, serve: Callable[..., LiveServer]) -> None:
     server = serve()
     with Sessions(folder_in(load_settings().state_dir)) as store:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import time
 from bisect import insort
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -242,7 +242,10 @@ class Engine:
             waiting = [
                 self._slots.checkpoints.until_planned(each.slot, each.n_cached, each.n_ready) for each in running
             ]
-            shares = schedule(waiting, n_batch, self._n_mixed(sum(waiting)), self._n_batches)
+            n_waiting = sum(waiting)
+            all_decode = n_waiting == len(waiting) <= n_batch  # a shortcut
+            mixed = 0 if all_decode else self._n_mixed(n_waiting)
+            shares = waiting if all_decode else schedule(waiting, n_batch, mixed, self._n_batches)
             if self._slots.make_room(sum(shares)) or len(self._active) == 1:
                 break
             self._preempt()
@@ -285,9 +288,8 @@ class Engine:
         self._n_batches += len(steps)
         self._slots.append(sequence.slot, [step.fed for step in steps])
         events: list[Event] = []
-        n_done = 0
+        before = sequence.n_steps
         for _, sampled, decode_seconds, now in steps:
-            n_done += 1
             sequence.n_cached += 1
             sequence.n_steps += 1
             self._decoded += 1
@@ -297,6 +299,7 @@ class Engine:
             elif self._append(sequence, sampled, events, now):
                 continue
             break
+        n_done = sequence.n_steps - before
         if n_done < len(steps):
             sequence.sampler.rewind(len(steps) - n_done, sequence.tokens)
             self._truncate(sequence, sequence.n_cached)
@@ -371,14 +374,9 @@ class Engine:
 
     def _sample(self, parts: list[BatchPart]) -> list[int | LlmrunError]:
         """Return the next token of each sequence, or why it has none."""
-        samplers: list[SequenceSampler] = []
-        addresses: list[int] = []
-        refused: list[Collection[int]] = []
-        for sequence, end, rows in parts:
-            n_tokens = len(sequence.tokens)
-            samplers.append(sequence.sampler)
-            addresses.append(self._context.logits(rows[n_tokens - end]))
-            refused.append(sequence.refused.get(n_tokens, ()))
+        samplers = [part.sequence.sampler for part in parts]
+        addresses = [self._context.logits(rows[len(sequence.tokens) - end]) for sequence, end, rows in parts]
+        refused = [part.sequence.refused.get(len(part.sequence.tokens), ()) for part in parts]
         self._decoded += len(parts)
         return sample_rows(samplers, addresses, refused)
 

@@ -96,8 +96,8 @@ class Sequence:
             extras.starts_in_reasoning,
             extras.thinking_tags,
             extras.tool_syntax,
-            difference,
             extras.rewritten,
+            difference,
         )
 
     @property

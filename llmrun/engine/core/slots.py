@@ -348,12 +348,12 @@ class Slots:
 
         Return its old and new slot, or nothing.
         """
+        busy = self.cached.keys() - self.idle
         has_streams = self._context.shares and not self._context.unified
-        runs = sorted(_runs({*self.cached} - self.idle), key=len) if has_streams else []
-        self._n_split_steps = self._n_split_steps + 1 if len(runs) > 1 else 0
+        self._n_split_steps = self._n_split_steps + 1 if has_streams and max(busy) - min(busy) >= len(busy) else 0
         if self._n_split_steps < _SPLIT_STEPS:
             return []
-        self._n_split_steps = 0
+        runs, self._n_split_steps = sorted(_runs(busy), key=len), 0
         source = runs[0][0]
         target = min(self.idle & {runs[-1][0] - 1, runs[-1][-1] + 1})
         if not self._offload(target):

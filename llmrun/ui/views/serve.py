@@ -10,6 +10,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from llmrun.errors import LlmrunError
@@ -115,8 +116,9 @@ class ServeView:
             facts = {"time": round(self._wall_clock(), 3), **request._asdict(), **request.facts}
             del facts["facts"]
             facts.pop("difference", None)  # has text of prompts
-            self._output.stderr.write(json.dumps(facts) + "\n")
-            self._output.stderr.flush()
+            with suppress(OSError):  # a full disk
+                self._output.stderr.write(json.dumps(facts) + "\n")
+                self._output.stderr.flush()
             return
         self._note_ignored(request)
         for each in request.facts.get("rewritten", ()):
