@@ -243,6 +243,8 @@ def _with_defaults(request: AnswerRequest, base: AnswerRequest) -> AnswerRequest
         grammar=request.grammar or base.grammar,
         thinking=base.thinking if request.thinking is None else request.thinking,
         thinking_tokens=base.thinking_tokens if request.thinking_tokens is None else request.thinking_tokens,
+        reasoning_effort=request.reasoning_effort or base.reasoning_effort,
+        template_variables=request.template_variables,
         logprobs=request.logprobs,
         tools=request.tools,
         tool_choice=request.tool_choice,

@@ -92,7 +92,7 @@ def _complete_arguments(command: Any) -> None:
         def parse_args(args: list[str]) -> Any:
             values, rest, order = parse(args=args)
             rest = habits.name_arguments(values, arguments, rest)
-            if command.name in defaults.USES_SETTINGS and not context.resilient_parsing:
+            if command.name in defaults.USES_PRESETS and not context.resilient_parsing:
                 defaults.fill(command.name, context, values)
             return values, rest, order
 

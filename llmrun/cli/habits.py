@@ -13,7 +13,8 @@ MODEL_OPTIONS = ("-m", "--model", "-hf", "--hf-repo")
 PROMPT_OPTIONS = ("-p", "--prompt")
 MODEL, PROMPT = "foreign_model", "foreign_prompt"  # names of the hidden options
 TAKES_MODEL = frozenset(
-    {"run", "chat", "serve", "pull", "show", "plan", "bench", "tune", "evaluate", "explain", "tokenize", "score"}
+    {"run", "chat", "serve", "batch", "embed", "rerank", "pull", "show", "plan", "bench", "tune", "evaluate", "explain"}
+    | {"tokenize", "score"}
 )
 TAKES_PROMPT = frozenset({"run", "explain", "tokenize", "score"})
 

@@ -20,6 +20,7 @@ from llmrun.cli.rpc import RpcOption, workers_of
 from llmrun.errors import UsageError, require_within
 from llmrun.planning.plan import LoadPreferences
 from llmrun.planning.speculation import AUTO, OFF, read_speculate
+from llmrun.protocol.arguments import EFFORTS, Effort
 from llmrun.protocol.devices import SPLIT_MODES
 from llmrun.protocol.params import MOST_TOKENS, Limits, check_limits
 from llmrun.protocol.settings import DEFAULTS, FLASH_ATTENTION, SETTINGS
@@ -91,10 +92,10 @@ def engine_option(name: str, default: str = "", *, metavar: str | None = None, p
 ThreadsOption = Annotated[int | None, engine_option("threads", "one per physical core")]
 GpuLayersOption = Annotated[int | None, engine_option("gpu_layers", "all that fit")]
 CpuExpertsOption = Annotated[int | None, engine_option("cpu_experts", "as many as do not fit there", metavar="LAYERS")]
-CacheTypeKOption = Annotated[str, engine_option("kv_type_k", metavar="f16|q8_0")]
-CacheTypeVOption = Annotated[str, engine_option("kv_type_v", metavar="f16|q8_0")]
+CacheTypeKOption = Annotated[str | None, engine_option("kv_type_k", DEFAULTS.kv_type_k, metavar="f16|q8_0")]
+CacheTypeVOption = Annotated[str | None, engine_option("kv_type_v", DEFAULTS.kv_type_v, metavar="f16|q8_0")]
 FlashAttentionOption = Annotated[
-    str, engine_option("flash_attention", "where it is faster", metavar="|".join(FLASH_ATTENTION))
+    str | None, engine_option("flash_attention", "where it is faster", metavar="|".join(FLASH_ATTENTION))
 ]
 SplitModeOption = Annotated[str, engine_option("split_mode", "layer", metavar="|".join(SPLIT_MODES))]
 MainGpuOption = Annotated[int, engine_option("main_gpu", "0", metavar="NUMBER")]
@@ -242,9 +243,9 @@ def device_options(
 def load_preferences(
     threads: ThreadsOption = None,
     gpu_layers: GpuLayersOption = None,
-    kv_type_k: CacheTypeKOption = DEFAULTS.kv_type_k,
-    kv_type_v: CacheTypeVOption = DEFAULTS.kv_type_v,
-    flash_attention: FlashAttentionOption = DEFAULTS.flash_attention,
+    kv_type_k: CacheTypeKOption = None,
+    kv_type_v: CacheTypeVOption = None,
+    flash_attention: FlashAttentionOption = None,
 ) -> LoadPreferences:
     """The options of a command that loads models with a context of its own choice."""
     return LoadPreferences(None, threads, gpu_layers, kv_type_k, kv_type_v, flash_attention)
@@ -274,9 +275,9 @@ def loading(
     threads: ThreadsOption = None,
     gpu_layers: GpuLayersOption = None,
     cpu_experts: CpuExpertsOption = None,
-    kv_type_k: CacheTypeKOption = DEFAULTS.kv_type_k,
-    kv_type_v: CacheTypeVOption = DEFAULTS.kv_type_v,
-    flash_attention: FlashAttentionOption = DEFAULTS.flash_attention,
+    kv_type_k: CacheTypeKOption = None,
+    kv_type_v: CacheTypeVOption = None,
+    flash_attention: FlashAttentionOption = None,
     speculate: SpeculateOption = None,
     draft: DraftOption = None,
     mmproj: MmprojOption = None,
@@ -317,6 +318,15 @@ ThinkTokensOption = Annotated[
     int | None,
     typer.Option(
         "--think-tokens", metavar="TOKENS", help="End the reasoning after this many tokens.", rich_help_panel="Answer"
+    ),
+]
+ThinkEffortOption = Annotated[
+    Effort | None,
+    typer.Option(
+        "--think-effort",
+        metavar="LEVEL",
+        help="Reasoning effort: none, minimal, low, medium, high, xhigh or max; models know some of them.",
+        rich_help_panel="Answer",
     ),
 ]
 ShowThoughtsOption = Annotated[
@@ -364,6 +374,7 @@ class ReasoningOptions:
 
     thinking: bool | None = None  # None: as the chat template says
     tokens: int | None = None  # at most
+    effort: str | None = None  # one of EFFORTS
     shown: Literal["on", "hide", "fold"] = "fold"
 
 
@@ -379,10 +390,14 @@ def read_think(text: str, label: str) -> ReasoningOptions:
         return ReasoningOptions(thinking=True, shown="on")
     if text in ("hide", "fold"):
         return ReasoningOptions(shown="hide" if text == "hide" else "fold")
+    if text in EFFORTS:
+        return ReasoningOptions(effort=text)
     if text.isdecimal():
         require_within(label, int(text), (0, MOST_TOKENS))
         return ReasoningOptions(tokens=int(text))
-    raise UsageError(f"invalid {label} {text}", why="must be on, off, hide, fold, or a number of tokens")
+    raise UsageError(
+        f"invalid {label} {text}", why="must be on, off, hide, fold, a number of tokens, or an effort such as low"
+    )
 
 
 @dataclass(frozen=True)
@@ -410,6 +425,7 @@ def wanted(
     json_schema: JsonSchemaOption = None,
     think: ThinkOption = None,
     think_tokens: ThinkTokensOption = None,
+    think_effort: ThinkEffortOption = None,
     show_thoughts: ShowThoughtsOption = "fold",
     plain: PlainOption = False,
     loop_guard: LoopGuardOption = True,
@@ -429,6 +445,9 @@ def wanted(
     require_within("--think-tokens", think_tokens, (0, MOST_TOKENS))
     if think is False and think_tokens is not None:
         raise UsageError("--no-think and --think-tokens exclude each other", hint="give one of them")
+    if think_effort is not None and think is (think_effort == "none"):
+        flag = "--think" if think else "--no-think"
+        raise UsageError(f"{flag} and --think-effort {think_effort} exclude each other", hint="give one of them")
     if json_format is not None:
         if json_format != "json":
             raise UsageError(f"invalid --format {json_format}", why="must be json", hint="--json-schema FILE|JSON")
@@ -439,6 +458,7 @@ def wanted(
         grammar=read_constraint(grammar, json_schema),
         thinking=think,
         thinking_tokens=think_tokens,
+        reasoning_effort=think_effort,
         stops_repeats=loop_guard,
     )
     return AnswerOptions(system, asked, _attached(files or (), images or ()), show_thoughts, plain)

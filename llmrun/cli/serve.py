@@ -10,18 +10,28 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from llmrun.cli.completion import complete_model
-from llmrun.cli.options import ExactOption, LoadingOptions, loading, with_options
+from llmrun.cli.options import (
+    ExactOption,
+    LoadingOptions,
+    TemplateOption,
+    ThinkEffortOption,
+    loading,
+    template_text,
+    with_options,
+)
 from llmrun.cli.sampling import watermark_flags
 from llmrun.cli.serving import at_most
-from llmrun.config import load_settings
+from llmrun.config import load_settings, model_aliases
 from llmrun.errors import CancelledError, LlmrunError, TerminatedError, UsageError, require_within
 from llmrun.planning.gpu_memory import compare_allocated
 from llmrun.server.durations import read_duration
@@ -29,8 +39,11 @@ from llmrun.server.sockets import allow_many_connections, bind
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
+    from llmrun.insight.explain import ExplainedAnswer
+    from llmrun.insight.merges import MergeRule
     from llmrun.planning.pairs import DraftFile
     from llmrun.protocol.adapters import Adapter
+    from llmrun.protocol.params import SamplingParams
     from llmrun.server.guard import Policy
     from llmrun.server.pool import PooledModel
     from llmrun.server.registry import RunningServer, ServerFile
@@ -108,6 +121,8 @@ def serve(
     allow_host: AllowHostOption = None,
     alias: AliasOption = None,
     any_model: AnyModelOption = False,
+    template: TemplateOption = None,
+    think_effort: ThinkEffortOption = None,
     keep: KeepOption = "5m",
     parallel: ParallelOption = 8,
     queue: QueueOption = 64,
@@ -129,13 +144,15 @@ def serve(
     )
     allow_many_connections()
     listening = bind(host, port)
+    from llmrun.server.pool import RequestDefaults
     from llmrun.server.serving import ServeOptions, run_in_event_loop
 
     output = Output(json=log_json)
     policy = _policy(host, listening, key_file, allow_origin or [], allow_host or [])
     names = tuple(dict.fromkeys(models or []))
-    if any_model and not names:
-        raise UsageError("--any-model needs a model", hint="llmrun serve MODEL --any-model")
+    for flag, is_given in (("--any-model", any_model), ("--template", template is not None)):
+        if is_given and not names:
+            raise UsageError(f"{flag} needs a model", hint=f"llmrun serve MODEL {flag}")
     options = ServeOptions(
         names,
         policy,
@@ -152,6 +169,7 @@ def serve(
         sampling=marking,
         aliases=_aliases(alias or []),
         any_model=any_model,
+        defaults=RequestDefaults(template_text(template), think_effort),
     )
     run_in_event_loop(_run(output, options, listening, parent, log_json=log_json))
 
@@ -196,7 +214,7 @@ def _open_browser(address: str) -> bool:
 
 
 def _aliases(given: list[str]) -> dict[str, str]:
-    """Return the model of each --alias.
+    """Return the model of each --alias, and of each alias in the settings file whose model is on this disk.
 
     Raises:
         UsageError: one is not NAME=MODEL.
@@ -205,6 +223,10 @@ def _aliases(given: list[str]) -> dict[str, str]:
     from llmrun.models.location import locate, not_on_disk
 
     settings, found = load_settings(), dict[str, str]()
+    for name, model in model_aliases().items():
+        with suppress(LlmrunError):
+            if locate(model, settings).path is not None:
+                found[name] = model
     for each in given:
         name, _, model = each.partition("=")
         if not name or not model:
@@ -223,6 +245,15 @@ def _give_way() -> None:
     thread = threading.get_native_id()
     if sys.platform == "linux" and os.getpriority(os.PRIO_PROCESS, thread) < _SENDING_NICENESS:
         os.setpriority(os.PRIO_PROCESS, thread, _SENDING_NICENESS)
+
+
+def _on_signal(number: int, act: Callable[[], None]) -> None:
+    """Call a function in the running event loop when a signal comes."""
+    loop = asyncio.get_running_loop()
+    if sys.platform == "win32":  # whose event loops have no signal handlers
+        signal.signal(number, lambda *_: loop.call_soon_threadsafe(act))
+    else:
+        loop.add_signal_handler(number, act)
 
 
 def _seconds(flag: str, text: str) -> float:
@@ -299,6 +330,12 @@ def _check_adapters(adapters: tuple[Adapter, ...], model: Path | None) -> None:
     adapter_bytes(adapters, read_header(model))
 
 
+def _explain_page(found: ExplainedAnswer, sampling: SamplingParams, rule: MergeRule | None) -> str:
+    from llmrun.ui.views.explain_html import explain_page
+
+    return explain_page(found, sampling, rule)
+
+
 async def _run(
     output: Output, options: ServeOptions, listening: socket.socket, parent: int | None, *, log_json: bool
 ) -> None:
@@ -325,12 +362,12 @@ async def _run(
     serving = Serving(
         options,
         settings,
+        explain_page=_explain_page,
         on_served=view.served,
         on_loaded=loaded,
         on_failed=view.failed,
     )
     _give_way()
-    loop = asyncio.get_running_loop()
     grace = None if options.grace_seconds == _FOR_EVER else options.grace_seconds
     ended_by: list[LlmrunError] = []  # what cut running answers off
 
@@ -341,11 +378,11 @@ async def _run(
             view.note(f"Stopping when running answers are finished{at_most(grace)}; Ctrl-C again stops now.")
         serving.end(now=now)
 
-    loop.add_signal_handler(signal.SIGINT, lambda: end(CancelledError("stopped by Ctrl-C"), now=serving.is_ending))
+    _on_signal(signal.SIGINT, lambda: end(CancelledError("stopped by Ctrl-C"), now=serving.is_ending))
     for number in ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:
-            loop.add_signal_handler(number, end, TerminatedError(f"stopped by {number.name}"))
-    loop.add_signal_handler(END_NOW, lambda: end(TerminatedError("stopped by llmrun stop --now"), now=True))
+            _on_signal(number, partial(end, TerminatedError(f"stopped by {number.name}")))
+    _on_signal(END_NOW, lambda: end(TerminatedError("stopped by llmrun stop --now"), now=True))
     host, port = listening.getsockname()[:2]
     host = _EVERYWHERE.get(host, host)
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"

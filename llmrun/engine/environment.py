@@ -24,15 +24,6 @@ def set_environment() -> None:
         os.environ["GOMP_SPINCOUNT"] = "8000"
 
 
-def disable_core_dumps() -> None:
-    """Disable core dumps, which would be gigabytes."""
-    try:
-        import resource
-    except ImportError:
-        return
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
 def shorten_switch_interval() -> None:
     """Let the computing thread interrupt Python code that prepares a request.
 

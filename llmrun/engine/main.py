@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from llmrun import _native
 from llmrun.engine import environment
 from llmrun.engine.channel import Channel, Outbox
-from llmrun.engine.llama.base import Aborted
+from llmrun.engine.llama.base import Aborted, RunLimit
 from llmrun.errors import CancelledError, LlmrunError, UsageError
 from llmrun.protocol.frames import FrameError
 from llmrun.protocol.jobs import JobKind
@@ -54,6 +54,7 @@ from llmrun.protocol.questions import (
     MeasureSteps,
 )
 from llmrun.protocol.speculation import StepTables
+from llmrun.system import disable_core_dumps
 
 if TYPE_CHECKING:
     from llmrun.engine.core.host_prefix_cache import HostPrefix
@@ -63,6 +64,8 @@ if TYPE_CHECKING:
     from llmrun.engine.service import PreparedRequest, Preparer
 
 _PROGRESS_INTERVAL = 0.1  # seconds between two LoadProgress
+_MAX_RUN = 64  # decode steps without a look at the queue
+_IDLE_SECONDS = 5.0  # without commands, before parked conversations are saved
 
 
 class Commands:
@@ -123,6 +126,7 @@ class EngineProcess:
         self._to_prepare: queue.SimpleQueue[Command] = queue.SimpleQueue()
         # A command, and the argument of its handler.
         self._to_compute: queue.SimpleQueue[tuple[Command, Command | PreparedRequest]] = queue.SimpleQueue()
+        self._queued = _native.CancelFlag()  # set after each put; ends a run of decode steps
         self._load_finished = threading.Event()
         self._weights: LlamaModel | None = None
         self._draft_weights: LlamaModel | None = None
@@ -184,7 +188,7 @@ class EngineProcess:
         else:
             if commands.busy == request or (commands.busy is None and self._is_alone(request)):
                 self._flag.set()  # before the other thread can take the command, which clears the flag
-            self._to_compute.put((cancel, cancel))
+            self._queue(cancel, cancel)
 
     def _ask(self, job: Job, questions: dict[str, Callable[[int, Any], Any]]) -> Event:
         """Do a short job; return its last event."""
@@ -210,11 +214,11 @@ class EngineProcess:
             return
         try:
             if isinstance(command, Generate):
-                self._to_compute.put((command, self._preparer.prepare(command, self._channel.send)))
+                self._queue(command, self._preparer.prepare(command, self._channel.send))
             elif isinstance(command, Job) and command.name in self._prepare_questions:
                 self._answer(command, self._ask(command, self._prepare_questions))
             else:
-                self._to_compute.put((command, command))
+                self._queue(command, command)
         except LlmrunError as error:
             self._answer(command, Failed.of(error, command.request))
         if isinstance(command, Open | Load):
@@ -240,25 +244,36 @@ class EngineProcess:
             self._channel.send(event)
         if isinstance(event, Failed):
             cancel = Cancel(command.request)
-            self._to_compute.put((cancel, cancel))  # wakes the other thread, which may have to exit
+            self._queue(cancel, cancel)  # wakes the other thread, which may have to exit
+
+    def _queue(self, command: Command, argument: Command | PreparedRequest) -> None:
+        """Pass a command to the thread that owns llama.cpp."""
+        self._to_compute.put((command, argument))
+        self._queued.set()
 
     # ---- the thread that owns llama.cpp --------------------------------------------------------------------
 
     def _compute(self) -> None:
         environment.load_libraries()
         while True:
+            self._queued.clear()
             while self._model is None or not self._model.engine.busy or not self._to_compute.empty():
                 self._exit_if_worn_out()
-                self._handle(*self._to_compute.get())
-            events = self._model.engine.step(self._continues)
+                self._handle(*self._next_command())
+            seconds = self._outbox.due - time.perf_counter()
+            events = self._model.engine.step(RunLimit(_MAX_RUN, seconds, self._queued))
             for event in events:
                 if isinstance(event, Finished | Failed):
                     self._commands.answering.discard(event.request)
             self._outbox.add(events)
 
-    def _continues(self, now: float) -> bool:
-        """Return whether decode may go on without its events being sent, and commands being handled."""
-        return now < self._outbox.due and self._to_compute.empty()
+    def _next_command(self) -> tuple[Command, Command | PreparedRequest]:
+        """Wait for a command; save parked conversations when none has come for a while."""
+        with suppress(queue.Empty):
+            return self._to_compute.get(timeout=_IDLE_SECONDS)
+        if self._model is not None and self._model.load.n_seq_max > 1:
+            self._model.engine.save_parked()
+        return self._to_compute.get()
 
     def _exit_if_worn_out(self) -> None:
         """Exit when idle if the process is worn out; the front starts a new one on demand."""
@@ -423,7 +438,7 @@ def main() -> None:
     """Run the engine process; never return."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     environment.set_environment()
-    environment.disable_core_dumps()
+    disable_core_dumps()
     environment.shorten_switch_interval()
     _native.exit_when_closed(0)
     _run_or_exit(EngineProcess(Channel.private()).run)

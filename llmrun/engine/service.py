@@ -139,7 +139,7 @@ class Preparer:
         calls = syntax is HARMONY
         tags = thinking_tags(request.template, calls=calls) or thinking_tags(self._template, calls=calls)
         if matcher is not None and request.prompt is None:
-            lead = lead_in(tags, thinks=request.thinking is not False)
+            lead = lead_in(tags, thinks=request.thinks is not False)
             text += lead
             tokens += self._vocabulary.tokenize(lead, special=True)
         if request.begins:
@@ -202,7 +202,7 @@ class Preparer:
             return matcher
         from llmrun.engine.constraint.reasoning import AfterReasoning
 
-        may_think = request.prompt is None and request.thinking is not False
+        may_think = request.prompt is None and request.thinks is not False
         return AfterReasoning(matcher, self._vocabulary, tags, inside=inside, may_think=may_think)
 
     def _calls(self, request: AnswerRequest, syntax: Syntax) -> Matcher:
@@ -235,6 +235,7 @@ class Preparer:
             logprobs=LogprobStream() if request.logprobs is not None else None,
             salt=self._salt(request.salt, adapters),
             adapters=adapters,
+            rewritten=self._chat_template(request.template).new_rewritings() if request.prompt is None else (),
             shown=self._control_tokens((*(tags or ()), *(syntax.marks if syntax else ()))),
             tool_syntax=syntax.name if syntax else "",
             splitter=_splitter(tags, syntax, request.tools, inside=inside),
@@ -327,7 +328,14 @@ class Preparer:
                 template = self._chat_template(request.template)
                 tools = request.tools if offers_tools(request) else ()
                 messages = self._readable(request.messages)
-                parts = template.render(messages, self._control_texts(), thinking=request.thinking, tools=tools)
+                parts = template.render(
+                    messages,
+                    self._control_texts(),
+                    thinking=request.thinks,
+                    tools=tools,
+                    effort=request.reasoning_effort,
+                    variables=request.template_variables,
+                )
             send(Rendered(generate.request))
             empty = UsageError(
                 "the prompt is empty",

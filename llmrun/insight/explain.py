@@ -6,6 +6,7 @@ Owns their combination; must not print.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 from llmrun.bench.limits import TokenCost, limit_of
 from llmrun.bench.results import Limit
@@ -14,12 +15,15 @@ from llmrun.gguf.header import Header
 from llmrun.model import Model
 from llmrun.planning.machine import this_machine
 from llmrun.planning.memory import KV_BYTES
+from llmrun.protocol.jobs import JobKind
 from llmrun.protocol.jobs.bench import BenchTest
 from llmrun.protocol.jobs.explain import EXPLAIN, ExplainRun, RunCollected
 from llmrun.protocol.jobs.limits import LIMITS, MeasureLimits
-from llmrun.protocol.questions import Choice
+from llmrun.protocol.questions import EXPLAIN_CHOICES, Choice, ExplainChoices
 from llmrun.protocol.settings import EngineSettings
 
+_Command = TypeVar("_Command")
+_Result = TypeVar("_Result")
 MOST_TOKENS = 64  # Limit of an answer's tokens with explained choices: the logits of each are stored
 CANDIDATES = 5
 PAGE_CANDIDATES = 200
@@ -52,20 +56,34 @@ class ExplainedAnswer:
     decode_limit: Limit | None  # the same for a single token
 
 
-def explain_answer(model: Model, *, everywhere: bool = False, candidates: int = CANDIDATES) -> ExplainedAnswer:
+class JobRunner(Protocol):
+    """An engine that runs jobs, see runner.client.EngineClient and server.connection.EngineConnection."""
+
+    def do(self, kind: JobKind[_Command, Any, _Result], command: _Command, /) -> _Result:
+        """Run a job of the loaded model, and return its result."""
+
+
+def explain_answer(
+    model: Model,
+    asked: tuple[JobRunner, int] | None = None,
+    *,
+    everywhere: bool = False,
+    candidates: int = CANDIDATES,
+) -> ExplainedAnswer:
     """Return the explanation of a model's last answer, whose request must have had `remember` set.
 
     Args:
+        asked: an engine with the model, and the number of the answer's request; by default the model's own.
         everywhere: see llmrun.protocol.jobs.explain.ExplainRun.
 
     Raises:
         UsageError: there is no such answer.
         OutOfMemoryError: a second context does not fit.
     """
-    engine, answer = model.last_answer()
-    choices = model.explain(MOST_TOKENS, candidates).choices
+    engine, answer = asked or model.last_answer()
+    choices = engine.do(EXPLAIN_CHOICES, ExplainChoices(answer, MOST_TOKENS, candidates)).choices
     run = engine.do(EXPLAIN, ExplainRun(answer, everywhere))
-    prefill, decode = _limits(model, run)
+    prefill, decode = _limits(model, engine, run)
     name = model.path.stem if model.spec.path else model.spec.name
     return ExplainedAnswer(name, run, choices, cache_use(model), prefill, decode)
 
@@ -96,13 +114,13 @@ def _element_bytes(model: Model) -> float:
     return (KV_BYTES.get(model.load.kv_type_k, 2.0) + KV_BYTES.get(model.load.kv_type_v, 2.0)) / 2
 
 
-def _limits(model: Model, run: RunCollected) -> tuple[Limit | None, Limit | None]:
+def _limits(model: Model, engine: JobRunner, run: RunCollected) -> tuple[Limit | None, Limit | None]:
     """Return this machine's limits of the watched prefill and of a decode step; None with a GPU."""
     if model.load.gpu_layers and this_machine().gpus:
         return None, None
     watched = len(run.tokens) - run.first
     settings = EngineSettings(threads=model.load.threads, n_batch=watched, n_ubatch=watched)
-    cost, engine = TokenCost.of(model.header), model.last_answer()[0]
+    cost = TokenCost.of(model.header)
     tests = (BenchTest(n_prompt=watched, n_depth=run.first), BenchTest(n_gen=1, n_depth=len(run.tokens) - 1))
     phases = [cost.phases(test, settings, _element_bytes(model)) for test in tests]
     n_bytes = int(max(phase.working_set for test_phases in phases for phase in test_phases))

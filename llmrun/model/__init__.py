@@ -190,6 +190,7 @@ class Model:
         grammar: Grammar | None = None,
         thinking: bool | None = None,
         thinking_tokens: int | None = None,
+        reasoning_effort: str | None = None,
         stops_repeats: bool = False,
         remember: int = 0,
         logprobs: int | None = None,
@@ -206,7 +207,7 @@ class Model:
             schema: of the answer: a JSON schema, or a class with model_json_schema().
             sampling: None is the advice of the model's makers, see sampling().
             limits: maximum length, stop texts and banned phrases.
-            template, grammar, thinking, thinking_tokens, stops_repeats, remember, logprobs: as in AnswerRequest.
+            template .. logprobs: as in AnswerRequest.
             options: single fields of SamplingParams and Limits, such as temperature, top_p, seed, max_tokens, stop.
 
         Raises:
@@ -222,6 +223,7 @@ class Model:
             grammar=grammar if schema is None else as_grammar(schema),
             thinking=thinking,
             thinking_tokens=thinking_tokens,
+            reasoning_effort=reasoning_effort,
             stops_repeats=stops_repeats,
             remember=remember,
             logprobs=logprobs,

@@ -69,7 +69,8 @@ class HeaderFacts(Layers, Protocol):
         """Weights in this file."""
 
 
-LOAD_OPTIONS = ("threads", "gpu_layers", "cpu_experts", "kv_type_k", "kv_type_v", "flash_attention", *DEVICE_SETTINGS)
+ATTENTION = ("flash_attention", "kv_type_k", "kv_type_v")
+LOAD_OPTIONS = ("threads", "gpu_layers", "cpu_experts", *ATTENTION, *DEVICE_SETTINGS)
 """The engine settings that a user may prefer, all fields of LoadPreferences."""
 
 
@@ -84,9 +85,9 @@ class LoadPreferences:
     n_ctx: int | None = None  # context window in tokens
     threads: int | None = None
     gpu_layers: int | None = None  # -1 is all; None is as many as fit
-    kv_type_k: str = DEFAULTS.kv_type_k  # a key of memory.KV_BYTES
-    kv_type_v: str = DEFAULTS.kv_type_v
-    flash_attention: str = DEFAULTS.flash_attention
+    kv_type_k: str | None = None  # a key of memory.KV_BYTES
+    kv_type_v: str | None = None
+    flash_attention: str | None = None
     parallel: int = 1  # answers at the same time
     exact: bool = False  # these share nothing, so that each is bit for bit what it would be alone
     cpu_experts: int | None = None  # layers whose experts stay with the processor
@@ -105,7 +106,7 @@ class LoadPreferences:
         require_within("--ctx", self.n_ctx, CONTEXT_BOUNDS)
         for name in LOAD_OPTIONS:
             check_setting(name, getattr(self, name), choices=tuple(KV_BYTES) if name.startswith("kv_type") else ())
-        if self.flash_attention == "off" and self.kv_type_v != "f16":
+        if self.flash_attention == "off" and self.attention["kv_type_v"] != "f16":
             what = f"--cache-type-v {self.kv_type_v} needs flash attention"
             raise UsageError(what, hint="leave out --flash-attention off")
         if self.flash_attention == "off" and self.split_mode == "tensor":
@@ -118,7 +119,12 @@ class LoadPreferences:
     @property
     def kv_type(self) -> str:
         """The larger of the two types, for which memory is planned."""
-        return max(self.kv_type_k, self.kv_type_v, key=KV_BYTES.__getitem__)
+        return max(self.attention["kv_type_k"], self.attention["kv_type_v"], key=KV_BYTES.__getitem__)
+
+    @property
+    def attention(self) -> dict[str, str]:
+        """The settings of attention, with defaults for those that the user left open."""
+        return {name: getattr(self, name) or getattr(DEFAULTS, name) for name in ATTENTION}
 
     @property
     def device_settings(self) -> dict[str, Any]:
@@ -140,10 +146,7 @@ class LoadPreferences:
         return EngineSettings(
             threads=self.threads or hardware.usable_cores,
             gpu_layers=ALL_LAYERS if self.gpu_layers is None else self.gpu_layers,
-            flash_attention=self.flash_attention,
-            kv_type_k=self.kv_type_k,
-            kv_type_v=self.kv_type_v,
-            **self.device_settings,
+            **{**self.attention, **self.device_settings},
         )
 
 
@@ -213,8 +216,9 @@ def make_plan(
     n_ctx_start = n_ctx if fit.apart > 1 or hardware.workers else fit.start(n_cells)
     split = fit.split(n_cells, n_ctx_start * fit.apart)
     is_like_one = preferences.parallel == 1 or preferences.as_alone or preferences.exact
+    attention = preferences.attention
     flash_attention = (
-        choose_flash_attention(header, hardware, preferences) if is_like_one else preferences.flash_attention
+        choose_flash_attention(header, hardware, preferences) if is_like_one else attention["flash_attention"]
     )
     plain = fit.memory(n_cells, n_ctx_start * fit.apart)
     writes_scores = flash_attention == "off" and not (split.gpu_bytes and split.gpu_layers == ALL_LAYERS)
@@ -229,8 +233,8 @@ def make_plan(
         ram_bytes=split.ram + parts.compute - plain.compute,
         vram_bytes=split.vram,
         notes=(*context_notes, *cell_notes, *_gpu_notes(header, hardware, preferences, split), *thread_notes),
-        kv_type_k=preferences.kv_type_k,
-        kv_type_v=preferences.kv_type_v,
+        kv_type_k=attention["kv_type_k"],
+        kv_type_v=attention["kv_type_v"],
         flash_attention=flash_attention,
         slow_flash_attention=flash_attention != "off" and _is_flash_attention_slow(header, hardware),
         n_seq_max=preferences.parallel,
@@ -282,15 +286,15 @@ def choose_flash_attention(header: HeaderFacts, hardware: Hardware, preferences:
 
     The user's preference; else off if that was measured to be faster and memory is left; else llama.cpp's own choice.
     """
-    preferred = preferences.flash_attention, preferences.kv_type_k, preferences.kv_type_v
-    is_measured = preferences.measured_attention == "off"
-    if preferred != ("auto", "f16", "f16") or hardware.gpus or hardware.workers or not is_measured:
-        return preferences.flash_attention
+    preferred = preferences.attention
+    is_open = [preferred[name] for name in ATTENTION] == ["auto", "f16", "f16"]
+    if not is_open or hardware.gpus or hardware.workers or preferences.measured_attention != "off":
+        return preferred["flash_attention"]
     alone = _ContextFit(header, hardware, replace(preferences, parallel=1, exact=False), "", "")
     try:
         n_ctx, _ = alone.context()  # not the window of one of several, which may be cut to fit
     except OutOfMemoryError:
-        return preferences.flash_attention
+        return "auto"
     needed = alone.split(n_ctx, alone.start(n_ctx)).ram + score_bytes(header, n_ctx)
     return "off" if scores_fit(header, hardware, n_ctx) and needed <= hardware.memory_available else "auto"
 

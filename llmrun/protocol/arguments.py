@@ -12,12 +12,15 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from numbers import Real
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar, get_args
 
 from llmrun.errors import TEXT, UsageError, ValueKind, did_you_mean, require
 
 MOST_TOKENS = 2**31 - 1
 """Maximum of any limit."""
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+EFFORTS: tuple[str, ...] = get_args(Effort)
+"""Levels of reasoning effort, as OpenAI's and other protocols have them."""
 MOST_TOP_LOGPROBS = 20
 """Maximum number of most likely tokens reported in the place of one."""
 
@@ -114,6 +117,8 @@ KINDS: dict[str, ValueKind] = {
     "template": _optional(TEXT),
     "grammar": _optional(_made("Grammar", "a Grammar, as llmrun.read_grammar() gives it")),
     "thinking": _optional(_SWITCH),
+    "reasoning_effort": _optional(_one_of(*EFFORTS)),
+    "template_variables": TEXT,
     "thinking_tokens": _optional(_whole(0, MOST_TOKENS)),
     "stops_repeats": _SWITCH,
     "remember": _whole(0, MOST_TOKENS),

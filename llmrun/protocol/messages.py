@@ -59,6 +59,7 @@ class Message:
         tool_call_id: of a tool's result, the id of the call.
         name: of a tool's result, the name of the tool.
         pictures: images, in the order of their places in the content.
+        reasoning: of the assistant, before the content; the chat template keeps it or leaves it out.
 
     Raises:
         UsageError: there is no such role, or the content is not a text.
@@ -70,16 +71,19 @@ class Message:
     tool_call_id: str = ""
     name: str = ""
     pictures: tuple[Image, ...] = ()
+    reasoning: str = ""
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
             raise UsageError(f"invalid role {brief(self.role)}", why=f"must be one of {', '.join(ROLES)}")
         require("content of a message", self.content, TEXT)
+        require("reasoning of a message", self.reasoning, TEXT)
 
     @property
     def texts(self) -> tuple[str, ...]:
         """All texts in it, written by users, models or tools."""
-        return self.content, self.tool_call_id, self.name, *(text for call in self.tool_calls for text in call)
+        fields = self.content, self.reasoning, self.tool_call_id, self.name
+        return *fields, *(text for call in self.tool_calls for text in call)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,9 @@ class AnswerRequest:
         grammar: constraint on the answer, see llmrun.grammar; None is none.
         thinking: let a model that can reason do so before the answer; None leaves it to the chat template.
         thinking_tokens: maximum number of reasoning tokens; None is no maximum.
+        reasoning_effort: one of EFFORTS, for chat templates that know it; None leaves it to the chat template. It also
+            decides about thinking if that is None, see `thinks`.
+        template_variables: more variables of the chat template, a JSON object as text.
         stops_repeats: end an answer that repeats itself, with the reason "repeats".
         remember: number of the answer's last tokens kept for Explain.
         moves: turns were removed from the conversation since the last answer. The KV of the turns after them is moved
@@ -121,6 +128,8 @@ class AnswerRequest:
     grammar: Grammar | None = None
     thinking: bool | None = None
     thinking_tokens: int | None = None
+    reasoning_effort: str | None = None
+    template_variables: str = "{}"
     stops_repeats: bool = False
     remember: int = 0
     moves: bool = False
@@ -135,6 +144,13 @@ class AnswerRequest:
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    @property
+    def thinks(self) -> bool | None:
+        """Whether the model may reason; None leaves it to the chat template."""
+        if self.thinking is None and self.reasoning_effort is not None:
+            return self.reasoning_effort != "none"
+        return self.thinking
 
 
 # ---- front -> engine -------------------------------------------------------------------------------
@@ -165,6 +181,9 @@ class Job(NamedTuple):
 
 
 # ---- engine -> front -------------------------------------------------------------------------------
+
+
+Rewriting = Literal["system", "calls", "reasoning", "neighbours", "question", "opening", "tools"]
 
 
 class Rendering(NamedTuple):
@@ -200,6 +219,7 @@ class Started(NamedTuple):
         thinking_tags: opening and closing tag of the reasoning, by this request's chat template; none if the model does
             not reason.
         tool_syntax: name of the syntax of tool calls, see toolcalls.SYNTAXES; "" if the answer can have none.
+        rewritten: of the conversation, as the chat template demands; each is reported once.
     """
 
     request: int
@@ -209,6 +229,7 @@ class Started(NamedTuple):
     thinking: bool = False
     thinking_tags: tuple[str, ...] = ()
     tool_syntax: str = ""
+    rewritten: tuple[Rewriting, ...] = ()
 
 
 class PrefillProgress(NamedTuple):

@@ -147,5 +147,5 @@ def check_setting(name: str, value: Any, label: str = "", *, choices: tuple[str,
         require_within(label, value, setting.bounds)
     if setting.parse:
         setting.parse(value)
-    if choices and value not in choices:
+    if choices and value not in (None, *choices):
         raise UsageError(f"invalid {label} {value}", why=f"must be one of {', '.join(choices)}")

@@ -80,7 +80,8 @@ class ResponseFinished(NamedTuple):
     """The end of an answer."""
 
     choice: int
-    reason: str  # "stop" (end token), "stop_string", "length", "tool_calls", "cancelled" or "repeats"
+    # "stop" (end token), "stop_string", "length" (also for a cut call), "tool_calls", "cancelled" or "repeats"
+    reason: str
     stats: Stats
     stop: str = ""  # the stop string that ended it
 
@@ -127,6 +128,8 @@ class AnswerReader:
         return None
 
     def _finished(self, event: Finished) -> ResponseFinished:
+        if self._n_calls > self._n_complete_calls:  # also by a stop text or the loop guard: no client may run it
+            return ResponseFinished(self._choice, "length", event.stats)
         if event.reason != "stop":
             return ResponseFinished(self._choice, event.reason, event.stats)
         reason = "stop_string" if event.detail else "tool_calls" if self._n_complete_calls else "stop"

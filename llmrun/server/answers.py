@@ -13,7 +13,7 @@ from functools import cached_property
 
 from llmrun.errors import EngineCrashedError, LlmrunError
 from llmrun.gguf.pooling import refuse_answers
-from llmrun.protocol.messages import AnswerRequest, Event, Finished, Generate, Started, TextDelta
+from llmrun.protocol.messages import AnswerRequest, Event, Finished, Generate, Rewriting, Started, TextDelta
 from llmrun.server.answer_parts import AnswerReader, CompletionRequest, Part
 from llmrun.server.connection import EngineConnection
 from llmrun.server.metrics import ServerMetrics
@@ -43,6 +43,9 @@ class ResponseStreams:
     Args:
         pooled: the model, leased.
         put: called in the event loop with each event, for take().
+
+    Attributes:
+        rewritten: of the conversation, for the first time with this chat template.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class ResponseStreams:
         self._pool, self._pooled, self._completion, self._put = pool, pooled, completion, put
         self._choices = [_Choice(index) for index in range(completion.n)]
         self._timers = [metrics.request(pooled.name) for _ in range(completion.n)]
+        self.rewritten: tuple[Rewriting, ...] = ()
         self._tasks: set[asyncio.Task[None]] = set()
 
     @cached_property
@@ -100,7 +104,7 @@ class ResponseStreams:
         if sampling.seed is not None and index:
             sampling = replace(sampling, seed=(sampling.seed + index) % 2**32)
         speculation = self._pooled.model.drafting.speculation(self._completion.speculate)
-        request = self._pool.adapters.apply(self._completion.model, self._completion.request)
+        request = self._pool.complete(self._pooled, self._completion.model, self._completion.request)
         return replace(request, sampling=sampling, speculation=speculation)
 
     def take(self, answer_event: AnswerEvent) -> list[Part]:
@@ -119,6 +123,7 @@ class ResponseStreams:
         if event is None:
             return []
         if isinstance(event, Started):
+            self.rewritten += event.rewritten
             timer.started(event)
         elif isinstance(event, TextDelta):
             timer.delta(event)

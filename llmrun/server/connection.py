@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from llmrun.errors import EngineCrashedError, LlmrunError
 from llmrun.protocol.jobs import JobKind
 from llmrun.protocol.loading import Load, Loaded
-from llmrun.protocol.messages import Command, Event, Job, JobDone
+from llmrun.protocol.messages import AnswerRequest, Command, Event, Finished, Generate, Job, JobDone
 from llmrun.runner.client import EngineClient
 from llmrun.runner.launch import EngineHandle
 from llmrun.runner.requests import Put, read_job
@@ -69,13 +69,13 @@ class EngineConnection:
         else:
             self._sender.submit(submit)
 
-    def _read(self) -> None:
-        if not self._client.read_ready():
+    def _read(self, *, is_tick: bool = False) -> None:
+        if not self._client.read_ready(is_tick=is_tick):
             self._stop_reading()
 
     def _check(self) -> None:
         self._tick = self._loop.call_later(_TICK_SECONDS, self._check)
-        self._read()
+        self._read(is_tick=True)
 
     def _stop_reading(self) -> None:
         self._loop.remove_reader(self._descriptor)
@@ -112,6 +112,16 @@ class EngineConnection:
         """
         done = await self._last(Job(self.next_request(), kind.name, command), JobDone)
         return read_job(kind, kind.result, done.result)
+
+    async def answer(self, request: AnswerRequest) -> int:
+        """Answer a request, and return its number; its text is dropped.
+
+        Raises:
+            LlmrunError: the request failed.
+        """
+        command = Generate(self.next_request(), request)
+        await self._last(command, Finished)
+        return command.request
 
     async def _last(self, command: Command, kind: type[_Answer]) -> _Answer:
         """Send a command, and return its last event."""

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from llmrun.protocol.jobs.tokenize import TokenizeText
 from llmrun.protocol.questions import COUNT_TOKENS, DETOKENIZE, TOKENIZE_LOADED, Detokenize
-from llmrun.server.connection import EngineConnection
 from llmrun.server.exchange import ServerState
 from llmrun.server.http_messages import parse_json, read_body
-from llmrun.server.pool import PooledModel
 from llmrun.server.protocols import anthropic
 from llmrun.server.protocols.fields import Fields
 
@@ -25,7 +20,7 @@ class EngineRoutes:
     """llama-server's /props, /tokenize, /detokenize and /lora-adapters, and Anthropic's count_tokens."""
 
     def __init__(self, state: ServerState) -> None:
-        self._pool, self._traffic, *_ = state
+        self._state = state
 
     @property
     def routes(self) -> list[Route]:
@@ -37,15 +32,9 @@ class EngineRoutes:
             Route("/lora-adapters", self._adapters, methods=["GET"]),
         ]
 
-    @asynccontextmanager
-    async def _engine(self, model: str) -> AsyncIterator[tuple[EngineConnection, PooledModel]]:
-        with self._traffic.admitted(1):
-            async with self._pool.lease(model) as pooled:
-                yield await self._pool.ready(pooled), pooled
-
     async def _props(self, request: Request) -> Response:
         """Describe the model in ?model=, or the first one, as llama-server does."""
-        async with self._engine(request.query_params.get("model", "")) as (_, pooled):
+        async with self._state.engine(request.query_params.get("model", "")) as (_, pooled):
             assert pooled.loaded is not None
             assert pooled.model is not None
             return JSONResponse(
@@ -59,25 +48,26 @@ class EngineRoutes:
             )
 
     async def _adapters(self, request: Request) -> Response:
-        return JSONResponse(self._pool.adapters.described)
+        return JSONResponse(self._state.pool.adapters.described)
 
     async def _tokenize(self, request: Request) -> Response:
         fields = Fields(parse_json(await read_body(request.receive)))
         text = fields.text("content") or fields.text("prompt") or ""
         special = fields.flag("parse_special") is not False
-        async with self._engine(fields.text("model") or "") as (engine, _):
+        async with self._state.engine(fields.text("model") or "") as (engine, _):
             found = await engine.do(TOKENIZE_LOADED, TokenizeText("", text, special))
         return JSONResponse({"tokens": list(found.tokens), "count": len(found.tokens)})
 
     async def _detokenize(self, request: Request) -> Response:
         fields = Fields(parse_json(await read_body(request.receive)))
         tokens = fields.wholes("tokens", 0, _HIGHEST_TOKEN)
-        async with self._engine(fields.text("model") or "") as (engine, _):
+        async with self._state.engine(fields.text("model") or "") as (engine, _):
             found = await engine.do(DETOKENIZE, Detokenize(tokens))
         return JSONResponse({"content": found.text})
 
     async def _count(self, request: Request) -> Response:
         completion = anthropic.read_count(parse_json(await read_body(request.receive)))
-        async with self._engine(completion.model) as (engine, _):
-            counted = await engine.do(COUNT_TOKENS, completion.request)
+        async with self._state.engine(completion.model) as (engine, pooled):
+            asked = self._state.pool.complete(pooled, completion.model, completion.request)
+            counted = await engine.do(COUNT_TOKENS, asked)
         return JSONResponse(anthropic.counted(counted.total))

@@ -9,8 +9,8 @@ import asyncio
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from llmrun.protocol.messages import TextDelta
 from llmrun.server import sse
 from llmrun.server.answer_parts import CompletionRequest, Envelope, ResponseFinished, ResponseStarted, Writer
 from llmrun.server.answers import AnswerEvent, ResponseStreams
+from llmrun.server.connection import EngineConnection
 from llmrun.server.guard import Headers, Receive, Scope, Send
 from llmrun.server.http_errors import AnswerTimeoutError, BusyError, DrainingError
 from llmrun.server.http_messages import ErrorBody, parse_json, read_body, send_error, send_json
@@ -122,6 +123,13 @@ class ServerState(NamedTuple):
     traffic: Traffic
     metrics: ServerMetrics
     sampling: Mapping[str, Any]  # fields of SamplingParams that override the client's
+
+    @asynccontextmanager
+    async def engine(self, model: str) -> AsyncIterator[tuple[EngineConnection, PooledModel]]:
+        """Lease a model for short jobs, which count for the queue's limit too; load it first if necessary."""
+        with self.traffic.admitted(1):
+            async with self.pool.lease(model) as pooled:
+                yield await self.pool.ready(pooled), pooled
 
 
 class HttpExchange:
@@ -298,6 +306,8 @@ class HttpExchange:
     def _log_usage(self, part: ResponseStarted | ResponseFinished) -> None:
         if isinstance(part, ResponseStarted):
             self._log["prompt_tokens"], self._log["cached_tokens"] = part.prompt_tokens, part.cached_tokens
+            if self._answers is not None and self._answers.rewritten:
+                self._log["rewritten"] = self._answers.rewritten
         else:
             self._log["completion_tokens"] = self._log.get("completion_tokens", 0) + part.stats.completion_tokens
             self._log["reason"] = part.reason

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,11 +17,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from llmrun.protocol.codec import load_json
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+from llmrun.system import lock
 
 END_NOW = getattr(signal, "SIGUSR1", signal.SIGTERM)
 """Signal that ends a server without waiting for its answers. SIGTERM waits; Windows has no other."""
@@ -55,7 +52,8 @@ class ServerFile:
     def write(self, server: RunningServer) -> None:
         data = json.dumps(server._asdict()).encode()
         with suppress(OSError):  # only `llmrun ps` needs it
-            os.pwrite(self._descriptor, data, 0)
+            os.lseek(self._descriptor, 0, os.SEEK_SET)
+            os.write(self._descriptor, data)
             os.ftruncate(self._descriptor, len(data))
 
 
@@ -73,8 +71,12 @@ def registered(state_dir: Path, address: str) -> Iterator[ServerFile | None]:
     try:
         yield ServerFile(descriptor)
     finally:
-        path.unlink(missing_ok=True)
-        os.close(descriptor)
+        if sys.platform == "win32":  # which does not remove open files
+            os.close(descriptor)
+            path.unlink(missing_ok=True)
+        else:
+            path.unlink(missing_ok=True)
+            os.close(descriptor)
 
 
 def _claim(path: Path) -> int:
@@ -86,7 +88,7 @@ def _claim(path: Path) -> int:
     for _ in range(_CLAIMS):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         with suppress(FileNotFoundError):
-            if _lock(descriptor, exclusive=True) and os.path.samestat(os.fstat(descriptor), path.stat()):
+            if lock(descriptor) is not False and os.path.samestat(os.fstat(descriptor), path.stat()):
                 return descriptor
         os.close(descriptor)
         time.sleep(_CLAIM_SECONDS)
@@ -106,9 +108,9 @@ def _read(path: Path) -> RunningServer | None:
     except OSError:
         return None
     try:
-        if fcntl is not None and _lock(descriptor, exclusive=False):
+        if lock(descriptor, shared=True):
             # By now the path may be the file of a new server at the same address; with this lock, it stays what it is.
-            if _lock(descriptor, exclusive=True) and os.path.samestat(os.fstat(descriptor), path.stat()):
+            if lock(descriptor) and os.path.samestat(os.fstat(descriptor), path.stat()):
                 path.unlink()
             return None
         facts: dict[str, Any] = load_json(os.read(descriptor, _MOST_BYTES))
@@ -117,13 +119,3 @@ def _read(path: Path) -> RunningServer | None:
         return None  # incomplete: the server writes it now
     finally:
         os.close(descriptor)
-
-
-def _lock(descriptor: int, *, exclusive: bool) -> bool:
-    """Lock a file without waiting; return whether it is locked now. Shared locks are for readers."""
-    try:
-        if fcntl is not None:
-            fcntl.flock(descriptor, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,8 +28,9 @@ from llmrun.server.exchange import ServerState, Traffic
 from llmrun.server.guard import Policy
 from llmrun.server.listener import RECEIVE_SECONDS, Listener
 from llmrun.server.metrics import ServerMetrics
+from llmrun.server.page.insights import ExplainPage
 from llmrun.server.page.routes import PageRoutes
-from llmrun.server.pool import Pool, PooledModel
+from llmrun.server.pool import NO_DEFAULTS, Pool, PooledModel, RequestDefaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class ServeOptions:
     sampling: Mapping[str, Any] = field(default_factory=dict)  # fields of SamplingParams that override the client's
     aliases: Mapping[str, str] = field(default_factory=dict)  # other names of models
     any_model: bool = False  # the first model answers requests for all other names
+    defaults: RequestDefaults = NO_DEFAULTS
 
 
 def run_in_event_loop(main: Coroutine[Any, Any, None]) -> None:
@@ -58,6 +61,8 @@ def run_in_event_loop(main: Coroutine[Any, Any, None]) -> None:
     try:
         import uvloop  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
+        if sys.platform == "win32":  # whose default event loop does not watch descriptors
+            asyncio.set_event_loop_policy(asyncio.WindowsSelectorEventLoopPolicy())
         asyncio.run(main)
     else:
         uvloop.run(main)
@@ -71,6 +76,7 @@ class Serving:
         on_loaded: called after every load of a model.
         on_failed: called if a model can't be loaded at the start.
         start: starts an engine process for a model.
+        explain_page: makes the page of an explained answer.
     """
 
     def __init__(
@@ -78,6 +84,7 @@ class Serving:
         options: ServeOptions,
         settings: Settings,
         *,
+        explain_page: ExplainPage,
         on_served: Callable[[AccessRecord], None] = lambda record: None,
         on_loaded: Callable[[PooledModel], None] = lambda pooled: None,
         on_failed: Callable[[LlmrunError], None] = lambda error: None,
@@ -97,11 +104,12 @@ class Serving:
             adapters=adapters,
             aliases=options.aliases,
             any_model=options.any_model,
+            defaults=options.defaults,
         )
         self._traffic = Traffic(options.wishes.parallel + options.queue, options.answer_seconds)
         state = ServerState(self._pool, self._traffic, self.metrics, options.sampling)
         catalog = ModelCatalog(settings)
-        self._page = PageRoutes(state, catalog, settings.state_dir)
+        self._page = PageRoutes(state, catalog, settings.state_dir, explain_page)
         self._http = HttpApp(state, catalog=catalog, page=self._page, on_served=on_served)
         self._ending = asyncio.Event()
 

@@ -35,7 +35,8 @@ LOADING = (
 DRAFTING = (("--draft", "x", "--speculate", "off"),)
 ANSWERING = (
     ("--max-tokens", "0"), ("--stop", ""), ("--ban", ""), ("--grammar", "not/there"), ("--json-schema", "{"),
-    ("--json-schema", "{}", "--grammar", "g"), ("--think-tokens", "-1"), ("--no-think", "--think-tokens", "5"),
+    ("--json-schema", "{}", "--grammar", "g"), ("--think-tokens", "-1"), ("--think-effort", "x"),
+    ("--no-think", "--think-effort", "low"), ("--no-think", "--think-tokens", "5"),
     ("--show-thoughts", "perhaps"), ("--template", "not/there"),
     ("--file", "not/there"), ("--format", "xml"),
     ("--image", "not/there"),

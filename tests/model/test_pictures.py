@@ -60,3 +60,17 @@ def test_a_server_takes_it_as_a_data_url(folder: Path, tmp_path: Path) -> None:
             asked = {"messages": [{"role": "user", "content": content}], "max_tokens": 4}
             used.append(server.post(CHAT, asked).json["usage"]["prompt_tokens"])
     assert used[1] - used[0] >= TILE_TOKENS
+
+
+@pytest.mark.usefixtures("package_on_path")
+def test_the_page_sends_it_with_a_question(folder: Path, tmp_path: Path) -> None:
+    image = {"name": "red.png", "data": base64.b64encode((folder / "red.png").read_bytes()).decode()}
+    model, eyes = folder / "tiny.gguf", str(folder / "eyes.gguf")
+    with LiveServer(tmp_path, ("real",), model=model, projector=eyes, n_ctx=512) as server:
+        assert server.post("/ui/load", {"model": ""}).json["sees"] is True
+        used = []
+        for images in ([], [image]):
+            chat = server.post("/ui/ask", {"text": QUESTION, "images": images}).json
+            asked = {"chat": chat["id"], "question": chat["entries"][0]["id"], "max_tokens": 4}
+            used.append(server.post("/ui/answer", asked).events[0]["prompt_tokens"])
+    assert used[1] - used[0] >= TILE_TOKENS

@@ -10,6 +10,8 @@ import pytest
 from support.gguf_writer import runnable_model, write
 from support.served import CHAT, HI, LiveServer, parse, read_all
 
+from llmrun.server.pool import RequestDefaults
+
 pytestmark = pytest.mark.usefixtures("package_on_path")
 
 
@@ -44,6 +46,31 @@ def test_tokens_are_read_beside_an_answer(server: LiveServer) -> None:
 @pytest.mark.parametrize("path", ["/props", "/lora-adapters"])
 def test_what_is_looked_up(server: LiveServer, path: str) -> None:
     assert server.get(path).status == 200
+
+
+def test_requests_get_the_servers_template_and_effort(tmp_path: Path) -> None:
+    model = write(tmp_path / "real.gguf", runnable_model({"llama.context_length": 2048}))
+    source = "{% for m in messages %}{{ m.content }}{% endfor %}{{ reasoning_effort * 100 }}{# reasoning_effort #}"
+    defaults = RequestDefaults(source, "low")
+    adaptive = {"thinking": {"type": "adaptive"}}
+    levels = [{"output_config": {"effort": each}} for each in ("high", "medium")]
+    with LiveServer(tmp_path, ("real",), model=model, n_ctx=2048, defaults=defaults) as live:
+        low, high, medium = (
+            live.post("/v1/messages/count_tokens", {**HI, **effort}).json["input_tokens"]
+            for effort in ({}, {**adaptive, **levels[0]}, {**adaptive, **levels[1]})
+        )
+        asked = {**HI, "max_tokens": 1}
+        assert live.post(CHAT, asked).json["usage"]["prompt_tokens"] == low
+    assert low < high < medium, "letters"
+
+
+def test_what_was_rewritten_is_logged_once(tmp_path: Path) -> None:
+    model = write(tmp_path / "real.gguf", runnable_model({"llama.context_length": 2048}))
+    refuses = "{% if messages[0].role != 'user' %}{{ raise_exception('no') }}{% endif %}{{ messages[0].content }}"
+    body = {"messages": [{"role": "assistant", "content": "a1"}, *HI["messages"]], "max_tokens": 1}
+    with LiveServer(tmp_path, ("real",), model=model, n_ctx=2048, defaults=RequestDefaults(refuses)) as live:
+        assert [live.post(CHAT, body).status for _ in range(2)] == [200, 200]
+    assert [record.facts.get("rewritten") for record in live.served] == [("opening",), None]
 
 
 def test_a_conversation_is_counted(server: LiveServer) -> None:

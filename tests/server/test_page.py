@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
@@ -9,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,8 @@ from typing import Any
 import pytest
 from support.installed import eventually
 from support.served import LiveServer, RawResponse
+from support.tiny_projector import png
 
-from llmrun.chat.store.chat import SavedChat
 from llmrun.chat.store.store import Sessions, folder_in
 from llmrun.chat.store.turns import Answer, Question
 from llmrun.config import load_settings
@@ -192,6 +194,29 @@ def test_an_earlier_question_is_edited_or_answered_again_on_a_branch(server: Liv
     assert edited["entries"][0]["alternatives"] == [question, edited["entries"][0]["id"]]
 
 
+def test_undo_gives_the_question_back_and_its_branch_stays(server: LiveServer) -> None:
+    chat = ask(server, "first")
+    answer(server, chat)
+    shown = ask(server, "second", chat=chat["id"], after=read(server, chat)["entries"][-1]["id"])
+    answer(server, shown)
+    end = read(server, chat)["entries"][-1]["id"]
+    undone = server.post("/ui/undo", {"chat": chat["id"]}).json
+    assert (texts(undone), undone["undone"]) == (["first", "first"], "second")
+    assert server.get(f"/ui/chats/{chat['id']}/head").json == {
+        "last": undone["entries"][-1]["id"],
+        "is_answering": False,
+    }
+    here, other = server.get(f"/ui/chats/{chat['id']}/branches").json["branches"]
+    assert (here["name"], here["current"], here["differs"]) == ("main", True, None)
+    assert (other["name"], other["head"], other["turns"], other["differs"]) == ("", end, 2, [2, "second"])
+    gone = server.post("/ui/go", {"chat": chat["id"], "branch": f"#{end}"}).json
+    assert (texts(gone), gone["branch"]) == (["first", "first", "second", "second"], "main-2")
+    assert texts(server.post("/ui/go", {"chat": chat["id"], "branch": "main"}).json) == ["first", "first"]
+    assert texts(server.post("/ui/undo", {"chat": chat["id"]}).json) == []
+    assert server.post("/ui/undo", {"chat": chat["id"]}).status == 400
+    assert server.post("/ui/go", {"chat": chat["id"], "branch": "none"}).status == 400
+
+
 def test_a_second_window_is_told(server: LiveServer) -> None:
     chat = ask(server)
     answer(server, chat)
@@ -211,6 +236,19 @@ def test_a_chat_that_is_being_answered_is_not_changed(serve: Serve) -> None:
         assert server.post("/ui/system", {"chat": chat["id"], "system": "x"}).status == 400
     assert eventually(lambda: not read(server, chat)["is_answering"], 60), "the client has left"
     assert server.post("/ui/system", {"chat": chat["id"], "system": "x"}).json["system"] == "x"
+
+
+def test_two_answers_to_one_question_are_decoded_together(serve: Serve) -> None:
+    server = serve("together")  # which answers nobody before two have asked
+    chat = ask(server)
+    question = chat["entries"][0]["id"]
+    with ThreadPoolExecutor(2) as pool:
+        both = list(pool.map(lambda seed: answer(server, chat, together=True, seed=seed), (1, 2)))
+    assert [each.events[-1]["reason"] for each in both] == ["stop", "stop"]
+    answers = server.get(f"/ui/chats/{chat['id']}/answers/{question}").json["answers"]
+    assert [each["text"] for each in answers] == ["Hello", "Hello"]
+    assert read(server, chat)["entries"][1]["alternatives"] == [each["id"] for each in answers]
+    assert not read(server, chat)["is_answering"]
 
 
 def test_what_came_before_a_stop_or_a_crash_is_saved(serve: Serve) -> None:
@@ -263,19 +301,49 @@ def test_a_chat_that_a_terminal_has_open_is_only_read(server: LiveServer) -> Non
     assert answer(server, chat).status == 200
 
 
-def test_a_chat_with_images_is_left_to_the_terminal(server: LiveServer) -> None:
-    from llmrun.chat.images import ImageFile
-
+def test_files_come_with_a_question_and_are_those_of_the_terminal(server: LiveServer) -> None:
+    files = [{"name": "../a/notes.txt", "text": "one\ntwo"}]
+    chat = ask(server, "What is this?", files=files)
+    assert texts(chat) == ["What is this?"]
+    answer(server, chat)
+    assert texts(read(server, chat))[1] == "notes.txt:\n```\none\ntwo\n```\n\nWhat is this?", (
+        "the echo says what it got"
+    )
     with store() as terminal:
-        saved: SavedChat = terminal.new("seen")
-        saved.add_question(Question("What is this?", images=(ImageFile("/tmp/x.png", "0" * 64, 1),)))
-        assert saved.id is not None
-        chat = {"id": saved.id}
-        saved.release()
-    shown = read(server, chat)
-    assert shown["entries"][0]["images"] == ["x.png"]
-    refused = answer(server, shown)
-    assert (refused.status, "images" in refused.json["error"]["message"]) == (400, True)
+        asked = terminal.open(chat["name"]).entries[0].part
+        assert isinstance(asked, Question)
+        assert (asked.typed, asked.images) == ("What is this?", ())
+
+
+def test_a_model_without_vision_gets_a_line_for_an_image_and_says_so(server: LiveServer) -> None:
+    data = png(8, 8)
+    chat = ask(server, "What is this?", images=[{"name": "red.png", "data": base64.b64encode(data).decode()}])
+    assert chat["entries"][0]["images"] == ["red.png"]
+    streamed = answer(server, chat)
+    assert "can't see images: red.png is left out" in streamed.events[0]["text"]
+    assert texts(read(server, chat))[1] == "[The image red.png can't be seen.]\nWhat is this?"
+    with store() as terminal:
+        asked = terminal.open(chat["name"]).entries[0].part
+        assert isinstance(asked, Question)
+        saved = Path(asked.images[0].path)
+        assert saved.read_bytes() == data
+        terminal.delete(chat["name"])
+    assert not saved.exists(), "an image of the page goes with its chat"
+
+
+@pytest.mark.parametrize(
+    "images",
+    [
+        [{"name": "x.png", "data": "@"}],
+        [{"name": "x.webp", "data": base64.b64encode(b"RIFF....WEBP").decode()}],
+        [{"name": "x.png"}],
+        "x",
+    ],
+)
+def test_what_is_no_image_is_refused(server: LiveServer, images: Any) -> None:
+    refused = server.post("/ui/ask", {"text": "x", "images": images})
+    assert (refused.status, bool(refused.json["error"]["message"])) == (400, True)
+    assert server.get("/ui/chats").json["chats"] == []
 
 
 def test_export_is_that_of_the_terminal(server: LiveServer) -> None:

@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 from support.chromium import PROGRAM, Chromium
+from support.gguf_writer import runnable_model, write
+from support.installed import eventually
 from support.served import SECONDS, LiveServer
+from support.tiny_projector import png
 
 from llmrun.chat.store.store import Sessions, folder_in
 from llmrun.chat.store.turns import Answer, Question
@@ -68,6 +71,14 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
 
 
 @pytest.fixture
+def real(tmp_path: Path) -> Iterator[LiveServer]:
+    """A server over a real engine, with a model that says anything."""
+    model = write(tmp_path / "real.gguf", runnable_model({"llama.context_length": 2048}))
+    with LiveServer(tmp_path, ("real",), model=model, n_ctx=2048) as server:
+        yield server
+
+
+@pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., LiveServer]]:
     with ExitStack() as stack:
         yield lambda *modes: stack.enter_context(LiveServer(tmp_path, modes or ("echo",), n_ctx=2_000_000))
@@ -94,13 +105,24 @@ class Page:
             assert time.monotonic() < ends_at, (script, self.browser.errors, self.see("document.body.innerText"))
             time.sleep(0.05)
 
-    def key(self, name: str) -> None:
+    def key(self, name: str, *, alt: bool = False) -> None:
+        """Press a key; the Alt key is held by modifier 1."""
         key, code, text = KEYS.get(name, (name, 0, ""))
-        self.browser.ask("Input.dispatchKeyEvent", type="keyDown", key=key, windowsVirtualKeyCode=code, text=text)
+        pressed = {"key": key, "windowsVirtualKeyCode": code, "text": text}
+        if alt:
+            pressed = {"key": name, "code": f"Key{name.upper()}", "modifiers": 1}
+        self.browser.ask("Input.dispatchKeyEvent", type="keyDown", **pressed)
         self.browser.ask("Input.dispatchKeyEvent", type="keyUp", key=key, windowsVirtualKeyCode=code)
 
     def write(self, text: str) -> None:
         self.browser.ask("Input.insertText", text=text)
+
+    def set(self, label: str, value: str) -> None:
+        """Give a setting a value."""
+        labels = "[...document.querySelectorAll('#settings label')]"
+        self.see(
+            f"{labels}.find(each => each.textContent.startsWith('{label}')).querySelector('input').value = '{value}'"
+        )
 
     def tab_to(self, words: str) -> None:
         """Go to a control by the Tab key alone."""
@@ -108,14 +130,18 @@ class Page:
             if self.see(f"{ACTIVE}.getAttribute('aria-label') === {words!r} || {ACTIVE}.textContent === {words!r}"):
                 return
             self.key("Tab")
-        raise AssertionError(f"the Tab key never comes to {words}")
+        raise AssertionError(f"the Tab key never comes to {words}, but to {self.see(f'{ACTIVE}.outerHTML')}")
+
+    def write_question(self, text: str) -> None:
+        """Ask by keys."""
+        self.see("document.querySelector('#question').focus()")
+        self.write(text)
+        self.key("Enter")
 
     def ask(self, text: str) -> None:
         """Ask by keys, and wait for the end of the answer."""
         n_answers = self.see("document.querySelectorAll('.answer').length")
-        self.see("document.querySelector('#question').focus()")
-        self.write(text)
-        self.key("Enter")
+        self.write_question(text)
         self.until(f"document.querySelectorAll('.answer').length > {n_answers} && {IDLE}")
 
     def check(self) -> None:
@@ -222,6 +248,171 @@ def test_keys_alone_ask_edit_retry_stop_and_take_another_token(
     page.tab_to("Tokens")
     page.key("Space")
     page.until("!document.querySelector('.token')")
+    page.check()
+
+
+def test_undo_and_branches_by_keys_and_by_mouse(browser: Chromium, serve: Callable[..., LiveServer]) -> None:
+    page = Page(browser, serve())
+    page.ask("first")
+    page.ask("second")
+    page.key("u", alt=True)
+    page.until("document.querySelectorAll('article').length === 2")
+    assert page.see("document.querySelector('#question').value") == "second"
+    page.see("document.querySelector('#undo').click()")
+    page.until("document.querySelectorAll('article').length === 0")
+    assert page.see("document.querySelector('#undo').disabled")
+    page.key("b", alt=True)
+    page.until("document.querySelector('#branches').open")
+    assert page.see("document.querySelector('#branches button:disabled').textContent") == "main"
+    assert "differs in turn 1: first" in page.see("document.querySelector('#branches').textContent")
+    page.see("document.querySelector('#branches li button:not(:disabled)').focus()")
+    page.key("Enter")
+    page.until("document.querySelectorAll('article').length === 4")
+    page.see("document.querySelector('#go').click()")
+    page.until("document.querySelector('#branches').open")
+    page.key("Escape")
+    page.until("!document.querySelector('#branches').open")
+    page.check()
+
+
+def test_files_are_dropped_and_chosen(browser: Chromium, serve: Callable[..., LiveServer], tmp_path: Path) -> None:
+    page = Page(browser, serve())
+    (tmp_path / "notes.txt").write_text("from a file")
+    (tmp_path / "red.png").write_bytes(png(8, 8))
+    (tmp_path / "dump.bin").write_bytes(bytes(range(256)))
+    dropped = {
+        "items": [],
+        "files": [str(tmp_path / name) for name in ("red.png", "dump.bin")],
+        "dragOperationsMask": 1,
+    }
+    for kind in ("dragEnter", "dragOver", "drop"):
+        browser.ask("Input.dispatchDragEvent", type=kind, x=600, y=300, data=dropped)
+    page.until("document.querySelector('#problem').textContent.includes('dump.bin can')")
+    assert "red.png, 1 kB" in page.see("document.querySelector('#attached').textContent")
+    page.see("document.querySelector('#attach').focus()")
+    browser.ask("Page.setInterceptFileChooserDialog", enabled=True)
+    page.key("Space")
+    chosen = browser.until_event("Page.fileChooserOpened")
+    browser.ask("DOM.setFileInputFiles", files=[str(tmp_path / "notes.txt")], backendNodeId=chosen["backendNodeId"])
+    browser.ask("Page.setInterceptFileChooserDialog", enabled=False)
+    page.until("document.querySelectorAll('#attached button').length === 2")
+    page.ask("What is it?")
+    page.until("document.querySelector('#problem').textContent.includes('see images: red.png is left out')")
+    shown = page.see(f"{LAST}.textContent")
+    assert "The image red.png can't be seen." in shown
+    assert "from a file" in shown
+    assert page.see("document.querySelector('.question').textContent.includes('Image: red.png')")
+    assert page.see("document.querySelector('#attached').children.length") == 0
+    page.check()
+
+
+def test_a_chat_is_exported_as_a_page_that_runs_nothing(
+    browser: Chromium, serve: Callable[..., LiveServer], tmp_path: Path
+) -> None:
+    page = Page(browser, serve())
+    page.ask("Some *words*")
+    page.ask("<script>document.title='pwned'</script>")
+    browser.ask("Page.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path / "saved"))
+    for form, words in (("Markdown", "## You"), ("JSON", "llmrun-chat"), ("HTML", "<em>words</em>")):
+        page.see(f"[...document.querySelectorAll('#settings button')].find(e => e.textContent === '{form}').click()")
+        suffix = {"Markdown": "md"}.get(form, form.lower())
+        saved = tmp_path / "saved" / f"chat-1.{suffix}"
+        assert eventually(lambda saved=saved, words=words: saved.exists() and words in saved.read_text(), SECONDS)  # type: ignore[misc]
+    page.check()
+    browser.requests.clear()
+    browser.open(saved)
+    assert page.see("document.title") == "some-words – llmrun"
+    assert page.see("document.querySelectorAll('button, script').length") == 0
+    assert page.see("getComputedStyle(document.querySelector('.question .text')).whiteSpace") == "pre-wrap"
+    assert browser.requests == [saved.as_uri()]
+
+
+def test_an_answer_is_explained_on_a_page_of_its_own(browser: Chromium, real: LiveServer) -> None:
+    page = Page(browser, real)
+    page.set("Maximum tokens", "5")
+    page.ask("Hello")
+    page.see("document.querySelector('#turns').focus()")
+    page.tab_to("Explain")
+    page.key("Enter")
+    page.until("document.querySelector('.answer a[href^=\"/ui/explained/\"]')")
+    assert page.see(f"{ACTIVE}.textContent") == "Open the explanation"
+    page.check()
+    browser.open(page.see(f"{ACTIVE}.href"))
+    assert page.see("document.title") == "Inference, token by token"
+    page.until("document.querySelector('[data-view=token]').textContent.includes(' is token ')")
+    page.check()
+
+
+def test_the_steps_of_a_token_and_its_sliders(browser: Chromium, real: LiveServer) -> None:
+    page = Page(browser, real)
+    page.set("Maximum tokens", "5")
+    page.set("Seed", "3")
+    page.see("document.querySelector('#toggle-tokens').click()")
+    page.ask("Hello")
+    assert page.see("document.querySelectorAll('.answer .token').length") == 5, "all logits of this model are equal"
+    page.see("document.querySelectorAll('.answer .token')[1].click()")
+    page.tab_to("Steps and sliders")
+    page.key("Enter")
+    page.until("document.querySelector('#token .sliders')")
+    heads = page.see("[...document.querySelectorAll('#token thead th')].map(each => each.textContent)")
+    assert heads[:2] == ["candidate", "model"]
+    assert heads[-2:] == ["by the sliders", ""]
+    last = "document.querySelector('#token tbody tr:last-child td.result').textContent"
+    as_it_was = page.see(last)
+    page.see("(e => { e.value = 1; e.dispatchEvent(new Event('input')) })(document.querySelector('[name=top_k]'))")
+    assert page.see(last) == "1"
+    page.tab_to("As it was")
+    page.key("Enter")
+    assert page.see(last) == as_it_was
+    page.see("[...document.querySelectorAll('#token td button')].find(e => e.textContent.startsWith('Take')).click()")
+    page.until(f"{IDLE} && document.querySelector('.answer .alternatives')")
+    page.see("document.querySelectorAll('.answer .token')[0].click()")
+    page.key("ArrowRight")
+    assert page.see("document.querySelector('#token-title').textContent.startsWith('Token 2')")
+    page.key("Escape")
+    page.see("document.querySelector('#toggle-tokens').click()")
+    page.check()
+
+
+def test_two_answers_side_by_side(browser: Chromium, real: LiveServer) -> None:
+    page = Page(browser, real)
+    page.set("Maximum tokens", "6")
+    page.set("Seed", "3")
+    page.see("document.querySelector('#toggle-settings').click()")
+    page.see("document.querySelector('#double').focus()")
+    page.key("Space")
+    page.see("document.querySelector('#second-origin-seed').previousElementSibling.value = 4")
+    page.write_question("Hello")
+    page.until(f"{IDLE} && document.querySelectorAll('.columns article').length === 2")
+    page.until("document.querySelector('.columns + .hint').textContent.startsWith('They part at token ')")
+    hints = page.see("[...document.querySelectorAll('.columns .hint')].map(each => each.textContent)")
+    assert all("tokens/s" in hint and " s · " in hint for hint in hints)
+    assert ["seed 3" in hints[0], "seed 4" in hints[1]] == [True, True]
+    other = "[...document.querySelectorAll('.columns button')].find(e => e.textContent === 'Go on with this one')"
+    words = page.see(f"{other}.closest('article').querySelector('.markdown').textContent")
+    page.see(f"{other}.focus()")
+    page.key("Enter")
+    page.until("!document.querySelector('.columns')")
+    assert page.see(f"{LAST}.textContent") == words
+    assert page.see("document.querySelector('.answer .alternatives').textContent.includes('of 2')")
+    page.see("document.querySelector('#double').click()")
+    page.ask("And now?")
+    assert page.see("document.querySelectorAll('article').length") == 4
+    page.check()
+
+
+def test_a_chat_that_goes_on_elsewhere_is_said(browser: Chromium, serve: Callable[..., LiveServer]) -> None:
+    page = Page(browser, serve())
+    page.ask("first")
+    with Sessions(folder_in(load_settings().state_dir)) as store:
+        chat = store.open("1")
+        chat.add_question(Question("From the terminal"))
+        chat.add_answer(Answer("Hello", model=ModelFingerprint("tiny")))
+        chat.release()
+    page.until("document.querySelector('#elsewhere').textContent.includes('gone on in another window')")
+    page.tab_to("Show it as it is now")
+    page.key("Enter")
+    page.until("document.querySelectorAll('article').length === 4 && !document.querySelector('#elsewhere').textContent")
     page.check()
 
 

@@ -58,8 +58,7 @@ class Chromium:
     def open(self, page: Path | str) -> None:
         """Open a file or an address, and wait until it is loaded."""
         self.ask("Page.navigate", url=page if isinstance(page, str) else page.as_uri())
-        while self._next().get("method") != "Page.loadEventFired":
-            pass
+        self.until_event("Page.loadEventFired")
 
     def evaluate(self, script: str) -> Any:
         """The value of an expression in the page."""
@@ -78,6 +77,12 @@ class Chromium:
             pass
         assert "error" not in found, found
         return found["result"]
+
+    def until_event(self, method: str) -> Any:
+        """The parameters of the next event of a kind."""
+        while (found := self._next()).get("method") != method:
+            pass
+        return found["params"]
 
     def _next(self) -> dict[str, Any]:
         """The next message; events are noted."""

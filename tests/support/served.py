@@ -23,6 +23,7 @@ from llmrun.server.app import AccessRecord
 from llmrun.server.guard import Policy
 from llmrun.server.serving import ServeOptions, Serving
 from llmrun.server.sockets import bind
+from llmrun.ui.views.explain_html import explain_page
 from support.gguf_writer import runnable_model, write
 
 _FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
@@ -100,7 +101,9 @@ class LiveServer:
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._serving = Serving(self._options, load_settings(), on_served=self.served.append, start=self._start)
+        self._serving = Serving(
+            self._options, load_settings(), explain_page=explain_page, on_served=self.served.append, start=self._start
+        )
         self._loop.call_soon(self._is_up.set)
         await self._serving.run(self._listening)
 

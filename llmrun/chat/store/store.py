@@ -6,6 +6,7 @@ Owns the collection; must not know how a chat is continued (chat.py) or stored i
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from llmrun.chat.store.turns import Answer, Question, Tree
 from llmrun.errors import LlmrunError, ResourceError, UsageError, did_you_mean
 from llmrun.storage import Database, is_damage
 
+IMAGES = "images"
+"""Folder of the images that came over HTTP, beside the file: each in a folder named after its hash."""
 _REPAIR = "llmrun sessions repair"
 _NAMES = "SELECT name FROM sessions NOT INDEXED ORDER BY updated DESC, id DESC"
 
@@ -201,6 +204,13 @@ class Sessions:
             raise reading.damaged(session, found)
         return found.tree
 
+    def head(self, session: int) -> int | None:
+        """Return the id of the last entry of a chat's current branch; None for none."""
+        query = "SELECT b.head FROM sessions s JOIN branches b ON b.session = s.id AND b.name = s.branch WHERE s.id = ?"
+        with self._database.explained():
+            row = self._connection.execute(query, (session,)).fetchone()
+        return row[0] if row else None
+
     def rename(self, which: str, name: str) -> None:
         """Rename a chat.
 
@@ -215,7 +225,7 @@ class Sessions:
             self._connection.execute("UPDATE sessions SET name = ? WHERE id = ?", (name, found.id))
 
     def delete(self, which: str) -> None:
-        """Delete a chat with all its branches; its text does not stay in the file.
+        """Delete a chat with all its branches; its text does not stay in the file, nor its images in IMAGES.
 
         Raises:
             UsageError: there is no such chat, or another process has it open.
@@ -228,6 +238,11 @@ class Sessions:
             self._connection.execute("DELETE FROM sessions WHERE id = ?", (found.id,))
         with self._database.explained():
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # the log still has the text
+            rows_with_images = self._connection.execute("SELECT pictures FROM messages WHERE pictures != ''")
+            named = "".join(row[0] for row in rows_with_images)
+        for image in (self.folder / IMAGES).glob("*") if self.folder else ():
+            if image.name not in named:
+                shutil.rmtree(image, ignore_errors=True)
 
     def search(self, text: str, limit: int = 20) -> list[Hit]:
         """Return the messages that contain every word of a text, best first."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import sys
 import threading
 import time
 import weakref
@@ -356,7 +357,7 @@ def _in_large_stack(call: Callable[[], _Result]) -> _Result:
 def _own_clock() -> Callable[[], float]:
     """Return a clock of this thread's processor time, or of wall-clock time where the system has no such clock."""
     began = time.monotonic()
-    if not hasattr(time, "pthread_getcpuclockid"):
+    if sys.platform != "linux":
         return lambda: time.monotonic() - began
     clock = time.pthread_getcpuclockid(threading.get_ident())
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from llmrun.engine.core.admission import CANDIDATES, MAX_PASSED, next_admission
 from llmrun.engine.core.batch import Batch, BatchCapacity, BatchPart, fill
-from llmrun.engine.core.decode_run import MAX_STEPS, decode_run
+from llmrun.engine.core.decode_run import decode_run
 from llmrun.engine.core.exclusive_scheduler import ExclusiveScheduler
 from llmrun.engine.core.metrics import Metrics, PrefillRate
 from llmrun.engine.core.sampler import SequenceSampler, sample_rows
@@ -23,7 +23,7 @@ from llmrun.engine.core.sequence import Extras, Sequence
 from llmrun.engine.core.slots import Slots
 from llmrun.engine.core.steps import measure_steps
 from llmrun.engine.core.text import TextStream
-from llmrun.engine.llama.base import Aborted, CacheFull, Context
+from llmrun.engine.llama.base import Aborted, CacheFull, Context, RunLimit
 from llmrun.errors import ContextOverflowError, LlmrunError, UsageError
 from llmrun.protocol.messages import Event, Failed, Finished, PrefillProgress
 from llmrun.protocol.params import Limits
@@ -143,17 +143,17 @@ class Engine:
             if sequence.request == request:
                 sequence.cancelled = self._has_cancelled = True
 
-    def step(self, continues: Callable[[float], bool] | None = None) -> list[Event]:
+    def step(self, limit: RunLimit | None = None) -> list[Event]:
         """Return the events of admissions and cancels; without any, decode and return the events of that.
 
         Args:
-            continues: takes the time; a sole sequence may decode several tokens while it returns True. None: one batch.
+            limit: of a run, in which a sole sequence may decode several tokens; None: one batch.
         """
         events = self._drop_cancelled() + self._admit() if self._has_cancelled or self._waiting else []
         if events or not self._active:
             return events
-        if continues is not None and self._can_run() and continues(self._clock()):
-            return self._run(self._active[0], continues)
+        if limit is not None and self._can_run():
+            return self._run(self._active[0], limit)
         parts, batch = self._next_batch()
         self._n_batches += 1
         began = self._clock()
@@ -163,8 +163,8 @@ class Engine:
         except (Aborted, CacheFull, LlmrunError) as error:
             return self._roll_back(parts, error)
         seconds = self._clock() - began
-        if isinstance(batch, list) and len(batch) >= len(parts) + PrefillRate.MIN_TOKENS:
-            self._rate.record(len(batch), seconds)
+        if isinstance(batch, list):
+            self._record_rate(parts, len(batch), seconds)
         return self._advance(parts, seconds)
 
     # ---- admission -----------------------------------------------------------------------------------------
@@ -258,29 +258,36 @@ class Engine:
             return self._context.n_batch
         return mixed_tokens(self._rate, n_waiting, 0 if self._context.unified else PIECE + len(self._active))
 
+    def _record_rate(self, parts: list[BatchPart], n_tokens: int, seconds: float) -> None:
+        if n_tokens < len(parts) + PrefillRate.MIN_TOKENS:
+            self._rate.record_step(seconds)
+        else:
+            n_decoding = sum(part.sequence.n_completion > 0 for part in parts)
+            self._rate.record(n_tokens - n_decoding, seconds, n_decoding)
+
     def _can_run(self) -> bool:
         """Return whether a sole sequence decodes in a context whose last tokens can be cut."""
         context, is_free = self._context, not (self._suspects or self._exclusive)
         is_plain = len(self._active) == 1 and self._active[0].is_plain
         return is_plain and is_free and context.cuts and not context.has_checkpoints
 
-    def _run(self, sequence: Sequence, continues: Callable[[float], bool]) -> list[Event]:
+    def _run(self, sequence: Sequence, limit: RunLimit) -> list[Event]:
         """Decode several tokens of the only sequence, see decode_run.py."""
         window = self._window - sequence.n_cached
-        most = min(MAX_STEPS, window, (sequence.limits.max_tokens or window) - sequence.n_completion)
+        most = min(limit.steps, window, (sequence.limits.max_tokens or window) - sequence.n_completion)
         most = most if self._slots.make_room(most) else 1
         self._sole_request = sequence.request
-        steps, failure = decode_run(self._context, sequence, most, continues, self._clock)
+        steps, failure = decode_run(self._context, sequence, limit._replace(steps=most), self._clock)
         self._n_batches += len(steps)
         self._slots.append(sequence.slot, [step.fed for step in steps])
         events: list[Event] = []
         n_done = 0
-        for _, sampled, seconds, now in steps:
+        for _, sampled, decode_seconds, now in steps:
             n_done += 1
             sequence.n_cached += 1
             sequence.n_steps += 1
             self._decoded += 1
-            sequence.metrics.record_decode(seconds)
+            sequence.metrics.record_decode(decode_seconds)
             if isinstance(sampled, LlmrunError):
                 events.append(self._fail(sequence, sampled))
             elif self._append(sequence, sampled, events, now):
@@ -471,6 +478,11 @@ class Engine:
         if prompt_only:
             self._slots.truncate(sequence.slot, sequence.n_prompt)
         return self._slots.save(sequence.slot)
+
+    def save_parked(self) -> None:
+        """Queue parked conversations for the disk, for a later process; call it when the engine is idle."""
+        if not self.busy:
+            self._slots.save_parked()
 
     def measure_steps(self, interrupted: Callable[[], bool]) -> StepTables:
         """Measure decode steps of several widths; return empty tables if the engine is busy or gets interrupted."""

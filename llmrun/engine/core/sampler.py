@@ -109,6 +109,23 @@ class SequenceSampler:
         """It has neither a grammar nor log probabilities."""
         return self._constraint is None and self._logprobs is None
 
+    @property
+    def native(self) -> _native.Sampler:
+        return self._native
+
+    def failure(self, address: int) -> LlmrunError:
+        """Return the reason for which no token can be sampled from these logits."""
+        try:
+            self.sample(address)
+        except LlmrunError as error:
+            return error
+        raise AssertionError("a token can be sampled")
+
+    def record_run(self, tokens: Sequence[int]) -> None:
+        """Note the tokens that the native sampler sampled and accepted in a run; is_plain."""
+        if self._last.maxlen:
+            self._last += ((token, True) for token in tokens)
+
     def forced(self) -> list[int]:
         """Return the next tokens if the grammar leaves no choice; mostly none."""
         return self._constraint.forced() if self._constraint else []

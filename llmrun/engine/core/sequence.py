@@ -12,7 +12,7 @@ from llmrun.engine.core.prefix import common_prefix
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.text import TextStream
 from llmrun.protocol.adapters import AdapterScale
-from llmrun.protocol.messages import Started, Stats, TextDelta
+from llmrun.protocol.messages import Rewriting, Started, Stats, TextDelta
 from llmrun.protocol.params import Limits
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ class Extras:
     probe: StepProbe | None = None  # the drafting, if it measures steps
     images: PromptImages | None = None  # of the prompt
     adapters: tuple[AdapterScale, ...] = ()  # to compute with
+    rewritten: tuple[Rewriting, ...] = ()  # of the conversation, for the first time with its chat template
 
 
 @dataclass(slots=True, eq=False)
@@ -95,6 +96,7 @@ class Sequence:
             extras.starts_in_reasoning,
             extras.thinking_tags,
             extras.tool_syntax,
+            extras.rewritten,
         )
 
     @property

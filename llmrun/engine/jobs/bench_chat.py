@@ -45,8 +45,9 @@ class _Stopwatch:
         self.n_cells, self.n_parked, self.unified = context.n_cells, context.n_parked, context.unified
         self.shares, self.choose_kv_layout = context.shares, context.choose_kv_layout
         self.n_batch, self.n_outputs, self.cuts = context.n_batch, context.n_outputs, context.cuts
-        self.synchronize = context.synchronize
+        self.synchronize, self.run = context.synchronize, context.run
         self.adapt, self.forget, self.drop, self.copy = context.adapt, context.forget, context.drop, context.copy
+        self.can_forget = context.can_forget
         self.state, self.set_state = context.state, context.set_state
         self.has_checkpoints, self.checkpoint, self.go_back = (
             context.has_checkpoints,

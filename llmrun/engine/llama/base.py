@@ -9,6 +9,7 @@ import threading
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from llmrun import _native
 from llmrun.errors import LlmrunError
 from llmrun.protocol.adapters import AdapterScale
 
@@ -113,6 +114,22 @@ class Vocabulary(Protocol):
         """Return whether this token ends an answer (EOS, EOT, ...)."""
 
 
+class RunLimit(NamedTuple):
+    """The end of a run of decode steps."""
+
+    steps: int  # maximum, at least 1
+    seconds: float  # maximum
+    interrupted: _native.CancelFlag  # ends it when it is set
+
+
+class Run(NamedTuple):
+    """Decode steps of one sequence, one directly after the other."""
+
+    steps: list[tuple[int, int, float, float]]  # decoded token, sampled one, seconds of decoding, seconds since the start
+    is_sampled: bool = True  # a token could be sampled from the last step's logits
+    failure: Aborted | LlmrunError | None = None  # of the next decode call
+
+
 class Context(Protocol):
     """A model's context: computes logits and holds the KV cache."""
 
@@ -145,6 +162,13 @@ class Context(Protocol):
             DecodeError: llama.cpp failed.
         """
 
+    def run(self, first: Entry, sampler: _native.Sampler, limit: RunLimit) -> Run:
+        """Decode an entry, sample the next token, and so on until an end token, a failure or the limit.
+
+        Raises:
+            CacheFull, OutOfMemoryError: there is no room for the first entry.
+        """
+
     def synchronize(self) -> None:
         """Wait until the last batch is computed: on a GPU, decode() returns before. logits() waits by itself."""
 
@@ -156,6 +180,9 @@ class Context(Protocol):
 
         A recurrent state can't be cut, nor a sliding window that has passed. Start 0 always succeeds.
         """
+
+    def can_forget(self, sequence_id: int, start: int) -> bool:
+        """Return whether forget() would succeed."""
 
     def drop(self, sequence_id: int, start: int, end: int) -> bool:
         """Drop positions [start, end) of a sequence and shift the later ones down; return False if unsupported.

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from llmrun import _native
-from llmrun.engine.llama.base import ALLOCATING, Aborted, CacheFull, DecodeError, EmbeddedInput, Entry
+from llmrun.engine.llama.base import ALLOCATING, Aborted, CacheFull, DecodeError, EmbeddedInput, Entry, Run, RunLimit
 from llmrun.engine.llama.batch import LlamaBatch
 from llmrun.engine.llama.failed_context import check_kv_types, out_of_memory
 from llmrun.engine.llama.library import function
@@ -285,11 +285,25 @@ class LlamaContext:
             status = self._batch.decode(self._pointer)
         if self._callback is not None:
             self._raise_failure()
+        failure = self._failure_of(status)
+        if failure is not None:
+            raise failure
+
+    def _failure_of(self, status: int) -> Aborted | DecodeError | None:
         if status == _ABORTED:
-            raise Aborted
-        if status != 0:
-            message = f"llama.cpp could not decode a batch of {self._batch.n_tokens} tokens"
-            raise DecodeError(message, why=f"status {status}")
+            return Aborted()
+        message = f"llama.cpp could not decode a batch of {self._batch.n_tokens} tokens"
+        return DecodeError(message, why=f"status {status}") if status else None
+
+    def run(self, first: Entry, sampler: _native.Sampler, limit: RunLimit) -> Run:
+        self._batch.fill([first])
+        status, sampled, steps = self._batch.run(self._pointer, self.vocabulary.pointer, sampler, limit)
+        while status == _NO_ROOM and not steps:
+            self._make_room(1)
+            status, sampled, steps = self._batch.run(self._pointer, self.vocabulary.pointer, sampler, limit)
+        self._shifted.clear()
+        failure = None if status == _NO_ROOM else self._failure_of(status)  # the next run makes room
+        return Run(steps, sampled == _native.Status.CHOSEN, failure)
 
     def _raise_failure(self) -> None:
         self.synchronize()
@@ -373,9 +387,16 @@ class LlamaContext:
         self._shifted.clear()
         self._positions.clear()
 
+    def can_forget(self, sequence_id: int, start: int) -> bool:
+        position = self._positions.at(sequence_id, start)
+        if position is None or start == 0:
+            return start == 0
+        is_at_end = position > self._llama.llama_memory_seq_pos_max(self._memory, sequence_id)
+        return is_at_end or (self.cuts and self._has_window(sequence_id, position))
+
     def forget(self, sequence_id: int, start: int) -> bool:
         position = self._positions.at(sequence_id, start)
-        if position is None or (start > 0 and not self._has_window(sequence_id, position)):
+        if position is None or (self.cuts and not self.can_forget(sequence_id, start)):
             return False
         is_removed = bool(self._llama.llama_memory_seq_rm(self._memory, sequence_id, position, _TO_THE_END))
         if is_removed:
@@ -383,11 +404,9 @@ class LlamaContext:
         return is_removed
 
     def _has_window(self, sequence_id: int, start: int) -> bool:
-        """Return whether the whole sliding window of a token at position start is cached, as always at the end."""
+        """Return whether the whole sliding window of a token at position start is cached."""
         window = self.model.sliding_window
-        if not window or start > self._llama.llama_memory_seq_pos_max(self._memory, sequence_id):
-            return True
-        return bool(self._first(sequence_id) <= max(0, start - window + 1))
+        return not window or self._first(sequence_id) <= max(0, start - window + 1)
 
     def _first(self, sequence_id: int) -> int:
         """Return the first position of a sequence from which on all cells are cached, negative if it has none."""

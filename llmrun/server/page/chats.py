@@ -7,21 +7,35 @@ one thread, and a slow disk must not hold up the event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from llmrun.errors import UsageError
 from llmrun.protocol.messages import Message
+from llmrun.server.page.attached import NO_UPLOADS, Uploads, save_images
 
 if TYPE_CHECKING:
+    from llmrun.chat.images import ImageFile
     from llmrun.chat.store.chat import SavedChat
     from llmrun.chat.store.store import Sessions
-    from llmrun.chat.store.turns import Answer, Tree, TurnEntry
+    from llmrun.chat.store.turns import Answer, Question, Tree, TurnEntry, WindowTurn
 
 _Result = TypeVar("_Result")
+Said: TypeAlias = "list[tuple[Message, tuple[ImageFile, ...]]]"
+"""Messages, each with its images, which are read for every request."""
+
+
+@dataclass
+class _OpenQuestion:
+    """A question that is being answered."""
+
+    saved: SavedChat
+    entry: int
+    said: Said
+    n_answers: int = 1  # being decoded
 
 
 class PageChats:
@@ -35,7 +49,7 @@ class PageChats:
         self._state_dir = state_dir
         self._thread = ThreadPoolExecutor(1, "saved chats")
         self._store: Sessions | None = None
-        self._answering: dict[int, SavedChat] = {}
+        self._answering: dict[int, _OpenQuestion] = {}
 
     async def run(self, work: Callable[[], _Result]) -> _Result:
         """Call a method of this object in the store's thread."""
@@ -69,7 +83,16 @@ class PageChats:
 
         return export(self._sessions.tree(str(chat)), "json" if form == "json" else "markdown")
 
-    def ask(self, chat: int | None, text: str, *, after: int | None, beside: int | None, system: str) -> dict[str, Any]:
+    def ask(
+        self,
+        chat: int | None,
+        text: str,
+        *,
+        after: int | None = None,
+        beside: int | None = None,
+        system: str = "",
+        uploads: Uploads = NO_UPLOADS,
+    ) -> dict[str, Any]:
         """Save a question in a new chat or at the end of one, and return the chat.
 
         Args:
@@ -77,58 +100,98 @@ class PageChats:
             after: the last entry that the page shows.
             beside: an earlier question that this one replaces, on a new branch.
             system: prompt of a new chat.
+            uploads: files that come with the question; an edited one keeps its own.
 
         Raises:
-            UsageError: the chat is in use, or has other entries than the page shows.
+            UsageError: the chat is in use, or has other entries than the page shows; a file is too large.
         """
-        from llmrun.chat.store.turns import Question
-
         saved = self._sessions.new(system=system) if chat is None else self._opened(chat)
         try:
             last = saved.entries[-1].id if saved.entries else None
             if after != last:
                 raise UsageError("this chat has gone on in another window", hint="reload the page")
             edited = None if beside is None else _entry(saved, beside)
-            question = Question(text) if edited is None else _question(edited).reworded(text)
+            question = self._question(text, uploads) if edited is None else _question(edited).reworded(text)
             saved.add_question(question, beside=edited)
         finally:
             saved.release()
         assert saved.id is not None
         return self.read(saved.id)
 
-    def open_question(self, chat: int, question: int) -> tuple[Message, ...]:
+    def _question(self, text: str, uploads: Uploads) -> Question:
+        """Return a question with its files; images are written into a folder of the store."""
+        from llmrun.chat.attachments import AttachedFile, Attachments, attach_image_files
+        from llmrun.chat.images import ImageFile
+        from llmrun.chat.store.store import IMAGES
+        from llmrun.chat.store.turns import Question
+
+        folder = self._sessions.folder
+        assert folder is not None
+        files = tuple(AttachedFile(name, len(data), data.decode()) for name, data in uploads.texts)
+        images = attach_image_files([str(file) for file in save_images(uploads.images, folder / IMAGES)])
+        typed = text if files else ""
+        return Question(Attachments(files).before(text), typed, tuple(map(ImageFile.of, images)))
+
+    def open_question(self, chat: int, question: int, *, together: bool = False) -> Said:
         """Go back to a question, hold its chat until close_question(), and return the conversation up to it.
 
+        Args:
+            together: another answer to this question may be on its way.
+
         Raises:
-            UsageError: the chat is in use, has no such question, or has images.
+            UsageError: the chat is in use, or has no such question.
         """
+        current = self._answering.get(chat)
+        if together and current is not None and current.entry == question:
+            current.n_answers += 1
+            return current.said
         saved = self._opened(chat)
         try:
             asked = _entry(saved, question)
             while saved.last_question is not None and saved.last_question.id != asked.id:
                 saved.undo()
-            turns = saved.window_before_question()
-            if _question(asked).images or any(turn.images for turn in turns):
-                raise UsageError(
-                    "this chat has images, which the page can't send yet", hint=f"llmrun chat --continue {saved.name}"
-                )
-            said = [message for turn in turns for message in turn.messages]
-            system = [Message("system", saved.system)] if saved.system else []
-            messages = (*system, *said, Message("user", _question(asked).content))
+            said = _said(saved.system, saved.window_before_question(), asked)
         except BaseException:
             saved.release()
             raise
-        self._answering[chat] = saved
-        return messages
+        self._answering[chat] = _OpenQuestion(saved, question, said)
+        return said
+
+    def replayed(self, chat: int, answer: int) -> tuple[Said, Answer]:
+        """Return the conversation before an answer of any branch, and the answer."""
+        from llmrun.chat.store.turns import Answer, in_window, path_to
+
+        tree = self._sessions.tree(str(chat))
+        entries = {entry.id: entry for entry in tree.entries}
+        found = entries.get(answer)
+        if found is None or not isinstance(found.part, Answer):
+            raise UsageError("there is no such answer in this chat", hint="reload the page")
+        *before, question = path_to(found.parent, entries)
+        return _said(tree.system, in_window(before), question), found.part
+
+    def said(self, chat: int) -> Said:
+        """Return the messages of the current branch that the model still sees."""
+        from llmrun.chat.store.turns import in_window
+
+        tree = self._sessions.tree(str(chat))
+        return _said(tree.system, in_window(tree.path()))
 
     def close_question(self, chat: int, answer: Answer | None) -> None:
-        """Save the answer to the question that was opened last, if any, and let the chat go."""
-        saved = self._answering.pop(chat)
+        """Save an answer to the open question, if any; let the chat go with the last one."""
+        current = self._answering[chat]
+        current.n_answers -= 1
         try:
             if answer is not None:
-                saved.add_answer(answer)
+                current.saved.add_answer(answer)
         finally:
-            saved.release()
+            if not current.n_answers:
+                del self._answering[chat]
+                current.saved.release()
+
+    def answers(self, chat: int, question: int) -> list[dict[str, Any]]:
+        """Return all answers to a question."""
+        tree = self._sessions.tree(str(chat))
+        return [_entry_data(entry) for entry in tree.entries if entry.parent == question]
 
     def go(self, chat: int, entry: int) -> dict[str, Any]:
         """Go to the newest branch with an entry, and return the chat."""
@@ -141,6 +204,41 @@ class PageChats:
                 raise UsageError("there is no such message in this chat", hint="reload the page")
             end = max(ends, key=lambda branch: branch.head or 0)
             saved.switch(end.name or f"#{end.head}")
+        finally:
+            saved.release()
+        return self.read(chat)
+
+    def head(self, chat: int) -> dict[str, Any]:
+        """Return what tells whether a chat has changed: its last entry, and whether it is being answered."""
+        return {"last": self._sessions.head(chat), "is_answering": chat in self._answering}
+
+    def undo(self, chat: int) -> dict[str, Any]:
+        """Go back to before the last question, and return the chat with the "undone" text."""
+        saved = self._opened(chat)
+        try:
+            question = saved.undo()
+        finally:
+            saved.release()
+        if question is None:
+            raise UsageError("there is nothing to undo")
+        return {**self.read(chat), "undone": question.shown}
+
+    def branches(self, chat: int) -> list[dict[str, Any]]:
+        """Return the continuations of a chat, each with the number of the first turn that differs, and its text."""
+        current = self._answering.get(chat)
+        saved = current.saved if current else self._sessions.open(str(chat))
+        try:
+            found = [{**asdict(branch), "differs": saved.difference(branch)} for branch in saved.branches()]
+        finally:
+            if current is None:
+                saved.release()
+        return found
+
+    def switch(self, chat: int, branch: str) -> dict[str, Any]:
+        """Go to a branch, or to an end without a name, "#" and its id; return the chat."""
+        saved = self._opened(chat)
+        try:
+            saved.switch(branch)
         finally:
             saved.release()
         return self.read(chat)
@@ -177,6 +275,27 @@ def _question(entry: TurnEntry) -> Any:
     if not isinstance(entry.part, Question):
         raise UsageError("this message is no question")
     return entry.part
+
+
+def _said(system: str, turns: Sequence[WindowTurn], asked: TurnEntry | None = None) -> Said:
+    """Return the messages of a request, each with its images: the turns in the context window, then the question."""
+    said: Said = [(Message("system", system), ())] if system else []
+    for turn in turns:
+        first, *others = turn.messages
+        said += [(first, turn.images), *((message, ()) for message in others)]
+    if asked is not None:
+        question = _question(asked)
+        said.append((Message("user", question.content), question.images))
+    return said
+
+
+def with_images(said: Said, blind: str = "") -> tuple[tuple[Message, ...], list[str]]:
+    """Return messages with their images read, and notes about those that can't be sent; see chat.images.ImageCache."""
+    from llmrun.chat.images import ImageCache
+
+    notes: list[str] = []
+    cache = ImageCache(notes.append)
+    return tuple(cache.show(message, files, blind) for message, files in said), notes
 
 
 def _ancestors(head: int | None, parents: dict[int, int | None]) -> set[int]:

@@ -17,11 +17,18 @@ MEDIA_TYPES = {
     "icon.svg": "image/svg+xml",
     "page.js": _SCRIPT,
     "api.js": _SCRIPT,
+    "attachments.js": _SCRIPT,
+    "branches.js": _SCRIPT,
+    "compare.js": _SCRIPT,
     "dom.js": _SCRIPT,
+    "exports.js": _SCRIPT,
     "markdown.js": _SCRIPT,
+    "sampler.js": _SCRIPT,
     "settings.js": _SCRIPT,
+    "steps.js": _SCRIPT,
     "tokens.js": _SCRIPT,
     "turns.js": _SCRIPT,
+    "watch.js": _SCRIPT,
     "vendor/markdown-it.js": _SCRIPT,
 }
 """Name of each file -> its media type."""

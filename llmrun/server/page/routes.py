@@ -6,7 +6,7 @@ Owns who may use them; must not know how chats are saved. The guard has let a re
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,16 +19,17 @@ from starlette.routing import Route
 from llmrun.errors import UsageError
 from llmrun.protocol.codec import as_dict
 from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS
-from llmrun.protocol.messages import AnswerRequest, Stats
+from llmrun.protocol.messages import AnswerRequest, Message, Stats
 from llmrun.server.answer_parts import CompletionRequest
 from llmrun.server.catalog import ModelCatalog
 from llmrun.server.exchange import CompletionApi, HttpExchange, ServerState
-from llmrun.server.guard import App, Receive, Scope, Send, header
-from llmrun.server.http_errors import OriginRejectedError, RouteNotFoundError
-from llmrun.server.http_messages import parse_json, read_body
-from llmrun.server.page.chats import PageChats
+from llmrun.server.guard import App, Receive, Scope, Send
+from llmrun.server.http_errors import RouteNotFoundError
+from llmrun.server.page.attached import read_uploads
+from llmrun.server.page.chats import PageChats, Said, with_images
 from llmrun.server.page.files import HEADERS, INDEX, MEDIA_TYPES, read_file
-from llmrun.server.page.peer import is_same_user
+from llmrun.server.page.insights import ExplainPage, PageInsights
+from llmrun.server.page.requests import needed_id, own, read_fields, read_id
 from llmrun.server.page.writer import PageWriter
 from llmrun.server.pool import PooledModel
 from llmrun.server.protocols.fields import Fields
@@ -38,8 +39,6 @@ from llmrun.server.protocols.sampling import read_limits, read_sampling
 if TYPE_CHECKING:
     from llmrun.chat.store.turns import Answer
 
-_HIGHEST_ID = 2**53
-_OWN_SITES = frozenset({None, b"same-origin", b"none"})
 _LONGEST_TEXT = 1 << 20  # characters of a question
 
 
@@ -49,11 +48,13 @@ class PageRoutes:
     Args:
         catalog: the models on this disk.
         state_dir: folder with the saved chats.
+        explain_page: makes the page of an explained answer.
     """
 
-    def __init__(self, state: ServerState, catalog: ModelCatalog, state_dir: Path) -> None:
+    def __init__(self, state: ServerState, catalog: ModelCatalog, state_dir: Path, explain_page: ExplainPage) -> None:
         self._state, self._pool, self._catalog = state, state.pool, catalog
         self._chats = PageChats(state_dir)
+        self._insights = PageInsights(state, self._chats, explain_page)
 
     @property
     def routes(self) -> list[Route]:
@@ -62,15 +63,20 @@ class PageRoutes:
         return [
             Route("/", self._home, methods=get),
             Route("/ui/files/{name:path}", self._file, methods=get),
-            Route("/ui/models", self._own(self._models), methods=get),
-            Route("/ui/load", self._own(self._load), methods=post),
-            Route("/ui/chats", self._own(self._list), methods=get),
-            Route("/ui/chats/{chat:int}", self._own(self._read), methods=get),
-            Route("/ui/chats/{chat:int}/{form}", self._own(self._export), methods=get),
-            Route("/ui/ask", self._own(self._ask), methods=post),
-            Route("/ui/go", self._own(self._go), methods=post),
-            Route("/ui/system", self._own(self._system), methods=post),
-            Route("/ui/answer", self._own(self._answer), methods=post),
+            Route("/ui/models", own(self._models), methods=get),
+            Route("/ui/load", own(self._load), methods=post),
+            Route("/ui/chats", own(self._list), methods=get),
+            Route("/ui/chats/{chat:int}", own(self._read), methods=get),
+            Route("/ui/chats/{chat:int}/head", own(self._head), methods=get),
+            Route("/ui/chats/{chat:int}/answers/{question:int}", own(self._answers), methods=get),
+            Route("/ui/chats/{chat:int}/branches", own(self._branches), methods=get),
+            Route("/ui/chats/{chat:int}/{form}", own(self._export), methods=get),
+            Route("/ui/ask", own(self._ask), methods=post),
+            Route("/ui/go", own(self._go), methods=post),
+            Route("/ui/undo", own(self._undo), methods=post),
+            Route("/ui/system", own(self._system), methods=post),
+            Route("/ui/answer", own(self._answer), methods=post),
+            *self._insights.routes,
         ]
 
     async def close(self) -> None:
@@ -115,23 +121,22 @@ class PageRoutes:
 
     async def _load(self, request: Request) -> Response:
         """Load a model, and return its context window and the sampling parameters it would use."""
-        fields = await _fields(request)
-        with self._state.traffic.admitted(1):
-            async with self._pool.lease(fields.text("model") or "") as pooled:
-                await self._pool.ready(pooled)
-                assert pooled.loaded is not None
-                assert pooled.model is not None
-                sampling, origins = pooled.model.sampling(dict(self._state.sampling))
-                values = as_dict(sampling)
-                shown = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty")
-                return JSONResponse(
-                    {
-                        "model": pooled.name,
-                        "n_ctx": pooled.loaded.n_ctx,
-                        "thinks": bool(pooled.loaded.thinking_tags),
-                        "sampling": {name: {"value": values[name], "origin": origins[name]} for name in shown},
-                    }
-                )
+        fields = await read_fields(request)
+        async with self._state.engine(fields.text("model") or "") as (_, pooled):
+            assert pooled.loaded is not None
+            assert pooled.model is not None
+            sampling, origins = pooled.model.sampling(dict(self._state.sampling))
+            values = as_dict(sampling)
+            shown = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty")
+            return JSONResponse(
+                {
+                    "model": pooled.name,
+                    "n_ctx": pooled.loaded.n_ctx,
+                    "thinks": bool(pooled.loaded.thinking_tags),
+                    "sees": pooled.model.sees,
+                    "sampling": {name: {"value": values[name], "origin": origins[name]} for name in shown},
+                }
+            )
 
     # ---- chats ----
 
@@ -151,64 +156,91 @@ class PageRoutes:
         return PlainTextResponse(text, headers={"content-disposition": f'attachment; filename="{name}"'})
 
     async def _ask(self, request: Request) -> Response:
-        """Save a question: {"chat", "text", "after", "beside", "system"}, see PageChats.ask()."""
-        fields = await _fields(request)
+        """Save a question: {"chat", "text", "after", "beside", "system", "files", "images"}, see PageChats.ask()."""
+        fields = await read_fields(request)
         text = fields.needed_text("text")
         if not text.strip() or len(text) > _LONGEST_TEXT:
             raise UsageError("a question has 1 to 1,048,576 characters")
-        chat, after, beside = (_id(fields, name) for name in ("chat", "after", "beside"))
+        chat, after, beside = (read_id(fields, name) for name in ("chat", "after", "beside"))
         system = fields.text("system") or ""
-        ask = partial(self._chats.ask, chat, text, after=after, beside=beside, system=system)
+        uploads = read_uploads(fields)
+        ask = partial(self._chats.ask, chat, text, after=after, beside=beside, system=system, uploads=uploads)
         return JSONResponse(await self._chats.run(ask))
 
     async def _go(self, request: Request) -> Response:
-        """Go to the branch with an entry: {"chat", "entry"}."""
-        fields = await _fields(request)
-        go = partial(self._chats.go, _needed_id(fields, "chat"), _needed_id(fields, "entry"))
+        """Go to the newest branch with an entry, or to a branch: {"chat", "entry" or "branch"}."""
+        fields = await read_fields(request)
+        chat, branch = needed_id(fields, "chat"), fields.text("branch")
+        go = (
+            partial(self._chats.switch, chat, branch)
+            if branch
+            else partial(self._chats.go, chat, needed_id(fields, "entry"))
+        )
         return JSONResponse(await self._chats.run(go))
+
+    async def _head(self, request: Request) -> Response:
+        return JSONResponse(await self._chats.run(partial(self._chats.head, request.path_params["chat"])))
+
+    async def _undo(self, request: Request) -> Response:
+        """Go back to before the last question: {"chat"}."""
+        chat = needed_id(await read_fields(request), "chat")
+        return JSONResponse(await self._chats.run(partial(self._chats.undo, chat)))
+
+    async def _branches(self, request: Request) -> Response:
+        found = await self._chats.run(partial(self._chats.branches, request.path_params["chat"]))
+        return JSONResponse({"branches": found})
 
     async def _system(self, request: Request) -> Response:
         """Change the system prompt: {"chat", "system"}."""
-        fields = await _fields(request)
-        change = partial(self._chats.set_system, _needed_id(fields, "chat"), fields.text("system") or "")
+        fields = await read_fields(request)
+        change = partial(self._chats.set_system, needed_id(fields, "chat"), fields.text("system") or "")
         return JSONResponse(await self._chats.run(change))
+
+    async def _answers(self, request: Request) -> Response:
+        chat, question = request.path_params["chat"], request.path_params["question"]
+        return JSONResponse({"answers": await self._chats.run(partial(self._chats.answers, chat, question))})
 
     # ---- answers ----
 
     async def _answer(self, request: Request) -> Response:
-        """Answer a question as a stream: {"chat", "question", "model", "candidates", "begins", sampling ...}."""
-        fields = await _fields(request)
-        chat, question = _needed_id(fields, "chat"), _needed_id(fields, "question")
-        return _StreamedResponse(partial(self._stream, _completion(fields), chat, question))
+        """Answer a question as a stream: {"chat", "question", "together", "model", "candidates", "begins", ...}."""
+        fields = await read_fields(request)
+        chat, question = needed_id(fields, "chat"), needed_id(fields, "question")
+        said = partial(self._chats.open_question, chat, question, together=fields.flag("together") is True)
+        return _StreamedResponse(partial(self._stream, _completion(fields), chat, said))
 
     async def _stream(
-        self, asked: CompletionRequest, chat: int, question: int, scope: Scope, receive: Receive, send: Send
+        self,
+        asked: CompletionRequest,
+        chat: int,
+        open_question: Callable[[], Said],
+        scope: Scope,
+        receive: Receive,
+        send: Send,
     ) -> None:
         """Send an answer, and save what was received of it, however it ends."""
         async with self._pool.lease(asked.model) as pooled:
-            messages = await self._chats.run(partial(self._chats.open_question, chat, question))
-            request = asked._replace(request=replace(asked.request, messages=messages))
-            writer = PageWriter(request.request.begins)
-            api = CompletionApi(lambda body: request, lambda body, envelope: writer, error_body, "ui-")
-            answer = None
+            said = await self._chats.run(open_question)
+            writer, answer = PageWriter(asked.request.begins), None
             try:
+                messages, notes = await self._with_images(said, pooled)
+                request = asked._replace(request=replace(asked.request, messages=messages))
+                writer.notes = notes
+                api = CompletionApi(lambda body: request, lambda body, envelope: writer, error_body, "ui-")
                 await HttpExchange(api, self._state, scope, _with_empty_body(receive), send).run()
             finally:
                 if writer.answer.started is not None:
                     sampling = {**asked.sampling, **self._state.sampling}
-                    answer = _answer_of(writer, pooled, request, sampling)
+                    answer = _answer_of(writer, pooled, asked, sampling)
                 await asyncio.shield(self._chats.run(partial(self._chats.close_question, chat, answer)))
 
-    def _own(self, endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-        """Return the endpoint, for requests of this user's own page only."""
-
-        async def checked(request: Request) -> Response:
-            await _check_sender(request.scope)
-            response = await endpoint(request)
-            response.headers.update(HEADERS)
-            return response
-
-        return checked
+    async def _with_images(self, said: Said, pooled: PooledModel) -> tuple[tuple[Message, ...], list[str]]:
+        """Return messages with their images; the model has to be loaded to know whether it sees them."""
+        if not any(files for _, files in said):
+            return tuple(message for message, _ in said), []
+        await self._pool.ready(pooled)
+        assert pooled.model is not None
+        return await asyncio.to_thread(with_images, said, "" if pooled.model.sees else pooled.model.name)
 
 
 class _StreamedResponse(Response):
@@ -220,36 +252,6 @@ class _StreamedResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
-
-
-async def _check_sender(scope: Scope) -> None:
-    """Raise OriginRejectedError unless a request comes from this server's page, or a program, of this user.
-
-    Pages of other ports are of the same site, and other users of this machine reach loopback too.
-    """
-    if header(scope["headers"], b"sec-fetch-site") not in _OWN_SITES:
-        raise OriginRejectedError("another page may not ask this", hint="open the page of this server itself")
-    client, server = scope.get("client"), scope.get("server")
-    if not client or not server or not await asyncio.to_thread(is_same_user, client, server):
-        raise OriginRejectedError(
-            "the saved chats are only for the user who runs this server, on the same machine",
-            hint="start llmrun serve of your own",
-        )
-
-
-async def _fields(request: Request) -> Fields:
-    return Fields(parse_json(await read_body(request.receive)))
-
-
-def _id(fields: Fields, name: str) -> int | None:
-    return fields.whole(name, 1, _HIGHEST_ID)
-
-
-def _needed_id(fields: Fields, name: str) -> int:
-    found = _id(fields, name)
-    if found is None:
-        raise UsageError(f"{name} is missing")
-    return found
 
 
 def _completion(fields: Fields) -> CompletionRequest:

@@ -28,6 +28,7 @@ class PageWriter:
     Attributes:
         answer: as far as it was received.
         failed: the stream ended with an error.
+        notes: lines about images that are left out.
     """
 
     media_type = sse.EVENT_STREAM
@@ -35,6 +36,7 @@ class PageWriter:
     def __init__(self, begins: str = "") -> None:
         self.answer = AccumulatedAnswer()
         self.failed = False
+        self.notes: list[str] = []
         self._begins = begins
 
     @property
@@ -44,7 +46,7 @@ class PageWriter:
 
     def begin(self) -> bytes:
         """See answer_parts.Writer."""
-        return b""
+        return b"".join(sse.event({"text": note}, "note") for note in self.notes)
 
     def feed(self, part: Part) -> bytes:
         """See answer_parts.Writer."""

@@ -28,6 +28,7 @@ from llmrun.server.answer_parts import (
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.ignored import ignored_fields, ignored_tools
 from llmrun.server.protocols.images import image_from_base64, refuse_media
+from llmrun.server.protocols.reasoning import read_effort, read_reasoning, signature
 from llmrun.server.protocols.sampling import read_drafts, read_sampling, schema_grammar
 from llmrun.server.protocols.tools import checked_tools, complete_calls, tool, tool_call, tool_name
 from llmrun.server.sse import EVENT_STREAM, PLACE, TextEvent, event
@@ -69,13 +70,13 @@ def read_count(body: Mapping[str, Any]) -> CompletionRequest:
         UsageError, BadGrammarError: a field is invalid.
     """
     fields = Fields(body)
-    thinking, budget = _thinking(fields)
+    thinking, effort, budget = _thinking(fields)
     choice, parallel = _tool_choice(fields)
     request = AnswerRequest(
         messages=(*_system(fields), *_messages(fields)),
         limits=Limits(fields.whole("max_tokens", 1, MOST_TOKENS), fields.texts("stop_sequences")),
         grammar=_format(fields),
-        thinking=thinking,
+        **read_reasoning(fields, effort, thinking),
         thinking_tokens=budget,
         tools=checked_tools((tool(each, "input_schema") for each in _functions(fields)), choice),
         tool_choice=choice,
@@ -117,13 +118,13 @@ def _messages(fields: Fields) -> list[Message]:
 
 
 def _assistant(message: Fields) -> Message:
-    """Return a message of the model without its reasoning, which chat templates leave out."""
+    """Return a message of the model. Reasoning that another server has redacted is left out."""
+    blocks = _blocks(message, "content")
+    thoughts = (block.needed_text("thinking") for block in blocks if block.text("type") == "thinking")
     calls = tuple(
-        tool_call(block.text("id") or "", block, "input")
-        for block in _blocks(message, "content")
-        if block.text("type") == "tool_use"
+        tool_call(block.text("id") or "", block, "input") for block in blocks if block.text("type") == "tool_use"
     )
-    return Message("assistant", _text(message, "content"), calls)
+    return Message("assistant", _text(message, "content"), calls, reasoning="\n".join(thoughts))
 
 
 def _user(message: Fields, role: str, names: Mapping[str, str]) -> list[Message]:
@@ -185,14 +186,15 @@ def _tool_choice(fields: Fields) -> tuple[str, bool]:
     return choice, not chosen.flag("disable_parallel_tool_use")
 
 
-def _thinking(fields: Fields) -> tuple[bool | None, int | None]:
-    """Return whether the model reasons, and the limit of its reasoning in tokens."""
+def _thinking(fields: Fields) -> tuple[bool | None, str | None, int | None]:
+    """Return whether the model reasons, its effort, and the limit of its reasoning in tokens."""
     config = fields.object("thinking")
     if config is None:
-        return None, None
+        return None, None, None
     kind = config.needed_text("type")
     is_enabled = {"enabled": True, "disabled": False}.get(kind)  # others leave it to the model
-    return is_enabled, config.whole("budget_tokens", 0, MOST_TOKENS)
+    effort = read_effort(fields.object("output_config") or Fields({}), "effort")
+    return is_enabled, effort, config.whole("budget_tokens", 0, MOST_TOKENS)
 
 
 def _format(fields: Fields) -> Grammar | None:
@@ -261,7 +263,8 @@ class MessageWriter:
         answer = self._answer
         blocks: list[dict[str, Any]] = []
         if answer.reasoning:
-            blocks.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
+            signed = {"thinking": answer.reasoning, "signature": signature(answer.reasoning)}
+            blocks.append({"type": "thinking", **signed})
         if answer.text:
             blocks.append({"type": "text", "text": answer.text})
         blocks += [
@@ -302,9 +305,13 @@ class MessageWriter:
     def _close(self) -> bytes:
         if not self._open:
             return b""
+        index, data = self._n_blocks, b""
+        if self._open == "thinking":
+            delta = {"type": "signature_delta", "signature": signature(self._answer.reasoning)}
+            data = _event("content_block_delta", index=index, delta=delta)
         self._open = ""
         self._n_blocks += 1
-        return _event("content_block_stop", index=self._n_blocks - 1)
+        return data + _event("content_block_stop", index=index)
 
 
 writer = MessageWriter

@@ -26,6 +26,7 @@ from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.ignored import ignored_fields
 from llmrun.server.protocols.images import image_from_base64
 from llmrun.server.protocols.ollama_models import unix_time
+from llmrun.server.protocols.reasoning import read_effort, read_reasoning
 from llmrun.server.protocols.sampling import ANY_OBJECT, read_drafts, read_sampling, schema_grammar
 from llmrun.server.protocols.tools import checked_tools, complete_calls, tool, tool_call
 from llmrun.server.sse import NDJSON, PLACE, TextEvent, line
@@ -83,7 +84,7 @@ def _completion_request(fields: Fields, request: AnswerRequest) -> CompletionReq
             request,
             limits=Limits(max_tokens if max_tokens > 0 else None, options.texts("stop")),
             grammar=_format(fields),
-            thinking=_thinking(fields),
+            **_thinking(fields),
             logprobs=_logprobs(fields),
         ),
         sampling=read_sampling(options),
@@ -100,7 +101,8 @@ def _message(fields: Fields) -> Message:
     )
     name = fields.text("tool_name") or fields.text("name") or ""
     role, call_id = fields.needed_text("role"), fields.text("tool_call_id") or ""
-    return Message(role, fields.text("content") or "", calls, call_id, name, _images(fields))
+    content, reasoning = fields.text("content") or "", fields.text("thinking") or ""
+    return Message(role, content, calls, call_id, name, _images(fields), reasoning)
 
 
 def _images(fields: Fields) -> tuple[Image, ...]:
@@ -124,10 +126,10 @@ def _format(fields: Fields) -> Grammar | None:
     return schema_grammar(answer_format)
 
 
-def _thinking(fields: Fields) -> bool | None:
+def _thinking(fields: Fields) -> dict[str, Any]:
     if isinstance(fields.data.get("think"), str):
-        return fields.choice("think", "low", "medium", "high") is not None  # an effort, for newer models
-    return fields.flag("think")
+        return read_reasoning(fields, read_effort(fields, "think"))  # for newer models
+    return read_reasoning(fields, thinking=fields.flag("think"))
 
 
 def _logprobs(fields: Fields) -> int | None:

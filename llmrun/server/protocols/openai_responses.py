@@ -25,6 +25,7 @@ from llmrun.server.protocols.client_tools import ClientTool, client_tools, custo
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.ignored import ignored_fields, ignored_tools
 from llmrun.server.protocols.openai import content, error_body, logprobs
+from llmrun.server.protocols.reasoning import read_effort, read_reasoning
 from llmrun.server.protocols.sampling import (
     ANY_OBJECT,
     read_drafts,
@@ -63,7 +64,7 @@ def read(body: Mapping[str, Any]) -> CompletionRequest:
         messages=_messages(fields),
         limits=read_limits(fields, "max_output_tokens"),
         grammar=_format(fields),
-        thinking=_thinking(fields),
+        **read_reasoning(fields, read_effort(fields.object("reasoning") or Fields({}), "effort")),
         logprobs=_logprobs(fields),
         salt=fields.text("cache_salt") or "",
         tools=checked_tools((each for each in read_tools(fields) if allowed is None or each.name in allowed), choice),
@@ -90,7 +91,8 @@ def _messages(fields: Fields) -> tuple[Message, ...]:
     if first is None:
         raise UsageError("input is missing or empty")
     system = "\n\n".join(message.content for message in messages[:first] if message.content)
-    return (*((Message("system", system),) if system else ()), *messages[first:])
+    said = (message for message in messages[first:] if not _has_only_reasoning(message))  # an interrupted answer
+    return (*((Message("system", system),) if system else ()), *said)
 
 
 def _add(messages: list[Message], item: Fields, names: dict[str, str]) -> None:
@@ -109,9 +111,25 @@ def _add(messages: list[Message], item: Fields, names: dict[str, str]) -> None:
     elif kind == "message":
         role = item.needed_text("role")
         text, images = content(item, "content")
-        messages.append(Message(_ROLES.get(role, role), text, pictures=images))
+        message = Message(_ROLES.get(role, role), text, pictures=images)
+        if role == "assistant" and _has_only_reasoning(messages[-1]):
+            message = replace(message, reasoning=messages.pop().reasoning)
+        messages.append(message)
+    elif kind == "reasoning":
+        if reasoning := _reasoning(item):
+            messages.append(Message("assistant", "", reasoning=reasoning))
     elif kind == "item_reference":
         raise UsageError(f"{item.name('type')} 'item_reference' can't be used", why="nothing is stored here")
+
+
+def _has_only_reasoning(message: Message) -> bool:
+    return bool(message.reasoning) and not (message.content or message.tool_calls)
+
+
+def _reasoning(item: Fields) -> str:
+    """Return the text of a reasoning item, or its summary; "" if it is encrypted by another server."""
+    whole, summary = ([part.needed_text("text") for part in item.objects(key)] for key in ("content", "summary"))
+    return "\n\n".join(whole or summary)
 
 
 def _call(item: Fields) -> ToolCall:
@@ -134,11 +152,6 @@ def _tool_choice(fields: Fields) -> tuple[str, frozenset[str] | None]:
         allowed = [each for each in chosen.objects("tools") if each.text("type") in _KINDS]
         return chosen.choice("mode", "auto", "required") or "auto", frozenset(map(flat_name, allowed))
     return "auto", None
-
-
-def _thinking(fields: Fields) -> bool | None:
-    reasoning = fields.object("reasoning")
-    return False if reasoning is not None and reasoning.text("effort") == "none" else None
 
 
 def _format(fields: Fields) -> Grammar | None:

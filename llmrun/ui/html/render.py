@@ -28,7 +28,7 @@ def render(template: str, *, scripts: Sequence[str] = ("sort.js",), **data: obje
 
     Args:
         template: a file of this folder, without its ending.
-        scripts: files of this folder; the page's policy allows no other script.
+        scripts: files of this folder, or absolute paths; the page's policy allows no other script.
         data: the template's variables.
     """
     codes = [(_FOLDER / name).read_text(encoding="utf-8") for name in scripts]

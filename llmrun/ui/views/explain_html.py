@@ -16,6 +16,7 @@ from llmrun.protocol.jobs.explain import EmbeddedToken, LensCell, RunCollected
 from llmrun.protocol.params import SamplingParams
 from llmrun.protocol.questions import Choice
 from llmrun.protocol.sizes import readable_size
+from llmrun.server.page.files import FOLDER
 from llmrun.ui.html.render import render
 from llmrun.ui.terminal.format import counted, rate
 from llmrun.ui.terminal.sanitize import clean
@@ -47,7 +48,7 @@ def explain_page(found: ExplainedAnswer, sampling: SamplingParams, rule: MergeRu
     run, tokens, experts = found.run, known_tokens(found.run), _experts(found.run)
     return render(
         "explain",
-        scripts=("sort.js", "explain.js"),
+        scripts=("sort.js", str(FOLDER / "sampler.js"), "explain.js"),
         title="Inference, token by token",
         lead=f"The computation of {found.model} between a prompt of {counted(run.n_prompt, 'token')} and its answer.",
         script_data=_script_data(found, sampling, tokens, _trees(run, rule)),

@@ -20,8 +20,18 @@ from llmrun.ui.terminal.sanitize import clean
 from llmrun.ui.terminal.tables import Column, show_table
 
 if TYPE_CHECKING:
+    from llmrun.protocol.messages import Rewriting
     from llmrun.server.app import AccessRecord
 
+_REWRITINGS: dict[Rewriting, str] = {
+    "system": "system text that it does not take is joined, or sent as the user's",
+    "calls": "a tool call without a result, or a result without a call, is sent as text",
+    "reasoning": "text between reasoning and a tool call is sent as reasoning",
+    "neighbours": "messages of one role in a row are joined",
+    "question": "a question after the result of a tool is joined to it",
+    "opening": 'the message "..." is put before an answer without a question',
+    "tools": "it has no known syntax of tool calls, so tools, calls and results are sent as text",
+}
 _INDEX = re.compile(r"\[\d+\]")
 _MOST_IGNORED = 100  # kinds that are named
 _REDRAW_SECONDS = 0.5
@@ -100,6 +110,8 @@ class ServeView:
             self._output.stderr.flush()
             return
         self._note_ignored(request)
+        for each in request.facts.get("rewritten", ()):
+            self.note(f"Chat template of {request.facts['model']}: {_REWRITINGS[each]}")
         if not self.is_live or request.status >= 500 or "error" in request.facts:
             self.note(log_line(request))
 

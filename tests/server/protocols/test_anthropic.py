@@ -110,7 +110,7 @@ def test_claude_code() -> None:
     assert request.messages == (
         Message("system", "You are a coder."),
         Message("user", "Weather?\nRome."),
-        Message("assistant", "Let me see.", (ToolCall("toolu_1", "weather", '{"city": "Rome"}'),)),
+        Message("assistant", "Let me see.", (ToolCall("toolu_1", "weather", '{"city": "Rome"}'),), reasoning="Hm."),
         Message("tool", "Sun", tool_call_id="toolu_1", name="weather"),
         Message("user", "And?"),
     )
@@ -219,11 +219,13 @@ def test_a_stream_of_thoughts_and_text() -> None:
     )
     assert [event["type"] for event in events(data)] == [
         "ping", "message_start",
-        "content_block_start", "content_block_delta", "content_block_stop",
+        "content_block_start", "content_block_delta", "content_block_delta", "content_block_stop",
         "content_block_start", "content_block_delta", "content_block_delta", "content_block_stop",
         "message_delta", "message_stop",
     ]  # fmt: skip
     message = as_their_client_reads(data)
+    assert message.content[0].type == "thinking"
+    assert message.content[0].signature, "clients send back no reasoning without a signature"
     assert [(block.type, getattr(block, "thinking", getattr(block, "text", None))) for block in message.content] == [
         ("thinking", "Hm."),
         ("text", "Hello"),

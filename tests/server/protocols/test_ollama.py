@@ -110,7 +110,13 @@ def test_format() -> None:
 
 @pytest.mark.parametrize(("said", "thinking"), [(True, True), (False, False), ("high", True), (None, None)])
 def test_think(said: object, thinking: bool | None) -> None:
-    assert ours.read_chat({**HELLO, "think": said}).request.thinking is thinking
+    assert ours.read_chat({**HELLO, "think": said}).request.thinks is thinking
+
+
+def test_reasoning_in_the_history() -> None:
+    said = {"role": "assistant", "content": "Hi", "thinking": "Hm."}
+    asked = ours.read_chat({"model": "m", "messages": [said, {"role": "user", "content": "And?"}]}).request
+    assert asked.messages[0] == Message("assistant", "Hi", reasoning="Hm.")
 
 
 def test_generate() -> None:

@@ -108,11 +108,31 @@ def test_grammars_exclude_each_other_and_must_be_right() -> None:
 
 
 def test_thinking_and_log_probabilities() -> None:
-    assert read({**USER, "reasoning_effort": "none"}).request.thinking is False
+    assert read({**USER, "reasoning_effort": "none"}).request.thinks is False
+    assert read({**USER, "reasoning_effort": "low"}).request.reasoning_effort == "low"
+    with pytest.raises(UsageError, match="reasoning_effort must be one of"):
+        read({**USER, "reasoning_effort": "huge"})
     assert read({**USER, "chat_template_kwargs": {"enable_thinking": True}}).request.thinking is True
     assert read(USER).request.logprobs is None
     assert read({**USER, "logprobs": True}).request.logprobs == 0
     assert read({**USER, "logprobs": True, "top_logprobs": 3}).request.logprobs == 3
+
+
+def test_variables_of_the_chat_template() -> None:
+    given = {"enable_thinking": False, "reasoning_effort": "no_think", "levels": [1, {"a": None}]}
+    request = read({**USER, "chat_template_kwargs": given}).request
+    assert (request.thinks, request.reasoning_effort) == (False, None)
+    assert json.loads(request.template_variables) == {"reasoning_effort": "no_think", "levels": [1, {"a": None}]}
+    with pytest.raises(UsageError, match=r"chat_template_kwargs\.messages can't be set"):
+        read({**USER, "chat_template_kwargs": {"messages": []}})
+    with pytest.raises(UsageError, match="too long"):
+        read({**USER, "chat_template_kwargs": {"x": "y" * 70_000}})
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_reasoning_in_the_history(name: str) -> None:
+    said = {"role": "assistant", "content": "Hi", name: "Hm."}
+    assert read({"messages": [said, *USER["messages"]]}).request.messages[0].reasoning == "Hm."
 
 
 def test_tools_and_their_choice() -> None:
@@ -221,6 +241,18 @@ def test_why_an_answer_ended(reason: str, told: str) -> None:
     written = writer(USER, ENVELOPE)
     written.feed(ResponseFinished(0, reason, Stats()))
     assert written.whole()["choices"][0]["finish_reason"] == told
+
+
+def test_a_whole_answer_has_no_cut_call() -> None:
+    written = writer(USER, ENVELOPE)
+    for part in (
+        CallStarted(0, 0, "c1", "f"), CallArguments(0, 0, "{}"), CallStarted(0, 1, "c2", "f"),
+        CallArguments(0, 1, '{"a": '), ResponseFinished(0, "length", Stats()),
+    ):  # fmt: skip
+        written.feed(part)
+    (choice,) = written.whole()["choices"]
+    assert [call["id"] for call in choice["message"]["tool_calls"]] == ["c1"]
+    assert choice["finish_reason"] == "length"
 
 
 def test_usage_tells_what_became_of_drafts() -> None:

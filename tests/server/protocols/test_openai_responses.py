@@ -115,7 +115,26 @@ def test_a_string_is_a_question() -> None:
     asked = read({**HELLO, "max_output_tokens": 9, "temperature": 0.5, "reasoning": {"effort": "none"}})
     assert asked.request.messages == (Message("user", "Hello"),)
     assert (asked.request.limits, asked.sampling, asked.stream) == (Limits(9), {"temperature": 0.5}, False)
-    assert asked.request.thinking is False
+    assert asked.request.thinks is False
+
+
+def test_reasoning_belongs_to_what_follows_it() -> None:
+    def thought(text: str) -> dict[str, Any]:
+        return {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}]}
+
+    call = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": "{}"}
+    items = [
+        {"role": "user", "content": "Weather?"}, thought("One."), {"role": "assistant", "content": "Let me see."}, call,
+        {"type": "function_call_output", "call_id": "c1", "output": "Sun"}, thought("Two."),
+        call | {"call_id": "c2"}, {"type": "function_call_output", "call_id": "c2", "output": "Rain"},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "In short."}], "encrypted_content": "x"},
+        {"role": "assistant", "content": "Mixed."}, thought("Interrupted."), {"role": "user", "content": "So?"},
+    ]  # fmt: skip
+    messages = read({"model": "m", "input": items}).request.messages
+    assert [(each.role, each.reasoning, each.content) for each in messages] == [
+        ("user", "", "Weather?"), ("assistant", "One.", "Let me see."), ("tool", "", "Sun"), ("assistant", "Two.", ""),
+        ("tool", "", "Rain"), ("assistant", "In short.", "Mixed."), ("user", "", "So?"),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -254,6 +273,16 @@ def test_an_answer_that_was_cut_off_is_incomplete() -> None:
     assert (response.status, response.output[0].status) == ("incomplete", "incomplete")
     assert response.incomplete_details is not None
     assert response.incomplete_details.reason == "max_output_tokens"
+
+
+def test_a_cut_call_is_incomplete() -> None:
+    parts = (*CALLS[:4], CallArguments(0, 1, '{"zone": "U'), ResponseFinished(0, "length", STATS))
+    response = Response.model_validate(events(streamed(ResponseStarted(0, 30, 10), *parts))[-1]["response"])
+    assert [(item.type, item.status) for item in response.output if item.type == "function_call"] == [
+        ("function_call", "completed"),
+        ("function_call", "incomplete"),
+    ]
+    assert response.status == "incomplete"
 
 
 def test_an_overflow_fails_with_the_code_that_codex_knows() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from support.sampler_cases import OFF, native_sampler
 
 from llmrun.protocol.jobs.explain import HeadAttention, RunCollected
 from llmrun.protocol.params import SamplingParams
-from llmrun.ui.html import render
+from llmrun.server.page.files import FOLDER
 from llmrun.ui.views.explain_html import explain_page
 
 ORDER = ["top_k", "top_p", "min_p", "temperature"]
@@ -26,7 +25,7 @@ def recomputed(
 ) -> tuple[list[float], int]:
     """What is left of the candidates, and how many those and the others are."""
     context = quickjs.Context()
-    context.eval((Path(render.__file__).parent / "explain.js").read_text(encoding="utf-8"))
+    context.eval((FOLDER / "sampler.js").read_text(encoding="utf-8"))
     values = {name: getattr(params, name) for name in ORDER}
     arguments = ",".join(map(json.dumps, (probabilities, others, order, values)))
     found = json.loads(context.eval(f"JSON.stringify(recompute({arguments}))"))

@@ -167,13 +167,12 @@ def test_a_narrow_terminal_splits_no_name() -> None:
 
 def test_a_terminal_too_narrow_for_a_table_gets_records() -> None:
     output = terminal(NO_COLOR="1", COLUMNS="40")
-    licence = "Llama 3.2 Community License"
-    show_catalogue(output, [CatalogueRow("qwen3-0.6b", "0.6B", "Q8_0", 639_000_000, licence, True, True)])
+    show_catalogue(output, [CatalogueRow("qwen3-0.6b", "0.6B", "Q8_0", 639_000_000, "MIT", True, True, 10**9, 5.0)])
     show_matches(output, [MatchRow("somebody/a-long-name-of-a-repository-GGUF", 12345, 6, "2026-10-01", True)])
     assert written(output).splitlines() == [
         "qwen3-0.6b",
-        "  parameters 0.6B, Q8_0, size 639.0 MB,",
-        "  Llama 3.2 Community License, here",
+        "  parameters 0.6B, size 639.0 MB,",
+        "  memory 1.0 GB, decode 5.0 t/s, here",
         "somebody/a-long-name-of-a-repository-GGUF",
         "  downloads 12,345, likes 6, 2026-10-01,",
         "  terms to accept",
@@ -182,9 +181,10 @@ def test_a_terminal_too_narrow_for_a_table_gets_records() -> None:
 
 def test_catalogue() -> None:
     output = pipe()
-    show_catalogue(output, [CatalogueRow("smollm2", "135M", "Q4_1", 98_362_432, "Apache-2.0", True, True)])
+    show_catalogue(output, [CatalogueRow("smollm2", "135M", "Q4_1", 98_362_432, "MIT", True, True, 264_000_000)])
     assert written(output) == (
-        "NAME     PARAMETERS  QUANT     SIZE  LICENCE     HERE\nsmollm2        135M  Q4_1   98.4 MB  Apache-2.0  yes\n"
+        "NAME     PARAMETERS     SIZE    MEMORY  DECODE  HERE  QUANT  LICENCE\n"
+        "smollm2        135M  98.4 MB  264.0 MB          yes   Q4_1   MIT\n"
     )
 
 
@@ -226,8 +226,8 @@ TABLES: dict[str, Callable[[Output], None]] = {
     "list --all": lambda output: show_catalogue(
         output,
         [
-            CatalogueRow("mistral-small3.2-24b", "24B", "Q4_K_M", 14_300_000_000, "Apache-2.0", True, False),
-            CatalogueRow("qwen3-30b", "30B, 3B active", "Q8_0", 639_000, "Llama 3.2 Community License", False, True),
+            CatalogueRow("mistral-small3.2-24b", "24B", "", 14_300_000_000, "", True, False, 10**9, 4.5),
+            CatalogueRow("qwen3-30b", "30B, 3B active", "", 639_000, "", False, True),
         ],
     ),
     "list --verify": lambda output: show_files(

@@ -20,6 +20,7 @@ const posting = (body, signal) => ({
   signal,
 });
 
+export const text = async (path) => (await request(path)).text();
 export const get = async (path) => (await request(path)).json();
 export const post = async (path, body) => (await request(path, posting(body))).json();
 

@@ -1,21 +1,28 @@
 // The page: which chat is shown, and the way of an answer from the question to the saved chat.
 
 import { answer as streamed, get, post } from "./api.js";
+import { Attachments } from "./attachments.js";
+import { showBranches } from "./branches.js";
+import { Comparison } from "./compare.js";
 import { byId, button, clean, h, number, recall, remember, short } from "./dom.js";
+import { save } from "./exports.js";
 import { LiveMarkdown } from "./markdown.js";
 import { Settings } from "./settings.js";
 import { TokenView, tokensOf } from "./tokens.js";
 import { answerElement, answerParts, questionElement } from "./turns.js";
+import { watch } from "./watch.js";
 
 const CANDIDATES = 10; // shown of each token
 const NEAR = 80; // pixels from the end within which the view follows the answer
 const WAIT = 150; // ms between two looks for the saved answer
 const WIDE = matchMedia("(min-width: 60rem)");
 
-const state = { chat: null, busy: null, tokens: recall("tokens") === "on", seen: new Map(), drawn: new Map(), model: null, models: [] };
+const state = { chat: null, busy: null, tokens: recall("tokens") === "on", seen: new Map(), drawn: new Map(), columns: null, model: null, sees: false, models: [] };
 const turns = byId("turns");
 const field = byId("question");
-const settings = new Settings(byId("settings"), (system) => state.chat && guarded(async () => show(await post("/ui/system", { chat: state.chat.id, system }))));
+const attached = new Attachments(byId("attached"), () => (state.model === byId("model").value && !state.sees ? state.model : null), complain);
+const exporters = h("p", { class: "buttons" }, Object.entries({ markdown: "Markdown", json: "JSON", html: "HTML" }).map(([form, name]) => button(name, () => guarded(() => save(state.chat.id, form, turns)))));
+const settings = new Settings(byId("settings"), (system) => state.chat?.id && guarded(async () => show(await post("/ui/system", { chat: state.chat.id, system }))), exporters);
 
 // ---- what is said ----
 
@@ -47,7 +54,9 @@ function show(chat) {
   byId("title").textContent = title;
   document.title = `${title} – llmrun`;
   settings.system.value = chat.system;
-  settings.showExports(chat.id);
+  for (const each of [...exporters.children, byId("undo"), byId("go")]) each.disabled = !chat.id;
+  byId("undo").disabled ||= !chat.entries.length;
+  byId("elsewhere").replaceChildren();
   history.replaceState(null, "", chat.id ? `#chat=${chat.id}` : location.pathname);
   draw();
   showContext(lastOf(chat)?.stats);
@@ -66,6 +75,8 @@ function draw() {
     return { id: entry.id, key, element: entryElement(entry, entries[at - 1], entry === last) };
   });
   state.drawn = new Map(drawn.map((each) => [each.id, each]));
+  if (state.columns && state.columns.question === entries.at(-2)?.id) drawn.splice(-1, 1, { element: state.columns.element });
+  else state.columns = null;
   const empty = h("p", { class: "empty" }, state.models.length ? "Ask something. The chat is saved where `llmrun sessions` finds it." : "There is no model on this disk yet. In a terminal: llmrun pull smollm2");
   turns.replaceChildren(...(drawn.length ? drawn.map((each) => each.element) : [empty]));
   turns.scrollTop = turns.scrollHeight;
@@ -76,12 +87,35 @@ function entryElement(entry, question, isLast) {
   if (entry.role === "user")
     return questionElement(entry, { go, edit: (text) => ask(text, entry.id), answer: isLast ? () => answer(entry.id) : null });
   const seen = state.seen.get(entry.id);
+  const again = { chat: state.chat.id, answer: entry.id, model: modelOf(entry) };
   let view = null;
   if (state.tokens && seen?.tokens) {
-    view = new TokenView((kept, text) => answer(question.id, { begins: text, kept }));
+    const why = (begins) => (!begins && entry.reasoning ? null : guarded(() => post("/ui/why", { ...again, begins })));
+    view = new TokenView((kept, text) => answer(question.id, { begins: text, kept }), why);
     view.add(seen.tokens);
   }
-  return answerElement(entry, { go, view, seconds: seen?.seconds, retry: () => answer(question.id) });
+  const explain = () => guarded(async () => (await post("/ui/explain", again)).address);
+  return answerElement(entry, { go, view, explain, seconds: seen?.seconds, retry: () => answer(question.id) });
+}
+
+/** Return the model to compute an answer again with. */
+const modelOf = (entry) => (state.models.some((each) => each.name === entry.model) ? entry.model : byId("model").value);
+
+/** Go back to before the last question, whose text is to be changed or asked again. */
+async function undo() {
+  if (state.busy || !state.chat.entries.length) return;
+  const chat = await guarded(() => post("/ui/undo", { chat: state.chat.id }));
+  if (!chat) return;
+  show(chat);
+  field.value ||= chat.undone;
+  field.focus();
+  say("The last question is undone");
+}
+
+function openBranches() {
+  if (state.busy || !state.chat.id) return;
+  const go = (branch) => guarded(async () => (show(await post("/ui/go", { chat: state.chat.id, branch })), say(`On the branch ${branch}`)));
+  guarded(async () => showBranches((await get(`/ui/chats/${state.chat.id}/branches`)).branches, go));
 }
 
 function openNew() {
@@ -112,13 +146,43 @@ function markCurrent() {
 async function ask(text, beside = null) {
   if (state.busy || !text.trim()) return;
   const { chat } = state;
-  const body = { chat: chat.id, text, beside, after: lastOf(chat)?.id ?? null, system: settings.system.value };
+  const body = { chat: chat.id, text, beside, after: lastOf(chat)?.id ?? null, system: settings.system.value, ...(beside ? {} : attached.fields) };
   const saved = await guarded(() => post("/ui/ask", body));
   if (!saved) return;
   if (field.value === text) field.value = "";
+  if (!beside) attached.clear();
   show(saved);
   listChats();
-  await answer(lastOf(saved).id);
+  await (settings.isDouble.checked ? compare : answer)(lastOf(saved).id);
+}
+
+/** Answer a question twice at the same time, in columns. */
+async function compare(question) {
+  const values = { model: byId("model").value, ...settings.values };
+  const goOn = (id) => {
+    if (state.busy) return;
+    state.columns = null;
+    guarded(async () => show(await post("/ui/go", { chat: state.chat.id, entry: id })));
+  };
+  const live = new Comparison(state.chat.id, question, [values, settings.secondValues(values)], goOn);
+  const known = knownIds();
+  state.busy = live;
+  showBusy();
+  turns.append(live.element);
+  turns.scrollTop = turns.scrollHeight;
+  say("Answering twice");
+  await guarded(() => live.run());
+  say("Both answers have ended");
+  await guarded(async () => {
+    const chat = await whenSaved();
+    const { answers } = await get(`/ui/chats/${chat.id}/answers/${question}`);
+    live.name(answers.filter(({ id }) => !known.has(id)), lastOf(chat).id);
+    state.columns = lastOf(chat).role === "assistant" ? live : null;
+    show(chat);
+  });
+  state.busy = null;
+  showBusy();
+  showModels().catch(complain);
 }
 
 /** Answer a question; `begins` is text that the answer is to begin with, `kept` its tokens. */
@@ -126,23 +190,33 @@ async function answer(question, { begins = "", kept = [] } = {}) {
   if (state.busy) return;
   const live = new LiveAnswer(question, begins, kept);
   state.busy = live;
+  state.columns = null;
   showBusy();
   await guarded(() => live.run());
   if (live.hasStarted || !live.hasFailed) say(live.isStopped ? "Stopped" : "The answer has ended");
   await saved(live).catch(complain);
   state.busy = null;
   showBusy();
+  if (live.notes.length) complain({ message: live.notes.join(" ") });
   showModels().catch(complain);
 }
 
-/** Show the chat again as soon as the answer is in it. */
-async function saved(live) {
+const knownIds = () => new Set(state.chat.entries.flatMap((entry) => entry.alternatives));
+
+/** Return the chat as soon as its answers are in it. */
+async function whenSaved() {
   const { id } = state.chat;
   let chat = await get(`/ui/chats/${id}`);
   while (chat.is_answering) {
     await new Promise((done) => setTimeout(done, WAIT));
     chat = await get(`/ui/chats/${id}`);
   }
+  return chat;
+}
+
+/** Show the chat again as soon as the answer is in it. */
+async function saved(live) {
+  const chat = await whenSaved();
   const last = lastOf(chat);
   if (last?.role === "assistant" && !live.known.has(last.id)) {
     const tokens = live.tokens.length ? tokensOf(live.tokens, last.text) : null;
@@ -157,7 +231,8 @@ class LiveAnswer {
     if (state.tokens) this.body.candidates = CANDIDATES;
     this.stopper = new AbortController();
     this.tokens = [...kept];
-    this.known = new Set(state.chat.entries.flatMap((entry) => entry.alternatives));
+    this.notes = [];
+    this.known = knownIds();
     this.hasStarted = this.hasFailed = this.isStopped = false;
     this.reasoningSeconds = 0;
     this.pieces = 0;
@@ -207,6 +282,8 @@ class LiveAnswer {
       if (data.tokens) this.tokens.push(...data.tokens);
       if (this.view) this.view.add(data.tokens ?? []);
       else this.text.add(data.text);
+    } else if (name === "note") {
+      this.notes.push(`${data.text}.`);
     } else if (name === "finished") {
       showContext(data);
     } else if (name === "failed") {
@@ -271,6 +348,7 @@ async function showModels() {
   const size = ({ n_bytes: n }) => (n ? `, ${n >= 1e9 ? `${number(n / 1e9, 1)} GB` : `${number(n / 1e6)} MB`}` : "");
   select.replaceChildren(...state.models.map((each) => h("option", { value: each.name }, `${clean(each.name)}${size(each)}${each.n_ctx ? ", in memory" : ""}`)));
   if (state.models.some((each) => each.name === wanted)) select.value = wanted;
+  settings.showModels(state.models.map((each) => each.name));
   byId("send").disabled = !state.models.length;
   if (isLoaded(select.value) && state.model !== select.value) await load();
 }
@@ -282,8 +360,10 @@ async function load() {
   const told = byId("loading");
   const clock = setInterval(() => (told.textContent = `loading … ${number((performance.now() - began) / 1000)} s`), 500);
   try {
-    settings.showModel(await post("/ui/load", { model: name }));
-    state.model = name;
+    const loaded = await post("/ui/load", { model: name });
+    settings.showModel(loaded);
+    Object.assign(state, { model: name, sees: loaded.sees });
+    attached.show();
   } finally {
     clearInterval(clock);
     told.textContent = "";
@@ -302,7 +382,14 @@ function showTokenSwitch() {
   byId("toggle-tokens").ariaPressed = String(state.tokens);
 }
 
+/** Say that the chat goes on elsewhere; it is shown as it is now when the user wants it. */
+function tell(words) {
+  const reload = button("Show it as it is now", () => openChat(state.chat.id));
+  byId("elsewhere").replaceChildren(...(words ? [h("span", {}, words), reload] : []));
+}
+
 function listen() {
+  watch(() => (state.busy || !state.chat?.id ? null : { id: state.chat.id, last: lastOf(state.chat)?.id ?? null }), tell);
   WIDE.addEventListener("change", () => toggle("chats", WIDE.matches));
   for (const id of ["chats", "settings"]) byId(`toggle-${id}`).addEventListener("click", () => toggle(id));
   byId("new").addEventListener("click", () => !state.busy && (openNew(), WIDE.matches || toggle("chats", false)));
@@ -324,8 +411,13 @@ function listen() {
     event.preventDefault();
     ask(field.value);
   });
+  attached.listen(byId("attach"), field);
+  byId("undo").addEventListener("click", undo);
+  byId("go").addEventListener("click", openBranches);
   document.addEventListener("keydown", (event) => {
-    if (event.key !== "Escape" || byId("token").open) return;
+    const act = event.altKey && !document.querySelector("dialog[open]") && { KeyU: undo, KeyB: openBranches }[event.code];
+    if (act) (event.preventDefault(), act());
+    if (event.key !== "Escape" || document.querySelector("dialog[open]")) return;
     if (state.busy) state.busy.stop();
     else if (!WIDE.matches) for (const id of ["chats", "settings"]) toggle(id, false);
   });

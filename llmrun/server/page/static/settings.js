@@ -1,6 +1,6 @@
-// The settings beside the chat: system prompt, sampling with its origins, reasoning, theme, export.
+// The settings beside the chat: system prompt, sampling with its origins, reasoning, theme.
 
-import { h, recall, remember } from "./dom.js";
+import { clean, h, recall, remember } from "./dom.js";
 
 const FIELDS = {
   temperature: { label: "Temperature", min: 0, max: 100, step: "any" },
@@ -13,47 +13,30 @@ const FIELDS = {
 };
 const ORIGINS = { default: "default", model: "of the model's file", catalogue: "recommended for this model", session: "of the server", flag: "of the server" };
 
-/** The fields, and what they say. `changedSystem` is called with a new system prompt. */
-export class Settings {
-  constructor(element, changedSystem) {
+/** The fields of the sampler; `prefix` begins their ids. */
+class Sampling {
+  constructor(prefix, names) {
     this.inputs = {};
     this.hints = {};
-    this.system = h("textarea", { id: "system", rows: "4", change: () => changedSystem(this.system.value) });
-    this.thinking = select("thinking", { "": "as the model does", true: "on", false: "off" });
-    this.theme = select("theme", { "": "as the system", light: "light", dark: "dark" });
-    this.theme.value = recall("theme");
-    this.theme.addEventListener("change", () => (remember("theme", this.theme.value), this.showTheme()));
-    this.exports = h("p", {}, "Nothing to export yet.");
-    this.showTheme();
-    element.replaceChildren(
-      h("h2", {}, "System prompt"),
-      h("label", { class: "hidden", for: "system" }, "System prompt"),
-      this.system,
-      h("h2", {}, "Sampling"),
-      ...Object.entries(FIELDS).map(([name, field]) => this.field(name, field)),
-      h("label", { class: "field" }, "Reasoning", this.thinking),
-      h("h2", {}, "Page"),
-      h("label", { class: "field" }, "Theme", this.theme),
-      h("h2", {}, "Export"),
-      this.exports,
-    );
+    this.element = h("div", {}, names.map((name) => this.field(prefix, name, FIELDS[name])));
   }
 
-  field(name, { label, empty, ...limits }) {
-    const input = h("input", { type: "number", ...limits, "aria-describedby": `origin-${name}`, input: () => this.showOrigin(name) });
+  field(prefix, name, { label, empty, ...limits }) {
+    const id = `${prefix}origin-${name}`;
+    const input = h("input", { type: "number", ...limits, "aria-describedby": id, input: () => this.showOrigin(name) });
     this.inputs[name] = input;
-    this.hints[name] = h("span", { class: "hint", id: `origin-${name}` }, empty ?? "");
+    this.hints[name] = h("span", { class: "hint", id }, empty ?? "");
     return h("label", { class: "field" }, label, input, this.hints[name]);
   }
 
   /** Show what the model would use where the user says nothing. */
-  showModel({ sampling, thinks }) {
+  show(sampling) {
     for (const [name, { value, origin }] of Object.entries(sampling)) {
+      if (!this.inputs[name]) continue;
       this.inputs[name].placeholder = Number(value.toPrecision(6));
       this.hints[name].dataset.origin = ORIGINS[origin] ?? origin;
       this.showOrigin(name);
     }
-    this.thinking.disabled = !thinks;
   }
 
   showOrigin(name) {
@@ -61,9 +44,60 @@ export class Settings {
     this.hints[name].textContent = this.inputs[name].value ? "set here" : origin;
   }
 
-  showExports(chat) {
-    const link = (form, text) => h("a", { href: `/ui/chats/${chat}/${form}`, download: true }, text);
-    this.exports.replaceChildren(...(chat ? [link("markdown", "Markdown"), " · ", link("json", "JSON")] : ["Nothing to export yet."]));
+  /** Return the fields of a request for an answer. */
+  get values() {
+    const given = Object.entries(this.inputs).filter(([, input]) => input.value !== "" && input.validity.valid);
+    return Object.fromEntries(given.map(([name, input]) => [name, input.valueAsNumber]));
+  }
+}
+
+/** The fields, and what they say. `changedSystem` is called with a new system prompt; `exports` is shown below. */
+export class Settings {
+  constructor(element, changedSystem, exports) {
+    this.system = h("textarea", { id: "system", rows: "4", change: () => changedSystem(this.system.value) });
+    this.sampling = new Sampling("", Object.keys(FIELDS));
+    this.thinking = select("thinking", { "": "as the model does", true: "on", false: "off" });
+    this.theme = select("theme", { "": "as the system", light: "light", dark: "dark" });
+    this.theme.value = recall("theme");
+    this.theme.addEventListener("change", () => (remember("theme", this.theme.value), this.showTheme()));
+    this.showTheme();
+    this.isDouble = h("input", { type: "checkbox", id: "double", change: () => (second.hidden = !this.isDouble.checked) });
+    this.model = select("second-model", { "": "the same model" });
+    this.second = new Sampling("second-", Object.keys(FIELDS).filter((name) => name !== "max_tokens"));
+    const second = h(
+      "div",
+      { hidden: true },
+      h("label", { class: "field" }, "Second model", this.model),
+      h("p", { class: "hint" }, "What is empty is as above."),
+      this.second.element,
+    );
+    element.replaceChildren(
+      h("h2", {}, "System prompt"),
+      h("label", { class: "hidden", for: "system" }, "System prompt"),
+      this.system,
+      h("h2", {}, "Sampling"),
+      this.sampling.element,
+      h("label", { class: "field" }, "Reasoning", this.thinking),
+      h("h2", {}, "Side by side"),
+      h("label", { class: "check" }, this.isDouble, " Two answers to each question"),
+      second,
+      h("h2", {}, "Page"),
+      h("label", { class: "field" }, "Theme", this.theme),
+      h("h2", {}, "Export"),
+      exports,
+    );
+  }
+
+  showModel({ sampling, thinks }) {
+    this.sampling.show(sampling);
+    this.thinking.disabled = !thinks;
+  }
+
+  /** Show the models that can be the second one. */
+  showModels(names) {
+    const { value } = this.model;
+    this.model.replaceChildren(h("option", { value: "" }, "the same model"), ...names.map((name) => h("option", { value: name }, clean(name))));
+    this.model.value = names.includes(value) ? value : "";
   }
 
   showTheme() {
@@ -72,9 +106,13 @@ export class Settings {
 
   /** Return the fields of a request for an answer. */
   get values() {
-    const given = Object.entries(this.inputs).filter(([, input]) => input.value !== "" && input.validity.valid);
-    const values = Object.fromEntries(given.map(([name, input]) => [name, input.valueAsNumber]));
+    const { values } = this.sampling;
     return this.thinking.value && !this.thinking.disabled ? { ...values, thinking: this.thinking.value === "true" } : values;
+  }
+
+  /** Return the fields of a request for the second answer beside one with `values` of a model. */
+  secondValues(values) {
+    return { ...values, ...this.second.values, ...(this.model.value ? { model: this.model.value } : {}) };
   }
 }
 

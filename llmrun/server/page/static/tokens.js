@@ -1,13 +1,14 @@
 // The tokens of an answer, tinted by their probability, and the candidates in the place of each.
 
 import { button, byId, clean, h, number } from "./dom.js";
+import { stepsElement } from "./steps.js";
 
 const decoder = new TextDecoder("utf-8", { fatal: true });
 const VISIBLE = { "\n": "↵\n", "\t": "⇥\t" };
 
 const percent = (logprob) => `${number(Math.exp(logprob) * 100, 1)}%`;
 const visible = (text) => clean(text).replace(/[\n\t]/g, (each) => VISIBLE[each]);
-const quoted = (text) => `“${visible(text).trimEnd() || "␠".repeat(text.length || 1)}”`;
+export const quoted = (text) => `“${visible(text).trimEnd() || "␠".repeat(text.length || 1)}”`;
 
 /** Return the tokens of the answer itself: those of the reasoning come before them. */
 export function tokensOf(tokens, text) {
@@ -18,10 +19,10 @@ export function tokensOf(tokens, text) {
   return tokens.slice(first);
 }
 
-/** Return the text of tokens and one more, or null where it ends within a character. */
-export function beginning(tokens, last) {
+/** Return the text of tokens, or null where it ends within a character. */
+export function textOf(tokens) {
   try {
-    return decoder.decode(new Uint8Array([...tokens.flatMap((each) => each.bytes), ...last.bytes]));
+    return decoder.decode(new Uint8Array(tokens.flatMap((each) => each.bytes)));
   } catch {
     return null;
   }
@@ -38,11 +39,12 @@ function tokenElement(token, at) {
   return element;
 }
 
-/** Tokens in a line of their own; `take(at, candidate)` is called with the one chosen instead. */
+/** Tokens in a line of their own; `take(kept, text)` branches there, `why(begins)` returns the steps of the sampler. */
 export class TokenView {
-  constructor(take) {
+  constructor(take, why = null) {
     this.tokens = [];
     this.take = take;
+    this.why = why;
     this.element = h("div", {
       class: "tokens",
       role: "group",
@@ -72,45 +74,71 @@ export class TokenView {
   open(at) {
     const token = this.tokens[at];
     const dialog = byId("token");
-    const step = (to) => () => (dialog.close(), this.open(to));
+    const step = (to) => () => this.tokens[to] && (dialog.close(), this.open(to));
     const others = 1 - token.top_logprobs.reduce((sum, each) => sum + Math.exp(each.logprob), 0);
     const isListed = token.top_logprobs.some((each) => same(each, token));
     const candidates = isListed ? token.top_logprobs : [...token.top_logprobs, token];
-    dialog.replaceChildren(
-      h("h2", { id: "token-title" }, `Token ${at + 1}: ${quoted(token.token)}, ${percent(token.logprob)}`),
+    const body = h(
+      "div",
+      {},
       h("p", { class: "hint" }, "The likeliest candidates in its place, before any sampling step."),
       h("ul", { class: "candidates" }, candidates.map((each) => this.candidate(at, each))),
       h("p", { class: "hint" }, isListed ? `All others together: ${number(Math.max(0, others) * 100, 1)}%` : ""),
+    );
+    dialog.replaceChildren(
+      h("h2", { id: "token-title" }, `Token ${at + 1}: ${quoted(token.token)}, ${percent(token.logprob)}`),
+      body,
       h(
         "div",
         { class: "buttons" },
+        this.why && button("Steps and sliders", (event) => this.showSteps(at, body, event.currentTarget)),
         button("Previous", step(at - 1), { disabled: at === 0 }),
         button("Next", step(at + 1), { disabled: at + 1 >= this.tokens.length }),
         button("Close", () => dialog.close(), { autofocus: true }),
       ),
     );
+    dialog.onkeydown = ({ key, target }) => {
+      if (target.type !== "range") ({ ArrowLeft: step(at - 1), ArrowRight: step(at + 1) })[key]?.();
+    };
     dialog.onclose = () => this.element.children[at]?.focus();
     dialog.showModal();
   }
 
+  /** Show the candidates after each step of the sampler: the engine computes this token once more. */
+  async showSteps(at, body, pressed) {
+    const begins = at ? textOf(this.tokens.slice(0, at)) : "";
+    pressed.disabled = true;
+    const data = begins === null ? null : await this.why(begins);
+    const none = begins === null ? "This token begins within a character." : "The steps of this token can't be computed.";
+    const take = (text, share) => this.taker(at, { token: text, bytes: [...new TextEncoder().encode(text)], logprob: Math.log(share) });
+    const parts = data?.steps.length ? stepsElement(data, this.tokens[at].token, quoted, take) : [h("p", { class: "hint" }, none)];
+    body.replaceChildren(...parts);
+    body.querySelector("input")?.focus();
+  }
+
   candidate(at, each) {
     const chosen = same(each, this.tokens[at]);
-    const text = beginning(this.tokens.slice(0, at), each);
     const bar = h("span", { class: "bar" });
     bar.style.setProperty("--share", `${Math.exp(each.logprob) * 100}%`);
-    const take = () => {
-      byId("token").onclose = null;
-      byId("token").close();
-      this.take([...this.tokens.slice(0, at), { ...each, top_logprobs: this.tokens[at].top_logprobs }], text);
-    };
-    const why = text === null ? "part of a character" : chosen ? "chosen" : "";
     return h(
       "li",
       chosen ? { class: "chosen" } : {},
       h("code", {}, quoted(each.token)),
       h("span", { class: "share" }, bar, percent(each.logprob)),
-      why ? h("span", { class: "hint" }, why) : button("Take this one instead", take, { "aria-label": `Take ${quoted(each.token)} instead` }),
+      chosen ? h("span", { class: "hint" }, "chosen") : this.taker(at, each),
     );
+  }
+
+  /** Return the button that goes on with another candidate. */
+  taker(at, each) {
+    const text = each.token.includes("\ufffd") ? null : textOf([...this.tokens.slice(0, at), each]);
+    if (text === null) return h("span", { class: "hint" }, "part of a character");
+    const take = () => {
+      byId("token").onclose = null;
+      byId("token").close();
+      this.take([...this.tokens.slice(0, at), { ...each, top_logprobs: this.tokens[at].top_logprobs }], text);
+    };
+    return button("Take this one instead", take, { "aria-label": `Take ${quoted(each.token)} instead` });
   }
 }
 

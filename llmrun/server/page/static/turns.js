@@ -3,7 +3,7 @@
 import { button, clean, h, number, short } from "./dom.js";
 import { copy, render } from "./markdown.js";
 
-const ENDS = { length: "cut off: no more tokens were allowed", cancelled: "stopped", interrupted: "interrupted", repeats: "stopped: it repeated itself" };
+export const ENDS = { length: "cut off: no more tokens were allowed", cancelled: "stopped", interrupted: "interrupted", repeats: "stopped: it repeated itself" };
 
 /** Return the figures of an answer in a line, as the terminal has them. */
 export function figures(stats) {
@@ -32,6 +32,20 @@ function alternatives(entry, go) {
     ` ${at + 1} of ${all.length} `,
     button("›", () => go(all[at + 1]), { disabled: at + 1 === all.length, "aria-label": "Next version" }),
   );
+}
+
+/** Return a button that becomes a link to the explanation, which takes seconds to compute. */
+function explainer(explain) {
+  const pressed = button("Explain", async () => {
+    Object.assign(pressed, { textContent: "Explaining …", disabled: true });
+    const address = await explain();
+    Object.assign(pressed, { textContent: "Explain", disabled: false });
+    if (!address) return;
+    const link = h("a", { href: address, target: "_blank", rel: "noopener" }, "Open the explanation");
+    pressed.replaceWith(link);
+    link.focus();
+  }, { title: "Compute this answer again, and show every step on a page of its own" });
+  return pressed;
 }
 
 export function questionElement(entry, { edit, go, answer }) {
@@ -69,7 +83,7 @@ export function answerParts(model) {
   return { element, folded, summary, reasoning, text, below };
 }
 
-export function answerElement(entry, { retry, go, view, seconds }) {
+export function answerElement(entry, { retry, go, explain, view, seconds }) {
   const parts = answerParts(entry.model);
   parts.folded.hidden = !entry.reasoning;
   if (seconds) parts.summary.textContent = `Reasoning, ${short(seconds)} s`;
@@ -77,7 +91,7 @@ export function answerElement(entry, { retry, go, view, seconds }) {
   if (view) parts.text.replaceChildren(view.element);
   else render(parts.text, entry.text);
   parts.below.replaceChildren(
-    h("div", { class: "buttons" }, button("Retry", retry), button("Copy", copy(entry.text), { "aria-label": "Copy this answer" }), alternatives(entry, go)),
+    h("div", { class: "buttons" }, button("Retry", retry), button("Copy", copy(entry.text), { "aria-label": "Copy this answer" }), explainer(explain), alternatives(entry, go)),
     h("p", { class: "hint" }, [clean(entry.model), ENDS[entry.finish], figures(entry.stats)].filter(Boolean).join(" · ")),
   );
   return parts.element;

@@ -1,0 +1,164 @@
+"""What an answer was made of: its explanation, the steps of the sampler for a token, the context window of a chat.
+
+Nothing of it is stored with a chat: the answer, or one token of it, is computed again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from llmrun.errors import UsageError
+from llmrun.model import Model
+from llmrun.protocol.messages import AnswerRequest, Message
+from llmrun.protocol.params import Limits, SamplingParams
+from llmrun.protocol.questions import COUNT_TOKENS, EXPLAIN_CHOICES, Choice, ExplainChoices
+from llmrun.server.connection import EngineConnection
+from llmrun.server.exchange import ServerState
+from llmrun.server.http_errors import RouteNotFoundError
+from llmrun.server.page.chats import PageChats, Said, with_images
+from llmrun.server.page.requests import needed_id, own, read_fields
+from llmrun.server.pool import PooledModel
+
+if TYPE_CHECKING:
+    from llmrun.chat.store.turns import Answer
+    from llmrun.insight.explain import ExplainedAnswer
+    from llmrun.insight.merges import MergeRule
+
+ExplainPage = Callable[["ExplainedAnswer", SamplingParams, "MergeRule | None"], str]
+EXPLAINED = "/ui/explained/"
+"""Path before the name of an explanation. The name is its key: a window of its own sends no other one."""
+_MOST_PAGES = 8  # explanations kept, of about a megabyte each
+_PAGE_CANDIDATES = 200  # of a token, from which the page computes other settings of the sampler
+_ALONE = "sandbox allow-scripts allow-popups; frame-ancestors 'none'"  # beside the explanation's own policy
+
+
+class PageInsights:
+    """The routes about single answers.
+
+    Args:
+        explain_page: makes the page of an explained answer.
+    """
+
+    def __init__(self, state: ServerState, chats: PageChats, explain_page: ExplainPage) -> None:
+        self._state, self._chats, self._explain_page = state, chats, explain_page
+        self._pages: dict[str, str] = {}
+
+    @property
+    def routes(self) -> list[Route]:
+        """For Starlette."""
+        return [
+            Route("/ui/explain", own(self._explain), methods=["POST"]),
+            Route(EXPLAINED + "{name}", own(self._explained), methods=["GET"]),
+            Route("/ui/why", own(self._why), methods=["POST"]),
+            Route("/ui/context", own(self._context), methods=["POST"]),
+        ]
+
+    async def _explain(self, request: Request) -> Response:
+        """Compute an answer again, and explain it: {"chat", "answer", "model"}. Return the address of the page."""
+        from llmrun.insight.explain import MOST_TOKENS, PAGE_CANDIDATES, explain_answer
+        from llmrun.insight.merges import merge_rule
+
+        fields = await read_fields(request)
+        chat, entry = needed_id(fields, "chat"), needed_id(fields, "answer")
+        said, answer = await self._chats.run(partial(self._chats.replayed, chat, entry))
+        sampling = replace(answer.sampling, seed=answer.stats.seed)
+        again = AnswerRequest(
+            sampling=sampling,
+            limits=Limits(MOST_TOKENS),
+            thinking=fields.flag("thinking"),
+            remember=MOST_TOKENS,
+        )
+        async with self._state.engine(fields.text("model") or "") as (engine, pooled):
+            model = _model_of(answer, pooled)
+            number = await engine.answer(replace(again, messages=await _messages(model, said)))
+            jobs = _Jobs(engine, asyncio.get_running_loop())
+            explain = partial(explain_answer, model, (jobs, number), everywhere=True, candidates=PAGE_CANDIDATES)
+            found = await asyncio.to_thread(explain)
+            rule = await asyncio.to_thread(merge_rule, model.path)
+        page = await asyncio.to_thread(self._explain_page, found, sampling, rule)
+        name = secrets.token_urlsafe(32)
+        self._pages[name] = page
+        while len(self._pages) > _MOST_PAGES:
+            del self._pages[next(iter(self._pages))]
+        return JSONResponse({"address": EXPLAINED + name})
+
+    async def _explained(self, request: Request) -> Response:
+        page = self._pages.get(request.path_params["name"])
+        if page is None:
+            raise RouteNotFoundError("this explanation is gone; the chat can make it again")
+        return HTMLResponse(page, headers={"content-security-policy": _ALONE})
+
+    async def _why(self, request: Request) -> Response:
+        """Return the sampler's steps for the token after the beginning of an answer: {"chat", "answer", "begins"}."""
+        fields = await read_fields(request)
+        chat, entry = needed_id(fields, "chat"), needed_id(fields, "answer")
+        said, answer = await self._chats.run(partial(self._chats.replayed, chat, entry))
+        again = AnswerRequest(
+            sampling=answer.sampling, limits=Limits(1), remember=1,
+            thinking=fields.flag("thinking"), begins=fields.text("begins") or "",
+        )  # fmt: skip
+        async with self._state.engine(fields.text("model") or "") as (engine, pooled):
+            model = _model_of(answer, pooled)
+            number = await engine.answer(replace(again, messages=await _messages(model, said)))
+            choices = (await engine.do(EXPLAIN_CHOICES, ExplainChoices(number, 1, _PAGE_CANDIDATES))).choices
+        return JSONResponse(_choice(choices[-1], answer.sampling) if choices else {"steps": []})
+
+    async def _context(self, request: Request) -> Response:
+        """Return what fills the context window of a chat: {"chat", "model"}."""
+        fields = await read_fields(request)
+        said = await self._chats.run(partial(self._chats.said, needed_id(fields, "chat")))
+        async with self._state.engine(fields.text("model") or "") as (engine, pooled):
+            assert pooled.loaded is not None
+            assert pooled.model is not None
+            messages = await _messages(pooled.model, said)
+            counted = await engine.do(COUNT_TOKENS, AnswerRequest(messages))
+            rows = [
+                {"role": message.role, "text": message.content[:80], "tokens": tokens}
+                for message, tokens in zip(messages, counted.each, strict=True)
+            ]
+            return JSONResponse({"messages": rows, "total": counted.total, "n_ctx": pooled.loaded.n_ctx})
+
+
+def _model_of(answer: Answer, pooled: PooledModel) -> Model:
+    """Return the loaded model. Raises UsageError if it is not the one that gave an answer."""
+    assert pooled.model is not None
+    if pooled.model.used.path != answer.model.path or pooled.model.used.server != answer.model.server:
+        raise UsageError(f"this answer is of {answer.model.name}, not of {pooled.name}", hint="choose that model")
+    return pooled.model
+
+
+async def _messages(model: Model, said: Said) -> tuple[Message, ...]:
+    """Return messages as a model gets them: without vision, images are lines of text."""
+    messages, _ = await asyncio.to_thread(with_images, said, "" if model.sees else model.name)
+    return messages
+
+
+class _Jobs:
+    """An engine's jobs for another thread than the event loop's."""
+
+    def __init__(self, engine: EngineConnection, loop: asyncio.AbstractEventLoop) -> None:
+        self._engine, self._loop = engine, loop
+
+    def do(self, kind: Any, command: Any, /) -> Any:
+        """Run a job of the loaded model, and return its result."""
+        return asyncio.run_coroutine_threadsafe(self._engine.do(kind, command), self._loop).result()
+
+
+def _choice(choice: Choice, sampling: SamplingParams) -> dict[str, Any]:
+    """Return the steps of one choice, and the settings of the sampler, as JSON data."""
+    names = ("temperature", "top_k", "top_p", "min_p")
+    return {
+        "candidates": choice.candidates,
+        "steps": [{"name": step.name, "left": step.remaining, "shares": step.probabilities} for step in choice.steps],
+        "order": sampling.order,
+        "values": {name: getattr(sampling, name) for name in names},
+    }

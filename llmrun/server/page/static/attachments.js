@@ -1,0 +1,84 @@
+// Files for the next question: texts and images, dropped on the page, pasted, or chosen with a button.
+
+import { button, clean, h, number } from "./dom.js";
+
+const IMAGES = ["image/png", "image/jpeg", "image/gif", "image/bmp"]; // that the engine can decode
+const MOST_TEXT = 4 << 20; // bytes of a text, as in the terminal
+const MOST_IMAGES = 11 << 20; // bytes of all images: in base64 they have to fit into one request
+
+export class Attachments {
+  /** `blind()` returns the name of the chosen model if it is known to see no images; `failed(error)` says why not. */
+  constructor(element, blind, failed) {
+    this.element = element;
+    this.blind = blind;
+    this.failed = failed;
+    this.items = [];
+    this.input = h("input", { type: "file", multiple: true, hidden: true, change: () => this.add([...this.input.files]) });
+  }
+
+  /** Take files from everywhere on the page. */
+  listen(choose, field) {
+    choose.addEventListener("click", () => this.input.click());
+    field.addEventListener("paste", (event) => event.clipboardData.files.length && (event.preventDefault(), this.add([...event.clipboardData.files])));
+    document.addEventListener("dragover", (event) => event.dataTransfer.types.includes("Files") && event.preventDefault());
+    document.addEventListener("drop", (event) => event.dataTransfer.files.length && (event.preventDefault(), this.add([...event.dataTransfer.files])));
+  }
+
+  async add(files) {
+    for (const file of files) {
+      try {
+        this.items.push({ name: file.name, n_bytes: file.size, ...(await read(file, this.items)) });
+      } catch (error) {
+        this.failed(error);
+      }
+    }
+    this.input.value = "";
+    this.show();
+  }
+
+  show() {
+    const chip = (item) =>
+      h("li", {}, `${clean(item.name)}, ${number(Math.ceil(item.n_bytes / 1000))} kB `, button("×", () => this.remove(item), { "aria-label": `Remove ${clean(item.name)}` }));
+    const blind = this.items.some((item) => item.data) && this.blind();
+    const told = blind && h("li", { class: "hint" }, `${clean(blind)} can't see images: it gets a line of text instead`);
+    this.element.replaceChildren(...this.items.map(chip), ...(told ? [told] : []));
+  }
+
+  remove(item) {
+    this.items = this.items.filter((each) => each !== item);
+    this.show();
+  }
+
+  clear() {
+    this.items = [];
+    this.show();
+  }
+
+  /** Return the fields of a question. */
+  get fields() {
+    const of = (key) => this.items.filter((item) => item[key] !== undefined).map((item) => ({ name: item.name, [key]: item[key] }));
+    return { files: of("text"), images: of("data") };
+  }
+}
+
+async function read(file, others) {
+  const refuse = (why) => new Error(`${file.name} can't be attached: ${why}.`);
+  if (file.type.startsWith("image/") && file.type !== "image/svg+xml") {
+    if (!IMAGES.includes(file.type)) throw refuse("only PNG, JPEG, GIF and BMP images can");
+    const total = others.reduce((sum, item) => sum + (item.data ? item.n_bytes : 0), file.size);
+    if (total > MOST_IMAGES) throw refuse(`all images together may have ${number(MOST_IMAGES)} bytes`);
+    return { data: await base64(file) };
+  }
+  if (file.size > MOST_TEXT) throw refuse(`it is larger than ${number(MOST_TEXT)} bytes`);
+  const text = await file.text().catch(() => "\0");
+  if (/[\0\ufffd]/.test(text)) throw refuse("it is not text in UTF-8");
+  return { text };
+}
+
+/** Return the bytes of a file in base64. */
+async function base64(file) {
+  const bytes = new Uint8Array(await file.arrayBuffer());
+  let text = "";
+  for (let at = 0; at < bytes.length; at += 0x8000) text += String.fromCharCode(...bytes.subarray(at, at + 0x8000));
+  return btoa(text);
+}

@@ -1,0 +1,93 @@
+// Two answers to one question, decoded together in columns: their figures, and the first token where they part.
+
+import { answer as streamed } from "./api.js";
+import { button, clean, h, short } from "./dom.js";
+import { LiveMarkdown } from "./markdown.js";
+import { quoted } from "./tokens.js";
+import { answerParts, ENDS, figures } from "./turns.js";
+
+class Column {
+  constructor(body) {
+    this.body = body;
+    this.parts = answerParts(body.model);
+    this.text = new LiveMarkdown(this.parts.text, () => {});
+    this.hint = h("p", { class: "hint" }, "waiting …");
+    this.buttons = h("div", { class: "buttons" });
+    this.parts.below.replaceChildren(this.buttons, this.hint);
+    this.tokens = [];
+  }
+
+  async run(signal) {
+    const began = performance.now();
+    try {
+      for await (const events of streamed(this.body, signal)) for (const [name, data] of events) this.take(name, data, began);
+    } catch (error) {
+      this.hint.textContent = error.name === "AbortError" ? "stopped" : clean(error.message);
+    }
+    this.text.draw();
+  }
+
+  take(name, data, began) {
+    if (name === "started") this.hint.textContent = "prefill …";
+    else if (name === "reasoning") {
+      this.parts.folded.hidden = false;
+      this.parts.reasoning.append(clean(data.text));
+    } else if (name === "text") {
+      this.tokens.push(...(data.tokens ?? []));
+      this.text.add(data.text);
+      this.hint.textContent = `${this.tokens.length} tokens, ${short((performance.now() - began) / 1000)} s`;
+    } else if (name === "finished") {
+      const total = `${short((performance.now() - began) / 1000)} s`;
+      this.hint.textContent = [clean(this.body.model), settingsIn(this.body), total, ENDS[data.reason], figures(data)].filter(Boolean).join(" · ");
+    } else if (name === "failed") throw new Error(data.message);
+  }
+}
+
+/** Return what differs from the model's own settings, e.g. "temperature 0.5". */
+const settingsIn = ({ chat, question, together, candidates, model, ...values }) =>
+  Object.entries(values).map(([name, value]) => `${name.replace("_", " ")} ${value}`).join(", ");
+
+export class Comparison {
+  /** `sides` are the fields of the two requests; `goOn(id)` is called with the answer that the chat goes on with. */
+  constructor(chat, question, sides, goOn) {
+    this.question = question;
+    this.goOn = goOn;
+    this.stopper = new AbortController();
+    this.columns = sides.map((side) => new Column({ ...side, chat, question, together: true, candidates: 0 }));
+    this.told = h("p", { class: "hint", role: "status" });
+    this.element = h("div", {}, h("div", { class: "columns" }, this.columns.map((each) => each.parts.element)), this.told);
+  }
+
+  async run() {
+    await Promise.all(this.columns.map((each) => each.run(this.stopper.signal)));
+    this.told.textContent = parting(...this.columns.map((each) => each.tokens));
+  }
+
+  stop() {
+    this.stopper.abort();
+  }
+
+  /** Give each column the saved answer with its text; `current` is the one that the chat goes on with. */
+  name(answers, current) {
+    const left = [...answers];
+    for (const { buttons, text } of this.columns) {
+      const at = left.findIndex((each) => each.text === text.text);
+      if (at < 0) continue;
+      const [{ id }] = left.splice(at, 1);
+      const words = id === current ? "The chat goes on with this one" : "Go on with this one";
+      buttons.replaceChildren(button(words, () => this.goOn(id)));
+    }
+  }
+}
+
+/** Say where two answers part. Tokens of two models begin at different places, so their bytes are compared. */
+export function parting(one, other) {
+  const [left, right] = [one, other].map((tokens) => tokens.flatMap((token, at) => token.bytes.map((byte) => [byte, at])));
+  const end = Math.max(left.length, right.length);
+  let same = 0;
+  while (same < end && left[same]?.[0] === right[same]?.[0]) same += 1;
+  if (same === end) return one.length ? "Both answers are the same." : "";
+  const token = (tokens, bytes) => (bytes[same] ? quoted(tokens[bytes[same][1]].token) : "its end");
+  const at = (left[same] ?? right[same])[1];
+  return `They part at token ${at + 1}: ${token(one, left)} and ${token(other, right)}.`;
+}

@@ -1,0 +1,69 @@
+// The candidates of a token after each step of the sampler, and what sliders of other settings would leave of them.
+
+import { button, clean, h, number } from "./dom.js";
+import "./sampler.js";
+
+const SHOWN = 12; // candidates
+const SLIDERS = {
+  top_k: { label: "Top-k", off: 0, max: 200, step: 1 },
+  top_p: { label: "Top-p", off: 1, max: 1, step: 0.001 },
+  min_p: { label: "Min-p", off: 0, max: 1, step: 0.001 },
+  temperature: { label: "Temperature", off: 1, max: 2, step: 0.01 },
+};
+const { recompute } = globalThis;
+
+const percent = (share) => (share > 0 && share < 0.0005 ? "<0.1%" : `${number(share * 100, 1)}%`);
+
+/** Return the settings of an answer's sampler: the order of the steps with sliders, and their values. */
+function settingsOf({ order, values }) {
+  const own = order.filter((step) => SLIDERS[step]);
+  const start = Object.fromEntries(Object.entries(SLIDERS).map(([name, { off }]) => [name, own.includes(name) ? values[name] : off]));
+  return { order: [...own, ...Object.keys(SLIDERS).filter((step) => !own.includes(step))], start };
+}
+
+/** Return the table and its sliders. `taker(text)` makes the button of a candidate, "" for the one of `chosen`. */
+export function stepsElement(data, chosen, quoted, taker) {
+  const { candidates, steps } = data;
+  const all = steps[0].shares;
+  const n_others = Math.max(steps[0].left - candidates.length, 0);
+  const others = n_others ? Math.max(1 - all.reduce((sum, each) => sum + each, 0), 0) / n_others : 0;
+  const { order, start } = settingsOf(data);
+  const shown = candidates.map((_, index) => index).filter((index) => index < SHOWN || candidates[index] === chosen);
+  const cell = (share, before) => h("td", { class: "align-right" }, share > 0 ? percent(share) : before > 0 ? "cut" : "");
+  const results = shown.map(() => h("td", { class: "align-right result" }));
+  const left = h("td", { class: "align-right result" });
+  const rows = shown.map((index, row) =>
+    h(
+      "tr",
+      candidates[index] === chosen ? { class: "chosen" } : {},
+      h("th", { scope: "row" }, h("code", {}, quoted(candidates[index]))),
+      ...steps.map(({ shares }, step) => cell(shares[index], step ? steps[step - 1].shares[index] : 1)),
+      results[row],
+      h("td", {}, candidates[index] === chosen ? "chosen" : taker(candidates[index], all[index])),
+    ),
+  );
+  const headings = ["candidate", ...steps.map(({ name }) => clean(name)), "by the sliders", ""];
+  const total = h("tr", {}, h("th", { scope: "row" }, "left"), ...steps.map((step) => h("td", { class: "align-right" }, number(step.left))), left, h("td", {}));
+  const table = h("table", {}, h("thead", {}, h("tr", {}, headings.map((each) => h("th", { scope: "col" }, each)))), h("tbody", {}, rows, total));
+  const inputs = Object.entries(SLIDERS).map(([name, { max, step }]) => h("input", { type: "range", name, min: 0, max: Math.max(max, start[name]), step, value: start[name], input: draw }));
+  const outputs = inputs.map(() => h("output", {}));
+
+  function draw() {
+    const values = Object.fromEntries(inputs.map((input) => [input.name, input.valueAsNumber]));
+    inputs.forEach((input, at) => (outputs[at].textContent = input.value));
+    const found = recompute(all, [n_others, others], order, values);
+    shown.forEach((index, row) => (results[row].textContent = found.shares[index] > 0 ? percent(found.shares[index]) : "cut"));
+    left.textContent = number(found.left);
+  }
+
+  draw();
+  const reset = button("As it was", () => {
+    inputs.forEach((input) => (input.value = start[input.name]));
+    draw();
+  });
+  return [
+    h("div", { class: "wide", tabindex: "0", role: "group", "aria-label": "Steps of the sampler" }, table),
+    h("div", { class: "sliders" }, inputs.map((input, at) => h("label", {}, h("span", {}, SLIDERS[input.name].label), input, outputs[at])), reset),
+    h("p", { class: "hint" }, `The sliders apply these four steps alone to the ${candidates.length} likeliest candidates; the other ${number(n_others)} are taken as equal.`),
+  ];
+}

@@ -1,0 +1,108 @@
+"""Explanations, sampler steps and the context window on the page, asked of a real engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import quickjs
+from support.served import LiveServer
+from support.tiny_projector import text_model
+
+from llmrun.chat.store.store import Sessions, folder_in
+from llmrun.chat.store.turns import Answer
+from llmrun.config import load_settings
+from llmrun.models.fingerprint import ModelFingerprint
+from llmrun.server.page import insights
+from llmrun.server.page.files import FOLDER
+
+pytestmark = pytest.mark.usefixtures("package_on_path")
+
+TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}so"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[LiveServer]:
+    model = text_model(tmp_path / "real.gguf", "gemma3", TEMPLATE)
+    with LiveServer(tmp_path, ("real",), model=model, n_ctx=2048) as live:
+        yield live
+
+
+@pytest.fixture
+def chat(server: LiveServer) -> dict[str, Any]:
+    """A chat with one answer, drawn with a penalty and a seed of its own."""
+    asked = server.post("/ui/ask", {"text": "Hello there", "system": "Be brief."}).json
+    settings = {"max_tokens": 6, "temperature": 0.9, "top_k": 30, "top_p": 0.85, "min_p": 0.01}
+    answer = {"chat": asked["id"], "question": asked["entries"][-1]["id"], **settings}
+    assert server.post("/ui/answer", answer).events[-1]["completion_tokens"] > 0
+    read: dict[str, Any] = server.get(f"/ui/chats/{asked['id']}").json
+    return read
+
+
+def test_an_answer_is_explained_on_a_page_of_its_own(
+    server: LiveServer, chat: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(insights, "_MOST_PAGES", 1)
+    asked = {"chat": chat["id"], "answer": chat["entries"][-1]["id"]}
+    made = server.post("/ui/explain", asked)
+    assert made.status == 200, made.body
+    page = server.get(made.json["address"])
+    assert page.headers["content-type"].startswith("text/html")
+    assert page.headers["content-security-policy"].startswith("sandbox allow-scripts")
+    assert "Inference, token by token" in page.body.decode()
+    assert server.get("/ui/explained/unknown").status == 404
+    assert server.get(made.json["address"], sec_fetch_site="cross-site").status == 403
+    assert server.post("/ui/explain", {**asked, "answer": chat["entries"][0]["id"]}).status == 400
+    assert server.get(server.post("/ui/explain", asked).json["address"]).status == 200
+    assert server.get(made.json["address"]).status == 404, "only the newest are kept"
+
+
+def test_the_steps_of_a_token_are_those_of_why(server: LiveServer, chat: dict[str, Any]) -> None:
+    asked = {"chat": chat["id"], "answer": chat["entries"][-1]["id"]}
+    for begins in ("", "Hel"):
+        found = server.post("/ui/why", {**asked, "begins": begins}).json
+        model, *_, last = found["steps"]
+        assert model["name"] == "model"
+        assert model["shares"] == sorted(model["shares"], reverse=True)
+        assert (found["values"]["top_k"], len(found["candidates"])) == (30, len(last["shares"]))
+        assert 1 <= last["left"] <= 30 < model["left"]
+        assert sum(last["shares"]) == pytest.approx(1, abs=1e-4)
+        # What the page's sliders show at the settings of the answer is what the engine's sampler left.
+        order = [step for step in found["order"] if step in found["values"]]
+        others = (model["left"] - len(model["shares"]), 0.0)
+        if others[0]:
+            others = (others[0], max(1 - sum(model["shares"]), 0.0) / others[0])
+        shares, left = recomputed(model["shares"], others, order, found["values"])
+        assert shares == pytest.approx(last["shares"], abs=1e-4)
+        assert left == last["left"]
+
+
+def recomputed(
+    shares: list[float], others: tuple[int, float], order: list[str], values: dict[str, float]
+) -> tuple[list[float], int]:
+    context = quickjs.Context()
+    context.eval((FOLDER / "sampler.js").read_text(encoding="utf-8"))
+    arguments = ",".join(map(json.dumps, (shares, others, order, values)))
+    found = json.loads(context.eval(f"JSON.stringify(recompute({arguments}))"))
+    return found["shares"], found["left"]
+
+
+def test_the_context_window_is_counted(server: LiveServer, chat: dict[str, Any]) -> None:
+    found = server.post("/ui/context", {"chat": chat["id"]}).json
+    assert [row["role"] for row in found["messages"]] == ["system", "user", "assistant"]
+    assert all(row["tokens"] > 0 for row in found["messages"][:2])
+    assert 0 < found["total"] < found["n_ctx"] == 2048
+
+
+def test_an_answer_of_another_model_is_not_explained_by_this_one(server: LiveServer, chat: dict[str, Any]) -> None:
+    with Sessions(folder_in(load_settings().state_dir)) as store:
+        saved = store.open("1")
+        saved.add_answer(Answer("Hello", model=ModelFingerprint("other", path="/other.gguf")))
+        answer = saved.entries[-1].id
+        saved.release()
+    for path in ("/ui/explain", "/ui/why"):
+        refused = server.post(path, {"chat": chat["id"], "answer": answer})
+        assert (refused.status, "is of other" in refused.json["error"]["message"]) == (400, True)
