@@ -100,8 +100,7 @@ class LlamaContext:
         verified = _MAX_VERIFIED if self.cuts and not load.exact else 0
         self.n_outputs = max(n_outputs, verified, self.n_seq_max + self.n_parked)  # llama.cpp requires one per sequence
         self._failures: list[BaseException] = []  # raised by the evaluation callback
-        callback = guarded(watch, self._failures.append) if watch else None
-        self._callback = self._llama.ggml_backend_sched_eval_callback(callback) if callback else None
+        self._callback = guarded(self._llama, watch, self._failures.append) if watch else None
         self._shifted: set[int] = set()  # sequences whose keys the next decode rotates to their new positions
         self._open(self._initial_room())
         empty = _MAGIC_BYTES + _COUNT.size * (1 + self.n_seq_max)

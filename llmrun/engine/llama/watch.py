@@ -13,7 +13,7 @@ Watch = Callable[["GgmlTensor", bool], bool]
 numbers are available. Returning False then ends the computation. LlamaContext.decode() raises its exceptions."""
 
 
-def guarded(watch: Watch, keep: Callable[[BaseException], None]) -> Callable[[int, bool, Any], bool]:
+def guarded(llama: Any, watch: Watch, keep: Callable[[BaseException], None]) -> Any:
     """Return llama_context_params.cb_eval, which passes exceptions to keep(): none may pass through C++."""
     from llmrun.engine.llama.tensors import GgmlTensor, check_layout
 
@@ -26,4 +26,4 @@ def guarded(watch: Watch, keep: Callable[[BaseException], None]) -> Callable[[in
             keep(failure)
             return False
 
-    return callback
+    return llama.ggml_backend_sched_eval_callback(callback)
