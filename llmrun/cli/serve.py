@@ -31,6 +31,7 @@ from llmrun.cli.options import (
 from llmrun.cli.reasoning import ThinkEffortOption
 from llmrun.cli.sampling import watermark_flags
 from llmrun.cli.serving import at_most
+from llmrun.cli.tools import ToolOptions, page_tools, tooling
 from llmrun.config import load_settings, model_aliases
 from llmrun.errors import CancelledError, LlmrunError, TerminatedError, UsageError, require_within
 from llmrun.planning.gpu_memory import compare_allocated
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from llmrun.protocol.adapters import Adapter
     from llmrun.protocol.params import SamplingParams
     from llmrun.server.guard import Policy
+    from llmrun.server.page.tools import PageTools
     from llmrun.server.pool import PooledModel
     from llmrun.server.registry import RunningServer, ServerFile
     from llmrun.server.serving import ServeOptions, Serving
@@ -124,7 +126,7 @@ InstallOption = Annotated[
 LogJsonOption = Annotated[bool, typer.Option("--log-json", help="Log each request as a JSON object on stderr.")]
 
 
-@with_options(loading=loading, marking=watermark_flags)
+@with_options(loading=loading, marking=watermark_flags, tooling=tooling)
 def serve(
     context: typer.Context,
     models: ModelsArgument = None,
@@ -151,6 +153,7 @@ def serve(
     *,
     loading: LoadingOptions,
     marking: Mapping[str, Any],
+    tooling: ToolOptions,
 ) -> None:
     """Serve models over HTTP to OpenAI, Anthropic and Ollama clients."""
     if install is False:
@@ -196,7 +199,8 @@ def serve(
         listening.close()
         _run_on(output, context.obj, port, options, installs=bool(install))
         return
-    run_in_event_loop(_run(output, options, listening, parent, log_json=log_json))
+    with page_tools(tooling) as tools:
+        run_in_event_loop(_run(output, options, listening, parent, tools, log_json=log_json))
 
 
 def _run_on(output: Output, typed: Sequence[str], port: int, options: ServeOptions, *, installs: bool) -> None:
@@ -219,10 +223,11 @@ def _run_on(output: Output, typed: Sequence[str], port: int, options: ServeOptio
         serve_in_background(output, arguments, port)
 
 
-def serve_page(name: str, loading: LoadingOptions, page: str) -> None:
+def serve_page(name: str, loading: LoadingOptions, tooling: ToolOptions, page: str) -> None:
     """Serve a model on a free port of loopback, for the page alone, until Ctrl-C.
 
     Args:
+        tooling: tools of the page.
         page: path of the page that the browser opens.
     """
     allow_many_connections()
@@ -243,7 +248,8 @@ def serve_page(name: str, loading: LoadingOptions, page: str) -> None:
     )
     address = f"http://{_LOOPBACK}:{listening.getsockname()[1]}{page}"
     output.note(f"{'The browser opens' if _open_browser(address) else 'Open in a browser:'} {address}")
-    run_in_event_loop(_run(output, options, listening, None, log_json=False))
+    with page_tools(tooling) as tools:
+        run_in_event_loop(_run(output, options, listening, None, tools, log_json=False))
 
 
 def _open_browser(address: str) -> bool:
@@ -381,6 +387,19 @@ def _check_adapters(adapters: tuple[Adapter, ...], model: Path | None) -> None:
     adapter_bytes(adapters, read_header(model))
 
 
+def _show_loaded(view: ServeView, options: ServeOptions, pooled: PooledModel) -> None:
+    """Print how a model was loaded."""
+    assert pooled.loaded is not None
+    assert pooled.model is not None
+    plan = pooled.model.plan
+    different = compare_allocated(pooled.model.header, plan, pooled.loaded.buffers, load_settings().state_dir)
+    for note in (*plan.notes, *different):
+        view.note(note)
+    if options.verbose:
+        view.note(plan.summary)
+    view.loaded(pooled.name, pooled.loaded.n_ctx, options.wishes.parallel, pooled.loaded.load_seconds)
+
+
 def _explain_page(found: ExplainedAnswer, sampling: SamplingParams, rule: MergeRule | None) -> str:
     from llmrun.ui.views.explain_html import explain_page
 
@@ -388,7 +407,13 @@ def _explain_page(found: ExplainedAnswer, sampling: SamplingParams, rule: MergeR
 
 
 async def _run(
-    output: Output, options: ServeOptions, listening: socket.socket, parent: int | None, *, log_json: bool
+    output: Output,
+    options: ServeOptions,
+    listening: socket.socket,
+    parent: int | None,
+    tools: PageTools,
+    *,
+    log_json: bool,
 ) -> None:
     """Serve until a signal comes. Running answers are finished then, unless Ctrl-C or `stop --now` ends them."""
     from llmrun.cli.background import LOG_VARIABLE
@@ -400,23 +425,13 @@ async def _run(
     view = ServeView(output, log_json=log_json)
     settings = load_settings()
 
-    def loaded(kept: PooledModel) -> None:
-        assert kept.loaded is not None
-        assert kept.model is not None
-        plan = kept.model.plan
-        different = compare_allocated(kept.model.header, plan, kept.loaded.buffers, settings.state_dir)
-        for note in (*plan.notes, *different):
-            view.note(note)
-        if options.verbose:
-            view.note(plan.summary)
-        view.loaded(kept.name, kept.loaded.n_ctx, options.wishes.parallel, kept.loaded.load_seconds)
-
     serving = Serving(
         options,
         settings,
         explain_page=_explain_page,
+        tools=tools,
         on_served=view.served,
-        on_loaded=loaded,
+        on_loaded=partial(_show_loaded, view, options),
         on_failed=view.failed,
     )
     _give_way()

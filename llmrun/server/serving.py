@@ -31,6 +31,7 @@ from llmrun.server.manage_routes import ManageRoutes
 from llmrun.server.metrics import ServerMetrics
 from llmrun.server.page.insights import ExplainPage
 from llmrun.server.page.routes import PageRoutes
+from llmrun.server.page.tools import PageTools
 from llmrun.server.pool import NO_DEFAULTS, Pool, PooledModel, RequestDefaults
 from llmrun.server.protocols.stored_responses import ResponseStore
 
@@ -80,6 +81,7 @@ class Serving:
         on_failed: called if a model can't be loaded at the start.
         start: starts an engine process for a model.
         explain_page: makes the page of an explained answer.
+        tools: that a model may call on the page.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class Serving:
         settings: Settings,
         *,
         explain_page: ExplainPage,
+        tools: PageTools | None = None,
         on_served: Callable[[AccessRecord], None] = lambda record: None,
         on_loaded: Callable[[PooledModel], None] = lambda pooled: None,
         on_failed: Callable[[LlmrunError], None] = lambda error: None,
@@ -113,7 +116,7 @@ class Serving:
         state = ServerState(self._pool, self._traffic, self.metrics, options.sampling, ResponseStore())
         catalog = ModelCatalog(settings)
         manage = ManageRoutes(self._pool, settings, is_open=options.allow_manage)
-        self._page = PageRoutes(state, catalog, settings.state_dir, explain_page)
+        self._page = PageRoutes(state, catalog, settings.state_dir, explain_page, tools)
         self._http = HttpApp(state, catalog=catalog, page=self._page, manage=manage, on_served=on_served)
         self._ending = asyncio.Event()
 

@@ -167,7 +167,8 @@ class Engine:
             return self._roll_back(parts, error)
         seconds = self._clock() - began
         if isinstance(batch, list):
-            self._record_rate(parts, len(batch), seconds)
+            n_decoding = sum(part.sequence.n_completion > 0 for part in parts)
+            self._rate.record(len(batch) - n_decoding, seconds, n_decoding)
         return self._advance(parts, seconds)
 
     # ---- admission -----------------------------------------------------------------------------------------
@@ -263,13 +264,6 @@ class Engine:
         if self._throughput:
             return self._context.n_batch
         return mixed_tokens(self._rate, n_waiting, 0 if self._context.unified else PIECE + len(self._active))
-
-    def _record_rate(self, parts: list[BatchPart], n_tokens: int, seconds: float) -> None:
-        if n_tokens < len(parts) + PrefillRate.MIN_TOKENS:
-            self._rate.record_step(seconds)
-        else:
-            n_decoding = sum(part.sequence.n_completion > 0 for part in parts)
-            self._rate.record(n_tokens - n_decoding, seconds, n_decoding)
 
     def _can_run(self) -> bool:
         """Return whether a sole sequence decodes in a context whose last tokens can be cut."""
