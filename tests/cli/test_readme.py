@@ -129,8 +129,8 @@ FILES = {
     "answer.txt": "Hello",
 }
 ELSEWHERE = re.compile(
-    "pip install|uv run|^export|--web|llmrun (serve|worker|launch|tune|bench|explain|embed|rerank|report|evaluate|tokenize|"
-    "score|watermark|replay|doctor|stop|logs|quantize)"
+    "pip install|uv run|^export|--web|llmrun (serve|worker|launch|tune|bench|explain|embed|rerank|report|evaluate|"
+    "tokenize|score|watermark|replay|doctor|stop|logs|quantize)"
 )
 """Commands that run on, install, or need what the fake engine lacks."""
 STATUSES = {
