@@ -30,20 +30,23 @@ if TYPE_CHECKING:
     from llmrun.planning.hardware import Hardware
     from llmrun.protocol.jobs.kernels import MachineSpeed
 
+ModelOrNoneArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="[MODEL]",
+        help="A name from `llmrun list --all`, owner/repo[:quant], URL or path. Default: propose models.",
+        autocompletion=complete_model,
+    ),
+]
+ContextsOption = Annotated[
+    str, typer.Option("--ctx", "-c", metavar="TOKENS,...", help="Context windows to compare, e.g. 4096,32k.")
+]
+
 
 @with_options(devices=device_options)
 def plan(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="[MODEL]",
-            help="A name from `llmrun list --all`, owner/repo[:quant], URL or path. Default: propose models.",
-            autocompletion=complete_model,
-        ),
-    ] = "",
-    ctx: Annotated[
-        str, typer.Option("--ctx", "-c", metavar="TOKENS,...", help="Context windows to compare, e.g. 4096,32k.")
-    ] = "",
+    model: ModelOrNoneArgument = "",
+    ctx: ContextsOption = "",
     kv_type_k: CacheTypeKOption = None,
     kv_type_v: CacheTypeVOption = None,
     draft: DraftOption = None,

@@ -177,24 +177,11 @@ def serve(
     names = tuple(dict.fromkeys(models or []))
     _require_model(names, {"--any-model": any_model, "--template FILE": template is not None})
     options = ServeOptions(
-        names,
-        policy,
-        preferences,
-        keep_seconds,
-        queue,
-        answer_seconds,
-        grace_seconds,
-        verbose=loading.verbose,
-        speculate=loading.most_drafted,
-        draft=_fetch_missing(output, names, loading),
-        projector=loading.projector,
-        adapters=loading.adapters,
-        sampling=marking,
-        aliases=_aliases(alias or []),
-        any_model=any_model,
-        defaults=RequestDefaults(template_text(template), think_effort),
-        allow_manage=allow_manage,
-    )
+        names, policy, preferences, keep_seconds, queue, answer_seconds, grace_seconds, verbose=loading.verbose,
+        speculate=loading.most_drafted, draft=_fetch_missing(output, names, loading), projector=loading.projector,
+        adapters=loading.adapters, sampling=marking, aliases=_aliases(alias or []), any_model=any_model,
+        defaults=RequestDefaults(template_text(template), think_effort), allow_manage=allow_manage,
+    )  # fmt: skip
     if background or install:
         listening.close()
         _run_on(output, context.obj, port, options, installs=bool(install))
