@@ -91,19 +91,9 @@ def plan(
     contexts = contexts_for(candidates[0].header, wished)
     remote = _worker_speeds(output, hardware, speed)
     gpus = _gpu_speeds(output, hardware, used, types_of(candidates), settings)
+    known = speed if remote is not None else None
     rows = [
-        look_ahead(
-            candidate,
-            hardware,
-            speed if remote is not None else None,
-            contexts,
-            kv,
-            beside,
-            remote or (),
-            preferences,
-            gpus,
-        )
-        for candidate in candidates
+        look_ahead(each, hardware, known, contexts, kv, beside, remote or (), preferences, gpus) for each in candidates
     ]
     chosen, why = _chosen(spec, candidates, hardware)
     if json:
