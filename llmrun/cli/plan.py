@@ -31,20 +31,23 @@ if TYPE_CHECKING:
     from llmrun.protocol.devices import Gpu
     from llmrun.protocol.jobs.kernels import MachineSpeed
 
+ModelOrNoneArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="[MODEL]",
+        help="A name from `llmrun list --all`, owner/repo[:quant], URL or path. Default: propose models.",
+        autocompletion=complete_model,
+    ),
+]
+ContextsOption = Annotated[
+    str, typer.Option("--ctx", "-c", metavar="TOKENS,...", help="Context windows to compare, e.g. 4096,32k.")
+]
+
 
 @with_options(devices=device_options)
 def plan(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="[MODEL]",
-            help="A name from `llmrun list --all`, owner/repo[:quant], URL or path. Default: propose models.",
-            autocompletion=complete_model,
-        ),
-    ] = "",
-    ctx: Annotated[
-        str, typer.Option("--ctx", "-c", metavar="TOKENS,...", help="Context windows to compare, e.g. 4096,32k.")
-    ] = "",
+    model: ModelOrNoneArgument = "",
+    ctx: ContextsOption = "",
     kv_type_k: CacheTypeKOption = None,
     kv_type_v: CacheTypeVOption = None,
     draft: DraftOption = None,
@@ -88,19 +91,9 @@ def plan(
     contexts = contexts_for(candidates[0].header, wished)
     remote = _worker_speeds(output, hardware, speed)
     gpus = _gpu_speeds(output, hardware, used, types_of(candidates), settings)
+    known = speed if remote is not None else None
     rows = [
-        look_ahead(
-            candidate,
-            hardware,
-            speed if remote is not None else None,
-            contexts,
-            kv,
-            beside,
-            remote or (),
-            preferences,
-            gpus,
-        )
-        for candidate in candidates
+        look_ahead(each, hardware, known, contexts, kv, beside, remote or (), preferences, gpus) for each in candidates
     ]
     chosen, why = _chosen(spec, candidates, hardware)
     if json:

@@ -161,7 +161,6 @@ def serve(
 
         service.uninstall(Output())
         return
-    preferences = replace(loading.preferences, parallel=parallel, exact=exact)
     require_within("--port", port, (0, 65_535))
     require_within("--queue", queue, (0, 10_000))
     keep_seconds, grace_seconds, answer_seconds = (
@@ -177,24 +176,12 @@ def serve(
     names = tuple(dict.fromkeys(models or []))
     _require_model(names, {"--any-model": any_model, "--template FILE": template is not None})
     options = ServeOptions(
-        names,
-        policy,
-        preferences,
-        keep_seconds,
-        queue,
-        answer_seconds,
-        grace_seconds,
-        verbose=loading.verbose,
-        speculate=loading.most_drafted,
-        draft=_fetch_missing(output, names, loading),
-        projector=loading.projector,
-        adapters=loading.adapters,
-        sampling=marking,
-        aliases=_aliases(alias or []),
-        any_model=any_model,
-        defaults=RequestDefaults(template_text(template), think_effort),
-        allow_manage=allow_manage,
-    )
+        names, policy, replace(loading.preferences, parallel=parallel, exact=exact), keep_seconds, queue,
+        answer_seconds, grace_seconds, verbose=loading.verbose, speculate=loading.most_drafted,
+        draft=_fetch_missing(output, names, loading), projector=loading.projector, adapters=loading.adapters,
+        sampling=marking, aliases=_aliases(alias or []), any_model=any_model,
+        defaults=RequestDefaults(template_text(template), think_effort), allow_manage=allow_manage,
+    )  # fmt: skip
     if background or install:
         listening.close()
         _run_on(output, context.obj, port, options, installs=bool(install))
