@@ -26,9 +26,9 @@ def main() -> None:
 
             open_vocabulary_ahead(arguments[1])
         elif _loads_named_model(arguments):
-            from llmrun.model.loading import open_ahead
+            from llmrun.planning.preload import preload
 
-            open_ahead(arguments[1])
+            preload(arguments[1])
     from llmrun.cli.main import run
 
     run()

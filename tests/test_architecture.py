@@ -35,6 +35,7 @@ FOREIGN_FILES = {"convert_hf_to_gguf.py", "convert_lora_to_gguf.py", "modeling_r
 HOMES = {
     "llama_cpp": ("engine/llama/",),
     "jinja2": ("engine/prompt/sandbox.py", "engine/environment.py", "ui/html/"),
+    "PIL": ("engine/prompt/images.py",),
     "rich": ("ui/",),
     "markdown_it": ("ui/answer/",),
     "prompt_toolkit": ("ui/",),
@@ -43,8 +44,8 @@ HOMES = {
     "huggingface_hub": ("models/hub_api.py",),
     "starlette": (
         "server/app.py",
-        *(f"server/{name}_routes.py" for name in ("embedding", "engine", "model", "ollama")),
-        "server/page/routes.py",
+        *(f"server/{name}_routes.py" for name in ("embedding", "engine", "manage", "model", "ollama", "response")),
+        *(f"server/page/{name}.py" for name in ("answering", "insights", "requests", "routes")),
     ),
     "uvicorn": ("server/listener.py",),
     "h11": ("server/listener.py",),

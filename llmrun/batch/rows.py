@@ -172,8 +172,10 @@ class RowTemplate:
             raise UsageError("the row's body is not an object")
         if row.url or "messages" in body:
             found = protocol_of(row).read(body)
-            if found.n != 1:
-                raise UsageError(f"n is {found.n}", why="a row has one answer", hint="give several rows")
+            if found.n_choices != 1:
+                raise UsageError(
+                    f"the row asks for {found.n_choices} answers", why="a row has one", hint="give several rows"
+                )
         else:
             found = CompletionRequest("", self._prompt(row.columns), {})
         return found._replace(

@@ -153,7 +153,7 @@ def call(arguments: Sequence[str]) -> int:
     fix_words(os.environ)
     arguments = habits.with_command(arguments)
     try:
-        return app(arguments, prog_name="llmrun", standalone_mode=False) or 0
+        return app(arguments, prog_name="llmrun", standalone_mode=False, obj=arguments) or 0
     except typer.TyperException as error:
         command = " ".join(["llmrun", *arguments[:1]]) if arguments and arguments[0] in COMMANDS else "llmrun"
         raise _usage_error(error, command) from None

@@ -130,7 +130,7 @@ def chat(
     """Chat with a model. Ctrl-C stops an answer and keeps it; Ctrl-D exits."""
     if web:
         _refuse_with_web(context)
-        _show_page(model, saving, loading)
+        _show_page(model, saving, loading, tooling)
         return
     loading = replace(loading, server=remote_server(at, key_file))
     refuse_with_remote(loading)
@@ -140,6 +140,7 @@ def chat(
 def _refuse_with_web(context: typer.Context) -> None:
     """Raise UsageError for an option that only a chat on the terminal has."""
     shared = {"model", "web", "last", "session", *inspect.signature(load_options).parameters}
+    shared |= inspect.signature(tooling).parameters.keys()
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
         if source is not None and source.name == "COMMANDLINE" and parameter.name not in shared:
@@ -150,7 +151,7 @@ def _refuse_with_web(context: typer.Context) -> None:
             )
 
 
-def _show_page(model: str, saving: SessionOptions, loading: LoadingOptions) -> None:
+def _show_page(model: str, saving: SessionOptions, loading: LoadingOptions, options: ToolOptions) -> None:
     """Serve the page of a new chat, or of the one that goes on, until Ctrl-C."""
     from llmrun.cli.serve import serve_page
 
@@ -162,7 +163,7 @@ def _show_page(model: str, saving: SessionOptions, loading: LoadingOptions) -> N
             saved.release()
     if not model:
         raise UsageError("there is no model to talk to", hint="llmrun chat smollm2 --web")
-    serve_page(model, loading, page)
+    serve_page(model, loading, options, page)
 
 
 def talk_with(

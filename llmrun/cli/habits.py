@@ -40,9 +40,9 @@ COMMANDS = {
     "generate": Habit("", "llmrun run MODEL PROMPT"),
     "complete": Habit("", "llmrun run MODEL PROMPT --raw"),
     "status": Habit("", "llmrun ps"),
-    "start": Habit("", "llmrun serve"),
+    "start": Habit("", "llmrun serve --background"),
 }
-SERVER_WORDS = {"start": "llmrun serve", "stop": "llmrun stop", "status": "llmrun ps"}
+SERVER_WORDS = {"start": "llmrun serve --background", "stop": "llmrun stop", "status": "llmrun ps"}
 """The word after `server` in LM Studio."""
 
 OPTIONS = {

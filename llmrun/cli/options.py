@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import typer
 
 from llmrun.cli.completion import complete_model, complete_words
+from llmrun.cli.engine_options import device_options, engine_option
+from llmrun.cli.reasoning import ShowThoughtsOption, ThinkEffortOption, ThinkOption, ThinkTokensOption
 from llmrun.cli.rpc import RpcOption, workers_of
 from llmrun.errors import UsageError, require_within
 from llmrun.planning.plan import LoadPreferences
 from llmrun.planning.speculation import AUTO, OFF, read_speculate
-from llmrun.protocol.arguments import EFFORTS, Effort
-from llmrun.protocol.devices import SPLIT_MODES
 from llmrun.protocol.params import MOST_TOKENS, Limits, check_limits
-from llmrun.protocol.settings import DEFAULTS, FLASH_ATTENTION, SETTINGS
+from llmrun.protocol.settings import DEFAULTS, FLASH_ATTENTION
 
 if TYPE_CHECKING:
     from llmrun.chat.attachments import Attachments
@@ -71,24 +71,6 @@ CtxOption = Annotated[
 ]
 
 
-def engine_option(name: str, default: str = "", *, metavar: str | None = None, panel: str = "Engine") -> Any:
-    """Return the option of an engine setting.
-
-    Args:
-        default: its value without the option, for the help.
-    """
-    setting = SETTINGS[name]
-    words = metavar.split("|") if metavar and "|" in metavar else setting.choices
-    return typer.Option(
-        setting.option,
-        setting.short,
-        metavar=metavar,
-        help=f"{setting.help} Default: {default}." if default else setting.help,
-        autocompletion=complete_words(*words) if words else None,
-        rich_help_panel=panel,
-    )
-
-
 ThreadsOption = Annotated[int | None, engine_option("threads", "one per physical core")]
 GpuLayersOption = Annotated[int | None, engine_option("gpu_layers", "all that fit")]
 CpuExpertsOption = Annotated[int | None, engine_option("cpu_experts", "as many as do not fit there", metavar="LAYERS")]
@@ -97,11 +79,6 @@ CacheTypeVOption = Annotated[str | None, engine_option("kv_type_v", DEFAULTS.kv_
 FlashAttentionOption = Annotated[
     str | None, engine_option("flash_attention", "where it is faster", metavar="|".join(FLASH_ATTENTION))
 ]
-SplitModeOption = Annotated[str, engine_option("split_mode", "layer", metavar="|".join(SPLIT_MODES))]
-MainGpuOption = Annotated[int, engine_option("main_gpu", "0", metavar="NUMBER")]
-TensorSplitOption = Annotated[str, engine_option("tensor_split", "by free memory", metavar="SHARE/...")]
-DeviceOption = Annotated[str, engine_option("device", "all", metavar="NAME/...")]
-OverrideTensorOption = Annotated[str, engine_option("override_tensor", metavar="PATTERN=DEVICE;...")]
 SpeculateOption = Annotated[
     str | None,
     typer.Option(
@@ -223,23 +200,6 @@ def _parameters(group: Callable[..., Any]) -> list[inspect.Parameter]:
     return [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
 
 
-def device_options(
-    split_mode: SplitModeOption = DEFAULTS.split_mode,
-    main_gpu: MainGpuOption = DEFAULTS.main_gpu,
-    tensor_split: TensorSplitOption = DEFAULTS.tensor_split,
-    device: DeviceOption = DEFAULTS.device,
-    override_tensor: OverrideTensorOption = DEFAULTS.override_tensor,
-) -> dict[str, Any]:
-    """The options that choose GPUs, as fields of LoadPreferences."""
-    return {
-        "split_mode": split_mode,
-        "main_gpu": main_gpu,
-        "tensor_split": tensor_split,
-        "device": device,
-        "override_tensor": override_tensor,
-    }
-
-
 def load_preferences(
     threads: ThreadsOption = None,
     gpu_layers: GpuLayersOption = None,
@@ -306,38 +266,6 @@ def adapters_of(lora: list[str] | None) -> tuple[Adapter, ...]:
     return read_adapters(lora)
 
 
-ThinkOption = Annotated[
-    bool | None,
-    typer.Option(
-        "--think/--no-think",
-        help="Let a reasoning model think before it answers, or not. Default: as its template says.",
-        rich_help_panel="Answer",
-    ),
-]
-ThinkTokensOption = Annotated[
-    int | None,
-    typer.Option(
-        "--think-tokens", metavar="TOKENS", help="End the reasoning after this many tokens.", rich_help_panel="Answer"
-    ),
-]
-ThinkEffortOption = Annotated[
-    Effort | None,
-    typer.Option(
-        "--think-effort",
-        metavar="LEVEL",
-        help="Reasoning effort: none, minimal, low, medium, high, xhigh or max; models know some of them.",
-        rich_help_panel="Answer",
-    ),
-]
-ShowThoughtsOption = Annotated[
-    Literal["on", "fold", "hide"],
-    typer.Option(
-        "--show-thoughts",
-        metavar="on|fold|hide",
-        help="Show the reasoning in full, only its beginning, or not at all.",
-        rich_help_panel="Answer",
-    ),
-]
 PlainOption = Annotated[
     bool, typer.Option("--plain", help="Print the answer as it is, not as Markdown.", rich_help_panel="Answer")
 ]
@@ -366,38 +294,6 @@ ImagesOption = Annotated[
         rich_help_panel="Prompt",
     ),
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class ReasoningOptions:
-    """Options of a reasoning model: whether and how long it reasons, and the part to show."""
-
-    thinking: bool | None = None  # None: as the chat template says
-    tokens: int | None = None  # at most
-    effort: str | None = None  # one of EFFORTS
-    shown: Literal["on", "hide", "fold"] = "fold"
-
-
-def read_think(text: str, label: str) -> ReasoningOptions:
-    """Parse the argument of /think.
-
-    Raises:
-        UsageError: the argument is invalid.
-    """
-    if text == "off":
-        return ReasoningOptions(thinking=False)
-    if text == "on":
-        return ReasoningOptions(thinking=True, shown="on")
-    if text in ("hide", "fold"):
-        return ReasoningOptions(shown="hide" if text == "hide" else "fold")
-    if text in EFFORTS:
-        return ReasoningOptions(effort=text)
-    if text.isdecimal():
-        require_within(label, int(text), (0, MOST_TOKENS))
-        return ReasoningOptions(tokens=int(text))
-    raise UsageError(
-        f"invalid {label} {text}", why="must be on, off, hide, fold, a number of tokens, or an effort such as low"
-    )
 
 
 @dataclass(frozen=True)

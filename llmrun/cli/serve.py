@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -24,13 +24,14 @@ from llmrun.cli.options import (
     ExactOption,
     LoadingOptions,
     TemplateOption,
-    ThinkEffortOption,
     loading,
     template_text,
     with_options,
 )
+from llmrun.cli.reasoning import ThinkEffortOption
 from llmrun.cli.sampling import watermark_flags
 from llmrun.cli.serving import at_most
+from llmrun.cli.tools import ToolOptions, page_tools, tooling
 from llmrun.config import load_settings, model_aliases
 from llmrun.errors import CancelledError, LlmrunError, TerminatedError, UsageError, require_within
 from llmrun.planning.gpu_memory import compare_allocated
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from llmrun.protocol.adapters import Adapter
     from llmrun.protocol.params import SamplingParams
     from llmrun.server.guard import Policy
+    from llmrun.server.page.tools import PageTools
     from llmrun.server.pool import PooledModel
     from llmrun.server.registry import RunningServer, ServerFile
     from llmrun.server.serving import ServeOptions, Serving
@@ -100,6 +102,10 @@ AliasOption = Annotated[
 AnyModelOption = Annotated[
     bool, typer.Option("--any-model", help="Answer requests for all other models with the first one.")
 ]
+AllowManageOption = Annotated[
+    bool,
+    typer.Option("--allow-manage", help="Let all clients pull, copy and delete models.", rich_help_panel="Network"),
+]
 KeepOption = Annotated[str, typer.Option("--keep", metavar="TIME", help="Unload a model after this idle time.")]
 ParallelOption = Annotated[int, typer.Option("--parallel", "-np", help="Requests answered at the same time.")]
 QueueOption = Annotated[int, typer.Option("--queue", help="Requests that may wait; further ones get 503.")]
@@ -108,11 +114,21 @@ GraceOption = Annotated[
 ]
 TimeoutOption = Annotated[str, typer.Option("--timeout", metavar="TIME", help="Time limit of an answer.")]
 ParentOption = Annotated[int | None, typer.Option("--parent", metavar="PID", hidden=True)]  # of `llmrun launch`
+BackgroundOption = Annotated[
+    bool, typer.Option("--background", help="Return when the server answers; it runs on. See llmrun logs.")
+]
+InstallOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--install/--uninstall", help="Install a service with these options that starts with the session, or remove it."
+    ),
+]
 LogJsonOption = Annotated[bool, typer.Option("--log-json", help="Log each request as a JSON object on stderr.")]
 
 
-@with_options(loading=loading, marking=watermark_flags)
+@with_options(loading=loading, marking=watermark_flags, tooling=tooling)
 def serve(
+    context: typer.Context,
     models: ModelsArgument = None,
     host: HostOption = "127.0.0.1",
     port: PortOption = 8080,
@@ -123,6 +139,7 @@ def serve(
     any_model: AnyModelOption = False,
     template: TemplateOption = None,
     think_effort: ThinkEffortOption = None,
+    allow_manage: AllowManageOption = False,
     keep: KeepOption = "5m",
     parallel: ParallelOption = 8,
     queue: QueueOption = 64,
@@ -130,12 +147,20 @@ def serve(
     grace: GraceOption = "30s",
     exact: ExactOption = False,
     log_json: LogJsonOption = False,
+    background: BackgroundOption = False,
+    install: InstallOption = None,
     parent: ParentOption = None,
     *,
     loading: LoadingOptions,
     marking: Mapping[str, Any],
+    tooling: ToolOptions,
 ) -> None:
     """Serve models over HTTP to OpenAI, Anthropic and Ollama clients."""
+    if install is False:
+        from llmrun.cli import service
+
+        service.uninstall(Output())
+        return
     preferences = replace(loading.preferences, parallel=parallel, exact=exact)
     require_within("--port", port, (0, 65_535))
     require_within("--queue", queue, (0, 10_000))
@@ -143,16 +168,14 @@ def serve(
         _seconds(flag, text) for flag, text in (("--keep", keep), ("--grace", grace), ("--timeout", timeout))
     )
     allow_many_connections()
-    listening = bind(host, port)
+    listening = bind(host, 0 if install else port)  # an installed server may use the port now
     from llmrun.server.pool import RequestDefaults
     from llmrun.server.serving import ServeOptions, run_in_event_loop
 
     output = Output(json=log_json)
     policy = _policy(host, listening, key_file, allow_origin or [], allow_host or [])
     names = tuple(dict.fromkeys(models or []))
-    for flag, is_given in (("--any-model", any_model), ("--template", template is not None)):
-        if is_given and not names:
-            raise UsageError(f"{flag} needs a model", hint=f"llmrun serve MODEL {flag}")
+    _require_model(names, {"--any-model": any_model, "--template FILE": template is not None})
     options = ServeOptions(
         names,
         policy,
@@ -170,14 +193,41 @@ def serve(
         aliases=_aliases(alias or []),
         any_model=any_model,
         defaults=RequestDefaults(template_text(template), think_effort),
+        allow_manage=allow_manage,
     )
-    run_in_event_loop(_run(output, options, listening, parent, log_json=log_json))
+    if background or install:
+        listening.close()
+        _run_on(output, context.obj, port, options, installs=bool(install))
+        return
+    with page_tools(tooling) as tools:
+        run_in_event_loop(_run(output, options, listening, parent, tools, log_json=log_json))
 
 
-def serve_page(name: str, loading: LoadingOptions, page: str) -> None:
+def _run_on(output: Output, typed: Sequence[str], port: int, options: ServeOptions, *, installs: bool) -> None:
+    """Start a server with these arguments that outlives this command."""
+    end = typed.index("--") if "--" in typed else len(typed)
+    arguments = [word for word in typed[:end] if word not in ("--background", "--install")] + [*typed[end:]]
+    if installs:
+        from llmrun.cli import service
+
+        grace = None if options.grace_seconds == _FOR_EVER else options.grace_seconds
+        service.install(output, arguments, port, grace)
+    else:
+        from llmrun.cli.background import serve_in_background
+        from llmrun.gguf.reader import read_header
+        from llmrun.gguf.rules import check
+        from llmrun.models.location import locate
+
+        for path in filter(None, (locate(name, load_settings()).path for name in options.names)):
+            check(read_header(path))  # the user would not see the server's error
+        serve_in_background(output, arguments, port)
+
+
+def serve_page(name: str, loading: LoadingOptions, tooling: ToolOptions, page: str) -> None:
     """Serve a model on a free port of loopback, for the page alone, until Ctrl-C.
 
     Args:
+        tooling: tools of the page.
         page: path of the page that the browser opens.
     """
     allow_many_connections()
@@ -198,7 +248,8 @@ def serve_page(name: str, loading: LoadingOptions, page: str) -> None:
     )
     address = f"http://{_LOOPBACK}:{listening.getsockname()[1]}{page}"
     output.note(f"{'The browser opens' if _open_browser(address) else 'Open in a browser:'} {address}")
-    run_in_event_loop(_run(output, options, listening, None, log_json=False))
+    with page_tools(tooling) as tools:
+        run_in_event_loop(_run(output, options, listening, None, tools, log_json=False))
 
 
 def _open_browser(address: str) -> bool:
@@ -304,9 +355,7 @@ def _fetch_missing(output: Output, names: tuple[str, ...], loading: LoadingOptio
 
     if loading.draft is not None and len(names) != 1:
         raise UsageError("--draft drafts for one model", hint="llmrun serve MODEL --draft SMALLER")
-    for flag, came in (("--lora", loading.adapters), ("--mmproj", loading.projector)):
-        if came and not names:
-            raise UsageError(f"{flag} is for the first model", hint=f"llmrun serve MODEL {flag} FILE")
+    _require_model(names, {"--lora FILE": bool(loading.adapters), "--mmproj FILE": loading.projector is not None})
     settings = load_settings()
     for name in names:
         located = locate(name, settings)
@@ -321,6 +370,14 @@ def _fetch_missing(output: Output, names: tuple[str, ...], loading: LoadingOptio
     return find_draft(output, loading.draft, settings, yes=loading.yes)
 
 
+def _require_model(names: tuple[str, ...], given: Mapping[str, bool]) -> None:
+    """Raise UsageError if an option of the first model is given without a model."""
+    for option, is_given in given.items():
+        if is_given and not names:
+            flag = option.partition(" ")[0]
+            raise UsageError(f"{flag} needs a model", hint=f"llmrun serve MODEL {option}")
+
+
 def _check_adapters(adapters: tuple[Adapter, ...], model: Path | None) -> None:
     """Raise before the first request if an adapter does not fit. Raises as adapter_bytes()."""
     from llmrun.gguf.reader import read_header
@@ -330,6 +387,19 @@ def _check_adapters(adapters: tuple[Adapter, ...], model: Path | None) -> None:
     adapter_bytes(adapters, read_header(model))
 
 
+def _show_loaded(view: ServeView, options: ServeOptions, pooled: PooledModel) -> None:
+    """Print how a model was loaded."""
+    assert pooled.loaded is not None
+    assert pooled.model is not None
+    plan = pooled.model.plan
+    different = compare_allocated(pooled.model.header, plan, pooled.loaded.buffers, load_settings().state_dir)
+    for note in (*plan.notes, *different):
+        view.note(note)
+    if options.verbose:
+        view.note(plan.summary)
+    view.loaded(pooled.name, pooled.loaded.n_ctx, options.wishes.parallel, pooled.loaded.load_seconds)
+
+
 def _explain_page(found: ExplainedAnswer, sampling: SamplingParams, rule: MergeRule | None) -> str:
     from llmrun.ui.views.explain_html import explain_page
 
@@ -337,9 +407,16 @@ def _explain_page(found: ExplainedAnswer, sampling: SamplingParams, rule: MergeR
 
 
 async def _run(
-    output: Output, options: ServeOptions, listening: socket.socket, parent: int | None, *, log_json: bool
+    output: Output,
+    options: ServeOptions,
+    listening: socket.socket,
+    parent: int | None,
+    tools: PageTools,
+    *,
+    log_json: bool,
 ) -> None:
     """Serve until a signal comes. Running answers are finished then, unless Ctrl-C or `stop --now` ends them."""
+    from llmrun.cli.background import LOG_VARIABLE
     from llmrun.cli.main import ENDING
     from llmrun.server.registry import END_NOW, RunningServer, registered
     from llmrun.server.serving import Serving
@@ -348,23 +425,13 @@ async def _run(
     view = ServeView(output, log_json=log_json)
     settings = load_settings()
 
-    def loaded(kept: PooledModel) -> None:
-        assert kept.loaded is not None
-        assert kept.model is not None
-        plan = kept.model.plan
-        different = compare_allocated(kept.model.header, plan, kept.loaded.buffers, settings.state_dir)
-        for note in (*plan.notes, *different):
-            view.note(note)
-        if options.verbose:
-            view.note(plan.summary)
-        view.loaded(kept.name, kept.loaded.n_ctx, options.wishes.parallel, kept.loaded.load_seconds)
-
     serving = Serving(
         options,
         settings,
         explain_page=_explain_page,
+        tools=tools,
         on_served=view.served,
-        on_loaded=loaded,
+        on_loaded=partial(_show_loaded, view, options),
         on_failed=view.failed,
     )
     _give_way()
@@ -387,8 +454,9 @@ async def _run(
     host = _EVERYWHERE.get(host, host)
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     view.begin(address, options.names, has_keys=bool(options.policy.keys))
+    log = os.environ.get(LOG_VARIABLE, "")
     with registered(settings.state_dir, address) as entry:
-        server = RunningServer(os.getpid(), address, port, time.time(), grace_seconds=grace)
+        server = RunningServer(os.getpid(), address, port, time.time(), grace_seconds=grace, log=log)
         watching = asyncio.ensure_future(_watch(serving, view, entry, server, parent))
         try:
             await serving.run(listening)
@@ -406,15 +474,19 @@ async def _watch(
     from llmrun.ui.views.serve import ServeFigures
 
     written: RunningServer | None = None
+    now = server
     while True:
         if parent is not None and os.getppid() != parent:
             serving.end(now=True)
-        now = server._replace(models=tuple(serving.loaded), is_ending=serving.is_ending)
+        now = now._replace(models=tuple(serving.loaded), is_ending=serving.is_ending)
+        if view.is_live or now.requests != tuple(view.requests):
+            conditions = (await serving.statuses()).values()
+            n_bytes = sum(each.checkpoint_bytes for each in conditions)
+            now = now._replace(requests=tuple(view.requests), checkpoint_bytes=n_bytes)
         if entry is not None and now != written:
             entry.write(now)
             written = now
         if view.is_live:
-            conditions = (await serving.statuses()).values()
             used, cells = sum(each.cells_used for each in conditions), sum(each.cells for each in conditions)
             view.show(ServeFigures(*serving.metrics.figures, used, cells))
         await asyncio.sleep(_WATCH_SECONDS)

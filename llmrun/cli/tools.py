@@ -16,6 +16,7 @@ from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
     from llmrun.chat.tools.toolbox import Toolbox
+    from llmrun.server.page.tools import PageTools
 
 _PANEL = "Tools"
 
@@ -60,6 +61,29 @@ def tooling(
     return ToolOptions(tuple(tools or ()), tuple(yes_to or ()), tool_timeout)
 
 
+def check_allowed(allowed: tuple[str, ...], offered: tuple[Tool, ...]) -> None:
+    """Raise UsageError if a tool of --yes-to does not exist."""
+    names = [tool.name for tool in offered]
+    for name in allowed:
+        if name not in names:
+            raise UsageError(f"invalid --yes-to {name}", why=f"the tools are {', '.join(names)}")
+
+
+@contextmanager
+def page_tools(options: ToolOptions) -> Iterator[PageTools]:
+    """Start the processes of the page's tools, and wait until the tools are known.
+
+    Raises:
+        UsageError: a source can't be used, or an allowed tool does not exist.
+    """
+    from llmrun.server.page.tools import PageTools
+
+    with toolbox(options) as box:
+        tools = PageTools(box, options.allowed)
+        check_allowed(options.allowed, tools.offered)
+        yield tools
+
+
 class Tools:
     """The tools of a chat, and the permission of each."""
 
@@ -76,10 +100,7 @@ class Tools:
             with Activity(output) as activity:
                 activity.show("waiting for the tools")
                 self.offered = toolbox.tools()
-        names = [tool.name for tool in self.offered]
-        for name in allowed:
-            if name not in names:
-                raise UsageError(f"invalid --yes-to {name}", why=f"the tools are {', '.join(names)}")
+        check_allowed(allowed, self.offered)
 
     def answer(self, call: ToolCall) -> str:
         """Show a call, ask for permission, run it, and return the text for the model."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmrun.cli.options import JsonOption, ModelArgument, YesOption, device_options, with_options
+from llmrun.cli.engine_options import device_options
+from llmrun.cli.options import JsonOption, ModelArgument, YesOption, with_options
 from llmrun.config import load_settings
 from llmrun.errors import CancelledError, LlmrunError
 from llmrun.ui.terminal.output import Output
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from llmrun.planning.hardware import Hardware
     from llmrun.planning.plan import LoadPreferences, Plan
     from llmrun.protocol.speculation import StepTime
+    from llmrun.quantize.fast_copy import FastCopy
 
 
 @with_options(devices=device_options)
@@ -41,6 +44,7 @@ def tune(
     The settings apply to models of the same shape on this machine. A setting is kept only if it is significantly
     faster than the default, measured alternately; the kept settings are printed. Other threads, flash attention or
     repacking change the rounding, which can change an answer at --temp 0. The cost of drafting tokens is measured too.
+    For a type of weights without a fast kernel for prompts here, the command for a faster copy is printed.
     """
     from llmrun.bench.tune.run import check_preferences, keep, measure_steps
     from llmrun.bench.tune.run import tune as find_fastest
@@ -59,7 +63,7 @@ def tune(
     if forget:
         _forget(output, name, header, hardware, settings.state_dir)
         return
-    from llmrun.ui.views.tune import TuneView, as_json, show_outcome
+    from llmrun.ui.views.tune import TuneView, as_json, show_fast_copy, show_outcome
 
     plan = _plan(header, hardware, preferences, settings.state_dir, name)
     try:
@@ -70,17 +74,39 @@ def tune(
         raise
     kept, error = None, None
     steps: tuple[StepTime, ...] = ()
+    copy = _fast_copy(header, hardware, settings.state_dir)
     try:
         kept = keep(outcome, header, hardware, settings.state_dir, name)
         steps = measure_steps(spec, path)
     except LlmrunError as refused:
         error = refused
     if json:
-        output.result_json(as_json(name, outcome, steps))
+        output.result_json(as_json(name, outcome, steps, copy))
     else:
         show_outcome(output, name, outcome, kept, steps)
+        if copy is not None:
+            show_fast_copy(output, name, header, copy)
     if error is not None:  # only now: what was measured is shown even where it can't be kept
         raise error
+
+
+def _fast_copy(header: Header, hardware: Hardware, folder: Path) -> FastCopy | None:
+    """Return the copy that reads prompts faster here, if any.
+
+    Measures the kernels of both types once; None on a busy machine, where the figures would be wrong.
+    """
+    from llmrun.planning.hardware_details import probe_details
+    from llmrun.planning.speed import BUSY, speed_of
+    from llmrun.quantize.fast_copy import fast_copy, has_slow_prompts
+    from llmrun.quantize.types import COPY_TYPE
+
+    if not has_slow_prompts(header, hardware):
+        return None
+    types = {*header.bytes_per_type, COPY_TYPE}
+    with suppress(LlmrunError):
+        speed = speed_of(hardware, types, folder, cache=probe_details().last_cache)
+        return fast_copy(header, speed) if speed.others < BUSY else None
+    return None
 
 
 def _plan(header: Header, hardware: Hardware, preferences: LoadPreferences, folder: Path, name: str) -> Plan:

@@ -11,7 +11,6 @@ import gc
 import importlib
 import os
 import queue
-import signal
 import threading
 import time
 import traceback
@@ -26,7 +25,7 @@ from llmrun.engine.llama.base import Aborted, RunLimit
 from llmrun.errors import CancelledError, LlmrunError, UsageError
 from llmrun.protocol.frames import FrameError
 from llmrun.protocol.jobs import JobKind
-from llmrun.protocol.loading import Load, Loaded, LoadProgress, Open
+from llmrun.protocol.loading import Load, Loaded, LoadProgress
 from llmrun.protocol.messages import (
     Cancel,
     Command,
@@ -54,18 +53,18 @@ from llmrun.protocol.questions import (
     MeasureSteps,
 )
 from llmrun.protocol.speculation import StepTables
-from llmrun.system import disable_core_dumps
 
 if TYPE_CHECKING:
     from llmrun.engine.core.host_prefix_cache import HostPrefix
     from llmrun.engine.llama.context import LlamaContext
     from llmrun.engine.llama.model import LlamaModel
     from llmrun.engine.loaded import LoadedModel
+    from llmrun.engine.preload import Preload
     from llmrun.engine.service import PreparedRequest, Preparer
 
 _PROGRESS_INTERVAL = 0.1  # seconds between two LoadProgress
 _MAX_RUN = 64  # decode steps without a look at the queue
-_IDLE_SECONDS = 5.0  # without commands, before parked conversations are saved
+_IDLE_SECONDS = 3.0  # without commands, before parked conversations are saved; a server measures steps later
 
 
 class Commands:
@@ -83,7 +82,6 @@ class Commands:
         self._waiting: dict[int, Command] = {}
 
     def add(self, command: Command) -> None:
-        """Add a waiting command; it replaces one with the same number: Load replaces Open."""
         with self._lock:
             self._waiting[command.request] = command
 
@@ -118,23 +116,24 @@ class Commands:
 class EngineProcess:
     """The threads, and the handlers of all commands; messages.py names the events that answer each."""
 
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
+    def __init__(self, channel: Channel, preload: Preload | None = None) -> None:
+        self._channel, self._preload = channel, preload
         self._outbox = Outbox(channel.send)
-        self._flag = _native.CancelFlag()
+        self._flag = _native.CancelFlag() if preload is None else preload.flag
         self._commands = Commands()
         self._to_prepare: queue.SimpleQueue[Command] = queue.SimpleQueue()
         # A command, and the argument of its handler.
         self._to_compute: queue.SimpleQueue[tuple[Command, Command | PreparedRequest]] = queue.SimpleQueue()
         self._queued = _native.CancelFlag()  # set after each put; ends a run of decode steps
         self._load_finished = threading.Event()
+        # A thread of its own, so that a Load does not wait for it.
+        self._importer = threading.Thread(target=environment.import_for_requests, daemon=True)
         self._weights: LlamaModel | None = None
         self._draft_weights: LlamaModel | None = None
         self._contexts: list[LlamaContext] = []
         self._model: LoadedModel | None = None
         # The event that a handler returns is sent to the front.
         self._compute_handlers: dict[type[Command], Callable[[Any], Event | None]] = {
-            Open: self._open,
             Load: self._load,
             Generate: self._generate,
             Job: self._do_job,
@@ -157,6 +156,8 @@ class EngineProcess:
         reach the main thread."""
         for work in (self._read, self._compute):
             threading.Thread(target=_run_or_exit, args=(work,), daemon=True).start()
+        if self._preload is not None and self._preload.path:
+            self._importer.start()
         while True:
             self._prepare(self._to_prepare.get())
 
@@ -221,9 +222,10 @@ class EngineProcess:
                 self._queue(command, command)
         except LlmrunError as error:
             self._answer(command, Failed.of(error, command.request))
-        if isinstance(command, Open | Load):
-            environment.import_for_requests()
         if isinstance(command, Load):
+            if self._importer.ident is None:
+                self._importer.start()
+            self._importer.join()
             self._load_finished.wait()
             self._load_finished.clear()
             if self._model is not None and command.n_seq_max > 1:
@@ -254,7 +256,10 @@ class EngineProcess:
     # ---- the thread that owns llama.cpp --------------------------------------------------------------------
 
     def _compute(self) -> None:
-        environment.load_libraries()
+        if self._preload is not None and self._preload.path:
+            with self._reporting_progress(0):  # a Load's number
+                self._preload.join()
+            self._weights = self._preload.weights
         while True:
             self._queued.clear()
             while self._model is None or not self._model.engine.busy or not self._to_compute.empty():
@@ -298,10 +303,6 @@ class EngineProcess:
                 self._channel.send(event)
         if isinstance(command, Load):
             self._load_finished.set()
-
-    def _open(self, command: Open) -> None:
-        with suppress(LlmrunError):  # Load will report it
-            self._weights = self._load_weights(Load(command.path, 0, 0, gpu_layers=command.gpu_layers))
 
     def _generate(self, prepared: PreparedRequest) -> None:
         self._loaded_model().engine.add(*prepared)
@@ -434,15 +435,8 @@ def _run_or_exit(work: Callable[[], None]) -> None:
     os._exit(1)
 
 
-def main() -> None:
-    """Run the engine process; never return."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    environment.set_environment()
-    disable_core_dumps()
-    environment.shorten_switch_interval()
-    _native.exit_when_closed(0)
-    _run_or_exit(EngineProcess(Channel.private()).run)
-
-
-if __name__ == "__main__":
-    main()
+def serve(preload: Preload | None = None) -> None:
+    """Serve the front until it is gone, and never return."""
+    if preload is not None:
+        preload.has_read.wait()  # the line before the commands
+    _run_or_exit(EngineProcess(Channel.private(), preload).run)

@@ -83,7 +83,8 @@ def explain_answer(
     engine, answer = asked or model.last_answer()
     choices = engine.do(EXPLAIN_CHOICES, ExplainChoices(answer, MOST_TOKENS, candidates)).choices
     run = engine.do(EXPLAIN, ExplainRun(answer, everywhere))
-    prefill, decode = _limits(model, engine, run)
+    watched = BenchTest(n_prompt=len(run.tokens) - run.first, n_depth=run.first)
+    prefill, decode = machine_limits(model, engine, watched, BenchTest(n_gen=1, n_depth=len(run.tokens) - 1))
     name = model.path.stem if model.spec.path else model.spec.name
     return ExplainedAnswer(name, run, choices, cache_use(model), prefill, decode)
 
@@ -114,19 +115,18 @@ def _element_bytes(model: Model) -> float:
     return (KV_BYTES.get(model.load.kv_type_k, 2.0) + KV_BYTES.get(model.load.kv_type_v, 2.0)) / 2
 
 
-def _limits(model: Model, engine: JobRunner, run: RunCollected) -> tuple[Limit | None, Limit | None]:
-    """Return this machine's limits of the watched prefill and of a decode step; None with a GPU."""
+def machine_limits(model: Model, engine: JobRunner, *tests: BenchTest) -> tuple[Limit | None, ...]:
+    """Measure this machine, and return its limit in each test; None with a GPU."""
+    unknown = (None,) * len(tests)
     if model.load.gpu_layers and this_machine().gpus:
-        return None, None
-    watched = len(run.tokens) - run.first
-    settings = EngineSettings(threads=model.load.threads, n_batch=watched, n_ubatch=watched)
+        return unknown
+    batch = max(1, *(test.n_prompt for test in tests))
+    settings = EngineSettings(threads=model.load.threads, n_batch=batch, n_ubatch=batch)
     cost = TokenCost.of(model.header)
-    tests = (BenchTest(n_prompt=watched, n_depth=run.first), BenchTest(n_gen=1, n_depth=len(run.tokens) - 1))
     phases = [cost.phases(test, settings, _element_bytes(model)) for test in tests]
     n_bytes = int(max(phase.working_set for test_phases in phases for phase in test_phases))
     try:
         machine = engine.do(LIMITS, MeasureLimits(min(n_bytes, 1 << 30), model.load.threads, _MEASURED_SECONDS))
     except LlmrunError:
-        return None, None
-    prefill, decode = (limit_of(test_phases, machine) for test_phases in phases)
-    return prefill, decode
+        return unknown
+    return tuple(limit_of(test_phases, machine) for test_phases in phases)

@@ -122,6 +122,10 @@ class ResizedHeader:
         return self.header.recurrent_bytes
 
     @property
+    def window_bytes(self) -> int:
+        return self.header.window_bytes
+
+    @property
     def n_embd(self) -> int:
         return self.header.n_embd
 

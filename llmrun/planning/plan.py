@@ -181,6 +181,7 @@ class Plan(LoadSettings):
             f"{self.threads} threads; "
             f"{readable_size(self.ram_bytes)} of memory when it is full: weights {readable_size(parts.weights)}, "
             f"KV cache {readable_size(parts.kv)}, scratch {readable_size(parts.compute + parts.growth)}, "
+            f"{f'checkpoints {readable_size(parts.checkpoints)}, ' if parts.checkpoints else ''}"
             f"process {readable_size(parts.process)}"
         )
         text += f"; {readable_size(self.draft_bytes)} of that for the draft model" if self.draft_bytes else ""
@@ -240,6 +241,7 @@ def make_plan(
         n_seq_max=preferences.parallel,
         n_cells=n_cells,
         n_parked=fit.parked,
+        checkpoint_bytes=parts.checkpoints,
         n_stream=0
         if hardware.gpus or hardware.workers
         else longest_stream(header, n_cells, preferences.parallel, preferences.kv_type),

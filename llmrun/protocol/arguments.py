@@ -47,6 +47,10 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, (list, tuple))
 
 
+def _are_token_ids(value: Any) -> bool:
+    return _is_list(value) and all(_is_whole(each) and 0 <= each <= MOST_TOKENS for each in value)
+
+
 def _are_several(value: Any) -> bool:
     return isinstance(value, Iterable) and not isinstance(value, (str, bytes, bytearray, Mapping))
 
@@ -106,6 +110,8 @@ KINDS: dict[str, ValueKind] = {
         lambda value: isinstance(value, (str, Mapping)) or _are_several(value) or _is_made("Message", value),
     ),
     "prompt": TEXT,
+    "prompt_tokens": _list_of(_WHOLE, "a list of whole numbers"),
+    "suffix": _optional(TEXT),
     "schema": ValueKind(
         "a dict or a class with model_json_schema()",
         lambda value: (
@@ -156,6 +162,9 @@ KINDS: dict[str, ValueKind] = {
     # tokens, and questions about an answer
     "text": TEXT,
     "special": _SWITCH,
+    "tokens": ValueKind("a list of token ids", _are_token_ids),
+    "system": _optional(TEXT),
+    "stream": _SWITCH,
     "last": _whole(1, MOST_TOKENS),
     "candidates": _whole(1, MOST_TOKENS),
     "prompt_only": _SWITCH,

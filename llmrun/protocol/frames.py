@@ -31,7 +31,9 @@ class FrameError(Exception):
     failed: Failed | None = None
 
 
-_ROW_TYPES = (int, str, int, bool)
+_ROW_TYPES = (int, str, int, int)
+_TEXT_BEFORE, _TEXT_AFTER = b'{"kind":"TextDeltas","rows":', b"}"
+_json_text, _raw_decode = json.encoder.encode_basestring_ascii, json.JSONDecoder().raw_decode
 _PART_KINDS = get_args(PartKind)
 
 
@@ -51,16 +53,21 @@ def encode(frame: Frame) -> bytes:
         FrameError: it is larger than MAX_FRAME_BYTES.
         UsageError: it holds something that is not JSON data.
     """
-    return _framed({"kind": type(frame).__name__, **as_dict(frame)})
+    return _framed(json.dumps({"kind": type(frame).__name__, **as_dict(frame)}))
 
 
 def encode_text(rows: Iterable[TextDelta]) -> bytes:
     """Return one frame for the text of several answers, without log-probabilities; raise as encode()."""
-    return _framed({"kind": "TextDeltas", "rows": [*rows]})
+    written = ",".join(
+        f"[{row.request},{_json_text(row.text)},{row.tokens},{int(row.drafted)},"
+        f"{'null' if row.parts is None else json.dumps(row.parts)}]"
+        for row in rows
+    )
+    return _framed(f"{_TEXT_BEFORE.decode()}[{written}]{_TEXT_AFTER.decode()}")
 
 
-def _framed(data: dict[str, Any]) -> bytes:
-    body = json.dumps(data).encode()
+def _framed(text: str) -> bytes:
+    body = text.encode()
     if len(body) > MAX_FRAME_BYTES:
         raise FrameError(f"a frame of {len(body)} bytes is over the limit of {MAX_FRAME_BYTES}")
     return _LENGTH.pack(len(body)) + body
@@ -74,12 +81,14 @@ def decode(body: bytes) -> Frame | TextDeltas:
     """
     data: Any = None
     try:
+        if body.startswith(_TEXT_BEFORE):
+            rows, end = _raw_decode(body[len(_TEXT_BEFORE) :].decode())
+            if len(_TEXT_BEFORE) + end + len(_TEXT_AFTER) != len(body):  # all of it is ASCII
+                raise ValueError("it has no end")
+            return TextDeltas(tuple(map(_text_delta, rows)))
         data = load_json(body)
-        name = data.pop("kind")
-        if name == "TextDeltas":
-            return TextDeltas(tuple(map(_text_delta, data["rows"])))
-        return from_json(_KINDS[name], data)
-    except (ValueError, TypeError, KeyError, AttributeError, LlmrunError) as error:
+        return from_json(_KINDS[data.pop("kind")], data)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, LlmrunError) as error:
         broken = FrameError(f"not a frame: {error!r}")
         if isinstance(data, dict) and type(request := data.get("request")) is int:
             broken.failed = Failed.of(refusal(error), request)
@@ -88,11 +97,10 @@ def decode(body: bytes) -> Frame | TextDeltas:
 
 def _text_delta(row: Any) -> TextDelta:
     """Return a row of TextDeltas; raise TypeError or ValueError if it is something else."""
-    request, text, tokens, logprobs, drafted, parts = row
-    types = type(request), type(text), type(tokens), type(drafted)
-    if types != _ROW_TYPES or logprobs != []:
+    request, text, tokens, drafted, parts = row
+    if (type(request), type(text), type(tokens), type(drafted)) != _ROW_TYPES:
         raise TypeError(f"a row of TextDeltas is {row!r:.40}")
-    return TextDelta(request, text, tokens, (), drafted, None if parts is None else tuple(map(_part, parts)))
+    return TextDelta(request, text, tokens, (), bool(drafted), None if parts is None else tuple(map(_part, parts)))
 
 
 def _part(part: Any) -> AnswerPart:
@@ -116,7 +124,7 @@ def frame_length(data: bytes | bytearray) -> int | None:
     return _LENGTH.size + int(length)
 
 
-def read_frame(read: Callable[[int], bytes]) -> Frame | None:
+def read_frame(read: Callable[[int], bytes]) -> Frame | TextDeltas | None:
     """Return the next frame of a blocking stream; None at its end.
 
     Args:

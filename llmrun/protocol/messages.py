@@ -15,12 +15,12 @@ from llmrun.errors import BY_CODE, TEXT, ContextOverflowError, LlmrunError, Usag
 from llmrun.grammar import Grammar
 from llmrun.protocol.adapters import AdapterScale
 from llmrun.protocol.arguments import check_fields
-from llmrun.protocol.loading import Load, Loaded, LoadProgress, Open
+from llmrun.protocol.loading import Load, Loaded, LoadProgress
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.speculation import Speculation, StepsMeasured
 
-PICTURE_BEGINNINGS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8", b"BM")
-"""Magic numbers of the image files that the engine can decode: PNG, JPEG, GIF, BMP."""
+PICTURE_BEGINNINGS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8", b"BM", b"RIFF")
+"""Magic numbers of the image files that the engine can decode: PNG, JPEG, GIF, BMP, WebP."""
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -43,7 +43,7 @@ class ToolCall(NamedTuple):
 class Image(NamedTuple):
     """An image in a message. Only the engine decodes it, so that a hostile file kills no other process."""
 
-    data: str  # a PNG, JPEG, GIF or BMP file, in base64
+    data: str  # a PNG, JPEG, GIF, BMP or WebP file, in base64
     name: str = ""  # of the file, for messages to the user
     at: int = 0  # number of characters of the message's content before it
 
@@ -93,6 +93,8 @@ class AnswerRequest:
     Attributes:
         messages: the whole conversation; empty if `prompt` is used.
         prompt: plain text to continue, without a chat template.
+        prompt_tokens: token ids to continue; `prompt` is "" then.
+        suffix: text after the answer, which fills the gap between `prompt` and it; None is no gap.
         sampling: sampling parameters.
         limits: maximum length, stop texts and banned phrases.
         template: Jinja text, or "chatml", instead of the model's own chat template.
@@ -122,6 +124,8 @@ class AnswerRequest:
 
     messages: tuple[Message, ...] = ()
     prompt: str | None = None
+    prompt_tokens: tuple[int, ...] = ()
+    suffix: str | None = None
     sampling: SamplingParams = SamplingParams()
     limits: Limits = Limits()
     template: str | None = None
@@ -208,6 +212,14 @@ class ImageAccepted(NamedTuple):
     tokens: int  # in the prompt, with the ones that enclose it
 
 
+class PromptDifference(NamedTuple):
+    """The first difference between a prompt and the most similar cached one: tokens before it, and the texts there."""
+
+    position: int
+    cached: str
+    prompt: str
+
+
 class Started(NamedTuple):
     """The prompt is tokenized, and prefill begins.
 
@@ -220,6 +232,7 @@ class Started(NamedTuple):
             not reason.
         tool_syntax: name of the syntax of tool calls, see toolcalls.SYNTAXES; "" if the answer can have none.
         rewritten: of the conversation, as the chat template demands; each is reported once.
+        difference: None if the prompt continues a cached one, or resembles none.
     """
 
     request: int
@@ -230,6 +243,7 @@ class Started(NamedTuple):
     thinking_tags: tuple[str, ...] = ()
     tool_syntax: str = ""
     rewritten: tuple[Rewriting, ...] = ()
+    difference: PromptDifference | None = None
 
 
 class PrefillProgress(NamedTuple):
@@ -414,7 +428,7 @@ class Failed(NamedTuple):
         return BY_CODE.get(self.code, LlmrunError)(self.what, why=self.why, hint=self.hint)
 
 
-Command = Open | Load | Generate | Cancel | Job
+Command = Load | Generate | Cancel | Job
 Event = (
     LoadProgress
     | Loaded

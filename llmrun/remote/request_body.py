@@ -57,7 +57,7 @@ _WORDS = {
 _OURS_BY_DEFAULT = frozenset({"stops_repeats"})  # on without the user's request; most servers lack it
 _OPENAI_OWNERS = frozenset({"openai", "openai-internal", "system"})
 _BAN = -100  # OpenAI's bias for a banned token
-_PICTURE_TYPES = {b"\x89PNG": "png", b"GIF8": "gif", b"BM": "bmp"}
+_PICTURE_TYPES = {b"\x89PNG": "png", b"GIF8": "gif", b"BM": "bmp", b"RIFF": "webp"}
 
 
 class RequestBody(NamedTuple):

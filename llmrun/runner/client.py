@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.protocol.jobs import JobKind
-from llmrun.protocol.loading import Load, Loaded, LoadProgress, Open
+from llmrun.protocol.loading import Load, Loaded, LoadProgress
 from llmrun.protocol.messages import Cancel, Command, Event, Job, JobDone, JobUpdate
 from llmrun.runner.launch import EngineHandle, take_prestarted
 from llmrun.runner.pipe import EngineExited, Pipe
@@ -136,11 +136,6 @@ class EngineClient:
             self._pipe.close()
 
     # ---- questions and answers ------------------------------------------------------------------------
-
-    def open_ahead(self, path: str) -> None:
-        """Let the engine begin to load the weights that load() will probably name; failures are ignored."""
-        with suppress(EngineExited):
-            self._pipe.send(Open(path))
 
     def load(self, load: Load, on_progress: Callable[[float], None] = lambda fraction: None) -> Loaded:
         """Load a model. Any exception ends the engine, Ctrl-C too.

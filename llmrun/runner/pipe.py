@@ -110,13 +110,13 @@ class Pipe:
         if frame is None and self._read(seconds):
             frame = self._next_frame()
         while frame is not None:
-            if type(frame) is TextDeltas:
+            if isinstance(frame, TextDeltas):
                 yield from frame.rows
             elif isinstance(frame, Command):
                 raise self._gone("it sent a command instead of an event")
             else:
                 yield frame
-            frame = self._next_frame()
+            frame = self._next_frame() if self._received else None
 
     def _read(self, seconds: float) -> bool:
         """Wait for more bytes; return False if none came in this time."""

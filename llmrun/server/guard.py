@@ -30,7 +30,8 @@ MOST_HEADER_BYTES = 64 << 10
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 """Names that always mean this machine."""
 _SHORTEST_KEY = 8
-_OPEN_PATHS = frozenset({"/health"})  # need no key
+_OPEN_PATHS = ("/health", "/")  # need no key; the page asks for it
+_OPEN_FOLDERS = ("/ui/files/", "/ui/explained/")  # the page's own files, and pages whose names nobody can guess
 _UNDECLARED = frozenset({b"", b"application/x-www-form-urlencoded"})
 _VARY = (b"vary", b"origin")
 
@@ -142,7 +143,8 @@ class Guard:
             )
 
     def _check_request(self, scope: Scope, headers: Headers) -> None:
-        if self._policy.keys and scope["path"] not in _OPEN_PATHS and not self._policy.knows_key(_key(headers)):
+        is_open = scope["path"] in _OPEN_PATHS or scope["path"].startswith(_OPEN_FOLDERS)
+        if self._policy.keys and not is_open and not self._policy.knows_key(_key(headers)):
             hint = "Authorization: Bearer KEY, or x-api-key: KEY"
             raise InvalidKeyError("the API key is missing or wrong", hint=hint)
         lengths = [value for name, value in headers if name == b"content-length"]
@@ -211,7 +213,7 @@ def _counted(receive: Receive) -> Receive:
 async def _allow_preflight(headers: Headers, send: Send) -> None:
     requested = header(headers, b"access-control-request-headers") or b""
     allowed = [
-        (b"access-control-allow-methods", b"GET, POST, HEAD, OPTIONS"),
+        (b"access-control-allow-methods", b"GET, POST, HEAD, OPTIONS, DELETE"),
         (b"access-control-allow-headers", requested),
         (b"access-control-allow-private-network", b"true"),
         (b"access-control-max-age", b"600"),

@@ -104,7 +104,8 @@ class CrashTracker:
 
 def prompt_hash(request: AnswerRequest) -> str:
     """Return a hash of everything in a request that the engine parses."""
-    parts = (request.messages, request.prompt, request.template, request.grammar, request.tools)
+    plain = (request.prompt, request.prompt_tokens, request.suffix)
+    parts = (request.messages, plain, request.template, request.template_variables, request.grammar, request.tools)
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
@@ -323,6 +324,20 @@ class Pool:
         pooled.connection = connection
         self._on_loaded(pooled)
         return connection
+
+    async def unload(self, path: Path) -> None:
+        """Unload the model of a file, so that the file can be removed.
+
+        Raises:
+            UsageError: it answers requests, or is being loaded.
+        """
+        pooled = self._models.get(path)
+        if pooled is None:
+            return
+        if not pooled.is_unused:
+            raise UsageError(f"{pooled.name} is in use", why="it answers requests", hint="try again later")
+        pooled.cancel_timers()
+        await self._unload(pooled)
 
     async def _unload(self, pooled: PooledModel) -> None:
         await self._close(pooled)

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +26,23 @@ _MOST_BYTES = 64 * 1024
 _CLAIMS, _CLAIM_SECONDS = 100, 0.01  # readers hold a lock for less than a millisecond
 
 
+class ServedRequest(NamedTuple):
+    """The figures of an answered request."""
+
+    path: str
+    prompt_tokens: int
+    cached_tokens: int  # of them
+    rate: float  # tokens/s of the answer; 0 is not known
+    difference: tuple[int, str, str] | None = None  # see protocol.messages.PromptDifference
+
+    @classmethod
+    def of(cls, path: str, facts: Mapping[str, Any]) -> ServedRequest:
+        """Return the figures of a request whose prompt was accepted, from its facts in the log."""
+        seconds = facts.get("decode_seconds", 0.0)
+        rate = round(facts.get("completion_tokens", 0) / seconds, 1) if seconds else 0.0
+        return cls(path, facts["prompt_tokens"], facts["cached_tokens"], rate, facts.get("difference"))
+
+
 class RunningServer(NamedTuple):
     """A server of this user."""
 
@@ -36,6 +53,9 @@ class RunningServer(NamedTuple):
     models: tuple[str, ...] = ()  # names of the loaded models
     grace_seconds: float | None = None  # time for running answers at shutdown; None: no limit
     is_ending: bool = False  # waits for running answers at shutdown
+    log: str = ""  # file of its log; "" if it writes to its terminal
+    checkpoint_bytes: int = 0  # of the loaded models, see engine/core/checkpoints.py
+    requests: tuple[ServedRequest, ...] = ()  # the last ones
 
     def stop(self, *, now: bool = False) -> None:
         """Ask the server to end after running answers, or now."""
@@ -114,7 +134,8 @@ def _read(path: Path) -> RunningServer | None:
                 path.unlink()
             return None
         facts: dict[str, Any] = load_json(os.read(descriptor, _MOST_BYTES))
-        return RunningServer(**{**facts, "models": tuple(facts["models"])})
+        requests = tuple(ServedRequest(*each) for each in facts.get("requests", ()))
+        return RunningServer(**{**facts, "models": tuple(facts["models"]), "requests": requests})
     except (OSError, ValueError, TypeError, KeyError):
         return None  # incomplete: the server writes it now
     finally:

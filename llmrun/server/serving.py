@@ -27,10 +27,13 @@ from llmrun.server.catalog import ModelCatalog
 from llmrun.server.exchange import ServerState, Traffic
 from llmrun.server.guard import Policy
 from llmrun.server.listener import RECEIVE_SECONDS, Listener
+from llmrun.server.manage_routes import ManageRoutes
 from llmrun.server.metrics import ServerMetrics
 from llmrun.server.page.insights import ExplainPage
 from llmrun.server.page.routes import PageRoutes
+from llmrun.server.page.tools import PageTools
 from llmrun.server.pool import NO_DEFAULTS, Pool, PooledModel, RequestDefaults
+from llmrun.server.protocols.stored_responses import ResponseStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,7 @@ class ServeOptions:
     aliases: Mapping[str, str] = field(default_factory=dict)  # other names of models
     any_model: bool = False  # the first model answers requests for all other names
     defaults: RequestDefaults = NO_DEFAULTS
+    allow_manage: bool = False  # all clients may pull, copy and delete models
 
 
 def run_in_event_loop(main: Coroutine[Any, Any, None]) -> None:
@@ -77,6 +81,7 @@ class Serving:
         on_failed: called if a model can't be loaded at the start.
         start: starts an engine process for a model.
         explain_page: makes the page of an explained answer.
+        tools: that a model may call on the page.
     """
 
     def __init__(
@@ -85,6 +90,7 @@ class Serving:
         settings: Settings,
         *,
         explain_page: ExplainPage,
+        tools: PageTools | None = None,
         on_served: Callable[[AccessRecord], None] = lambda record: None,
         on_loaded: Callable[[PooledModel], None] = lambda pooled: None,
         on_failed: Callable[[LlmrunError], None] = lambda error: None,
@@ -107,10 +113,11 @@ class Serving:
             defaults=options.defaults,
         )
         self._traffic = Traffic(options.wishes.parallel + options.queue, options.answer_seconds)
-        state = ServerState(self._pool, self._traffic, self.metrics, options.sampling)
+        state = ServerState(self._pool, self._traffic, self.metrics, options.sampling, ResponseStore())
         catalog = ModelCatalog(settings)
-        self._page = PageRoutes(state, catalog, settings.state_dir, explain_page)
-        self._http = HttpApp(state, catalog=catalog, page=self._page, on_served=on_served)
+        manage = ManageRoutes(self._pool, settings, is_open=options.allow_manage)
+        self._page = PageRoutes(state, catalog, settings.state_dir, explain_page, tools)
+        self._http = HttpApp(state, catalog=catalog, page=self._page, manage=manage, on_served=on_served)
         self._ending = asyncio.Event()
 
     def _prepare(self, located: ModelLocation, path: Path, promised: int) -> Model:

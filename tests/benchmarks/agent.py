@@ -64,8 +64,8 @@ def ask(port: int, request: AgentRequest) -> Turn:
     if answer.status != 200:
         sys.exit(f"HTTP {answer.status}: {answer.read()[:500]!r}")
     for line in answer:
-        if line.startswith(b"data: {"):
-            event = json.loads(line[6:])
+        if line.startswith((b"data: {", b"{")):
+            event = json.loads(line.removeprefix(b"data: "))
             if event["type"] == "content_block_delta" and not first:
                 first = time.perf_counter() - began
             usage |= event.get("usage") or event.get("message", {}).get("usage") or {}
@@ -74,14 +74,14 @@ def ask(port: int, request: AgentRequest) -> Turn:
     return Turn(request.conversation, computed + cached, computed, first or seconds, seconds)
 
 
-def without_header(request: AgentRequest) -> AgentRequest:
-    """Return a request without the line that differs in each."""
-    return request._replace(body={**request.body, "system": request.body["system"][1:]})
+def for_llama_server(request: AgentRequest) -> AgentRequest:
+    """Return a request without the line that differs in each, and whose answer has its usage: a stream may lack it."""
+    return request._replace(body={**request.body, "system": request.body["system"][1:], "stream": False})
 
 
 def turns(port: int, *, fixed: bool) -> list[Turn]:
     """Send the session."""
-    return [ask(port, without_header(each) if fixed else each) for each in agent_session.session()]
+    return [ask(port, for_llama_server(each) if fixed else each) for each in agent_session.session()]
 
 
 @contextmanager
@@ -107,7 +107,7 @@ def measure(command: list[str], *, fixed: bool) -> tuple[list[Turn], Turn]:
             time.sleep(IDLE_SECONDS)
         with server.running(command) as port:
             after = agent_session.next_turn()
-            return found, ask(port, without_header(after) if fixed else after)
+            return found, ask(port, for_llama_server(after) if fixed else after)
 
 
 def grown(found: list[Turn]) -> list[Turn]:
@@ -134,7 +134,8 @@ def add(report: peers.Report, side: str, shape: str, found: list[Turn], restarte
     report.add(f"{shape}: prompt tokens computed", [100 * share(found)], "%", side)
     report.add(f"{shape}: after a restart", [100 * share([restarted])], "%", side)
     report.add(f"{shape}: seconds a turn", [turn.seconds for turn in found], "s", side)
-    report.add(f"{shape}: TTFT of a grown turn", [1000 * turn.ttft for turn in grown(found)], "ms", side)
+    if side == "llmrun":
+        report.add(f"{shape}: TTFT of a grown turn", [1000 * turn.ttft for turn in grown(found)], "ms", side)
 
 
 def main() -> int:

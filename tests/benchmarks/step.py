@@ -18,10 +18,10 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import peers
-import psutil
 import server
 import serving
 
@@ -95,7 +95,7 @@ def outside_decode(model: Any, timer: DecodeTimer, n_clients: int, n_tokens: int
     end, start = os.pipe()
     reader = threading.Thread(target=lambda: [None for _ in iter(lambda: os.read(end, 1 << 16), b"")])
     reader.start()
-    with open(os.devnull, "rb") as nothing, os.fdopen(start, "wb") as events:
+    with Path(os.devnull).open("rb") as nothing, os.fdopen(start, "wb") as events:
         outbox = Outbox(Channel(nothing, events).send)
         outbox.set_users(model.load.n_seq_max)
         for number in range(1, n_clients + 1):
@@ -121,19 +121,15 @@ def outside_decode(model: Any, timer: DecodeTimer, n_clients: int, n_tokens: int
 
 def front(port: int, pid: int, n_clients: int, n_tokens: int, numbers: Iterator[int]) -> float:
     """Return microseconds a token of the HTTP process."""
-    process = psutil.Process(pid)
-
-    def seconds() -> float:
-        times = process.cpu_times()
-        return float(times.user + times.system)
+    clock = ~pid << 3 | 2  # Linux's clock of another process's processor time, see clock_getcpuclockid()
 
     async def stream() -> int:
         clients = (serving.ask(port, serving.question(next(numbers)), n_tokens) for _ in range(n_clients))
         return sum(each.n_tokens for each in await asyncio.gather(*clients))
 
-    began = seconds()
+    began = time.clock_gettime(clock)
     n_streamed = asyncio.run(stream())
-    return 1e6 * (seconds() - began) / n_streamed
+    return 1e6 * (time.clock_gettime(clock) - began) / n_streamed
 
 
 def main() -> int:

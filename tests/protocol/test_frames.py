@@ -28,8 +28,9 @@ from llmrun.protocol.frames import (
     frame_length,
     read_frame,
 )
-from llmrun.protocol.loading import Load, Loaded, LoadProgress, Open
+from llmrun.protocol.loading import Load, Loaded, LoadProgress
 from llmrun.protocol.messages import (
+    AnswerPart,
     AnswerRequest,
     Cancel,
     Command,
@@ -48,7 +49,6 @@ from llmrun.protocol.messages import (
     Rendering,
     Started,
     Stats,
-    AnswerPart,
     TextDelta,
     TokenLogprob,
     Tool,
@@ -61,8 +61,6 @@ REQUEST = Generate(
     2**40, AnswerRequest(prompt="", sampling=SamplingParams(seed=2**32 - 1, logit_bias=((0, -math.inf), (7, 1.5))))
 )
 FRAMES: list[Frame] = [
-    Open("/m.gguf"),
-    Open("/m.gguf", 7),
     StepsMeasured(5, (StepTime(1, 300, 0.01), StepTime(4, 300, 0.02))),
     Load("/m.gguf", n_ctx=4096, n_ctx_start=2048),
     Load(
@@ -162,7 +160,11 @@ def test_a_stream_of_frames() -> None:
 
 def test_the_text_of_several_answers_has_one_frame() -> None:
     reasoning = (AnswerPart("reasoning", "b"), AnswerPart("reasoning_end"))
-    rows = (TextDelta(1, "a\ud800💚\n", 1), TextDelta(2, "b</think>", 3, (), True, reasoning), TextDelta(1, "", 0, parts=()))
+    rows = (
+        TextDelta(1, "a\ud800💚\n", 1),
+        TextDelta(2, "b</think>", 3, (), True, reasoning),
+        TextDelta(1, "", 0, parts=()),
+    )
     data = encode_text(rows)
     assert frame_length(data) == len(data)
     frame = decode(data[PREFIX_BYTES:])
@@ -225,14 +227,17 @@ def test_a_frame_that_is_too_large_is_not_sent(monkeypatch: pytest.MonkeyPatch) 
         b'{"kind": "TextDelta", "request": true, "text": "", "tokens": 1}',
         b'{"kind": "TextDelta", "request": 1, "text": {"kind": "Cancel"}, "tokens": 1}',
         b'{"kind": "TextDeltas"}',
-        b'{"kind": "TextDeltas", "rows": 5}',
-        b'{"kind": "TextDeltas", "rows": [[1, "a", 1]]}',
-        b'{"kind": "TextDeltas", "rows": [[true, "a", 1, [], false, null]]}',
-        b'{"kind": "TextDeltas", "rows": [[1, 5, 1, [], false, null]]}',
-        b'{"kind": "TextDeltas", "rows": [[1, "a", 1, [5], false, null]]}',
-        b'{"kind": "TextDeltas", "rows": [[1, "a", 1, [], false, [["shell", "a"]]]]}',
-        b'{"kind": "TextDeltas", "rows": [[1, "a", 1, [], false, [[[], "a"]]]]}',
-        b'{"kind": "TextDeltas", "rows": [[1, "a", 1, [], false, [["text", 5]]]]}',
+        b'{"kind":"TextDeltas","rows":[],"more":1}',
+        b'{"kind":"TextDeltas","rows":[[1,"a",1,0,null]]',
+        b'{"kind":"TextDeltas","rows":' + b"[" * 100_000,
+        b'{"kind":"TextDeltas","rows":5}',
+        b'{"kind":"TextDeltas","rows":[[1, "a", 1]]}',
+        b'{"kind":"TextDeltas","rows":[[true, "a", 1, 0, null]]}',
+        b'{"kind":"TextDeltas","rows":[[1, 5, 1, 0, null]]}',
+        b'{"kind":"TextDeltas","rows":[[1, "a", 1, false, null]]}',
+        b'{"kind":"TextDeltas","rows":[[1, "a", 1, 0, [["shell", "a"]]]]}',
+        b'{"kind":"TextDeltas","rows":[[1, "a", 1, 0, [[[], "a"]]]]}',
+        b'{"kind":"TextDeltas","rows":[[1, "a", 1, 0, [["text", 5]]]]}',
         b'{"kind": "LoadProgress", "fraction": "0.5"}',
         b'{"kind": "Counted", "request": 1, "each": [1, null], "total": 2}',
         b'{"kind": "Counted", "request": 1, "each": "12", "total": 2}',

@@ -125,9 +125,9 @@ def test_json_with_a_charset_is_json(server: LiveServer) -> None:
     assert server.post(CHAT, {}, content_type="application/json; charset=utf-8").status == 400  # messages is missing
 
 
-def test_without_the_key_nothing_is_answered_but_health(locked: LiveServer) -> None:
+def test_without_the_key_nothing_is_answered_but_health_and_the_files_of_the_page(locked: LiveServer) -> None:
     assert locked.get("/health").status == 200
-    for path in ("/v1/models", "/metrics", "/props", "/", "/nothing"):
+    for path in ("/v1/models", "/metrics", "/props", "/nothing"):
         assert locked.get(path).status == 401
     refused = locked.post(CHAT)
     assert (refused.status, refused.code) == (401, "wrong-key")
@@ -135,12 +135,12 @@ def test_without_the_key_nothing_is_answered_but_health(locked: LiveServer) -> N
 
 
 def test_a_key_is_given_as_bearer_or_x_api_key(locked: LiveServer) -> None:
-    assert locked.get("/", authorization=f"Bearer {KEY}").status == 200
-    assert locked.get("/", authorization=f"bearer {KEY}").status == 200
-    assert locked.get("/", x_api_key=KEY).status == 200
+    assert locked.get("/v1/models", authorization=f"Bearer {KEY}").status == 200
+    assert locked.get("/v1/models", authorization=f"bearer {KEY}").status == 200
+    assert locked.get("/v1/models", x_api_key=KEY).status == 200
     for wrong in (KEY[:-1], KEY + "x", KEY.upper(), "\xff"):
-        assert locked.get("/", authorization=f"Bearer {wrong}").status == 401
-    assert locked.get("/", authorization=f"Basic {KEY}").status == 401
+        assert locked.get("/v1/models", authorization=f"Bearer {wrong}").status == 401
+    assert locked.get("/v1/models", authorization=f"Basic {KEY}").status == 401
 
 
 def test_a_key_is_not_shown_with_its_policy() -> None:

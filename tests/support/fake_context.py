@@ -79,6 +79,7 @@ class FakeVocabulary:
 
     def __init__(self) -> None:
         self.n_tokens = N_VOCAB
+        self.fill_in: tuple[int, int, int] | None = None
         self.suppressed: tuple[int, ...] = ()
         self.control_texts = tuple(CONTROL.values())
         self.bos_text, self.eos_text = CONTROL[BEGIN], CONTROL[END]

@@ -21,6 +21,7 @@ from llmrun.planning.plan import LoadPreferences
 from llmrun.runner.launch import EngineHandle, launch
 from llmrun.server.app import AccessRecord
 from llmrun.server.guard import Policy
+from llmrun.server.page.tools import PageTools
 from llmrun.server.serving import ServeOptions, Serving
 from llmrun.server.sockets import bind
 from llmrun.ui.views.explain_html import explain_page
@@ -65,21 +66,30 @@ class LiveServer:
     Args:
         folder: for its model's file.
         modes: of its engines, see fake_engine; the last one goes on. "real" is the real one.
+        tools: of the page.
         model: the file; by default one that only the fake engines can load.
+        port: by default a free one.
         options: of ServeOptions.
     """
 
     def __init__(
-        self, folder: Path, modes: Sequence[str] = ("normal",), *, model: Path | None = None, **options: Any
+        self,
+        folder: Path,
+        modes: Sequence[str] = ("normal",),
+        *,
+        model: Path | None = None,
+        tools: PageTools | None = None,
+        port: int = 0,
+        **options: Any,
     ) -> None:
         self.model = str(model or write(folder / "tiny.gguf", runnable_model()))
         self.served: list[AccessRecord] = []
         self.engines = 0
-        self._modes = list(modes)
+        self._modes, self._tools = list(modes), tools
         wishes = LoadPreferences(n_ctx=options.pop("n_ctx", 256), parallel=options.pop("parallel", 2))
         options = {"policy": Policy(), "queue": 8, "grace_seconds": 0.0, **options}
         self._options = ServeOptions(options.pop("names", (self.model,)), wishes=wishes, **options)
-        self._listening = bind("127.0.0.1", 0)
+        self._listening = bind("127.0.0.1", port)
         self.port: int = self._listening.getsockname()[1]
         self._is_up = threading.Event()
         self._environment = pytest.MonkeyPatch()
@@ -102,7 +112,12 @@ class LiveServer:
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._serving = Serving(
-            self._options, load_settings(), explain_page=explain_page, on_served=self.served.append, start=self._start
+            self._options,
+            load_settings(),
+            explain_page=explain_page,
+            tools=self._tools,
+            on_served=self.served.append,
+            start=self._start,
         )
         self._loop.call_soon(self._is_up.set)
         await self._serving.run(self._listening)

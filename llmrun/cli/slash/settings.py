@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from llmrun.cli.loading import open_chat_model
-from llmrun.cli.options import read_think
+from llmrun.cli.reasoning import read_think
 from llmrun.cli.sampling import FLAGS, read_value, sampling_rows, shown_value
 from llmrun.errors import UsageError
 from llmrun.model.chat_model import loaded_locally

@@ -16,6 +16,7 @@ from llmrun.errors import LlmrunError
 
 MAX_BYTES = 512 << 20
 _MIN_NEW = 32  # tokens after the last checkpoint that make a planned one worthwhile
+_BATCH_BYTES = 16 << 20  # each that a checkpoint has makes them rarer by a batch: copies must not slow prefill down
 _MOST_ON_DISK = 4  # of one sequence
 _TAIL = 64  # tokens in which a chat template ends the last turn and begins the answer
 
@@ -50,7 +51,7 @@ class Checkpoints:
             limit: maximum of their bytes together.
         """
         self._context, self._at_batches, self._limit = context, at_batches, limit
-        self._offloaded = offloaded
+        self._offloaded, self._last_bytes = offloaded, 0
         self._slots: dict[int, list[Checkpoint]] = {slot: [] for slot in slots}
         self._planned: dict[int, set[int]] = {slot: set() for slot in self._slots}  # lengths
 
@@ -109,18 +110,20 @@ class Checkpoints:
         return min([n_tokens, *(each - n_cached for each in planned if each > n_cached)])
 
     def record(self, slot: int, length: int, n_prompt: int) -> None:
-        """Make a checkpoint if one is planned at this length, or a batch or more of the prompt came after the last."""
+        """Make a checkpoint if one is planned at this length, or enough of the prompt came after the last."""
         if not self._context.has_checkpoints:
             return
         is_planned = length in self._planned[slot]
         if not is_planned:
             last = self.deepest(slot, length) if length < n_prompt else None
             start = last.length if last is not None else 0
-            if length >= n_prompt or length - start < self._context.n_batch:
+            interval = self._context.n_batch * (1 + self._last_bytes // _BATCH_BYTES)
+            if length >= n_prompt or length - start < interval:
                 return
         self._planned[slot].discard(length)
         with suppress(LlmrunError, MemoryError):
             state = self._context.checkpoint(slot)
+            self._last_bytes = len(state)
             if state:
                 self.add(slot, Checkpoint(length, state, is_planned))
 

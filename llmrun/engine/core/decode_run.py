@@ -42,7 +42,7 @@ def decode_run(
         return [], failure
     steps = [RunStep(fed, sampled, seconds, began + elapsed) for fed, sampled, seconds, elapsed in run.steps]
     error = None if run.is_sampled else sampler.failure(context.logits(0))
-    sampler.record_run([step.sampled for step in (steps if error is None else steps[:-1])])
+    sampler.record_run([sampled for _, sampled, *_ in (run.steps if error is None else run.steps[:-1])])
     if error is not None:
         steps[-1] = steps[-1]._replace(sampled=error)
     return steps, run.failure

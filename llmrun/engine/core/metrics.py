@@ -72,14 +72,13 @@ class PrefillRate:
 
         It weighs half, because prefill gets slower towards the end of a long prompt.
         """
+        if n_tokens < self.MIN_TOKENS:
+            self._step_seconds = (self._step_seconds + seconds) / 2 if self._step_seconds else seconds
+            return
         if n_decoding:
             seconds = max(seconds - self._step_seconds, self._MIN_SHARE * seconds)
         rate = n_tokens / max(seconds, 1e-6)
         self._rate = (self._rate + rate) / 2 if self._rate else rate
-
-    def record_step(self, seconds: float) -> None:
-        """Account for a batch without prefill."""
-        self._step_seconds = (self._step_seconds + seconds) / 2 if self._step_seconds else seconds
 
     def tokens_within(self, seconds: float) -> int:
         """Return how many tokens can be prefilled in a time, a multiple of 8; 64 before the first measurement."""

@@ -11,11 +11,12 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from llmrun.engine.core.cell_budget import CellBudget
-from llmrun.engine.core.checkpoints import Checkpoint, Checkpoints, first_end, most_useful, turn_end
+from llmrun.engine.core.checkpoints import MAX_BYTES, Checkpoint, Checkpoints, first_end, most_useful, turn_end
 from llmrun.engine.core.host_prefix_cache import HostPrefix, HostPrefixCache
 from llmrun.engine.core.prefix import common_prefix, gap_after, reusable
 from llmrun.engine.llama.base import Context
 from llmrun.errors import LlmrunError
+from llmrun.protocol.messages import PromptDifference
 
 if TYPE_CHECKING:
     from llmrun.engine.core.states import KVStore, SavedState
@@ -24,6 +25,7 @@ _MIN_RESTORED = 64  # tokens: fewer are prefilled faster than files are searched
 _MIN_MOVED = 32
 _CHEAP_CELLS = 256  # of parked prefixes, without effect on speed: llama.cpp reads this many at a time
 _HOST_SHARE = 4  # host memory may hold 1/N of the tokens that the cells can hold
+_SHOWN = 12  # tokens of a difference
 _MOST_SAVED = 0.75  # of a parked conversation: each save writes all of it
 _SPLIT_STEPS = 4  # a gap may be filled by a new sequence meanwhile: moving one takes as long as a step or two
 _SPARE_SHARE = 32  # 1/N of the cells stays free at an admission, because running sequences grow
@@ -44,6 +46,7 @@ class Slots:
         *,
         exact: bool = False,
         prefixes: Sequence[HostPrefix] = (),
+        checkpoint_bytes: int = MAX_BYTES,
     ) -> None:
         self._exact = exact  # reuse only whole batches of a prompt, because other batch widths round differently
         self._context = context
@@ -58,6 +61,7 @@ class Slots:
             self.cached,
             offloaded=lambda: (each.checkpoints for each in self._host_cache.prefixes),
             at_batches=exact,
+            limit=checkpoint_bytes,
         )
         self._n_prompt = dict.fromkeys(self.cached, 0)  # slot -> first tokens that were the last request's prompt
         self._salts = dict.fromkeys(self.cached, "")  # of the last request
@@ -70,6 +74,23 @@ class Slots:
         """Return the number of first tokens that need no prefill: an estimate, without those on disk."""
         live = self._longest(tokens, salt, self.cached if self._context.shares else self.idle)[1]
         return max(live, self._host_cache.longest(tokens, salt)[1])
+
+    def difference(self, tokens: list[int], salt: str) -> PromptDifference | None:
+        """Return the first difference of a prompt from the most similar cached one, for a server's figures."""
+        prompts = [(self.cached[slot], self._n_prompt[slot]) for slot in self.cached if self._salts[slot] == salt]
+        prompts += [(each.tokens, each.n_prompt) for each in self._host_cache.prefixes if each.salt == salt]
+        shared = [common_prefix(cached, tokens) for cached, _ in prompts]
+        length = max(shared, default=0)
+        if length < _MIN_RESTORED or not self._context.shares:
+            return None
+        cached, n_prompt = prompts[shared.index(length)]
+        if self._is_next_turn(cached, n_prompt, tokens):
+            return None
+        return PromptDifference(length, *(self._text(each, length) for each in (cached[:n_prompt], tokens)))
+
+    def _text(self, tokens: list[int], start: int) -> str:
+        ids = (each for each in tokens[start : start + _SHOWN] if each >= 0)  # images have others
+        return b"".join(map(self._context.vocabulary.piece, ids)).decode(errors="replace")
 
     def admits(self, tokens: list[int], salt: str, pending: int) -> bool:
         """Return whether the cells can hold these tokens beside the running sequences.
@@ -105,11 +126,11 @@ class Slots:
         return bool(parked)
 
     def save_parked(self) -> None:
-        """Queue the parked conversations for the disk, those in host memory too, unless most of each is there."""
-        for slot in self._parked():
+        """Queue the last parked conversations for the disk, those in host memory too, unless most of each is there."""
+        for slot in reversed(self._parked()):
             if slot in self._multi_turn:
                 self._save_slot_soon(slot, _MOST_SAVED)
-        for prefix in self._host_cache.prefixes:
+        for prefix in reversed(self._host_cache.prefixes):
             self._discard(prefix, _MOST_SAVED)
 
     def _save_slot_soon(self, slot: int, most_saved: float = 1.0) -> None:
@@ -327,12 +348,12 @@ class Slots:
 
         Return its old and new slot, or nothing.
         """
+        busy = self.cached.keys() - self.idle
         has_streams = self._context.shares and not self._context.unified
-        runs = sorted(_runs({*self.cached} - self.idle), key=len) if has_streams else []
-        self._n_split_steps = self._n_split_steps + 1 if len(runs) > 1 else 0
+        self._n_split_steps = self._n_split_steps + 1 if has_streams and max(busy) - min(busy) >= len(busy) else 0
         if self._n_split_steps < _SPLIT_STEPS:
             return []
-        self._n_split_steps = 0
+        runs, self._n_split_steps = sorted(_runs(busy), key=len), 0
         source = runs[0][0]
         target = min(self.idle & {runs[-1][0] - 1, runs[-1][-1] + 1})
         if not self._offload(target):

@@ -57,7 +57,7 @@ class _Stopwatch:
         known = context.vocabulary
         self.n_tokens, self.suppressed, self.control_texts = known.n_tokens, known.suppressed, known.control_texts
         self.bos_text, self.eos_text = known.bos_text, known.eos_text
-        self.tokenize, self.with_bos = known.tokenize, known.with_bos
+        self.tokenize, self.with_bos, self.fill_in = known.tokenize, known.with_bos, known.fill_in
         self.piece, self.control_piece = known.piece, known.control_piece
         self.sampling_ns = self.text_ns = 0
         self.token_times: list[int] = []

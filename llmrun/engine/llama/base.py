@@ -13,6 +13,9 @@ from llmrun import _native
 from llmrun.errors import LlmrunError
 from llmrun.protocol.adapters import AdapterScale
 
+PIECE_TOKENS = 16_384
+"""Tokens of a long prompt that are handled in one call of C, which holds the interpreter's lock for up to 0.3 ms."""
+
 ALLOCATING = threading.Lock()
 """Held while a KV cache grows, and while a chat template runs: the template's memory limit counts the whole process."""
 
@@ -89,6 +92,7 @@ class Vocabulary(Protocol):
     suppressed: tuple[int, ...]  # tokens that must never be sampled, according to the model file
     bos_text: str  # text of the begin-of-sequence token, "" without one
     eos_text: str  # text of the end-of-sequence token, "" without one
+    fill_in: tuple[int, int, int] | None  # tokens before a prefix, a suffix, and the middle to fill in
 
     @property
     def control_texts(self) -> tuple[str, ...]:
@@ -125,7 +129,7 @@ class RunLimit(NamedTuple):
 class Run(NamedTuple):
     """Decode steps of one sequence, one directly after the other."""
 
-    steps: list[tuple[int, int, float, float]]  # decoded token, sampled one, seconds of decoding, seconds since the start
+    steps: list[tuple[int, int, float, float]]  # decoded token, sampled one, seconds of decoding, seconds in total
     is_sampled: bool = True  # a token could be sampled from the last step's logits
     failure: Aborted | LlmrunError | None = None  # of the next decode call
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmrun.engine.llama.devices import Device, devices
 from llmrun.engine.llama.library import function
 from llmrun.errors import UsageError
-from llmrun.gguf.header import Header
-from llmrun.gguf.reader import read_header
 from llmrun.protocol.devices import (
     NO_DEVICE,
     PROCESSOR,
@@ -22,8 +19,13 @@ from llmrun.protocol.devices import (
     tensor_overrides,
     unknown_device,
 )
-from llmrun.protocol.loading import DeviceBuffer
 from llmrun.protocol.settings import DEVICE_SETTINGS, SETTINGS, EngineSettings
+
+if TYPE_CHECKING:  # loading the weights does not wait for these imports
+    from pathlib import Path
+
+    from llmrun.gguf.header import Header
+    from llmrun.protocol.loading import DeviceBuffer
 
 
 class _Override(ctypes.Structure):
@@ -76,6 +78,8 @@ class DeviceParameters:
             _check_rows(used)
         if settings.split_mode == "tensor" and used:
             self._parts = dict(zip((each.name for each in used), self._shares or [1.0] * len(used), strict=False))
+            from llmrun.gguf.reader import read_header
+
             _check_heads(read_header(path), [*self._parts.values()])
         if self._shares:
             shares = (ctypes.c_float * llama.llama_max_devices())(*self._shares)
@@ -91,6 +95,8 @@ class DeviceParameters:
 
     def by_device(self, buffers: Sequence[DeviceBuffer]) -> tuple[DeviceBuffer, ...]:
         """Return buffers with those of llama.cpp's Meta device, which are as large as the largest part, by device."""
+        from llmrun.protocol.loading import DeviceBuffer
+
         most, found = max(self._parts.values(), default=1), []
         for buffer in buffers:
             is_meta = buffer.device.startswith("Meta(")

@@ -9,7 +9,7 @@ import ctypes
 import os
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmrun import _native
 from llmrun.engine.llama.buffers import BufferLog
@@ -17,11 +17,12 @@ from llmrun.engine.llama.device_parameters import DeviceParameters
 from llmrun.engine.llama.library import import_llama
 from llmrun.engine.llama.vocabulary import LlamaVocabulary
 from llmrun.errors import BadModelError, CancelledError
-from llmrun.gguf.header import Header
-from llmrun.gguf.reader import read_header
-from llmrun.protocol.adapters import Adapter
-from llmrun.protocol.loading import DeviceBuffer, Load
 from llmrun.protocol.settings import DEFAULTS, EngineSettings
+
+if TYPE_CHECKING:  # loading the weights does not wait for these imports
+    from llmrun.gguf.header import Header
+    from llmrun.protocol.adapters import Adapter
+    from llmrun.protocol.loading import DeviceBuffer, Load
 
 
 def experts_of(layers: tuple[int, ...]) -> str:
@@ -128,6 +129,8 @@ class LlamaModel:
 
     @cached_property
     def header(self) -> Header:
+        from llmrun.gguf.reader import read_header
+
         return read_header(Path(self.path))
 
     @cached_property

@@ -283,6 +283,10 @@ class ControlTexts:
         self._prefixes = {text[:size] for text in control for size in range(1, len(text))}
         self._suffixes = {text[-size:] for text in control for size in range(1, len(text))}
 
+    def may_continue(self, content: str) -> bool:
+        """Return whether the end of this content is the beginning of a control text."""
+        return any(content[-size:] in self._prefixes for size in range(1, self._longest))
+
     def may_join(self, content: str) -> bool:
         """Return whether this content and the text around it could form a control text together."""
         sizes = range(1, self._longest)

@@ -166,6 +166,8 @@ class PageChats:
         found = entries.get(answer)
         if found is None or not isinstance(found.part, Answer):
             raise UsageError("there is no such answer in this chat", hint="reload the page")
+        if found.part.rounds:
+            raise UsageError("an answer with calls of tools can't be computed again")
         *before, question = path_to(found.parent, entries)
         return _said(tree.system, in_window(before), question), found.part
 
@@ -331,4 +333,14 @@ def _entry_data(entry: TurnEntry) -> dict[str, Any]:
         "finish": answer.finish,
         "model": answer.model.name,
         "stats": asdict(answer.stats),
+        "rounds": [
+            {
+                "text": each.content,
+                "calls": [
+                    {"name": call.name, "arguments": call.arguments, "result": result}
+                    for call, result in zip(each.calls, each.results, strict=True)
+                ],
+            }
+            for each in answer.rounds
+        ],
     }

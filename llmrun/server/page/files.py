@@ -20,6 +20,7 @@ MEDIA_TYPES = {
     "attachments.js": _SCRIPT,
     "branches.js": _SCRIPT,
     "compare.js": _SCRIPT,
+    "context.js": _SCRIPT,
     "dom.js": _SCRIPT,
     "exports.js": _SCRIPT,
     "markdown.js": _SCRIPT,

@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -51,6 +52,7 @@ class PageInsights:
     def __init__(self, state: ServerState, chats: PageChats, explain_page: ExplainPage) -> None:
         self._state, self._chats, self._explain_page = state, chats, explain_page
         self._pages: dict[str, str] = {}
+        self._limits: dict[Path, float | None] = {}  # of models, in tokens/s
 
     @property
     def routes(self) -> list[Route]:
@@ -59,6 +61,7 @@ class PageInsights:
             Route("/ui/explain", own(self._explain), methods=["POST"]),
             Route(EXPLAINED + "{name}", own(self._explained), methods=["GET"]),
             Route("/ui/why", own(self._why), methods=["POST"]),
+            Route("/ui/limit", own(self._limit), methods=["POST"]),
             Route("/ui/context", own(self._context), methods=["POST"]),
         ]
 
@@ -111,6 +114,25 @@ class PageInsights:
             number = await engine.answer(replace(again, messages=await _messages(model, said)))
             choices = (await engine.do(EXPLAIN_CHOICES, ExplainChoices(number, 1, _PAGE_CANDIDATES))).choices
         return JSONResponse(_choice(choices[-1], answer.sampling) if choices else {"steps": []})
+
+    async def _limit(self, request: Request) -> Response:
+        """Return the decode rate that this machine's memory or cores allow a model at most; null if unknown.
+
+        It is measured once, while nothing is answered: {"model", "tokens"}, the tokens in the context window.
+        """
+        from llmrun.insight.explain import machine_limits
+        from llmrun.protocol.jobs.bench import BenchTest
+
+        fields = await read_fields(request)
+        is_busy = self._state.traffic.is_busy
+        async with self._state.engine(fields.text("model") or "") as (engine, pooled):
+            assert pooled.model is not None
+            if pooled.path not in self._limits and not is_busy:
+                test = BenchTest(n_gen=1, n_depth=fields.whole("tokens", 0, 2**31) or 0)
+                jobs = _Jobs(engine, asyncio.get_running_loop())
+                (found,) = await asyncio.to_thread(machine_limits, pooled.model, jobs, test)
+                self._limits[pooled.path] = found.tokens_per_second if found else None
+            return JSONResponse({"decode": self._limits.get(pooled.path)})
 
     async def _context(self, request: Request) -> Response:
         """Return what fills the context window of a chat: {"chat", "model"}."""

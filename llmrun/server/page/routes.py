@@ -6,11 +6,8 @@ Owns who may use them; must not know how chats are saved. The guard has let a re
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -18,26 +15,16 @@ from starlette.routing import Route
 
 from llmrun.errors import UsageError
 from llmrun.protocol.codec import as_dict
-from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS
-from llmrun.protocol.messages import AnswerRequest, Message, Stats
-from llmrun.server.answer_parts import CompletionRequest
 from llmrun.server.catalog import ModelCatalog
-from llmrun.server.exchange import CompletionApi, HttpExchange, ServerState
-from llmrun.server.guard import App, Receive, Scope, Send
+from llmrun.server.exchange import ServerState
 from llmrun.server.http_errors import RouteNotFoundError
+from llmrun.server.page.answering import PageAnswers
 from llmrun.server.page.attached import read_uploads
-from llmrun.server.page.chats import PageChats, Said, with_images
+from llmrun.server.page.chats import PageChats
 from llmrun.server.page.files import HEADERS, INDEX, MEDIA_TYPES, read_file
 from llmrun.server.page.insights import ExplainPage, PageInsights
 from llmrun.server.page.requests import needed_id, own, read_fields, read_id
-from llmrun.server.page.writer import PageWriter
-from llmrun.server.pool import PooledModel
-from llmrun.server.protocols.fields import Fields
-from llmrun.server.protocols.openai import error_body
-from llmrun.server.protocols.sampling import read_limits, read_sampling
-
-if TYPE_CHECKING:
-    from llmrun.chat.store.turns import Answer
+from llmrun.server.page.tools import PageTools
 
 _LONGEST_TEXT = 1 << 20  # characters of a question
 
@@ -49,11 +36,21 @@ class PageRoutes:
         catalog: the models on this disk.
         state_dir: folder with the saved chats.
         explain_page: makes the page of an explained answer.
+        tools: that a model may call on the page.
     """
 
-    def __init__(self, state: ServerState, catalog: ModelCatalog, state_dir: Path, explain_page: ExplainPage) -> None:
+    def __init__(
+        self,
+        state: ServerState,
+        catalog: ModelCatalog,
+        state_dir: Path,
+        explain_page: ExplainPage,
+        tools: PageTools | None = None,
+    ) -> None:
         self._state, self._pool, self._catalog = state, state.pool, catalog
         self._chats = PageChats(state_dir)
+        self._tools = tools or PageTools(None)
+        self._answering = PageAnswers(state, self._chats, self._tools)
         self._insights = PageInsights(state, self._chats, explain_page)
 
     @property
@@ -75,7 +72,7 @@ class PageRoutes:
             Route("/ui/go", own(self._go), methods=post),
             Route("/ui/undo", own(self._undo), methods=post),
             Route("/ui/system", own(self._system), methods=post),
-            Route("/ui/answer", own(self._answer), methods=post),
+            *self._answering.routes,
             *self._insights.routes,
         ]
 
@@ -134,6 +131,7 @@ class PageRoutes:
                     "n_ctx": pooled.loaded.n_ctx,
                     "thinks": bool(pooled.loaded.thinking_tags),
                     "sees": pooled.model.sees,
+                    "tools": [tool.name for tool in self._tools.offered],
                     "sampling": {name: {"value": values[name], "origin": origins[name]} for name in shown},
                 }
             )
@@ -199,106 +197,3 @@ class PageRoutes:
     async def _answers(self, request: Request) -> Response:
         chat, question = request.path_params["chat"], request.path_params["question"]
         return JSONResponse({"answers": await self._chats.run(partial(self._chats.answers, chat, question))})
-
-    # ---- answers ----
-
-    async def _answer(self, request: Request) -> Response:
-        """Answer a question as a stream: {"chat", "question", "together", "model", "candidates", "begins", ...}."""
-        fields = await read_fields(request)
-        chat, question = needed_id(fields, "chat"), needed_id(fields, "question")
-        said = partial(self._chats.open_question, chat, question, together=fields.flag("together") is True)
-        return _StreamedResponse(partial(self._stream, _completion(fields), chat, said))
-
-    async def _stream(
-        self,
-        asked: CompletionRequest,
-        chat: int,
-        open_question: Callable[[], Said],
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-    ) -> None:
-        """Send an answer, and save what was received of it, however it ends."""
-        async with self._pool.lease(asked.model) as pooled:
-            said = await self._chats.run(open_question)
-            writer, answer = PageWriter(asked.request.begins), None
-            try:
-                messages, notes = await self._with_images(said, pooled)
-                request = asked._replace(request=replace(asked.request, messages=messages))
-                writer.notes = notes
-                api = CompletionApi(lambda body: request, lambda body, envelope: writer, error_body, "ui-")
-                await HttpExchange(api, self._state, scope, _with_empty_body(receive), send).run()
-            finally:
-                if writer.answer.started is not None:
-                    sampling = {**asked.sampling, **self._state.sampling}
-                    answer = _answer_of(writer, pooled, asked, sampling)
-                await asyncio.shield(self._chats.run(partial(self._chats.close_question, chat, answer)))
-
-    async def _with_images(self, said: Said, pooled: PooledModel) -> tuple[tuple[Message, ...], list[str]]:
-        """Return messages with their images; the model has to be loaded to know whether it sees them."""
-        if not any(files for _, files in said):
-            return tuple(message for message, _ in said), []
-        await self._pool.ready(pooled)
-        assert pooled.model is not None
-        return await asyncio.to_thread(with_images, said, "" if pooled.model.sees else pooled.model.name)
-
-
-class _StreamedResponse(Response):
-    """A response that an ASGI application sends."""
-
-    def __init__(self, app: App) -> None:
-        super().__init__()
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, receive, send)
-
-
-def _completion(fields: Fields) -> CompletionRequest:
-    """Return the request for an answer, without the conversation, which is in the store."""
-    request = AnswerRequest(
-        limits=read_limits(fields, "max_tokens"),
-        thinking=fields.flag("thinking"),
-        stops_repeats=True,
-        logprobs=fields.whole("candidates", 0, MOST_TOP_LOGPROBS),
-        begins=fields.text("begins") or "",
-    )
-    return CompletionRequest(fields.text("model") or "", request, read_sampling(fields), stream=True)
-
-
-def _with_empty_body(receive: Receive) -> Receive:
-    """Return a receive() that begins with an empty JSON object: the body was read before."""
-    is_read = False
-
-    async def receiving() -> Any:
-        nonlocal is_read
-        if is_read:
-            return await receive()
-        is_read = True
-        return {"type": "http.request", "body": b"{}", "more_body": False}
-
-    return receiving
-
-
-def _answer_of(
-    writer: PageWriter, pooled: PooledModel, asked: CompletionRequest, sampling: Mapping[str, Any]
-) -> Answer | None:
-    """Return what to save of an answer; None if nothing was received before it was stopped or failed."""
-    from llmrun.chat.store.turns import INTERRUPTED, Answer
-
-    started, finished = writer.answer.started, writer.answer.finished
-    assert started is not None
-    assert pooled.model is not None
-    reason = finished.reason if finished else INTERRUPTED if writer.failed else "cancelled"
-    if not (writer.answer.text or writer.answer.reasoning) and reason in ("cancelled", INTERRUPTED):
-        return None
-    return Answer(
-        writer.text,
-        writer.answer.reasoning.strip(),
-        "stop" if reason == "stop_string" else reason,
-        pooled.model.used,
-        pooled.model.sampling(sampling)[0],
-        asked.request.limits,
-        finished.stats if finished else Stats(started.prompt_tokens, started.cached_tokens),
-        adapters=pooled.model.adapters,
-    )

@@ -62,7 +62,7 @@ class PageWriter:
                 return sse.event({"text": part.text}, "reasoning")
             case ResponseFinished():
                 return sse.event({"reason": part.reason, **asdict(part.stats)}, "finished")
-        return b""  # the page offers no tools
+        return b""  # calls are sent when they are whole, see answering.py
 
     def end(self) -> bytes:
         """See answer_parts.Writer."""

@@ -25,6 +25,7 @@ from llmrun.server.answer_parts import (
     ResponseFinished,
     ResponseStarted,
 )
+from llmrun.server.protocols.documents import anthropic_document
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.ignored import ignored_fields, ignored_tools
 from llmrun.server.protocols.images import image_from_base64, refuse_media
@@ -36,7 +37,7 @@ from llmrun.server.sse import EVENT_STREAM, PLACE, TextEvent, event
 # The first line of Claude Code's system prompt: it differs in every request, so that no prefix could be shared.
 _BILLING = re.compile(r"^x-anthropic-billing-header:[^\n]*\n*", re.MULTILINE)
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-_MEDIA = frozenset({"document", "audio", "container_upload"})
+_MEDIA = frozenset({"audio", "container_upload"})
 _DELTAS = {
     "thinking": ("thinking_delta", "thinking"),
     "text": ("text_delta", "text"),
@@ -58,6 +59,8 @@ def read(body: Mapping[str, Any]) -> CompletionRequest:
         UsageError, BadGrammarError: a field is invalid.
     """
     completion = read_count(body)
+    if completion.request.limits.max_tokens is None:
+        raise UsageError("max_tokens is missing", why="this protocol requires it")
     if completion.request.messages[-1].role == "assistant":
         raise UsageError("the last message is the assistant's", why="the beginning of an answer can't be given")
     return completion
@@ -138,8 +141,8 @@ def _images(message: Fields) -> tuple[Image, ...]:
     found: list[Image] = []
     at = 0
     for block in _blocks(message, "content"):
-        if block.text("type") == "text":
-            at += len(block.needed_text("text")) + 1  # and a newline
+        if (text := _block_text(block)) is not None:
+            at += len(text) + 1  # and a newline
         elif block.text("type") == "image":
             source = block.object("source") or Fields({}, block.name("source"))
             source.choice("type", "base64")  # a URL is never fetched
@@ -160,7 +163,18 @@ def _text(fields: Fields, key: str) -> str:
     value = fields.data.get(key)
     if isinstance(value, str):
         return value
-    return "\n".join(block.needed_text("text") for block in _blocks(fields, key) if block.text("type") == "text")
+    return "\n".join(text for block in _blocks(fields, key) if (text := _block_text(block)) is not None)
+
+
+def _block_text(block: Fields) -> str | None:
+    """Return the text of a block of text, a document or a search result; None for other blocks."""
+    kind = block.text("type")
+    if kind == "document":
+        return anthropic_document(block)
+    if kind == "search_result":
+        texts = [block.text("title") or "", block.text("source") or "", _text(block, "content")]
+        return "\n".join(filter(None, texts))
+    return block.needed_text("text") if kind == "text" else None
 
 
 def _blocks(fields: Fields, key: str) -> list[Fields]:

@@ -59,11 +59,11 @@ def read_generate(body: Mapping[str, Any]) -> CompletionRequest:
     """
     fields = Fields(body)
     prompt, system = fields.text("prompt") or "", fields.text("system") or ""
-    if fields.text("suffix"):
-        raise UsageError("suffix can't be used", why="filling in the middle is not supported", hint="leave it out")
     if fields.text("template"):
         raise UsageError("template can't be used", why="Go templates are not read", hint="use raw: true")
-    images = _images(fields)
+    images, suffix = _images(fields), fields.text("suffix")
+    if suffix and not images:
+        return _completion_request(fields, AnswerRequest(prompt=prompt, suffix=suffix))
     if not prompt and not images:
         return _completion_request(fields, AnswerRequest())
     if fields.flag("raw"):
@@ -266,7 +266,7 @@ generate_writer = partial(LineWriter, _generate_shape)
 
 def error_body(error: LlmrunError, status: int) -> dict[str, Any]:
     """Return Ollama's "error", and our own code."""
-    return {"error": str(error), "code": error.code}
+    return {"error": f"{error}; {error.hint}" if error.hint else str(error), "code": error.code}
 
 
 def _logprob(token: TokenLogprob) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from llmrun.errors import UsageError
 from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS
-from llmrun.protocol.messages import AnswerRequest, Message, TokenLogprob
+from llmrun.protocol.messages import AnswerRequest, Message, TokenLogprob, Tool
 from llmrun.protocol.params import MOST_TOKENS
 from llmrun.server import sse
 from llmrun.server.answer_parts import (
@@ -48,7 +48,7 @@ def read(body: Mapping[str, Any]) -> CompletionRequest:
         BadGrammarError: the JSON schema or the grammar is invalid.
     """
     fields = Fields(body)
-    choice = _tool_choice(fields)
+    choice, allowed = _tool_choice(fields)
     request = AnswerRequest(
         messages=_messages(fields),
         limits=read_limits(fields, "max_completion_tokens", "max_tokens", "n_predict"),
@@ -58,7 +58,7 @@ def read(body: Mapping[str, Any]) -> CompletionRequest:
         stops_repeats=bool(fields.flag("stops_repeats")),
         logprobs=_logprobs(fields),
         salt=fields.text("cache_salt") or "",
-        tools=checked_tools((tool(each, "parameters") for each in _functions(fields)), choice),
+        tools=checked_tools((each for each in _tools(fields) if allowed is None or each.name in allowed), choice),
         tool_choice=choice,
         parallel_calls=fields.flag("parallel_tool_calls") is not False,
     )
@@ -91,15 +91,26 @@ def _function(fields: Fields) -> Fields:
     return found
 
 
-def _functions(fields: Fields) -> Iterator[Fields]:
+def _tools(fields: Fields) -> Iterator[Tool]:
     """Yield the tools that are functions; all others need OpenAI's servers."""
-    return (_function(each) for each in fields.objects("tools") if each.text("type") in (None, "function"))
+    functions = (_function(each) for each in fields.objects("tools") if each.text("type") in (None, "function"))
+    return (tool(each, "parameters") for each in functions)
 
 
-def _tool_choice(fields: Fields) -> str:
-    if isinstance(fields.data.get("tool_choice"), Mapping):
-        return f"={tool_name(_function(Fields(fields.data['tool_choice'], fields.name('tool_choice'))))}"
-    return fields.choice("tool_choice", "auto", "none", "required") or "auto"
+def _tool_choice(fields: Fields) -> tuple[str, frozenset[str] | None]:
+    """Return AnswerRequest.tool_choice, and the names of the allowed tools; None allows all."""
+    value = fields.data.get("tool_choice")
+    if not isinstance(value, Mapping):
+        return fields.choice("tool_choice", "auto", "none", "required") or "auto", None
+    chosen = Fields(value, fields.name("tool_choice"))
+    if chosen.text("type") == "allowed_tools":
+        group = chosen.object("allowed_tools") or chosen
+        names = frozenset(tool_name(_function(each)) for each in group.objects("tools"))
+        return group.choice("mode", "auto", "required") or "auto", names
+    if chosen.text("type") not in (None, "function"):
+        why, hint = "only functions can be called here", "/v1/responses takes custom tools"
+        raise UsageError(f"{chosen.name('type')} {chosen.text('type')!r} can't be used", why=why, hint=hint)
+    return f"={tool_name(_function(chosen))}", None
 
 
 def _logprobs(fields: Fields) -> int | None:

@@ -122,3 +122,14 @@ def test_random_conversations_are_answered_as_alone(seed: int, slots: int, exact
         alone = Conversation(hashed, n_ctx=300)
         text = alone.answer(prompt, SAMPLING, most=9)[0]
         assert text.startswith(talk.text(request))
+
+
+@pytest.mark.parametrize(("n_bytes", "expected"), [(1 << 10, [8, 16, 24, 32]), (33 << 20, [8, 32])])
+def test_large_ones_are_rarer(n_bytes: int, expected: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    context = FakeContext(hashed, has_checkpoints=True)
+    monkeypatch.setattr(context, "n_batch", 8)
+    monkeypatch.setattr(context, "checkpoint", lambda slot: bytearray(n_bytes))
+    checkpoints = Checkpoints(context, [0])
+    for length in range(8, 40, 8):
+        checkpoints.record(0, length, 100)
+    assert lengths(checkpoints, 0) == expected

@@ -178,6 +178,7 @@ def test_structured_output(said: dict[str, Any]) -> None:
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id"),
         ({"messages": [{"role": "assistant", "content": "Well,"}]}, "last message"),
         ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": None}, "max_tokens is missing"),
         ({"max_tokens": "many"}, "max_tokens"),
         ({"system": 5}, "system"),
         ({"temperature": -1}, "temperature"),

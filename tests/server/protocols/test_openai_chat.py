@@ -255,6 +255,15 @@ def test_a_whole_answer_has_no_cut_call() -> None:
     assert choice["finish_reason"] == "length"
 
 
+def test_allowed_tools_are_the_only_ones() -> None:
+    tools = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
+    group = {"mode": "required", "tools": [tools[1]]}
+    request = read({**USER, "tools": tools, "tool_choice": {"type": "allowed_tools", "allowed_tools": group}}).request
+    assert ([each.name for each in request.tools], request.tool_choice) == (["g"], "required")
+    with pytest.raises(UsageError, match="'custom' can't be used"):
+        read({**USER, "tools": tools, "tool_choice": {"type": "custom", "custom": {"name": "f"}}})
+
+
 def test_usage_tells_what_became_of_drafts() -> None:
     written = writer({**USER, "n": 2}, ENVELOPE)
     written.feed(ResponseFinished(0, "stop", Stats(drafted_tokens=10, accepted_tokens=7)))
@@ -302,11 +311,47 @@ def test_text_completions_have_the_old_log_probabilities() -> None:
     written = openai_text.writer(body, ENVELOPE)
     written.feed(AnswerText(0, "Hi", (TOKEN,)))
     assert written.whole()["choices"][0]["logprobs"] == {
-        "tokens": ["Hi"], "token_logprobs": [-0.5], "top_logprobs": [{"Ho": -1.5}]
+        "tokens": ["Hi"], "token_logprobs": [-0.5], "top_logprobs": [{"Ho": -1.5}],
+        "text_offset": [0],
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("body", [{}, {"prompt": ["a", "b"]}, {"prompt": [1, 2]}, {"prompt": "a", "suffix": "b"}])
+def test_offsets_count_characters_of_which_tokens_may_be_parts() -> None:
+    pieces = (b"H\xc3", b"\xa4", "€".encode(), b"!")
+    tokens = [TokenLogprob(piece.decode("utf-8", "replace"), tuple(piece), -0.5, ()) for piece in pieces]
+    written = openai_text.writer({"prompt": "Once", "logprobs": 1}, ENVELOPE)
+    streamed = b"".join(written.feed(AnswerText(0, "?", (token,))) for token in tokens)
+    offsets = [offset for chunk in chunks(streamed) for offset in chunk["choices"][0]["logprobs"]["text_offset"]]
+    assert offsets == [0, 1, 2, 3]
+
+
+def test_several_prompts_and_token_ids() -> None:
+    read_all = openai_text.read({"prompt": ["a", "b", [5, 6]], "n": 2, "max_tokens": 3})
+    prompts = [(each.prompt, each.prompt_tokens) for each in map(read_all.of_choice, range(read_all.n_choices))]
+    assert prompts == [("a", ())] * 2 + [("b", ())] * 2 + [("", (5, 6))] * 2
+    assert {each.limits.max_tokens for each in (read_all.request, *read_all.others)} == {3}
+    assert openai_text.read({"prompt": [5, 6]}).request.prompt_tokens == (5, 6)
+    assert openai_text.read({"prompt": "def f(", "suffix": ")"}).request.suffix == ")"
+
+
+def test_usage_is_that_of_all_prompts() -> None:
+    written = openai_text.writer({"prompt": ["a", "b"], "n": 2, "echo": True}, ENVELOPE)
+    for choice, tokens in enumerate((3, 3, 5, 5)):
+        written.feed(ResponseStarted(choice, tokens, 1))
+        written.feed(ResponseFinished(choice, "stop", Stats(completion_tokens=2)))
+    whole = written.whole()
+    assert (whole["usage"]["prompt_tokens"], whole["usage"]["completion_tokens"]) == (8, 8)
+    assert [choice["text"] for choice in whole["choices"]] == ["a", "a", "b", "b"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {}, {"prompt": []}, {"prompt": [[]]}, {"prompt": [[1, "a"]]}, {"prompt": ["a", 1]}, {"prompt": [1, "a"]},
+        {"prompt": [-1]}, {"prompt": ["a"] * 65}, {"prompt": "a", "echo": True, "logprobs": 1},
+        {"prompt": [1], "echo": True}, {"prompt": [1], "suffix": "b"},
+    ],
+)  # fmt: skip
 def test_text_completions_that_can_not_be_made(body: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         openai_text.read(body)

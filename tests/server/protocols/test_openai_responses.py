@@ -25,7 +25,7 @@ from llmrun.server.answer_parts import (
     ResponseFinished,
     ResponseStarted,
 )
-from llmrun.server.protocols.openai_responses import read, writer
+from llmrun.server.protocols.openai_responses import CompactionWriter, read, read_compact, writer
 
 HELLO: dict[str, Any] = {"model": "m", "input": "Hello"}
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -178,8 +178,7 @@ def test_logprobs_are_asked_for_in_two_ways() -> None:
         ({"input": [{"content": "Hello"}]}, r"input\[0\].role"),
         ({"input": [{"type": "function_call", "name": "a", "arguments": "{}"}]}, r"input\[0\].call_id"),
         ({"input": [{"type": "function_call", "call_id": "c", "name": "a", "arguments": 5}]}, "arguments"),
-        ({"input": [{"type": "item_reference", "id": "i"}]}, "item_reference"),
-        ({"previous_response_id": "resp_0"}, "previous_response_id"),
+        ({"conversation": "conv_0"}, "conversation"),
         ({"max_output_tokens": 0}, "max_output_tokens|max_tokens"),
         ({"tool_choice": "some"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "name": "rain"}}, "rain"),
@@ -353,3 +352,35 @@ def test_calls_have_the_names_of_the_client() -> None:
     assert (patch["type"], patch["name"], patch["input"]) == ("custom_tool_call", "apply_patch", "*** Begin\n")
     (done,) = [event for event in sent if event["type"] == "response.custom_tool_call_input.done"]
     assert done["input"] == "*** Begin\n"
+
+
+def test_encrypted_reasoning_comes_back_as_it_was() -> None:
+    body = {**HELLO, "include": ["reasoning.encrypted_content"], "store": False}
+    made = writer(body, ENVELOPE)
+    for part in (ReasoningText(0, "Hm."), AnswerText(0, "Hi"), ResponseFinished(0, "stop", STATS)):
+        made.feed(part)
+    thought, said = made.whole()["output"]
+    bare = {name: value for name, value in thought.items() if name != "content"}
+    messages = read({"model": "m", "input": [bare, said, {"role": "user", "content": "And?"}]}).request.messages
+    assert messages[0] == Message("assistant", "Hi", reasoning="Hm.")
+
+
+def test_what_was_asked_is_echoed() -> None:
+    asked = {
+        "temperature": 0.5, "top_p": 0.9, "max_output_tokens": 9, "metadata": {"a": "b"}, "tools": [TOOL],
+        "reasoning": {"effort": "low"}, "tool_choice": {"type": "function", "name": "weather"},
+    }  # fmt: skip
+    whole = writer({**HELLO, **asked}, ENVELOPE).whole()
+    assert {name: whole[name] for name in asked} == asked
+    Response.model_validate(whole)
+
+
+def test_a_conversation_is_compacted_to_an_item() -> None:
+    asked = read_compact({**HELLO, "tools": [TOOL], "stream": True})
+    assert (asked.request.tools, asked.stream, asked.request.messages[-1].role) == ((), False, "user")
+    made = CompactionWriter(HELLO, ENVELOPE)
+    for part in (ReasoningText(0, "Hm."), AnswerText(0, "They greeted."), ResponseFinished(0, "stop", STATS)):
+        made.feed(part)
+    (item,) = made.whole()["output"]
+    (message,) = read({"model": "m", "input": [item]}).request.messages
+    assert message == Message("user", "Summary of the conversation so far:\nThey greeted.")

@@ -1,14 +1,47 @@
-// Requests to the server that gave this page, and the events of an answer.
+// Requests to the server that gave this page, with its key if it has one, and the events of an answer.
 
-async function request(path, options) {
+import { byId, h } from "./dom.js";
+
+const KEY = "llmrun.key"; // kept until the tab is closed
+let asking = null;
+
+/** Ask for the key of the server, once for all requests that wait. */
+function askForKey() {
+  asking ??= new Promise((done) => {
+    const dialog = byId("key");
+    const input = h("input", { type: "password", id: "key-input", autocomplete: "off", required: true });
+    const submit = (event) => {
+      event.preventDefault();
+      sessionStorage.setItem(KEY, input.value.trim());
+      dialog.close();
+    };
+    dialog.replaceChildren(
+      h("form", { submit }, h("h2", { id: "key-title" }, "This server asks for a key"), h("label", { for: "key-input" }, "Key, one line of its --key-file; it is kept until this tab is closed"), input, h("div", { class: "buttons" }, h("button", { class: "main" }, "Use it"))),
+    );
+    dialog.onclose = () => {
+      asking = null;
+      done();
+    };
+    dialog.showModal();
+  });
+  return asking;
+}
+
+async function request(path, options = {}) {
+  const key = sessionStorage.getItem(KEY);
+  const headers = { ...options.headers, ...(key ? { authorization: `Bearer ${key}` } : {}) };
   let response;
   try {
-    response = await fetch(path, options);
+    response = await fetch(path, { ...options, headers });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Error("The server can't be reached. Is llmrun serve still running?");
   }
   if (response.ok) return response;
+  if (response.status === 401) {
+    if (sessionStorage.getItem(KEY) === key) await askForKey();
+    if (sessionStorage.getItem(KEY) !== key) return request(path, options);
+  }
   const body = await response.json().catch(() => null);
   throw new Error(body?.error?.message ?? `The server answered ${response.status}.`);
 }

@@ -44,7 +44,7 @@ class Column {
 }
 
 /** Return what differs from the model's own settings, e.g. "temperature 0.5". */
-const settingsIn = ({ chat, question, together, candidates, model, ...values }) =>
+const settingsIn = ({ chat, question, together, tools, candidates, model, ...values }) =>
   Object.entries(values).map(([name, value]) => `${name.replace("_", " ")} ${value}`).join(", ");
 
 export class Comparison {

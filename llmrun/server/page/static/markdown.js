@@ -19,6 +19,45 @@ markdown.renderer.rules.th_open = markdown.renderer.rules.td_open = (tokens, at,
   return renderer.renderToken(tokens, at, options);
 };
 
+// Formulas stay text, as code: what typesets them is larger than the whole page.
+const CLOSING = { $$: "$$", "\\[": "\\]", "\\(": "\\)", $: "$" };
+const LONGEST_FORMULA = 2000; // characters
+
+/** Return [begin, end, after] of the formula at a place of a text, or null: "$5 and $6" is none. */
+function formulaAt(text, at) {
+  const opening = Object.keys(CLOSING).find((each) => text.startsWith(each, at));
+  if (!opening) return null;
+  const begin = at + opening.length;
+  const closing = CLOSING[opening];
+  const end = text.slice(begin, begin + LONGEST_FORMULA).indexOf(closing) + begin;
+  const after = end + closing.length;
+  const isMoney = opening === "$" && (/\s/.test(text[begin]) || /\s/.test(text[end - 1]) || /\d/.test(text[after] ?? ""));
+  return end <= begin || isMoney ? null : [begin, end, after];
+}
+
+markdown.inline.ruler.before("escape", "formula", (state, silent) => {
+  const found = formulaAt(state.src, state.pos);
+  if (!found || found[2] > state.posMax) return false;
+  if (!silent) state.push("code_inline", "code", 0).content = state.src.slice(found[0], found[1]).trim();
+  state.pos = found[2];
+  return true;
+});
+markdown.block.ruler.before("fence", "formula", (state, first, last, silent) => {
+  const begin = state.bMarks[first] + state.tShift[first];
+  if (!/^(\$\$|\\\[)/.test(state.src.slice(begin, begin + 2))) return false;
+  const found = formulaAt(state.src, begin);
+  if (!found) return false;
+  let line = first;
+  while (line < last && state.eMarks[line] < found[2]) line += 1;
+  if (line >= last || state.src.slice(found[2], state.eMarks[line]).trim()) return false;
+  if (!silent) {
+    const token = state.push("fence", "code", 0);
+    Object.assign(token, { content: `${state.src.slice(found[0], found[1]).trim()}\n`, info: "", map: [first, line + 1] });
+    state.line = line + 1;
+  }
+  return true;
+}, { alt: ["paragraph"] });
+
 // The only place where text becomes HTML.
 const policy = globalThis.trustedTypes?.createPolicy("markdown", { createHTML: (text) => markdown.render(text) }) ?? {
   createHTML: (text) => markdown.render(text),

@@ -3,13 +3,14 @@
 import { answer as streamed, get, post } from "./api.js";
 import { Attachments } from "./attachments.js";
 import { showBranches } from "./branches.js";
+import { showContext } from "./context.js";
 import { Comparison } from "./compare.js";
 import { byId, button, clean, h, number, recall, remember, short } from "./dom.js";
 import { save } from "./exports.js";
 import { LiveMarkdown } from "./markdown.js";
 import { Settings } from "./settings.js";
 import { TokenView, tokensOf } from "./tokens.js";
-import { answerElement, answerParts, questionElement } from "./turns.js";
+import { answerElement, answerParts, questionElement, resultElement, roundElement, showFigures } from "./turns.js";
 import { watch } from "./watch.js";
 
 const CANDIDATES = 10; // shown of each token
@@ -17,7 +18,7 @@ const NEAR = 80; // pixels from the end within which the view follows the answer
 const WAIT = 150; // ms between two looks for the saved answer
 const WIDE = matchMedia("(min-width: 60rem)");
 
-const state = { chat: null, busy: null, tokens: recall("tokens") === "on", seen: new Map(), drawn: new Map(), columns: null, model: null, sees: false, models: [] };
+const state = { chat: null, busy: null, tokens: recall("tokens") === "on", seen: new Map(), drawn: new Map(), columns: null, isStale: false, limits: new Map(), model: null, sees: false, models: [] };
 const turns = byId("turns");
 const field = byId("question");
 const attached = new Attachments(byId("attached"), () => (state.model === byId("model").value && !state.sees ? state.model : null), complain);
@@ -50,6 +51,7 @@ const lastOf = (chat) => chat?.entries.at(-1) ?? null;
 function show(chat) {
   if (chat.id !== state.chat?.id) state.drawn.clear();
   state.chat = chat;
+  state.isStale = false;
   const title = clean(chat.name || "New chat");
   byId("title").textContent = title;
   document.title = `${title} – llmrun`;
@@ -59,7 +61,7 @@ function show(chat) {
   byId("elsewhere").replaceChildren();
   history.replaceState(null, "", chat.id ? `#chat=${chat.id}` : location.pathname);
   draw();
-  showContext(lastOf(chat)?.stats);
+  showContextBar(lastOf(chat)?.stats);
   markCurrent();
 }
 
@@ -95,7 +97,7 @@ function entryElement(entry, question, isLast) {
     view.add(seen.tokens);
   }
   const explain = () => guarded(async () => (await post("/ui/explain", again)).address);
-  return answerElement(entry, { go, view, explain, seconds: seen?.seconds, retry: () => answer(question.id) });
+  return answerElement(entry, { go, view, explain, limit: state.limits.get(entry.model), seconds: seen?.seconds, retry: () => answer(question.id) });
 }
 
 /** Return the model to compute an answer again with. */
@@ -110,6 +112,16 @@ async function undo() {
   field.value ||= chat.undone;
   field.focus();
   say("The last question is undone");
+}
+
+/** Show beside an answer's decode rate what this machine allows its model; it is measured once for a model. */
+async function showLimit() {
+  const last = lastOf(state.chat);
+  if (last?.role !== "assistant" || state.limits.has(last.model) || !last.stats.completion_tokens) return;
+  const { decode } = await post("/ui/limit", { model: modelOf(last), tokens: last.stats.context_used });
+  if (!decode) return;
+  state.limits.set(last.model, decode);
+  for (const entry of state.chat.entries) if (entry.model === last.model) showFigures(state.drawn.get(entry.id).element, entry, decode);
 }
 
 function openBranches() {
@@ -145,6 +157,7 @@ function markCurrent() {
 
 async function ask(text, beside = null) {
   if (state.busy || !text.trim()) return;
+  if (state.isStale && !(await guarded(async () => (show(await get(`/ui/chats/${state.chat.id}`)), true)))) return;
   const { chat } = state;
   const body = { chat: chat.id, text, beside, after: lastOf(chat)?.id ?? null, system: settings.system.value, ...(beside ? {} : attached.fields) };
   const saved = await guarded(() => post("/ui/ask", body));
@@ -164,7 +177,8 @@ async function compare(question) {
     state.columns = null;
     guarded(async () => show(await post("/ui/go", { chat: state.chat.id, entry: id })));
   };
-  const live = new Comparison(state.chat.id, question, [values, settings.secondValues(values)], goOn);
+  const sides = [values, settings.secondValues(values)].map((side) => ({ ...side, tools: false }));
+  const live = new Comparison(state.chat.id, question, sides, goOn);
   const known = knownIds();
   state.busy = live;
   showBusy();
@@ -194,9 +208,13 @@ async function answer(question, { begins = "", kept = [] } = {}) {
   showBusy();
   await guarded(() => live.run());
   if (live.hasStarted || !live.hasFailed) say(live.isStopped ? "Stopped" : "The answer has ended");
-  await saved(live).catch(complain);
+  await saved(live).catch((error) => {
+    state.isStale = true; // the server has ended, and what it saved of the answer is not shown
+    complain(error);
+  });
   state.busy = null;
   showBusy();
+  showLimit().catch(() => null);
   if (live.notes.length) complain({ message: live.notes.join(" ") });
   showModels().catch(complain);
 }
@@ -282,10 +300,20 @@ class LiveAnswer {
       if (data.tokens) this.tokens.push(...data.tokens);
       if (this.view) this.view.add(data.tokens ?? []);
       else this.text.add(data.text);
+    } else if (name === "calls") {
+      this.text.text = "";
+      this.text.draw();
+      const decide = (call, decision) => guarded(() => post("/ui/decide", { call, decision }));
+      this.parts.rounds.append(roundElement(data, decide));
+      const asked = data.calls.filter((call) => call.asks);
+      if (asked.length) say(`The model wants to call ${asked.map((call) => clean(call.name)).join(", ")}`);
+      this.parts.rounds.querySelector("button")?.focus();
+    } else if (name === "result") {
+      this.parts.rounds.querySelector(`[data-call="${CSS.escape(data.id)}"]`)?.append(resultElement(data.text));
     } else if (name === "note") {
       this.notes.push(`${data.text}.`);
     } else if (name === "finished") {
-      showContext(data);
+      showContextBar(data);
     } else if (name === "failed") {
       this.hasFailed = true;
       throw new Error(data.message);
@@ -329,7 +357,7 @@ function showBusy() {
   if (!state.busy) byId("speed").textContent = "\u00a0";
 }
 
-function showContext(stats) {
+function showContextBar(stats) {
   const used = stats?.context_used ?? 0;
   byId("context").hidden = !used || !stats.n_ctx;
   if (byId("context").hidden) return;
@@ -384,6 +412,7 @@ function showTokenSwitch() {
 
 /** Say that the chat goes on elsewhere; it is shown as it is now when the user wants it. */
 function tell(words) {
+  if (words && state.isStale) return void openChat(state.chat.id);
   const reload = button("Show it as it is now", () => openChat(state.chat.id));
   byId("elsewhere").replaceChildren(...(words ? [h("span", {}, words), reload] : []));
 }
@@ -414,6 +443,7 @@ function listen() {
   attached.listen(byId("attach"), field);
   byId("undo").addEventListener("click", undo);
   byId("go").addEventListener("click", openBranches);
+  byId("context").addEventListener("click", () => state.busy || guarded(async () => showContext(await post("/ui/context", { chat: state.chat.id, model: byId("model").value }))));
   document.addEventListener("keydown", (event) => {
     const act = event.altKey && !document.querySelector("dialog[open]") && { KeyU: undo, KeyB: openBranches }[event.code];
     if (act) (event.preventDefault(), act());

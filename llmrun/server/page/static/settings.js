@@ -11,7 +11,7 @@ const FIELDS = {
   seed: { label: "Seed", min: 0, step: 1, empty: "drawn for each answer" },
   max_tokens: { label: "Maximum tokens", min: 1, step: 1, empty: "until the end" },
 };
-const ORIGINS = { default: "default", model: "of the model's file", catalogue: "recommended for this model", session: "of the server", flag: "of the server" };
+const ORIGINS = { default: "default", model: "the model's file", catalogue: "recommended for this model", session: "the server", flag: "the server" };
 
 /** The fields of the sampler; `prefix` begins their ids. */
 class Sampling {
@@ -41,7 +41,7 @@ class Sampling {
 
   showOrigin(name) {
     const origin = this.hints[name].dataset.origin ?? FIELDS[name].empty ?? "";
-    this.hints[name].textContent = this.inputs[name].value ? "set here" : origin;
+    this.hints[name].textContent = this.inputs[name].value ? "you" : origin;
   }
 
   /** Return the fields of a request for an answer. */
@@ -57,6 +57,8 @@ export class Settings {
     this.system = h("textarea", { id: "system", rows: "4", change: () => changedSystem(this.system.value) });
     this.sampling = new Sampling("", Object.keys(FIELDS));
     this.thinking = select("thinking", { "": "as the model does", true: "on", false: "off" });
+    this.hasTools = h("input", { type: "checkbox", id: "tools", checked: true });
+    this.tools = h("label", { class: "check", hidden: true }, this.hasTools, " Tools: ", h("span", {}));
     this.theme = select("theme", { "": "as the system", light: "light", dark: "dark" });
     this.theme.value = recall("theme");
     this.theme.addEventListener("change", () => (remember("theme", this.theme.value), this.showTheme()));
@@ -78,6 +80,7 @@ export class Settings {
       h("h2", {}, "Sampling"),
       this.sampling.element,
       h("label", { class: "field" }, "Reasoning", this.thinking),
+      this.tools,
       h("h2", {}, "Side by side"),
       h("label", { class: "check" }, this.isDouble, " Two answers to each question"),
       second,
@@ -88,7 +91,9 @@ export class Settings {
     );
   }
 
-  showModel({ sampling, thinks }) {
+  showModel({ sampling, thinks, tools }) {
+    this.tools.hidden = !tools.length;
+    this.tools.lastChild.textContent = clean(tools.join(", "));
     this.sampling.show(sampling);
     this.thinking.disabled = !thinks;
   }
@@ -106,7 +111,7 @@ export class Settings {
 
   /** Return the fields of a request for an answer. */
   get values() {
-    const { values } = this.sampling;
+    const values = { ...this.sampling.values, tools: this.hasTools.checked };
     return this.thinking.value && !this.thinking.disabled ? { ...values, thinking: this.thinking.value === "true" } : values;
   }
 

@@ -6,14 +6,14 @@ import { copy, render } from "./markdown.js";
 export const ENDS = { length: "cut off: no more tokens were allowed", cancelled: "stopped", interrupted: "interrupted", repeats: "stopped: it repeated itself" };
 
 /** Return the figures of an answer in a line, as the terminal has them. */
-export function figures(stats) {
+export function figures(stats, limit) {
   const computed = stats.prompt_tokens - stats.reused_tokens;
   const decoded = stats.completion_tokens - 1;
   return [
     stats.prefill_seconds > 0 && computed > 0 ? `prefill ${short(computed / stats.prefill_seconds)} tokens/s` : "",
     `${number(stats.prompt_tokens)} prompt tokens${stats.reused_tokens ? `, ${number(stats.reused_tokens)} reused` : ""}`,
     stats.ttft_seconds > 0 ? `TTFT ${short(stats.ttft_seconds)} s` : "",
-    decoded > 0 && stats.decode_seconds > 0 ? `decode ${short(decoded / stats.decode_seconds)} tokens/s` : "",
+    decoded > 0 && stats.decode_seconds > 0 ? `decode ${short(decoded / stats.decode_seconds)} tokens/s${limit ? `, limit of this machine ${short(limit)}` : ""}` : "",
     stats.completion_tokens ? `${number(stats.completion_tokens)} tokens` : "",
     stats.itl_p50_seconds > 0 ? `ITL ${short(stats.itl_p50_seconds * 1000)} ms, p95 ${short(stats.itl_p95_seconds * 1000)} ms` : "",
   ].filter(Boolean).join(" · ");
@@ -72,27 +72,54 @@ export function questionElement(entry, { edit, go, answer }) {
   return element;
 }
 
+/** Return the text before calls of tools, and each call; `decide(id, decision)` answers the question whether it may run. */
+export function roundElement({ text, calls }, decide) {
+  const ask = (call, element) => {
+    const press = (words, decision) => button(words, () => (decide(call.id, decision), row.remove()), { "aria-label": `${words}: ${call.name}` });
+    const row = h("div", { class: "buttons" }, press("Allow once", "once"), press("Always", "always"), press("No", "no"));
+    element.append(row);
+  };
+  const show = (call) => {
+    const element = h("div", { class: "call", "data-call": call.id }, h("p", {}, "Tool ", h("code", {}, clean(call.name))), h("pre", { class: "plain" }, clean(call.arguments)));
+    if (call.result !== undefined) element.append(resultElement(call.result));
+    if (call.asks) ask(call, element);
+    return element;
+  };
+  return h("div", { class: "round" }, h("p", { class: "plain" }, clean(text)), calls.map(show));
+}
+
+export const resultElement = (text) => h("details", {}, h("summary", {}, "Result"), h("pre", { class: "plain" }, clean(text)));
+
 /** Return the parts of an answer: its reasoning folded, its text, and a row below. */
 export function answerParts(model) {
   const summary = h("summary", {}, "Reasoning");
   const reasoning = h("div", { class: "text", dir: "auto" });
   const folded = h("details", { class: "reasoning", hidden: true }, summary, reasoning);
+  const rounds = h("div", {});
   const text = h("div", { class: "text markdown", dir: "auto" });
   const below = h("div", { class: "below" });
-  const element = h("article", { class: "answer", "aria-label": `Answer of ${clean(model)}` }, folded, text, below);
-  return { element, folded, summary, reasoning, text, below };
+  const element = h("article", { class: "answer", "aria-label": `Answer of ${clean(model)}` }, folded, rounds, text, below);
+  return { element, folded, summary, reasoning, rounds, text, below };
 }
 
-export function answerElement(entry, { retry, go, explain, view, seconds }) {
+export function answerElement(entry, { retry, go, explain, limit, view, seconds }) {
   const parts = answerParts(entry.model);
   parts.folded.hidden = !entry.reasoning;
   if (seconds) parts.summary.textContent = `Reasoning, ${short(seconds)} s`;
   parts.reasoning.textContent = clean(entry.reasoning);
+  parts.rounds.append(...entry.rounds.map((each) => roundElement(each)));
   if (view) parts.text.replaceChildren(view.element);
   else render(parts.text, entry.text);
   parts.below.replaceChildren(
     h("div", { class: "buttons" }, button("Retry", retry), button("Copy", copy(entry.text), { "aria-label": "Copy this answer" }), explainer(explain), alternatives(entry, go)),
-    h("p", { class: "hint" }, [clean(entry.model), ENDS[entry.finish], figures(entry.stats)].filter(Boolean).join(" · ")),
+    h("p", { class: "hint" }),
   );
+  showFigures(parts.element, entry, limit);
   return parts.element;
+}
+
+/** Show the figures of an answer, with the decode rate that the machine allows if it is known. */
+export function showFigures(element, entry, limit) {
+  const words = [clean(entry.model), ENDS[entry.finish], figures(entry.stats, limit)];
+  element.querySelector(".below > .hint").textContent = words.filter(Boolean).join(" · ");
 }

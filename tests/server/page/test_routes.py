@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import os
@@ -17,11 +16,11 @@ from typing import Any
 
 import pytest
 from support.installed import eventually
-from support.served import LiveServer, RawResponse
-from support.tiny_projector import png
+from support.page_client import answer, ask, read, store, texts
+from support.served import LiveServer
 
-from llmrun.chat.store.store import Sessions, folder_in
-from llmrun.chat.store.turns import Answer, Question
+from llmrun.chat.store.store import folder_in
+from llmrun.chat.store.turns import Answer
 from llmrun.config import load_settings
 from llmrun.server.guard import Policy
 from llmrun.server.page import peer
@@ -42,34 +41,6 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 @pytest.fixture
 def server(serve: Serve) -> LiveServer:
     return serve()
-
-
-def ask(server: LiveServer, text: str = "Hello there", **more: Any) -> dict[str, Any]:
-    """Save a question; return the chat."""
-    asked = server.post("/ui/ask", {"text": text, **more})
-    assert asked.status == 200, asked.body
-    found: dict[str, Any] = asked.json
-    return found
-
-
-def answer(server: LiveServer, chat: dict[str, Any], **more: Any) -> RawResponse:
-    """Answer the last question of a chat."""
-    question = next(entry["id"] for entry in reversed(chat["entries"]) if entry["role"] == "user")
-    return server.post("/ui/answer", {"chat": chat["id"], "question": question, **more})
-
-
-def read(server: LiveServer, chat: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = server.get(f"/ui/chats/{chat['id']}").json
-    return found
-
-
-def texts(chat: dict[str, Any]) -> list[str]:
-    return [entry["text"] for entry in chat["entries"]]
-
-
-def store() -> Sessions:
-    """The store as a terminal opens it."""
-    return Sessions(folder_in(load_settings().state_dir))
 
 
 # ---- files
@@ -301,51 +272,6 @@ def test_a_chat_that_a_terminal_has_open_is_only_read(server: LiveServer) -> Non
     assert answer(server, chat).status == 200
 
 
-def test_files_come_with_a_question_and_are_those_of_the_terminal(server: LiveServer) -> None:
-    files = [{"name": "../a/notes.txt", "text": "one\ntwo"}]
-    chat = ask(server, "What is this?", files=files)
-    assert texts(chat) == ["What is this?"]
-    answer(server, chat)
-    assert texts(read(server, chat))[1] == "notes.txt:\n```\none\ntwo\n```\n\nWhat is this?", (
-        "the echo says what it got"
-    )
-    with store() as terminal:
-        asked = terminal.open(chat["name"]).entries[0].part
-        assert isinstance(asked, Question)
-        assert (asked.typed, asked.images) == ("What is this?", ())
-
-
-def test_a_model_without_vision_gets_a_line_for_an_image_and_says_so(server: LiveServer) -> None:
-    data = png(8, 8)
-    chat = ask(server, "What is this?", images=[{"name": "red.png", "data": base64.b64encode(data).decode()}])
-    assert chat["entries"][0]["images"] == ["red.png"]
-    streamed = answer(server, chat)
-    assert "can't see images: red.png is left out" in streamed.events[0]["text"]
-    assert texts(read(server, chat))[1] == "[The image red.png can't be seen.]\nWhat is this?"
-    with store() as terminal:
-        asked = terminal.open(chat["name"]).entries[0].part
-        assert isinstance(asked, Question)
-        saved = Path(asked.images[0].path)
-        assert saved.read_bytes() == data
-        terminal.delete(chat["name"])
-    assert not saved.exists(), "an image of the page goes with its chat"
-
-
-@pytest.mark.parametrize(
-    "images",
-    [
-        [{"name": "x.png", "data": "@"}],
-        [{"name": "x.webp", "data": base64.b64encode(b"RIFF....WEBP").decode()}],
-        [{"name": "x.png"}],
-        "x",
-    ],
-)
-def test_what_is_no_image_is_refused(server: LiveServer, images: Any) -> None:
-    refused = server.post("/ui/ask", {"text": "x", "images": images})
-    assert (refused.status, bool(refused.json["error"]["message"])) == (400, True)
-    assert server.get("/ui/chats").json["chats"] == []
-
-
 def test_export_is_that_of_the_terminal(server: LiveServer) -> None:
     chat = ask(server)
     answer(server, chat)
@@ -425,10 +351,16 @@ def test_other_machines_and_unknown_connections_are_not_this_user(
     assert not peer.is_same_user(("::1", 4000), ends[1])
 
 
-def test_the_guard_stays_in_front(serve: Serve) -> None:
+def test_with_a_key_only_the_files_of_the_page_are_open(serve: Serve) -> None:
     server = serve(policy=Policy(keys=(b"0123456789abcdef",)))
-    for path in ("/", "/ui/chats", "/ui/models", "/ui/files/page.js"):
+    for path in ("/ui/chats", "/ui/models", "/ui/chats/1/json", "/ui/", "/ui/filesx", "/v1/models"):
         assert server.get(path, **BROWSER).status == 401
+        assert server.get(path, **BROWSER, authorization="Bearer 0123456789abcdef").status in (200, 400, 404)
+    assert server.post("/ui/ask", {"text": "x"}).status == 401
+    for path in ("/", "/ui/files/page.js"):
+        assert server.get(path, **BROWSER).status == 200
+    assert server.get("/ui/files/../chats").status in (401, 404)
+    assert server.get("/ui/explained/x").status == 404
     assert server.get("/ui/chats", host="evil.example").status == 403
 
 

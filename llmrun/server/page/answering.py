@@ -1,0 +1,262 @@
+"""An answer on the page: one stream of events, in several rounds if the model calls tools, and what is saved of it.
+
+Owns the order of a turn; must not know how chats are saved or tools run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from llmrun.protocol.codec import load_json
+from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS
+from llmrun.protocol.messages import AnswerRequest, Message, Stats, ToolCall
+from llmrun.server import sse
+from llmrun.server.answer_parts import CompletionRequest
+from llmrun.server.exchange import KEEP_ALIVE_SECONDS, CompletionApi, HttpExchange, ServerState
+from llmrun.server.guard import App, Receive, Scope, Send
+from llmrun.server.page.chats import PageChats, Said, with_images
+from llmrun.server.page.requests import needed_id, own, read_fields
+from llmrun.server.page.tools import PageTools
+from llmrun.server.page.writer import PageWriter
+from llmrun.server.pool import PooledModel
+from llmrun.server.protocols.fields import Fields
+from llmrun.server.protocols.openai import error_body
+from llmrun.server.protocols.sampling import read_limits, read_sampling
+
+if TYPE_CHECKING:
+    from llmrun.chat.store.turns import Answer, CallRound
+
+_MAX_ROUNDS = 20  # of tool calls in one turn, as in a terminal
+
+
+class PageAnswers:
+    """The routes of answers and of decisions about tools."""
+
+    def __init__(self, state: ServerState, chats: PageChats, tools: PageTools) -> None:
+        self._state, self._chats, self._tools = state, chats, tools
+
+    @property
+    def routes(self) -> list[Route]:
+        """For Starlette."""
+        return [
+            Route("/ui/answer", own(self._answer), methods=["POST"]),
+            Route("/ui/decide", own(self._decide), methods=["POST"]),
+        ]
+
+    async def _decide(self, request: Request) -> Response:
+        """Decide about a call of a tool: {"call", "decision": "once", "always" or "no"}."""
+        fields = await read_fields(request)
+        decision: Any = fields.choice("decision", "once", "always", "no")
+        self._tools.decide(fields.needed_text("call"), decision or "no")
+        return JSONResponse({})
+
+    async def _answer(self, request: Request) -> Response:
+        """Answer a question as a stream: {"chat", "question", "together", "model", "candidates", "begins", ...}."""
+        fields = await read_fields(request)
+        chat, question = needed_id(fields, "chat"), needed_id(fields, "question")
+        said = partial(self._chats.open_question, chat, question, together=fields.flag("together") is True)
+        asked = _completion(fields)
+        if fields.flag("tools"):
+            asked = asked._replace(request=replace(asked.request, tools=self._tools.offered))
+        return _StreamedResponse(partial(self._stream, asked, chat, said))
+
+    async def _stream(
+        self,
+        asked: CompletionRequest,
+        chat: int,
+        open_question: Callable[[], Said],
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        """Send an answer, and save what was received of it, however it ends."""
+        async with self._state.pool.lease(asked.model) as pooled:
+            turn = _Turn(asked)
+            said = await self._chats.run(open_question)
+            try:
+                messages, turn.writer.notes = await self._with_images(said, pooled)
+                await self._rounds(turn, messages, scope, receive, _OneStream(send))
+            finally:
+                answer = turn.answer(pooled, {**asked.sampling, **self._state.sampling})
+                await asyncio.shield(self._chats.run(partial(self._chats.close_question, chat, answer)))
+
+    async def _with_images(self, said: Said, pooled: PooledModel) -> tuple[tuple[Message, ...], list[str]]:
+        """Return messages with their images; the model has to be loaded to know whether it sees them."""
+        if not any(files for _, files in said):
+            return tuple(message for message, _ in said), []
+        await self._state.pool.ready(pooled)
+        assert pooled.model is not None
+        return await asyncio.to_thread(with_images, said, "" if pooled.model.sees else pooled.model.name)
+
+    async def _rounds(
+        self, turn: _Turn, messages: tuple[Message, ...], scope: Scope, receive: Receive, stream: _OneStream
+    ) -> None:
+        """Let the model answer, run the tools that it calls, and let it go on, until it calls none."""
+        from llmrun.chat.store.turns import CallRound, round_messages
+
+        while True:
+            said = (*messages, *round_messages(turn.rounds))
+            request = turn.asked._replace(request=replace(turn.asked.request, messages=said, begins=turn.begins))
+            api = CompletionApi(
+                lambda body, request=request: request,  # type: ignore[misc]
+                lambda body, envelope: turn.writer,
+                error_body,
+                "ui-",
+            )
+            await HttpExchange(api, self._state, scope, _with_empty_body(receive), stream.send).run()
+            calls = turn.calls
+            if not calls or len(turn.rounds) >= _MAX_ROUNDS:
+                break
+            shown = [{**call._asdict(), "asks": self._tools.asks(call)} for call in calls]
+            await stream.add(sse.event({"text": turn.writer.text, "calls": shown}, "calls"))
+            results = await _unless_disconnected(self._results(calls, stream), receive, stream)
+            if results is None:
+                return
+            turn.go_on(CallRound(turn.writer.text, calls, tuple(results)))
+        await stream.close()
+
+    async def _results(self, calls: tuple[ToolCall, ...], stream: _OneStream) -> list[str]:
+        results = []
+        for call in calls:
+            results.append(await self._tools.result(call))
+            await stream.add(sse.event({"id": call.id, "text": results[-1]}, "result"))
+        return results
+
+
+class _Turn:
+    """What was received of an answer: finished rounds with calls, and the round that runs."""
+
+    def __init__(self, asked: CompletionRequest) -> None:
+        self.asked, self.begins = asked, asked.request.begins
+        self.writer = PageWriter(self.begins)
+        self.rounds: list[CallRound] = []
+        self._reasoning: list[str] = []
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        """The calls that the last round ended with."""
+        finished = self.writer.answer.finished
+        return tuple(self.writer.answer.calls) if finished is not None and finished.reason == "tool_calls" else ()
+
+    def go_on(self, done: CallRound) -> None:
+        """Begin the next round."""
+        self.rounds.append(done)
+        self._reasoning.append(self.writer.answer.reasoning.strip())
+        self.writer, self.begins = PageWriter(), ""
+
+    def answer(self, pooled: PooledModel, sampling: Mapping[str, Any]) -> Answer | None:
+        """Return what to save; None if nothing was received before it was stopped or failed."""
+        from llmrun.chat.store.turns import INTERRUPTED, Answer
+
+        received = self.writer.answer
+        if (received.started is None and not self.rounds) or pooled.model is None:
+            return None
+        reason = received.finished.reason if received.finished else INTERRUPTED if self.writer.failed else "cancelled"
+        if not (received.text or received.reasoning or self.rounds) and reason in ("cancelled", INTERRUPTED):
+            return None
+        started = Stats(received.started.prompt_tokens, received.started.cached_tokens) if received.started else Stats()
+        return Answer(
+            self.writer.text,
+            "\n\n".join(filter(None, [*self._reasoning, received.reasoning.strip()])),
+            {"stop_string": "stop", "tool_calls": "cancelled"}.get(reason, reason),  # calls without results
+            pooled.model.used,
+            pooled.model.sampling(sampling)[0],
+            self.asked.request.limits,
+            received.finished.stats if received.finished else started,
+            rounds=tuple(self.rounds),
+            adapters=pooled.model.adapters,
+        )
+
+
+class _OneStream:
+    """The responses of several exchanges as one stream of events.
+
+    Args:
+        send: of the request.
+    """
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._has_started = self._is_stream = self._is_error = False
+
+    async def send(self, message: Any) -> None:
+        """Pass on a message of an exchange: the headers of the first one only, and no end of the body yet."""
+        if message["type"] == "http.response.start":
+            self._is_error = message["status"] != 200 and self._has_started
+            if not self._has_started:
+                self._has_started, self._is_stream = True, message["status"] == 200
+                await self._send(message)
+        elif self._is_error:  # before the first event of a later exchange
+            await self.add(sse.event(load_json(message["body"])["error"], "failed"))
+        else:
+            await self._send({**message, "more_body": self._is_stream or message.get("more_body", False)})
+
+    async def add(self, data: bytes) -> None:
+        """Send events between exchanges."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def close(self) -> None:
+        """Send the end."""
+        if self._is_stream:
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _unless_disconnected(work: Any, receive: Receive, stream: _OneStream) -> Any:
+    """Return the result of a coroutine, None if the client disconnected before; keep the stream alive meanwhile."""
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(receive())
+    try:
+        while True:
+            done, _ = await asyncio.wait(
+                (working, leaving), timeout=KEEP_ALIVE_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            )
+            if done:
+                return await working if working in done else None
+            await stream.add(sse.COMMENT)
+    finally:
+        for each in (working, leaving):
+            each.cancel()
+
+
+class _StreamedResponse(Response):
+    """A response that an ASGI application sends."""
+
+    def __init__(self, app: App) -> None:
+        super().__init__()
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+
+def _completion(fields: Fields) -> CompletionRequest:
+    """Return the request for an answer, without the conversation, which is in the store."""
+    request = AnswerRequest(
+        limits=read_limits(fields, "max_tokens"),
+        thinking=fields.flag("thinking"),
+        stops_repeats=True,
+        logprobs=fields.whole("candidates", 0, MOST_TOP_LOGPROBS),
+        begins=fields.text("begins") or "",
+    )
+    return CompletionRequest(fields.text("model") or "", request, read_sampling(fields), stream=True)
+
+
+def _with_empty_body(receive: Receive) -> Receive:
+    """Return a receive() that begins with an empty JSON object: the body was read before."""
+    is_read = False
+
+    async def receiving() -> Any:
+        nonlocal is_read
+        if is_read:
+            return await receive()
+        is_read = True
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    return receiving

@@ -1,0 +1,65 @@
+"""The tools of the server on the page: the user's decision about each call, and its result.
+
+Must not know HTTP. A tool that was allowed for good runs without a question until the server ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Literal
+
+from llmrun.errors import UsageError
+from llmrun.protocol.messages import Tool, ToolCall
+
+if TYPE_CHECKING:
+    from llmrun.chat.tools.toolbox import Toolbox
+
+Decision = Literal["once", "always", "no"]
+
+
+class PageTools:
+    """The tools that a model may call on the page."""
+
+    def __init__(self, toolbox: Toolbox | None, allowed: tuple[str, ...] = ()) -> None:
+        self._toolbox, self._allowed = toolbox, {*allowed}
+        self._decisions: dict[str, asyncio.Future[Decision]] = {}
+        self._running = asyncio.Lock()  # a toolbox runs one call at a time
+        self.offered: tuple[Tool, ...] = toolbox.tools() if toolbox is not None else ()
+
+    def asks(self, call: ToolCall) -> bool:
+        """Return whether a call needs a decision."""
+        return call.name not in self._allowed
+
+    def decide(self, call: str, decision: Decision) -> None:
+        """Take the user's decision about a call. Raises UsageError if none is waited for."""
+        waiting = self._decisions.get(call)
+        if waiting is None or waiting.done():
+            raise UsageError("this call waits for no decision", hint="reload the page")
+        waiting.set_result(decision)
+
+    async def result(self, call: ToolCall) -> str:
+        """Wait for the decision about a call, run it if it is allowed, and return the text for the model."""
+        from llmrun.chat.tools.toolbox import REFUSED
+
+        assert self._toolbox is not None
+        called = REFUSED
+        if await self._may_run(call):
+            async with self._running:
+                try:
+                    called = await asyncio.to_thread(self._toolbox.call, call)
+                except asyncio.CancelledError:
+                    self._toolbox.cancel()
+                    raise
+        return f"Error: {called.text}" if called.failed else called.text
+
+    async def _may_run(self, call: ToolCall) -> bool:
+        if not self.asks(call):
+            return True
+        decided = self._decisions[call.id] = asyncio.get_running_loop().create_future()
+        try:
+            decision: Decision = await decided
+        finally:
+            del self._decisions[call.id]
+        if decision == "always":
+            self._allowed.add(call.name)
+        return decision != "no"

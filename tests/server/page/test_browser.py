@@ -1,0 +1,212 @@
+"""The page in a real browser, over fake engines: streaming, keys alone, files, a narrow window, a key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.chromium import Chromium
+from support.page import IDLE, LAST, Page
+from support.served import LiveServer
+from support.tiny_projector import png
+
+from llmrun.chat.store.store import Sessions, folder_in
+from llmrun.chat.store.turns import Answer, Question
+from llmrun.config import load_settings
+from llmrun.models.fingerprint import ModelFingerprint
+from llmrun.server.guard import Policy
+
+pytestmark = pytest.mark.usefixtures("package_on_path")
+
+
+def test_an_answer_streams_as_markdown(browser: Chromium, serve: Callable[..., LiveServer]) -> None:
+    page = Page(browser, serve())
+    page.ask("Some *words*.\n\n```python\nx = 1\n```\n\n| a | b |\n| - | -: |\n| 1 | 2 |\n\n[web](https://example.org)")
+    assert page.see(f"{LAST}.querySelector('em').textContent") == "words"
+    assert page.see(f"{LAST}.querySelector('pre code').textContent") == "x = 1\n"
+    assert page.see(f"{LAST}.querySelector('td.align-right').textContent") == "2"
+    assert page.see(f"{LAST}.querySelector('a').rel") == "noopener noreferrer nofollow"
+    assert "tokens/s" in page.see("document.querySelector('.answer .below .hint').textContent")
+    assert page.see("document.querySelector('#context-text').textContent") == "context 9 of 256"
+    page.check()
+
+
+def test_formulas_are_left_as_code(browser: Chromium, serve: Callable[..., LiveServer]) -> None:
+    page = Page(browser, serve())
+    page.ask(
+        r"Let $a_1*b*c_2$ cost $5 or $6, \(x_i\) and"
+        + "\n$$\n\\int_0^1 x\n- y_1 * z_1\n$$\n"
+        + r"\[ e^{i\pi} \]"
+        + "\nend *it*"
+    )
+    codes = page.see(f"[...{LAST}.querySelectorAll('code')].map(each => each.textContent.trim())")
+    assert codes == ["a_1*b*c_2", "x_i", "\\int_0^1 x\n- y_1 * z_1", "e^{i\\pi}"]
+    assert page.see(f"[...{LAST}.querySelectorAll('em')].map(each => each.textContent)") == ["it"]
+    assert "cost $5 or $6" in page.see(f"{LAST}.textContent")
+    page.check()
+
+
+def test_a_chat_of_the_terminal_is_shown_and_survives_a_reload(
+    browser: Chromium, serve: Callable[..., LiveServer]
+) -> None:
+    server = serve()
+    with Sessions(folder_in(load_settings().state_dir)) as store:
+        chat = store.new("from-a-terminal")
+        chat.add_question(Question("Hi"))
+        chat.add_answer(Answer("**Hello**", "Let me think.", model=ModelFingerprint("tiny")))
+        chat.release()
+    page = Page(browser, server, path="/#chat=1")
+    assert page.see("document.querySelector('#title').textContent") == "from-a-terminal"
+    assert page.see(f"{LAST}.querySelector('strong').textContent") == "Hello"
+    assert page.see("document.querySelector('details.reasoning').open") is False
+    page.ask("And now?")
+    page.browser.ask("Page.reload")
+    page.until(f"{IDLE} && document.querySelectorAll('article').length === 4")
+    page.check()
+
+
+def test_undo_and_branches_by_keys_and_by_mouse(browser: Chromium, serve: Callable[..., LiveServer]) -> None:
+    page = Page(browser, serve())
+    page.ask("first")
+    page.ask("second")
+    page.key("u", alt=True)
+    page.until("document.querySelectorAll('article').length === 2")
+    assert page.see("document.querySelector('#question').value") == "second"
+    page.see("document.querySelector('#undo').click()")
+    page.until("document.querySelectorAll('article').length === 0")
+    assert page.see("document.querySelector('#undo').disabled")
+    page.key("b", alt=True)
+    page.until("document.querySelector('#branches').open")
+    assert page.see("document.querySelector('#branches button:disabled').textContent") == "main"
+    assert "differs in turn 1: first" in page.see("document.querySelector('#branches').textContent")
+    page.see("document.querySelector('#branches li button:not(:disabled)').focus()")
+    page.key("Enter")
+    page.until("document.querySelectorAll('article').length === 4")
+    page.see("document.querySelector('#go').click()")
+    page.until("document.querySelector('#branches').open")
+    page.key("Escape")
+    page.until("!document.querySelector('#branches').open")
+    page.check()
+
+
+def test_files_are_dropped_and_chosen(browser: Chromium, serve: Callable[..., LiveServer], tmp_path: Path) -> None:
+    page = Page(browser, serve())
+    (tmp_path / "notes.txt").write_text("from a file")
+    (tmp_path / "red.png").write_bytes(png(8, 8))
+    (tmp_path / "dump.bin").write_bytes(bytes(range(256)))
+    dropped = {
+        "items": [],
+        "files": [str(tmp_path / name) for name in ("red.png", "dump.bin")],
+        "dragOperationsMask": 1,
+    }
+    for kind in ("dragEnter", "dragOver", "drop"):
+        browser.ask("Input.dispatchDragEvent", type=kind, x=600, y=300, data=dropped)
+    page.until("document.querySelector('#problem').textContent.includes('dump.bin can')")
+    assert "red.png, 1 kB" in page.see("document.querySelector('#attached').textContent")
+    page.see("document.querySelector('#attach').focus()")
+    browser.ask("Page.setInterceptFileChooserDialog", enabled=True)
+    page.key("Space")
+    chosen = browser.until_event("Page.fileChooserOpened")
+    browser.ask("DOM.setFileInputFiles", files=[str(tmp_path / "notes.txt")], backendNodeId=chosen["backendNodeId"])
+    browser.ask("Page.setInterceptFileChooserDialog", enabled=False)
+    page.until("document.querySelectorAll('#attached button').length === 2")
+    page.ask("What is it?")
+    page.until("document.querySelector('#problem').textContent.includes('see images: red.png is left out')")
+    shown = page.see(f"{LAST}.textContent")
+    assert "The image red.png can't be seen." in shown
+    assert "from a file" in shown
+    assert page.see("document.querySelector('.question').textContent.includes('Image: red.png')")
+    assert page.see("document.querySelector('#attached').children.length") == 0
+    page.check()
+
+
+def test_the_key_is_asked_for_once_and_kept_in_the_tab(browser: Chromium, serve: Callable[..., LiveServer]) -> None:
+    server = serve("echo", policy=Policy(keys=(b"0123456789abcdef",)))
+    page = Page(browser, server, until="document.querySelector('#key')?.open")
+    page.write("wrong key")
+    page.key("Enter")
+    page.until("document.querySelector('#key').open && !document.querySelector('#key-input').value")
+    page.write("0123456789abcdef")
+    page.key("Enter")
+    page.until(IDLE)
+    page.ask("Hello")
+    browser.ask("Page.setDownloadBehavior", behavior="deny")
+    browser.ask("Page.reload")
+    page.until(f"{IDLE} && document.querySelectorAll('article').length === 2")
+    assert page.see("Object.values(localStorage).join().includes('0123')") is False
+    assert page.see("document.querySelector('#key').open") is False
+    page.see("sessionStorage.clear()")
+
+
+def test_a_chat_that_goes_on_elsewhere_is_said(browser: Chromium, serve: Callable[..., LiveServer]) -> None:
+    page = Page(browser, serve())
+    page.ask("first")
+    with Sessions(folder_in(load_settings().state_dir)) as store:
+        chat = store.open("1")
+        chat.add_question(Question("From the terminal"))
+        chat.add_answer(Answer("Hello", model=ModelFingerprint("tiny")))
+        chat.release()
+    page.until("document.querySelector('#elsewhere').textContent.includes('gone on in another window')")
+    page.tab_to("Show it as it is now")
+    page.key("Enter")
+    page.until("document.querySelectorAll('article').length === 4 && !document.querySelector('#elsewhere').textContent")
+    page.check()
+
+
+def test_escape_stops_an_answer_and_what_came_stays(browser: Chromium, serve: Callable[..., LiveServer]) -> None:
+    page = Page(browser, serve("obedient"))
+    page.write("Go on for ever")
+    page.key("Enter")
+    page.until(f"!document.querySelector('#stop').hidden && {LAST}?.textContent.includes('Hel')")
+    page.key("Escape")
+    page.until(f"{IDLE} && document.querySelector('.answer .below .hint')")
+    assert "stopped" in page.see("document.querySelector('.answer .below .hint').textContent")
+    page.check()
+
+
+def test_an_engine_that_dies_is_said_and_the_next_answer_comes(
+    browser: Chromium, serve: Callable[..., LiveServer]
+) -> None:
+    page = Page(browser, serve("die:decode:SIGSEGV", "echo"))
+    page.ask("Hello")
+    page.until("document.querySelector('#problem').textContent.includes('engine')")
+    assert "interrupted" in page.see("document.querySelector('.answer .below .hint').textContent")
+    page.ask("Again")
+    assert page.see(f"{LAST}.textContent").strip() == "Again"
+    assert page.see("document.querySelector('#problem').textContent") == ""
+
+
+@pytest.mark.parametrize("width", [360, 400, 1200, 2500])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_width_holds_all_of_it(
+    browser: Chromium, serve: Callable[..., LiveServer], width: int, scheme: str
+) -> None:
+    browser.ask("Emulation.setEmulatedMedia", media="", features=[{"name": "prefers-color-scheme", "value": scheme}])
+    page = Page(browser, serve(), width)
+    page.ask("w" * 300 + "\n\n```\n" + "c" * 300 + "\n```\n\n|" + " column |" * 30 + "\n|" + " - |" * 30)
+    assert page.see("document.documentElement.scrollWidth") <= width
+    outside = "each => each.checkVisibility() && (each.getBoundingClientRect().right > innerWidth + 1)"
+    assert page.see(f"[...document.querySelectorAll('header *, form *')].filter({outside}).length") == 0
+    colours = "(style => [style.backgroundColor, style.color])(getComputedStyle(document.body))"
+    paper, ink = page.see(colours)
+    assert (int(paper[4:].split(",")[0]) > int(ink[4:].split(",")[0])) == (scheme == "light")
+    page.key("Escape")
+    page.see("document.querySelector('#toggle-settings').click()")
+    assert page.see("document.querySelector('#settings').getBoundingClientRect().right") <= width
+    page.check()
+
+
+def test_every_control_has_a_name(browser: Chromium, serve: Callable[..., LiveServer]) -> None:
+    page = Page(browser, serve())
+    page.ask("Hello")
+    page.see("document.querySelector('#toggle-settings').click()")
+    nodes = page.browser.ask("Accessibility.getFullAXTree")["nodes"]
+    controls = {"button", "textbox", "combobox", "spinbutton", "link", "meter"}
+    nameless = [
+        node["role"]["value"]
+        for node in nodes
+        if not node.get("ignored") and node["role"]["value"] in controls and not node.get("name", {}).get("value")
+    ]
+    assert not nameless
+    assert len([node for node in nodes if node["role"]["value"] in controls]) > 15

@@ -1,0 +1,193 @@
+"""What can be seen of an answer, in a real browser: tokens, steps, explanation, columns, tools, context, export."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.chromium import Chromium
+from support.installed import eventually
+from support.page import ACTIVE, IDLE, LAST, Page
+from support.served import SECONDS, LiveServer
+
+from llmrun.chat.tools.toolbox import Toolbox
+from llmrun.server.page.tools import PageTools
+
+pytestmark = pytest.mark.usefixtures("package_on_path")
+
+
+def test_keys_alone_ask_edit_retry_stop_and_take_another_token(
+    browser: Chromium, serve: Callable[..., LiveServer]
+) -> None:
+    page = Page(browser, serve())
+    page.tab_to("Tokens")
+    page.key("Space")
+    page.ask("one two three")
+    assert page.see("document.querySelectorAll('.answer .token').length") == 2
+    page.see("document.querySelector('#turns').focus()")
+    page.tab_to("one two")
+    page.key("ArrowRight")
+    assert page.see(f"{ACTIVE}.textContent") == " three"
+    page.key("Enter")
+    page.until("document.querySelector('#token').open")
+    assert "60.7%" in page.see("document.querySelector('#token-title').textContent")
+    page.tab_to("Take “ other” instead")
+    page.key("Enter")
+    page.until(f"{IDLE} && document.querySelector('.answer .alternatives')")
+    texts = "[...document.querySelectorAll('.answer .token')].map(each => each.textContent).join('')"
+    assert page.see(texts) == "one two otherone two three", "the echo goes on behind the beginning"
+    page.see("document.querySelector('#turns').focus()")
+    page.tab_to("Version before")
+    page.key("Enter")
+    page.until(f"{texts} === 'one two three'")
+    page.see("document.querySelector('#turns').focus()")
+    page.tab_to("Edit")
+    page.key("Enter")
+    page.write("Changed: ")
+    page.key("Enter")
+    page.until(f"{IDLE} && {texts} === 'one two threeChanged: '")
+    page.tab_to("Tokens")
+    page.key("Space")
+    page.until("!document.querySelector('.token')")
+    page.check()
+
+
+def test_a_chat_is_exported_as_a_page_that_runs_nothing(
+    browser: Chromium, serve: Callable[..., LiveServer], tmp_path: Path
+) -> None:
+    page = Page(browser, serve())
+    page.ask("Some *words*")
+    page.ask("<script>document.title='pwned'</script>")
+    browser.ask("Page.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path / "saved"))
+    for form, words in (("Markdown", "## You"), ("JSON", "llmrun-chat"), ("HTML", "<em>words</em>")):
+        page.see(f"[...document.querySelectorAll('#settings button')].find(e => e.textContent === '{form}').click()")
+        suffix = {"Markdown": "md"}.get(form, form.lower())
+        saved = tmp_path / "saved" / f"chat-1.{suffix}"
+        assert eventually(lambda saved=saved, words=words: saved.exists() and words in saved.read_text(), SECONDS)  # type: ignore[misc]
+    page.check()
+    browser.requests.clear()
+    browser.open(saved)
+    assert page.see("document.title") == "some-words – llmrun"
+    assert page.see("document.querySelectorAll('button, script').length") == 0
+    assert page.see("getComputedStyle(document.querySelector('.question .text')).whiteSpace") == "pre-wrap"
+    assert browser.requests == [saved.as_uri()]
+
+
+def test_an_answer_is_explained_on_a_page_of_its_own(browser: Chromium, real: LiveServer) -> None:
+    page = Page(browser, real)
+    page.set("Maximum tokens", "5")
+    page.ask("Hello")
+    page.see("document.querySelector('#turns').focus()")
+    page.tab_to("Explain")
+    page.key("Enter")
+    page.until("document.querySelector('.answer a[href^=\"/ui/explained/\"]')")
+    assert page.see(f"{ACTIVE}.textContent") == "Open the explanation"
+    page.check()
+    browser.open(page.see(f"{ACTIVE}.href"))
+    assert page.see("document.title") == "Inference, token by token"
+    page.until("document.querySelector('[data-view=token]').textContent.includes(' is token ')")
+    page.check()
+
+
+def test_the_steps_of_a_token_and_its_sliders(browser: Chromium, real: LiveServer) -> None:
+    page = Page(browser, real)
+    page.set("Maximum tokens", "5")
+    page.set("Seed", "3")
+    page.see("document.querySelector('#toggle-tokens').click()")
+    page.ask("Hello")
+    assert page.see("document.querySelectorAll('.answer .token').length") == 5, "all logits of this model are equal"
+    page.see("document.querySelectorAll('.answer .token')[1].click()")
+    page.tab_to("Steps and sliders")
+    page.key("Enter")
+    page.until("document.querySelector('#token .sliders')")
+    heads = page.see("[...document.querySelectorAll('#token thead th')].map(each => each.textContent)")
+    assert heads[:2] == ["candidate", "model"]
+    assert heads[-2:] == ["by the sliders", ""]
+    last = "document.querySelector('#token tbody tr:last-child td.result').textContent"
+    as_it_was = page.see(last)
+    page.see("(e => { e.value = 1; e.dispatchEvent(new Event('input')) })(document.querySelector('[name=top_k]'))")
+    assert page.see(last) == "1"
+    page.tab_to("As it was")
+    page.key("Enter")
+    assert page.see(last) == as_it_was
+    page.see("[...document.querySelectorAll('#token td button')].find(e => e.textContent.startsWith('Take')).click()")
+    page.until(f"{IDLE} && document.querySelector('.answer .alternatives')")
+    page.see("document.querySelectorAll('.answer .token')[0].click()")
+    page.key("ArrowRight")
+    assert page.see("document.querySelector('#token-title').textContent.startsWith('Token 2')")
+    page.key("Escape")
+    page.see("document.querySelector('#toggle-tokens').click()")
+    page.check()
+
+
+def test_two_answers_side_by_side(browser: Chromium, real: LiveServer) -> None:
+    page = Page(browser, real)
+    page.set("Maximum tokens", "6")
+    page.set("Seed", "3")
+    page.see("document.querySelector('#toggle-settings').click()")
+    page.see("document.querySelector('#double').focus()")
+    page.key("Space")
+    page.see("document.querySelector('#second-origin-seed').previousElementSibling.value = 4")
+    page.write_question("Hello")
+    page.until(f"{IDLE} && document.querySelectorAll('.columns article').length === 2")
+    page.until("document.querySelector('.columns + .hint').textContent.startsWith('They part at token ')")
+    hints = page.see("[...document.querySelectorAll('.columns .hint')].map(each => each.textContent)")
+    assert all("tokens/s" in hint and " s · " in hint for hint in hints)
+    assert ["seed 3" in hints[0], "seed 4" in hints[1]] == [True, True]
+    other = "[...document.querySelectorAll('.columns button')].find(e => e.textContent === 'Go on with this one')"
+    words = page.see(f"{other}.closest('article').querySelector('.markdown').textContent")
+    page.see(f"{other}.focus()")
+    page.key("Enter")
+    page.until("!document.querySelector('.columns')")
+    assert page.see(f"{LAST}.textContent") == words
+    assert page.see("document.querySelector('.answer .alternatives').textContent.includes('of 2')")
+    page.see("document.querySelector('#double').click()")
+    page.ask("And now?")
+    assert page.see("document.querySelectorAll('article').length") == 4
+    page.check()
+
+
+def test_a_call_of_a_tool_is_asked_about(browser: Chromium, tmp_path: Path) -> None:
+    file = tmp_path / "tools.py"
+    file.write_text("def weather(city: str) -> str:\n    return f'sunny in {city}'\n")
+    with Toolbox((str(file),), 60) as box, LiveServer(tmp_path, ("calling",), tools=PageTools(box)) as server:
+        page = Page(browser, server)
+        page.write_question('{"city": "Rome"}')
+        page.until("document.querySelector('.call button')")
+        assert page.see(f"{ACTIVE}.getAttribute('aria-label')") == "Allow once: weather"
+        assert '{"city": "Rome"}' in page.see("document.querySelector('.call pre').textContent")
+        page.key("Enter")
+        page.until(f"{IDLE} && {LAST}?.textContent.includes('I heard: sunny in Rome')")
+        assert page.see("document.querySelectorAll('.call').length") == 1
+        assert "sunny in Rome" in page.see("document.querySelector('.call details').textContent")
+        page.write_question('{"city": "Oslo"}')
+        page.until("document.querySelector('.call button')")
+        page.see("[...document.querySelectorAll('.call button')].find(e => e.textContent === 'No').click()")
+        page.until(f"{IDLE} && {LAST}?.textContent.includes('does not allow it')")
+        page.write_question('{"city": "Lima"}')
+        page.until("document.querySelector('.call button')")
+        page.key("Escape")
+        page.until(f"{IDLE} && document.querySelectorAll('.answer').length === 3")
+        page.see("document.querySelector('#tools').click()")
+        page.check()
+
+
+def test_the_context_bar_opens_and_the_limit_of_the_machine_is_shown(browser: Chromium, real: LiveServer) -> None:
+    page = Page(browser, real)
+    page.set("Maximum tokens", "5")
+    page.set("Seed", "3")
+    page.ask("Hello")
+    page.until("document.querySelector('.answer .below .hint').textContent.includes('limit of this machine')")
+    page.see("document.querySelector('#context').focus()")
+    page.key("Enter")
+    page.until("document.querySelector('#window').open")
+    rows = page.see("[...document.querySelectorAll('#window th')].map(each => each.textContent)")
+    assert rows == ["user", "assistant", "template", "free"]
+    page.key("Escape")
+    page.see("document.querySelector('#toggle-settings').click()")
+    page.see("document.querySelector('#origin-top_k').previousElementSibling.focus()")
+    page.write("7")
+    assert page.see("document.querySelector('#origin-top_k').textContent") == "you"
+    assert page.see("document.querySelector('#origin-top_p').textContent") == "default"
+    page.check()

@@ -1,0 +1,183 @@
+"""Files that come with a question, and calls of tools, without a browser."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.installed import eventually
+from support.page_client import answer, ask, read, store, texts
+from support.served import LiveServer, parse
+from support.tiny_projector import png
+
+from llmrun.chat.store.turns import Question
+from llmrun.chat.tools.toolbox import Toolbox
+from llmrun.server.page.tools import PageTools
+
+pytestmark = pytest.mark.usefixtures("package_on_path")
+Serve = Callable[..., LiveServer]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    with ExitStack() as stack:
+        yield lambda *modes, **options: stack.enter_context(LiveServer(tmp_path, modes or ("echo",), **options))
+
+
+@pytest.fixture
+def server(serve: Serve) -> LiveServer:
+    return serve()
+
+
+TOOLS = """
+def weather(city: str) -> str:
+    '''Weather of a city.'''
+    return f"sunny in {city}"
+"""
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> Iterator[PageTools]:
+    file = tmp_path / "tools.py"
+    file.write_text(TOOLS)
+    with Toolbox((str(file),), 60) as toolbox:
+        yield PageTools(toolbox)
+
+
+def call_stream(server: LiveServer, chat: dict[str, Any], decide: Callable[[dict[str, Any]], object]) -> list[Any]:
+    """Answer with tools; `decide` is called with each call that waits for a decision. Return the data of the events."""
+    body = json.dumps({"chat": chat["id"], "question": chat["entries"][-1]["id"], "tools": True}).encode()
+    data, n_decided = b"", 0
+    with server.connect() as connection:
+        connection.sendall(server.request("POST", "/ui/answer", body))
+        while piece := connection.recv(65536):
+            data += piece
+            asked = [
+                call
+                for line in data.decode().splitlines()
+                if line.startswith('data: {"text":') and '"calls":' in line
+                for call in json.loads(line[6:])["calls"]
+                if call["asks"]
+            ]
+            for call in asked[n_decided:]:
+                decide(call)
+            n_decided = len(asked)
+    return parse(data).events
+
+
+@pytest.mark.parametrize(
+    ("decision", "heard"), [("once", "sunny in Rome"), ("no", "Error: the user does not allow it")]
+)
+def test_a_tool_runs_after_a_decision(serve: Serve, tools: PageTools, decision: str, heard: str) -> None:
+    server = serve("calling", tools=tools)
+    assert server.post("/ui/load", {"model": ""}).json["tools"] == ["weather"]
+    chat = ask(server, '{"city": "Rome"}')
+    asked: list[dict[str, Any]] = []
+
+    def decide(call: dict[str, Any]) -> None:
+        asked.append(call)
+        assert server.post("/ui/decide", {"call": call["id"], "decision": decision}).status == 200
+
+    events = call_stream(server, chat, decide)
+    assert [(call["name"], json.loads(call["arguments"])) for call in asked] == [("weather", {"city": "Rome"})]
+    assert [event for event in events if event.get("id")][-1]["text"] == heard
+    last = read(server, chat)["entries"][-1]
+    assert (last["text"], last["finish"]) == (f"I heard: {heard}", "stop")
+    assert last["rounds"] == [
+        {
+            "text": "Let me see.",
+            "calls": [{"name": "weather", "arguments": asked[0]["arguments"], "result": heard}],
+        }
+    ]
+    with store() as terminal:
+        saved = terminal.open(chat["name"]).last_answer
+        assert saved is not None
+        assert saved.rounds[0].results == (heard,)
+    again = server.post("/ui/explain", {"chat": chat["id"], "answer": last["id"]})
+    assert (again.status, "calls of tools" in again.json["error"]["message"]) == (400, True)
+    assert server.post("/ui/decide", {"call": asked[0]["id"], "decision": "once"}).status == 400
+
+
+def test_a_tool_that_is_always_allowed_asks_once(serve: Serve, tools: PageTools) -> None:
+    server = serve("calling", tools=tools)
+    asked: list[str] = []
+
+    def decide(call: dict[str, Any]) -> None:
+        asked.append(call["id"])
+        server.post("/ui/decide", {"call": call["id"], "decision": "always"})
+
+    for _ in range(2):
+        chat = ask(server, '{"city": "Rome"}')
+        call_stream(server, chat, decide)
+        assert texts(read(server, chat))[1] == "I heard: sunny in Rome"
+    assert len(asked) == 1
+
+
+def test_a_client_that_leaves_at_the_question_runs_no_tool(serve: Serve, tools: PageTools) -> None:
+    server = serve("calling", tools=tools)
+    chat = ask(server, '{"city": "Rome"}')
+    body = json.dumps({"chat": chat["id"], "question": chat["entries"][-1]["id"], "tools": True}).encode()
+    with server.connect() as connection:
+        connection.sendall(server.request("POST", "/ui/answer", body))
+        data = b""
+        while b"event: calls" not in data:
+            data += connection.recv(65536)
+    assert eventually(lambda: not read(server, chat)["is_answering"], 60)
+    last = read(server, chat)["entries"][-1]
+    assert (last["text"].strip(), last["finish"], last["rounds"]) == ("Let me see.", "cancelled", [])
+
+
+def test_without_tools_nothing_is_offered(serve: Serve, tools: PageTools) -> None:
+    server = serve("echo", tools=tools)
+    chat = ask(server, "Hello")
+    assert answer(server, chat, tools=False).events[-1]["reason"] == "stop"
+
+
+def test_files_come_with_a_question_and_are_those_of_the_terminal(server: LiveServer) -> None:
+    files = [{"name": "../a/notes.txt", "text": "one\ntwo"}]
+    chat = ask(server, "What is this?", files=files)
+    assert texts(chat) == ["What is this?"]
+    answer(server, chat)
+    assert texts(read(server, chat))[1] == "notes.txt:\n```\none\ntwo\n```\n\nWhat is this?", (
+        "the echo says what it got"
+    )
+    with store() as terminal:
+        asked = terminal.open(chat["name"]).entries[0].part
+        assert isinstance(asked, Question)
+        assert (asked.typed, asked.images) == ("What is this?", ())
+
+
+def test_a_model_without_vision_gets_a_line_for_an_image_and_says_so(server: LiveServer) -> None:
+    data = png(8, 8)
+    chat = ask(server, "What is this?", images=[{"name": "red.png", "data": base64.b64encode(data).decode()}])
+    assert chat["entries"][0]["images"] == ["red.png"]
+    streamed = answer(server, chat)
+    assert "can't see images: red.png is left out" in streamed.events[0]["text"]
+    assert texts(read(server, chat))[1] == "[The image red.png can't be seen.]\nWhat is this?"
+    with store() as terminal:
+        asked = terminal.open(chat["name"]).entries[0].part
+        assert isinstance(asked, Question)
+        saved = Path(asked.images[0].path)
+        assert saved.read_bytes() == data
+        terminal.delete(chat["name"])
+    assert not saved.exists(), "an image of the page goes with its chat"
+
+
+@pytest.mark.parametrize(
+    "images",
+    [
+        [{"name": "x.png", "data": "@"}],
+        [{"name": "x.webp", "data": base64.b64encode(b"RIFF....WEBP").decode()}],
+        [{"name": "x.png"}],
+        "x",
+    ],
+)
+def test_what_is_no_image_is_refused(server: LiveServer, images: Any) -> None:
+    refused = server.post("/ui/ask", {"text": "x", "images": images})
+    assert (refused.status, bool(refused.json["error"]["message"])) == (400, True)
+    assert server.get("/ui/chats").json["chats"] == []

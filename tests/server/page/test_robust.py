@@ -1,0 +1,101 @@
+"""The page in bad times: a server that comes again, a slow network, two windows, a long chat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.chromium import Chromium
+from support.page import IDLE, LAST, Page
+from support.served import LiveServer
+
+from llmrun.chat.store.store import Sessions, folder_in
+from llmrun.chat.store.turns import Answer, Question, Tree, TurnEntry
+from llmrun.config import load_settings
+from llmrun.models.fingerprint import ModelFingerprint
+
+pytestmark = pytest.mark.usefixtures("package_on_path")
+TURNS = 1000
+
+
+def test_a_server_that_comes_again_goes_on_with_the_chat(browser: Chromium, tmp_path: Path) -> None:
+    with LiveServer(tmp_path, ("echo",)) as server:
+        page = Page(browser, server)
+        page.ask("first")
+        port = server.port
+    page.write_question("second")
+    page.until("document.querySelector('#problem').textContent.includes('can\\'t be reached')")
+    assert page.see("document.querySelector('#question').value") == "second", "nothing that was typed is lost"
+    with LiveServer(tmp_path, ("echo",), port=port):
+        page.key("Enter")
+        page.until(f"{IDLE} && document.querySelectorAll('.answer').length === 2")
+        assert page.see(f"{LAST}.textContent").strip() == "second"
+        assert page.see("document.querySelector('#problem').textContent") == ""
+
+
+def test_a_server_that_ends_in_the_middle_of_an_answer_is_said(browser: Chromium, tmp_path: Path) -> None:
+    with LiveServer(tmp_path, ("obedient",)) as server:
+        page = Page(browser, server)
+        page.write_question("Go on for ever")
+        page.until(f"{LAST}?.textContent.includes('Hel')")
+    page.until("document.querySelector('#problem').textContent && document.querySelector('#stop').hidden")
+    with LiveServer(tmp_path, ("echo",), port=server.port):
+        page.ask("Again")
+        assert page.see(f"{LAST}.textContent").strip() == "Again"
+
+
+def test_a_slow_network(browser: Chromium, serve: Callable[..., LiveServer]) -> None:
+    slow = {"offline": False, "latency": 300, "downloadThroughput": 200_000, "uploadThroughput": 50_000}
+    browser.ask("Network.emulateNetworkConditions", **slow)
+    try:
+        page = Page(browser, serve())
+        page.ask("Some *words* over a slow line")
+        assert page.see(f"{LAST}.querySelector('em').textContent") == "words"
+        page.check()
+    finally:
+        fast = {"offline": False, "latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+        browser.ask("Network.emulateNetworkConditions", **fast)
+
+
+def test_the_second_of_two_windows_is_told(browser: Chromium, serve: Callable[..., LiveServer], tmp_path: Path) -> None:
+    server = serve()
+    page = Page(browser, server)
+    page.ask("first")
+    other = Chromium(tmp_path / "other")
+    try:
+        second = Page(other, server, path="/#chat=1")
+        page.ask("second")
+        second.until("document.querySelector('#elsewhere').textContent.includes('gone on in another window')")
+        second.write_question("third")
+        second.until("document.querySelector('#problem').textContent.includes('gone on in another window')")
+        second.tab_to("Show it as it is now")
+        second.key("Enter")
+        second.until("document.querySelectorAll('article').length === 4")
+    finally:
+        other.close()
+
+
+def test_a_chat_of_1000_turns_goes_on_without_drawing_them_again(
+    browser: Chromium, serve: Callable[..., LiveServer]
+) -> None:
+    server = serve()
+    entries = []
+    for number in range(1, 2 * TURNS, 2):
+        answer = Answer(f"**answer** {number}\n\n- one\n- two", model=ModelFingerprint("tiny"))
+        entries.append(TurnEntry(number, number - 1 or None, 0.0, Question(f"question {number}")))
+        entries.append(TurnEntry(number + 1, number, 0.0, answer))
+    with Sessions(folder_in(load_settings().state_dir)) as store:
+        store.add(Tree("long", "", 0.0, 0.0, "main", {"main": 2 * TURNS}, tuple(entries))).release()
+    page = Page(browser, server, path="/#chat=1")
+    page.until(f"document.querySelectorAll('article').length === {2 * TURNS}")
+    page.see("document.querySelector('article').isTheFirst = true")
+    page.see("document.querySelector('#turns').scrollTop = 0")
+    page.until("document.querySelector('article strong')?.checkVisibility({ contentVisibilityAuto: true })")
+    assert not page.see(f"{LAST}.checkVisibility({{ contentVisibilityAuto: true }})"), (
+        "what is far away is not laid out"
+    )
+    page.ask("And now?")
+    assert page.see("document.querySelectorAll('article').length") == 2 * TURNS + 2
+    assert page.see("document.querySelector('article').isTheFirst") is True
+    page.check()
