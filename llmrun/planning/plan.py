@@ -123,7 +123,7 @@ class LoadPreferences:
 
     @property
     def attention(self) -> dict[str, str]:
-        """The settings of attention, with defaults for those that the user left open."""
+        """The settings of attention; defaults where the user left them open."""
         return {name: getattr(self, name) or getattr(DEFAULTS, name) for name in ATTENTION}
 
     @property
