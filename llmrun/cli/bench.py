@@ -15,7 +15,8 @@ from llmrun.cli.bench_load import LoadTestOptions, load_test_options
 from llmrun.cli.bench_options import BenchArguments, Lists, MeasurementOptions
 from llmrun.cli.completion import BENCH_ACTIONS, complete_bench
 from llmrun.cli.defaults import with_preset
-from llmrun.cli.options import LoraOption, YesOption, adapters_of, engine_option, with_options
+from llmrun.cli.engine_options import engine_option
+from llmrun.cli.options import LoraOption, YesOption, adapters_of, with_options
 from llmrun.cli.rpc import RpcOption, workers_of
 from llmrun.config import load_settings
 from llmrun.errors import OutOfMemoryError, UsageError

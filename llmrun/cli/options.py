@@ -16,14 +16,14 @@ import typer
 
 from llmrun.cli.answer_files import read_constraint, template_text
 from llmrun.cli.completion import complete_model, complete_words
+from llmrun.cli.engine_options import device_options, engine_option
 from llmrun.cli.reasoning import ShowThoughtsOption, ThinkEffortOption, ThinkOption, ThinkTokensOption
 from llmrun.cli.rpc import RpcOption, workers_of
 from llmrun.errors import UsageError, require_within
 from llmrun.planning.plan import LoadPreferences
 from llmrun.planning.speculation import AUTO, OFF, read_speculate
-from llmrun.protocol.devices import SPLIT_MODES
 from llmrun.protocol.params import MOST_TOKENS, Limits, check_limits
-from llmrun.protocol.settings import DEFAULTS, FLASH_ATTENTION, SETTINGS
+from llmrun.protocol.settings import DEFAULTS, FLASH_ATTENTION
 
 if TYPE_CHECKING:
     from llmrun.chat.attachments import Attachments
@@ -70,24 +70,6 @@ CtxOption = Annotated[
 ]
 
 
-def engine_option(name: str, default: str = "", *, metavar: str | None = None, panel: str = "Engine") -> Any:
-    """Return the option of an engine setting.
-
-    Args:
-        default: its value without the option, for the help.
-    """
-    setting = SETTINGS[name]
-    words = metavar.split("|") if metavar and "|" in metavar else setting.choices
-    return typer.Option(
-        setting.option,
-        setting.short,
-        metavar=metavar,
-        help=f"{setting.help} Default: {default}." if default else setting.help,
-        autocompletion=complete_words(*words) if words else None,
-        rich_help_panel=panel,
-    )
-
-
 ThreadsOption = Annotated[int | None, engine_option("threads", "one per physical core")]
 GpuLayersOption = Annotated[int | None, engine_option("gpu_layers", "all that fit")]
 CpuExpertsOption = Annotated[int | None, engine_option("cpu_experts", "as many as do not fit there", metavar="LAYERS")]
@@ -96,11 +78,6 @@ CacheTypeVOption = Annotated[str | None, engine_option("kv_type_v", DEFAULTS.kv_
 FlashAttentionOption = Annotated[
     str | None, engine_option("flash_attention", "where it is faster", metavar="|".join(FLASH_ATTENTION))
 ]
-SplitModeOption = Annotated[str, engine_option("split_mode", "layer", metavar="|".join(SPLIT_MODES))]
-MainGpuOption = Annotated[int, engine_option("main_gpu", "0", metavar="NUMBER")]
-TensorSplitOption = Annotated[str, engine_option("tensor_split", "by free memory", metavar="SHARE/...")]
-DeviceOption = Annotated[str, engine_option("device", "all", metavar="NAME/...")]
-OverrideTensorOption = Annotated[str, engine_option("override_tensor", metavar="PATTERN=DEVICE;...")]
 SpeculateOption = Annotated[
     str | None,
     typer.Option(
@@ -220,23 +197,6 @@ def with_options(**groups: Callable[..., Any]) -> Callable[[Callable[..., Result
 def _parameters(group: Callable[..., Any]) -> list[inspect.Parameter]:
     parameters = inspect.signature(group, eval_str=True).parameters.values()
     return [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
-
-
-def device_options(
-    split_mode: SplitModeOption = DEFAULTS.split_mode,
-    main_gpu: MainGpuOption = DEFAULTS.main_gpu,
-    tensor_split: TensorSplitOption = DEFAULTS.tensor_split,
-    device: DeviceOption = DEFAULTS.device,
-    override_tensor: OverrideTensorOption = DEFAULTS.override_tensor,
-) -> dict[str, Any]:
-    """The options that choose GPUs, as fields of LoadPreferences."""
-    return {
-        "split_mode": split_mode,
-        "main_gpu": main_gpu,
-        "tensor_split": tensor_split,
-        "device": device,
-        "override_tensor": override_tensor,
-    }
 
 
 def load_preferences(

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmrun.cli.completion import complete_model
+from llmrun.cli.engine_options import device_options
 from llmrun.cli.options import (
     CacheTypeKOption,
     CacheTypeVOption,
     DraftOption,
     JsonOption,
-    device_options,
     with_options,
 )
 from llmrun.cli.rpc import RpcOption, workers_of

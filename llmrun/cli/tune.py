@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmrun.cli.options import JsonOption, ModelArgument, YesOption, device_options, with_options
+from llmrun.cli.engine_options import device_options
+from llmrun.cli.options import JsonOption, ModelArgument, YesOption, with_options
 from llmrun.config import load_settings
 from llmrun.errors import CancelledError, LlmrunError
 from llmrun.ui.terminal.output import Output
