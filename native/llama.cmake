@@ -1,7 +1,7 @@
 # Shortens the build of llama-cpp-python, which includes this file after its project() if CMAKE_ARGS has
 # -DCMAKE_PROJECT_llama_cpp_INCLUDE=PATH. What computes is compiled as always.
 
-# Nothing here links what llama.cpp's tools have in common, nearly half of the time.
+# Nothing here links what llama.cpp's tools have in common, two fifths of the time.
 set(LLAMA_BUILD_COMMON OFF)
 
 # Compile the graphs of vision models together, as llama.cpp does with those of language models. The other files of
