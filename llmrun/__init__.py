@@ -4,7 +4,7 @@
 
     with llmrun.load("smollm2") as model:
         print(model.chat("Why is the sky blue?").text)
-        for piece in model.chat("Tell me a story.", temperature=0, max_tokens=100).pieces():
+        for piece in model.chat("Tell me a story.", temperature=0, max_tokens=100):
             print(piece, end="", flush=True)
 
 Names are imported at their first use, so that `llmrun --help` imports none of them.
@@ -53,7 +53,11 @@ _HOMES = {
     "read_json_schema": "grammar",
 }
 
-__all__ = ["__version__", "errors", *_HOMES]
+__all__ = sorted(["__version__", "errors", *_HOMES])
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def __getattr__(name: str) -> Any:

@@ -6,6 +6,10 @@ import gc
 import os
 import sys
 
+_MOVES = (
+    "--gpu-layers", "-ngl", "--n-cpu-moe", "-ncmoe", "--rpc", "--split-mode", "-sm", "--main-gpu", "-mg",
+    "--tensor-split", "-ts", "--device", "-dev", "--override-tensor", "-ot",
+)  # fmt: skip
 _WITH_ENGINE = frozenset({"run", "chat", "quantize", "tokenize", "explain"})
 
 
@@ -22,9 +26,9 @@ def main() -> None:
 
             open_vocabulary_ahead(arguments[1])
         elif _loads_named_model(arguments):
-            from llmrun.model.loading import open_ahead
+            from llmrun.planning.preload import preload
 
-            open_ahead(arguments[1])
+            preload(arguments[1])
     from llmrun.cli.main import run
 
     run()
@@ -46,7 +50,7 @@ def _is_remote(arguments: list[str]) -> bool:
 
 def _loads_named_model(arguments: list[str]) -> bool:
     """Return whether the first argument names the model to load, and no option changes its loading."""
-    moved = any(word.startswith(("--gpu-layers", "-ngl", "--n-cpu-moe", "--rpc")) for word in arguments)
+    moved = any(word.startswith(_MOVES) for word in arguments)
     return arguments[0] in {"run", "chat", "explain"} and not arguments[1].startswith("-") and not moved
 
 

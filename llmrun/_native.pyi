@@ -245,6 +245,43 @@ def sample_rows(
 cpu_level: str
 """Which instructions the sampler uses on this CPU: "avx512", "avx2", or "baseline"."""
 
+class Decoder:
+    """Decodes and samples without the interpreter, by addresses of llama.cpp's functions.
+
+    Args:
+        decode: of llama_decode.
+        logits: of llama_get_logits_ith.
+        is_end: of llama_vocab_is_eog.
+    """
+
+    def __init__(self, decode: int, logits: int, is_end: int) -> None: ...
+    def run(
+        self,
+        context: int,
+        vocabulary: int,
+        batch: int,
+        sampler: Sampler,
+        steps: int,
+        seconds: float,
+        interrupted: CancelFlag,
+    ) -> tuple[int, int, list[tuple[int, int, float, float]]]:
+        """Decode a batch of one token and sample the next one, again and again; the GIL is released meanwhile.
+
+        Ends with an end token, a failure, or the step in which a limit is reached.
+
+        Args:
+            context, vocabulary, batch: addresses of a llama_context, a llama_vocab and a llama_batch, which is changed.
+            sampler: accepts all sampled tokens.
+            steps: maximum number of steps, at least 1.
+            seconds: maximum time.
+            interrupted: ends the run when it is set.
+
+        Returns:
+            The status of the last llama_decode; the Status of the last step, whose token is only sampled if that is
+            CHOSEN; and for each step the decoded token, the sampled one, the seconds of llama_decode, and the seconds
+            from the beginning to the sampled token.
+        """
+
 class CancelFlag:
     """Stops llama.cpp's work, and shows how far a load has come.
 

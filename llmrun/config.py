@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 DEFAULT_STATES_BYTES = 4_000_000_000
@@ -73,6 +75,29 @@ def config_file() -> Path:
     """Return the user's settings file: LLMRUN_CONFIG, else llmrun/config.toml in XDG_CONFIG_HOME or ~/.config."""
     folder = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config", "llmrun")
     return Path(os.environ.get("LLMRUN_CONFIG") or folder / "config.toml").expanduser().absolute()
+
+
+def model_aliases() -> dict[str, str]:
+    """Return the model of each alias in the settings file; none if it is damaged, which commands report.
+
+    models/registry.py needs them below the commands, which own all other settings.
+    """
+    try:
+        data = read_toml(config_file().read_text(encoding="utf-8"))
+        return {preset["alias"]: name for name, preset in data["models"].items() if "alias" in preset}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def read_toml(text: str) -> dict[str, Any]:
+    """Parse TOML. Raises ValueError."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
+
+    found: dict[str, Any] = tomllib.loads(text)
+    return found
 
 
 def ca_file() -> str | None:

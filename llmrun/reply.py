@@ -6,7 +6,7 @@ Must not know engines: events come in.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Generator, Iterable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any, Protocol, TypeVar
 
@@ -19,6 +19,12 @@ from llmrun.protocol.messages import Event, Finished, Message, Stats, TextDelta,
 from llmrun.protocol.params import Limits, SamplingParams
 
 _Value = TypeVar("_Value")
+
+
+FOR_TEXTS = ("grammar", "stops_repeats", "remember", "logprobs")
+"""Fields of AnswerRequest that may be given to Model.generate()."""
+FOR_CHATS = (*FOR_TEXTS, "template", "thinking", "thinking_tokens", "reasoning_effort")
+"""Fields that may be given to Model.chat()."""
 
 
 class SchemaClass(Protocol):
@@ -35,20 +41,34 @@ Said = str | Message | Mapping[str, str]
 """A message; a text is the user's, a mapping has "role" and "content"."""
 
 
-class Reply(Iterator[Event]):
+class Stream(Iterator[_Value]):
+    """Values that come with time, for `for` and `async for`."""
+
+    def __init__(self, values: Iterator[_Value], cancel: Callable[[], None]) -> None:
+        self._values = values
+        self.cancel = cancel
+
+    def __next__(self) -> _Value:
+        return next(self._values)
+
+    def __aiter__(self) -> AsyncIterator[_Value]:
+        return _waiting_elsewhere(self._values, self.cancel)
+
+
+class Reply(Stream[str]):
     """An answer, consumed as needed: all of it, its text piece by piece, or event by event.
 
         print(model.chat("Why is the sky blue?").text)
 
-        for piece in model.chat("Tell me a story").pieces():
+        for piece in model.chat("Tell me a story"):     # text without reasoning; async for in asyncio
             print(piece, end="", flush=True)
 
-        for event in model.chat("Hi"):                  # Started, PrefillProgress, TextDelta ..., Finished
-            ...
+        for event in model.chat("Hi").events():         # Started, PrefillProgress, TextDelta ..., Finished
+            print(event)
 
-        reply = await model.chat("Hi")                  # in asyncio, without blocking the event loop
-        async for piece in model.chat("Hi").pieces():
-            ...
+        async def ask():
+            reply = await model.chat("Hi")              # without blocking the event loop
+            return reply.text
 
     The request is sent when the first event is requested. A reply dropped halfway is cancelled.
 
@@ -61,18 +81,17 @@ class Reply(Iterator[Event]):
     def __init__(
         self, events: Iterator[Event], cancel: Callable[[], None], schema: SchemaClass | Mapping[str, Any] | None = None
     ) -> None:
-        self._events, self._schema = events, schema
-        self.cancel = cancel
-        self._received = ResponseAccumulator()
+        self._received, self._schema = ResponseAccumulator(), schema
+        self._events = _recorded(events, self._received)
+        super().__init__(_texts(self._events), cancel)
 
-    def __next__(self) -> Event:
-        event = next(self._events)
-        self._received.take(event)
-        return event
+    def pieces(self) -> Reply:
+        """Return the reply: its text as it comes."""
+        return self
 
-    def pieces(self) -> TextPieces:
-        """Return the answer's text as it comes, without reasoning; for `for` and `async for`."""
-        return TextPieces(self)
+    def events(self) -> Stream[Event]:
+        """Return the answer's events as they come; for `for` and `async for`."""
+        return Stream(self._events, self.cancel)
 
     @property
     def text(self) -> str:
@@ -137,36 +156,27 @@ class Reply(Iterator[Event]):
     def __str__(self) -> str:
         return self.text
 
-    def __aiter__(self) -> AsyncIterator[Event]:
-        return _waiting_elsewhere(self, self.cancel)
-
     def __await__(self) -> Generator[Any, None, Reply]:
         return self._whole().__await__()
 
     async def _whole(self) -> Reply:
-        async for _ in self:
+        async for _ in self.events():
             pass
         return self
 
     def _end(self) -> Finished:
-        for _ in self:
+        for _ in self._events:
             pass
         if self._received.finished is None:  # the iterator failed before
             raise EngineCrashedError("this answer failed", hint="ask again")
         return self._received.finished
 
 
-class TextPieces(Iterator[str]):
-    """The text of a reply, see Reply.pieces()."""
-
-    def __init__(self, reply: Reply) -> None:
-        self._texts, self._cancel = _texts(reply), reply.cancel
-
-    def __next__(self) -> str:
-        return next(self._texts)
-
-    def __aiter__(self) -> AsyncIterator[str]:
-        return _waiting_elsewhere(self._texts, self._cancel)
+def _recorded(events: Iterable[Event], received: ResponseAccumulator) -> Iterator[Event]:
+    """Yield the events, and collect them. No method of Reply: it would refer to itself in a circle."""
+    for event in events:
+        received.take(event)
+        yield event
 
 
 def _texts(events: Iterable[Event]) -> Iterator[str]:
@@ -229,8 +239,8 @@ def as_grammar(schema: SchemaClass | Mapping[str, Any]) -> Grammar:
         raise UsageError(f"invalid schema {brief(schema)}", why=str(error)) from error
 
 
-def sort_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split keyword arguments into fields of SamplingParams and fields of Limits.
+def sort_options(options: Mapping[str, Any], others: Collection[str]) -> tuple[dict[str, Any], ...]:
+    """Split keyword arguments into fields of SamplingParams, fields of Limits, and others.
 
     A single stop string may be given alone, and lists or dicts instead of tuples.
 
@@ -239,12 +249,10 @@ def sort_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
     """
     sampling = {field.name for field in fields(SamplingParams)}
     limits = {field.name for field in fields(Limits)}
-    refuse_unknown(options, sampling | limits)
+    refuse_unknown(options, {*sampling, *limits, *others})
     given = {name: _frozen(name, value) for name, value in options.items()}
-    return (
-        {name: value for name, value in given.items() if name in sampling},
-        {name: value for name, value in given.items() if name in limits},
-    )
+    groups = sampling, limits, others
+    return tuple({name: value for name, value in given.items() if name in group} for group in groups)
 
 
 def _frozen(name: str, value: Any) -> Any:

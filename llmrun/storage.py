@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -16,11 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmrun.errors import DiskFullError, LlmrunError, ResourceError, UsageError
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+from llmrun.system import lock
 
 if TYPE_CHECKING:
     import sqlite3
@@ -121,30 +118,21 @@ def arriving(
             target = target.resolve()
         path = temporary or target.with_name(f".{target.name}.{os.getpid()}.tmp")
         path.unlink(missing_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+        file = os.fdopen(os.open(path, flags, 0o666), "rb+", buffering=0)
         try:
             with suppress(FileNotFoundError):
                 path.chmod(target.stat().st_mode & 0o777)
-            lock_file(descriptor)
+            lock(file.fileno())
             yield path
-            os.fsync(descriptor)
+            os.fsync(file.fileno())
+            if sys.platform == "win32":  # which does not rename open files
+                file.close()
             path.replace(target)
             sync_folder(target.parent)
         finally:
-            os.close(descriptor)
+            file.close()
             path.unlink(missing_ok=True)
-
-
-def lock_file(descriptor: int, *, wait: bool = False) -> bool:
-    """Lock a file until it is closed; return False if another process holds the lock."""
-    try:
-        if fcntl is not None:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        return False
-    except OSError:  # some network disks can't
-        pass
-    return True
 
 
 def sync_folder(folder: Path) -> None:
@@ -455,12 +443,12 @@ def _make_file(path: Path) -> None:
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
     """Hold a lock on a folder, so that only one process at a time is in the block."""
-    if fcntl is None:
+    if sys.platform == "win32":  # which does not open folders
         yield
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        lock_file(descriptor, wait=True)
+        lock(descriptor, wait=True)
         yield
     finally:
         os.close(descriptor)

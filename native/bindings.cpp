@@ -13,6 +13,7 @@
 #include <stdexcept>
 
 #include "control.hpp"
+#include "decode.hpp"
 #include "limits.hpp"
 #include "rows.hpp"
 #include "sampler.hpp"
@@ -21,6 +22,7 @@
 namespace nb = nanobind;
 using llmrun::BadLogits;
 using llmrun::CancelFlag;
+using llmrun::Decoder;
 using llmrun::Explanation;
 using llmrun::Mask;
 using llmrun::Row;
@@ -322,6 +324,36 @@ void define_control(nb::module_& module) {
         "fd"_a);
 }
 
+// (decode status, status of the last step, [(fed, sampled, decode seconds, seconds)])
+nb::tuple decode_run(const Decoder& decoder, uintptr_t context, uintptr_t vocabulary, uintptr_t batch, Sampler& sampler,
+                     size_t steps, double seconds, const CancelFlag& interrupted) {
+    const llmrun::Run run = [&] {
+        const nb::gil_scoped_release released;
+        return llmrun::decode_run(decoder, std::bit_cast<void*>(context), std::bit_cast<const void*>(vocabulary),
+                                  *std::bit_cast<llmrun::LlamaBatch*>(batch), sampler,
+                                  {steps, seconds, interrupted.cancelled});
+    }();
+    nb::list done;
+    for (const auto& [fed, sampled, decode_seconds, elapsed] : run.steps) {
+        done.append(nb::make_tuple(fed, sampled, decode_seconds, elapsed));
+    }
+    return nb::make_tuple(run.decode_status, static_cast<int32_t>(run.status), done);
+}
+
+void define_decoder(nb::module_& module) {
+    nb::class_<Decoder>(module, "Decoder", "Decodes and samples without the interpreter.")
+        .def(
+            "__init__",
+            [](Decoder* self, uintptr_t decode, uintptr_t logits, uintptr_t is_end) {
+                new (self) Decoder{std::bit_cast<decltype(Decoder::decode)>(decode),
+                                   std::bit_cast<decltype(Decoder::logits)>(logits),
+                                   std::bit_cast<decltype(Decoder::is_end)>(is_end)};
+            },
+            "decode"_a, "logits"_a, "is_end"_a)
+        .def("run", decode_run, "context"_a, "vocabulary"_a, "batch"_a, "sampler"_a, "steps"_a, "seconds"_a,
+             "interrupted"_a);
+}
+
 void define_suffixes(nb::module_& module) {
     nb::class_<SuffixAutomaton>(module, "SuffixAutomaton", "What followed when the end of a sequence occurred before.")
         .def(nb::init<>())
@@ -357,5 +389,6 @@ NB_MODULE(_native, module) {
     define_sampler(module);
     define_control(module);
     define_limits(module);
+    define_decoder(module);
     define_suffixes(module);
 }

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import json
 import os
+import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import create_autospec
 
 import psutil
 import pytest
@@ -221,9 +226,10 @@ def test_anything_else_is_refused_at_once(load: Load, said: Any) -> None:
 
 def test_options_are_fields_of_sampling_and_limits() -> None:
     options = {"temperature": 0, "max_tokens": 5, "stop": "x", "ban": ["y"], "logit_bias": {3: -1.0}}
-    assert sort_options(options) == (
+    assert sort_options({**options, "remember": 3}, ["remember"]) == (
         {"temperature": 0, "logit_bias": ((3, -1.0),)},
         {"max_tokens": 5, "stop": ("x",), "ban": ("y",)},
+        {"remember": 3},
     )
 
 
@@ -297,11 +303,69 @@ def test_a_reply_gives_text_figures_and_events(load: Load) -> None:
     model = load("normal")
     reply = model.chat("hi")
     assert (reply.text, str(reply), reply.reason, reply.stats.completion_tokens) == ("Hello", "Hello", "stop", 2)
-    assert list(model.chat("hi").pieces()) == ["Hel", "lo"]
-    assert [type(event) for event in model.chat([HI])] == [Started, PrefillProgress, TextDelta, TextDelta, Finished]
+    assert list(model.chat("hi").pieces()) == list(model.chat("hi", stream=True)) == ["Hel", "lo"]
+    assert model.detokenize(model.tokenize("hi")) == "hi"
+    assert [type(event) for event in model.chat([HI]).events()] == [
+        Started,
+        PrefillProgress,
+        TextDelta,
+        TextDelta,
+        Finished,
+    ]
     assert model.generate("hi").text == "Hello"
     assert model.tokenize("hi") == [104, 105]
     assert model.count("hi").total == 7
+
+
+def test_a_system_prompt_comes_first(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load("normal")
+    seen: list[AnswerRequest] = []
+    engine, _ = model._next(AnswerRequest(prompt="hi"))
+    monkeypatch.setattr(model, "_next", lambda asked: (seen.append(asked), (engine, [Generate(1, asked)]))[1])
+    model.chat("hi", system="Be brief.")
+    model.generate("hi", system="Be brief.")
+    assert seen[0].messages == (Message("system", "Be brief."), HI)
+    assert seen[1].prompt == "Be brief.\n\nhi"
+    with pytest.raises(UsageError, match="template"):
+        model.generate("hi", template="chatml")
+
+
+def test_names_are_the_public_ones(load: Load) -> None:
+    assert dir(llmrun) == sorted(llmrun.__all__)
+    model = load("normal")
+    assert {"chat", "generate", "embed", "detokenize", "n_ctx", "name", "close"} <= set(dir(model))
+    assert not {name for name in dir(model) if name.startswith("_") or name in {"load_for", "start", "new_engine"}}
+    assert all(hasattr(model, name) for name in dir(model))
+    assert repr(model) == "<Model tiny, Q4_1, 128 tokens of context>"
+
+
+def examples() -> Iterator[Any]:
+    """The code in the docstrings of the Python API: indented lines before the arguments, or below the first line."""
+    for thing in (llmrun, llmrun.Model, Reply, llmrun.load, *(getattr(llmrun.Model, name) for name in EXAMPLES)):
+        text = inspect.getdoc(thing) or ""
+        blocks = re.findall(
+            r"(?:^ {4}.*\n?|^\n(?= {4}))+", re.split(r"\n(?:Args|Attributes|Raises):", text)[0], re.MULTILINE
+        )
+        code = "\n".join(map(textwrap.dedent, blocks)) or text.rpartition("\n\n")[2]
+        yield pytest.param(code, id=getattr(thing, "__name__", ""))
+
+
+EXAMPLES = ("chat", "generate", "tokenize", "detokenize", "count", "embed", "rerank")
+
+
+@pytest.mark.parametrize("code", list(examples()))
+def test_an_example_runs(code: str, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load("normal")
+    monkeypatch.setattr("llmrun.load", lambda *_, **__: load("normal"), raising=False)
+    for method in ("embed", "rerank"):  # the fake engine has no vectors
+        result = SimpleNamespace(vectors=[[1.0]])
+        monkeypatch.setattr(llmrun.Model, method, create_autospec(getattr(llmrun.Model, method), return_value=result))
+    monkeypatch.setattr(llmrun.Model.rerank, "return_value", [SimpleNamespace(text="Paris is a city")], raising=False)
+    values = {"model": model, "llmrun": llmrun}
+    assert "model" in code
+    exec(compile(code, "example", "exec"), values)
+    if "ask" in values:
+        assert asyncio.run(values["ask"]()) == "Hello"  # type: ignore[operator]
 
 
 def test_thoughts_are_no_part_of_the_text() -> None:
@@ -321,7 +385,11 @@ def test_a_reply_can_be_awaited_and_iterated_in_asyncio(load: Load) -> None:
 
         assert await asyncio.gather(*map(text, "abc")) == ["Hello"] * 3
         assert [piece async for piece in model.chat("hi").pieces()] == ["Hel", "lo"]
-        assert [type(event) async for event in model.chat("hi")][-1] is Finished
+        assert [piece async for piece in model.chat("hi", stream=True)] == ["Hel", "lo"]
+        assert [type(event) async for event in model.chat("hi").events()][-1] is Finished
+        async with model as same:
+            assert same is model
+        assert repr(model).endswith("closed>")
 
     asyncio.run(asked())
 

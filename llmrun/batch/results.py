@@ -19,7 +19,8 @@ from typing import Any, BinaryIO, NamedTuple
 
 from llmrun.errors import ResourceError, UsageError
 from llmrun.protocol.codec import load_json
-from llmrun.storage import arriving, check_target, disk_errors, lock_file, require_regular, sync_folder
+from llmrun.storage import arriving, check_target, disk_errors, require_regular, sync_folder
+from llmrun.system import lock
 
 _SYNC_SECONDS = 1.0
 _SYNC_LINES = 64
@@ -88,7 +89,7 @@ class ResultFile:
             raise ResourceError(f"can't write {str(self._path)!r}", why="the file is read-only")
 
     def _lock(self, descriptor: int) -> None:
-        if not lock_file(descriptor):
+        if lock(descriptor) is False:
             raise UsageError(
                 f"another batch writes {str(self._path)!r}", hint="wait for it, or choose another file with -o"
             )

@@ -172,8 +172,10 @@ class RowTemplate:
             raise UsageError("the row's body is not an object")
         if row.url or "messages" in body:
             found = protocol_of(row).read(body)
-            if found.n != 1:
-                raise UsageError(f"n is {found.n}", why="a row has one answer", hint="give several rows")
+            if found.n_choices != 1:
+                raise UsageError(
+                    f"the row asks for {found.n_choices} answers", why="a row has one", hint="give several rows"
+                )
         else:
             found = CompletionRequest("", self._prompt(row.columns), {})
         return found._replace(
@@ -243,6 +245,8 @@ def _with_defaults(request: AnswerRequest, base: AnswerRequest) -> AnswerRequest
         grammar=request.grammar or base.grammar,
         thinking=base.thinking if request.thinking is None else request.thinking,
         thinking_tokens=base.thinking_tokens if request.thinking_tokens is None else request.thinking_tokens,
+        reasoning_effort=request.reasoning_effort or base.reasoning_effort,
+        template_variables=request.template_variables,
         logprobs=request.logprobs,
         tools=request.tools,
         tool_choice=request.tool_choice,

@@ -27,6 +27,7 @@ from llmrun.bench.statistics import Verdict
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.planning.hardware import Hardware
 from llmrun.protocol.codec import load_json
+from llmrun.protocol.settings import DEFAULTS, DEVICE_SETTINGS, SETTINGS
 
 NAMES = ("llama-bench", "ollama")
 
@@ -271,6 +272,9 @@ def arguments(path: Path, case: Case) -> list[str]:
         found["-ngl"] = str(settings.gpu_layers)
     if settings.cpu_experts:
         found["-ncmoe"] = str(len(settings.cpu_experts))
+    for name in DEVICE_SETTINGS:
+        if getattr(settings, name) != getattr(DEFAULTS, name):
+            found[SETTINGS[name].short] = str(getattr(settings, name))
     if settings.flash_attention != "auto":
         found["-fa"] = "1" if settings.flash_attention == "on" else "0"
     if not settings.repack:

@@ -17,7 +17,7 @@ from llmrun.bench import statistics
 from llmrun.bench.results import BenchWarning
 from llmrun.planning.hardware import cgroup_directories, parse_statistic
 from llmrun.protocol.sizes import readable_size
-from llmrun.protocol.system_files import read_number, read_text
+from llmrun.system import read_number, read_text
 
 _OTHERS, _OTHERS_SHARE = 0.3, 0.05  # cores, and share of all cores: whichever is more
 _STEAL = 0.01  # share of the processor time

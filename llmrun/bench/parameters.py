@@ -132,6 +132,11 @@ def setting_values(name: str, texts: Sequence[str]) -> tuple[Any, ...]:
         UsageError: a text is invalid.
     """
     setting = SETTINGS[name]
+    if setting.parse is not None:
+        values = [part.strip() for text in texts for part in text.split(",")]
+        for value in values:
+            setting.parse(value)
+        return tuple(dict.fromkeys(values))
     if isinstance(getattr(DEFAULTS, name), bool):
         return words(texts, setting.short, SWITCH)
     if setting.bounds is None:

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from llmrun.errors import LlmrunError
 from llmrun.protocol.codec import as_dict, from_json
+from llmrun.protocol.devices import proportions
 from llmrun.protocol.jobs.bench import BenchTest
 from llmrun.protocol.settings import SETTINGS, EngineSettings, shown
 
@@ -25,11 +26,7 @@ _CONSTANT: dict[str, Any] = {
     "cpu_mask": "0x0",
     "cpu_strict": False,
     "poll": 50,
-    "main_gpu": 0,
     "no_kv_offload": False,
-    "devices": "auto",
-    "tensor_split": "0.00",
-    "tensor_buft_overrides": "none",
     "lazy_mode": "auto",
     "embeddings": False,
     "no_op_offload": 0,
@@ -139,6 +136,10 @@ class BenchRow:
     n_gpu_layers: int = -1  # on the GPU; -1 is all
     n_cpu_moe: int = 0  # number of first layers whose experts the processor computes
     split_mode: str = "layer"  # of layers over GPUs
+    main_gpu: int = 0  # number of the GPU without a split
+    devices: str = "auto"  # GPUs to use, e.g. "CUDA0/CUDA1"
+    tensor_split: str = "0.00"  # proportions of several GPUs, e.g. "3.00/1.00"
+    tensor_buft_overrides: str = "none"  # e.g. "ffn_up=CPU"
     flash_attn: int = -1  # -1 auto, 0 off, 1 on
     load_mode: str = "auto"  # "auto", which maps the file into memory, or "none"
     repack: bool = True  # whether weights may be repacked
@@ -262,6 +263,9 @@ def setting_columns(settings: EngineSettings) -> dict[str, Any]:
         "n_ubatch": min(settings.n_ubatch, settings.n_batch),
         "n_cpu_moe": len(settings.cpu_experts),
         "flash_attn": _FLASH_ATTENTION[settings.flash_attention],
+        "devices": settings.device or "auto",
+        "tensor_split": "/".join(f"{part:.2f}" for part in proportions(settings.tensor_split) or (0,)),
+        "tensor_buft_overrides": settings.override_tensor or "none",
     }
 
 

@@ -27,6 +27,7 @@ from llmrun.protocol.adapters import Adapter
 from llmrun.protocol.jobs.bench import BENCH, Bench, BenchAnswer, BenchModel, BenchResult, BenchUpdate, Repetition
 from llmrun.protocol.jobs.limits import LIMITS, MeasuredLimits, MeasureLimits
 from llmrun.protocol.loading import Load
+from llmrun.protocol.settings import DEVICE_SETTINGS
 from llmrun.runner.client import EngineClient
 from llmrun.runner.launch import launch
 from llmrun.statistics import quantile
@@ -109,7 +110,15 @@ class BenchStep(NamedTuple):
 def engines_of(loadings: Sequence[Loading]) -> list[int]:
     """Return the number of the engine for each row: rows share one if they need the same weights in memory."""
     keys = [
-        (load.path, load.gpu_layers, load.cpu_experts, load.repack, load.mmap, tuple(sorted(environment.items())))
+        (
+            load.path,
+            load.gpu_layers,
+            load.cpu_experts,
+            load.repack,
+            load.mmap,
+            tuple(sorted(environment.items())),
+            *(getattr(load, name) for name in DEVICE_SETTINGS),
+        )
         for load, environment in ((each.load, each.environment) for each in loadings)
     ]
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}

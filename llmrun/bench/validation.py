@@ -14,6 +14,8 @@ from llmrun.gguf.header import Header
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import UBATCH, memory
 from llmrun.planning.plan import CONTEXT_BOUNDS
+from llmrun.planning.split import check_overrides
+from llmrun.protocol.devices import selected
 from llmrun.protocol.jobs.bench import BenchTest
 from llmrun.protocol.settings import KV_TYPES, MAX_THREADS, SETTINGS, check_setting
 from llmrun.protocol.sizes import readable_size
@@ -53,7 +55,7 @@ def check_cases(cases: Sequence[Case], hardware: Hardware, repetitions: int) -> 
         )
     for case in cases:
         _check_tokens(case.test)
-        _check_settings(case)
+        _check_settings(case, hardware)
     for threads in sorted({case.settings.threads for case in cases}):
         _check_threads(threads, hardware)
     return _odd_threads(cases, hardware)
@@ -93,10 +95,14 @@ def _check_tokens(test: BenchTest) -> None:
         )
 
 
-def _check_settings(case: Case) -> None:
+def _check_settings(case: Case, hardware: Hardware) -> None:
     settings = case.settings
-    for name in ("n_batch", "n_ubatch", "gpu_layers"):
+    for name in ("n_batch", "n_ubatch", "gpu_layers", "main_gpu"):
         check_setting(name, getattr(settings, name), SETTINGS[name].short)
+    gpus = selected(hardware.gpus, settings.device, settings.split_mode, settings.main_gpu, settings.tensor_split)
+    check_overrides(settings.override_tensor, gpus)
+    if settings.flash_attention == "off" and settings.split_mode == "tensor":
+        raise UsageError("-sm tensor needs flash attention", hint="leave out -fa off")
     if settings.flash_attention == "off" and settings.kv_type_v not in _PLAIN:
         raise UsageError(
             f"-ctv {settings.kv_type_v} needs flash attention",

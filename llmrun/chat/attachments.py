@@ -203,7 +203,7 @@ def read_image(name: str) -> AttachedImage:
     if not data.startswith(PICTURE_BEGINNINGS):
         raise UsageError(
             f"{name!r} can't be attached",
-            why="it is not a PNG, JPEG, GIF or BMP image",
+            why="it is not a PNG, JPEG, GIF, BMP or WebP image",
             hint="-f FILE takes text files; other images can be saved as PNG",
         )
     path = os.path.abspath(Path(name).expanduser())  # noqa: PTH100 - the name, not where a link leads

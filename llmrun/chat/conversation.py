@@ -20,6 +20,7 @@ from llmrun.chat.store.turns import (
     Truncation,
     TurnEntry,
     WindowTurn,
+    join_reasoning,
     round_messages,
 )
 from llmrun.chat.truncation import (
@@ -309,7 +310,7 @@ class Conversation:
     def go_on(self, results: Sequence[str]) -> Generator[Event, None, None]:
         """Give the model the results of its `calls`, and let it continue. Raises as ask()."""
         assert self._turn is not None
-        self._turn.rounds.append(CallRound(self._turn.text, self.calls, tuple(results)))
+        self._turn.rounds.append(CallRound(self._turn.text, self.calls, tuple(results), self._turn.reasoning[-1]))
         yield from self._round(self._turn)
 
     def end_turn(self) -> None:
@@ -328,7 +329,7 @@ class Conversation:
             return ""
         answer = Answer(
             turn.text,
-            "\n\n".join(filter(None, turn.reasoning)),
+            join_reasoning(turn.reasoning),
             reason,
             self.model.used,
             turn.sampling,
@@ -385,7 +386,8 @@ class Conversation:
         """
         if self.settings.request.tools or any(message.role == "tool" or message.pictures for message in messages):
             return False
-        return sum(len(m.content.encode()) + _MARKER_BYTES for m in messages) <= window.room
+        texts = (f"{message.content}{message.reasoning}" for message in messages)
+        return sum(len(text.encode()) + _MARKER_BYTES for text in texts) <= window.room
 
     def _choose(self, messages: Sequence[Message], window: Window) -> tuple[Drop, Policy]:
         """Return the turns to drop, and the policy."""

@@ -92,7 +92,7 @@ def _complete_arguments(command: Any) -> None:
         def parse_args(args: list[str]) -> Any:
             values, rest, order = parse(args=args)
             rest = habits.name_arguments(values, arguments, rest)
-            if command.name in defaults.USES_SETTINGS and not context.resilient_parsing:
+            if command.name in defaults.USES_PRESETS and not context.resilient_parsing:
                 defaults.fill(command.name, context, values)
             return values, rest, order
 
@@ -153,7 +153,7 @@ def call(arguments: Sequence[str]) -> int:
     fix_words(os.environ)
     arguments = habits.with_command(arguments)
     try:
-        return app(arguments, prog_name="llmrun", standalone_mode=False) or 0
+        return app(arguments, prog_name="llmrun", standalone_mode=False, obj=arguments) or 0
     except typer.TyperException as error:
         command = " ".join(["llmrun", *arguments[:1]]) if arguments and arguments[0] in COMMANDS else "llmrun"
         raise _usage_error(error, command) from None

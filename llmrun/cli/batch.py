@@ -23,12 +23,11 @@ from llmrun.cli.options import (
     StopOption,
     SystemOption,
     TemplateOption,
-    ThinkOption,
-    ThinkTokensOption,
     loading,
     wanted,
     with_options,
 )
+from llmrun.cli.reasoning import ThinkOption, ThinkTokensOption
 from llmrun.cli.remote import AtOption, KeyFileOption, remote_server, served_model
 from llmrun.cli.remote_options import ANY_MODEL, refuse_with_remote
 from llmrun.cli.run_command import RawOption

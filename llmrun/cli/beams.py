@@ -117,6 +117,7 @@ def refuse_with_beams(
         **drawn,
         "--think": asked.thinking is True,
         "--think-tokens": asked.thinking_tokens is not None,
+        "--think-effort": asked.reasoning_effort is not None,
         "--speculate": loading.speculate is not None,
         "--draft": loading.draft is not None,
         **others,

@@ -14,11 +14,13 @@ from llmrun.cli.bench_history import OutputOptions, deliver, kind_of_file, look_
 from llmrun.cli.bench_load import LoadTestOptions, load_test_options
 from llmrun.cli.bench_options import BenchArguments, Lists, MeasurementOptions
 from llmrun.cli.completion import BENCH_ACTIONS, complete_bench
+from llmrun.cli.defaults import with_preset
 from llmrun.cli.options import LoraOption, YesOption, adapters_of, engine_option, with_options
 from llmrun.cli.rpc import RpcOption, workers_of
 from llmrun.config import load_settings
 from llmrun.errors import OutOfMemoryError, UsageError
-from llmrun.protocol.settings import DEFAULTS, FLASH_ATTENTION, SETTINGS, shown
+from llmrun.protocol.devices import SPLIT_MODES
+from llmrun.protocol.settings import DEFAULTS, DEVICE_SETTINGS, FLASH_ATTENTION, SETTINGS, shown
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
@@ -35,6 +37,8 @@ _DEFAULTS = {"threads": "one per physical core", "n_batch": "2048"}  # other tha
 _METAVARS = {
     "n_batch": "TOKENS", "n_ubatch": "TOKENS", "kv_type_k": "TYPE", "kv_type_v": "TYPE", "repack": "on|off",
     "flash_attention": "|".join(FLASH_ATTENTION), "cpu_experts": "LAYERS",
+    "split_mode": "|".join(SPLIT_MODES), "tensor_split": "SHARE/...", "device": "NAME/...",
+    "override_tensor": "PATTERN=DEVICE;...",
 }  # fmt: skip
 
 
@@ -68,8 +72,10 @@ def bench_arguments(
     **settings: Lists,
 ) -> BenchArguments:
     """The options that take lists. Each may be repeated, and takes "128,512", "128-1024+128" and "128-1024*2"."""
-    if rpc is not None and settings["gpu_layers"] is not None:
-        raise UsageError("--rpc and -ngl exclude each other", why="layers are divided by the memory of each machine")
+    divides = (name for name in ("gpu_layers", *DEVICE_SETTINGS) if settings[name] is not None)
+    if rpc is not None and (name := next(divides, "")):
+        what = f"--rpc and {SETTINGS[name].short} exclude each other"
+        raise UsageError(what, why="layers are divided by the memory of each machine")
     given = {name: texts for name, texts in settings.items() if texts is not None}
     return BenchArguments(prompts, answers, pairs, chats, depths, given, adapters_of(lora), workers_of(rpc))
 
@@ -193,7 +199,7 @@ def _opened(
             _check_adapters(lists.adapters, header)
             stack.enter_context(using(path))
             label = "+".join((Path(name).stem if each.spec.path else name, *(one.name for one in lists.adapters)))
-            usual = None if lists.settings else _usual(each.spec, path, lists)
+            usual = None if lists.settings else _usual(name, each.spec, path, lists)
             spread = _spread(output, each.spec, path, lists.workers) if lists.workers else None
             models.append(BenchedModel(label, path.absolute(), header, usual, lists.adapters, spread))
         yield tuple(models)
@@ -217,16 +223,20 @@ def _spread(output: Output, spec: ModelSpec, path: Path, workers: tuple[str, ...
     return model.load
 
 
-def _usual(spec: ModelSpec, path: Path, lists: BenchArguments) -> Loading | None:
-    """Return the parameters with which `llmrun chat` loads a model, including tuned ones; None if it does not fit."""
+def _usual(name: str, spec: ModelSpec, path: Path, lists: BenchArguments) -> Loading | None:
+    """Return the parameters with which `llmrun chat` loads a model, with tuned ones and those of its preset.
+
+    None if it does not fit.
+    """
     from dataclasses import replace
 
     from llmrun.bench.run import Loading
     from llmrun.model.load_plan import A_CHAT, prepare
     from llmrun.planning.plan import LoadPreferences
 
+    preferences = with_preset(name, LoadPreferences(workers=lists.workers))
     try:
-        model = prepare(spec, path, LoadPreferences(workers=lists.workers), expected=A_CHAT, adapters=lists.adapters)
+        model = prepare(spec, path, preferences, expected=A_CHAT, adapters=lists.adapters)
     except OutOfMemoryError:
         return None
     load = replace(model.load, n_ctx=0, n_ctx_start=0)  # each test has its own

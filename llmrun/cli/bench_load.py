@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmrun.cli.completion import BENCH_ACTIONS
+from llmrun.cli.defaults import with_preset
 from llmrun.cli.options import DraftOption
 from llmrun.cli.remote import AtOption, KeyFileOption, remote_server, served_model
 from llmrun.config import load_settings
@@ -116,6 +117,7 @@ def measure(
     preferences = LoadPreferences(
         threads=number_of_threads("--clients", lists), parallel=max(clients), workers=lists.workers
     )
+    preferences = with_preset(models[0], preferences)
     tokens = typed.tokens or _DEFAULT_TOKENS
     settings = load_settings()
     located = locate(models[0], settings)

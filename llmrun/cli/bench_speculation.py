@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from llmrun.cli.bench_load import LoadTestOptions, number_of_threads, refuse_others
 from llmrun.cli.completion import BENCH_ACTIONS
+from llmrun.cli.defaults import with_preset
 from llmrun.config import load_settings
 from llmrun.errors import UsageError, require_within
 
@@ -49,10 +50,9 @@ def measure(
         raise UsageError(f"{_FLAG} measures one model", hint=f"llmrun bench smollm2 {_FLAG}")
     refuse_others(_FLAG, lists, how, after)
     require_within("--tokens", asked.tokens, (2, MOST_TOKENS))
-    preferences, settings = (
-        LoadPreferences(threads=number_of_threads(_FLAG, lists), workers=lists.workers),
-        load_settings(),
-    )
+    settings = load_settings()
+    preferences = LoadPreferences(threads=number_of_threads(_FLAG, lists), workers=lists.workers)
+    preferences = with_preset(models[0], preferences)
     located = locate(models[0], settings)
     path = located.path or fetch(output, located.spec, settings, yes=yes)
     name = path.stem if located.spec.path else models[0]

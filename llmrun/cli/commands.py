@@ -34,6 +34,7 @@ COMMANDS = {
     "rerank": CommandEntry(TALK, "embed", "rerank", "Sort documents by relevance to a query."),
     "ps": CommandEntry(TALK, "serving", "list_servers", "List running servers and their models."),
     "stop": CommandEntry(TALK, "serving", "stop", "Stop a running server."),
+    "logs": CommandEntry(TALK, "serving", "logs", "Show the log of a server in the background."),
     "sessions": CommandEntry(TALK, "sessions", "app", "List, show, search, export and repair saved chats."),
     "replay": CommandEntry(TALK, "replay", "replay", "Answer a recorded prompt again and compare the bytes."),
     "list": CommandEntry(
@@ -72,8 +73,8 @@ BASICS = {
     "run": "--system --file --image --max-tokens --json-schema --think --stats --json --temp --seed --ctx --gpu-layers",
     "chat": "--web --continue --session --private --system --file --think --temp --at --ctx --gpu-layers",
     "batch": "--output --prompt --parallel --retry-errors --dry-run --system --max-tokens --json-schema --temp --at",
-    "serve": "--host --port --key-file --allow-origin --keep --parallel --timeout --ctx --gpu-layers "
-    "--speculate --draft",
+    "serve": "--host --port --background --install --key-file --allow-origin --keep --parallel --timeout --ctx "
+    "--gpu-layers --speculate --draft",
     "bench": "--n-prompt --n-gen --n-depth --threads --gpu-layers --repetitions --output --compare --vs --clients "
     "--speculate",
     "explain": "--answer --raw --system --html --json --temp --seed --ctx",

@@ -133,6 +133,7 @@ def _on_disk(*, ours_only: bool) -> list[str]:
 
 
 def _in_catalogue(wanted: str) -> list[str]:
+    from llmrun.config import model_aliases
     from llmrun.models.registry import load_catalogue
 
     try:
@@ -141,7 +142,7 @@ def _in_catalogue(wanted: str) -> list[str]:
         return []
     entry = entries.get(wanted.partition(":")[0])
     quants = [f"{entry.alias}:{quant.upper()}" for quant in entry.quants] if entry and ":" in wanted else []
-    return [*entries, *quants]
+    return [*model_aliases(), *entries, *quants]
 
 
 def _tails(names: Iterable[str], wanted: str, head: str) -> list[str]:

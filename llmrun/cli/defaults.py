@@ -8,16 +8,20 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from llmrun.config import LAST_MODEL_FILE, load_settings
+from llmrun.config import LAST_MODEL_FILE, load_settings, model_aliases
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.storage import write_whole
 
-USES_SETTINGS = frozenset({"run", "chat", "serve"})
+if TYPE_CHECKING:
+    from llmrun.planning.plan import LoadPreferences
+
+USES_PRESETS = frozenset({"run", "chat", "serve", "batch", "explain", "embed", "rerank", "score"})
+_HAVE_DEFAULT_MODEL = frozenset({"run", "chat"})
 ENVIRONMENT, PRESET, SETTINGS_FILE, LAST_USED = "environment", "preset", "settings file", "last used"
 _MODEL_VARIABLE = "LLMRUN_MODEL"
-_OVERHEAD = 1.3  # of memory over a file's size: the KV cache of a usual conversation, and buffers
 
 
 def default_model(values: Mapping[str, Any]) -> tuple[str, str]:
@@ -46,24 +50,36 @@ def remember_model(name: str) -> None:
 def no_model(command: str) -> UsageError:
     """Return the error for a missing model; proposes a small, a middle and a large one that fit into memory."""
     from llmrun.models.registry import load_catalogue
+    from llmrun.planning.catalogue import propose
     from llmrun.planning.hardware import probe
+    from llmrun.planning.speed import remembered
     from llmrun.protocol.sizes import readable_size
 
-    chats = sorted(
-        (entry for entry in load_catalogue().entries.values() if entry.kind == "chat"), key=lambda each: each.size_mb
-    )
-    room = probe().memory_available / _OVERHEAD
-    fitting = [entry for entry in chats if entry.size_mb * 1e6 <= room] or chats[:1]
-    chosen = list(dict.fromkeys(fitting[n].alias for n in (0, len(fitting) // 2, -1)))
-    sizes = ", ".join(
-        f"{each.alias} ({readable_size(each.size_mb * 10**6)})" for each in fitting if each.alias in chosen
-    )
+    hardware = probe()
+    speed = remembered(hardware, load_settings().state_dir)
+    chosen = [each.entry for each in propose(load_catalogue().entries.values(), hardware, speed)]
+    sizes = ", ".join(f"{entry.alias} ({readable_size(entry.size_mb * 10**6)})" for entry in chosen)
     why = f"none is in the settings, and none has been used yet; fit into this machine's memory: {sizes}"
-    return UsageError("there is no model", why=why, hint=" or ".join(f"llmrun {command} {name}" for name in chosen))
+    hint = " or ".join(f"llmrun {command} {entry.alias}" for entry in chosen)
+    return UsageError("there is no model", why=why, hint=hint)
+
+
+def with_preset(model: str, preferences: LoadPreferences) -> LoadPreferences:
+    """Return preferences with context and cache types of the environment or a model's preset, as fill() does.
+
+    For commands that measure what `chat` and `serve` do. Raises UsageError as fill().
+    """
+    from llmrun.cli import settings_file
+
+    found = _presets(settings_file.read_file(), model_aliases().get(model, model), is_remote=False)
+    names = {"ctx": "n_ctx", "cache-type-k": "kv_type_k", "cache-type-v": "kv_type_v"}
+    return replace(preferences, **{names[key]: value for key, (value, _) in found.items() if key in names})
 
 
 def fill(command: str, context: Any, values: dict[str, Any]) -> None:
     """Put the default model into the parsed values of a command, and presets into the context's defaults.
+
+    Aliases of the settings file become the models' names.
 
     Args:
         context: Typer's.
@@ -76,10 +92,15 @@ def fill(command: str, context: Any, values: dict[str, Any]) -> None:
         return
     from llmrun.cli import sampling, settings_file
 
-    given = settings_file.read_file()
+    given, aliases = settings_file.read_file(), model_aliases()
     address = values.get("at") or os.environ.get("LLMRUN_SERVER", "")
     is_remote = command != "serve" and bool(address.strip())
     model = _model(command, values, given, is_remote=is_remote)
+    if command == "serve":
+        values["models"] = tuple(aliases.get(name, name) for name in values.get("models") or ())
+    elif model in aliases:
+        values["model"] = aliases[model]
+    model = aliases.get(model, model)
     found = _presets(given, model, is_remote=is_remote)
     context.default_map = {settings_file.PRESET[name].parameter: value for name, (value, _) in found.items()}
     sampling.PRESET_ORIGINS.clear()
@@ -98,6 +119,8 @@ def _model(command: str, values: dict[str, Any], given: Mapping[str, Any], *, is
     """Return the name of the model, and put the default one into a command without one."""
     if command == "serve":
         return next(iter(values.get("models") or ()), "")
+    if command not in _HAVE_DEFAULT_MODEL:
+        return values.get("model") or ""
     if command == "run":
         named = values.get("model")
         if named is not None and not _is_prompt(named):

@@ -9,8 +9,10 @@ import typer
 
 from llmrun.cli.options import JsonOption
 from llmrun.config import Settings, load_settings
-from llmrun.errors import LlmrunError
+from llmrun.errors import CancelledError, LlmrunError, UsageError
 from llmrun.ui.terminal.output import Output
+
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Install without asking.")]
 
 if TYPE_CHECKING:
     from llmrun.doctor.trial import TrialResult
@@ -20,12 +22,20 @@ def doctor(
     answer: Annotated[
         bool, typer.Option("--answer/--no-answer", help="Test an answer of a model on this disk.")
     ] = True,
+    install_gpu: Annotated[
+        bool, typer.Option("--install-gpu", help="Build llama.cpp for this machine's GPU, and try it.")
+    ] = False,
+    yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
     """Check this machine and the installation, and suggest fixes.
 
-    The exit code is 0 if nothing is broken, else that of the first problem.
+    The exit code is 0 if nothing is broken, else that of the first problem. --install-gpu asks, compiles for minutes,
+    tries an answer with the new build, and puts the old one back if that fails.
     """
+    if install_gpu:
+        _install_gpu(Output(json=json), yes=yes)
+        return
     from llmrun.doctor.doctor import examine
     from llmrun.models.store.store import Store
     from llmrun.ui.terminal.tables import show_findings
@@ -43,6 +53,30 @@ def doctor(
     status = next((finding.exit_status for finding in findings if finding.exit_status), 0)
     if status:
         raise typer.Exit(status)
+
+
+def _install_gpu(output: Output, *, yes: bool) -> None:
+    from llmrun.doctor.gpu_build import install, require_build
+    from llmrun.doctor.trial import try_model
+    from llmrun.planning.hardware_details import probe_details
+    from llmrun.planning.machine import this_machine
+
+    build = require_build(probe_details().graphics)
+    output.note(f"This compiles llama.cpp with {build.backend} for some minutes, in this environment: {build.command}")
+    if not yes and not output.can_ask:
+        raise UsageError("--install-gpu asks before it installs", hint="llmrun doctor --install-gpu --yes")
+    if not yes and not output.confirm("Build and install it?"):
+        raise CancelledError("nothing was changed")
+
+    def tries() -> None:
+        if not (gpus := this_machine().gpus):
+            raise LlmrunError("the new build finds no GPU", hint="install or load the card's driver")
+        output.note(f"found {', '.join(gpu.description for gpu in gpus)}; trying an answer")
+        if (trial := try_model(load_settings())) is not None:
+            output.note(f"{trial.name}: {trial.tokens} tokens at {trial.decode_rate:,.1f} t/s")
+
+    install(build, tries)
+    output.note(f"llama.cpp with {build.backend} is installed; llmrun plan MODEL shows what fits on the GPU")
 
 
 def _try(settings: Settings) -> TrialResult | LlmrunError | None:

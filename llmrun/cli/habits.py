@@ -13,7 +13,8 @@ MODEL_OPTIONS = ("-m", "--model", "-hf", "--hf-repo")
 PROMPT_OPTIONS = ("-p", "--prompt")
 MODEL, PROMPT = "foreign_model", "foreign_prompt"  # names of the hidden options
 TAKES_MODEL = frozenset(
-    {"run", "chat", "serve", "pull", "show", "plan", "bench", "tune", "evaluate", "explain", "tokenize", "score"}
+    {"run", "chat", "serve", "batch", "embed", "rerank", "pull", "show", "plan", "bench", "tune", "evaluate", "explain"}
+    | {"tokenize", "score"}
 )
 TAKES_PROMPT = frozenset({"run", "explain", "tokenize", "score"})
 
@@ -39,9 +40,9 @@ COMMANDS = {
     "generate": Habit("", "llmrun run MODEL PROMPT"),
     "complete": Habit("", "llmrun run MODEL PROMPT --raw"),
     "status": Habit("", "llmrun ps"),
-    "start": Habit("", "llmrun serve"),
+    "start": Habit("", "llmrun serve --background"),
 }
-SERVER_WORDS = {"start": "llmrun serve", "stop": "llmrun stop", "status": "llmrun ps"}
+SERVER_WORDS = {"start": "llmrun serve --background", "stop": "llmrun stop", "status": "llmrun ps"}
 """The word after `server` in LM Studio."""
 
 OPTIONS = {

@@ -8,8 +8,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -24,7 +22,7 @@ from llmrun.cli.completion import complete_model, complete_words
 from llmrun.cli.options import CtxOption, JsonOption, YesOption
 from llmrun.cli.remote import AtOption, KeyFileOption, remote_server
 from llmrun.config import load_settings
-from llmrun.errors import EngineCrashedError, ModelNotFoundError, UsageError, did_you_mean
+from llmrun.errors import ModelNotFoundError, UsageError, did_you_mean
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
@@ -33,9 +31,7 @@ if TYPE_CHECKING:
 
 COMFORTABLE_WINDOW = 65_536
 """Tokens: agents work below it, but summarize their session all the time."""
-_POLL_SECONDS = 0.1
 _END_SECONDS = 10.0
-_LOG_TAIL = 2000  # characters of a server's log in an error
 
 
 class LaunchCommand(TyperCommand):
@@ -215,33 +211,14 @@ def _own_server(output: Output, model: str, ctx: int | None, folder: Path) -> It
     Raises:
         EngineCrashedError: it ended before it answered; the end of its log is the reason.
     """
-    from llmrun.server.registry import running_servers
+    from llmrun.cli.background import start_server
 
     window = [] if ctx is None else ["--ctx", str(ctx)]
-    command = [sys.executable, "-m", "llmrun", "serve", model, "--port", "0", "--keep", "forever", *window]
-    log = folder / "serve.log"
+    arguments = ["serve", model, "--port", "0", "--keep", "forever", *window, "--parent", str(os.getpid())]
     output.note(f"Loading {model} ...")
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            [*command, "--parent", str(os.getpid())],
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            start_new_session=True,  # Ctrl-C in the agent is not for the server
-        )
+    process, server = start_server(arguments, folder / "serve.log", lambda server: bool(server.models))
     try:
-        while True:
-            servers = running_servers(load_settings().state_dir)
-            ready = next((each for each in servers if each.pid == process.pid and each.models), None)
-            if ready is not None:
-                break
-            if process.poll() is not None:
-                reason = log.read_text(encoding="utf-8", errors="replace").strip()[-_LOG_TAIL:]
-                raise EngineCrashedError(
-                    "the server ended before it answered", why=reason, hint=shlex.join(["llmrun", *command[3:]])
-                )
-            time.sleep(_POLL_SECONDS)
-        yield ready.address
+        yield server.address
     finally:
         if process.poll() is None:
             process.terminate()

@@ -18,8 +18,8 @@ from llmrun.model.load_plan import ExpectedUse, prepare
 from llmrun.models.location import find_projector, locate, not_on_disk, require_projector
 from llmrun.models.registry import ModelSpec
 from llmrun.models.store.in_use import using
+from llmrun.planning.gpu_memory import compare_allocated
 from llmrun.planning.pairs import DraftFile
-from llmrun.planning.split import allocation_notes
 from llmrun.protocol.loading import LoadProgress
 from llmrun.protocol.sizes import readable_size
 from llmrun.runner import client
@@ -117,7 +117,7 @@ def open_model(
                 model.start(engine, lambda fraction: view.show(LoadProgress(fraction)))
             if not embeds:
                 remember_model(name if located.spec.path is None else str(located.spec.path))
-            for note in allocation_notes(model.plan.devices, model.loaded.buffers):
+            for note in compare_allocated(model.header, model.plan, model.loaded.buffers, settings.state_dir):
                 output.note(note)
             yield model
         finally:

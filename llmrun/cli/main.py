@@ -5,7 +5,6 @@ Must not know the commands.
 
 from __future__ import annotations
 
-import errno
 import gc
 import math
 import os
@@ -18,7 +17,7 @@ from typing import NoReturn
 
 from llmrun.cli.pages import page
 from llmrun.errors import CancelledError, DiskFullError, LlmrunError, OutOfMemoryError, ResourceError, TerminatedError
-from llmrun.ui.terminal.output import Output, drop_output
+from llmrun.ui.terminal.output import FULL, Output, drop_output
 
 _COMPLETE = "_LLMRUN_COMPLETE"  # set by a shell that wants completions
 
@@ -54,6 +53,7 @@ def run() -> NoReturn:
             drop_output()  # what is left of it can't be written either
         status = _report(explained, debug=debug)
     _ignore_signals()  # Python would go back to their defaults while it ends
+    gc.freeze()  # the interpreter's last collections would take longer than most commands' own work
     sys.exit(status)
 
 
@@ -77,7 +77,7 @@ def _serve(arguments: list[str]) -> int:
 
 def _explained(error: Exception) -> LlmrunError:
     if isinstance(error, OSError):
-        if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.filename is None and error.errno in FULL:
             return DiskFullError("the output can't be written", why="the disk is full")
         what = f"can't use {str(error.filename)!r}" if error.filename else "the system refused something"
         return ResourceError(what, why=error.strerror or str(error), hint="--debug shows where")

@@ -20,6 +20,7 @@ from llmrun.protocol.sizes import readable_size
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
+    from llmrun.planning.catalogue import ModelEstimate
     from llmrun.planning.hardware import Hardware
 
 _MOST_MATCHES = 1000
@@ -180,15 +181,20 @@ def _show_catalogue(
         output.result_json(plain)
     else:
         show_catalogue(output, [CatalogueRow(**facts) for facts in plain])
+        has_speed = any(facts["decode_rate"] for facts in plain)
+        output.note("llmrun plan proposes some for this machine" + ("" if has_speed else ", and measures its speed"))
 
 
 def _plain_entries(
     entries: list[CatalogueEntry], settings: Settings, others: Sequence[Installed] = ()
 ) -> list[dict[str, Any]]:
     """Return the built-in list as JSON data, after other models on this disk."""
-    from llmrun.planning.choice import weights_fit
+    from llmrun.planning.catalogue import estimate_entry, estimate_file
+    from llmrun.planning.speed import remembered
 
-    here = {model.repository.lower() for model in all_models(settings)}
+    here = {model.repository.lower(): model.path for model in reversed(all_models(settings)) if model.repository}
+    hardware = _hardware()
+    speed = remembered(hardware, settings.state_dir)
     rows: list[dict[str, Any]] = [
         {
             "alias": model.name,
@@ -197,6 +203,7 @@ def _plain_entries(
             "n_bytes": model.size,
             "licence": "",
             "installed": True,
+            **_facts(estimate_file(model.path, hardware, speed)),
         }
         for model in others
     ]
@@ -208,11 +215,19 @@ def _plain_entries(
             "n_bytes": entry.size_mb * 1_000_000,
             "licence": entry.license,
             "installed": entry.repository.lower() in here,
+            **_facts(
+                estimate_file(here[entry.repository.lower()], hardware, speed)
+                if entry.repository.lower() in here
+                else estimate_entry(entry, hardware, speed)
+            ),
         }
         for entry in entries
     ]
-    hardware = _hardware()
-    return [{**row, "fits": weights_fit(row["n_bytes"], hardware)} for row in rows]
+    return rows
+
+
+def _facts(estimate: ModelEstimate | None) -> dict[str, Any]:
+    return asdict(estimate) if estimate else dict.fromkeys(("memory_bytes", "fits", "decode_rate"))
 
 
 def _hardware() -> Hardware:

@@ -11,15 +11,17 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
 from llmrun.cli.completion import complete_model, complete_words
+from llmrun.cli.reasoning import ShowThoughtsOption, ThinkEffortOption, ThinkOption, ThinkTokensOption
 from llmrun.cli.rpc import RpcOption, workers_of
 from llmrun.errors import UsageError, require_within
 from llmrun.planning.plan import LoadPreferences
 from llmrun.planning.speculation import AUTO, OFF, read_speculate
+from llmrun.protocol.devices import SPLIT_MODES
 from llmrun.protocol.params import MOST_TOKENS, Limits, check_limits
 from llmrun.protocol.settings import DEFAULTS, FLASH_ATTENTION, SETTINGS
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from llmrun.protocol.messages import AnswerRequest
     from llmrun.remote.server import Server
 
+Result = TypeVar("Result")
 ModelArgument = Annotated[
     str,
     typer.Argument(
@@ -89,11 +92,16 @@ def engine_option(name: str, default: str = "", *, metavar: str | None = None, p
 ThreadsOption = Annotated[int | None, engine_option("threads", "one per physical core")]
 GpuLayersOption = Annotated[int | None, engine_option("gpu_layers", "all that fit")]
 CpuExpertsOption = Annotated[int | None, engine_option("cpu_experts", "as many as do not fit there", metavar="LAYERS")]
-CacheTypeKOption = Annotated[str, engine_option("kv_type_k", metavar="f16|q8_0")]
-CacheTypeVOption = Annotated[str, engine_option("kv_type_v", metavar="f16|q8_0")]
+CacheTypeKOption = Annotated[str | None, engine_option("kv_type_k", DEFAULTS.kv_type_k, metavar="f16|q8_0")]
+CacheTypeVOption = Annotated[str | None, engine_option("kv_type_v", DEFAULTS.kv_type_v, metavar="f16|q8_0")]
 FlashAttentionOption = Annotated[
-    str, engine_option("flash_attention", "where it is faster", metavar="|".join(FLASH_ATTENTION))
+    str | None, engine_option("flash_attention", "where it is faster", metavar="|".join(FLASH_ATTENTION))
 ]
+SplitModeOption = Annotated[str, engine_option("split_mode", "layer", metavar="|".join(SPLIT_MODES))]
+MainGpuOption = Annotated[int, engine_option("main_gpu", "0", metavar="NUMBER")]
+TensorSplitOption = Annotated[str, engine_option("tensor_split", "by free memory", metavar="SHARE/...")]
+DeviceOption = Annotated[str, engine_option("device", "all", metavar="NAME/...")]
+OverrideTensorOption = Annotated[str, engine_option("override_tensor", metavar="PATTERN=DEVICE;...")]
 SpeculateOption = Annotated[
     str | None,
     typer.Option(
@@ -183,24 +191,24 @@ StatsOption = Annotated[
 ]
 
 
-def with_options(**groups: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command groups of options.
+def with_options(**groups: Callable[..., Any]) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+    """Give a command, or a group of options, further groups of options.
 
     Args:
         groups: parameter of the command -> the function whose options are added to it and whose result it gets.
     """
 
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+    def decorate(command: Callable[..., Result]) -> Callable[..., Result]:
         signature = inspect.signature(command, eval_str=True)
         own = [parameter for name, parameter in signature.parameters.items() if name not in groups]
         added = {name: _parameters(group) for name, group in groups.items()}
         parameters = [*own, *(parameter for group in added.values() for parameter in group)]
 
         @functools.wraps(command)
-        def wrapper(**options: Any) -> None:
+        def wrapper(**options: Any) -> Any:
             for name, group in groups.items():
                 options[name] = group(**{parameter.name: options.pop(parameter.name) for parameter in added[name]})
-            command(**options)
+            return command(**options)
 
         # What Typer reads.
         vars(wrapper)["__signature__"] = signature.replace(parameters=parameters)
@@ -215,12 +223,29 @@ def _parameters(group: Callable[..., Any]) -> list[inspect.Parameter]:
     return [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
 
 
+def device_options(
+    split_mode: SplitModeOption = DEFAULTS.split_mode,
+    main_gpu: MainGpuOption = DEFAULTS.main_gpu,
+    tensor_split: TensorSplitOption = DEFAULTS.tensor_split,
+    device: DeviceOption = DEFAULTS.device,
+    override_tensor: OverrideTensorOption = DEFAULTS.override_tensor,
+) -> dict[str, Any]:
+    """The options that choose GPUs, as fields of LoadPreferences."""
+    return {
+        "split_mode": split_mode,
+        "main_gpu": main_gpu,
+        "tensor_split": tensor_split,
+        "device": device,
+        "override_tensor": override_tensor,
+    }
+
+
 def load_preferences(
     threads: ThreadsOption = None,
     gpu_layers: GpuLayersOption = None,
-    kv_type_k: CacheTypeKOption = DEFAULTS.kv_type_k,
-    kv_type_v: CacheTypeVOption = DEFAULTS.kv_type_v,
-    flash_attention: FlashAttentionOption = DEFAULTS.flash_attention,
+    kv_type_k: CacheTypeKOption = None,
+    kv_type_v: CacheTypeVOption = None,
+    flash_attention: FlashAttentionOption = None,
 ) -> LoadPreferences:
     """The options of a command that loads models with a context of its own choice."""
     return LoadPreferences(None, threads, gpu_layers, kv_type_k, kv_type_v, flash_attention)
@@ -244,14 +269,15 @@ class LoadingOptions:
         return AUTO if self.speculate is None else self.speculate
 
 
+@with_options(devices=device_options)
 def loading(
     ctx: CtxOption = None,
     threads: ThreadsOption = None,
     gpu_layers: GpuLayersOption = None,
     cpu_experts: CpuExpertsOption = None,
-    kv_type_k: CacheTypeKOption = DEFAULTS.kv_type_k,
-    kv_type_v: CacheTypeVOption = DEFAULTS.kv_type_v,
-    flash_attention: FlashAttentionOption = DEFAULTS.flash_attention,
+    kv_type_k: CacheTypeKOption = None,
+    kv_type_v: CacheTypeVOption = None,
+    flash_attention: FlashAttentionOption = None,
     speculate: SpeculateOption = None,
     draft: DraftOption = None,
     mmproj: MmprojOption = None,
@@ -259,13 +285,15 @@ def loading(
     rpc: RpcOption = None,
     verbose: VerboseOption = False,
     yes: YesOption = False,
+    *,
+    devices: dict[str, Any],
 ) -> LoadingOptions:
     """The options of a command that loads a model."""
     preferences = load_preferences(threads, gpu_layers, kv_type_k, kv_type_v, flash_attention)
     most = None if speculate is None else read_speculate(speculate)
     if most == OFF and draft is not None:
         raise UsageError("--draft and --speculate off exclude each other", hint="give one of them")
-    preferences = replace(preferences, n_ctx=ctx, cpu_experts=cpu_experts, workers=workers_of(rpc))
+    preferences = replace(preferences, n_ctx=ctx, cpu_experts=cpu_experts, workers=workers_of(rpc), **devices)
     return LoadingOptions(preferences, most, verbose, yes, draft, adapters_of(lora), mmproj)
 
 
@@ -278,29 +306,6 @@ def adapters_of(lora: list[str] | None) -> tuple[Adapter, ...]:
     return read_adapters(lora)
 
 
-ThinkOption = Annotated[
-    bool | None,
-    typer.Option(
-        "--think/--no-think",
-        help="Let a reasoning model think before it answers, or not. Default: as its template says.",
-        rich_help_panel="Answer",
-    ),
-]
-ThinkTokensOption = Annotated[
-    int | None,
-    typer.Option(
-        "--think-tokens", metavar="TOKENS", help="End the reasoning after this many tokens.", rich_help_panel="Answer"
-    ),
-]
-ShowThoughtsOption = Annotated[
-    Literal["on", "fold", "hide"],
-    typer.Option(
-        "--show-thoughts",
-        metavar="on|fold|hide",
-        help="Show the reasoning in full, only its beginning, or not at all.",
-        rich_help_panel="Answer",
-    ),
-]
 PlainOption = Annotated[
     bool, typer.Option("--plain", help="Print the answer as it is, not as Markdown.", rich_help_panel="Answer")
 ]
@@ -331,33 +336,6 @@ ImagesOption = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class ReasoningOptions:
-    """Options of a reasoning model: whether and how long it reasons, and the part to show."""
-
-    thinking: bool | None = None  # None: as the chat template says
-    tokens: int | None = None  # at most
-    shown: Literal["on", "hide", "fold"] = "fold"
-
-
-def read_think(text: str, label: str) -> ReasoningOptions:
-    """Parse the argument of /think.
-
-    Raises:
-        UsageError: the argument is invalid.
-    """
-    if text == "off":
-        return ReasoningOptions(thinking=False)
-    if text == "on":
-        return ReasoningOptions(thinking=True, shown="on")
-    if text in ("hide", "fold"):
-        return ReasoningOptions(shown="hide" if text == "hide" else "fold")
-    if text.isdecimal():
-        require_within(label, int(text), (0, MOST_TOKENS))
-        return ReasoningOptions(tokens=int(text))
-    raise UsageError(f"invalid {label} {text}", why="must be on, off, hide, fold, or a number of tokens")
-
-
 @dataclass(frozen=True)
 class AnswerOptions:
     """Options of an answer, except sampling."""
@@ -383,6 +361,7 @@ def wanted(
     json_schema: JsonSchemaOption = None,
     think: ThinkOption = None,
     think_tokens: ThinkTokensOption = None,
+    think_effort: ThinkEffortOption = None,
     show_thoughts: ShowThoughtsOption = "fold",
     plain: PlainOption = False,
     loop_guard: LoopGuardOption = True,
@@ -402,6 +381,9 @@ def wanted(
     require_within("--think-tokens", think_tokens, (0, MOST_TOKENS))
     if think is False and think_tokens is not None:
         raise UsageError("--no-think and --think-tokens exclude each other", hint="give one of them")
+    if think_effort is not None and think is (think_effort == "none"):
+        flag = "--think" if think else "--no-think"
+        raise UsageError(f"{flag} and --think-effort {think_effort} exclude each other", hint="give one of them")
     if json_format is not None:
         if json_format != "json":
             raise UsageError(f"invalid --format {json_format}", why="must be json", hint="--json-schema FILE|JSON")
@@ -412,6 +394,7 @@ def wanted(
         grammar=read_constraint(grammar, json_schema),
         thinking=think,
         thinking_tokens=think_tokens,
+        reasoning_effort=think_effort,
         stops_repeats=loop_guard,
     )
     return AnswerOptions(system, asked, _attached(files or (), images or ()), show_thoughts, plain)

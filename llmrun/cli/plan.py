@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmrun.cli.options import CacheTypeKOption, CacheTypeVOption, DraftOption, JsonOption, ModelArgument
+from llmrun.cli.completion import complete_model
+from llmrun.cli.options import (
+    CacheTypeKOption,
+    CacheTypeVOption,
+    DraftOption,
+    JsonOption,
+    device_options,
+    with_options,
+)
 from llmrun.cli.rpc import RpcOption, workers_of
 from llmrun.config import Settings, load_settings
-from llmrun.errors import LlmrunError, NetworkError
+from llmrun.errors import LlmrunError, NetworkError, UsageError
 from llmrun.protocol.sizes import readable_size
 from llmrun.ui.terminal.output import Output
 
@@ -22,47 +31,65 @@ if TYPE_CHECKING:
     from llmrun.protocol.jobs.kernels import MachineSpeed
 
 
+@with_options(devices=device_options)
 def plan(
-    model: ModelArgument,
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="[MODEL]",
+            help="A name from `llmrun list --all`, owner/repo[:quant], URL or path. Default: propose models.",
+            autocompletion=complete_model,
+        ),
+    ] = "",
     ctx: Annotated[
         str, typer.Option("--ctx", "-c", metavar="TOKENS,...", help="Context windows to compare, e.g. 4096,32k.")
     ] = "",
-    kv_type_k: CacheTypeKOption = "f16",
-    kv_type_v: CacheTypeVOption = "f16",
+    kv_type_k: CacheTypeKOption = None,
+    kv_type_v: CacheTypeVOption = None,
     draft: DraftOption = None,
     rpc: RpcOption = None,
     every: Annotated[
         bool, typer.Option("--all", help="Show every quant of the repository, even if one is on this disk.")
     ] = False,
     json: JsonOption = False,
+    *,
+    devices: dict[str, Any],
 ) -> None:
     """Predict memory and speed of each quant of a model on this machine.
 
-    Downloads nothing. Speeds are predicted from the speed of llama.cpp's kernels here, which is measured once.
+    Without a model, propose some that fit. Downloads nothing. Speeds are predicted from the speed of llama.cpp's
+    kernels here, which is measured once.
     """
     from llmrun.gguf.pooling import makes_embeddings
     from llmrun.models.location import find_projector
-    from llmrun.planning.estimate import contexts_for, look_ahead, parse_contexts
+    from llmrun.planning.estimate import contexts_for, look_ahead, parse_contexts, types_of
     from llmrun.planning.machine import this_machine
     from llmrun.planning.plan import LoadPreferences
     from llmrun.ui.views.plan import show_estimates
 
     output = Output(json=json)
+    if not model:
+        _propose(output, is_alone=not (ctx or kv_type_k or kv_type_v or draft or rpc or every))
+        return
     wished, workers = parse_contexts(ctx), workers_of(rpc)
-    kv = LoadPreferences(kv_type_k=kv_type_k, kv_type_v=kv_type_v).kv_type
+    preferences = LoadPreferences(kv_type_k=kv_type_k, kv_type_v=kv_type_v, workers=workers, **devices)
+    kv = preferences.kv_type
     settings = load_settings()
     spec, candidates = _candidates(output, model, settings, every=every)
     beside = _draft(draft, candidates[0].header, settings) if draft is not None else None
     hardware = this_machine(workers, measures_links=True)
+    preferences.gpus(hardware.gpus)  # raises before anything is measured
     if projector := find_projector(candidates[0].header.path):
         n_bytes = projector.stat().st_size
         output.note(f"{projector.name}, the projector for images, takes another {readable_size(n_bytes)} of memory")
         hardware = replace(hardware, memory_available=max(hardware.memory_available - n_bytes, 0))
-    speed = _speed(output, hardware, candidates, settings)
+    speed = _speed(output, hardware, types_of(candidates), settings)
     contexts = contexts_for(candidates[0].header, wished)
     remote = _worker_speeds(output, hardware, speed)
     rows = [
-        look_ahead(candidate, hardware, speed if remote is not None else None, contexts, kv, beside, remote or ())
+        look_ahead(
+            candidate, hardware, speed if remote is not None else None, contexts, kv, beside, remote or (), preferences
+        )
         for candidate in candidates
     ]
     chosen, why = _chosen(spec, candidates, hardware)
@@ -73,6 +100,34 @@ def plan(
         show_estimates(output, rows, hardware, why)
         if makes_embeddings(candidates[0].header):
             output.note("It is made for embeddings: PREFILL is the speed of reading texts, and nothing is decoded.")
+
+
+def _propose(output: Output, *, is_alone: bool) -> None:
+    """Print a few models of the catalogue for this machine, with predicted memory and speed.
+
+    Raises:
+        UsageError: an option needs a model.
+    """
+    from llmrun.models.registry import load_catalogue
+    from llmrun.planning.catalogue import propose
+    from llmrun.planning.machine import this_machine
+    from llmrun.planning.predict import main_type
+    from llmrun.ui.views.plan import show_proposals
+
+    if not is_alone:
+        raise UsageError("these options need a model", hint="llmrun plan MODEL; llmrun plan alone proposes some")
+    hardware, entries = this_machine(), load_catalogue().entries.values()
+    speed = _speed(output, hardware, {main_type(entry.quant) for entry in entries}, load_settings())
+    found = propose(entries, hardware, speed)
+    if output.json:
+        models = [
+            {"purpose": each.purpose, "model": each.entry.alias, "n_bytes": each.entry.size_mb * 10**6}
+            | asdict(each.estimate)
+            for each in found
+        ]
+        output.result_json({"hardware": asdict(hardware), "models": models})
+    else:
+        show_proposals(output, found, hardware)
 
 
 def _draft(name: str, header: Header, settings: Settings) -> Header:
@@ -158,15 +213,12 @@ def _worker_speeds(output: Output, hardware: Hardware, speed: MachineSpeed | Non
         return None
 
 
-def _speed(
-    output: Output, hardware: Hardware, candidates: list[QuantCandidate], settings: Settings
-) -> MachineSpeed | None:
-    from llmrun.planning.estimate import types_of
+def _speed(output: Output, hardware: Hardware, types: Collection[str], settings: Settings) -> MachineSpeed | None:
     from llmrun.planning.hardware_details import probe_details
     from llmrun.planning.speed import BUSY, speed_of
 
     try:
-        speed = speed_of(hardware, types_of(candidates), settings.state_dir, cache=probe_details().last_cache)
+        speed = speed_of(hardware, types, settings.state_dir, cache=probe_details().last_cache)
         if speed.others >= BUSY:
             output.note(f"other programs are using {speed.others:.1f} cores: without them it is faster than predicted")
         return speed

@@ -305,7 +305,14 @@ def asked_for(output: Output, model: ChatModel, text: str, wanted: AnswerOptions
         if wanted.has_images:
             raise UsageError("--image needs a chat template", hint="leave out --raw, or name one with --template")
         prompt = "\n\n".join(filter(None, (wanted.system, text)))
-        return replace(wanted.asked, prompt=prompt, template=None, thinking=None, thinking_tokens=None)
+        return replace(
+            wanted.asked,
+            prompt=prompt,
+            template=None,
+            thinking=None,
+            thinking_tokens=None,
+            reasoning_effort=None,
+        )
     messages = conversation(wanted.system, text)
     if wanted.attached is not None:
         messages[-1] = replace(messages[-1], pictures=wanted.attached.sent)

@@ -10,7 +10,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,13 +20,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmrun.cli.completion import complete_model
-from llmrun.cli.options import ExactOption, LoadingOptions, loading, with_options
+from llmrun.cli.options import (
+    ExactOption,
+    LoadingOptions,
+    TemplateOption,
+    loading,
+    template_text,
+    with_options,
+)
+from llmrun.cli.reasoning import ThinkEffortOption
 from llmrun.cli.sampling import watermark_flags
 from llmrun.cli.serving import at_most
 from llmrun.cli.tools import ToolOptions, page_tools, tooling
-from llmrun.config import load_settings
+from llmrun.config import load_settings, model_aliases
 from llmrun.errors import CancelledError, LlmrunError, TerminatedError, UsageError, require_within
-from llmrun.planning.split import allocation_notes
+from llmrun.planning.gpu_memory import compare_allocated
 from llmrun.server.durations import read_duration
 from llmrun.server.sockets import allow_many_connections, bind
 from llmrun.ui.terminal.output import Output
@@ -93,6 +102,10 @@ AliasOption = Annotated[
 AnyModelOption = Annotated[
     bool, typer.Option("--any-model", help="Answer requests for all other models with the first one.")
 ]
+AllowManageOption = Annotated[
+    bool,
+    typer.Option("--allow-manage", help="Let all clients pull, copy and delete models.", rich_help_panel="Network"),
+]
 KeepOption = Annotated[str, typer.Option("--keep", metavar="TIME", help="Unload a model after this idle time.")]
 ParallelOption = Annotated[int, typer.Option("--parallel", "-np", help="Requests answered at the same time.")]
 QueueOption = Annotated[int, typer.Option("--queue", help="Requests that may wait; further ones get 503.")]
@@ -101,11 +114,21 @@ GraceOption = Annotated[
 ]
 TimeoutOption = Annotated[str, typer.Option("--timeout", metavar="TIME", help="Time limit of an answer.")]
 ParentOption = Annotated[int | None, typer.Option("--parent", metavar="PID", hidden=True)]  # of `llmrun launch`
+BackgroundOption = Annotated[
+    bool, typer.Option("--background", help="Return when the server answers; it runs on. See llmrun logs.")
+]
+InstallOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--install/--uninstall", help="Install a service with these options that starts with the session, or remove it."
+    ),
+]
 LogJsonOption = Annotated[bool, typer.Option("--log-json", help="Log each request as a JSON object on stderr.")]
 
 
 @with_options(loading=loading, marking=watermark_flags, tooling=tooling)
 def serve(
+    context: typer.Context,
     models: ModelsArgument = None,
     host: HostOption = "127.0.0.1",
     port: PortOption = 8080,
@@ -114,6 +137,9 @@ def serve(
     allow_host: AllowHostOption = None,
     alias: AliasOption = None,
     any_model: AnyModelOption = False,
+    template: TemplateOption = None,
+    think_effort: ThinkEffortOption = None,
+    allow_manage: AllowManageOption = False,
     keep: KeepOption = "5m",
     parallel: ParallelOption = 8,
     queue: QueueOption = 64,
@@ -121,6 +147,8 @@ def serve(
     grace: GraceOption = "30s",
     exact: ExactOption = False,
     log_json: LogJsonOption = False,
+    background: BackgroundOption = False,
+    install: InstallOption = None,
     parent: ParentOption = None,
     *,
     loading: LoadingOptions,
@@ -128,6 +156,11 @@ def serve(
     tooling: ToolOptions,
 ) -> None:
     """Serve models over HTTP to OpenAI, Anthropic and Ollama clients."""
+    if install is False:
+        from llmrun.cli import service
+
+        service.uninstall(Output())
+        return
     preferences = replace(loading.preferences, parallel=parallel, exact=exact)
     require_within("--port", port, (0, 65_535))
     require_within("--queue", queue, (0, 10_000))
@@ -135,14 +168,14 @@ def serve(
         _seconds(flag, text) for flag, text in (("--keep", keep), ("--grace", grace), ("--timeout", timeout))
     )
     allow_many_connections()
-    listening = bind(host, port)
+    listening = bind(host, 0 if install else port)  # an installed server may use the port now
+    from llmrun.server.pool import RequestDefaults
     from llmrun.server.serving import ServeOptions, run_in_event_loop
 
     output = Output(json=log_json)
     policy = _policy(host, listening, key_file, allow_origin or [], allow_host or [])
     names = tuple(dict.fromkeys(models or []))
-    if any_model and not names:
-        raise UsageError("--any-model needs a model", hint="llmrun serve MODEL --any-model")
+    _require_model(names, {"--any-model": any_model, "--template FILE": template is not None})
     options = ServeOptions(
         names,
         policy,
@@ -159,9 +192,35 @@ def serve(
         sampling=marking,
         aliases=_aliases(alias or []),
         any_model=any_model,
+        defaults=RequestDefaults(template_text(template), think_effort),
+        allow_manage=allow_manage,
     )
+    if background or install:
+        listening.close()
+        _run_on(output, context.obj, port, options, installs=bool(install))
+        return
     with page_tools(tooling) as tools:
         run_in_event_loop(_run(output, options, listening, parent, tools, log_json=log_json))
+
+
+def _run_on(output: Output, typed: Sequence[str], port: int, options: ServeOptions, *, installs: bool) -> None:
+    """Start a server with these arguments that outlives this command."""
+    end = typed.index("--") if "--" in typed else len(typed)
+    arguments = [word for word in typed[:end] if word not in ("--background", "--install")] + [*typed[end:]]
+    if installs:
+        from llmrun.cli import service
+
+        grace = None if options.grace_seconds == _FOR_EVER else options.grace_seconds
+        service.install(output, arguments, port, grace)
+    else:
+        from llmrun.cli.background import serve_in_background
+        from llmrun.gguf.reader import read_header
+        from llmrun.gguf.rules import check
+        from llmrun.models.location import locate
+
+        for path in filter(None, (locate(name, load_settings()).path for name in options.names)):
+            check(read_header(path))  # the user would not see the server's error
+        serve_in_background(output, arguments, port)
 
 
 def serve_page(name: str, loading: LoadingOptions, tooling: ToolOptions, page: str) -> None:
@@ -206,7 +265,7 @@ def _open_browser(address: str) -> bool:
 
 
 def _aliases(given: list[str]) -> dict[str, str]:
-    """Return the model of each --alias.
+    """Return the model of each --alias, and of each alias in the settings file whose model is on this disk.
 
     Raises:
         UsageError: one is not NAME=MODEL.
@@ -215,6 +274,10 @@ def _aliases(given: list[str]) -> dict[str, str]:
     from llmrun.models.location import locate, not_on_disk
 
     settings, found = load_settings(), dict[str, str]()
+    for name, model in model_aliases().items():
+        with suppress(LlmrunError):
+            if locate(model, settings).path is not None:
+                found[name] = model
     for each in given:
         name, _, model = each.partition("=")
         if not name or not model:
@@ -233,6 +296,15 @@ def _give_way() -> None:
     thread = threading.get_native_id()
     if sys.platform == "linux" and os.getpriority(os.PRIO_PROCESS, thread) < _SENDING_NICENESS:
         os.setpriority(os.PRIO_PROCESS, thread, _SENDING_NICENESS)
+
+
+def _on_signal(number: int, act: Callable[[], None]) -> None:
+    """Call a function in the running event loop when a signal comes."""
+    loop = asyncio.get_running_loop()
+    if sys.platform == "win32":  # whose event loops have no signal handlers
+        signal.signal(number, lambda *_: loop.call_soon_threadsafe(act))
+    else:
+        loop.add_signal_handler(number, act)
 
 
 def _seconds(flag: str, text: str) -> float:
@@ -283,9 +355,7 @@ def _fetch_missing(output: Output, names: tuple[str, ...], loading: LoadingOptio
 
     if loading.draft is not None and len(names) != 1:
         raise UsageError("--draft drafts for one model", hint="llmrun serve MODEL --draft SMALLER")
-    for flag, came in (("--lora", loading.adapters), ("--mmproj", loading.projector)):
-        if came and not names:
-            raise UsageError(f"{flag} is for the first model", hint=f"llmrun serve MODEL {flag} FILE")
+    _require_model(names, {"--lora FILE": bool(loading.adapters), "--mmproj FILE": loading.projector is not None})
     settings = load_settings()
     for name in names:
         located = locate(name, settings)
@@ -298,6 +368,14 @@ def _fetch_missing(output: Output, names: tuple[str, ...], loading: LoadingOptio
     if loading.projector is not None:
         find_projector(Path(), loading.projector)
     return find_draft(output, loading.draft, settings, yes=loading.yes)
+
+
+def _require_model(names: tuple[str, ...], given: Mapping[str, bool]) -> None:
+    """Raise UsageError if an option of the first model is given without a model."""
+    for option, is_given in given.items():
+        if is_given and not names:
+            flag = option.partition(" ")[0]
+            raise UsageError(f"{flag} needs a model", hint=f"llmrun serve MODEL {option}")
 
 
 def _check_adapters(adapters: tuple[Adapter, ...], model: Path | None) -> None:
@@ -314,7 +392,8 @@ def _show_loaded(view: ServeView, options: ServeOptions, pooled: PooledModel) ->
     assert pooled.loaded is not None
     assert pooled.model is not None
     plan = pooled.model.plan
-    for note in (*plan.notes, *allocation_notes(plan.devices, pooled.loaded.buffers)):
+    different = compare_allocated(pooled.model.header, plan, pooled.loaded.buffers, load_settings().state_dir)
+    for note in (*plan.notes, *different):
         view.note(note)
     if options.verbose:
         view.note(plan.summary)
@@ -337,6 +416,7 @@ async def _run(
     log_json: bool,
 ) -> None:
     """Serve until a signal comes. Running answers are finished then, unless Ctrl-C or `stop --now` ends them."""
+    from llmrun.cli.background import LOG_VARIABLE
     from llmrun.cli.main import ENDING
     from llmrun.server.registry import END_NOW, RunningServer, registered
     from llmrun.server.serving import Serving
@@ -355,7 +435,6 @@ async def _run(
         on_failed=view.failed,
     )
     _give_way()
-    loop = asyncio.get_running_loop()
     grace = None if options.grace_seconds == _FOR_EVER else options.grace_seconds
     ended_by: list[LlmrunError] = []  # what cut running answers off
 
@@ -366,17 +445,18 @@ async def _run(
             view.note(f"Stopping when running answers are finished{at_most(grace)}; Ctrl-C again stops now.")
         serving.end(now=now)
 
-    loop.add_signal_handler(signal.SIGINT, lambda: end(CancelledError("stopped by Ctrl-C"), now=serving.is_ending))
+    _on_signal(signal.SIGINT, lambda: end(CancelledError("stopped by Ctrl-C"), now=serving.is_ending))
     for number in ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:
-            loop.add_signal_handler(number, end, TerminatedError(f"stopped by {number.name}"))
-    loop.add_signal_handler(END_NOW, lambda: end(TerminatedError("stopped by llmrun stop --now"), now=True))
+            _on_signal(number, partial(end, TerminatedError(f"stopped by {number.name}")))
+    _on_signal(END_NOW, lambda: end(TerminatedError("stopped by llmrun stop --now"), now=True))
     host, port = listening.getsockname()[:2]
     host = _EVERYWHERE.get(host, host)
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     view.begin(address, options.names, has_keys=bool(options.policy.keys))
+    log = os.environ.get(LOG_VARIABLE, "")
     with registered(settings.state_dir, address) as entry:
-        server = RunningServer(os.getpid(), address, port, time.time(), grace_seconds=grace)
+        server = RunningServer(os.getpid(), address, port, time.time(), grace_seconds=grace, log=log)
         watching = asyncio.ensure_future(_watch(serving, view, entry, server, parent))
         try:
             await serving.run(listening)
@@ -394,15 +474,19 @@ async def _watch(
     from llmrun.ui.views.serve import ServeFigures
 
     written: RunningServer | None = None
+    now = server
     while True:
         if parent is not None and os.getppid() != parent:
             serving.end(now=True)
-        now = server._replace(models=tuple(serving.loaded), is_ending=serving.is_ending)
+        now = now._replace(models=tuple(serving.loaded), is_ending=serving.is_ending)
+        if view.is_live or now.requests != tuple(view.requests):
+            conditions = (await serving.statuses()).values()
+            n_bytes = sum(each.checkpoint_bytes for each in conditions)
+            now = now._replace(requests=tuple(view.requests), checkpoint_bytes=n_bytes)
         if entry is not None and now != written:
             entry.write(now)
             written = now
         if view.is_live:
-            conditions = (await serving.statuses()).values()
             used, cells = sum(each.cells_used for each in conditions), sum(each.cells for each in conditions)
             view.show(ServeFigures(*serving.metrics.figures, used, cells))
         await asyncio.sleep(_WATCH_SECONDS)

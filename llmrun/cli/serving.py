@@ -1,8 +1,10 @@
-"""`llmrun ps` and `llmrun stop`: the servers on this machine."""
+"""`llmrun ps`, `llmrun stop` and `llmrun logs`: the servers on this machine."""
 
 from __future__ import annotations
 
 import time
+from collections import deque
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,18 +15,68 @@ from llmrun.errors import UsageError
 from llmrun.server.registry import RunningServer, running_servers
 from llmrun.ui.terminal.output import Output
 
+_BACKGROUND = "llmrun serve MODEL --background"
+_FOLLOW_SECONDS = 0.2
+
 
 def list_servers(json: JsonOption = False) -> None:
     """List running servers and their models."""
-    from llmrun.ui.views.serve import show_servers
+    from llmrun.ui.views.serve import show_requests, show_servers
 
     output = Output(json=json)
     servers = running_servers(load_settings().state_dir)
     if json:
         output.result_json([server._asdict() for server in servers])
     else:
-        now = time.time()
-        show_servers(output, [(each.address, each.pid, now - each.since, each.models) for each in servers])
+        show_servers(output, servers, time.time())
+        show_requests(output, [request for server in servers for request in server.requests])
+
+
+def logs(
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Print further lines until the server ends, or Ctrl-C.")
+    ] = False,
+    port: Annotated[
+        int | None, typer.Option("--port", "-p", help="Port of the server, if several are running.")
+    ] = None,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Lines to print.")] = 100,
+) -> None:
+    """Show the log of a server in the background.
+
+    If none is running, that of the last one.
+    """
+    from llmrun.ui.terminal.sanitize import clean
+
+    output, state_dir = Output(), load_settings().state_dir
+    path = _log(output, running_servers(state_dir), state_dir, port)
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in deque(file, lines):
+            output.text(clean(line.rstrip("\n")))
+        while follow:
+            is_running = any(server.log == str(path) for server in running_servers(state_dir))
+            for line in file:
+                output.text(clean(line.rstrip("\n")))
+            if not is_running:
+                break
+            time.sleep(_FOLLOW_SECONDS)
+
+
+def _log(output: Output, servers: list[RunningServer], state_dir: Path, port: int | None) -> Path:
+    """Return the log of the server that is meant, or of the last one.
+
+    Raises:
+        UsageError: there is none, or the choice is ambiguous.
+    """
+    logged = [server for server in servers if server.log]
+    if logged or port is not None:
+        return Path(_meant(logged, port, every=False, command="logs")[0].log)
+    if servers:
+        raise UsageError(f"{servers[0].address} has no log", why="it writes to its terminal", hint=_BACKGROUND)
+    ended = sorted((state_dir / "logs").glob("*.log"), key=lambda path: path.stat().st_mtime)
+    if not ended:
+        raise UsageError("there is no log", why="no server ran in the background", hint=_BACKGROUND)
+    output.note(f"No server is running; the last one wrote {ended[-1]}.")
+    return ended[-1]
 
 
 def stop(
@@ -73,8 +125,10 @@ def at_most(grace_seconds: float | None) -> str:
     return "" if grace_seconds is None else f", in {grace_seconds:g} s at most"
 
 
-def _meant(servers: list[RunningServer], port: int | None, *, every: bool) -> list[RunningServer]:
-    """Return the servers to stop.
+def _meant(
+    servers: list[RunningServer], port: int | None, *, every: bool, command: str = "stop"
+) -> list[RunningServer]:
+    """Return the servers that a command means.
 
     Raises:
         UsageError: there is none, or the choice is ambiguous.
@@ -85,7 +139,6 @@ def _meant(servers: list[RunningServer], port: int | None, *, every: bool) -> li
     if len(found) > 1 and not every:
         ports = [f"--port {server.port}" for server in found]
         ways = ports if len(set(ports)) == len(ports) else []  # else at different addresses
-        raise UsageError(
-            f"{len(found)} servers run", hint=" or ".join(f"llmrun stop {way}" for way in (*ways, "--all"))
-        )
+        ways += ["--all"] if command == "stop" else []
+        raise UsageError(f"{len(found)} servers run", hint=" or ".join(f"llmrun {command} {way}" for way in ways))
     return found

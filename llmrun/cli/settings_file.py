@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from llmrun.cli.sampling import FLAGS, read_value
-from llmrun.config import config_file
+from llmrun.config import config_file, read_toml
 from llmrun.errors import ResourceError, UsageError, did_you_mean
 from llmrun.protocol.settings import SETTINGS
 from llmrun.storage import write_whole
@@ -55,7 +54,7 @@ SERVE = {
     "timeout": Key("timeout", str),
     "grace": Key("grace", str),
 }
-_MODEL = Key("model", str)
+_MODEL, _ALIAS = Key("model", str), Key("alias", str)
 
 
 def variable(name: str) -> str:
@@ -70,7 +69,9 @@ def find_key(key: str, where: str) -> Key:
         UsageError: there is none.
     """
     table, name = split_key(key)
-    known = {"": {"model": _MODEL}, "serve": SERVE}.get(table, PRESET if table.startswith("models.") else {})
+    known = {"": {"model": _MODEL}, "serve": SERVE}.get(table, {})
+    if table.startswith("models."):
+        known = {**PRESET, "alias": _ALIAS}
     if name in known:
         return known[name]
     head = f"{table}." if known else ""
@@ -100,6 +101,8 @@ def parse(key: str, text: str, label: str) -> Any:
         return ",".join(value) if isinstance(value, tuple) else value
     if found.choices and text not in found.choices:
         raise UsageError(f"invalid {label} {text}", why=f"must be {', '.join(found.choices)}")
+    if found is _ALIAS and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", text):
+        raise UsageError(f"invalid {label} {text}", why="must be a name of letters, digits, dots and dashes")
     if found.kind is str:
         return text
     if not re.fullmatch("[0-9]+", text) or int(text) > _HIGHEST:
@@ -127,13 +130,8 @@ def read_file(path: Path | None = None) -> dict[str, Any]:
 
 def read_text(text: str, path: Path) -> dict[str, Any]:
     """Return the values of a settings file's text. Raises UsageError as read_file()."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
-
     try:
-        data = tomllib.loads(text)
+        data = read_toml(text)
     except ValueError as error:
         why = f"{path}: {error}"
         raise UsageError("the settings file is not TOML", why=why, hint="llmrun config edit") from None
@@ -143,6 +141,9 @@ def read_text(text: str, path: Path) -> dict[str, Any]:
             raise UsageError(f"invalid {key}", why=f"in {path}: must be text or a number", hint="llmrun config edit")
         find_key(key, f"in {path}")
         values[key] = parse(key, str(value), f"{key} in {path}:")
+    aliases = [str(value) for key, value in values.items() if split_key(key)[1] == "alias"]
+    if twice := next((name for name in aliases if aliases.count(name) > 1), ""):
+        raise UsageError(f"two models have the alias {twice}", why=f"in {path}", hint="llmrun config edit")
     return values
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmrun.cli.options import JsonOption, ModelArgument, YesOption
+from llmrun.cli.options import JsonOption, ModelArgument, YesOption, device_options, with_options
 from llmrun.config import load_settings
 from llmrun.errors import CancelledError, LlmrunError
 from llmrun.ui.terminal.output import Output
@@ -16,9 +18,12 @@ if TYPE_CHECKING:
     from llmrun.gguf.header import Header
     from llmrun.models.registry import ModelSpec
     from llmrun.planning.hardware import Hardware
+    from llmrun.planning.plan import LoadPreferences, Plan
     from llmrun.protocol.speculation import StepTime
+    from llmrun.quantize.fast_copy import FastCopy
 
 
+@with_options(devices=device_options)
 def tune(
     model: ModelArgument,
     seconds: Annotated[float, typer.Option("--seconds", help="Time limit.")] = 60.0,
@@ -30,34 +35,36 @@ def tune(
     forget: Annotated[bool, typer.Option("--forget", help="Delete the tuned settings and use the defaults.")] = False,
     yes: YesOption = False,
     json: JsonOption = False,
+    *,
+    devices: dict[str, Any],
 ) -> None:
     """Find and save the fastest settings for a model on this machine.
 
     The settings apply to models of the same shape on this machine. A setting is kept only if it is significantly
     faster than the default, measured alternately; the kept settings are printed. Other threads, flash attention or
     repacking change the rounding, which can change an answer at --temp 0. The cost of drafting tokens is measured too.
+    For a type of weights without a fast kernel for prompts here, the command for a faster copy is printed.
     """
     from llmrun.bench.tune.run import check_preferences, keep, measure_steps
     from llmrun.bench.tune.run import tune as find_fastest
     from llmrun.gguf.reader import read_header
     from llmrun.gguf.rules import check
-    from llmrun.planning.hardware import probe
+    from llmrun.planning.machine import this_machine
+    from llmrun.planning.plan import LoadPreferences
 
+    preferences = LoadPreferences(**devices)
     check_preferences(seconds, depth)
     output, settings = Output(json=json), load_settings()
     spec, path = _found(output, model, yes=yes)
     name = spec.name
-    header, hardware = read_header(path), probe()
+    header, hardware = read_header(path), this_machine()
     check(header)
     if forget:
         _forget(output, name, header, hardware, settings.state_dir)
         return
-    from llmrun.planning.attention import measured_attention
-    from llmrun.planning.plan import LoadPreferences, make_plan
-    from llmrun.ui.views.tune import TuneView, as_json, show_outcome
+    from llmrun.ui.views.tune import TuneView, as_json, show_fast_copy, show_outcome
 
-    measured = measured_attention(header, hardware, settings.state_dir)
-    plan = make_plan(header, hardware, LoadPreferences(measured_attention=measured), name=name)
+    plan = _plan(header, hardware, preferences, settings.state_dir, name)
     try:
         with TuneView(output, seconds) as view:
             outcome = find_fastest(header, hardware, plan, seconds=seconds, depth=depth, kv=kv, on_step=view.show)
@@ -66,17 +73,47 @@ def tune(
         raise
     kept, error = None, None
     steps: tuple[StepTime, ...] = ()
+    copy = _fast_copy(header, hardware, settings.state_dir)
     try:
         kept = keep(outcome, header, hardware, settings.state_dir, name)
         steps = measure_steps(spec, path)
     except LlmrunError as refused:
         error = refused
     if json:
-        output.result_json(as_json(name, outcome, steps))
+        output.result_json(as_json(name, outcome, steps, copy))
     else:
         show_outcome(output, name, outcome, kept, steps)
+        if copy is not None:
+            show_fast_copy(output, name, header, copy)
     if error is not None:  # only now: what was measured is shown even where it can't be kept
         raise error
+
+
+def _fast_copy(header: Header, hardware: Hardware, folder: Path) -> FastCopy | None:
+    """Return the copy that reads prompts faster here, if any.
+
+    Measures the kernels of both types once; None on a busy machine, where the figures would be wrong.
+    """
+    from llmrun.planning.hardware_details import probe_details
+    from llmrun.planning.speed import BUSY, speed_of
+    from llmrun.quantize.fast_copy import fast_copy, has_slow_prompts
+    from llmrun.quantize.types import COPY_TYPE
+
+    if not has_slow_prompts(header, hardware):
+        return None
+    types = {*header.bytes_per_type, COPY_TYPE}
+    with suppress(LlmrunError):
+        speed = speed_of(hardware, types, folder, cache=probe_details().last_cache)
+        return fast_copy(header, speed) if speed.others < BUSY else None
+    return None
+
+
+def _plan(header: Header, hardware: Hardware, preferences: LoadPreferences, folder: Path, name: str) -> Plan:
+    from llmrun.planning.attention import measured_attention
+    from llmrun.planning.plan import make_plan
+
+    measured = measured_attention(header, hardware, folder)
+    return make_plan(header, hardware, replace(preferences, measured_attention=measured), name=name)
 
 
 def _found(output: Output, name: str, *, yes: bool) -> tuple[ModelSpec, Path]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from llmrun.config import Settings
+from llmrun.doctor.gpu_build import GpuBuild, gpu_build
 from llmrun.doctor.trial import TrialResult
 from llmrun.errors import LlmrunError, ResourceError
 from llmrun.models.registry import load_catalogue
@@ -106,7 +107,10 @@ def _versions() -> Iterator[Finding]:
 
 
 def _version(package: str, missing: Status, fix: str) -> Finding:
-    version = _installed_version(package)
+    try:
+        version = metadata.version(package)
+    except metadata.PackageNotFoundError:
+        version = ""
     return Finding(package, "ok", version) if version else Finding(package, missing, "not installed", fix)
 
 
@@ -137,13 +141,6 @@ _FEATURES = {
     "avx512vbmi": "AVX512_VBMI", "avx512_vnni": "AVX512_VNNI", "avx512_bf16": "AVX512_BF16", "amx_int8": "AMX_INT8",
     "asimddp": "DOTPROD", "i8mm": "MATMUL_INT8", "sve": "SVE", "sme": "SME",
 }  # fmt: skip
-_REBUILD = "pip install --force-reinstall --no-cache-dir --no-binary llama-cpp-python llama-cpp-python=="
-# Maker -> llama.cpp's build option, its compiler, where that may be outside PATH, and the toolkit it comes with.
-_TOOLKITS = {
-    "NVIDIA": ("-DGGML_CUDA=on", "nvcc", "/usr/local/cuda/bin", "the CUDA toolkit"),
-    "AMD": ("-DGGML_HIP=on", "hipcc", "/opt/rocm/bin", "ROCm"),
-}
-_VULKAN = "-DGGML_VULKAN=on"  # for any card; needs glslc
 
 
 def _build(machine: Hardware, details: Details) -> Iterator[Finding]:
@@ -167,7 +164,7 @@ def _processor_build(machine: Hardware, features: set[str]) -> Finding:
     has = {_FEATURES[flag] for flag in machine.cpu_flags if flag in _FEATURES}
     known = features & set(_FEATURES.values())
     text = f"for {', '.join(sorted(known)) or 'any processor'}"
-    rebuild = _rebuild("-DGGML_NATIVE=on")
+    rebuild = GpuBuild("", "-DGGML_NATIVE=on").command
     if has and known - has:
         missing = ", ".join(sorted(known - has))
         return Finding("build", "problem", f"{text}, but this processor has no {missing}: it will crash", rebuild)
@@ -187,41 +184,18 @@ def _gpus(build: Build, details: Details) -> Iterator[Finding]:
         if build.offload:
             text = f"{maker}'s card is not used: llama.cpp can use GPUs, but sees none"
             yield Finding("GPU", "warning", text, "install or load the card's driver; in a container, pass the card in")
-        elif maker in _TOOLKITS:
+        elif (found := gpu_build([maker])) is not None:
+            # Intel's graphics mostly share the processor's memory, whose bandwidth limits both.
             text = f"{maker}'s card is not used: llama.cpp was built without support for it"
-            yield Finding("GPU", "warning", text, _gpu_build(maker))
-        else:
-            yield Finding("GPU", "ok", f"{maker}'s graphics are not used; they share the processor's memory")
-
-
-def _gpu_build(maker: str) -> str:
-    """Return the command that builds llama.cpp for a card with the compilers of this machine."""
-    flag, compiler, folder, toolkit = _TOOLKITS[maker]
-    if shutil.which(compiler):
-        return _rebuild(flag)
-    if shutil.which(compiler, path=folder):
-        return f"PATH={folder}:$PATH {_rebuild(flag)}"
-    if shutil.which("glslc"):
-        return _rebuild(_VULKAN)
-    return f"install {toolkit}, then {_rebuild(flag)}"
+            text += "" if found.missing else "; llmrun doctor --install-gpu builds it"
+            yield Finding("GPU", "ok" if maker == "Intel" else "warning", text, found.command)
 
 
 def _rpc(build: Build) -> Finding:
     if build.rpc:
         return Finding("RPC", "ok", "built in: `llmrun worker` and --rpc can be used")
     text = "not built in; only models on several machines need it (--rpc)"
-    return Finding("RPC", "ok", text, _rebuild("-DGGML_RPC=ON"))
-
-
-def _rebuild(flag: str) -> str:
-    return f'CMAKE_ARGS="{flag}" {_REBUILD}{_installed_version("llama-cpp-python")}'
-
-
-def _installed_version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
+    return Finding("RPC", "ok", text, GpuBuild("", "-DGGML_RPC=ON").command)
 
 
 # ---- machine ---------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass, replace
 
 from llmrun.config import Settings
+from llmrun.errors import LlmrunError
 from llmrun.model import Model
 from llmrun.model.load_plan import prepare
 from llmrun.models.location import locate
@@ -27,6 +28,7 @@ from llmrun.runner import client
 ANSWER_SECONDS = 5.0
 """For the answer; loading comes on top."""
 _LOAD_SECONDS = 30.0
+_SHADER_SECONDS = 150.0  # to load on a GPU, whose driver may compile shaders the first time
 _CONTEXT = 512
 _PROMPT = "Write the numbers from 1 to 1000 in words, one a line."
 
@@ -41,7 +43,7 @@ class TrialResult:
     load_seconds: float  # for weights and context
     tokens: int  # generated
     decode_rate: float  # tokens/s
-    predicted_rate: float = 0.0  # tokens/s by this machine's measured speed; 0 when not measured
+    predicted_rate: float = 0.0  # tokens/s by this processor's measured speed; 0 when not measured, or on a GPU
 
 
 def try_model(settings: Settings) -> TrialResult | None:
@@ -53,12 +55,19 @@ def try_model(settings: Settings) -> TrialResult | None:
     if spec is None or spec.path is None:
         return None
     with prepare(spec, spec.path, LoadPreferences(n_ctx=_CONTEXT)) as model:
-        watchdog = threading.Timer(_LOAD_SECONDS + 2 * ANSWER_SECONDS, model.close)
+        seconds = (_SHADER_SECONDS if model.plan.vram_bytes else _LOAD_SECONDS) + 2 * ANSWER_SECONDS
+        watchdog = threading.Timer(seconds, model.close)
         watchdog.daemon = True
         watchdog.start()
+        began = time.monotonic()
         try:
             model.start(client.EngineClient())
             stats = _answer(model)
+        except LlmrunError as error:
+            if time.monotonic() - began < seconds:
+                raise
+            why = "the machine is busy, or the GPU's driver hangs" if model.plan.vram_bytes else "the machine is busy"
+            raise LlmrunError(f"there is no answer after {seconds:.0f} seconds", why=why) from error
         finally:
             watchdog.cancel()
         return TrialResult(
@@ -100,7 +109,7 @@ def _answer(model: Model) -> Stats:
 def _predicted(model: Model, stats: Stats, settings: Settings) -> float:
     hardware = probe()
     speed = remembered(hardware, settings.state_dir)
-    if speed is None:
+    if speed is None or model.plan.vram_bytes:
         return 0.0
     work = work_of(model.header)
     copies = work.copies(repacked_types(hardware.cpu_flags))

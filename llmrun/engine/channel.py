@@ -6,12 +6,13 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
-from itertools import chain
-from typing import BinaryIO
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from itertools import chain, groupby
+from typing import Any, BinaryIO
 
 from llmrun.errors import UsageError
-from llmrun.protocol.frames import FrameError, encode, read_frame
+from llmrun.protocol.frames import FrameError, TextDeltas, encode, encode_text, read_frame
 from llmrun.protocol.messages import Event, Failed, Frame, TextDelta
 
 _TEXT_INTERVAL = 0.05  # seconds between two TextDelta for a single user; a server's clients get each token at once
@@ -32,7 +33,7 @@ class Channel:
         os.dup2(2, 1)
         return cls(os.fdopen(0, "rb", closefd=False), os.fdopen(events, "wb"))
 
-    def receive(self) -> Frame | None:
+    def receive(self) -> Frame | TextDeltas | None:
         """Return the next frame, None when the front is gone. Answer an invalid command with Failed, and read on.
 
         Raises:
@@ -48,7 +49,7 @@ class Channel:
 
     def send(self, *events: Event) -> None:
         """Send events in one write, and Failed instead of one that is too large; exit if the front is gone."""
-        data = b"".join(map(_encoded, events))
+        data = b"".join(chain.from_iterable(_encoded(group, is_text) for is_text, group in groupby(events, _is_text)))
         try:
             with self._lock:
                 self._events.write(data)
@@ -57,11 +58,22 @@ class Channel:
             os._exit(0)
 
 
-def _encoded(event: Event) -> bytes:
-    try:
-        return encode(event)
-    except FrameError as error:
-        return encode(Failed.of(UsageError("the answer is too large", why=str(error)), event.request))
+def _is_text(event: Event) -> bool:
+    return type(event) is TextDelta and not event.logprobs
+
+
+def _encoded(events: Iterable[Any], is_text: bool) -> Iterator[bytes]:
+    """Yield the frames of events: text has one frame together, if that is not too large."""
+    events = list(events)
+    if is_text:
+        with suppress(FrameError):
+            yield encode_text(events)
+            return
+    for event in events:
+        try:
+            yield encode(event)
+        except FrameError as error:
+            yield encode(Failed.of(UsageError("the answer is too large", why=str(error)), event.request))
 
 
 class Outbox:

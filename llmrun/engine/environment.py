@@ -24,15 +24,6 @@ def set_environment() -> None:
         os.environ["GOMP_SPINCOUNT"] = "8000"
 
 
-def disable_core_dumps() -> None:
-    """Disable core dumps, which would be gigabytes."""
-    try:
-        import resource
-    except ImportError:
-        return
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
 def shorten_switch_interval() -> None:
     """Let the computing thread interrupt Python code that prepares a request.
 
@@ -53,14 +44,15 @@ def lower_thread_priority() -> None:
 
 
 def import_for_requests() -> None:
-    """Import the modules of the first request while llama.cpp loads the weights."""
+    """Import what follows the weights, and the modules of the first request, while llama.cpp loads."""
+    for name in ("llama.context", "loaded"):
+        importlib.import_module(f"llmrun.engine.{name}")
     for name in ("ext", "sandbox"):
         import_submodule("jinja2", name)
-    for name in ("prompt.template", "service"):
-        importlib.import_module(f"llmrun.engine.{name}")
+    importlib.import_module("llmrun.engine.prompt.template")
 
 
 def load_libraries() -> None:
-    """Load llama.cpp's libraries while the front plans; Load reports it if they are missing."""
+    """Load llama.cpp's libraries; Load reports it if they are missing."""
     with suppress(LlmrunError):
         importlib.import_module("llmrun.engine.llama.library").import_llama()

@@ -11,7 +11,6 @@ import gc
 import importlib
 import os
 import queue
-import signal
 import threading
 import time
 import traceback
@@ -22,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 from llmrun import _native
 from llmrun.engine import environment
 from llmrun.engine.channel import Channel, Outbox
-from llmrun.engine.llama.base import Aborted
+from llmrun.engine.llama.base import Aborted, RunLimit
 from llmrun.errors import CancelledError, LlmrunError, UsageError
 from llmrun.protocol.frames import FrameError
 from llmrun.protocol.jobs import JobKind
-from llmrun.protocol.loading import Load, Loaded, LoadProgress, Open
+from llmrun.protocol.loading import Load, Loaded, LoadProgress
 from llmrun.protocol.messages import (
     Cancel,
     Command,
@@ -60,9 +59,12 @@ if TYPE_CHECKING:
     from llmrun.engine.llama.context import LlamaContext
     from llmrun.engine.llama.model import LlamaModel
     from llmrun.engine.loaded import LoadedModel
+    from llmrun.engine.preload import Preload
     from llmrun.engine.service import PreparedRequest, Preparer
 
 _PROGRESS_INTERVAL = 0.1  # seconds between two LoadProgress
+_MAX_RUN = 64  # decode steps without a look at the queue
+_IDLE_SECONDS = 3.0  # without commands, before parked conversations are saved; a server measures steps later
 
 
 class Commands:
@@ -80,7 +82,6 @@ class Commands:
         self._waiting: dict[int, Command] = {}
 
     def add(self, command: Command) -> None:
-        """Add a waiting command; it replaces one with the same number: Load replaces Open."""
         with self._lock:
             self._waiting[command.request] = command
 
@@ -115,22 +116,24 @@ class Commands:
 class EngineProcess:
     """The threads, and the handlers of all commands; messages.py names the events that answer each."""
 
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
+    def __init__(self, channel: Channel, preload: Preload | None = None) -> None:
+        self._channel, self._preload = channel, preload
         self._outbox = Outbox(channel.send)
-        self._flag = _native.CancelFlag()
+        self._flag = _native.CancelFlag() if preload is None else preload.flag
         self._commands = Commands()
         self._to_prepare: queue.SimpleQueue[Command] = queue.SimpleQueue()
         # A command, and the argument of its handler.
         self._to_compute: queue.SimpleQueue[tuple[Command, Command | PreparedRequest]] = queue.SimpleQueue()
+        self._queued = _native.CancelFlag()  # set after each put; ends a run of decode steps
         self._load_finished = threading.Event()
+        # A thread of its own, so that a Load does not wait for it.
+        self._importer = threading.Thread(target=environment.import_for_requests, daemon=True)
         self._weights: LlamaModel | None = None
         self._draft_weights: LlamaModel | None = None
         self._contexts: list[LlamaContext] = []
         self._model: LoadedModel | None = None
         # The event that a handler returns is sent to the front.
         self._compute_handlers: dict[type[Command], Callable[[Any], Event | None]] = {
-            Open: self._open,
             Load: self._load,
             Generate: self._generate,
             Job: self._do_job,
@@ -153,6 +156,8 @@ class EngineProcess:
         reach the main thread."""
         for work in (self._read, self._compute):
             threading.Thread(target=_run_or_exit, args=(work,), daemon=True).start()
+        if self._preload is not None and self._preload.path:
+            self._importer.start()
         while True:
             self._prepare(self._to_prepare.get())
 
@@ -184,7 +189,7 @@ class EngineProcess:
         else:
             if commands.busy == request or (commands.busy is None and self._is_alone(request)):
                 self._flag.set()  # before the other thread can take the command, which clears the flag
-            self._to_compute.put((cancel, cancel))
+            self._queue(cancel, cancel)
 
     def _ask(self, job: Job, questions: dict[str, Callable[[int, Any], Any]]) -> Event:
         """Do a short job; return its last event."""
@@ -210,16 +215,17 @@ class EngineProcess:
             return
         try:
             if isinstance(command, Generate):
-                self._to_compute.put((command, self._preparer.prepare(command, self._channel.send)))
+                self._queue(command, self._preparer.prepare(command, self._channel.send))
             elif isinstance(command, Job) and command.name in self._prepare_questions:
                 self._answer(command, self._ask(command, self._prepare_questions))
             else:
-                self._to_compute.put((command, command))
+                self._queue(command, command)
         except LlmrunError as error:
             self._answer(command, Failed.of(error, command.request))
-        if isinstance(command, Open | Load):
-            environment.import_for_requests()
         if isinstance(command, Load):
+            if self._importer.ident is None:
+                self._importer.start()
+            self._importer.join()
             self._load_finished.wait()
             self._load_finished.clear()
             if self._model is not None and command.n_seq_max > 1:
@@ -240,25 +246,39 @@ class EngineProcess:
             self._channel.send(event)
         if isinstance(event, Failed):
             cancel = Cancel(command.request)
-            self._to_compute.put((cancel, cancel))  # wakes the other thread, which may have to exit
+            self._queue(cancel, cancel)  # wakes the other thread, which may have to exit
+
+    def _queue(self, command: Command, argument: Command | PreparedRequest) -> None:
+        """Pass a command to the thread that owns llama.cpp."""
+        self._to_compute.put((command, argument))
+        self._queued.set()
 
     # ---- the thread that owns llama.cpp --------------------------------------------------------------------
 
     def _compute(self) -> None:
-        environment.load_libraries()
+        if self._preload is not None and self._preload.path:
+            with self._reporting_progress(0):  # a Load's number
+                self._preload.join()
+            self._weights = self._preload.weights
         while True:
+            self._queued.clear()
             while self._model is None or not self._model.engine.busy or not self._to_compute.empty():
                 self._exit_if_worn_out()
-                self._handle(*self._to_compute.get())
-            events = self._model.engine.step(self._continues)
+                self._handle(*self._next_command())
+            seconds = self._outbox.due - time.perf_counter()
+            events = self._model.engine.step(RunLimit(_MAX_RUN, seconds, self._queued))
             for event in events:
                 if isinstance(event, Finished | Failed):
                     self._commands.answering.discard(event.request)
             self._outbox.add(events)
 
-    def _continues(self, now: float) -> bool:
-        """Return whether decode may go on without its events being sent, and commands being handled."""
-        return now < self._outbox.due and self._to_compute.empty()
+    def _next_command(self) -> tuple[Command, Command | PreparedRequest]:
+        """Wait for a command; save parked conversations when none has come for a while."""
+        with suppress(queue.Empty):
+            return self._to_compute.get(timeout=_IDLE_SECONDS)
+        if self._model is not None and self._model.load.n_seq_max > 1:
+            self._model.engine.save_parked()
+        return self._to_compute.get()
 
     def _exit_if_worn_out(self) -> None:
         """Exit when idle if the process is worn out; the front starts a new one on demand."""
@@ -283,10 +303,6 @@ class EngineProcess:
                 self._channel.send(event)
         if isinstance(command, Load):
             self._load_finished.set()
-
-    def _open(self, command: Open) -> None:
-        with suppress(LlmrunError):  # Load will report it
-            self._weights = self._load_weights(Load(command.path, 0, 0, gpu_layers=command.gpu_layers))
 
     def _generate(self, prepared: PreparedRequest) -> None:
         self._loaded_model().engine.add(*prepared)
@@ -360,7 +376,7 @@ class EngineProcess:
             load_seconds=time.perf_counter() - began,
             thinking_tags=model.preparer.thinking_tags or (),
             request=load.request,
-            buffers=tuple(each for held in self._contexts for each in held.model.buffer_log.buffers),
+            buffers=tuple(each for held in self._contexts for each in held.model.buffers),
         )
 
     def _unload(self) -> tuple[LoadedModel | None, list[HostPrefix]]:
@@ -419,15 +435,8 @@ def _run_or_exit(work: Callable[[], None]) -> None:
     os._exit(1)
 
 
-def main() -> None:
-    """Run the engine process; never return."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    environment.set_environment()
-    environment.disable_core_dumps()
-    environment.shorten_switch_interval()
-    _native.exit_when_closed(0)
-    _run_or_exit(EngineProcess(Channel.private()).run)
-
-
-if __name__ == "__main__":
-    main()
+def serve(preload: Preload | None = None) -> None:
+    """Serve the front until it is gone, and never return."""
+    if preload is not None:
+        preload.has_read.wait()  # the line before the commands
+    _run_or_exit(EngineProcess(Channel.private(), preload).run)

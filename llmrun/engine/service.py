@@ -21,7 +21,7 @@ from llmrun.engine.core.logprobs import LogprobStream
 from llmrun.engine.core.probe import StepProbe
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Extras
-from llmrun.engine.llama.base import ALLOCATING
+from llmrun.engine.llama.base import ALLOCATING, PIECE_TOKENS
 from llmrun.engine.llama.media import Projector
 from llmrun.engine.prompt.images import image_bytes, with_omitted_images
 from llmrun.engine.prompt.template import NAMED, ChatTemplate, ControlTexts, Part
@@ -34,6 +34,7 @@ from llmrun.engine.prompt.thinking import (
     opens,
     thinking_tags,
 )
+from llmrun.engine.prompt.token_cache import TokenCache
 from llmrun.engine.prompt.tools import allows_text, offers_tools
 from llmrun.errors import BadModelError, BadTemplateError, ContextOverflowError, LlmrunError, UsageError
 from llmrun.protocol.adapters import Adapter, AdapterScale, applied, by_default
@@ -109,6 +110,7 @@ class Preparer:
         self._n_ctx = n_ctx
         self.thinking_tags = thinking_tags(template)
         self._templates: dict[str, ChatTemplate] = {}
+        self._token_cache: TokenCache | None = None
         self._control: ControlTexts | None = None
 
     def read_vocabulary(self) -> None:
@@ -139,7 +141,7 @@ class Preparer:
         calls = syntax is HARMONY
         tags = thinking_tags(request.template, calls=calls) or thinking_tags(self._template, calls=calls)
         if matcher is not None and request.prompt is None:
-            lead = lead_in(tags, thinks=request.thinking is not False)
+            lead = lead_in(tags, thinks=request.thinks is not False)
             text += lead
             tokens += self._vocabulary.tokenize(lead, special=True)
         if request.begins:
@@ -202,7 +204,7 @@ class Preparer:
             return matcher
         from llmrun.engine.constraint.reasoning import AfterReasoning
 
-        may_think = request.prompt is None and request.thinking is not False
+        may_think = request.prompt is None and request.thinks is not False
         return AfterReasoning(matcher, self._vocabulary, tags, inside=inside, may_think=may_think)
 
     def _calls(self, request: AnswerRequest, syntax: Syntax) -> Matcher:
@@ -235,6 +237,7 @@ class Preparer:
             logprobs=LogprobStream() if request.logprobs is not None else None,
             salt=self._salt(request.salt, adapters),
             adapters=adapters,
+            rewritten=self._chat_template(request.template).new_rewritings() if request.prompt is None else (),
             shown=self._control_tokens((*(tags or ()), *(syntax.marks if syntax else ()))),
             tool_syntax=syntax.name if syntax else "",
             splitter=_splitter(tags, syntax, request.tools, inside=inside),
@@ -297,12 +300,19 @@ class Preparer:
         Raises:
             UsageError: the vocabulary has no such token.
         """
-        vocabulary, tokens = self._vocabulary, command.tokens
-        invalid = next((token for token in tokens if not 0 <= token < vocabulary.n_tokens), None)
-        if invalid is not None:
-            raise UsageError(f"there is no token {invalid}", why=f"the vocabulary has {vocabulary.n_tokens:,}")
-        data = b"".join(map(vocabulary.control_piece, tokens))
+        self._require_known(command.tokens)
+        vocabulary, data, begins = self._vocabulary, b"", True
+        for token in command.tokens:
+            piece = vocabulary.piece(token)
+            data += (piece.removeprefix(self._added) if begins else piece) if piece else vocabulary.control_piece(token)
+            begins = not piece  # the tokenizer adds a space after a control token too
         return DetokenizedText(data.decode("utf-8", "replace"))
+
+    @cached_property
+    def _added(self) -> bytes:
+        """The space that the tokenizer puts before a text, if it does."""
+        data = b"".join(map(self._vocabulary.piece, self._vocabulary.tokenize("a", special=False)))
+        return data.removesuffix(b"a")
 
     def prompt(
         self, generate: Generate, send: Callable[[Event], None] = lambda event: None, *, is_counted: bool = False
@@ -316,33 +326,65 @@ class Preparer:
         """
         request = generate.asked
         if request.prompt is not None:
-            self._raise_if_too_long([Message("user", request.prompt)])
-            parts: Sequence[Part | Image] = [Part(request.prompt, False)]
-            empty = UsageError("the prompt is empty", hint="type something")
-        else:
-            if not is_counted:
-                self._raise_if_too_long(request.messages, request.tools)
-            with ALLOCATING:
-                send(Rendering(generate.request))
-                template = self._chat_template(request.template)
-                tools = request.tools if offers_tools(request) else ()
-                messages = self._readable(request.messages)
-                parts = template.render(messages, self._control_texts(), thinking=request.thinking, tools=tools)
-            send(Rendered(generate.request))
-            empty = UsageError(
-                "the prompt is empty",
-                why="the chat template writes nothing for this conversation",
-                hint="choose another template with --template",
+            return self._plain_prompt(request)
+        if not is_counted:
+            self._raise_if_too_long(request.messages, request.tools)
+        with ALLOCATING:
+            send(Rendering(generate.request))
+            template = self._chat_template(request.template)
+            tools = request.tools if offers_tools(request) else ()
+            messages = self._readable(request.messages)
+            parts = template.render(
+                messages,
+                self._control_texts(),
+                thinking=request.thinks,
+                tools=tools,
+                effort=request.reasoning_effort,
+                variables=request.template_variables,
             )
+        send(Rendered(generate.request))
         text = "".join(part.text for part in parts if isinstance(part, Part))
         encode = partial(self._encode_image, generate.request, None if is_counted else send)
         tokens, placed = self._tokens(parts, encode)
         if not tokens:
-            raise empty
+            raise UsageError(
+                "the prompt is empty",
+                why="the chat template writes nothing for this conversation",
+                hint="choose another template with --template",
+            )
         return TokenizedPrompt(text, tokens, PromptImages(placed) if placed else None)
 
+    def _plain_prompt(self, request: AnswerRequest) -> TokenizedPrompt:
+        """Return a text's tokens, token ids as they are, or a text with a gap to fill in."""
+        text, suffix, vocabulary = request.prompt or "", request.suffix, self._vocabulary
+        if request.prompt_tokens:
+            self._require_known(request.prompt_tokens)
+            return TokenizedPrompt("", [*request.prompt_tokens])
+        self._raise_if_too_long([Message("user", text), Message("user", suffix or "")])
+        tokens, _ = self._tokens([Part(text, False)], lambda image: ())
+        if suffix is not None:
+            if vocabulary.fill_in is None:
+                raise UsageError(
+                    "this model can't fill in the middle",
+                    why="its vocabulary has no tokens for it",
+                    hint="leave the suffix out, or use a model for code, such as qwen2.5-coder",
+                )
+            before, after, middle = vocabulary.fill_in
+            pieces = (vocabulary.tokenize(each, special=False) for each in (text, suffix))
+            return TokenizedPrompt(text, vocabulary.with_bos([before, *next(pieces), after, *next(pieces), middle]))
+        if not tokens:
+            raise UsageError("the prompt is empty", hint="type something")
+        return TokenizedPrompt(text, tokens)
+
+    def _require_known(self, tokens: Sequence[int]) -> None:
+        """Raise UsageError if the vocabulary lacks one of these tokens."""
+        n_tokens = self._vocabulary.n_tokens
+        invalid = next((token for token in tokens if not 0 <= token < n_tokens), None)
+        if invalid is not None:
+            raise UsageError(f"there is no token {invalid}", why=f"the vocabulary has {n_tokens:,}")
+
     def _readable(self, messages: Sequence[Message]) -> Sequence[Message]:
-        return messages if self._projector is not None else with_omitted_images(messages)
+        return with_omitted_images(messages, sees=self._projector is not None)
 
     def _encode_image(self, request: int, send: Callable[[Event], None] | None, image: Image) -> Pieces:
         """Return the tokens and vectors of an image, and send ImageAccepted."""
@@ -379,7 +421,7 @@ class Preparer:
         vocabulary, ids, placed = self._vocabulary, list[int](), list[PlacedChunk]()
         for part in parts:
             if isinstance(part, Part):
-                ids += vocabulary.tokenize(part.text, special=part.special)
+                ids += self._special_tokens(part.text) if part.special else self._checked(part.text, special=False)
             for piece in encode(part) if isinstance(part, Image) else ():
                 if isinstance(piece, list):
                     ids += piece
@@ -388,15 +430,23 @@ class Preparer:
                     ids += piece.ids
         tokens = vocabulary.with_bos(ids)
         placed = [each._replace(start=each.start + len(tokens) - len(ids)) for each in placed]
-        plain = text_only(tokens) if placed else tokens
         is_lost = not ids and any(part.text for part in parts if isinstance(part, Part))
-        if is_lost or (plain and not 0 <= min(plain) <= max(plain) < vocabulary.n_tokens):
-            raise BadModelError(
-                "the model's vocabulary can't encode this prompt",
-                why="it has no token for some of its characters",
-                hint="the file is probably damaged, or badly converted: download another one",
-            )
+        if is_lost or (tokens and tokens[0] >= vocabulary.n_tokens):
+            raise _lossy_vocabulary()
         return tokens, placed
+
+    def _checked(self, text: str, *, special: bool) -> list[int]:
+        """Return the tokens of a text.
+
+        Raises:
+            BadModelError: the vocabulary does not have all of them.
+        """
+        tokens, n_tokens = self._vocabulary.tokenize(text, special=special), self._vocabulary.n_tokens
+        for start in range(0, len(tokens), PIECE_TOKENS):
+            piece = tokens[start : start + PIECE_TOKENS]
+            if not 0 <= min(piece) <= max(piece) < n_tokens:
+                raise _lossy_vocabulary()
+        return tokens
 
     def _chat_template(self, template: str | None) -> ChatTemplate:
         source = template or self._template
@@ -411,6 +461,12 @@ class Preparer:
             self._templates[source] = ChatTemplate(source, bos=vocabulary.bos_text, eos=vocabulary.eos_text)
         return self._templates[source]
 
+    def _special_tokens(self, text: str) -> list[int]:
+        """Return the tokens of a text of the template, in which control texts are control tokens."""
+        if self._token_cache is None:
+            self._token_cache = TokenCache(partial(self._checked, special=True), self._control_texts())
+        return self._token_cache.tokens(text)
+
     def _control_texts(self) -> ControlTexts:
         if self._control is None:
             self._control = ControlTexts(self._vocabulary.control_texts)
@@ -419,6 +475,14 @@ class Preparer:
     def _control_tokens(self, texts: Sequence[str]) -> frozenset[int]:
         tokens = (token for text in texts for token in self._vocabulary.tokenize(text, special=True))
         return frozenset(token for token in tokens if not self._vocabulary.piece(token))
+
+
+def _lossy_vocabulary() -> BadModelError:
+    return BadModelError(
+        "the model's vocabulary can't encode this prompt",
+        why="it has no token for some of its characters",
+        hint="the file is probably damaged, or badly converted: download another one",
+    )
 
 
 def _splitter(

@@ -331,6 +331,11 @@ class Header(ModelMetadata):
         """Bytes of recurrent state of a sequence, whatever its length."""
         return recurrent_bytes(self)
 
+    @property
+    def window_bytes(self) -> int:
+        """Bytes of the sliding windows' keys and values, as f16."""
+        return sum(2 * layer.elements * layer.window for layer in self.kv_layers)
+
     def kv_bytes_per_token(self, bytes_per_element: float = 2.0) -> float:
         """Return the bytes of KV cache of one token in all layers; an element of f16 has 2.0 bytes."""
         return sum(layer.elements for layer in self.kv_layers) * bytes_per_element

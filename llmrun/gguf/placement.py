@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from llmrun.gguf.kv_layers import MAX_LAYERS, KvLayer
 from llmrun.gguf.metadata import ModelMetadata
@@ -15,6 +15,7 @@ from llmrun.gguf.metadata import ModelMetadata
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 # llama-arch.cpp: LLM_TENSOR_LAYER_INPUT. The input is always looked up by the processor.
 _INPUT = ("token_embd.", "token_types.", "position_embd.", "per_layer_token_embd.", "masked_embd_")
+INPUT_LAYER = -1
 _EMBEDDINGS, _OUTPUT, _OUTPUT_NORM = "token_embd.weight", "output.weight", "output_norm.weight"
 
 
@@ -27,12 +28,14 @@ class LayerShares:
         kv: of each layer but the output.
         copied: of the output's weights, the part that is in RAM too: token embeddings that are also its matrix.
         largest: the largest matrix of a layer.
+        tensors: name -> layer, INPUT_LAYER for those always in RAM, and share of all weights.
     """
 
     weights: tuple[float, ...]
     kv: tuple[float, ...]
     copied: float = 0.0
     largest: float = 0.0
+    tensors: Mapping[str, tuple[int, float]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, layers: int, tensors: Mapping[str, int], kv_layers: Iterable[KvLayer]) -> LayerShares:
@@ -44,22 +47,26 @@ class LayerShares:
         """
         layers, total = min(layers, MAX_LAYERS), max(sum(tensors.values()), 1)
         sizes, largest = [0] * (layers + 1), 0
+        places: dict[str, tuple[int, float]] = {}
         for name, size in tensors.items():
             block = _BLOCK.match(name)
+            layer = layers if block is None else min(int(block[1]), layers)
             if block is not None:
-                sizes[min(int(block[1]), layers)] += size
                 largest = max(largest, size)
-            elif not name.startswith(_INPUT):
-                sizes[layers] += size
+            elif name.startswith(_INPUT):
+                layer = INPUT_LAYER
+            if layer != INPUT_LAYER:
+                sizes[layer] += size
+            places[name] = layer, size / total
         is_tied = _OUTPUT_NORM in tensors and _OUTPUT not in tensors
         copied = tensors.get(_EMBEDDINGS, 0) if is_tied else 0
         sizes[layers] += copied
         kv = [0] * layers
-        for layer in kv_layers:
-            kv[layer.layer] = layer.elements
+        for each in kv_layers:
+            kv[each.layer] = each.elements
         elements = max(sum(kv), 1)
         weights = tuple(size / total for size in sizes)
-        return cls(weights, tuple(each / elements for each in kv), copied / total, largest / total)
+        return cls(weights, tuple(each / elements for each in kv), copied / total, largest / total, places)
 
 
 def most_feed_forward(header: ModelMetadata, experts_used: int | tuple[int, ...]) -> int:

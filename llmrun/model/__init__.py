@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import fields, replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from llmrun.errors import EngineCrashedError, LlmrunError, UsageError
 from llmrun.gguf.header import Header
 from llmrun.gguf.pooling import refuse_answers
-from llmrun.grammar import Grammar
+from llmrun.model import step_measurements
 from llmrun.models.fingerprint import ModelFingerprint, fingerprint_file
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.pairs import DraftFile
@@ -30,7 +29,7 @@ from llmrun.protocol.loading import Load, Loaded
 from llmrun.protocol.messages import AnswerRequest, Event, Generate, Message
 from llmrun.protocol.params import Limits, SamplingParams, resolve_sampling
 from llmrun.protocol.speculation import Speculation, StepTables, StepTime
-from llmrun.reply import Reply, Said, SchemaClass, as_grammar, as_messages, sort_options
+from llmrun.reply import FOR_CHATS, FOR_TEXTS, Reply, Said, SchemaClass, as_grammar, as_messages, sort_options
 from llmrun.runner import client
 from llmrun.runner.launch import EngineHandle, launch
 
@@ -41,11 +40,15 @@ if TYPE_CHECKING:
     from llmrun.protocol.messages import Tool
 
 
-_MEASURING_TRIES = 3
+_INTERNAL = """draft drafting embed_each launch_engine last_answer load loaded measuring_steps needs_own_engine
+new_engine on_wait spec speculation start step_times takes tuned used"""
 
 
 class Model:
     """A loaded model; use it as a context manager, call close(), or drop it: its engine ends with the last reference.
+
+        with llmrun.load("smollm2") as model:           # or async with
+            print(model.chat("Why is the sky blue?").text)
 
     Safe in any thread; the engine answers one request after the other.
 
@@ -86,6 +89,13 @@ class Model:
         self.on_wait: Callable[[], None] = lambda: None
         self._starting = threading.Lock()
         self._is_closed = False
+
+    def __repr__(self) -> str:
+        state = "closed" if self._is_closed else f"{self.load.n_ctx:,} tokens of context"
+        return f"<Model {self.name}, {self.header.quant}, {state}>"
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name[0] != "_" and name not in _INTERNAL.split()]
 
     @property
     def name(self) -> str:
@@ -183,31 +193,32 @@ class Model:
         self,
         messages: Said | Iterable[Message | Mapping[str, str]],
         *,
+        system: str | None = None,
+        stream: bool = False,
         schema: SchemaClass | Mapping[str, Any] | None = None,
         sampling: SamplingParams | None = None,
         limits: Limits = Limits(),
-        template: str | None = None,
-        grammar: Grammar | None = None,
-        thinking: bool | None = None,
-        thinking_tokens: int | None = None,
-        stops_repeats: bool = False,
-        remember: int = 0,
-        logprobs: int | None = None,
         **options: Any,
     ) -> Reply:
         """Answer a conversation.
 
             model.chat("Why is the sky blue?", temperature=0, max_tokens=50).text
+            for piece in model.chat("Tell me a story", system="Be brief."):
+                print(piece, end="", flush=True)
             model.chat([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]).text
-            model.chat("Name a city", schema=City).parsed    # City is a Pydantic model, or a JSON schema as a dict
+            schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+            model.chat("Name a city", schema=schema)    # .parsed is the data; schema may be a Pydantic class
 
         Args:
             messages: the whole conversation, a text being the user's; its cached prefix is reused.
+            system: system prompt, put before the messages.
+            stream: accepted for habit: every reply streams as soon as it is iterated.
             schema: of the answer: a JSON schema, or a class with model_json_schema().
             sampling: None is the advice of the model's makers, see sampling().
             limits: maximum length, stop texts and banned phrases.
-            template, grammar, thinking, thinking_tokens, stops_repeats, remember, logprobs: as in AnswerRequest.
-            options: single fields of SamplingParams and Limits, such as temperature, top_p, seed, max_tokens, stop.
+            options: single fields of SamplingParams and Limits, such as temperature, top_p, seed, max_tokens, stop; and
+                of AnswerRequest: template, grammar, thinking, thinking_tokens, reasoning_effort, stops_repeats,
+                remember, logprobs.
 
         Raises:
             UsageError: an argument is of the wrong type or out of its bounds, or there is no message.
@@ -216,39 +227,29 @@ class Model:
         conversation = as_messages(messages)
         if not conversation:
             raise UsageError("there is nothing to answer", why="the list of messages is empty")
-        asked = AnswerRequest(
-            messages=conversation,
-            template=template,
-            grammar=grammar if schema is None else as_grammar(schema),
-            thinking=thinking,
-            thinking_tokens=thinking_tokens,
-            stops_repeats=stops_repeats,
-            remember=remember,
-            logprobs=logprobs,
-        )
-        return self._reply(asked, sampling, limits, options, schema)
+        if system is not None:
+            conversation = (Message("system", system), *conversation)
+        if schema is not None:
+            options["grammar"] = as_grammar(schema)
+        return self._reply(AnswerRequest(messages=conversation), sampling, limits, options, schema)
 
     @checked
     def generate(
         self,
         prompt: str,
         *,
+        system: str | None = None,
+        stream: bool = False,
         sampling: SamplingParams | None = None,
         limits: Limits = Limits(),
-        grammar: Grammar | None = None,
-        stops_repeats: bool = False,
-        remember: int = 0,
-        logprobs: int | None = None,
         **options: Any,
     ) -> Reply:
-        """Continue a text, without a chat template; arguments and errors as in chat().
+        """Continue a text, without a chat template; arguments and errors as in chat(). `system` is text before it.
 
         model.generate("Once upon a time", max_tokens=30).text
         """
-        asked = AnswerRequest(
-            prompt=prompt, grammar=grammar, stops_repeats=stops_repeats, remember=remember, logprobs=logprobs
-        )
-        return self._reply(asked, sampling, limits, options)
+        prompt = "\n\n".join(filter(None, (system, prompt)))
+        return self._reply(AnswerRequest(prompt=prompt), sampling, limits, options)
 
     def _reply(
         self,
@@ -258,11 +259,11 @@ class Model:
         options: Mapping[str, Any],
         schema: SchemaClass | Mapping[str, Any] | None = None,
     ) -> Reply:
-        """Return the reply to a request; single options change its sampling parameters and limits."""
-        values, ends = sort_options(options)
+        """Return the reply to a request; single options change it, its sampling parameters and its limits."""
+        values, ends, others = sort_options(options, FOR_TEXTS if asked.prompt is not None else FOR_CHATS)
         sampling = self.sampling(values)[0] if sampling is None else replace(sampling, **values)
-        limits, speculation = replace(limits, **ends), self.drafting.speculation()
-        engine, (generate,) = self._next(replace(asked, sampling=sampling, limits=limits, speculation=speculation))
+        others |= {"limits": replace(limits, **ends), "speculation": self.drafting.speculation()}
+        engine, (generate,) = self._next(replace(asked, sampling=sampling, **others))
         return Reply(self._events(engine, generate), lambda: engine.cancel(generate.request), schema)
 
     @checked
@@ -370,6 +371,8 @@ class Model:
     def rerank(self, query: str, documents: Iterable[str]) -> list[RankedDocument]:
         """Return the documents by relevance to a query, the best first.
 
+            model.rerank("capital of France", ["Paris is a city", "The Seine is a river"])[0].text
+
         Raises:
             UsageError: a text is blank.
         """
@@ -384,10 +387,20 @@ class Model:
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
         """Return the token ids of a text alone, without a template or a begin-of-sequence token.
 
+            model.tokenize("Hello")
+
         Args:
             special: texts of control tokens, such as "<|im_end|>", become these tokens.
         """
         return list(self._living_engine().do(questions.TOKENIZE_LOADED, TokenizeText("", text, special)).tokens)
+
+    @checked
+    def detokenize(self, tokens: Iterable[int]) -> str:
+        """Return the text of token ids, with the texts of control tokens.
+
+        model.detokenize(model.tokenize("Hello"))
+        """
+        return self._living_engine().do(questions.DETOKENIZE, questions.Detokenize(tuple(tokens))).text
 
     @checked
     def count(
@@ -414,28 +427,12 @@ class Model:
         return self._living_engine().do(questions.COUNT_TOKENS, asked)
 
     def measure_steps(self) -> tuple[StepTime, ...]:
-        """Measure decode steps, and remember their times for `drafting`; takes seconds.
+        """Measure decode steps for `drafting`; takes seconds. () if other requests or a busy machine disturb it."""
+        return step_measurements.measure_steps(self._living_engine(), self.drafting)
 
-        Returns () if other requests or a busy machine disturbed all tries.
-        """
-        engine = self._living_engine()
-        for _ in range(_MEASURING_TRIES):
-            found = engine.do(questions.MEASURE_STEPS, questions.MeasureSteps(self.drafting.lacks_attention))
-            if self.drafting.remember(*found):
-                return found.times
-        return ()
-
-    @contextmanager
-    def measuring_steps(self) -> Iterator[None]:
-        """Measure decode steps while this block waits for something else, if their times are missing; failures are
-        ignored."""
-        look, drafting, engine = None, self.drafting, self._runner
-        if engine is not None and engine.alive and (drafting.lacks_times or drafting.lacks_attention):
-            look = engine.begin(questions.MEASURE_STEPS, questions.MeasureSteps(drafting.lacks_attention))
-        yield
-        with suppress(LlmrunError):  # it can't be written
-            if look is not None and (found := look()) is not None:
-                self.drafting.remember(*found)
+    def measuring_steps(self) -> AbstractContextManager[None]:
+        """Measure decode steps while a block waits for something else, if their times are missing."""
+        return step_measurements.measuring_steps(self._runner, self.drafting)
 
     @checked
     def explain(self, last: int, candidates: int = 8) -> questions.AnswerExplanation:
@@ -491,7 +488,11 @@ class Model:
         self._refuse_if_closed()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Model:
+        return self.__enter__()
+
+    async def __aexit__(self, *error: object) -> None:
         self.close()

@@ -15,6 +15,7 @@ from llmrun.gguf.rules import check
 from llmrun.model import Model
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.attention import measured_attention
+from llmrun.planning.gpu_memory import known_excess
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.machine import this_machine
 from llmrun.planning.pairs import DraftFile, Drafts, plan_pair
@@ -74,7 +75,11 @@ def prepare(
     check(header)
     preferences, settings = preferences or LoadPreferences(), load_settings()
     hardware = _beside(this_machine(preferences.workers), promised, projector)
-    preferences = replace(preferences, measured_attention=measured_attention(header, hardware, settings.state_dir))
+    preferences = replace(
+        preferences,
+        measured_attention=measured_attention(header, hardware, settings.state_dir),
+        gpu_excess=known_excess(header, hardware, settings.state_dir),
+    )
     planned = partial(
         plan_pair, header, draft, hardware, name=spec.name, repository=spec.repository or "", adapters=adapters
     )
@@ -135,6 +140,7 @@ def _with_sequences(load: Load, wide: Load, draft: Load | None) -> Load:
         n_seq_max=wide.n_seq_max,
         n_cells=wide.n_cells,
         n_parked=wide.n_parked,
+        checkpoint_bytes=wide.checkpoint_bytes,
         n_stream=wide.n_stream,
         draft=draft,
     )

@@ -1,4 +1,4 @@
-"""load() of the Python API: find the model, download it, start its engine; and the guess ahead of a command.
+"""load() of the Python API: find the model, download it, start its engine.
 
 Must not know terminals.
 """
@@ -6,15 +6,13 @@ Must not know terminals.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Literal
 
 from llmrun import errors
-from llmrun.config import TUNE_FILE, load_settings
-from llmrun.errors import LlmrunError
+from llmrun.config import load_settings
 from llmrun.model import Model
 from llmrun.model.load_plan import prepare
 from llmrun.models.location import locate, not_on_disk
@@ -24,24 +22,6 @@ from llmrun.planning.plan import LoadPreferences
 from llmrun.planning.speculation import read_speculate
 from llmrun.protocol.arguments import checked
 from llmrun.runner import client
-
-
-def open_ahead(name: str) -> None:
-    """Let the prestarted engine load a model's weights while the command line is still being parsed.
-
-    A guess: if it is wrong, or there is no such model, the command reports it later.
-    """
-    with suppress(LlmrunError):
-        settings = load_settings()
-        path = locate(name, settings).path
-        if path is None or not path.is_file():
-            return
-        if (settings.state_dir / TUNE_FILE).exists():  # spares every other start the import
-            from llmrun.planning.tuned import loads_as_usual
-
-            if not loads_as_usual(path, settings.state_dir):
-                return
-        client.prestarted().open_ahead(str(path.absolute()))
 
 
 @checked
@@ -60,6 +40,8 @@ def load(
     on_progress: Callable[[float], None] = lambda fraction: None,
 ) -> Model:
     """Load a model by name or path; downloads a missing one first.
+
+        model = llmrun.load("smollm2", n_ctx=4096)
 
     Args:
         name: an alias such as "smollm2", owner/repo[:quant], a URL, or a path.

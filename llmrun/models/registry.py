@@ -10,14 +10,13 @@ from __future__ import annotations
 import functools
 import os
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from llmrun.config import load_settings
+from llmrun.config import load_settings, model_aliases, read_toml
 from llmrun.errors import LlmrunError, ModelNotFoundError, UsageError, did_you_mean, near_names
 from llmrun.gguf import filenames
 from llmrun.models.store import other_programs
@@ -159,13 +158,8 @@ def load_catalogue(path: Path | None = None) -> Catalogue:
 
 @functools.cache  # a command loads it several times, `llmrun list` once per model
 def _parsed(file: Path) -> Catalogue:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
-
     try:
-        data = tomllib.loads(file.read_text(encoding="utf-8"))
+        data = read_toml(file.read_text(encoding="utf-8"))
         entries = {alias: _entry(alias, fields) for alias, fields in data["models"].items()}
         return Catalogue(entries, data["default"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -193,11 +187,11 @@ def resolve(name: str, catalogue: Catalogue) -> ModelSpec:
     """Parse a model's name. An alias wins over a file of the same name; ./NAME is always the file.
 
     Args:
-        name: `alias`, `alias:quant`, an alias as Ollama writes it (`qwen3:4b`, `smollm2:latest`), `owner/repo`,
-            `owner/repo:quant`, `owner/repo/file.gguf`, any of the last three after `hf.co/`, `huggingface.co/` or
-            `hf://`, an https link, the short name of an imported model, `ollama/name:tag`,
-            `lmstudio/publisher/repo[:quant]`, or a path: of a file, of any part of a split model, or of a folder with
-            one model in it.
+        name: an alias of the settings file, `alias`, `alias:quant`, an alias as Ollama writes it (`qwen3:4b`,
+            `smollm2:latest`), `owner/repo`, `owner/repo:quant`, `owner/repo/file.gguf`, any of the last three after
+            `hf.co/`, `huggingface.co/` or `hf://`, an https link, the short name of an imported model,
+            `ollama/name:tag`, `lmstudio/publisher/repo[:quant]`, or a path: of a file, of any part of a split model, or
+            of a folder with one model in it.
 
     Raises:
         ModelNotFoundError: there is no such alias, quant of an alias, file, or model of another program.
@@ -205,6 +199,7 @@ def resolve(name: str, catalogue: Catalogue) -> ModelSpec:
     """
     if not name.strip() or len(name) > _LONGEST_NAME or _CONTROL.search(name):
         raise UsageError(f"{name[:80]!r} is not the name of a model", hint=_ALL_MODELS)
+    name = model_aliases().get(name, name)
     if "://" in name:
         return _from_link(name, catalogue)
     alias, _, quant = name.partition(":")

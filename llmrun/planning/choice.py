@@ -16,7 +16,7 @@ from llmrun.models.registry import ModelSpec
 from llmrun.planning.estimate import QuantCandidate, candidates_of, look_ahead
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.machine import this_machine
-from llmrun.planning.plan import margin, trained_context
+from llmrun.planning.plan import trained_context
 from llmrun.protocol.sizes import readable_size
 
 WORTHWHILE_CONTEXT = 4096
@@ -89,12 +89,6 @@ def _nothing_fits(smallest: QuantCandidate, hardware: Hardware, name: str) -> Ou
         why=f"the smallest, {smallest.quant}, takes {readable_size(smallest.n_bytes)}; {_room(hardware)} are free",
         hint=f"use a smaller model, or name a quant to use it all the same: {name}:{smallest.quant}",
     )
-
-
-def weights_fit(n_bytes: int, hardware: Hardware) -> bool:
-    """Return whether weights of a size fit into free memory and GPUs; the KV cache, unknown here, may not."""
-    room = hardware.memory_available + _on_gpus(hardware)
-    return n_bytes + margin(room) <= room
 
 
 def _on_gpus(hardware: Hardware) -> int:

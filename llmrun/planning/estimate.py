@@ -6,7 +6,7 @@ The arithmetic is memory.py's and predict.py's, the choices are plan.py's.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -31,6 +31,7 @@ from llmrun.planning.plan import (
 from llmrun.planning.predict import Work, main_type, predict, tensor_types, work_of, work_of_quant
 from llmrun.planning.rpc import NetworkCost, network_cost, predict_over_workers, split_model
 from llmrun.protocol.jobs.kernels import MachineSpeed
+from llmrun.protocol.settings import EngineSettings
 
 if TYPE_CHECKING:
     from llmrun.models.hub import Repository
@@ -164,6 +165,7 @@ def look_ahead(
     kv_type: str = "f16",
     draft: Header | None = None,
     remote: Sequence[MachineSpeed] = (),
+    preferences: LoadPreferences | None = None,
 ) -> QuantEstimate:
     """Estimate memory and speed of one quant.
 
@@ -172,11 +174,13 @@ def look_ahead(
         contexts: windows in tokens, see contexts_for().
         draft: header of a draft model, which adds to the memory.
         remote: speeds of the workers' devices, if hardware has any.
+        preferences: for devices.
     """
     header = candidate.header
     facts = ResizedHeader(header, candidate.weight_bytes, draft)
     work = work_of(header) if candidate.exact else work_of_quant(header, candidate.quant, candidate.weight_bytes)
-    chosen = _plan(facts, hardware, kv_type)
+    preferences = replace(preferences or LoadPreferences(), kv_type_k=kv_type, kv_type_v=kv_type)
+    chosen = _plan(facts, hardware, preferences)
     counts = chosen.layer_counts if chosen else ()
     # The speeds of GPU kernels are not measured.
     is_on_gpu = chosen is not None and bool(chosen.vram_bytes and chosen.gpu_layers)
@@ -193,7 +197,7 @@ def look_ahead(
         load_seconds=start[0],
         prefill_rate=start[1],
         decode_rate=start[2],
-        contexts=tuple(_context_estimate(n_ctx, facts, work, hardware, speeds, kv_type) for n_ctx in contexts),
+        contexts=tuple(_context_estimate(n_ctx, facts, work, hardware, speeds, preferences) for n_ctx in contexts),
         verdict=verdict,
         n_ctx=chosen.n_ctx if chosen else 0,
         notes=(
@@ -204,18 +208,25 @@ def look_ahead(
     )
 
 
-def _plan(facts: HeaderFacts, hardware: Hardware, kv_type: str) -> Plan | None:
+def _plan(facts: HeaderFacts, hardware: Hardware, preferences: LoadPreferences) -> Plan | None:
     try:
-        return make_plan(facts, hardware, LoadPreferences(kv_type_k=kv_type, kv_type_v=kv_type))
+        return make_plan(facts, hardware, preferences)
     except OutOfMemoryError:
         return None
 
 
 def _context_estimate(
-    n_ctx: int, facts: HeaderFacts, work: Work, hardware: Hardware, speeds: Sequence[MachineSpeed], kv_type: str
+    n_ctx: int,
+    facts: HeaderFacts,
+    work: Work,
+    hardware: Hardware,
+    speeds: Sequence[MachineSpeed],
+    preferences: LoadPreferences,
 ) -> ContextEstimate:
+    kv_type, settings = preferences.kv_type, EngineSettings(**preferences.device_settings)
+    hardware = replace(hardware, gpus=preferences.gpus(hardware.gpus))
     needs = memory(facts, n_ctx, kv_type=kv_type, start=n_ctx)
-    split = split_model(facts, needs, n_ctx, hardware)
+    split = split_model(facts, needs, n_ctx, hardware, settings=settings)
     free = hardware.memory_available
     return ContextEstimate(
         n_ctx=n_ctx,

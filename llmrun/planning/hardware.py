@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmrun.protocol.devices import Gpu
-from llmrun.protocol.system_files import read_text
+from llmrun.system import read_text
 
 if TYPE_CHECKING:
     from llmrun.runner.workers import RpcWorker
@@ -88,10 +88,14 @@ def probe(root: Path = Path("/")) -> Hardware:
 
 
 def _allowed_cpus() -> frozenset[int]:
-    return frozenset(os.sched_getaffinity(0)) if sys.platform == "linux" else frozenset()
+    if sys.platform == "linux":
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset()
 
 
 def _probe_linux(root: Path, allowed: frozenset[int]) -> Hardware:
+    import platform
+
     name, flags = parse_cpuinfo(read_text(root / "proc/cpuinfo", _CPUINFO_BYTES))
     devices = root / "sys/devices"
     online = parse_cpu_list(read_text(devices / "system/cpu/online")) or allowed
@@ -102,7 +106,7 @@ def _probe_linux(root: Path, allowed: frozenset[int]) -> Hardware:
     total, available = parse_meminfo(read_text(root / "proc/meminfo"))
     limit, free = _cgroup_memory(groups)
     return Hardware(
-        cpu_name=name or os.uname().machine,
+        cpu_name=name or platform.machine(),
         cpu_flags=flags,
         physical_cores=_count_cores(fast or cpus, devices / "system/cpu"),
         logical_cores=len(cpus),

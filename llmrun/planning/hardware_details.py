@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmrun.protocol.system_files import read_text
+from llmrun.system import read_text
 
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "": 1}
 _DISPLAY = "0x03"  # PCI class of graphics cards, also of those without a screen

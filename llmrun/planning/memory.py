@@ -18,6 +18,8 @@ UBATCH = 512
 KV_BYTES = {kind: KV_TYPES[kind][0] for kind in ("f16", "q8_0")}
 """Type of the KV cache for `llmrun run` -> bytes of an element."""
 
+_CHECKPOINT_BYTES = 512 << 20  # limit of all checkpoints, or ...
+_FEWEST_CHECKPOINTS, _MOST_CHECKPOINTS = 8, 32  # ... these of a recurrent state, and of a sequence
 _CONTEXT_STEP = 256  # llama.cpp rounds a context up to this
 _SMALLEST_START = 512  # tokens
 _STREAM_BYTES = 1 << 30  # of all streams: allocating more is a noticeable pause
@@ -74,6 +76,10 @@ class Sizes(Protocol):
     def recurrent_bytes(self) -> int:
         """Bytes of recurrent state of a sequence, whatever its length."""
 
+    @property
+    def window_bytes(self) -> int:
+        """Bytes of the sliding windows' keys and values, as f16."""
+
     def kv_bytes_per_token(self, bytes_per_element: float = 2.0) -> float:
         """Return the bytes of KV cache of one token in all layers."""
 
@@ -87,12 +93,13 @@ class Memory:
     growth: int  # copy of the smaller KV cache while the conversation moves to the last, largest one
     compute: int  # touched part of llama.cpp's scratch memory, which reserves more
     process: int  # everything else
+    checkpoints: int = 0  # limit of their bytes, see engine/core/checkpoints.py
     copies: int = 0  # file pages that stay mapped beside repacked weights: part of the resident set, but not needed
 
     @property
     def needed(self) -> int:
         """The memory that must be free; otherwise the system swaps or reads the file again and again."""
-        return self.weights + self.kv + self.growth + self.compute + self.process
+        return self.weights + self.kv + self.growth + self.compute + self.process + self.checkpoints
 
     @property
     def resident(self) -> int:
@@ -132,8 +139,16 @@ def memory(
         growth=kv_bytes(sizes, previous, kv_type),
         compute=_compute_bytes(sizes, longest) + _LOGIT_BYTES * sizes.n_vocab * (sequences + parked - 1),
         process=_PROCESS_BYTES + _TOKEN_BYTES * sizes.n_vocab + _MERGE_BYTES * sizes.n_merges,
+        checkpoints=checkpoint_bytes(sizes, sequences),
         copies=copies,
     )
+
+
+def checkpoint_bytes(sizes: Sizes, sequences: int) -> int:
+    """Return the limit for checkpoints of a memory that can't be cut; 0 if all of it can."""
+    one = sizes.recurrent_bytes + sizes.window_bytes
+    limit = max(_CHECKPOINT_BYTES, _FEWEST_CHECKPOINTS * sizes.recurrent_bytes)
+    return min(limit, _MOST_CHECKPOINTS * sequences * one)
 
 
 def without_flash_attention(parts: Memory, sizes: Sizes, tokens: int) -> Memory:

@@ -76,7 +76,9 @@ def plan_pair(
         return plan, None
     n_ctx = max(plan.n_ctx, CONTEXT_BOUNDS[0])
     gpu_layers = 0 if hardware.workers else plan.gpu_layers  # the network is too slow for drafts
-    own = replace(preferences, n_ctx=n_ctx, threads=plan.threads, gpu_layers=gpu_layers)
+    own = replace(
+        preferences, n_ctx=n_ctx, threads=plan.threads, gpu_layers=gpu_layers, override_tensor="", gpu_excess=()
+    )
     beside = replace(make_plan(drafts, replace(hardware, memory_total=0, workers=()), own), n_parked=0)
     return replace(plan, draft_bytes=beside.memory.weights + beside.memory.kv), Drafts(drafts, beside.load(draft.path))
 
@@ -119,6 +121,10 @@ class ResizedHeader:
     @property
     def recurrent_bytes(self) -> int:
         return self.header.recurrent_bytes
+
+    @property
+    def window_bytes(self) -> int:
+        return self.header.window_bytes
 
     @property
     def n_embd(self) -> int:

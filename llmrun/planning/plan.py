@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from llmrun.errors import OutOfMemoryError, UsageError, require_within
 from llmrun.planning.hardware import Hardware
@@ -24,9 +24,18 @@ from llmrun.planning.memory import (
     without_flash_attention,
 )
 from llmrun.planning.rpc import layer_placement, split_model
-from llmrun.planning.split import ALL_LAYERS, Layers, Split, described, gpu_notes
+from llmrun.planning.split import ALL_LAYERS, Layers, Split, check_overrides, described, gpu_notes
+from llmrun.protocol.devices import Gpu, selected
 from llmrun.protocol.loading import Load, LoadSettings
-from llmrun.protocol.settings import DEFAULTS, MAX_THREADS, MAX_TOKENS, EngineSettings, check_setting
+from llmrun.protocol.settings import (
+    DEFAULTS,
+    DEVICE_SETTINGS,
+    MAX_THREADS,
+    MAX_TOKENS,
+    SETTINGS,
+    EngineSettings,
+    check_setting,
+)
 from llmrun.protocol.sizes import readable_size
 
 # Inclusive bounds of preferences.
@@ -60,7 +69,8 @@ class HeaderFacts(Layers, Protocol):
         """Weights in this file."""
 
 
-LOAD_OPTIONS = ("threads", "gpu_layers", "cpu_experts", "kv_type_k", "kv_type_v", "flash_attention")
+ATTENTION = ("flash_attention", "kv_type_k", "kv_type_v")
+LOAD_OPTIONS = ("threads", "gpu_layers", "cpu_experts", *ATTENTION, *DEVICE_SETTINGS)
 """The engine settings that a user may prefer, all fields of LoadPreferences."""
 
 
@@ -75,38 +85,68 @@ class LoadPreferences:
     n_ctx: int | None = None  # context window in tokens
     threads: int | None = None
     gpu_layers: int | None = None  # -1 is all; None is as many as fit
-    kv_type_k: str = DEFAULTS.kv_type_k  # a key of memory.KV_BYTES
-    kv_type_v: str = DEFAULTS.kv_type_v
-    flash_attention: str = DEFAULTS.flash_attention
+    kv_type_k: str | None = None  # a key of memory.KV_BYTES
+    kv_type_v: str | None = None
+    flash_attention: str | None = None
     parallel: int = 1  # answers at the same time
     exact: bool = False  # these share nothing, so that each is bit for bit what it would be alone
     cpu_experts: int | None = None  # layers whose experts stay with the processor
     as_alone: bool = False  # choose flash attention as for one answer, so that each of several equals that of its seed
     workers: tuple[str, ...] = ()  # "HOST:PORT" of RPC workers that hold a part of the layers
     measured_attention: str = ""  # faster flash attention setting of one sequence here, see attention.py; "" if unknown
+    split_mode: str = DEFAULTS.split_mode
+    main_gpu: int = DEFAULTS.main_gpu
+    tensor_split: str = DEFAULTS.tensor_split
+    device: str = DEFAULTS.device
+    override_tensor: str = DEFAULTS.override_tensor
+    gpu_excess: tuple[tuple[str, int], ...] = ()  # bytes of each GPU beyond an earlier plan, see gpu_memory.py
 
     def __post_init__(self) -> None:
         require_within("--parallel", self.parallel, PARALLEL_BOUNDS)
         require_within("--ctx", self.n_ctx, CONTEXT_BOUNDS)
         for name in LOAD_OPTIONS:
             check_setting(name, getattr(self, name), choices=tuple(KV_BYTES) if name.startswith("kv_type") else ())
-        if self.flash_attention == "off" and self.kv_type_v != "f16":
+        if self.flash_attention == "off" and self.attention["kv_type_v"] != "f16":
             what = f"--cache-type-v {self.kv_type_v} needs flash attention"
             raise UsageError(what, hint="leave out --flash-attention off")
+        if self.flash_attention == "off" and self.split_mode == "tensor":
+            raise UsageError("--split-mode tensor needs flash attention", hint="leave out --flash-attention off")
+        chosen = next((name for name in DEVICE_SETTINGS if getattr(self, name) != getattr(DEFAULTS, name)), None)
+        if self.workers and chosen is not None:
+            what = f"--rpc and {SETTINGS[chosen].option} exclude each other"
+            raise UsageError(what, why="layers are divided by the memory of each machine")
 
     @property
     def kv_type(self) -> str:
         """The larger of the two types, for which memory is planned."""
-        return max(self.kv_type_k, self.kv_type_v, key=KV_BYTES.__getitem__)
+        return max(self.attention["kv_type_k"], self.attention["kv_type_v"], key=KV_BYTES.__getitem__)
+
+    @property
+    def attention(self) -> dict[str, str]:
+        """The settings of attention, with defaults for those that the user left open."""
+        return {name: getattr(self, name) or getattr(DEFAULTS, name) for name in ATTENTION}
+
+    @property
+    def device_settings(self) -> dict[str, Any]:
+        """The fields that choose GPUs and divide a model between them."""
+        return {name: getattr(self, name) for name in DEVICE_SETTINGS}
+
+    def gpus(self, there: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+        """Return those of a machine's GPUs that are to be used.
+
+        Raises:
+            UsageError: the preferences name a GPU that is not there.
+        """
+        found = selected(there, self.device, self.split_mode, self.main_gpu, self.tensor_split)
+        check_overrides(self.override_tensor, found)
+        return found
 
     def settings(self, hardware: Hardware) -> EngineSettings:
         """Return the settings for a job that loads a model without a plan."""
         return EngineSettings(
             threads=self.threads or hardware.usable_cores,
             gpu_layers=ALL_LAYERS if self.gpu_layers is None else self.gpu_layers,
-            flash_attention=self.flash_attention,
-            kv_type_k=self.kv_type_k,
-            kv_type_v=self.kv_type_v,
+            **{**self.attention, **self.device_settings},
         )
 
 
@@ -119,7 +159,8 @@ class Plan(LoadSettings):
     memory: Memory  # of the model, in the machine's memory or a GPU's
     ram_bytes: int  # part of memory.needed that the machine's own memory has to hold
     vram_bytes: int = 0  # part that the GPUs have to hold; 0 without any, or if unknown
-    devices: tuple[tuple[str, int], ...] = ()  # each GPU's name, and its bytes when the model is loaded
+    gpu_excess: tuple[tuple[str, int], ...] = ()  # part of gpu_bytes that an earlier load needed beyond its plan
+    gpu_bytes: tuple[tuple[str, int], ...] = ()  # each GPU's name, and its bytes when the model is loaded
     notes: tuple[str, ...] = ()  # a sentence about each choice that is not simply what the model was trained on
     tuned: tuple[str, ...] = ()  # settings that `llmrun tune` found faster, in words
     slow_flash_attention: bool = False  # ggml's kernel is slow here; answers without it differ a little
@@ -139,6 +180,7 @@ class Plan(LoadSettings):
             f"{self.threads} threads; "
             f"{readable_size(self.ram_bytes)} of memory when it is full: weights {readable_size(parts.weights)}, "
             f"KV cache {readable_size(parts.kv)}, scratch {readable_size(parts.compute + parts.growth)}, "
+            f"{f'checkpoints {readable_size(parts.checkpoints)}, ' if parts.checkpoints else ''}"
             f"process {readable_size(parts.process)}"
         )
         text += f"; {readable_size(self.draft_bytes)} of that for the draft model" if self.draft_bytes else ""
@@ -163,7 +205,9 @@ def make_plan(
 
     Raises:
         OutOfMemoryError: the model or the preferred context does not fit.
+        UsageError: the preferences name a GPU that is not there.
     """
+    hardware = replace(hardware, gpus=preferences.gpus(hardware.gpus))
     fit = _ContextFit(header, hardware, preferences, name, repository)
     n_ctx, context_notes = fit.context()
     threads, thread_notes = _threads(hardware, preferences.threads)
@@ -172,11 +216,12 @@ def make_plan(
     n_ctx_start = n_ctx if fit.apart > 1 or hardware.workers else fit.start(n_cells)
     split = fit.split(n_cells, n_ctx_start * fit.apart)
     is_like_one = preferences.parallel == 1 or preferences.as_alone or preferences.exact
+    attention = preferences.attention
     flash_attention = (
-        choose_flash_attention(header, hardware, preferences) if is_like_one else preferences.flash_attention
+        choose_flash_attention(header, hardware, preferences) if is_like_one else attention["flash_attention"]
     )
     plain = fit.memory(n_cells, n_ctx_start * fit.apart)
-    writes_scores = flash_attention == "off" and not (split.devices and split.gpu_layers == ALL_LAYERS)
+    writes_scores = flash_attention == "off" and not (split.gpu_bytes and split.gpu_layers == ALL_LAYERS)
     parts = without_flash_attention(plain, header, n_ctx) if writes_scores else plain
     return Plan(
         n_ctx=n_ctx,
@@ -188,13 +233,14 @@ def make_plan(
         ram_bytes=split.ram + parts.compute - plain.compute,
         vram_bytes=split.vram,
         notes=(*context_notes, *cell_notes, *_gpu_notes(header, hardware, preferences, split), *thread_notes),
-        kv_type_k=preferences.kv_type_k,
-        kv_type_v=preferences.kv_type_v,
+        kv_type_k=attention["kv_type_k"],
+        kv_type_v=attention["kv_type_v"],
         flash_attention=flash_attention,
         slow_flash_attention=flash_attention != "off" and _is_flash_attention_slow(header, hardware),
         n_seq_max=preferences.parallel,
         n_cells=n_cells,
         n_parked=fit.parked,
+        checkpoint_bytes=parts.checkpoints,
         n_stream=0
         if hardware.gpus or hardware.workers
         else longest_stream(header, n_cells, preferences.parallel, preferences.kv_type),
@@ -202,7 +248,9 @@ def make_plan(
         cpu_experts=split.cpu_experts,
         workers=tuple(worker.endpoint for worker in hardware.workers),
         layer_counts=split.layer_counts,
-        devices=fit.at_start(n_ctx_start, split).devices,
+        gpu_excess=preferences.gpu_excess,
+        gpu_bytes=fit.at_start(n_ctx_start, split).gpu_bytes,
+        **preferences.device_settings,
     )
 
 
@@ -238,15 +286,15 @@ def choose_flash_attention(header: HeaderFacts, hardware: Hardware, preferences:
 
     The user's preference; else off if that was measured to be faster and memory is left; else llama.cpp's own choice.
     """
-    preferred = preferences.flash_attention, preferences.kv_type_k, preferences.kv_type_v
-    is_measured = preferences.measured_attention == "off"
-    if preferred != ("auto", "f16", "f16") or hardware.gpus or hardware.workers or not is_measured:
-        return preferences.flash_attention
+    preferred = preferences.attention
+    is_open = [preferred[name] for name in ATTENTION] == ["auto", "f16", "f16"]
+    if not is_open or hardware.gpus or hardware.workers or preferences.measured_attention != "off":
+        return preferred["flash_attention"]
     alone = _ContextFit(header, hardware, replace(preferences, parallel=1, exact=False), "", "")
     try:
         n_ctx, _ = alone.context()  # not the window of one of several, which may be cut to fit
     except OutOfMemoryError:
-        return preferences.flash_attention
+        return "auto"
     needed = alone.split(n_ctx, alone.start(n_ctx)).ram + score_bytes(header, n_ctx)
     return "off" if scores_fit(header, hardware, n_ctx) and needed <= hardware.memory_available else "auto"
 
@@ -305,9 +353,17 @@ class _ContextFit:
     def split(self, n_cells: int, start: int) -> Split:
         needs = self.memory(n_cells, start)
         preferences = self.preferences
-        layers, experts, attention = preferences.gpu_layers, preferences.cpu_experts, preferences.flash_attention
-        with_scores = attention == "off"
-        return split_model(self.header, needs, n_cells, self.hardware, layers, experts, with_scores=with_scores)
+        return split_model(
+            self.header,
+            needs,
+            n_cells,
+            self.hardware,
+            preferences.gpu_layers,
+            preferences.cpu_experts,
+            with_scores=preferences.flash_attention == "off",
+            settings=EngineSettings(**preferences.device_settings),
+            excess=dict(preferences.gpu_excess),
+        )
 
     def at_start(self, start: int, split: Split) -> Split:
         """Return a split when the model is loaded, before the KV cache has grown."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from llmrun.planning.memory import Memory, reserved_bytes
 from llmrun.planning.split import ALL_LAYERS, Layers, Split, split_memory
+from llmrun.protocol.settings import DEFAULTS, EngineSettings
 
 if TYPE_CHECKING:
     from llmrun.planning.hardware import Hardware
@@ -41,11 +42,23 @@ def split_model(
     preferred_experts: int | None = None,
     *,
     with_scores: bool = False,
+    settings: EngineSettings = DEFAULTS,
+    excess: Mapping[str, int] = {},
 ) -> Split:
     """Place a model with or without workers; arguments as in split.split_memory()."""
     if hardware.workers:
         return _split_over_workers(header, needs, n_ctx, hardware, preferred)
-    return split_memory(header, needs, n_ctx, hardware.gpus, preferred, preferred_experts, with_scores=with_scores)
+    return split_memory(
+        header,
+        needs,
+        n_ctx,
+        hardware.gpus,
+        preferred,
+        preferred_experts,
+        with_scores=with_scores,
+        settings=settings,
+        excess=excess,
+    )
 
 
 def _split_over_workers(header: Layers, needs: Memory, n_ctx: int, hardware: Hardware, preferred: int | None) -> Split:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, fields, replace
 
-from llmrun.planning.plan import LoadPreferences
+from llmrun.planning.plan import ATTENTION, LoadPreferences
 from llmrun.protocol.loading import Load
 from llmrun.protocol.settings import EngineSettings, setting, shown
 
@@ -45,10 +45,9 @@ class TunableSettings(EngineSettings):
         found = self.applied(load)
         if preferences.threads is not None:
             found = replace(found, threads=load.threads, threads_batch=load.threads_batch)
-        keeps_flash = preferences.flash_attention != "auto" or (found.flash_attention == "off" and not without_flash)
-        if keeps_flash or (preferences.kv_type_k, preferences.kv_type_v) != ("f16", "f16"):
-            flash, type_k, type_v = load.flash_attention, load.kv_type_k, load.kv_type_v
-            found = replace(found, flash_attention=flash, kv_type_k=type_k, kv_type_v=type_v)
+        is_given = any(getattr(preferences, name) is not None for name in ATTENTION)
+        if is_given or (found.flash_attention == "off" and not without_flash):  # they were measured together
+            found = replace(found, **{name: getattr(load, name) for name in ATTENTION})
         return found
 
     @property

@@ -9,24 +9,25 @@ experts stay with the processor first, and the attention of all layers is on the
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
 from llmrun.planning.memory import Memory, Sizes, logit_bytes, pipeline_bytes, reserved_bytes
-from llmrun.protocol.devices import Gpu
+from llmrun.protocol.devices import PROCESSOR, Gpu, proportions, tensor_overrides, unknown_device
+from llmrun.protocol.settings import DEFAULTS, EngineSettings
 from llmrun.protocol.sizes import readable_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from llmrun.gguf.placement import LayerShares
-    from llmrun.protocol.loading import DeviceBuffer
 
 ALL_LAYERS = -1
 _GPU_MARGIN = 256 << 20  # for the driver and the desktop
-_DIFFERS = 0.1  # share of the planned bytes
 
 
 class Layers(Sizes, Protocol):
@@ -55,35 +56,67 @@ class Split:
     cpu_experts: tuple[int, ...] = ()  # layers on a GPU whose experts stay with the processor
     layer_counts: tuple[int, ...] = ()  # of gpu_layers, on each worker's device, then each GPU; () without workers
     remote: int = 0  # bytes on workers
-    devices: tuple[tuple[str, int], ...] = ()  # name and bytes of each GPU with its own memory; () with workers
+    gpu_bytes: tuple[tuple[str, int], ...] = ()  # name and bytes of each GPU with its own memory; () with workers
 
 
 class _Placement:
     """llama.cpp's distribution of layers over GPUs (llama_model_base::load_tensors), and its bytes on each."""
 
-    def __init__(self, header: Layers, needs: Memory, n_ctx: int, own: Sequence[Gpu], *, with_scores: bool) -> None:
-        self._header, self._needs, self._n_ctx = header, needs, n_ctx
-        self._free = [gpu.memory_free for gpu in own]
+    def __init__(
+        self,
+        header: Layers,
+        needs: Memory,
+        n_ctx: int,
+        own: Sequence[Gpu],
+        settings: EngineSettings,
+        excess: Mapping[str, int],
+        *,
+        with_scores: bool,
+    ) -> None:
+        self._header, self._needs, self._n_ctx, self._settings = header, needs, n_ctx, settings
+        parts = proportions(settings.tensor_split)
+        self._parts = [*parts, *[0.0] * (len(own) - len(parts))] if parts else [gpu.memory_free for gpu in own]
+        if settings.split_mode == "tensor" and not parts:
+            self._parts = [1.0] * len(own)
         self._scratch = reserved_bytes(header, n_ctx, with_scores=with_scores)
         self._shares, self._experts = header.layer_shares, header.expert_bytes
         self.layers = len(self._shares.weights)  # llama.cpp counts the output as one
+        self._moved_from: Counter[int] = Counter()  # layer -> bytes of tensors that --override-tensor moves
+        self._moved_to = [0] * len(own)
+        self._largest_moved = 0  # of those in RAM
+        self._excess = [excess.get(gpu.name, 0) for gpu in own]
+        self._move(settings, [gpu.name for gpu in own])
+
+    def _move(self, settings: EngineSettings, names: Sequence[str]) -> None:
+        overrides = [(re.compile(each.pattern), each.device) for each in tensor_overrides(settings.override_tensor)]
+        for name, (layer, share) in self._shares.tensors.items() if overrides else ():
+            device = next((device for pattern, device in overrides if pattern.search(name)), None)
+            size = int(share * self._needs.weights)
+            if device is None:
+                continue
+            self._moved_from[layer] += size
+            if device in names:
+                self._moved_to[names.index(device)] += size
+            else:
+                self._largest_moved = max(self._largest_moved, size)
 
     def _layers_of(self, chosen: int) -> list[range]:
-        """Return the layers of each GPU: in proportion to its free memory, the last `chosen` in all."""
-        total, first = sum(self._free) or 1, self.layers - chosen
-        ends = [first + math.ceil(chosen * sum(self._free[:count]) / total) for count in range(len(self._free))]
+        """Return the layers of each GPU: by its free memory or --tensor-split, the last `chosen` in all."""
+        total, first = sum(self._parts) or 1, self.layers - chosen
+        ends = [first + math.ceil(chosen * sum(self._parts[:count]) / total) for count in range(len(self._parts))]
         return [range(start, end) for start, end in pairwise([*ends, self.layers])]
 
     def _held(self, layer: int, left: tuple[int, ...]) -> int:
         """Return the bytes of a layer's weights and KV cache; a copy that growing takes is in RAM."""
         shares, needs = self._shares, self._needs
         kv = shares.kv[layer] * needs.kv if layer < len(shares.kv) else 0
-        return int(shares.weights[layer] * needs.weights + kv) - (self._experts.get(layer, 0) if layer in left else 0)
+        moved = self._moved_from[layer] or (self._experts.get(layer, 0) if layer in left else 0)
+        return int(shares.weights[layer] * needs.weights + kv) - moved
 
     def saved(self, chosen: int, left: tuple[int, ...]) -> int:
         """Return the bytes that RAM does not hold; arguments as in taken()."""
         held = sum(self._held(layer, left) for layer in range(self.layers - chosen, self.layers))
-        return held - int(self._shares.copied * self._needs.weights) * bool(chosen)
+        return held + sum(self._moved_to) - int(self._shares.copied * self._needs.weights) * bool(chosen)
 
     def taken(self, chosen: int, left: tuple[int, ...]) -> list[int]:
         """Return the bytes of each GPU.
@@ -93,18 +126,22 @@ class _Placement:
             left: layers without their experts.
         """
         scratch, sizes = self._scratch, []
-        if len(self._free) > 1 and chosen == self.layers and not left:
+        mode, overrides = self._settings.split_mode, self._settings.override_tensor
+        if len(self._parts) > 1 and chosen == self.layers and mode == "layer" and not (left or overrides):
             scratch += pipeline_bytes(self._header, self._n_ctx)
-        for layers in self._layers_of(chosen):
-            size = sum(self._held(layer, left) for layer in layers)
-            has_output_alone = layers == range(self.layers - 1, self.layers)
+        by_gpu = [sum(self._held(layer, left) for layer in layers) for layers in self._layers_of(chosen)]
+        if mode == "tensor":
+            by_gpu = [int(sum(by_gpu) * part / sum(self._parts)) for part in self._parts]
+        for layers, held, moved in zip(self._layers_of(chosen), by_gpu, self._moved_to, strict=True):
+            has_output_alone = layers == range(self.layers - 1, self.layers) and mode != "tensor"
+            size = held + moved
             sizes.append(size + (logit_bytes(self._header) if has_output_alone else scratch) if size else 0)
-        if left or chosen < self.layers:  # prompts are computed on the first GPU, also with weights in RAM
-            sizes[0] = max(sizes[0], scratch + sum(self._held(layer, left) for layer in self._layers_of(chosen)[0]))
-            # A matrix in RAM is copied for a micro-batch.
+        if left or self._largest_moved or chosen < self.layers:
+            # Prompts are computed on the first GPU, also with weights in RAM: a matrix is copied for a micro-batch.
+            sizes[0] = max(sizes[0], scratch + by_gpu[0] + self._moved_to[0])
             copied = max(self._experts.values()) if left else self._shares.largest * self._needs.weights
-            sizes[0] += int(copied)
-        return sizes
+            sizes[0] += self._largest_moved if chosen == self.layers and not left else int(copied)
+        return [max(size + more, 0) if size else 0 for size, more in zip(sizes, self._excess, strict=True)]
 
 
 def split_memory(
@@ -116,21 +153,24 @@ def split_memory(
     preferred_experts: int | None = None,
     *,
     with_scores: bool = False,
+    settings: EngineSettings = DEFAULTS,
+    excess: Mapping[str, int] = {},
 ) -> Split:
     """Place a model on GPUs and the processor.
 
     Args:
         needs: of the whole model with that context.
-        gpus: integrated ones are skipped, since they have no memory of their own.
+        gpus: those to use; integrated ones are skipped, since they have no memory of their own.
         preferred: layers on GPUs; None for as many as fit.
         preferred_experts: layers whose experts stay with the processor; None for as few as allow all layers on GPUs,
             or none if `preferred` is given.
         with_scores: attention scores are stored, for lack of flash attention.
+        settings: only DEVICE_SETTINGS are heeded.
     """
     own = [gpu for gpu in gpus if not gpu.shared]
     if not own:
         return Split(ALL_LAYERS if preferred is None else preferred, needs.needed, 0)
-    placement = _Placement(header, needs, n_ctx, own, with_scores=with_scores)
+    placement = _Placement(header, needs, n_ctx, own, settings, excess, with_scores=with_scores)
     layers, experts = placement.layers, header.expert_bytes
 
     def fits(chosen: int, left: tuple[int, ...]) -> bool:
@@ -154,8 +194,16 @@ def split_memory(
         ram=needs.needed - placement.saved(chosen, left),
         vram=sum(taken),
         cpu_experts=left,
-        devices=tuple((gpu.name, size) for gpu, size in zip(own, taken, strict=True)),
+        gpu_bytes=tuple((gpu.name, size) for gpu, size in zip(own, taken, strict=True)),
     )
+
+
+def check_overrides(text: str, gpus: Sequence[Gpu]) -> None:
+    """Raise UsageError if a tensor override names a device that the model does not use."""
+    known = [PROCESSOR, *(gpu.name for gpu in gpus)]
+    for override in tensor_overrides(text):
+        if override.device not in known:
+            raise unknown_device("--override-tensor", override.device, known)
 
 
 def _spread(experts: Mapping[int, int], count: int) -> tuple[int, ...]:
@@ -182,27 +230,12 @@ def gpu_notes(
         return [
             f"{name} has {readable_size(own[name])} free, but this takes {readable_size(size)}: loading may fail or be "
             "slow (without -ngl, as many layers as fit are put there)"
-            for name, size in split.devices
+            for name, size in split.gpu_bytes
             if size > own[name]
         ]
-    if not split.gpu_layers or not split.devices or (split.gpu_layers == ALL_LAYERS and not split.cpu_experts):
+    if not split.gpu_layers or not split.gpu_bytes or (split.gpu_layers == ALL_LAYERS and not split.cpu_experts):
         return []
     where = described(split.gpu_layers, len(split.cpu_experts))
     if split.gpu_layers != ALL_LAYERS:
         where = where.replace(" layers", f" of {header.n_layers + 1} layers", 1)
     return [f"{where}: what fits into its {readable_size(sum(own.values()))} of free memory"]
-
-
-def allocation_notes(planned: Sequence[tuple[str, int]], buffers: Sequence[DeviceBuffer]) -> list[str]:
-    """Return a note on each GPU whose buffers differ from the plan by more than a tenth.
-
-    Args:
-        planned: name and bytes of each GPU.
-        buffers: what llama.cpp allocated; none if unknown.
-    """
-    notes = []
-    for name, size in planned if buffers else ():
-        allocated = sum(buffer.n_bytes for buffer in buffers if buffer.device == name)
-        if abs(allocated - size) > _DIFFERS * max(size, 1):
-            notes.append(f"{name} holds {readable_size(allocated)}; the plan expected {readable_size(size)}")
-    return notes

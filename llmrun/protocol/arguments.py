@@ -12,12 +12,15 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from numbers import Real
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar, get_args
 
 from llmrun.errors import TEXT, UsageError, ValueKind, did_you_mean, require
 
 MOST_TOKENS = 2**31 - 1
 """Maximum of any limit."""
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+EFFORTS: tuple[str, ...] = get_args(Effort)
+"""Levels of reasoning effort, as OpenAI's and other protocols have them."""
 MOST_TOP_LOGPROBS = 20
 """Maximum number of most likely tokens reported in the place of one."""
 
@@ -42,6 +45,10 @@ def _are_biases(value: Any) -> bool:
 
 def _is_list(value: Any) -> bool:
     return isinstance(value, (list, tuple))
+
+
+def _are_token_ids(value: Any) -> bool:
+    return _is_list(value) and all(_is_whole(each) and 0 <= each <= MOST_TOKENS for each in value)
 
 
 def _are_several(value: Any) -> bool:
@@ -103,6 +110,8 @@ KINDS: dict[str, ValueKind] = {
         lambda value: isinstance(value, (str, Mapping)) or _are_several(value) or _is_made("Message", value),
     ),
     "prompt": TEXT,
+    "prompt_tokens": _list_of(_WHOLE, "a list of whole numbers"),
+    "suffix": _optional(TEXT),
     "schema": ValueKind(
         "a dict or a class with model_json_schema()",
         lambda value: (
@@ -114,6 +123,8 @@ KINDS: dict[str, ValueKind] = {
     "template": _optional(TEXT),
     "grammar": _optional(_made("Grammar", "a Grammar, as llmrun.read_grammar() gives it")),
     "thinking": _optional(_SWITCH),
+    "reasoning_effort": _optional(_one_of(*EFFORTS)),
+    "template_variables": TEXT,
     "thinking_tokens": _optional(_whole(0, MOST_TOKENS)),
     "stops_repeats": _SWITCH,
     "remember": _whole(0, MOST_TOKENS),
@@ -151,6 +162,9 @@ KINDS: dict[str, ValueKind] = {
     # tokens, and questions about an answer
     "text": TEXT,
     "special": _SWITCH,
+    "tokens": ValueKind("a list of token ids", _are_token_ids),
+    "system": _optional(TEXT),
+    "stream": _SWITCH,
     "last": _whole(1, MOST_TOKENS),
     "candidates": _whole(1, MOST_TOKENS),
     "prompt_only": _SWITCH,

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from llmrun.protocol.system_files import read_number, read_text
+from llmrun.system import read_number, read_text
 
 _POWERCAP = Path("/sys/class/powercap")
 _COUNTED = ("package-", "dram")  # the zones inside a package, but its memory, are part of it

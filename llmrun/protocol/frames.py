@@ -1,5 +1,7 @@
 """The wire format of the pipe: a 4-byte big-endian length and that many bytes of UTF-8 JSON with a "kind".
 
+The text of all answers of a step has one frame, "TextDeltas", with a row for each: it is most of what is sent.
+
 Must not know the meaning of messages. Never pickle, so that a compromised engine can't run code in the front.
 """
 
@@ -7,12 +9,12 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable
-from typing import Any, get_args
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, get_args
 
 from llmrun.errors import LlmrunError
 from llmrun.protocol.codec import as_dict, from_json, load_json, refusal
-from llmrun.protocol.messages import Command, Event, Failed, Frame
+from llmrun.protocol.messages import AnswerPart, Command, Event, Failed, Frame, PartKind, TextDelta
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 _LENGTH = struct.Struct(">I")
@@ -29,6 +31,18 @@ class FrameError(Exception):
     failed: Failed | None = None
 
 
+_ROW_TYPES = (int, str, int, int)
+_TEXT_BEFORE, _TEXT_AFTER = b'{"kind":"TextDeltas","rows":', b"}"
+_json_text, _raw_decode = json.encoder.encode_basestring_ascii, json.JSONDecoder().raw_decode
+_PART_KINDS = get_args(PartKind)
+
+
+class TextDeltas(NamedTuple):
+    """The text of several answers, in the order it was sampled."""
+
+    rows: tuple[TextDelta, ...]
+
+
 _KINDS: dict[str, type[Frame]] = {kind.__name__: kind for kind in (*get_args(Command), *get_args(Event))}
 
 
@@ -39,13 +53,27 @@ def encode(frame: Frame) -> bytes:
         FrameError: it is larger than MAX_FRAME_BYTES.
         UsageError: it holds something that is not JSON data.
     """
-    body = json.dumps({"kind": type(frame).__name__, **as_dict(frame)}).encode()
+    return _framed(json.dumps({"kind": type(frame).__name__, **as_dict(frame)}))
+
+
+def encode_text(rows: Iterable[TextDelta]) -> bytes:
+    """Return one frame for the text of several answers, without log-probabilities; raise as encode()."""
+    written = ",".join(
+        f"[{row.request},{_json_text(row.text)},{row.tokens},{int(row.drafted)},"
+        f"{'null' if row.parts is None else json.dumps(row.parts)}]"
+        for row in rows
+    )
+    return _framed(f"{_TEXT_BEFORE.decode()}[{written}]{_TEXT_AFTER.decode()}")
+
+
+def _framed(text: str) -> bytes:
+    body = text.encode()
     if len(body) > MAX_FRAME_BYTES:
         raise FrameError(f"a frame of {len(body)} bytes is over the limit of {MAX_FRAME_BYTES}")
     return _LENGTH.pack(len(body)) + body
 
 
-def decode(body: bytes) -> Frame:
+def decode(body: bytes) -> Frame | TextDeltas:
     """Return the frame in a body (without the length prefix).
 
     Raises:
@@ -53,14 +81,33 @@ def decode(body: bytes) -> Frame:
     """
     data: Any = None
     try:
+        if body.startswith(_TEXT_BEFORE):
+            rows, end = _raw_decode(body[len(_TEXT_BEFORE) :].decode())
+            if len(_TEXT_BEFORE) + end + len(_TEXT_AFTER) != len(body):  # all of it is ASCII
+                raise ValueError("it has no end")
+            return TextDeltas(tuple(map(_text_delta, rows)))
         data = load_json(body)
-        kind = _KINDS[data.pop("kind")]
-        return from_json(kind, data)
-    except (ValueError, TypeError, KeyError, AttributeError, LlmrunError) as error:
+        return from_json(_KINDS[data.pop("kind")], data)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, LlmrunError) as error:
         broken = FrameError(f"not a frame: {error!r}")
         if isinstance(data, dict) and type(request := data.get("request")) is int:
             broken.failed = Failed.of(refusal(error), request)
         raise broken from error
+
+
+def _text_delta(row: Any) -> TextDelta:
+    """Return a row of TextDeltas; raise TypeError or ValueError if it is something else."""
+    request, text, tokens, drafted, parts = row
+    if (type(request), type(text), type(tokens), type(drafted)) != _ROW_TYPES:
+        raise TypeError(f"a row of TextDeltas is {row!r:.40}")
+    return TextDelta(request, text, tokens, (), bool(drafted), None if parts is None else tuple(map(_part, parts)))
+
+
+def _part(part: Any) -> AnswerPart:
+    kind, text = part
+    if kind not in _PART_KINDS or type(text) is not str:
+        raise TypeError(f"a part of an answer is {part!r:.40}")
+    return AnswerPart(kind, text)
 
 
 def frame_length(data: bytes | bytearray) -> int | None:
@@ -77,7 +124,7 @@ def frame_length(data: bytes | bytearray) -> int | None:
     return _LENGTH.size + int(length)
 
 
-def read_frame(read: Callable[[int], bytes]) -> Frame | None:
+def read_frame(read: Callable[[int], bytes]) -> Frame | TextDeltas | None:
     """Return the next frame of a blocking stream; None at its end.
 
     Args:

@@ -9,14 +9,6 @@ from llmrun.protocol.adapters import Adapter
 from llmrun.protocol.settings import EngineSettings, common_fields
 
 
-class Open(NamedTuple):
-    """Begin to load these weights, on a guess before the plan is made. Not answered; Load repeats the arguments."""
-
-    path: str  # of the GGUF file, absolute
-    gpu_layers: int = -1  # number of layers on the GPU; -1 is all
-    request: int = 0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSettings(EngineSettings):
     """The settings of a load that a plan chooses, besides the context window."""
@@ -24,6 +16,7 @@ class LoadSettings(EngineSettings):
     n_seq_max: int = 1  # sequences at the same time
     n_cells: int = 0  # maximum cells of the KV cache that several sequences share; 0 is n_ctx for each
     n_parked: int = 0  # prompt prefixes cached beside the sequences, where those share cells from the start
+    checkpoint_bytes: int = 0  # limit of the copies of recurrent states and sliding windows, in the machine's memory
     n_stream: int = 0  # cells that each of several sequences may have of its own; one that needs more shares with all
     exact: bool = False  # sequences share nothing and take turns: each answer is bit for bit that of one alone
     workers: tuple[str, ...] = ()  # "HOST:PORT" of RPC workers, whose devices come before this machine's GPUs

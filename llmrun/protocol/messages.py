@@ -15,12 +15,12 @@ from llmrun.errors import BY_CODE, TEXT, ContextOverflowError, LlmrunError, Usag
 from llmrun.grammar import Grammar
 from llmrun.protocol.adapters import AdapterScale
 from llmrun.protocol.arguments import check_fields
-from llmrun.protocol.loading import Load, Loaded, LoadProgress, Open
+from llmrun.protocol.loading import Load, Loaded, LoadProgress
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.speculation import Speculation, StepsMeasured
 
-PICTURE_BEGINNINGS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8", b"BM")
-"""Magic numbers of the image files that the engine can decode: PNG, JPEG, GIF, BMP."""
+PICTURE_BEGINNINGS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8", b"BM", b"RIFF")
+"""Magic numbers of the image files that the engine can decode: PNG, JPEG, GIF, BMP, WebP."""
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -43,7 +43,7 @@ class ToolCall(NamedTuple):
 class Image(NamedTuple):
     """An image in a message. Only the engine decodes it, so that a hostile file kills no other process."""
 
-    data: str  # a PNG, JPEG, GIF or BMP file, in base64
+    data: str  # a PNG, JPEG, GIF, BMP or WebP file, in base64
     name: str = ""  # of the file, for messages to the user
     at: int = 0  # number of characters of the message's content before it
 
@@ -59,6 +59,7 @@ class Message:
         tool_call_id: of a tool's result, the id of the call.
         name: of a tool's result, the name of the tool.
         pictures: images, in the order of their places in the content.
+        reasoning: of the assistant, before the content; the chat template keeps it or leaves it out.
 
     Raises:
         UsageError: there is no such role, or the content is not a text.
@@ -70,16 +71,19 @@ class Message:
     tool_call_id: str = ""
     name: str = ""
     pictures: tuple[Image, ...] = ()
+    reasoning: str = ""
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
             raise UsageError(f"invalid role {brief(self.role)}", why=f"must be one of {', '.join(ROLES)}")
         require("content of a message", self.content, TEXT)
+        require("reasoning of a message", self.reasoning, TEXT)
 
     @property
     def texts(self) -> tuple[str, ...]:
         """All texts in it, written by users, models or tools."""
-        return self.content, self.tool_call_id, self.name, *(text for call in self.tool_calls for text in call)
+        fields = self.content, self.reasoning, self.tool_call_id, self.name
+        return *fields, *(text for call in self.tool_calls for text in call)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +93,17 @@ class AnswerRequest:
     Attributes:
         messages: the whole conversation; empty if `prompt` is used.
         prompt: plain text to continue, without a chat template.
+        prompt_tokens: token ids to continue; `prompt` is "" then.
+        suffix: text after the answer, which fills the gap between `prompt` and it; None is no gap.
         sampling: sampling parameters.
         limits: maximum length, stop texts and banned phrases.
         template: Jinja text, or "chatml", instead of the model's own chat template.
         grammar: constraint on the answer, see llmrun.grammar; None is none.
         thinking: let a model that can reason do so before the answer; None leaves it to the chat template.
         thinking_tokens: maximum number of reasoning tokens; None is no maximum.
+        reasoning_effort: one of EFFORTS, for chat templates that know it; None leaves it to the chat template. It also
+            decides about thinking if that is None, see `thinks`.
+        template_variables: more variables of the chat template, a JSON object as text.
         stops_repeats: end an answer that repeats itself, with the reason "repeats".
         remember: number of the answer's last tokens kept for Explain.
         moves: turns were removed from the conversation since the last answer. The KV of the turns after them is moved
@@ -115,12 +124,16 @@ class AnswerRequest:
 
     messages: tuple[Message, ...] = ()
     prompt: str | None = None
+    prompt_tokens: tuple[int, ...] = ()
+    suffix: str | None = None
     sampling: SamplingParams = SamplingParams()
     limits: Limits = Limits()
     template: str | None = None
     grammar: Grammar | None = None
     thinking: bool | None = None
     thinking_tokens: int | None = None
+    reasoning_effort: str | None = None
+    template_variables: str = "{}"
     stops_repeats: bool = False
     remember: int = 0
     moves: bool = False
@@ -135,6 +148,13 @@ class AnswerRequest:
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    @property
+    def thinks(self) -> bool | None:
+        """Whether the model may reason; None leaves it to the chat template."""
+        if self.thinking is None and self.reasoning_effort is not None:
+            return self.reasoning_effort != "none"
+        return self.thinking
 
 
 # ---- front -> engine -------------------------------------------------------------------------------
@@ -167,6 +187,9 @@ class Job(NamedTuple):
 # ---- engine -> front -------------------------------------------------------------------------------
 
 
+Rewriting = Literal["system", "calls", "reasoning", "neighbours", "question", "opening", "tools"]
+
+
 class Rendering(NamedTuple):
     """The engine begins to render the chat template of a Generate or count_tokens; the front's time limit starts."""
 
@@ -189,6 +212,14 @@ class ImageAccepted(NamedTuple):
     tokens: int  # in the prompt, with the ones that enclose it
 
 
+class PromptDifference(NamedTuple):
+    """The first difference between a prompt and the most similar cached one: tokens before it, and the texts there."""
+
+    position: int
+    cached: str
+    prompt: str
+
+
 class Started(NamedTuple):
     """The prompt is tokenized, and prefill begins.
 
@@ -200,6 +231,8 @@ class Started(NamedTuple):
         thinking_tags: opening and closing tag of the reasoning, by this request's chat template; none if the model does
             not reason.
         tool_syntax: name of the syntax of tool calls, see toolcalls.SYNTAXES; "" if the answer can have none.
+        rewritten: of the conversation, as the chat template demands; each is reported once.
+        difference: None if the prompt continues a cached one, or resembles none.
     """
 
     request: int
@@ -209,6 +242,8 @@ class Started(NamedTuple):
     thinking: bool = False
     thinking_tags: tuple[str, ...] = ()
     tool_syntax: str = ""
+    rewritten: tuple[Rewriting, ...] = ()
+    difference: PromptDifference | None = None
 
 
 class PrefillProgress(NamedTuple):
@@ -393,7 +428,7 @@ class Failed(NamedTuple):
         return BY_CODE.get(self.code, LlmrunError)(self.what, why=self.why, hint=self.hint)
 
 
-Command = Open | Load | Generate | Cancel | Job
+Command = Load | Generate | Cancel | Job
 Event = (
     LoadProgress
     | Loaded

@@ -93,6 +93,7 @@ class EngineStatus(NamedTuple):
     cells: int = 0  # of the KV cache
     cells_used: int = 0
     cells_shared: int = 0  # used by more than one sequence
+    checkpoint_bytes: int = 0  # copies of recurrent states and sliding windows
     prefix_queries: int = 0  # prompt tokens received
     prefix_hits: int = 0  # of these, found in the KV cache
     prefilled: int = 0

@@ -5,10 +5,12 @@ Options, tables, comparisons and job commands take them from here. Must not know
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 from llmrun.errors import UsageError, require_within
+from llmrun.protocol.devices import SPLIT_MODES, device_names, proportions, tensor_overrides
 
 KV_TYPES = {
     "f32": (4.0, 1), "f16": (2.0, 1), "bf16": (2.0, 1), "q8_0": (34 / 32, 32), "q5_1": (24 / 32, 32),
@@ -32,6 +34,7 @@ class Setting(NamedTuple):
     column: str = ""  # its field in a bench row, which is llama-bench's
     bounds: tuple[int, int] | None = None  # inclusive; of cpu_experts, for the number of layers
     choices: tuple[str, ...] = ()
+    parse: Callable[[str], Any] | None = None  # raises UsageError for a text that is invalid
 
 
 def setting(default: Any, label: str, **description: Any) -> Any:
@@ -85,10 +88,33 @@ class EngineSettings:
         (), "layers' experts on the processor", option="--n-cpu-moe", short="-ncmoe", heading="NCMOE",
         help="Layers whose experts the processor computes beside a GPU.", column="n_cpu_moe", bounds=(0, 1000),
     )  # fmt: skip
+    split_mode: str = setting(
+        "layer", "split mode", option="--split-mode", short="-sm", help="Division of a model between several GPUs.",
+        heading="SPLIT", column="split_mode", choices=SPLIT_MODES,
+    )  # fmt: skip
+    main_gpu: int = setting(
+        0, "main GPU", option="--main-gpu", short="-mg", help="Number of the GPU for --split-mode none, from 0.",
+        heading="MAIN", column="main_gpu", bounds=(0, 63),
+    )  # fmt: skip
+    tensor_split: str = setting(
+        "", "tensor split", option="--tensor-split", short="-ts", help="Proportion of the model on each GPU, e.g. 3/1.",
+        heading="SHARES", column="tensor_split", parse=proportions,
+    )  # fmt: skip
+    device: str = setting(
+        "", "devices", option="--device", short="-dev", help="GPUs to use, e.g. CUDA0/CUDA1, or none.",
+        heading="DEVICES", column="devices", parse=device_names,
+    )  # fmt: skip
+    override_tensor: str = setting(
+        "", "tensor overrides", option="--override-tensor", short="-ot", parse=tensor_overrides,
+        help="Put tensors whose names match on a device, e.g. ffn_up=CPU.", heading="OVERRIDES",
+        column="tensor_buft_overrides",
+    )  # fmt: skip
 
 
 SETTINGS: dict[str, Setting] = {each.name: each.metadata["setting"] for each in fields(EngineSettings)}
 DEFAULTS = EngineSettings()
+DEVICE_SETTINGS = ("split_mode", "main_gpu", "tensor_split", "device", "override_tensor")
+"""The settings that choose GPUs and divide a model between them."""
 
 
 def common_fields(value: EngineSettings, target: type[EngineSettings] = EngineSettings) -> dict[str, Any]:
@@ -101,7 +127,7 @@ def shown(value: object) -> str:
     """Return the text of a value: a switch is on or off, and layers are counted."""
     if isinstance(value, bool):
         return "on" if value else "off"
-    return str(len(value) if isinstance(value, tuple) else value)
+    return str(len(value) if isinstance(value, tuple) else value) or "auto"
 
 
 def check_setting(name: str, value: Any, label: str = "", *, choices: tuple[str, ...] = ()) -> None:
@@ -119,5 +145,7 @@ def check_setting(name: str, value: Any, label: str = "", *, choices: tuple[str,
     label, choices = label or setting.option, choices or setting.choices
     if setting.bounds:
         require_within(label, value, setting.bounds)
-    if choices and value not in choices:
+    if setting.parse:
+        setting.parse(value)
+    if choices and value not in (None, *choices):
         raise UsageError(f"invalid {label} {value}", why=f"must be one of {', '.join(choices)}")

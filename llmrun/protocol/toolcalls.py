@@ -237,6 +237,7 @@ class CallSplitter:
         self._buffer = rest
         if form is None:
             return self._go_on(self._arguments)
+        parts.append(AnswerPart("arguments", "{"))  # never empty: clients take that for a call without arguments
         self._parameters = parameters_of(load_json(self._tools[name].parameters)) if name in self._tools else {}
         self._n_parameters = 0
         return self._go_on(self._parameter)
@@ -246,7 +247,7 @@ class CallSplitter:
         form = self._syntax.parameter
         assert form is not None
         if self._buffer.startswith(self._syntax.close):
-            parts.append(AnswerPart("arguments", "}" if self._n_parameters else "{}"))
+            parts.append(AnswerPart("arguments", "}"))
             self._end_call(parts)
             self._passed = ""
             return self._go_on(self._close)
@@ -258,7 +259,7 @@ class CallSplitter:
         if value is None:
             return False
         member = f"{json.dumps(name, ensure_ascii=False)}: {value[0]}"
-        parts.append(AnswerPart("arguments", (", " if self._n_parameters else "{") + member))
+        parts.append(AnswerPart("arguments", (", " if self._n_parameters else "") + member))
         self._n_parameters += 1
         self._buffer = value[1]
         return True

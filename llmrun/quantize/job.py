@@ -18,7 +18,9 @@ from llmrun.gguf.reader import padded, read_header
 from llmrun.models.store import new_file
 from llmrun.planning.hardware import Hardware, probe
 from llmrun.protocol.jobs.quantize import QUANTIZE, Quantize, Quantized, QuantizeUpdate
+from llmrun.quantize.fast_copy import has_slow_prompts
 from llmrun.quantize.types import (
+    COPY_TYPE,
     FILE_TYPES,
     NEED_IMATRIX,
     TENSOR_TYPES,
@@ -253,7 +255,8 @@ def _refuse_growth(request: QuantizeRequest, header: Header, estimate: Preview, 
     name = header.path.name
     if all(estimate.types[tensor.name] == tensor.type for tensor in header.tensors):
         raise UsageError(f"{name!r} is {header.quant} already: nothing would change", hint="choose another --type")
-    if request.type not in UNQUANTIZED and weight_bytes >= header.weight_bytes:
+    is_faster = request.type == COPY_TYPE and has_slow_prompts(header, probe())
+    if request.type not in UNQUANTIZED and weight_bytes >= header.weight_bytes and not is_faster:
         raise UsageError(
             f"{request.type} would be larger than {name!r}",
             why=f"its weights have {header.bits_per_weight:.2f} bits; {estimate.bits_per_weight:.2f} bits would not "

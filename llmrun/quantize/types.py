@@ -167,6 +167,10 @@ def best_4_bit(tensors: Iterable[Tensor], cpu_flags: Collection[str], *, gpu: bo
     return TypeChoice("Q4_0", f"{reason}, and without fast kernels Q4_0 is the simplest to unpack")
 
 
+COPY_TYPE = "Q8_0"
+"""Type of a copy that reads prompts faster than a type of slow_prompts(), with hardly any further loss."""
+
+
 def slow_prompts(kind: str, cpu_flags: Collection[str]) -> str:
     """Return a warning for a type whose prefill is several times slower than that of its neighbours, else "".
 

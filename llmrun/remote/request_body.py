@@ -49,13 +49,15 @@ _WORDS = {
     "json_schema": "a JSON schema",
     "lark": "a Lark grammar",
     "template": "another chat template",
+    "template_variables": "variables of the chat template",
     "thinking": "whether to think",
+    "reasoning_effort": "how hard to think",
     "thinking_tokens": "how long to think",
 }
 _OURS_BY_DEFAULT = frozenset({"stops_repeats"})  # on without the user's request; most servers lack it
 _OPENAI_OWNERS = frozenset({"openai", "openai-internal", "system"})
 _BAN = -100  # OpenAI's bias for a banned token
-_PICTURE_TYPES = {b"\x89PNG": "png", b"GIF8": "gif", b"BM": "bmp"}
+_PICTURE_TYPES = {b"\x89PNG": "png", b"GIF8": "gif", b"BM": "bmp", b"RIFF": "webp"}
 
 
 class RequestBody(NamedTuple):
@@ -95,7 +97,9 @@ def body_of(asked: AnswerRequest, model: ServedModel, named: Collection[str] | N
     sampling, refused = _sampling(asked.sampling, model.owner, named)
     extensions, refused_extensions = _extensions(asked, model.owner)
     endpoint, prompt = (
-        ("/chat/completions", _conversation(asked)) if asked.prompt is None else ("/completions", _text(asked))
+        ("/chat/completions", _conversation(asked, model.owner))
+        if asked.prompt is None
+        else ("/completions", _text(asked))
     )
     body: dict[str, Any] = {"model": model.name, **prompt, **sampling, **extensions}
     if asked.limits.max_tokens is not None:
@@ -126,15 +130,19 @@ def _extensions(asked: AnswerRequest, owner: str) -> tuple[dict[str, Any], tuple
     takes_grammar = is_llmrun or owner == "llamacpp"
     grammar, is_raw = asked.grammar, asked.prompt is not None
     kind = grammar.kind if grammar else ""
+    switch = {} if asked.thinking is None else {"enable_thinking": asked.thinking}
+    variables = {"chat_template_kwargs": load_json(asked.template_variables) | switch}
     # Our name -> (requested, supported by the server, the server's fields).
     table: dict[str, tuple[bool, bool, dict[str, Any]]] = {
         "ignore_eos": (asked.limits.ignores_end, is_local, {"ignore_eos": True}),
         "ban": (bool(asked.limits.ban), is_llmrun, {"ban": list(asked.limits.ban)}),
         "stops_repeats": (asked.stops_repeats, is_llmrun, {"stops_repeats": True}),
-        "thinking": (
-            asked.thinking is not None,
-            is_local and not is_raw,
-            {"chat_template_kwargs": {"enable_thinking": asked.thinking}},
+        "thinking": (asked.thinking is not None, is_local and not is_raw, variables),
+        "template_variables": (asked.template_variables != "{}", is_local and not is_raw, variables),
+        "reasoning_effort": (
+            asked.reasoning_effort is not None,
+            not is_raw,
+            {"reasoning_effort": asked.reasoning_effort},
         ),
         "thinking_tokens": (asked.thinking_tokens is not None, is_llmrun, {"thinking_tokens": asked.thinking_tokens}),
         "template": (asked.template is not None, False, {}),
@@ -167,8 +175,8 @@ def _text(asked: AnswerRequest) -> dict[str, Any]:
     return {"prompt": asked.prompt, **likeliest}
 
 
-def _conversation(asked: AnswerRequest) -> dict[str, Any]:
-    body: dict[str, Any] = {"messages": [_message(message) for message in asked.messages]}
+def _conversation(asked: AnswerRequest, owner: str) -> dict[str, Any]:
+    body: dict[str, Any] = {"messages": [_message(message, owner) for message in asked.messages]}
     if asked.logprobs is not None:
         body |= {"logprobs": True, "top_logprobs": asked.logprobs}
     if asked.tools:
@@ -178,8 +186,10 @@ def _conversation(asked: AnswerRequest) -> dict[str, Any]:
     return body
 
 
-def _message(message: Message) -> dict[str, Any]:
+def _message(message: Message, owner: str) -> dict[str, Any]:
     body: dict[str, Any] = {"role": message.role, "content": _content(message)}
+    if message.reasoning and owner in _SAMPLING:
+        body["reasoning_content"] = message.reasoning
     if message.tool_calls:
         body["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

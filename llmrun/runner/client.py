@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.protocol.jobs import JobKind
-from llmrun.protocol.loading import Load, Loaded, LoadProgress, Open
+from llmrun.protocol.loading import Load, Loaded, LoadProgress
 from llmrun.protocol.messages import Cancel, Command, Event, Job, JobDone, JobUpdate
 from llmrun.runner.launch import EngineHandle, take_prestarted
 from llmrun.runner.pipe import EngineExited, Pipe
@@ -95,13 +95,13 @@ class EngineClient:
         """The file descriptor that is readable when events come, for an event loop that calls read_ready()."""
         return self._pipe.descriptor
 
-    def read_ready(self) -> bool:
+    def read_ready(self, *, is_tick: bool = False) -> bool:
         """Pass on the events that have come, and end overdue requests; return whether the engine is still there.
 
-        To be called when the descriptor is readable, and every tenth of a second.
+        To be called when the descriptor is readable, and every tenth of a second with `is_tick`.
         """
         with self._reading:
-            self._pump(seconds=0)
+            self._pump(seconds=0, checks_deadlines=is_tick)
         return self._exited is None
 
     def listen(self, command: Command, put: Put, *, starts_reader: bool = True) -> None:
@@ -136,11 +136,6 @@ class EngineClient:
             self._pipe.close()
 
     # ---- questions and answers ------------------------------------------------------------------------
-
-    def open_ahead(self, path: str) -> None:
-        """Let the engine begin to load the weights that load() will probably name; failures are ignored."""
-        with suppress(EngineExited):
-            self._pipe.send(Open(path))
 
     def load(self, load: Load, on_progress: Callable[[float], None] = lambda fraction: None) -> Loaded:
         """Load a model. Any exception ends the engine, Ctrl-C too.
@@ -278,11 +273,12 @@ class EngineClient:
             raise
         return self._exited is None
 
-    def _pump(self, seconds: float = _TICK_SECONDS) -> bool:
+    def _pump(self, seconds: float = _TICK_SECONDS, *, checks_deadlines: bool = True) -> bool:
         """End overdue requests, and pass on the events that come within some seconds; return whether any came."""
         has_come = False
         try:
-            self._end_overdue()
+            if checks_deadlines:
+                self._end_overdue()
             for event in self._pipe.receive(seconds):
                 has_come = True
                 request = self._requests.get(event.request)  # None: its iterator was closed

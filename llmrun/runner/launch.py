@@ -10,9 +10,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import IO, NamedTuple
 
-ENGINE = (sys.executable, "-c", "import gc; gc.disable(); from llmrun.engine.main import main; main()")
+ENGINE = (sys.executable, "-c", "import gc; gc.disable(); from llmrun.engine.start import main; main()")
 
 
 class EngineHandle(NamedTuple):
@@ -62,14 +63,33 @@ has_prestarted = False
 _prestarted: EngineHandle | None = None
 
 
+_has_guess = False
+
+
 def prestart() -> None:
     """Start an engine before its command is known."""
     global _prestarted, has_prestarted
-    _prestarted, has_prestarted = launch(), True
+    _prestarted, has_prestarted = launch((*ENGINE, "preload")), True
+
+
+def preload(path: str) -> None:
+    """Let the prestarted engine begin to load the weights that Load will probably name; failures are ignored.
+
+    Args:
+        path: of the GGUF file, absolute; "" for no guess.
+    """
+    global _has_guess
+    if _prestarted is None or _has_guess or "\n" in path:
+        return
+    _has_guess = True
+    assert _prestarted.process.stdin is not None
+    with suppress(OSError):  # it died; the first command reports it
+        _prestarted.process.stdin.write(os.fsencode(path) + b"\n")
 
 
 def take_prestarted() -> EngineHandle | None:
     """Return the prestarted engine, once."""
     global _prestarted
+    preload("")
     launched, _prestarted = _prestarted, None
     return launched

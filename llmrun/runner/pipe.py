@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import subprocess
 import threading
@@ -17,9 +16,10 @@ from collections.abc import Iterator
 from typing import IO
 
 from llmrun.errors import LlmrunError, OutOfMemoryError, UsageError
-from llmrun.protocol.frames import PREFIX_BYTES, FrameError, decode, encode, frame_length
+from llmrun.protocol.frames import PREFIX_BYTES, FrameError, TextDeltas, decode, encode, frame_length
 from llmrun.protocol.messages import Command, Event, Frame
 from llmrun.runner.launch import EngineHandle, launch
+from llmrun.system import PipeReader
 
 _DEATH_SECONDS = 0.5
 _LOG_TAIL_BYTES = 64 * 1024
@@ -52,9 +52,8 @@ class Pipe:
         self._outgoing: deque[bytes] = deque()
         self._is_sending = False
         self._lock = threading.RLock()  # a signal handler may send while its own thread does
-        self._poll = select.poll()
         assert self._process.stdout is not None
-        self._poll.register(self._process.stdout, select.POLLIN)
+        self._reader = PipeReader(self._process.stdout)
         self._end = weakref.finalize(self, _end, self._process, self._log)
 
     @property
@@ -70,8 +69,7 @@ class Pipe:
     @property
     def descriptor(self) -> int:
         """The file descriptor that is readable when events come."""
-        assert self._process.stdout is not None
-        return self._process.stdout.fileno()
+        return self._reader.fileno()
 
     def send(self, command: Command) -> None:
         """Send a command. A signal handler that interrupts another send() queues its command after that one.
@@ -112,29 +110,28 @@ class Pipe:
         if frame is None and self._read(seconds):
             frame = self._next_frame()
         while frame is not None:
-            if isinstance(frame, Command):
+            if isinstance(frame, TextDeltas):
+                yield from frame.rows
+            elif isinstance(frame, Command):
                 raise self._gone("it sent a command instead of an event")
-            yield frame
-            frame = self._next_frame()
+            else:
+                yield frame
+            frame = self._next_frame() if self._received else None
 
     def _read(self, seconds: float) -> bool:
         """Wait for more bytes; return False if none came in this time."""
-        pipe = self._process.stdout
-        assert pipe is not None
-        if pipe.closed:  # the descriptor may be another file's by now
-            raise self._gone()
         try:
-            if not self._poll.poll(seconds * 1000):
-                return False
-            data = os.read(pipe.fileno(), 1 << 16)
+            data = self._reader.read(seconds)
         except (OSError, ValueError) as error:  # closed
             raise self._gone() from error
+        if data is None:
+            return False
         if not data:
             raise self._gone()
         self._received += data
         return True
 
-    def _next_frame(self) -> Frame | None:
+    def _next_frame(self) -> Frame | TextDeltas | None:
         try:
             length = frame_length(self._received)
             if length is None or len(self._received) < length:
@@ -201,7 +198,7 @@ def _end(process: subprocess.Popen[bytes], log: IO[bytes] | None) -> None:
 
 
 _HINTS: dict[int, str] = {
-    signal.SIGKILL: "the system may have run out of memory: try a smaller --ctx or a smaller quant",
+    9: "the system may have run out of memory: try a smaller --ctx or a smaller quant",
     signal.SIGILL: "llama.cpp was built for another processor: pip install --force-reinstall --no-cache-dir llmrun",
 }
 

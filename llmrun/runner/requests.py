@@ -52,7 +52,6 @@ _PHASES = {
     Rendering: "while rendering the chat template",
     Rendered: "while tokenizing the prompt",
     Started: "in prefill",
-    TextDelta: "in decode",
 }
 _Value = TypeVar("_Value")
 
@@ -101,6 +100,10 @@ class PendingRequest:
         Raises:
             EngineExited: it does not answer the command.
         """
+        if type(event) is TextDelta and type(self.command) is Generate:  # a shortcut for most events
+            self.phase = "in decode"
+            self.put(event)
+            return False
         answers = _ANSWERS[type(self.command)]
         if not isinstance(event, (*answers, Failed)):
             raise EngineExited(f"it answered {type(self.command).__name__} with {type(event).__name__}")

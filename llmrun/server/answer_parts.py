@@ -14,6 +14,7 @@ from llmrun.protocol.messages import (
     Event,
     Finished,
     PartKind,
+    PromptDifference,
     Started,
     Stats,
     TextDelta,
@@ -24,24 +25,35 @@ from llmrun.protocol.toolcalls import new_call_id
 
 
 class CompletionRequest(NamedTuple):
-    """A client's request for answers to one prompt."""
+    """A client's request for answers to one prompt, or to several."""
 
     model: str  # its name; "" for the first model of the server
     request: AnswerRequest  # the conversation or text; its sampling is not set yet, see `sampling`
     sampling: Mapping[str, Any]  # fields of SamplingParams that the client set; the model's advised ones fill the rest
-    n: int = 1  # number of answers; their seeds count up from the first
+    n: int = 1  # number of answers to each prompt; their seeds count up from the first
     stream: bool = False
     keep_seconds: float | None = None  # time that the model stays loaded; None: the server's default, -1: for ever
     speculate: int | None = None  # drafted tokens per step, see planning.speculation.read_speculate(); None: default
     ignored: tuple[str, ...] = ()  # fields that are not honoured, e.g. "tools[8].type=web_search"
+    others: tuple[AnswerRequest, ...] = ()  # for further prompts
+
+    @property
+    def n_choices(self) -> int:
+        """Number of all answers; those to one prompt follow each other."""
+        return self.n * (1 + len(self.others))
+
+    def of_choice(self, index: int) -> AnswerRequest:
+        """Return the request for the prompt of an answer."""
+        return (self.request, *self.others)[index // self.n]
 
 
 class ResponseStarted(NamedTuple):
     """The prompt is accepted, and prefill begins."""
 
-    choice: int  # index among the answers to one prompt
+    choice: int  # index among the answers
     prompt_tokens: int
     cached_tokens: int
+    difference: PromptDifference | None = None  # from the most similar cached prompt
 
 
 class ReasoningText(NamedTuple):
@@ -80,7 +92,8 @@ class ResponseFinished(NamedTuple):
     """The end of an answer."""
 
     choice: int
-    reason: str  # "stop" (end token), "stop_string", "length", "tool_calls", "cancelled" or "repeats"
+    # "stop" (end token), "stop_string", "length" (also for a cut call), "tool_calls", "cancelled" or "repeats"
+    reason: str
     stats: Stats
     stop: str = ""  # the stop string that ended it
 
@@ -109,7 +122,7 @@ class AnswerReader:
             return [part for kind, text in event.answer_parts if (part := self._part(kind, text)) is not None]
         if isinstance(event, Started):
             self.is_started = True
-            return [ResponseStarted(self._choice, event.prompt_tokens, event.reused_tokens)]
+            return [ResponseStarted(self._choice, event.prompt_tokens, event.reused_tokens, event.difference)]
         return [self._finished(event)] if isinstance(event, Finished) else []
 
     def _part(self, kind: PartKind, text: str) -> Part | None:
@@ -127,6 +140,8 @@ class AnswerReader:
         return None
 
     def _finished(self, event: Finished) -> ResponseFinished:
+        if self._n_calls > self._n_complete_calls:  # also by a stop text or the loop guard: no client may run it
+            return ResponseFinished(self._choice, "length", event.stats)
         if event.reason != "stop":
             return ResponseFinished(self._choice, event.reason, event.stats)
         reason = "stop_string" if event.detail else "tool_calls" if self._n_complete_calls else "stop"

@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property
 
 from llmrun.errors import EngineCrashedError, LlmrunError
 from llmrun.gguf.pooling import refuse_answers
-from llmrun.protocol.messages import AnswerRequest, Event, Finished, Generate, Started, TextDelta
+from llmrun.protocol.messages import AnswerRequest, Event, Finished, Generate, Rewriting, Started, TextDelta
 from llmrun.server.answer_parts import AnswerReader, CompletionRequest, Part
 from llmrun.server.connection import EngineConnection
 from llmrun.server.metrics import ServerMetrics
@@ -38,11 +37,14 @@ class _Choice:
 
 
 class ResponseStreams:
-    """Requests all answers to a prompt, and translates their events.
+    """Requests all answers, and translates their events.
 
     Args:
         pooled: the model, leased.
         put: called in the event loop with each event, for take().
+
+    Attributes:
+        rewritten: of the conversation, for the first time with this chat template.
     """
 
     def __init__(
@@ -54,13 +56,13 @@ class ResponseStreams:
         metrics: ServerMetrics,
     ) -> None:
         self._pool, self._pooled, self._completion, self._put = pool, pooled, completion, put
-        self._choices = [_Choice(index) for index in range(completion.n)]
-        self._timers = [metrics.request(pooled.name) for _ in range(completion.n)]
+        self._choices = [_Choice(index) for index in range(completion.n_choices)]
+        self._timers = [metrics.request(pooled.name) for _ in self._choices]
+        self.rewritten: tuple[Rewriting, ...] = ()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    @cached_property
-    def _prompt(self) -> str:
-        return prompt_hash(self._completion.request)
+    def _prompt(self, index: int) -> str:
+        return prompt_hash(self._completion.of_choice(index))
 
     @property
     def is_done(self) -> bool:
@@ -82,7 +84,7 @@ class ResponseStreams:
         choice.connection = None
         try:
             if self._pool.crashes:
-                self._pool.crashes.check(self._prompt)
+                self._pool.crashes.check(self._prompt(index))
             connection = await self._pool.ready(self._pooled)
             request = self._request(index)
         except LlmrunError as error:
@@ -97,10 +99,10 @@ class ResponseStreams:
         assert self._pooled.model is not None
         refuse_answers(self._pooled.model.header)
         sampling = self._pooled.model.sampling(self._completion.sampling)[0]
-        if sampling.seed is not None and index:
-            sampling = replace(sampling, seed=(sampling.seed + index) % 2**32)
+        if sampling.seed is not None and (place := index % self._completion.n):
+            sampling = replace(sampling, seed=(sampling.seed + place) % 2**32)
         speculation = self._pooled.model.drafting.speculation(self._completion.speculate)
-        request = self._pool.adapters.apply(self._completion.model, self._completion.request)
+        request = self._pool.complete(self._pooled, self._completion.model, self._completion.of_choice(index))
         return replace(request, sampling=sampling, speculation=speculation)
 
     def take(self, answer_event: AnswerEvent) -> list[Part]:
@@ -119,13 +121,14 @@ class ResponseStreams:
         if event is None:
             return []
         if isinstance(event, Started):
+            self.rewritten += event.rewritten
             timer.started(event)
         elif isinstance(event, TextDelta):
             timer.delta(event)
         elif isinstance(event, Finished):
             choice.is_finished = True
             if self._pool.crashes:
-                self._pool.crashes.forget(self._prompt)
+                self._pool.crashes.forget(self._prompt(index))
             timer.finished(event)
         return choice.reader.read(event)
 
@@ -139,7 +142,7 @@ class ResponseStreams:
         if choice.connection is None:
             raise crash
         if choice.reader.is_started or choice.connection.is_first_waiting():
-            self._pool.crashes.add(self._prompt, choice.connection.pid)
+            self._pool.crashes.add(self._prompt(index), choice.connection.pid)
         if choice.reader.is_started or choice.n_engines >= _MOST_ENGINES:
             raise crash
         self._spawn(index)

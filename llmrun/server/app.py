@@ -25,17 +25,32 @@ from llmrun.server.exchange import CompletionApi, HttpExchange, ServerState
 from llmrun.server.guard import App, Guard, Policy, Receive, Scope, Send
 from llmrun.server.http_errors import DrainingError, MethodNotAllowedError, RouteNotFoundError
 from llmrun.server.http_messages import send_error
+from llmrun.server.manage_routes import ManageRoutes
 from llmrun.server.model_routes import ModelRoutes
 from llmrun.server.ollama_routes import OllamaRoutes
 from llmrun.server.page.routes import PageRoutes
-from llmrun.server.protocols import anthropic, ollama, openai, openai_chat, openai_responses, openai_text
+from llmrun.server.protocols import anthropic, llama_server, ollama, openai, openai_chat, openai_responses, openai_text
+from llmrun.server.response_routes import ResponseRoutes
 
 COMPLETION_APIS: dict[str, CompletionApi] = {
     "/v1/chat/completions": CompletionApi(openai_chat.read, openai_chat.writer, openai.error_body, "chatcmpl-"),
     "/v1/completions": CompletionApi(openai_text.read, openai_text.writer, openai.error_body, "cmpl-"),
     "/v1/responses": CompletionApi(
-        openai_responses.read, openai_responses.writer, openai.error_body, "resp_", streams_overflow=True
+        openai_responses.read,
+        openai_responses.writer,
+        openai.error_body,
+        "resp_",
+        streams_overflow=True,
+        is_stored=True,
     ),
+    "/v1/responses/compact": CompletionApi(
+        openai_responses.read_compact, openai_responses.CompactionWriter, openai.error_body, "resp_"
+    ),
+    **{
+        path: CompletionApi(llama_server.read, llama_server.NativeWriter, openai.error_body, "")
+        for path in ("/completion", "/completions")
+    },
+    "/infill": CompletionApi(llama_server.read_infill, llama_server.NativeWriter, openai.error_body, ""),
     "/v1/messages": CompletionApi(anthropic.read, anthropic.writer, anthropic.error_body, "msg_"),
     "/api/chat": CompletionApi(ollama.read_chat, ollama.chat_writer, ollama.error_body, ""),
     "/api/generate": CompletionApi(ollama.read_generate, ollama.generate_writer, ollama.error_body, ""),
@@ -59,6 +74,7 @@ class HttpApp:
 
     Args:
         page: the page at `/`.
+        manage: routes that change the models on this disk.
         on_served: called after every request.
     """
 
@@ -68,11 +84,12 @@ class HttpApp:
         *,
         catalog: ModelCatalog,
         page: PageRoutes,
+        manage: ManageRoutes,
         on_served: Callable[[AccessRecord], None] = lambda record: None,
     ) -> None:
         self._state = state
         self._pool, self._traffic, self._metrics, *_ = state
-        self._catalog, self._page, self._on_served = catalog, page, on_served
+        self._catalog, self._page, self._manage, self._on_served = catalog, page, manage, on_served
 
     def app(self, policy: Policy) -> App:
         """Return the ASGI application."""
@@ -86,7 +103,9 @@ class HttpApp:
             Route("/metrics", self._show_metrics, methods=get),
             *ModelRoutes(self._pool, self._catalog).routes,
             *EngineRoutes(self._state).routes,
+            *ResponseRoutes(self._state).routes,
             *EmbeddingRoutes(self._state).routes,
+            *self._manage.routes,
             *OllamaRoutes(self._pool, self._catalog).routes,
             Route("/api/hello", self._hello, methods=get),  # health check of Claude Code
             *self._page.routes,

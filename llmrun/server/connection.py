@@ -69,13 +69,13 @@ class EngineConnection:
         else:
             self._sender.submit(submit)
 
-    def _read(self) -> None:
-        if not self._client.read_ready():
+    def _read(self, *, is_tick: bool = False) -> None:
+        if not self._client.read_ready(is_tick=is_tick):
             self._stop_reading()
 
     def _check(self) -> None:
         self._tick = self._loop.call_later(_TICK_SECONDS, self._check)
-        self._read()
+        self._read(is_tick=True)
 
     def _stop_reading(self) -> None:
         self._loop.remove_reader(self._descriptor)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -12,8 +14,7 @@ from llmrun.server.exchange import ServerState
 from llmrun.server.http_messages import parse_json, read_body
 from llmrun.server.protocols import anthropic
 from llmrun.server.protocols.fields import Fields
-
-_HIGHEST_TOKEN = 2**31 - 1
+from llmrun.server.protocols.openai_text import HIGHEST_TOKEN
 
 
 class EngineRoutes:
@@ -26,6 +27,7 @@ class EngineRoutes:
     def routes(self) -> list[Route]:
         return [
             Route("/props", self._props, methods=["GET"]),
+            Route("/slots", self._slots, methods=["GET"]),
             Route("/tokenize", self._tokenize, methods=["POST"]),
             Route("/detokenize", self._detokenize, methods=["POST"]),
             Route("/v1/messages/count_tokens", self._count, methods=["POST"]),
@@ -47,6 +49,19 @@ class EngineRoutes:
                 }
             )
 
+    async def _slots(self, request: Request) -> Response:
+        """List the places for requests of each loaded model; prefixes are shared, so none has a prompt of its own."""
+        pool = self._state.pool
+        statuses, slots = await pool.statuses(), list[dict[str, Any]]()
+        for pooled in pool.models:
+            status = statuses.get(pooled.name)
+            if status is None or pooled.model is None or pooled.loaded is None:
+                continue
+            figures = {"n_ctx": pooled.loaded.n_ctx, "model": pooled.name}
+            n_slots = pooled.model.load.n_seq_max
+            slots += [{"id": index, **figures, "is_processing": index < status.running} for index in range(n_slots)]
+        return JSONResponse(slots)
+
     async def _adapters(self, request: Request) -> Response:
         return JSONResponse(self._state.pool.adapters.described)
 
@@ -60,13 +75,14 @@ class EngineRoutes:
 
     async def _detokenize(self, request: Request) -> Response:
         fields = Fields(parse_json(await read_body(request.receive)))
-        tokens = fields.wholes("tokens", 0, _HIGHEST_TOKEN)
+        tokens = fields.wholes("tokens", 0, HIGHEST_TOKEN)
         async with self._state.engine(fields.text("model") or "") as (engine, _):
             found = await engine.do(DETOKENIZE, Detokenize(tokens))
         return JSONResponse({"content": found.text})
 
     async def _count(self, request: Request) -> Response:
         completion = anthropic.read_count(parse_json(await read_body(request.receive)))
-        async with self._state.engine(completion.model) as (engine, _):
-            counted = await engine.do(COUNT_TOKENS, completion.request)
+        async with self._state.engine(completion.model) as (engine, pooled):
+            asked = self._state.pool.complete(pooled, completion.model, completion.request)
+            counted = await engine.do(COUNT_TOKENS, asked)
         return JSONResponse(anthropic.counted(counted.total))

@@ -26,6 +26,7 @@ from llmrun.server.http_messages import ErrorBody, parse_json, read_body, send_e
 from llmrun.server.listener import CHUNK_WRITER, ChunkWriter
 from llmrun.server.metrics import ServerMetrics
 from llmrun.server.pool import Pool, PooledModel
+from llmrun.server.protocols.stored_responses import ResponseStore
 
 KEEP_ALIVE_SECONDS = 5.0
 """A stream without output for this long gets a keep-alive."""
@@ -44,6 +45,7 @@ class CompletionApi(NamedTuple):
     error_body: ErrorBody
     id_prefix: str
     streams_overflow: bool = False  # a prompt that is too long ends a stream with an error, instead of an HTTP status
+    is_stored: bool = False  # in ServerState.responses
 
 
 class _Signal(Enum):
@@ -123,6 +125,7 @@ class ServerState(NamedTuple):
     traffic: Traffic
     metrics: ServerMetrics
     sampling: Mapping[str, Any]  # fields of SamplingParams that override the client's
+    responses: ResponseStore
 
     @asynccontextmanager
     async def engine(self, model: str) -> AsyncIterator[tuple[EngineConnection, PooledModel]]:
@@ -137,7 +140,7 @@ class HttpExchange:
 
     def __init__(self, api: CompletionApi, state: ServerState, scope: Scope, receive: Receive, send: Send) -> None:
         self._api = api
-        self._pool, self._traffic, self._metrics, self._sampling = state
+        self._pool, self._traffic, self._metrics, self._sampling, self._responses = state
         self._log: dict[str, Any] = scope["state"]
         self._receive, self._send = receive, send
         self._direct: ChunkWriter | None = scope.get("extensions", {}).get(CHUNK_WRITER)
@@ -159,7 +162,7 @@ class HttpExchange:
             body, completion = (
                 await asyncio.to_thread(self._parse, data) if len(data) > _LONG_BODY else self._parse(data)
             )
-            with self._traffic.admitted(completion.n, self):
+            with self._traffic.admitted(completion.n_choices, self):
                 async with self._pool.lease(completion.model, completion.keep_seconds) as pooled:
                     await self._respond(body, completion, pooled)
         except LlmrunError as error:
@@ -169,6 +172,8 @@ class HttpExchange:
 
     def _parse(self, data: bytes) -> tuple[dict[str, Any], CompletionRequest]:
         body = parse_json(data)
+        if self._api.is_stored:
+            body = self._responses.expanded(body)
         completion = self._api.read(body)
         model = self._pool.true_name(completion.model)
         return body, completion._replace(model=model, sampling={**completion.sampling, **self._sampling})
@@ -193,6 +198,8 @@ class HttpExchange:
             answers.start()
             while not answers.is_done:
                 await self._forward(answers, writer)
+            if self._api.is_stored:
+                self._responses.add(body, writer.whole())
             if self._is_stream:
                 await self._send_chunk(writer.end(), is_last=True)
             else:
@@ -306,9 +313,12 @@ class HttpExchange:
     def _log_usage(self, part: ResponseStarted | ResponseFinished) -> None:
         if isinstance(part, ResponseStarted):
             self._log["prompt_tokens"], self._log["cached_tokens"] = part.prompt_tokens, part.cached_tokens
+            if self._answers is not None and self._answers.rewritten:
+                self._log["rewritten"] = self._answers.rewritten
+            self._log["difference"] = part.difference
         else:
             self._log["completion_tokens"] = self._log.get("completion_tokens", 0) + part.stats.completion_tokens
-            self._log["reason"] = part.reason
+            self._log["reason"], self._log["decode_seconds"] = part.reason, part.stats.decode_seconds
 
     async def _watch_client(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

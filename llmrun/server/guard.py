@@ -213,7 +213,7 @@ def _counted(receive: Receive) -> Receive:
 async def _allow_preflight(headers: Headers, send: Send) -> None:
     requested = header(headers, b"access-control-request-headers") or b""
     allowed = [
-        (b"access-control-allow-methods", b"GET, POST, HEAD, OPTIONS"),
+        (b"access-control-allow-methods", b"GET, POST, HEAD, OPTIONS, DELETE"),
         (b"access-control-allow-headers", requested),
         (b"access-control-allow-private-network", b"true"),
         (b"access-control-max-age", b"600"),

@@ -10,6 +10,14 @@ def model_not_found(name: str, listing: str = "/v1/models") -> ModelNotFoundErro
     return ModelNotFoundError(f"no model is called {name[:200]!r}", hint=f"GET {listing} lists all models")
 
 
+def response_not_found(name: str) -> ResponseNotFoundError:
+    return ResponseNotFoundError(
+        f"no response or item is called {name[:200]!r}",
+        why="only the last ones are kept, until the server ends",
+        hint="send the whole conversation",
+    )
+
+
 class HostRejectedError(LlmrunError):
     """The Host header names another machine: a page may have rebound its name to this one (DNS rebinding)."""
 
@@ -35,6 +43,13 @@ class RouteNotFoundError(LlmrunError):
     """The path has no route."""
 
     code = "no-route"
+    http_status = 404
+
+
+class ResponseNotFoundError(LlmrunError):
+    """No response with this id is kept."""
+
+    code = "response-not-found"
     http_status = 404
 
 

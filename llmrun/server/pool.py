@@ -13,10 +13,10 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from llmrun.config import Settings
 from llmrun.errors import LlmrunError, OutOfMemoryError, UsageError
@@ -104,8 +104,25 @@ class CrashTracker:
 
 def prompt_hash(request: AnswerRequest) -> str:
     """Return a hash of everything in a request that the engine parses."""
-    parts = (request.messages, request.prompt, request.template, request.grammar, request.tools)
+    plain = (request.prompt, request.prompt_tokens, request.suffix)
+    parts = (request.messages, plain, request.template, request.template_variables, request.grammar, request.tools)
     return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+class RequestDefaults(NamedTuple):
+    """Fields of requests that do not set them."""
+
+    template: str | None = None  # chat template of the first model
+    reasoning_effort: str | None = None
+
+    def apply(self, request: AnswerRequest, *, is_first: bool) -> AnswerRequest:
+        template = request.template or (self.template if is_first else None)
+        if request.thinking is not None or request.reasoning_effort is not None:
+            return replace(request, template=template)
+        return replace(request, template=template, reasoning_effort=self.reasoning_effort)
+
+
+NO_DEFAULTS = RequestDefaults()
 
 
 class Pool:
@@ -119,6 +136,7 @@ class Pool:
         adapters: of one of the models.
         aliases: other names of models.
         any_model: the first model answers requests for all other names.
+        defaults: of all requests.
     """
 
     def __init__(
@@ -134,7 +152,9 @@ class Pool:
         adapters: ServedAdapters = NO_ADAPTERS,
         aliases: Mapping[str, str] = MappingProxyType({}),
         any_model: bool = False,
+        defaults: RequestDefaults = NO_DEFAULTS,
     ) -> None:
+        self._defaults = defaults
         self.names, self.adapters, self.aliases, self._any_model = tuple(names), adapters, aliases, any_model
         # Engines inherit the niceness of the thread that starts them: start it before the server raises its own.
         self._launcher = ThreadPoolExecutor(1, "engine launcher")
@@ -232,6 +252,15 @@ class Pool:
             self._models.setdefault(path, PooledModel(name, located, path))
         return self._models[path]
 
+    def complete(self, pooled: PooledModel, name: str, request: AnswerRequest) -> AnswerRequest:
+        """Return a request with the server's defaults, and the adapter in the name of the model.
+
+        Raises:
+            UsageError: see ServedAdapters.apply().
+        """
+        is_first = bool(self.names) and self._paths.get(self.names[0], pooled.path) == pooled.path
+        return self._defaults.apply(self.adapters.apply(name, request), is_first=is_first)
+
     def _locate(self, name: str) -> ModelLocation:
         """Locate a model; only names and aliases of the command line may be paths.
 
@@ -295,6 +324,20 @@ class Pool:
         pooled.connection = connection
         self._on_loaded(pooled)
         return connection
+
+    async def unload(self, path: Path) -> None:
+        """Unload the model of a file, so that the file can be removed.
+
+        Raises:
+            UsageError: it answers requests, or is being loaded.
+        """
+        pooled = self._models.get(path)
+        if pooled is None:
+            return
+        if not pooled.is_unused:
+            raise UsageError(f"{pooled.name} is in use", why="it answers requests", hint="try again later")
+        pooled.cancel_timers()
+        await self._unload(pooled)
 
     async def _unload(self, pooled: PooledModel) -> None:
         await self._close(pooled)

@@ -8,25 +8,39 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from llmrun.protocol.codec import load_json
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+from llmrun.system import lock
 
 END_NOW = getattr(signal, "SIGUSR1", signal.SIGTERM)
 """Signal that ends a server without waiting for its answers. SIGTERM waits; Windows has no other."""
 _FOLDER = "servers"
 _MOST_BYTES = 64 * 1024
 _CLAIMS, _CLAIM_SECONDS = 100, 0.01  # readers hold a lock for less than a millisecond
+
+
+class ServedRequest(NamedTuple):
+    """The figures of an answered request."""
+
+    path: str
+    prompt_tokens: int
+    cached_tokens: int  # of them
+    rate: float  # tokens/s of the answer; 0 is not known
+    difference: tuple[int, str, str] | None = None  # see protocol.messages.PromptDifference
+
+    @classmethod
+    def of(cls, path: str, facts: Mapping[str, Any]) -> ServedRequest:
+        """Return the figures of a request whose prompt was accepted, from its facts in the log."""
+        seconds = facts.get("decode_seconds", 0.0)
+        rate = round(facts.get("completion_tokens", 0) / seconds, 1) if seconds else 0.0
+        return cls(path, facts["prompt_tokens"], facts["cached_tokens"], rate, facts.get("difference"))
 
 
 class RunningServer(NamedTuple):
@@ -39,6 +53,9 @@ class RunningServer(NamedTuple):
     models: tuple[str, ...] = ()  # names of the loaded models
     grace_seconds: float | None = None  # time for running answers at shutdown; None: no limit
     is_ending: bool = False  # waits for running answers at shutdown
+    log: str = ""  # file of its log; "" if it writes to its terminal
+    checkpoint_bytes: int = 0  # of the loaded models, see engine/core/checkpoints.py
+    requests: tuple[ServedRequest, ...] = ()  # the last ones
 
     def stop(self, *, now: bool = False) -> None:
         """Ask the server to end after running answers, or now."""
@@ -55,7 +72,8 @@ class ServerFile:
     def write(self, server: RunningServer) -> None:
         data = json.dumps(server._asdict()).encode()
         with suppress(OSError):  # only `llmrun ps` needs it
-            os.pwrite(self._descriptor, data, 0)
+            os.lseek(self._descriptor, 0, os.SEEK_SET)
+            os.write(self._descriptor, data)
             os.ftruncate(self._descriptor, len(data))
 
 
@@ -73,8 +91,12 @@ def registered(state_dir: Path, address: str) -> Iterator[ServerFile | None]:
     try:
         yield ServerFile(descriptor)
     finally:
-        path.unlink(missing_ok=True)
-        os.close(descriptor)
+        if sys.platform == "win32":  # which does not remove open files
+            os.close(descriptor)
+            path.unlink(missing_ok=True)
+        else:
+            path.unlink(missing_ok=True)
+            os.close(descriptor)
 
 
 def _claim(path: Path) -> int:
@@ -86,7 +108,7 @@ def _claim(path: Path) -> int:
     for _ in range(_CLAIMS):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         with suppress(FileNotFoundError):
-            if _lock(descriptor, exclusive=True) and os.path.samestat(os.fstat(descriptor), path.stat()):
+            if lock(descriptor) is not False and os.path.samestat(os.fstat(descriptor), path.stat()):
                 return descriptor
         os.close(descriptor)
         time.sleep(_CLAIM_SECONDS)
@@ -106,24 +128,15 @@ def _read(path: Path) -> RunningServer | None:
     except OSError:
         return None
     try:
-        if fcntl is not None and _lock(descriptor, exclusive=False):
+        if lock(descriptor, shared=True):
             # By now the path may be the file of a new server at the same address; with this lock, it stays what it is.
-            if _lock(descriptor, exclusive=True) and os.path.samestat(os.fstat(descriptor), path.stat()):
+            if lock(descriptor) and os.path.samestat(os.fstat(descriptor), path.stat()):
                 path.unlink()
             return None
         facts: dict[str, Any] = load_json(os.read(descriptor, _MOST_BYTES))
-        return RunningServer(**{**facts, "models": tuple(facts["models"])})
+        requests = tuple(ServedRequest(*each) for each in facts.get("requests", ()))
+        return RunningServer(**{**facts, "models": tuple(facts["models"]), "requests": requests})
     except (OSError, ValueError, TypeError, KeyError):
         return None  # incomplete: the server writes it now
     finally:
         os.close(descriptor)
-
-
-def _lock(descriptor: int, *, exclusive: bool) -> bool:
-    """Lock a file without waiting; return whether it is locked now. Shared locks are for readers."""
-    try:
-        if fcntl is not None:
-            fcntl.flock(descriptor, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,11 +27,13 @@ from llmrun.server.catalog import ModelCatalog
 from llmrun.server.exchange import ServerState, Traffic
 from llmrun.server.guard import Policy
 from llmrun.server.listener import RECEIVE_SECONDS, Listener
+from llmrun.server.manage_routes import ManageRoutes
 from llmrun.server.metrics import ServerMetrics
 from llmrun.server.page.insights import ExplainPage
 from llmrun.server.page.routes import PageRoutes
 from llmrun.server.page.tools import PageTools
-from llmrun.server.pool import Pool, PooledModel
+from llmrun.server.pool import NO_DEFAULTS, Pool, PooledModel, RequestDefaults
+from llmrun.server.protocols.stored_responses import ResponseStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,8 @@ class ServeOptions:
     sampling: Mapping[str, Any] = field(default_factory=dict)  # fields of SamplingParams that override the client's
     aliases: Mapping[str, str] = field(default_factory=dict)  # other names of models
     any_model: bool = False  # the first model answers requests for all other names
+    defaults: RequestDefaults = NO_DEFAULTS
+    allow_manage: bool = False  # all clients may pull, copy and delete models
 
 
 def run_in_event_loop(main: Coroutine[Any, Any, None]) -> None:
@@ -60,6 +65,8 @@ def run_in_event_loop(main: Coroutine[Any, Any, None]) -> None:
     try:
         import uvloop  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
+        if sys.platform == "win32":  # whose default event loop does not watch descriptors
+            asyncio.set_event_loop_policy(asyncio.WindowsSelectorEventLoopPolicy())
         asyncio.run(main)
     else:
         uvloop.run(main)
@@ -103,12 +110,14 @@ class Serving:
             adapters=adapters,
             aliases=options.aliases,
             any_model=options.any_model,
+            defaults=options.defaults,
         )
         self._traffic = Traffic(options.wishes.parallel + options.queue, options.answer_seconds)
-        state = ServerState(self._pool, self._traffic, self.metrics, options.sampling)
+        state = ServerState(self._pool, self._traffic, self.metrics, options.sampling, ResponseStore())
         catalog = ModelCatalog(settings)
+        manage = ManageRoutes(self._pool, settings, is_open=options.allow_manage)
         self._page = PageRoutes(state, catalog, settings.state_dir, explain_page, tools)
-        self._http = HttpApp(state, catalog=catalog, page=self._page, on_served=on_served)
+        self._http = HttpApp(state, catalog=catalog, page=self._page, manage=manage, on_served=on_served)
         self._ending = asyncio.Event()
 
     def _prepare(self, located: ModelLocation, path: Path, promised: int) -> Model:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import sys
 from contextlib import suppress
 
 from llmrun.errors import LlmrunError, UsageError
@@ -15,10 +16,10 @@ _LAST_PORT = 65_535
 
 def allow_many_connections() -> None:
     """Raise the limit of open files to the system's maximum: every connection needs one."""
-    try:
-        import resource
-    except ImportError:  # Windows has no such limit
+    if sys.platform == "win32":  # which has no such limit
         return
+    import resource
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < limit:

@@ -7,6 +7,7 @@ import secrets
 from typing import Any
 
 _COMPACT = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+_json_text = json.encoder.encode_basestring  # that of _COMPACT, without its layers
 EVENT_STREAM = "text/event-stream"
 NDJSON = "application/x-ndjson"
 COMMENT = b":\n\n"
@@ -48,4 +49,7 @@ class TextEvent:
         self._before, self._after = encoded.split(f'"{PLACE}"'.encode())
 
     def with_text(self, text: str) -> bytes:
-        return self._before + to_json(text) + self._after
+        try:
+            return self._before + _json_text(text).encode() + self._after
+        except UnicodeEncodeError:
+            return self._before + to_json(text) + self._after

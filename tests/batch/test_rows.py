@@ -141,7 +141,7 @@ def test_lines_of_openais_batches() -> None:
         (Row(1, {"prompt": 7}), "neither a prompt"),
         (Row(1, {"body": 7}), "not an object"),
         (openai("/v1/embeddings", input="x"), "invalid url"),
-        (openai(messages=[{"role": "user", "content": "Hi"}], n=2), "n is 2"),
+        (openai(messages=[{"role": "user", "content": "Hi"}], n=2), "asks for 2 answers"),
         (openai(messages=[]), "messages"),
         (Row(1, {}, UsageError("the line is not JSON")), "not JSON"),
         (openai(messages=[{"role": "user", "content": "Hi"}], grammar="root ::= ("), "grammar"),

@@ -106,7 +106,7 @@ def answer(path: Path, case: Case) -> tuple[Measured, Stats]:
         prompt = "".join(f" {number % 1000}" for number in range(case.prompt))
         sampling = SamplingParams(temperature=0, logit_bias=_FORBIDDEN)
         stats = Stats()
-        for event in model.generate(prompt, sampling=sampling, limits=Limits(max_tokens=TOKENS)):
+        for event in model.generate(prompt, sampling=sampling, limits=Limits(max_tokens=TOKENS)).events():
             if isinstance(event, Finished):
                 stats = event.stats
         status = Path(f"/proc/{engine.pid}/status").read_text()

@@ -130,6 +130,16 @@ def test_a_saved_turn_is_sent_as_it_was(talk: Talk) -> None:
     assert (tuple(sent), answer) == (before, Message("assistant", "It is sunny."))
 
 
+def test_reasoning_goes_back_with_its_round(tmp_path: Path) -> None:
+    talk = Talk(tmp_path, f"<think>One.</think>{CALL}", "<think>Two.</think>It is sunny.", "Bye.")
+    talk.say("Weather?", "Sun")
+    assert [message.reasoning for message in talk.model.seen[-1].messages] == ["", "One.", ""]
+    talk.conversation.chat = Sessions(talk.store.folder).open()
+    talk.say("Thanks")
+    assert [message.reasoning for message in talk.model.seen[-1].messages] == ["", "One.", "", "Two.", ""]
+    assert talk.saved.reasoning == "", "of the last turn"
+
+
 def test_undo_and_retry_take_the_whole_turn(talk: Talk) -> None:
     talk.say("Weather?", "Sun")
     list(talk.conversation.retry())

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,14 @@ from support.gguf_writer import tiny_model, write
 
 from llmrun.cli import defaults, sampling, settings_file
 from llmrun.cli.app import call
+from llmrun.cli.completion import complete_model
 from llmrun.cli.help import topic
+from llmrun.cli.options import load_preferences
 from llmrun.errors import UsageError
 from llmrun.models.registry import load_catalogue
+from llmrun.planning.plan import LoadPreferences
+from llmrun.planning.settings import TunableSettings
+from llmrun.protocol.loading import Load
 from llmrun.protocol.params import resolve_sampling
 
 FRONT = Path(__file__).parents[1] / "support/front.py"
@@ -96,6 +102,67 @@ def test_flag_environment_preset_default(run: Run, config: Path) -> None:
     assert origin("--temp", "0.2", LLMRUN_TEMP="0.3") == ["0.2", "flag"]
 
 
+@pytest.mark.parametrize(
+    ("given", "others", "chosen"),
+    [
+        ({"kv_type_k": "f16"}, {}, "f16"),  # flag > tuned, though it is the default
+        ({}, {"LLMRUN_CACHE_TYPE_K": "f16"}, "f16"),  # environment > tuned
+        ({}, {"preset": "f16"}, "f16"),  # preset > tuned
+        ({}, {}, "q8_0"),  # tuned > default
+        ({"kv_type_k": "q8_0"}, {"LLMRUN_CACHE_TYPE_K": "f16"}, "q8_0"),  # flag > environment
+        ({}, {"LLMRUN_CACHE_TYPE_K": "f16", "preset": "q8_0"}, "f16"),  # environment > preset
+        ({"kv_type_k": "f16"}, {"preset": "q8_0"}, "f16"),  # flag > preset
+        ({"flash_attention": "auto"}, {}, "f16"),  # it was tuned together with flash attention
+    ],
+)
+def test_tuned_settings_come_after_the_users(
+    given: dict[str, str], others: dict[str, str], chosen: str, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if preset := others.pop("preset", ""):
+        config.write_text(f'[models.a]\ncache-type-k = "{preset}"\n')
+    for name, value in others.items():
+        monkeypatch.setenv(name, value)
+    _, found = filled("run", model="a", **given)
+    preferences = load_preferences(**{**found, **given})
+    load = Load("a.gguf", 512, 512, threads=2)
+    load = replace(load, **preferences.attention)
+    tuned = replace(TunableSettings.of(load), kv_type_k="q8_0", kv_type_v="q8_0", flash_attention="on")
+    assert tuned.applied_within(load, preferences, without_flash=True).kv_type_k == chosen
+
+
+def test_the_model_file_comes_before_defaults() -> None:
+    params, origins = resolve_sampling(("flag", {}), ("model", {"temperature": 0.9}))
+    assert (params.temperature, origins["temperature"], origins["top_k"]) == (0.9, "model", "default")
+
+
+def test_an_alias_names_a_model_everywhere(run: Run, config: Path, tmp_path: Path) -> None:
+    config.write_text(f'model = "fast"\n[models."{tmp_path}/tiny.gguf"]\nalias = "fast"\ntemp = 0.4\n')
+    for words in (["run", "fast", "hi"], ["run", "Why is it so?"], ["batch", "--dry-run", "-m", "fast", "rows.txt"]):
+        (tmp_path / "rows.txt").write_text("one\n")
+        done = run(*words)
+        assert done.returncode == 0, (words, done.stderr)
+    assert "0.4" in run("run", "fast", "hi", "--explain-sampling").stderr
+    assert "tiny" in run("show", "fast").stdout
+    assert defaults.default_model({})[0].endswith("tiny.gguf"), "the last used model is not an alias"
+    assert "fast" in complete_model("fa")
+
+
+def test_presets_of_other_commands(config: Path) -> None:
+    config.write_text('[models.a]\nctx = 512\nsystem = "x"\ncache-type-k = "q8_0"\ntemp = 0.5\n')
+    for command in ("explain", "batch", "embed", "score"):
+        assert filled(command, model="a")[1] == {"ctx": 512, "system": "x", "kv_type_k": "q8_0", "temperature": 0.5}
+    found = defaults.with_preset("a", LoadPreferences(threads=3))
+    assert found == LoadPreferences(n_ctx=512, threads=3, kv_type_k="q8_0")
+
+
+def test_every_command_with_presets_reads_the_settings(run: Run, config: Path) -> None:
+    config.write_text('[models."tiny.gguf"]\nctx = 5\n')
+    for words in (["explain", "tiny.gguf", "a"], ["batch", "tiny.gguf", "rows.txt"], ["embed", "tiny.gguf", "a"],
+                  ["score", "tiny.gguf", "a"], ["rerank", "tiny.gguf", "a", "b"]):  # fmt: skip
+        done = run(*words)
+        assert (done.returncode, "--ctx 5" in done.stderr or "invalid" in done.stderr) == (2, True), done.stderr
+
+
 def test_a_preset_comes_before_the_model_file(monkeypatch: pytest.MonkeyPatch) -> None:
     params, origins = resolve_sampling(("flag", {"temperature": 0.4}), ("model", {"temperature": 0.9}))
     monkeypatch.setitem(sampling.PRESET_ORIGINS, "temperature", "preset")
@@ -157,6 +224,8 @@ def test_help_needs_no_sound_settings_file(config: Path, capsys: pytest.CaptureF
         ("[models.a]\nctx = [1]", r"invalid models\.a\.ctx"),
         ("[models]\nctx = 1", r"there is no setting 'models\.ctx'"),
         ("[serve.more]\nport = 1", "there is no setting"),
+        ("[models.a]\nalias = 'a b'", r"invalid models\.a\.alias"),
+        ("[models.a]\nalias = 'x'\n[models.b]\nalias = 'x'", "two models have the alias x"),
     ],
 )
 def test_what_is_wrong_in_the_file_is_named(text: str, words: str, config: Path) -> None:

@@ -386,3 +386,15 @@ def test_a_commands_help_fits_the_terminal(
         lines = capsys.readouterr().out.splitlines()
         assert {len(line) for line in lines if line.startswith(("│", "╭", "╰"))} == {columns}
         assert not [line for line in lines if re.search("<[a-z ]+>", line)], "Typer's own name of a type"
+
+
+@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["run"]])
+def test_the_interpreter_has_nothing_to_collect_at_the_end(words: list[str], tmp_path: Path) -> None:
+    """Its last collections would take longer than many commands themselves."""
+    program = (
+        "import atexit, gc, sys; atexit.register(lambda: print(len(gc.get_objects())));"
+        f"sys.argv[1:] = {words}; from llmrun.__main__ import main; main()"
+    )
+    environment = {**os.environ, "HF_HOME": str(tmp_path), "LLMRUN_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=False)
+    assert int(done.stdout.splitlines()[-1]) < 1000

@@ -18,8 +18,10 @@ from support.model_disk import NEW, age, lonely_home, put, put_lm_studio, put_ol
 from support.stand_in_hub import StandInHub, stand_in_hub
 
 from llmrun.cli.app import call
+from llmrun.errors import UsageError
 from llmrun.models.store.store import Store
 from llmrun.planning.hardware import probe
+from llmrun.protocol.jobs.kernels import MachineSpeed, Rates
 
 MODEL = tiny_model()
 
@@ -149,8 +151,35 @@ def test_the_catalogue_tells_what_fits_here(
     assert (fits["smollm2"], fits["qwen3-8b"]) == (True, False)
     assert call(["list", "--all"]) == 0
     rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
-    assert rows["qwen3-1.7b"].endswith(" fits")
-    assert rows["qwen3-8b"].endswith(" too large")
+    assert " fits " in rows["qwen3-1.7b"]
+    assert " too large " in rows["qwen3-8b"]
+
+
+def test_models_are_proposed_for_this_machine(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in machine.environment.items():
+        monkeypatch.setenv(name, value)
+    speed = MachineSpeed(3e10, 1e-6, {}, {}, {"Q4_K": Rates(((100.0, 3e10),), 1e11)})
+    large = replace(probe(), memory_available=12_000_000_000, gpus=())
+    monkeypatch.setattr("llmrun.planning.machine.this_machine", lambda: large)
+    monkeypatch.setattr("llmrun.planning.speed.speed_of", lambda *_, **__: speed)
+    monkeypatch.setattr("llmrun.planning.speed.remembered", lambda *_: speed)
+    assert call(["plan"]) == 0
+    shown = capsys.readouterr()
+    assert "quick answers" in shown.out
+    assert "llmrun run" in shown.err
+    assert call(["plan", "--json"]) == 0
+    models = json.loads(capsys.readouterr().out)["models"]
+    assert call(["list", "--all", "--json"]) == 0
+    rows = {entry["alias"]: entry for entry in json.loads(capsys.readouterr().out)}
+    for model in models:
+        row = rows[model["model"]]
+        assert (row["fits"], row["decode_rate"], row["memory_bytes"]) == (
+            True, model["decode_rate"], model["memory_bytes"],
+        )  # fmt: skip
+    with pytest.raises(UsageError, match="need a model"):
+        call(["plan", "--ctx", "4k"])
 
 
 # ---- pull

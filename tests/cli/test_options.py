@@ -23,14 +23,20 @@ ENGINE = (
     ("--cache-type-k", "q1"), ("-ctk", "q1"), ("--cache-type-v", "q1"), ("-ctv", "q1"), ("-fa", "maybe"),
     ("--flash-attention", "maybe"), ("--cache-type-v", "q8_0", "--flash-attention", "off"),
 )  # fmt: skip
+DEVICES = (
+    ("--split-mode", "rows"), ("-sm", "rows"), ("--main-gpu", "-1"), ("-mg", "64"), ("--tensor-split", "3/x"),
+    ("-ts", "0/0"), ("-ts", "-1"), ("--override-tensor", "ffn"), ("-ot", "(=CPU"), ("-ot", "x="),
+)  # fmt: skip
 LOADING = (
-    *ENGINE, ("--ctx", "5"), ("--ctx", "99999999999"), ("--speculate", "2"), ("--speculate", "on"),
+    *ENGINE, *DEVICES, ("--split-mode", "tensor", "-fa", "off"), ("--device", "GPU0", "--rpc", "x"),
+    ("--ctx", "5"), ("--ctx", "99999999999"), ("--speculate", "2"), ("--speculate", "on"),
     ("--lora", "x.gguf:much"), ("--lora", "x.gguf:nan"), ("--rpc", "x:y"), ("--rpc", "x,x"), ("--rpc", ""),
 )  # fmt: skip
 DRAFTING = (("--draft", "x", "--speculate", "off"),)
 ANSWERING = (
     ("--max-tokens", "0"), ("--stop", ""), ("--ban", ""), ("--grammar", "not/there"), ("--json-schema", "{"),
-    ("--json-schema", "{}", "--grammar", "g"), ("--think-tokens", "-1"), ("--no-think", "--think-tokens", "5"),
+    ("--json-schema", "{}", "--grammar", "g"), ("--think-tokens", "-1"), ("--think-effort", "x"),
+    ("--no-think", "--think-effort", "low"), ("--no-think", "--think-tokens", "5"),
     ("--show-thoughts", "perhaps"), ("--template", "not/there"),
     ("--file", "not/there"), ("--format", "xml"),
     ("--image", "not/there"),
@@ -58,7 +64,10 @@ WRONG: dict[str, tuple[tuple[str, ...], ...]] = {
         ("--continue", "--private"), ("--session", "x", "--private"), ("--tools", "not/there"), ("--tools", "mcp:"),
         ("--yes-to", "x"), ("--tool-timeout", "0"),
     ),
-    "plan": (("--ctx", "5"), ("--ctx", "x"), ("--cache-type-k", "q1"), ("--cache-type-v", "q1"), ("--rpc", "x:y")),
+    "plan": (
+        ("--ctx", "5"), ("--ctx", "x"), ("--cache-type-k", "q1"), ("--cache-type-v", "q1"), ("--rpc", "x:y"),
+        *DEVICES, ("--device", "GPU0", "--rpc", "x"),
+    ),
     "quantize": (
         ("--type", "q4_9"), ("--type", "iq1_s"), ("--threads", "0"), ("--tensor-type", "x"),
         ("--tensor-type", "a=q77"), ("--output-type", "q77"), ("--embedding-type", "q77"), ("--size", "many"),
@@ -85,9 +94,9 @@ WRONG: dict[str, tuple[tuple[str, ...], ...]] = {
         ("--draft", "x"), ("--lora", "x.gguf:much"), ("--at", "http://host"), ("--key-file", "key", "--clients", "1"),
         *(("--at", wrong, "--clients", "1") for wrong in ("", "host:80", "ftp://host", "http://user:x@host", "http://h?k=x")),
         ("--at", "http://host", "--key-file", "not/there", "--clients", "1"),
-        ("--rpc", "x:y"), ("--rpc", "x", "-ngl", "3"),
+        ("--rpc", "x:y"), ("--rpc", "x", "-ngl", "3"), *DEVICES, ("-dev", "GPU0", "--rpc", "x"),
     ),
-    "tune": (("--seconds", "1"), ("--seconds", "nan"), ("--depth", "-1")),
+    "tune": (("--seconds", "1"), ("--seconds", "nan"), ("--depth", "-1"), *DEVICES),
 }  # fmt: skip
 # Any value will do, or what is wrong with it can't be known yet: a name, a text.
 FREE = {
@@ -96,6 +105,7 @@ FREE = {
     "plan": {"--draft"},
     "evaluate": {"--reference"},
     "bench": {"--machine", "--compare"},
+    "tune": {"--device"},
 }
 
 

@@ -202,7 +202,8 @@ ONLY_HERE = {
         ("--record", "x.json"), ("--prompt-cache",), ("--beams", "4"), ("--ctx", "512"), ("--threads", "1"),
         ("--gpu-layers", "0"), ("--n-cpu-moe", "1"), ("--cache-type-k", "q8_0"), ("--cache-type-v", "q8_0"),
         ("--flash-attention", "on"), ("--speculate", "4"), ("--draft", "x"), ("--mmproj", "x"), ("--verbose",),
-        ("--rpc", "127.0.0.1:50052"),
+        ("--rpc", "127.0.0.1:50052"), ("--split-mode", "none"), ("--main-gpu", "1"), ("--tensor-split", "3/1"),
+        ("--device", "none"), ("--override-tensor", "x=CPU"),
     ),
     "chat": (("--ctx", "512"), ("--draft", "x")),
 }  # fmt: skip

@@ -76,7 +76,7 @@ def test_a_draft_model_is_for_one_model(models: tuple[str, ...]) -> None:
 
 def test_a_projector_is_for_the_first_model_and_there(tmp_path: Path) -> None:
     refusal = refused("serve", "--port", "0", "--mmproj", "eyes.gguf")
-    assert (refusal.what, refusal.hint) == ("--mmproj is for the first model", "llmrun serve MODEL --mmproj FILE")
+    assert (refusal.what, refusal.hint) == ("--mmproj needs a model", "llmrun serve MODEL --mmproj FILE")
     model = tmp_path / "a.gguf"
     model.touch()
     assert (

@@ -18,7 +18,7 @@ from llmrun.errors import UsageError
 from llmrun.protocol import frames
 from llmrun.protocol.frames import read_frame
 from llmrun.protocol.jobs.tokenize import TokenizeText
-from llmrun.protocol.loading import Load, Loaded, Open
+from llmrun.protocol.loading import Load, Loaded
 from llmrun.protocol.messages import (
     AnswerRequest,
     Cancel,
@@ -50,7 +50,6 @@ HI = AnswerRequest((Message("user", "Hi"),), limits=Limits(3), remember=3)
 def commands(path: Path) -> list[tuple[Command, type[Event] | None]]:
     """Each command, in an order that an engine can do, and the last event of its answer."""
     return [
-        (Open(str(path)), None),
         (Load(str(path), 64, 64), Loaded),
         (Generate(1, HI), Finished),
         (Job(2, "explain_choices", ExplainChoices(1, 3, 2)), JobDone),

@@ -473,7 +473,7 @@ def end_of(program: str, stdin: bytes) -> subprocess.CompletedProcess[bytes]:
         process.communicate()
 
 
-ENGINE = "from llmrun.engine.main import main; main()"
+ENGINE = "from llmrun.engine.start import main; main()"
 
 
 @pytest.mark.usefixtures("package_on_path")
@@ -496,7 +496,7 @@ def test_garbage_ends_the_engine(garbage: bytes) -> None:
 @pytest.mark.usefixtures("package_on_path")
 @pytest.mark.parametrize("thread", ["_read", "_prepare", "_compute"])
 def test_the_engine_ends_with_any_of_its_threads(thread: str) -> None:
-    program = f"import llmrun.engine.main as m; m.EngineProcess.{thread} = lambda *_: 1 / 0; m.main()"
+    program = f"import llmrun.engine.main as m; m.EngineProcess.{thread} = lambda *_: 1 / 0; m.serve()"
     done = end_of(program, encode(ask(1)))
     assert done.returncode == 1
     assert b"ZeroDivisionError" in done.stderr

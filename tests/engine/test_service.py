@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support import fake_context
 from support.answers import split
-from support.fake_context import BEGIN, END, TURN, FakeContext, FakeVocabulary, Model, scripted, tokens_of
+from support.fake_context import BEGIN, CONTROL, END, TURN, FakeContext, FakeVocabulary, Model, scripted, tokens_of
 
 from llmrun.engine.core.loop import Engine
 from llmrun.engine.llama.base import ALLOCATING
@@ -283,6 +283,39 @@ def test_a_text_is_tokenized_as_it_is() -> None:
     assert preparer().tokenize(TokenizeText("", "ab")).tokens == tuple(tokens_of("ab"))
     with pytest.raises(ContextOverflowError):
         preparer().tokenize(TokenizeText("", "x" * 10_000_000))
+
+
+class SentencePieces(FakeVocabulary):
+    """Puts a space before a text, and after a control token."""
+
+    def tokenize(self, text: str, *, special: bool) -> list[int]:
+        pieces = text.split(CONTROL[TURN])
+        tokens = (tokens_of(f" {piece}") if piece else [] for piece in pieces)
+        return [token for found in tokens for token in (*found, TURN)][:-1]
+
+
+@pytest.mark.parametrize("text", ["Hi", " Hi", "  a b ", f"Hi{CONTROL[TURN]}you", f"{CONTROL[TURN]} a"])
+def test_detokenize_is_the_inverse_of_tokenize(text: str) -> None:
+    made = preparer(vocabulary=SentencePieces())
+    assert made.detokenize(Detokenize(made.tokenize(TokenizeText("", text)).tokens)) == DetokenizedText(text)
+
+
+def test_token_ids_are_a_prompt() -> None:
+    asked = Generate(1, AnswerRequest(prompt="", prompt_tokens=(65, 66)))
+    assert preparer().prompt(asked).tokens == [65, 66]
+    with pytest.raises(UsageError, match="there is no token"):
+        preparer().prompt(Generate(1, AnswerRequest(prompt="", prompt_tokens=(10**9,))))
+
+
+def test_a_gap_is_filled_in_by_a_vocabulary_that_can() -> None:
+    asked = Generate(1, AnswerRequest(prompt="ab", suffix="c"))
+    with pytest.raises(UsageError, match="fill in the middle"):
+        preparer().prompt(asked)
+    vocabulary = FakeVocabulary()
+    vocabulary.fill_in = (1, 2, 3)
+    assert preparer(vocabulary=vocabulary).prompt(asked).tokens == [1, *tokens_of("ab"), 2, *tokens_of("c"), 3]
+    empty = AnswerRequest(prompt="", suffix="")
+    assert preparer(vocabulary=vocabulary).prompt(Generate(1, empty)).tokens == [1, 2, 3]
 
 
 def test_tokens_are_a_text_again() -> None:

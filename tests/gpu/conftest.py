@@ -1,7 +1,8 @@
 """Tests that compute on a GPU. Without one they are skipped.
 
 They run on software too: Mesa's Vulkan driver for processors, with llama.cpp built with -DGGML_VULKAN=on and
-GGML_VK_VISIBLE_DEVICES=0, since llama.cpp takes such a device only where it is named.
+GGML_VK_VISIBLE_DEVICES=0,0, since llama.cpp takes such a device only where it is named; see lavapipe.sh.
+Tests of one GPU use the first one.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.gpu_loader import Loader
@@ -38,22 +40,30 @@ def gpus(package_on_path: None) -> tuple[Gpu, ...]:
 
 
 @pytest.fixture(scope="session")
+def first_gpu() -> Gpu:
+    if not _own_gpus():
+        pytest.skip("no GPU")
+    return _own_gpus()[0]
+
+
+@pytest.fixture(scope="session")
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_random_model(tmp_path_factory.mktemp("gpu") / "random.gguf")
+    return write_random_model(tmp_path_factory.mktemp("gpu") / "random.gguf", layers=4, width=256)
 
 
 @pytest.fixture
-def load(model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loader]:
-    """Load the model; `whole` gives the KV cache its whole size at once, `keeps_states` keeps states on disk."""
+def load(gpus: tuple[Gpu, ...], model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loader]:
+    """Load the model; see support.gpu_loader.Loader."""
     monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
     loaded: list[Model] = []
 
-    def start(*, whole: bool = False, keeps_states: bool = False, **preferred: object) -> Model:
-        preferences = LoadPreferences(**preferred)  # type: ignore[arg-type]
-        spec = locate(str(model_path), load_settings()).spec
-        model = prepare(spec, model_path, preferences, keeps_states=keeps_states)
-        if whole:
-            model.load = replace(model.load, n_ctx_start=model.plan.n_cells, n_stream=0)
+    def start(
+        path: Path = model_path, *, n_ctx_start: int = 0, others: dict[str, Any] | None = None, **preferred: Any
+    ) -> Model:
+        preferences = LoadPreferences(**{"device": gpus[0].name, "n_ctx": 512, **preferred})
+        model = prepare(locate(str(path), load_settings()).spec, path, preferences, **(others or {}))
+        if n_ctx_start:
+            model.load = replace(model.load, n_ctx_start=n_ctx_start, n_stream=0)
         loaded.append(model)
         model.start(EngineClient())
         return model

@@ -1,15 +1,17 @@
-"""Layers on a GPU: the same answers, true times, and memory as planned."""
+"""Layers on a GPU: the same answers, true times, and a KV cache that moves between devices and disk."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 
 import pytest
 from support.gpu_loader import Loader
 
-from llmrun.errors import OutOfMemoryError
+from llmrun.errors import EngineCrashedError, OutOfMemoryError
 
-PROMPT = "x" * 600
+PROMPT = "x" * 100
 ALL, NONE = -1, 0
 
 
@@ -19,49 +21,61 @@ def test_greedy_text_does_not_depend_on_the_split(load: Loader, layers: int) -> 
     assert len(texts) == 1
 
 
-@pytest.mark.parametrize("layers", [NONE, 1, 3, 6, ALL])
-@pytest.mark.parametrize("flash_attention", ["auto", "off"])
-def test_buffers_are_within_a_tenth_of_the_plan(load: Loader, layers: int, flash_attention: str) -> None:
-    model = load(whole=True, gpu_layers=layers, n_ctx=2048, flash_attention=flash_attention)
-    names = {name for name, _ in model.plan.devices}
-    allocated = sum(buffer.n_bytes for buffer in model.loaded.buffers if buffer.device in names)
-    assert allocated == pytest.approx(model.plan.vram_bytes, rel=0.1)
-
-
 def test_prefill_is_most_of_the_time_to_first_token(load: Loader) -> None:
-    model = load(n_ctx=2048)
+    model = load(n_ctx=1024)
     model.generate("Hi", max_tokens=2)  # compiles shaders
-    stats = model.generate(PROMPT, temperature=0, max_tokens=4).stats
+    stats = model.generate("x" * 600, temperature=0, max_tokens=4).stats  # several micro-batches
     assert 0.5 * stats.ttft_seconds < stats.prefill_seconds <= stats.ttft_seconds
     assert stats.overhead_seconds < stats.decode_seconds
+    again = model.generate("x" * 600, temperature=0, max_tokens=4).stats
+    assert again.reused_tokens >= 600
 
 
-@pytest.mark.parametrize("layers", [NONE, ALL])
-def test_one_token_is_prefilled_behind_a_prefix_that_a_gpu_has_saved(load: Loader, layers: int) -> None:
-    first = load(keeps_states=True, gpu_layers=ALL, n_ctx=2048)
-    reply = first.generate(PROMPT, temperature=0, max_tokens=2)
-    text = reply.text
+@pytest.mark.parametrize(("before", "after"), [(ALL, ALL), (ALL, NONE), (NONE, ALL)])
+def test_one_token_is_prefilled_behind_a_prefix_from_disk(load: Loader, before: int, after: int) -> None:
+    first = load(gpu_layers=before, others={"keeps_states": True})
+    text = first.generate(PROMPT, temperature=0, max_tokens=2).text
     first.save_state(prompt_only=True)
     first.close()
-    again = load(keeps_states=True, gpu_layers=layers, n_ctx=2048).generate(PROMPT, temperature=0, max_tokens=2)
+    again = load(gpu_layers=after, others={"keeps_states": True}).generate(PROMPT, temperature=0, max_tokens=2)
     assert again.text == text
     assert again.stats.reused_tokens >= len(PROMPT) - 1
 
 
-def test_four_clients_share_a_prefix(load: Loader) -> None:
-    model = load(parallel=4, n_ctx=1024)
+def test_a_kv_cache_that_grows_keeps_its_content(load: Loader) -> None:
+    growing, whole = load(n_ctx=1024, n_ctx_start=256), load(n_ctx=1024, n_ctx_start=1024)
+    for prompt in ("x" * 200, "x" * 200 + "y" * 100):
+        answers = [model.generate(prompt, temperature=0, max_tokens=6) for model in (growing, whole)]
+        assert answers[0].text == answers[1].text
+    assert answers[0].stats.reused_tokens >= 200
+
+
+@pytest.mark.parametrize("own_streams", [True, False])
+def test_four_clients_share_a_prefix(load: Loader, own_streams: bool) -> None:
+    model = load(parallel=4, exact=own_streams)
 
     async def ask() -> list[str]:
         calls = (asyncio.to_thread(model.generate, PROMPT + end, temperature=0, max_tokens=6) for end in "abcd")
         return [reply.text for reply in await asyncio.gather(*calls)]
 
-    alone = load(gpu_layers=NONE, n_ctx=1024)
+    alone = load(gpu_layers=NONE)
     assert asyncio.run(ask()) == [alone.generate(PROMPT + end, temperature=0, max_tokens=6).text for end in "abcd"]
+
+
+def test_an_engine_that_dies_is_started_again(load: Loader) -> None:
+    model = load()
+    text = model.generate(PROMPT, temperature=0, max_tokens=4).text
+    reply = iter(model.generate(PROMPT + "y", temperature=0, max_tokens=300))
+    next(reply)
+    os.kill(model.last_answer()[0].pid, signal.SIGKILL)
+    with pytest.raises(EngineCrashedError):
+        list(reply)
+    assert model.generate(PROMPT, temperature=0, max_tokens=4).text == text
 
 
 def test_a_kv_cache_that_does_not_fit_names_the_flags_that_help(load: Loader) -> None:
     with pytest.raises(OutOfMemoryError, match=r"can't allocate|no memory") as caught:
-        load(whole=True, gpu_layers=ALL, n_ctx=1 << 22)
+        load(n_ctx_start=1 << 24, gpu_layers=ALL, n_ctx=1 << 24)
     assert [caught.value.hint.index(flag) for flag in ("-ngl", "-ctk", "--ctx")] == sorted(
         caught.value.hint.index(flag) for flag in ("-ngl", "-ctk", "--ctx")
     )

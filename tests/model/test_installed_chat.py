@@ -28,7 +28,7 @@ def prompt_tokens(*turns: str) -> int:
     roles = ["user", "assistant"] * len(turns)
     messages = [library.Message(role, text) for role, text in zip(roles, turns, strict=False)]
     with library.load("smollm2") as model:
-        for event in model.chat(messages, limits=library.Limits(max_tokens=1)):
+        for event in model.chat(messages, limits=library.Limits(max_tokens=1)).events():
             if isinstance(event, library.Started):
                 return event.prompt_tokens
     raise AssertionError("no Started")

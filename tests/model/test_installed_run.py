@@ -76,6 +76,7 @@ def test_a_stop_string_ends_the_answer_and_is_no_part_of_it(llmrun: Installed) -
     assert events[-1]["reason"] == "stop"
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_answer_and_another_seed_another(llmrun: Installed) -> None:
     def tell(seed: int) -> str:
         return llmrun.answer("--temp", "1.5", "--seed", str(seed), "--max-tokens", "48", "Tell me a story.")

@@ -86,7 +86,7 @@ def test_a_model_can_be_loaded_by_path(model_path: Path) -> None:
 
 def test_cancel_ends_the_answer(model: llmrun.Model, model_path: Path) -> None:
     last: llmrun.Event | None = None
-    for last in model.chat([LONG], sampling=ENDLESS):
+    for last in model.chat([LONG], sampling=ENDLESS).events():
         if isinstance(last, llmrun.TextDelta):
             model.cancel()
     assert isinstance(last, llmrun.Finished)
@@ -147,6 +147,7 @@ def test_a_closed_model_says_so_and_starts_nothing(pulled: None) -> None:
     assert len(engine_processes()) == before
 
 
+@pytest.mark.slow
 def test_wrong_arguments_are_named_and_the_next_call_is_answered(model: llmrun.Model) -> None:
     engine = model.generate("One, two", max_tokens=2).text and model.last_answer()[0].pid
     for misuse in MISUSES:
@@ -174,7 +175,7 @@ def test_the_next_call_after_a_crash_starts_a_new_engine(model: llmrun.Model, mo
     engine = psutil.Process(model.last_answer()[0].pid)
 
     def answer_of_a_dying_engine() -> None:
-        for event in model.chat([LONG], sampling=ENDLESS):
+        for event in model.chat([LONG], sampling=ENDLESS).events():
             if isinstance(event, llmrun.TextDelta):
                 engine.kill()
 

@@ -117,6 +117,7 @@ def test_what_is_meant_to_cost_too_much_is_refused_or_bounded(server: RealServer
         assert psutil.Process(engine.pid).memory_info().rss < 3 << 30
 
 
+@pytest.mark.slow
 def test_a_schema_that_takes_for_ever_to_read_is_refused_and_the_engine_replaced(server: RealServer) -> None:
     asked = {"messages": SAID, "max_tokens": 4}
     with stream(server, "/v1/chat/completions") as running:

@@ -25,6 +25,7 @@ def rows(command: str, pulled: None, tmp_path_factory: pytest.TempPathFactory) -
     return list(json.loads(done.stdout))
 
 
+@pytest.mark.slow
 def test_rows_hang_together(rows: list[dict[str, Any]]) -> None:
     assert [row["test"] for row in rows] == ["pp48", "tg12", "chat32+12"]
     for row in rows:
@@ -151,6 +152,7 @@ def test_two_models_take_turns(llmrun: Installed, model_path: Any) -> None:
     assert all(len(row["samples_ns"]) == 3 for row in rows)
 
 
+@pytest.mark.slow
 def test_clients_at_once_share_the_beginning_of_their_prompts(llmrun: Installed) -> None:
     done = llmrun.run("bench", "smollm2", "--clients", "1,2", "--tokens", "4", "-r", "1", "--no-warmup", "--json")
     assert done.returncode == 0, done.stderr

@@ -131,6 +131,7 @@ def test_divergence_is_llama_perplexitys(
     assert mean > 0.005, "another RoPE base is another model, on every processor"
 
 
+@pytest.mark.slow
 def test_a_quantized_kv_cache_is_the_models_alone(llmrun: Installed, text: Path) -> None:
     again = ("evaluate", "smollm2", "--reference", "smollm2", "--chunks", "1", "--json", "--text", str(text))
     plain, quantized = (json.loads(llmrun.run(*again, *more).stdout) for more in ((), ("-ctk", "q8_0")))
@@ -167,6 +168,7 @@ def test_a_text_that_is_too_short(llmrun: Installed, text: Path, tmp_path: Path)
     assert not done.stdout
 
 
+@pytest.mark.slow
 def test_two_chunks_give_figures_but_no_interval_and_no_verdict(llmrun: Installed, text: Path) -> None:
     two = ("evaluate", "smollm2", "--text", str(text), "--reference", "smollm2", "--ctx", "64", "-ctk", "q8_0")
     done = llmrun.run(*two, "--chunks", "2")

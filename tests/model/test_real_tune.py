@@ -24,7 +24,7 @@ def tuned_file(llmrun: Installed, tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_what_tune_finds_is_remembered_and_forgotten(llmrun: Installed, tuned_file: Path) -> None:
-    done = llmrun.run("tune", "smollm2", "--seconds", "15", "--json")
+    done = llmrun.run("tune", "smollm2", "--seconds", "30", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["default"]["decode_rate"] > found["default"]["settings"]["threads"] > 0
@@ -37,17 +37,6 @@ def test_what_tune_finds_is_remembered_and_forgotten(llmrun: Installed, tuned_fi
     forgotten = llmrun.run("tune", "smollm2", "--forget")
     assert b"defaults again" in forgotten.stderr
     assert not tuned_file.exists()
-
-
-@pytest.mark.slow
-def test_the_gain_is_printed(llmrun: Installed) -> None:
-    done = llmrun.run("tune", "smollm2", "--seconds", "15")
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.decode().splitlines()
-    assert lines[0].startswith("SETTINGS")
-    assert lines[1].startswith("default")
-    assert lines[-1].startswith("smollm2: ")
-    assert "of the defaults" in lines[-1] or "the defaults are best here" in lines[-1]
 
 
 def test_ctrl_c_changes_nothing(llmrun: Installed, tuned_file: Path) -> None:

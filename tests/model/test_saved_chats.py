@@ -58,6 +58,7 @@ def test_a_named_chat_and_a_private_one(llmrun: Installed) -> None:
     )
 
 
+@pytest.mark.slow
 def test_undo_retry_edit_and_branches(llmrun: Installed, model_path: Path, tmp_path: Path) -> None:
     chat = opened(llmrun)
     chat.ask("Name a river")
@@ -94,6 +95,7 @@ def test_context_why_stats_and_values(llmrun: Installed) -> None:
     left(chat)
 
 
+@pytest.mark.slow
 def test_the_oldest_turn_leaves_and_a_line_says_so(llmrun: Installed) -> None:
     chat = llmrun.terminal(*GREEDY, "--ctx", "256", "--overflow", "roll")
     chat.wait(chat.at_prompt)
@@ -103,6 +105,7 @@ def test_the_oldest_turn_leaves_and_a_line_says_so(llmrun: Installed) -> None:
     left(chat)
 
 
+@pytest.mark.slow
 def test_a_full_window_asks_what_to_drop(llmrun: Installed) -> None:
     chat = llmrun.terminal(*GREEDY, "--ctx", "256", "--overflow", "ask")
     chat.wait(chat.at_prompt)
@@ -168,6 +171,7 @@ def _image(chat: Terminal, folder: Path) -> list[str]:
     return chat.ask(f"/file {image}")
 
 
+@pytest.mark.slow
 def test_another_model_goes_on_with_the_conversation(llmrun: Installed, tmp_path: Path) -> None:
     file = json.loads(llmrun.run("show", "smollm2", "--json").stdout)["path"]
     other = tmp_path / "other.gguf"

@@ -60,6 +60,18 @@ def test_recurrent_state_counts_once() -> None:
     assert kv_bytes(replace(SMALL, recurrent_bytes=7), 512) - kv_bytes(SMALL, 512) == 7
 
 
+@pytest.mark.parametrize(
+    ("recurrent", "window", "sequences", "limit"),
+    [(0, 0, 8, 0), (5 * MIB, 0, 1, 160 * MIB), (5 * MIB, 0, 8, 512 * MIB), (150 * MIB, 0, 8, 1200 * MIB),
+     (0, 400 * MIB, 1, 512 * MIB)],
+)  # fmt: skip
+def test_checkpoints_count(recurrent: int, window: int, sequences: int, limit: int) -> None:
+    sizes = replace(SMALL, recurrent_bytes=recurrent, window_bytes=window)
+    found = memory(sizes, 1024, sequences=sequences)
+    assert found.checkpoints == limit
+    assert found.needed - replace(found, checkpoints=0).needed == limit
+
+
 def test_cache_doubles_up_to_the_window() -> None:
     assert rooms(3000, 512) == [512, 1024, 2048, 3000]
     assert rooms(256, 512) == [256]

@@ -401,7 +401,7 @@ def test_slow_flash_attention_is_told(
     wishes: LoadPreferences, flags: tuple[str, ...], facts: Facts, slow: bool
 ) -> None:
     plan = make_plan(facts, replace(machine(), cpu_flags=flags), wishes)
-    assert plan.flash_attention == wishes.flash_attention
+    assert plan.flash_attention == wishes.attention["flash_attention"]
     assert ("flash attention is slow here" in plan.summary) == slow
 
 

@@ -9,22 +9,13 @@ import pytest
 from support.gguf_writer import tiny_model, write
 
 from llmrun.gguf.reader import read_header
-from llmrun.model import loading
 from llmrun.planning.hardware import probe
+from llmrun.planning.preload import preload
 from llmrun.planning.settings import TunableSettings
 from llmrun.planning.tuned import Profile, TunedSettings, remember
+from llmrun.runner import launch
 
 DEFAULT = TunableSettings(threads=4, threads_batch=4)
-
-
-class FakeRunner:
-    """Notes which file it was told to open."""
-
-    def __init__(self) -> None:
-        self.opened: list[str] = []
-
-    def open_ahead(self, path: str) -> None:
-        self.opened.append(path)
 
 
 def remember_settings(path: Path, folder: Path, *others: TunableSettings) -> None:
@@ -33,10 +24,11 @@ def remember_settings(path: Path, folder: Path, *others: TunableSettings) -> Non
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeRunner:
+def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """The files that the engine was told to open."""
     monkeypatch.setenv("LLMRUN_HOME", str(tmp_path))
-    found = FakeRunner()
-    monkeypatch.setattr(loading.client, "prestarted", lambda: found)
+    found: list[str] = []
+    monkeypatch.setattr(launch, "preload", found.append)
     return found
 
 
@@ -57,36 +49,36 @@ OTHER = (
 )
 
 
-def test_without_tuning_weights_are_loaded_early(engine: FakeRunner, path: Path) -> None:
-    loading.open_ahead(str(path))
-    assert engine.opened == [str(path)]
+def test_without_tuning_weights_are_loaded_early(opened: list[str], path: Path) -> None:
+    preload(str(path))
+    assert opened == [str(path)]
 
 
-def test_settings_of_the_context_keep_early_loading(engine: FakeRunner, path: Path, tmp_path: Path) -> None:
+def test_settings_of_the_context_keep_early_loading(opened: list[str], path: Path, tmp_path: Path) -> None:
     remember_settings(path, tmp_path, *PLAIN)
-    loading.open_ahead(str(path))
-    assert engine.opened == [str(path)]
+    preload(str(path))
+    assert opened == [str(path)]
 
 
 @pytest.mark.parametrize("settings", OTHER)
 def test_settings_that_load_otherwise_do_not(
-    engine: FakeRunner, path: Path, tmp_path: Path, settings: TunableSettings
+    opened: list[str], path: Path, tmp_path: Path, settings: TunableSettings
 ) -> None:
     remember_settings(path, tmp_path, *PLAIN, settings)
-    loading.open_ahead(str(path))
-    assert engine.opened == []
+    preload(str(path))
+    assert opened == []
 
 
-def test_settings_of_another_model_do_not_count(engine: FakeRunner, path: Path, tmp_path: Path) -> None:
+def test_settings_of_another_model_do_not_count(opened: list[str], path: Path, tmp_path: Path) -> None:
     deeper = write(tmp_path / "deeper.gguf", tiny_model({"llama.block_count": 3}))
     remember_settings(deeper, tmp_path, *OTHER)
-    loading.open_ahead(str(path))
-    loading.open_ahead(str(deeper))
-    assert engine.opened == [str(path)]
+    preload(str(path))
+    preload(str(deeper))
+    assert opened == [str(path)]
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"schema": 1, "entries": [{"key": 3, "tuned": 4}]}', "[" * 100_000])
-def test_a_damaged_file_is_as_good_as_none(engine: FakeRunner, path: Path, tmp_path: Path, content: str) -> None:
+def test_a_damaged_file_is_as_good_as_none(opened: list[str], path: Path, tmp_path: Path, content: str) -> None:
     (tmp_path / "tune.json").write_text(content)
-    loading.open_ahead(str(path))
-    assert engine.opened == [str(path)]
+    preload(str(path))
+    assert opened == [str(path)]

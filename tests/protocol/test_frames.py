@@ -17,9 +17,20 @@ import pytest
 from llmrun.errors import BY_CODE, BadLogitsError, ContextOverflowError, LlmrunError
 from llmrun.grammar import Grammar
 from llmrun.protocol import frames, messages
-from llmrun.protocol.frames import MAX_FRAME_BYTES, PREFIX_BYTES, FrameError, decode, encode, frame_length, read_frame
-from llmrun.protocol.loading import Load, Loaded, LoadProgress, Open
+from llmrun.protocol.frames import (
+    MAX_FRAME_BYTES,
+    PREFIX_BYTES,
+    FrameError,
+    TextDeltas,
+    decode,
+    encode,
+    encode_text,
+    frame_length,
+    read_frame,
+)
+from llmrun.protocol.loading import Load, Loaded, LoadProgress
 from llmrun.protocol.messages import (
+    AnswerPart,
     AnswerRequest,
     Cancel,
     Command,
@@ -50,8 +61,6 @@ REQUEST = Generate(
     2**40, AnswerRequest(prompt="", sampling=SamplingParams(seed=2**32 - 1, logit_bias=((0, -math.inf), (7, 1.5))))
 )
 FRAMES: list[Frame] = [
-    Open("/m.gguf"),
-    Open("/m.gguf", 7),
     StepsMeasured(5, (StepTime(1, 300, 0.01), StepTime(4, 300, 0.02))),
     Load("/m.gguf", n_ctx=4096, n_ctx_start=2048),
     Load(
@@ -149,6 +158,20 @@ def test_a_stream_of_frames() -> None:
     assert read_frame(stream.read) is None
 
 
+def test_the_text_of_several_answers_has_one_frame() -> None:
+    reasoning = (AnswerPart("reasoning", "b"), AnswerPart("reasoning_end"))
+    rows = (
+        TextDelta(1, "a\ud800💚\n", 1),
+        TextDelta(2, "b</think>", 3, (), True, reasoning),
+        TextDelta(1, "", 0, parts=()),
+    )
+    data = encode_text(rows)
+    assert frame_length(data) == len(data)
+    frame = decode(data[PREFIX_BYTES:])
+    assert frame == TextDeltas(rows)
+    assert [type(part) for part in frame.rows[1].answer_parts] == [AnswerPart, AnswerPart]
+
+
 @pytest.mark.parametrize("length", range(1, len(encode(Cancel(1)))))
 def test_a_stream_that_ends_inside_a_frame(length: int) -> None:
     with pytest.raises(FrameError, match="ended inside"):
@@ -203,6 +226,18 @@ def test_a_frame_that_is_too_large_is_not_sent(monkeypatch: pytest.MonkeyPatch) 
         b'{"kind": "TextDelta", "request": 1, "text": 5, "tokens": 1}',
         b'{"kind": "TextDelta", "request": true, "text": "", "tokens": 1}',
         b'{"kind": "TextDelta", "request": 1, "text": {"kind": "Cancel"}, "tokens": 1}',
+        b'{"kind": "TextDeltas"}',
+        b'{"kind":"TextDeltas","rows":[],"more":1}',
+        b'{"kind":"TextDeltas","rows":[[1,"a",1,0,null]]',
+        b'{"kind":"TextDeltas","rows":' + b"[" * 100_000,
+        b'{"kind":"TextDeltas","rows":5}',
+        b'{"kind":"TextDeltas","rows":[[1, "a", 1]]}',
+        b'{"kind":"TextDeltas","rows":[[true, "a", 1, 0, null]]}',
+        b'{"kind":"TextDeltas","rows":[[1, 5, 1, 0, null]]}',
+        b'{"kind":"TextDeltas","rows":[[1, "a", 1, false, null]]}',
+        b'{"kind":"TextDeltas","rows":[[1, "a", 1, 0, [["shell", "a"]]]]}',
+        b'{"kind":"TextDeltas","rows":[[1, "a", 1, 0, [[[], "a"]]]]}',
+        b'{"kind":"TextDeltas","rows":[[1, "a", 1, 0, [["text", 5]]]]}',
         b'{"kind": "LoadProgress", "fraction": "0.5"}',
         b'{"kind": "Counted", "request": 1, "each": [1, null], "total": 2}',
         b'{"kind": "Counted", "request": 1, "each": "12", "total": 2}',

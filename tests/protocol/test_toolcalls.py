@@ -195,3 +195,15 @@ def test_what_is_a_text_is_said_by_the_schema(syntax: Syntax, either: str) -> No
         assert json.loads(arguments) == meant
     (call,) = whole(Started(1, 9, 0, 5, tool_syntax=syntax.name), answer, (PAIR,)).calls
     assert (call.name, call.arguments) == ("pair", arguments)
+
+
+@pytest.mark.parametrize("syntax", SYNTAXES.values(), ids=lambda syntax: syntax.name)
+def test_a_cut_call_has_no_whole_arguments(syntax: Syntax) -> None:
+    """Clients take empty arguments for those of a call without any."""
+    answer = written(syntax, [("f", '{"a": "b", "c": "d"}')])
+    for size in range(len(answer)):
+        _, calls, n_calls = split(syntax, [answer[:size]])
+        for _, arguments in calls[n_calls:]:
+            assert arguments
+            with pytest.raises(ValueError, match=r"."):
+                json.loads(arguments)

@@ -74,6 +74,16 @@ def test_a_type_that_is_larger_than_the_source(request_: QuantizeRequest) -> Non
     assert "would not restore lost precision" in error.value.why
 
 
+def test_a_larger_copy_for_fast_prompts(request_: QuantizeRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(request_.source, model("Q4_1"))
+    machine = Hardware("Some CPU", ("avx2",), 4, 8, None, 1 << 34, 1 << 33)
+    monkeypatch.setattr(job, "probe", lambda: machine)
+    assert look(replace(request_, type="Q8_0"), Engine("Q8_0")).n_bytes == len(model("Q8_0"))
+    monkeypatch.setattr(job, "probe", lambda: replace(machine, cpu_flags=("asimddp",)))
+    with pytest.raises(UsageError, match="would be larger"):
+        look(replace(request_, type="Q8_0"), Engine("Q8_0"))
+
+
 def test_nothing_would_change(request_: QuantizeRequest) -> None:
     with pytest.raises(UsageError, match="F16 already: nothing would change"):
         look(replace(request_, type="F16"), Engine("F16"))

@@ -56,14 +56,6 @@ def test_a_file_that_is_no_model(engine: EngineClient, tmp_path: Path) -> None:
     assert caught.value.why, "llama.cpp's log says why"
 
 
-def test_a_guess_that_is_no_model_is_told_by_load(engine: EngineClient, tmp_path: Path) -> None:
-    path = tmp_path / "empty.gguf"
-    path.touch()
-    engine.open_ahead(str(path))
-    with pytest.raises(BadModelError, match=r"empty\.gguf"):
-        engine.load(Load(str(path), n_ctx=512, n_ctx_start=512))
-
-
 def test_a_request_before_a_model_and_sigint(engine: EngineClient) -> None:
     """Ctrl-C reaches the whole process group; it is the front's business."""
     with pytest.raises(LlmrunError, match="no model is loaded"):

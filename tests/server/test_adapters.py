@@ -80,6 +80,7 @@ def prompts(seed: int, count: int) -> list[str]:
     return [common[: rng.choice([0, 100, 300])] + "".join(rng.choices("xyz ", k=20)) for _ in range(count)]
 
 
+@pytest.mark.slow
 def test_a_hundred_requests_at_once_are_answered_as_each_alone(server: LiveServer) -> None:
     asked = [(prompt, number % 4) for number, prompt in enumerate(prompts(3, 100))]
     with ThreadPoolExecutor(16) as pool:
@@ -99,6 +100,7 @@ def test_adapters_make_a_difference(server: LiveServer) -> None:
             assert one.keys() != other.keys() or max(abs(one[token] - other[token]) for token in one) > 2 * CLOSE
 
 
+@pytest.mark.slow
 def test_saved_states_are_for_the_adapters_they_were_computed_with(
     files: AdaptedModel, adapters: tuple[Adapter, ...], tmp_path: Path
 ) -> None:

@@ -66,6 +66,15 @@ def test_without_tools_everything_is_text() -> None:
     assert text.text == ANSWER.partition("\n\n")[2]
 
 
+@pytest.mark.parametrize("reason", ["length", "stop", "repeats"])
+def test_a_cut_call_ends_for_its_length_whatever_cut_it(reason: str) -> None:
+    reader = AnswerReader(0)
+    events = sent(STARTED, [ANSWER[: ANSWER.index('"arguments": {') + 15]], reason=reason)
+    last = [part for event in events for part in reader.read(event)][-1]
+    assert isinstance(last, ResponseFinished)
+    assert last.reason == "length"
+
+
 def test_ids_differ() -> None:
     started, reader = STARTED._replace(thinking=False), AnswerReader(0)
     events = sent(started, [ANSWER.partition("</think>")[2]])

@@ -162,14 +162,14 @@ def test_streams_side_by_side_all_hear_that_the_engine_died(serve: Serve) -> Non
         server = serve("die:together:SIGSEGV", "normal")
         with server.connect() as first, server.connect() as second:
             for connection, text in ((first, "one"), (second, "two")):
-                body = {"messages": [{"role": "user", "content": text}], "stream": True}
+                body = {"messages": [{"role": "user", "content": text}], "stream": True, "max_tokens": 99}
                 connection.sendall(server.request("POST", path, json.dumps(body).encode()))
             for connection in (first, second):
                 answer = read_all(connection)
                 assert told in answer
                 assert b"engine-crashed" in answer
                 assert answer.endswith(b"0\r\n\r\n")
-        assert server.post(path, {**HI, "stream": False}).status == 200
+        assert server.post(path, {**HI, "stream": False, "max_tokens": 9}).status == 200
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/responses", "/api/chat"])
@@ -177,7 +177,7 @@ def test_a_chat_template_without_end_is_refused_in_shape_and_the_next_request_is
     serve: Serve, path: str
 ) -> None:
     server = serve("hang_in_render", "normal")
-    body = {**HI, "input": "Hi", "stream": False}
+    body = {**HI, "input": "Hi", "stream": False, "max_tokens": 9}
     refused = server.post(path, body)
     assert (refused.status, shape(refused.json)) == (422, SHAPES[path])
     assert "bad-template" in refused.body.decode()

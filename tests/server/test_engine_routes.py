@@ -10,6 +10,8 @@ import pytest
 from support.gguf_writer import runnable_model, write
 from support.served import CHAT, HI, LiveServer, parse, read_all
 
+from llmrun.server.pool import RequestDefaults
+
 pytestmark = pytest.mark.usefixtures("package_on_path")
 
 
@@ -23,7 +25,7 @@ def server(tmp_path: Path) -> Iterator[LiveServer]:
 def test_a_text_becomes_tokens_and_a_text_again(server: LiveServer) -> None:
     tokens = server.post("/tokenize", {"content": "Hi, you"}).json
     assert tokens["count"] == len(tokens["tokens"]) > 0
-    assert server.post("/detokenize", {"tokens": tokens["tokens"]}).json["content"].strip() == "Hi, you"
+    assert server.post("/detokenize", {"tokens": tokens["tokens"]}).json["content"] == "Hi, you"
 
 
 def test_tokens_are_read_beside_an_answer(server: LiveServer) -> None:
@@ -44,6 +46,60 @@ def test_tokens_are_read_beside_an_answer(server: LiveServer) -> None:
 @pytest.mark.parametrize("path", ["/props", "/lora-adapters"])
 def test_what_is_looked_up(server: LiveServer, path: str) -> None:
     assert server.get(path).status == 200
+
+
+def test_requests_get_the_servers_template_and_effort(tmp_path: Path) -> None:
+    model = write(tmp_path / "real.gguf", runnable_model({"llama.context_length": 2048}))
+    source = "{% for m in messages %}{{ m.content }}{% endfor %}{{ reasoning_effort * 100 }}{# reasoning_effort #}"
+    defaults = RequestDefaults(source, "low")
+    adaptive = {"thinking": {"type": "adaptive"}}
+    levels = [{"output_config": {"effort": each}} for each in ("high", "medium")]
+    with LiveServer(tmp_path, ("real",), model=model, n_ctx=2048, defaults=defaults) as live:
+        low, high, medium = (
+            live.post("/v1/messages/count_tokens", {**HI, **effort}).json["input_tokens"]
+            for effort in ({}, {**adaptive, **levels[0]}, {**adaptive, **levels[1]})
+        )
+        asked = {**HI, "max_tokens": 1}
+        assert live.post(CHAT, asked).json["usage"]["prompt_tokens"] == low
+    assert low < high < medium, "letters"
+
+
+def test_a_list_of_prompts_is_answered_in_order(server: LiveServer) -> None:
+    tokens = server.post("/tokenize", {"content": "Once"}).json["tokens"]
+    body = {"temperature": 0, "max_tokens": 3, "ignore_eos": True, "logprobs": 0}
+    alone, other = (server.post("/v1/completions", {**body, "prompt": text}).json for text in ("Once", "Hi"))
+    both = server.post("/v1/completions", {**body, "prompt": ["Once", "Hi"], "n": 2}).json
+    texts = [each["choices"][0]["text"] for each in (alone, alone, other, other)]
+    assert [choice["text"] for choice in both["choices"]] == texts
+    assert [choice["index"] for choice in both["choices"]] == [0, 1, 2, 3]
+    assert both["usage"]["prompt_tokens"] == sum(each["usage"]["prompt_tokens"] for each in (alone, other))
+    begins = alone["usage"]["prompt_tokens"] - len(tokens)  # one, the beginning of a sequence
+    ids = server.post("/v1/completions", {**body, "prompt": [1] * begins + tokens}).json
+    assert ids["choices"][0]["text"] == texts[0]
+    assert len(ids["choices"][0]["logprobs"]["text_offset"]) == 3
+
+
+def test_llama_servers_own_completion_and_slots(server: LiveServer) -> None:
+    body = {"prompt": "Once", "temperature": 0, "n_predict": 3, "ignore_eos": True}
+    whole = server.post("/completion", body).json
+    streamed = server.post("/completions", {**body, "stream": True}).events
+    assert "".join(each["content"] for each in streamed) == whole["content"]
+    assert [each["stop"] for each in streamed[-2:]] == [False, True]
+    assert (whole["tokens_predicted"], whole["stop_type"]) == (3, "limit")
+    refused = server.post("/infill", {"input_prefix": "def f(", "input_suffix": ")"})
+    assert (refused.status, "fill in the middle" in refused.json["error"]["message"]) == (400, True)
+    slots = server.get("/slots").json
+    assert [each["id"] for each in slots] == [0, 1]
+    assert not any(each["is_processing"] for each in slots)
+
+
+def test_what_was_rewritten_is_logged_once(tmp_path: Path) -> None:
+    model = write(tmp_path / "real.gguf", runnable_model({"llama.context_length": 2048}))
+    refuses = "{% if messages[0].role != 'user' %}{{ raise_exception('no') }}{% endif %}{{ messages[0].content }}"
+    body = {"messages": [{"role": "assistant", "content": "a1"}, *HI["messages"]], "max_tokens": 1}
+    with LiveServer(tmp_path, ("real",), model=model, n_ctx=2048, defaults=RequestDefaults(refuses)) as live:
+        assert [live.post(CHAT, body).status for _ in range(2)] == [200, 200]
+    assert [record.facts.get("rewritten") for record in live.served] == [("opening",), None]
 
 
 def test_a_conversation_is_counted(server: LiveServer) -> None:

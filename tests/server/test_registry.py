@@ -7,7 +7,8 @@ import os
 import threading
 from pathlib import Path
 
-from llmrun.server.registry import RunningServer, registered, running_servers
+from llmrun.protocol.messages import PromptDifference
+from llmrun.server.registry import RunningServer, ServedRequest, registered, running_servers
 
 
 def server(port: int) -> RunningServer:
@@ -84,3 +85,19 @@ def test_a_server_that_begins_while_others_look_is_listed(tmp_path: Path) -> Non
         ended.set()
         for thread in looking:
             thread.join()
+
+
+def test_the_last_requests_come_back(tmp_path: Path) -> None:
+    facts = {"prompt_tokens": 30, "cached_tokens": 20, "completion_tokens": 10, "decode_seconds": 0.4}
+    with registered(tmp_path, at(1)) as file:
+        assert file is not None
+        requests = (
+            ServedRequest.of("/v1/messages", {**facts, "difference": PromptDifference(20, "Monday", "Tuesday")}),
+            ServedRequest.of("/v1/completions", facts),
+        )
+        file.write(server(1)._replace(requests=requests, checkpoint_bytes=5))
+        found = running_servers(tmp_path)[0]
+        assert found.checkpoint_bytes == 5
+        assert found.requests[1] == ("/v1/completions", 30, 20, 25.0, None)
+        assert found.requests[0].difference is not None
+        assert tuple(found.requests[0].difference) == (20, "Monday", "Tuesday")

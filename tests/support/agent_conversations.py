@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from llmrun.protocol.messages import Message, Tool, ToolCall
 
 TOOLS = (Tool("tell_time", "Tells the time."),)
@@ -25,6 +27,13 @@ CONVERSATIONS = {
     "a call first": (_CALL, _RESULT, _SECOND),
     "a result without a call": (_FIRST, _RESULT, _SECOND),
     "a call without a result": (_FIRST, _CALL, _SECOND),
+    "reasoning, text and a call": (
+        _FIRST,
+        replace(_ANSWER, reasoning="r1"),
+        _SECOND,
+        replace(_CALL, content="a2", reasoning="r2"),
+        _RESULT,
+    ),
     "text and two rounds of calls": (_FIRST, _ANSWER, _CALL, _RESULT, _CALL, _RESULT, _MORE, _SECOND),
 }
 

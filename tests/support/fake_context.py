@@ -15,7 +15,8 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from llmrun.engine.llama.base import CacheFull, DecodeError, Entry
+from llmrun import _native
+from llmrun.engine.llama.base import Aborted, CacheFull, DecodeError, Entry, Run, RunLimit
 from llmrun.protocol.adapters import AdapterScale
 
 BEGIN, END, TURN, HEART = 256, 257, 258, 259
@@ -78,6 +79,7 @@ class FakeVocabulary:
 
     def __init__(self) -> None:
         self.n_tokens = N_VOCAB
+        self.fill_in: tuple[int, int, int] | None = None
         self.suppressed: tuple[int, ...] = ()
         self.control_texts = tuple(CONTROL.values())
         self.bos_text, self.eos_text = CONTROL[BEGIN], CONTROL[END]
@@ -219,6 +221,28 @@ class FakeContext:
         if not self.is_asynchronous:
             self.synchronize()
 
+    def run(self, first: Entry, sampler: _native.Sampler, limit: RunLimit) -> Run:
+        """See base.Context; one step after the other, in the plainest way."""
+        steps: list[tuple[int, int, float, float]] = []
+        entry = first
+        while True:
+            try:
+                self.decode([entry])
+            except (Aborted, DecodeError) as failure:
+                return Run(steps, failure=failure)
+            except CacheFull:
+                if not steps:
+                    raise
+                return Run(steps)
+            try:
+                token = sampler.sample(self.logits(0), None, (), True)
+            except _native.BadLogits as error:
+                return Run([*steps, (entry.token, error.token, 0.0, 0.0)], is_sampled=False)
+            steps.append((entry.token, token, 0.0, 0.0))
+            if self.vocabulary.is_end(token) or len(steps) >= limit.steps or limit.interrupted.is_set:
+                return Run(steps)
+            entry = Entry(token, entry.position + 1, entry.sequence_id, True)
+
     def synchronize(self) -> None:
         """See base.Context."""
         self.n_computed = sum(map(len, self.calls))
@@ -238,13 +262,16 @@ class FakeContext:
         self.synchronize()
         return ctypes.addressof(self._rows[index])
 
+    def can_forget(self, sequence_id: int, start: int) -> bool:
+        """See base.Context."""
+        return self.cuts or start == 0 or start >= len(self._cells[sequence_id])
+
     def forget(self, sequence_id: int, start: int) -> bool:
         """See base.Context."""
-        cells = self._cells[sequence_id]
-        if not self.cuts and 0 < start < len(cells):
-            return False
-        del cells[start:]
-        return True
+        found = self.can_forget(sequence_id, start)
+        if found:
+            del self._cells[sequence_id][start:]
+        return found
 
     def drop(self, sequence_id: int, start: int, end: int) -> bool:
         """See base.Context. Like llama.cpp, it would move a shared cell for everybody."""

@@ -20,6 +20,7 @@ class Facts:
     n_layers: int = 30
     n_parameters: int = 134_515_008
     recurrent_bytes: int = 0
+    window_bytes: int = 0
     rope_depends_on_window: bool = False
     key_length: int = 64
     most_heads: int = 9

@@ -13,14 +13,14 @@ from support.installed import SECONDS, eventually
 
 
 class RealServer:
-    """`llmrun serve smollm2` on a free port."""
+    """`llmrun serve` on a free port."""
 
-    def __init__(self, command: str, home: Path, *options: str) -> None:
+    def __init__(self, command: str, home: Path, *options: str, model: str = "smollm2") -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
         self.address = f"http://127.0.0.1:{self.port}"
         self.log = home / "serve.log"
-        arguments = [command, "serve", "smollm2", "--port", str(self.port), *options]
+        arguments = [command, "serve", model, "--port", str(self.port), *options]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(arguments, stderr=log, env=environment(home))
         assert eventually(self.is_up, SECONDS), self.log.read_text()

@@ -16,7 +16,7 @@ from llmrun.gguf.header import Header
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import repacked_types
 from llmrun.planning.settings import TunableSettings, words
-from llmrun.protocol.system_files import read_text
+from llmrun.system import read_text
 
 PREFILL, DECODE = "prefill", "decode"
 """Goals of tuning; they want different settings."""

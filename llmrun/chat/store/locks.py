@@ -7,8 +7,9 @@ some network disks), every chat counts as free.
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from pathlib import Path
+
+from llmrun.system import lock_byte, unlock_byte
 
 
 class Locks:
@@ -47,23 +48,10 @@ class Locks:
         os.close(self._descriptor)
 
     def _lock(self, byte: int) -> bool:
-        try:
-            import fcntl
-        except ImportError:
-            return True
-        try:
-            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
-        except (BlockingIOError, PermissionError):
-            return False
-        except OSError:  # this disk has no locks
-            return True
-        return True
+        return lock_byte(self._descriptor, byte) is not False
 
     def _unlock(self, byte: int) -> None:
-        with suppress(ImportError, OSError):
-            import fcntl
-
-            fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, byte)
+        unlock_byte(self._descriptor, byte)
 
 
 class NoLocks(Locks):

@@ -5,7 +5,7 @@ Owns these values, their JSON form, and the selection of turns for the context w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -64,6 +64,7 @@ class CallRound(NamedTuple):
     content: str  # text before the calls
     calls: tuple[ToolCall, ...]
     results: tuple[str, ...]  # one for each call
+    reasoning: str = ""  # before the text
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +82,21 @@ class Answer:
     rounds: tuple[CallRound, ...] = ()  # tool calls that led to it
     adapters: tuple[Adapter, ...] = ()  # LoRA adapters of the model
 
+    @property
+    def last_reasoning(self) -> str:
+        """The reasoning after the last round of calls."""
+        before = join_reasoning(each.reasoning for each in self.rounds)
+        return self.reasoning.removeprefix(before).lstrip()
+
+
+def join_reasoning(pieces: Iterable[str]) -> str:
+    return "\n\n".join(filter(None, pieces))
+
 
 def round_messages(rounds: Sequence[CallRound]) -> Iterator[Message]:
     """Yield calls and their results as messages."""
-    for content, calls, results in rounds:
-        yield Message("assistant", content, calls)
+    for content, calls, results, reasoning in rounds:
+        yield Message("assistant", content, calls, reasoning=reasoning)
         for call, result in zip(calls, results, strict=True):
             yield Message("tool", result, tool_call_id=call.id, name=call.name)
 
@@ -158,7 +169,8 @@ def in_window(path: Sequence[TurnEntry]) -> list[WindowTurn]:
             if leaving and summary:
                 turns.append(WindowTurn(SUMMARY, 0, summary_turn(summary)))
                 summary = ""
-        message = Message(entry.role, entry.part.content)
+        reasoning = entry.part.last_reasoning if isinstance(entry.part, Answer) else ""
+        message = Message(entry.role, entry.part.content, reasoning=reasoning)
         if not leaving and isinstance(entry.part, Question):
             turns.append(WindowTurn(entry.id, number, (message,), entry.part.images))
         elif not leaving and turns:

@@ -66,6 +66,8 @@ def _read(descriptor: int, requests: queue.SimpleQueue[dict[str, Any]]) -> None:
             if "cancel" in request:
                 break
             requests.put(request)
+    if sys.platform == "win32":
+        os._exit(1)
     os.killpg(0, signal.SIGKILL)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,14 +21,15 @@ class ToolPrompt:
     """The connection to the chat. For the tools, stdin is empty, and stdout is discarded."""
 
     def __init__(self) -> None:
-        os.setsid()  # Ctrl-C is for the chat, which ends all of this group if need be
         self.requests, self._answers = os.dup(0), os.dup(1)
         nothing = os.open(os.devnull, os.O_RDWR)
         os.dup2(nothing, 0)
         os.dup2(nothing, 1)
         os.close(nothing)
         self._own = [self.requests, self._answers]
-        os.register_at_fork(after_in_child=self._forget)  # programs that are executed inherit neither
+        if sys.platform != "win32":
+            os.setsid()  # Ctrl-C is for the chat, which ends all of this group if need be
+            os.register_at_fork(after_in_child=self._forget)  # programs that are executed inherit neither
 
     def _forget(self) -> None:
         while self._own:  # once: a child's child may have others of these numbers

@@ -10,7 +10,6 @@ import importlib.util
 import json
 import os
 import secrets
-import select
 import shlex
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from llmrun.errors import UsageError
 from llmrun.protocol.codec import load_json
 from llmrun.protocol.messages import Tool
 from llmrun.runner.launch import EngineHandle, launch
+from llmrun.system import PipeReader
 
 _START_SECONDS = 120  # a server may be downloaded first
 _CANCEL_SECONDS = 2  # for a call to end
@@ -64,6 +64,8 @@ class ToolSource:
 
     def _start(self) -> None:
         self._launched: EngineHandle | None = launch(self._command)
+        assert self._launched.process.stdout is not None
+        self._reader = PipeReader(self._launched.process.stdout)
         self._listing = ""  # the id of the request for the tools
         with suppress(_ToolProcessExited):  # tools() reports the reason
             self._listing = self._send(list=True)
@@ -179,13 +181,10 @@ class ToolSource:
         """Return the next line of the process, None after the deadline."""
         assert self._launched is not None
         assert self._launched.process.stdout is not None
-        pipe = self._launched.process.stdout.fileno()
-        poll = select.poll()
-        poll.register(pipe, select.POLLIN)
         while (end := self._received.find(b"\n")) < 0:
-            if not poll.poll(max(0.0, ends - time.monotonic()) * 1000):
+            data = self._reader.read(ends - time.monotonic())
+            if data is None:
                 return None
-            data = os.read(pipe, 1 << 16)
             if not data or len(self._received) > _MAX_BYTES:
                 raise self._gone()
             self._received += data

@@ -60,7 +60,9 @@ SLASH_COMMANDS: dict[str, SlashCommand] = {
         "set a sampling parameter, such as /set temp 0.5, or /set system TEXT; without a name, list all",
         settings.set_value,
     ),
-    "/think MODE": SlashCommand("reasoning: on, off, hide, fold, or a maximum number of tokens", settings.think),
+    "/think MODE": SlashCommand(
+        "reasoning: on, off, hide, fold, low, medium, high, or a number of tokens", settings.think
+    ),
     "/speculation [MODE]": SlashCommand(
         "drafted tokens: on colours them; off, auto, or a number a step", settings.speculation
     ),
@@ -104,7 +106,7 @@ def completions(chat: Chat) -> dict[str, Completion | None]:
     found["/model"] = lambda words: complete_model(words[-1]) if chat.loading.server is None else []
     found["/load"] = lambda words: chat.store.names()
     found["/set"] = lambda words: [Candidate(flag.lstrip("-"), _hint(name)) for name, (flag, _) in FLAGS.items()]
-    found["/think"] = lambda words: ["on", "off", "hide", "fold"]
+    found["/think"] = lambda words: ["on", "off", "hide", "fold", "low", "medium", "high"]
     found["/speculation"] = lambda words: ["on", "off", "auto"]
     found["/branch"] = lambda words: [branch.name for branch in chat.conversation.chat.branches() if branch.name]
     found["/export"] = file_names

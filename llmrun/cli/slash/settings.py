@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from llmrun.cli.loading import open_chat_model
-from llmrun.cli.options import read_think
+from llmrun.cli.reasoning import read_think
 from llmrun.cli.sampling import FLAGS, read_value, sampling_rows, shown_value
 from llmrun.errors import UsageError
 from llmrun.model.chat_model import loaded_locally
@@ -40,7 +40,9 @@ def think(chat: Chat, rest: str) -> None:
     """Set the length and the display of the reasoning."""
     think = read_think(rest, "/think")
     settings = chat.conversation.settings
-    settings.request = replace(settings.request, thinking=think.thinking, thinking_tokens=think.tokens)
+    settings.request = replace(
+        settings.request, thinking=think.thinking, thinking_tokens=think.tokens, reasoning_effort=think.effort
+    )
     chat.shown_as = replace(chat.shown_as, think=think.shown)
     if not chat.conversation.model.thinks:
         chat.output.note(f"{chat.conversation.model.name} has no thinking mode.")

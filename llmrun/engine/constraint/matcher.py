@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import sys
 import threading
 import time
 import weakref
@@ -33,6 +34,7 @@ _STACK_BYTES = 256 * 1024 * 1024  # llguidance compiles recursively, a few hundr
 _MAX_SECONDS = 5.0
 _POLL_SECONDS = 0.05
 _MAX_RUNAWAYS = 2
+_MAX_COMPILED = 8
 _LIMITS = {
     "initial_lexer_fuel": 1_000_000,  # about 20 ms
     "step_lexer_fuel": 1_000_000,  # about 70 ms for one token
@@ -207,6 +209,15 @@ def prepared_schema(schema_text: str) -> str:
 
 
 def _compile(grammar: Grammar, source: str, tokens: Tokens) -> Any:
+    """Return a new matcher. The latest grammars stay compiled: agents send the same tools with every request."""
+    compiled = tokens.compiled.pop(source, None) or _compiled(grammar, source, tokens)
+    tokens.compiled[source] = compiled
+    if len(tokens.compiled) > _MAX_COMPILED:
+        del tokens.compiled[next(iter(tokens.compiled))]
+    return compiled.deep_copy()
+
+
+def _compiled(grammar: Grammar, source: str, tokens: Tokens) -> Any:
     native = import_submodule("llguidance", "_lib")
     limits = native.LLParserLimits(**_LIMITS)
     matcher = _in_large_stack(lambda: native.LLMatcher(tokens.native, source, log_level=0, limits=limits))
@@ -249,6 +260,7 @@ class Tokens:
     is_tokenizer_wrapper = True
 
     def __init__(self, vocabulary: Vocabulary, shown: Collection[int] = ()) -> None:
+        self.compiled: dict[str, Any] = {}  # source -> a matcher at its beginning; the latest is the last
         self._vocabulary = weakref.ref(vocabulary)
         self._has_shown = bool(shown)
         self.n_vocab = vocabulary.n_tokens
@@ -356,7 +368,7 @@ def _in_large_stack(call: Callable[[], _Result]) -> _Result:
 def _own_clock() -> Callable[[], float]:
     """Return a clock of this thread's processor time, or of wall-clock time where the system has no such clock."""
     began = time.monotonic()
-    if not hasattr(time, "pthread_getcpuclockid"):
+    if sys.platform != "linux":
         return lambda: time.monotonic() - began
     clock = time.pthread_getcpuclockid(threading.get_ident())
 

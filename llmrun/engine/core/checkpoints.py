@@ -16,6 +16,8 @@ from llmrun.errors import LlmrunError
 
 MAX_BYTES = 512 << 20
 _MIN_NEW = 32  # tokens after the last checkpoint that make a planned one worthwhile
+_BATCH_BYTES = 16 << 20  # each that a checkpoint has makes them rarer by a batch: copies must not slow prefill down
+_MOST_ON_DISK = 4  # of one sequence
 _TAIL = 64  # tokens in which a chat template ends the last turn and begins the answer
 
 
@@ -24,30 +26,42 @@ class Checkpoint(NamedTuple):
 
     length: int
     state: bytearray
+    is_planned: bool = False  # a turn ends here, or another prompt differs from here on
 
 
 class Checkpoints:
     """The checkpoints of all slots, each slot's in order of length; none for a memory that can be cut anywhere."""
 
     def __init__(
-        self, context: Context, slots: Iterable[int], *, at_batches: bool = False, limit: int = MAX_BYTES
+        self,
+        context: Context,
+        slots: Iterable[int],
+        *,
+        offloaded: Callable[[], Iterable[list[Checkpoint]]] = tuple,
+        at_batches: bool = False,
+        limit: int = MAX_BYTES,
     ) -> None:
         """Start without any.
 
         Args:
             context: with the memory.
             slots: of the context.
+            offloaded: returns the checkpoints of each prefix in host memory; they count, and can be removed.
             at_batches: make them at the ends of full batches only, because other batch widths round differently.
             limit: maximum of their bytes together.
         """
         self._context, self._at_batches, self._limit = context, at_batches, limit
+        self._offloaded, self._last_bytes = offloaded, 0
         self._slots: dict[int, list[Checkpoint]] = {slot: [] for slot in slots}
         self._planned: dict[int, set[int]] = {slot: set() for slot in self._slots}  # lengths
 
     @property
     def n_bytes(self) -> int:
         """Bytes of all states; one that several slots have counts once."""
-        return sum({id(each.state): len(each.state) for kept in self._slots.values() for each in kept}.values())
+        return _bytes_of(self._all())
+
+    def _all(self) -> list[list[Checkpoint]]:
+        return [*self._slots.values(), *self._offloaded()]
 
     def of(self, slot: int) -> list[Checkpoint]:
         return list(self._slots[slot])
@@ -58,8 +72,7 @@ class Checkpoints:
     def add(self, slot: int, checkpoint: Checkpoint) -> None:
         """Add a checkpoint after the slot's other ones, and remove the least useful ones beyond the limit."""
         self._slots[slot].append(checkpoint)
-        while self.n_bytes > self._limit and self._remove_least_useful():
-            pass
+        thin_out(self._all(), self._limit)
 
     def deepest(self, slot: int, length: int) -> Checkpoint | None:
         """Return the last checkpoint within the first `length` tokens."""
@@ -97,19 +110,22 @@ class Checkpoints:
         return min([n_tokens, *(each - n_cached for each in planned if each > n_cached)])
 
     def record(self, slot: int, length: int, n_prompt: int) -> None:
-        """Make a checkpoint if one is planned at this length, or a batch or more of the prompt came after the last."""
+        """Make a checkpoint if one is planned at this length, or enough of the prompt came after the last."""
         if not self._context.has_checkpoints:
             return
-        if length not in self._planned[slot]:
+        is_planned = length in self._planned[slot]
+        if not is_planned:
             last = self.deepest(slot, length) if length < n_prompt else None
             start = last.length if last is not None else 0
-            if length >= n_prompt or length - start < self._context.n_batch:
+            interval = self._context.n_batch * (1 + self._last_bytes // _BATCH_BYTES)
+            if length >= n_prompt or length - start < interval:
                 return
         self._planned[slot].discard(length)
         with suppress(LlmrunError, MemoryError):
             state = self._context.checkpoint(slot)
+            self._last_bytes = len(state)
             if state:
-                self.add(slot, Checkpoint(length, state))
+                self.add(slot, Checkpoint(length, state, is_planned))
 
     def go_back(self, slot: int, length: int) -> int:
         """Cut a slot to the deepest checkpoint within its first tokens, else empty it; return the number left."""
@@ -119,18 +135,40 @@ class Checkpoints:
         self._context.forget(slot, 0)
         return 0
 
-    def _remove_least_useful(self) -> bool:
-        """Remove the checkpoint whose absence costs the fewest tokens to compute; a slot's last one goes last."""
-        candidates = [
-            (index == len(kept) - 1, each.length - (kept[index - 1].length if index else 0), slot, index)
-            for slot, kept in self._slots.items()
-            for index, each in enumerate(kept)
-        ]
-        if not candidates:
-            return False
-        _, _, slot, index = min(candidates)
-        del self._slots[slot][index]
-        return True
+
+def _bytes_of(lists: Iterable[list[Checkpoint]]) -> int:
+    return sum({id(each.state): len(each.state) for kept in lists for each in kept}.values())
+
+
+def thin_out(lists: list[list[Checkpoint]], limit: int) -> None:
+    """Remove checkpoints until their states take at most `limit` bytes.
+
+    The one whose absence costs the fewest tokens to compute goes first, but planned ones after all others, and the last
+    one of a list after those. One that several lists have is removed from all of them, and as useful as where it is
+    most useful.
+    """
+    while _bytes_of(lists) > limit:
+        costs: dict[int, tuple[bool, bool, int]] = {}
+        for kept in lists:
+            for index, each in enumerate(kept):
+                n_saved = each.length - (kept[index - 1].length if index else 0)
+                cost = index == len(kept) - 1, each.is_planned, n_saved
+                costs[id(each.state)] = max(cost, costs.get(id(each.state), cost))
+        least = min(costs, key=costs.__getitem__)
+        for kept in lists:
+            kept[:] = [each for each in kept if id(each.state) != least]
+
+
+def most_useful(checkpoints: list[Checkpoint]) -> list[tuple[int, bytearray]]:
+    """Return lengths and states of a few checkpoints of a sequence, for the disk."""
+    kept = list(checkpoints)
+    thin_out([kept], _MOST_ON_DISK * max((len(each.state) for each in kept), default=0))
+    return [(each.length, each.state) for each in kept]
+
+
+def first_end(prompt: list[int], is_end: Callable[[int], bool]) -> int:
+    """Return the length of a prompt's first turn, as a rule the system prompt with the tools; 0 without its end."""
+    return next((length for length, token in enumerate(prompt, 1) if token >= 0 and is_end(token)), 0)
 
 
 def turn_end(prompt: list[int], is_end: Callable[[int], bool]) -> int:

@@ -1,8 +1,8 @@
 """Decode steps of a single sequence, one directly after the other.
 
 After each decode call, the processor's caches hold weights instead of the interpreter's code and objects: the loop's
-work for a token takes 20 times as long as when it is repeated. So a run only decodes and samples; the loop handles the
-texts of all its tokens afterwards.
+work for a token takes 20 times as long as when it is repeated. So a run only decodes and samples, without the
+interpreter; the loop handles the texts of all its tokens afterwards.
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from llmrun.engine.core.sequence import Sequence
-from llmrun.engine.llama.base import Aborted, CacheFull, Context, Entry
+from llmrun.engine.llama.base import Aborted, CacheFull, Context, Entry, RunLimit
 from llmrun.errors import LlmrunError
-
-MAX_STEPS = 64
 
 
 class RunStep(NamedTuple):
@@ -27,36 +25,24 @@ class RunStep(NamedTuple):
 
 
 def decode_run(
-    context: Context, sequence: Sequence, most: int, continues: Callable[[float], bool], clock: Callable[[], float]
+    context: Context, sequence: Sequence, limit: RunLimit, clock: Callable[[], float]
 ) -> tuple[list[RunStep], Aborted | CacheFull | LlmrunError | None]:
-    """Decode and sample until an end token, a failure, or the caller's end.
+    """Decode and sample until an end token, a failure, or the limit.
 
     Args:
         sequence: its last token is not decoded yet, all others are; Sequence.is_plain.
-        most: maximum number of steps.
-        continues: takes the time after a step; returns whether to take another one.
 
     Returns:
         The steps, and the failure of the next decode call, if one failed.
     """
-    steps: list[RunStep] = []
-    decode, logits, sample, is_end = context.decode, context.logits, sequence.sampler.sample, context.vocabulary.is_end
-    token, position, slot = sequence.tokens[-1], sequence.n_cached, sequence.slot
-    now = clock()
-    while True:
-        began = now
-        try:
-            decode([Entry(token, position, slot, True)])
-        except (Aborted, CacheFull, LlmrunError) as failure:
-            return steps, failure
-        decoded = clock()
-        sampled: int | LlmrunError
-        try:
-            sampled = sample(logits(0))
-        except LlmrunError as error:
-            sampled = error
-        now = clock()
-        steps.append(RunStep(token, sampled, decoded - began, now))
-        if isinstance(sampled, LlmrunError) or len(steps) >= most or is_end(sampled) or not continues(now):
-            return steps, None
-        token, position = sampled, position + 1
+    began, sampler = clock(), sequence.sampler
+    try:
+        run = context.run(Entry(sequence.tokens[-1], sequence.n_cached, sequence.slot, True), sampler.native, limit)
+    except (Aborted, CacheFull, LlmrunError) as failure:
+        return [], failure
+    steps = [RunStep(fed, sampled, seconds, began + elapsed) for fed, sampled, seconds, elapsed in run.steps]
+    error = None if run.is_sampled else sampler.failure(context.logits(0))
+    sampler.record_run([sampled for _, sampled, *_ in (run.steps if error is None else run.steps[:-1])])
+    if error is not None:
+        steps[-1] = steps[-1]._replace(sampled=error)
+    return steps, run.failure

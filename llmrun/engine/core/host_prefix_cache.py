@@ -24,7 +24,7 @@ class HostPrefix(NamedTuple):
     salt: str  # of the request that they were computed for
     n_prompt: int  # the number of them that were the last request's prompt
     is_multi_turn: bool  # the conversation had more than one turn
-    checkpoints: tuple[Checkpoint, ...] = ()  # within the tokens
+    checkpoints: list[Checkpoint]  # within the tokens
 
 
 class HostPrefixCache:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import itertools
 import time
 from bisect import insort
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from llmrun.engine.core.admission import CANDIDATES, MAX_PASSED, next_admission
 from llmrun.engine.core.batch import Batch, BatchCapacity, BatchPart, fill
-from llmrun.engine.core.decode_run import MAX_STEPS, decode_run
+from llmrun.engine.core.checkpoints import MAX_BYTES
+from llmrun.engine.core.decode_run import decode_run
 from llmrun.engine.core.exclusive_scheduler import ExclusiveScheduler
 from llmrun.engine.core.metrics import Metrics, PrefillRate
 from llmrun.engine.core.sampler import SequenceSampler, sample_rows
@@ -23,7 +24,7 @@ from llmrun.engine.core.sequence import Extras, Sequence
 from llmrun.engine.core.slots import Slots
 from llmrun.engine.core.steps import measure_steps
 from llmrun.engine.core.text import TextStream
-from llmrun.engine.llama.base import Aborted, CacheFull, Context
+from llmrun.engine.llama.base import Aborted, CacheFull, Context, RunLimit
 from llmrun.errors import ContextOverflowError, LlmrunError, UsageError
 from llmrun.protocol.messages import Event, Failed, Finished, PrefillProgress
 from llmrun.protocol.params import Limits
@@ -48,6 +49,7 @@ class Engine:
     Args:
         exact, throughput: as in loading.Load.
         adapts: requests may choose adapters.
+        checkpoint_bytes: limit of all checkpoints.
         prefixes: prefixes() of the previous engine with these weights.
     """
 
@@ -61,6 +63,7 @@ class Engine:
         exact: bool = False,
         throughput: bool = False,
         adapts: bool = False,
+        checkpoint_bytes: int = MAX_BYTES,
         prefixes: list[HostPrefix] | None = None,
     ) -> None:
         self.can_draft = context.cuts and not exact  # drafts can be verified with this context
@@ -70,7 +73,7 @@ class Engine:
         self._exclusive = ExclusiveScheduler(context, exact=exact) if exact or adapts else None
         self._vocabulary = context.vocabulary
         self._window, self._clock = min(context.n_ctx, context.n_cells), clock
-        self._slots = Slots(context, states, exact=exact, prefixes=prefixes or ())
+        self._slots = Slots(context, states, exact=exact, prefixes=prefixes or (), checkpoint_bytes=checkpoint_bytes)
         self.prefixes = self._slots.prefixes
         self._numbers = itertools.count()
         self._active: list[Sequence] = []  # oldest first
@@ -104,6 +107,7 @@ class Engine:
             cells=budget.n_cells,
             cells_used=budget.used,
             cells_shared=budget.shared,
+            checkpoint_bytes=self._slots.checkpoints.n_bytes,
             prefix_queries=self._prefix_queries,
             prefix_hits=self._prefix_hits,
             prefilled=self._prefilled,
@@ -143,17 +147,17 @@ class Engine:
             if sequence.request == request:
                 sequence.cancelled = self._has_cancelled = True
 
-    def step(self, continues: Callable[[float], bool] | None = None) -> list[Event]:
+    def step(self, limit: RunLimit | None = None) -> list[Event]:
         """Return the events of admissions and cancels; without any, decode and return the events of that.
 
         Args:
-            continues: takes the time; a sole sequence may decode several tokens while it returns True. None: one batch.
+            limit: of a run, in which a sole sequence may decode several tokens; None: one batch.
         """
         events = self._drop_cancelled() + self._admit() if self._has_cancelled or self._waiting else []
         if events or not self._active:
             return events
-        if continues is not None and self._can_run() and continues(self._clock()):
-            return self._run(self._active[0], continues)
+        if limit is not None and self._can_run():
+            return self._run(self._active[0], limit)
         parts, batch = self._next_batch()
         self._n_batches += 1
         began = self._clock()
@@ -163,8 +167,9 @@ class Engine:
         except (Aborted, CacheFull, LlmrunError) as error:
             return self._roll_back(parts, error)
         seconds = self._clock() - began
-        if isinstance(batch, list) and len(batch) >= len(parts) + PrefillRate.MIN_TOKENS:
-            self._rate.record(len(batch), seconds)
+        if isinstance(batch, list):
+            n_decoding = sum(part.sequence.n_completion > 0 for part in parts)
+            self._rate.record(len(batch) - n_decoding, seconds, n_decoding)
         return self._advance(parts, seconds)
 
     # ---- admission -----------------------------------------------------------------------------------------
@@ -178,16 +183,16 @@ class Engine:
         events: list[Event] = []
         while (sequence := self._next_admission()) is not None:
             self._waiting.remove(sequence)
-            extras = sequence.extras
+            extras, first = sequence.extras, not sequence.admitted
+            difference = self._slots.difference(sequence.tokens, extras.salt) if first else None
             slot, n_cached = self._slots.take(sequence.tokens, sequence.n_prompt, extras.salt, moves=extras.moves)
             self._finished.pop(slot, None)
-            first = not sequence.admitted
             sequence.admit(slot, n_cached)
             insort(self._active, sequence, key=_age)
             if first:
                 self._prefix_queries += sequence.n_prompt
                 self._prefix_hits += n_cached
-                events.append(sequence.started())
+                events.append(sequence.started(difference))
         return events
 
     def _next_admission(self) -> Sequence | None:
@@ -238,7 +243,10 @@ class Engine:
             waiting = [
                 self._slots.checkpoints.until_planned(each.slot, each.n_cached, each.n_ready) for each in running
             ]
-            shares = schedule(waiting, n_batch, self._n_mixed(sum(waiting)), self._n_batches)
+            n_waiting = sum(waiting)
+            all_decode = n_waiting == len(waiting) <= n_batch  # a shortcut
+            mixed = 0 if all_decode else self._n_mixed(n_waiting)
+            shares = waiting if all_decode else schedule(waiting, n_batch, mixed, self._n_batches)
             if self._slots.make_room(sum(shares)) or len(self._active) == 1:
                 break
             self._preempt()
@@ -264,28 +272,28 @@ class Engine:
         is_plain = len(self._active) == 1 and self._active[0].is_plain
         return is_plain and is_free and context.cuts and not context.has_checkpoints
 
-    def _run(self, sequence: Sequence, continues: Callable[[float], bool]) -> list[Event]:
+    def _run(self, sequence: Sequence, limit: RunLimit) -> list[Event]:
         """Decode several tokens of the only sequence, see decode_run.py."""
         window = self._window - sequence.n_cached
-        most = min(MAX_STEPS, window, (sequence.limits.max_tokens or window) - sequence.n_completion)
+        most = min(limit.steps, window, (sequence.limits.max_tokens or window) - sequence.n_completion)
         most = most if self._slots.make_room(most) else 1
         self._sole_request = sequence.request
-        steps, failure = decode_run(self._context, sequence, most, continues, self._clock)
+        steps, failure = decode_run(self._context, sequence, limit._replace(steps=most), self._clock)
         self._n_batches += len(steps)
         self._slots.append(sequence.slot, [step.fed for step in steps])
         events: list[Event] = []
-        n_done = 0
-        for _, sampled, seconds, now in steps:
-            n_done += 1
+        before = sequence.n_steps
+        for _, sampled, decode_seconds, now in steps:
             sequence.n_cached += 1
             sequence.n_steps += 1
             self._decoded += 1
-            sequence.metrics.record_decode(seconds)
+            sequence.metrics.record_decode(decode_seconds)
             if isinstance(sampled, LlmrunError):
                 events.append(self._fail(sequence, sampled))
             elif self._append(sequence, sampled, events, now):
                 continue
             break
+        n_done = sequence.n_steps - before
         if n_done < len(steps):
             sequence.sampler.rewind(len(steps) - n_done, sequence.tokens)
             self._truncate(sequence, sequence.n_cached)
@@ -360,14 +368,9 @@ class Engine:
 
     def _sample(self, parts: list[BatchPart]) -> list[int | LlmrunError]:
         """Return the next token of each sequence, or why it has none."""
-        samplers: list[SequenceSampler] = []
-        addresses: list[int] = []
-        refused: list[Collection[int]] = []
-        for sequence, end, rows in parts:
-            n_tokens = len(sequence.tokens)
-            samplers.append(sequence.sampler)
-            addresses.append(self._context.logits(rows[n_tokens - end]))
-            refused.append(sequence.refused.get(n_tokens, ()))
+        samplers = [part.sequence.sampler for part in parts]
+        addresses = [self._context.logits(rows[len(sequence.tokens) - end]) for sequence, end, rows in parts]
+        refused = [part.sequence.refused.get(len(part.sequence.tokens), ()) for part in parts]
         self._decoded += len(parts)
         return sample_rows(samplers, addresses, refused)
 
@@ -471,6 +474,11 @@ class Engine:
         if prompt_only:
             self._slots.truncate(sequence.slot, sequence.n_prompt)
         return self._slots.save(sequence.slot)
+
+    def save_parked(self) -> None:
+        """Queue parked conversations for the disk, for a later process; call it when the engine is idle."""
+        if not self.busy:
+            self._slots.save_parked()
 
     def measure_steps(self, interrupted: Callable[[], bool]) -> StepTables:
         """Measure decode steps of several widths; return empty tables if the engine is busy or gets interrupted."""

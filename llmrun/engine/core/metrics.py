@@ -53,16 +53,30 @@ class Metrics:
 
 
 class PrefillRate:
-    """A moving average of the prefill speed, over the batches that contain prefill."""
+    """A moving average of the prefill speed, over the batches that contain prefill: tokens in the time beyond a step.
+
+    Decoding sequences in such a batch take the time of a step without prefill anyway.
+    """
 
     MIN_TOKENS = 8
     """Minimum size of a piece of a prompt: a smaller one costs almost as much, because it reads all weights too."""
 
+    _MIN_SHARE = 0.25  # of a mixed batch's time counts for prefill: a step may have been slow by accident
+
     def __init__(self) -> None:
         self._rate = 0.0  # tokens/s
+        self._step_seconds = 0.0  # of a step without prefill
 
-    def record(self, n_tokens: int, seconds: float) -> None:
-        """Account for a batch. It weighs half, because prefill gets slower towards the end of a long prompt."""
+    def record(self, n_tokens: int, seconds: float, n_decoding: int = 0) -> None:
+        """Account for a batch with n_tokens of prompts, and tokens of n_decoding sequences that decode.
+
+        It weighs half, because prefill gets slower towards the end of a long prompt.
+        """
+        if n_tokens < self.MIN_TOKENS:
+            self._step_seconds = (self._step_seconds + seconds) / 2 if self._step_seconds else seconds
+            return
+        if n_decoding:
+            seconds = max(seconds - self._step_seconds, self._MIN_SHARE * seconds)
         rate = n_tokens / max(seconds, 1e-6)
         self._rate = (self._rate + rate) / 2 if self._rate else rate
 

@@ -10,7 +10,7 @@ import math
 import os
 from collections import defaultdict, deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import fields
 from itertools import islice
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 # llama_sampler_init_dry's limits of one breaker.
 _MAX_BREAKER_BYTES = 40
 _MAX_TAIL_TOKENS = 20
+# The parameters that the native sampler takes unchanged.
+_OTHERS = frozenset({"seed", "dry_breakers", "logit_bias", "watermark", "watermark_key"})
+_CHAIN = tuple(field.name for field in fields(SamplingParams) if field.name not in _OTHERS)
 
 
 class SequenceSampler:
@@ -59,9 +62,6 @@ class SequenceSampler:
             UsageError: the parameters are invalid for this vocabulary.
         """
         self.seed = int.from_bytes(os.urandom(4), "little") if params.seed is None else params.seed
-        values = asdict(params)
-        for name in ("seed", "dry_breakers", "logit_bias", "watermark", "watermark_key"):
-            del values[name]
         breakers = dry_breaker_tokens(params.dry_breakers, vocabulary) if params.dry_multiplier else []
         try:
             self._native = _native.Sampler(
@@ -71,7 +71,7 @@ class SequenceSampler:
                 dry_breakers=breakers,
                 watermark=_watermark(params),
                 remember=remember,
-                **values,
+                **{name: getattr(params, name) for name in _CHAIN},
             )
         except ValueError as error:
             raise UsageError("these sampling parameters are invalid", why=str(error)) from None
@@ -108,6 +108,23 @@ class SequenceSampler:
     def is_plain(self) -> bool:
         """It has neither a grammar nor log probabilities."""
         return self._constraint is None and self._logprobs is None
+
+    @property
+    def native(self) -> _native.Sampler:
+        return self._native
+
+    def failure(self, address: int) -> LlmrunError:
+        """Return the reason for which no token can be sampled from these logits."""
+        try:
+            self.sample(address)
+        except LlmrunError as error:
+            return error
+        raise AssertionError("a token can be sampled")
+
+    def record_run(self, tokens: Sequence[int]) -> None:
+        """Note the tokens that the native sampler sampled and accepted in a run; is_plain."""
+        if self._last.maxlen:
+            self._last += ((token, True) for token in tokens)
 
     def forced(self) -> list[int]:
         """Return the next tokens if the grammar leaves no choice; mostly none."""

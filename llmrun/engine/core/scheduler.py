@@ -16,16 +16,16 @@ PIECE = 65
 """Tokens of a prompt piece in a mixed batch. llama.cpp computes the first one with the other sequences' tokens; from 64
 tokens on, ggml's flash attention has a kernel that is several times faster."""
 
-_MIXED_SECONDS = 0.1  # of a mixed batch: the inter-token latency of the decoding sequences
-_PAUSE_SECONDS = 0.25  # of a mixed batch that holds a whole piece, or is one of a few ...
-_SOON_SECONDS = 1.0  # ... because all waiting prefill takes no longer than this
+_MIXED_SECONDS = 0.1  # of a mixed batch, beyond a plain step: what prefill adds to the inter-token latency of others
+_PAUSE_SECONDS = 0.25  # of a mixed batch that holds a whole piece, or is one of two ...
+_SOON_SECONDS = 0.5  # ... because all waiting prefill takes no longer than this
 _DECODE_TOKENS = 8  # waiting tokens of a decoding sequence: the sampled one, and those that a grammar forced after it
 
 
 def mixed_tokens(rate: PrefillRate, n_waiting: int, worthwhile: int = 0) -> int:
     """Return the maximum size of a batch in which some sequences decode and some prefill.
 
-    Little prefill is done in few long steps, which costs less; a long prompt in many short ones.
+    Little prefill is done in two long steps, which costs less; a long prompt in many short ones.
 
     Args:
         n_waiting: tokens that are not in the KV cache yet, of all sequences.

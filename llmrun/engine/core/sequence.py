@@ -12,7 +12,7 @@ from llmrun.engine.core.prefix import common_prefix
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.text import TextStream
 from llmrun.protocol.adapters import AdapterScale
-from llmrun.protocol.messages import Started, Stats, TextDelta
+from llmrun.protocol.messages import PromptDifference, Rewriting, Started, Stats, TextDelta
 from llmrun.protocol.params import Limits
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ class Extras:
     probe: StepProbe | None = None  # the drafting, if it measures steps
     images: PromptImages | None = None  # of the prompt
     adapters: tuple[AdapterScale, ...] = ()  # to compute with
+    rewritten: tuple[Rewriting, ...] = ()  # of the conversation, for the first time with its chat template
 
 
 @dataclass(slots=True, eq=False)
@@ -84,7 +85,7 @@ class Sequence:
         self.n_reused = min(self.n_reused, n_cached) if self.admitted else n_cached
         self.admitted, self.slot, self.n_cached = True, slot, n_cached
 
-    def started(self) -> Started:
+    def started(self, difference: PromptDifference | None = None) -> Started:
         """Return the event for its admission."""
         extras = self.extras
         return Started(
@@ -95,6 +96,8 @@ class Sequence:
             extras.starts_in_reasoning,
             extras.thinking_tags,
             extras.tool_syntax,
+            extras.rewritten,
+            difference,
         )
 
     @property

@@ -11,11 +11,12 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from llmrun.engine.core.cell_budget import CellBudget
-from llmrun.engine.core.checkpoints import Checkpoints, turn_end
+from llmrun.engine.core.checkpoints import MAX_BYTES, Checkpoint, Checkpoints, first_end, most_useful, turn_end
 from llmrun.engine.core.host_prefix_cache import HostPrefix, HostPrefixCache
 from llmrun.engine.core.prefix import common_prefix, gap_after, reusable
 from llmrun.engine.llama.base import Context
 from llmrun.errors import LlmrunError
+from llmrun.protocol.messages import PromptDifference
 
 if TYPE_CHECKING:
     from llmrun.engine.core.states import KVStore, SavedState
@@ -24,8 +25,9 @@ _MIN_RESTORED = 64  # tokens: fewer are prefilled faster than files are searched
 _MIN_MOVED = 32
 _CHEAP_CELLS = 256  # of parked prefixes, without effect on speed: llama.cpp reads this many at a time
 _HOST_SHARE = 4  # host memory may hold 1/N of the tokens that the cells can hold
+_SHOWN = 12  # tokens of a difference
+_MOST_SAVED = 0.75  # of a parked conversation: each save writes all of it
 _SPLIT_STEPS = 4  # a gap may be filled by a new sequence meanwhile: moving one takes as long as a step or two
-_HOST_CHECKPOINTS = 2  # of a prefix in host memory: the last ones
 _SPARE_SHARE = 32  # 1/N of the cells stays free at an admission, because running sequences grow
 
 
@@ -44,6 +46,7 @@ class Slots:
         *,
         exact: bool = False,
         prefixes: Sequence[HostPrefix] = (),
+        checkpoint_bytes: int = MAX_BYTES,
     ) -> None:
         self._exact = exact  # reuse only whole batches of a prompt, because other batch widths round differently
         self._context = context
@@ -53,7 +56,13 @@ class Slots:
         self.idle = set(self.cached)
         self.budget = CellBudget(context.n_cells)
         self._host_cache = HostPrefixCache(prefixes)
-        self.checkpoints = Checkpoints(context, self.cached, at_batches=exact)
+        self.checkpoints = Checkpoints(
+            context,
+            self.cached,
+            offloaded=lambda: (each.checkpoints for each in self._host_cache.prefixes),
+            at_batches=exact,
+            limit=checkpoint_bytes,
+        )
         self._n_prompt = dict.fromkeys(self.cached, 0)  # slot -> first tokens that were the last request's prompt
         self._salts = dict.fromkeys(self.cached, "")  # of the last request
         self._multi_turn: set[int] = set()  # slots whose conversation had more than one turn
@@ -65,6 +74,23 @@ class Slots:
         """Return the number of first tokens that need no prefill: an estimate, without those on disk."""
         live = self._longest(tokens, salt, self.cached if self._context.shares else self.idle)[1]
         return max(live, self._host_cache.longest(tokens, salt)[1])
+
+    def difference(self, tokens: list[int], salt: str) -> PromptDifference | None:
+        """Return the first difference of a prompt from the most similar cached one, for a server's figures."""
+        prompts = [(self.cached[slot], self._n_prompt[slot]) for slot in self.cached if self._salts[slot] == salt]
+        prompts += [(each.tokens, each.n_prompt) for each in self._host_cache.prefixes if each.salt == salt]
+        shared = [common_prefix(cached, tokens) for cached, _ in prompts]
+        length = max(shared, default=0)
+        if length < _MIN_RESTORED or not self._context.shares:
+            return None
+        cached, n_prompt = prompts[shared.index(length)]
+        if self._is_next_turn(cached, n_prompt, tokens):
+            return None
+        return PromptDifference(length, *(self._text(each, length) for each in (cached[:n_prompt], tokens)))
+
+    def _text(self, tokens: list[int], start: int) -> str:
+        ids = (each for each in tokens[start : start + _SHOWN] if each >= 0)  # images have others
+        return b"".join(map(self._context.vocabulary.piece, ids)).decode(errors="replace")
 
     def admits(self, tokens: list[int], salt: str, pending: int) -> bool:
         """Return whether the cells can hold these tokens beside the running sequences.
@@ -99,16 +125,32 @@ class Slots:
             self.truncate(parked[0], 0)
         return bool(parked)
 
-    def _save_slot_soon(self, slot: int) -> None:
-        self._save_soon(self.cached[slot], self._salts[slot], lambda: self._context.state(slot))
+    def save_parked(self) -> None:
+        """Queue the last parked conversations for the disk, those in host memory too, unless most of each is there."""
+        for slot in reversed(self._parked()):
+            if slot in self._multi_turn:
+                self._save_slot_soon(slot, _MOST_SAVED)
+        for prefix in reversed(self._host_cache.prefixes):
+            self._discard(prefix, _MOST_SAVED)
 
-    def _save_soon(self, tokens: list[int], salt: str, read: Callable[[], bytearray]) -> None:
+    def _save_slot_soon(self, slot: int, most_saved: float = 1.0) -> None:
+        kept = self.checkpoints.of(slot)
+        self._save_soon(self.cached[slot], self._salts[slot], lambda: self._context.state(slot), kept, most_saved)
+
+    def _save_soon(
+        self,
+        tokens: list[int],
+        salt: str,
+        read: Callable[[], bytearray],
+        checkpoints: list[Checkpoint],
+        most_saved: float,
+    ) -> None:
         """Queue a prefix for the disk if that is worthwhile; only then read its state."""
-        if self.saver is not None and not salt and self.saver.accepts(tokens):
+        if self.saver is not None and not salt and self.saver.accepts(tokens, most_saved):
             with suppress(LlmrunError):
                 state = read()
                 if state:
-                    self.saver.save(tokens, state)
+                    self.saver.save(tokens, state, most_useful(checkpoints))
 
     def _parked(self) -> list[int]:
         """Return idle slots that are not empty, least recently used first."""
@@ -151,17 +193,17 @@ class Slots:
             state = self._context.state(slot)
             if state:
                 n_prompt, is_multi_turn = self._n_prompt[slot], slot in self._multi_turn
-                tokens, last = list(self.cached[slot]), tuple(self.checkpoints.of(slot)[-_HOST_CHECKPOINTS:])
-                return HostPrefix(tokens, state, self._salts[slot], n_prompt, is_multi_turn, last)
+                tokens, checkpoints = list(self.cached[slot]), self.checkpoints.of(slot)
+                return HostPrefix(tokens, state, self._salts[slot], n_prompt, is_multi_turn, checkpoints)
         return None
 
     def prefixes(self) -> list[HostPrefix]:
         """Return copies of all parked prefixes, for another context with the same weights."""
         return [*self._host_cache.prefixes, *filter(None, map(self._copy, self._parked()))]
 
-    def _discard(self, prefix: HostPrefix) -> None:
+    def _discard(self, prefix: HostPrefix, most_saved: float = 1.0) -> None:
         if prefix.is_multi_turn:
-            self._save_soon(prefix.tokens, prefix.salt, lambda: prefix.state)
+            self._save_soon(prefix.tokens, prefix.salt, lambda: prefix.state, prefix.checkpoints, most_saved)
 
     def take(self, tokens: list[int], n_prompt: int, salt: str, *, moves: bool) -> tuple[int, int]:
         """Assign an idle slot to a sequence, with as long a prefix of it as is cached anywhere.
@@ -183,15 +225,16 @@ class Slots:
             length = min(length, self._n_prompt[slot]) // self._context.n_batch * self._context.n_batch
         else:
             length = self._restore(slot, tokens, salt, length)
+        continues = self._is_next_turn(self.cached[slot], self._n_prompt[slot], tokens)
         self._multi_turn.discard(slot)
-        if length > self._n_prompt[slot] and not is_copied:  # the prompt contains tokens of the last answer
+        if continues and not is_copied and n_prompt > self._n_prompt[slot]:
             self._multi_turn.add(slot)
         self.idle.remove(slot)
         self._n_prompt[slot], self._salts[slot] = n_prompt, salt
         length = self.truncate(slot, length)
         if self._context.has_checkpoints:
-            end = turn_end(tokens[:n_prompt], self._context.vocabulary.is_end)
-            self.checkpoints.plan(slot, {min(shared, end), end}, length)
+            is_end, end = self._context.vocabulary.is_end, self._turn_end(tokens[:n_prompt])
+            self.checkpoints.plan(slot, {first_end(tokens[:end], is_end), min(shared, end), end}, length)
         self._offload_parked()
         return slot, length
 
@@ -218,7 +261,7 @@ class Slots:
 
     def _reach(self, slot: int, length: int) -> int:
         """Return to how many of its first `length` tokens a slot can be cut."""
-        if self._context.cuts or length >= len(self.cached[slot]):
+        if self._context.can_forget(slot, length):
             return length
         found = self.checkpoints.deepest(slot, length)
         return found.length if found is not None else 0
@@ -249,8 +292,8 @@ class Slots:
         if not self._context.shares:
             return self._longest(tokens, salt, self.idle)[0], False
         source, shared = self._longest(tokens, salt, self.cached)
-        if shared and source in self.idle and shared in (len(self.cached[source]), len(tokens) - 1, len(tokens)):
-            return source, False  # the prompt continues the slot, or repeats its prompt: nothing of use is lost
+        if shared and source in self.idle and self._is_next_turn(self.cached[source], self._n_prompt[source], tokens):
+            return source, False
         others = self.idle - {source} if shared else self.idle
         slot = min(others or self.idle, key=self._cost)
         if self._has_unique_prefix(slot):
@@ -270,6 +313,14 @@ class Slots:
             self.budget.append(slot, shared)
         self._save_slot_soon(slot)  # two prompts share this prefix: later ones will, also after a restart
         return slot, True
+
+    def _is_next_turn(self, cached: list[int], n_prompt: int, tokens: list[int]) -> bool:
+        """Return whether a prompt repeats or continues a cached prompt, whose answer it may have changed."""
+        same = common_prefix(cached, tokens)
+        return same > 0 and same >= min(len(tokens) - 1, self._turn_end(cached[:n_prompt]))
+
+    def _turn_end(self, prompt: list[int]) -> int:
+        return turn_end(prompt, self._context.vocabulary.is_end)
 
     def _has_unique_prefix(self, slot: int) -> bool:
         """Return whether a slot holds enough tokens that no other one holds."""
@@ -297,12 +348,12 @@ class Slots:
 
         Return its old and new slot, or nothing.
         """
+        busy = self.cached.keys() - self.idle
         has_streams = self._context.shares and not self._context.unified
-        runs = sorted(_runs({*self.cached} - self.idle), key=len) if has_streams else []
-        self._n_split_steps = self._n_split_steps + 1 if len(runs) > 1 else 0
+        self._n_split_steps = self._n_split_steps + 1 if has_streams and max(busy) - min(busy) >= len(busy) else 0
         if self._n_split_steps < _SPLIT_STEPS:
             return []
-        self._n_split_steps = 0
+        runs, self._n_split_steps = sorted(_runs(busy), key=len), 0
         source = runs[0][0]
         target = min(self.idle & {runs[-1][0] - 1, runs[-1][-1] + 1})
         if not self._offload(target):
@@ -326,7 +377,7 @@ class Slots:
 
     def _longest(self, tokens: list[int], salt: str, slots: Collection[int]) -> tuple[int, int]:
         """Return the slot with the longest prefix of a prompt, and its length; of equal ones, the shortest slot."""
-        if not self._context.cuts:
+        if self._context.has_checkpoints:
             same = [slot for slot in slots if self._salts[slot] == salt]
             reach = dict.fromkeys(slots, 0) | {
                 slot: self._reach(slot, common_prefix(self.cached[slot], tokens)) for slot in same
@@ -364,10 +415,11 @@ class Slots:
     def _restore(self, slot: int, tokens: list[int], salt: str, length: int) -> int:
         """Load a state from host memory or disk into a slot if that saves enough prefill; return the new length."""
         prefix, shared = self._host_cache.longest(tokens, salt)
-        if prefix is not None and not self._context.cuts and shared < len(prefix.tokens):
+        if prefix is not None and self._context.has_checkpoints and shared < len(prefix.tokens):
             shared = max((each.length for each in prefix.checkpoints if each.length <= shared), default=0)
         if prefix is not None and shared >= length + _MIN_RESTORED:
-            self._host_cache.remove(prefix)
+            if self._is_next_turn(prefix.tokens, prefix.n_prompt, tokens):
+                self._host_cache.remove(prefix)
             self._n_prompt[slot] = prefix.n_prompt
             length = self._load_state(slot, prefix.tokens, prefix.state, tokens)
             if length:
@@ -377,9 +429,12 @@ class Slots:
         if saved is None:
             return length
         length = self._load_state(slot, saved.tokens, saved.state, tokens)
-        if length and self.saver is not None:
-            self.saver.note_saved(saved.tokens)
-        return length
+        if length:
+            self._n_prompt[slot] = len(saved.tokens)
+            self.checkpoints.put(slot, (Checkpoint(each, bytearray(state), True) for each, state in saved.checkpoints))
+            if self.saver is not None:
+                self.saver.note_saved(saved.tokens)
+        return self._reach(slot, length)
 
     def _load_state(self, slot: int, cached: list[int], state: bytes | bytearray, tokens: list[int]) -> int:
         """Replace a slot by a state of the cached tokens; return the number of a sequence's tokens that it holds."""
@@ -393,7 +448,8 @@ class Slots:
     def _find_saved(self, tokens: list[int], length: int) -> SavedState | None:
         if self._states is not None and len(tokens) - length >= _MIN_RESTORED:
             with suppress(LlmrunError, OSError):
-                saved = self._states.find(tokens, longer_than=length + _MIN_RESTORED)
+                cuts = not self._context.has_checkpoints
+                saved = self._states.find(tokens, longer_than=length + _MIN_RESTORED, cuts=cuts)
                 return saved if saved is not None and len(saved.tokens) <= self._context.n_ctx else None
         return None
 
@@ -406,8 +462,8 @@ class Slots:
         tokens = self.cached[slot]
         if self._states is None or not tokens or self._salts[slot]:
             return 0, 0
-        state = bytes(self._context.state(slot))
-        n_bytes = self._states.save(tokens, state) if state else 0
+        state = self._context.state(slot)
+        n_bytes = self._states.save(tokens, state, most_useful(self.checkpoints.of(slot))) if state else 0
         return (len(tokens), n_bytes) if n_bytes else (0, 0)
 
 

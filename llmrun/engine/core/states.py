@@ -14,17 +14,19 @@ import threading
 import zlib
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Full, Queue
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from llmrun.engine.core.prefix import common_prefix
 
 _MAGIC = b"LLMRUNKV"
-_VERSION = 1
-_HEAD = struct.Struct("<8sIIQQI")  # magic, version, bytes of the key, tokens, bytes of the state, CRC-32 of the rest
+_VERSION = 2
+# Magic, version, bytes of the key, tokens, checkpoints, bytes of state and checkpoints, CRC-32 of the rest.
+_HEAD = struct.Struct("<8sIIQQQI")
+_CHECKPOINT = struct.Struct("<QQ")  # tokens, bytes
 _TOKEN_BYTES = array("i").itemsize
 _SUFFIX, _UNFINISHED = ".kv", ".tmp"
 _SAMPLE_BYTES = 1 << 20
@@ -39,6 +41,27 @@ class SavedState:
 
     tokens: list[int]  # with keys and values in the state
     state: bytes  # from llama.cpp
+    checkpoints: tuple[tuple[int, bytes], ...] = ()  # numbers of first tokens, and the memory that can't be cut
+
+
+class _Index(NamedTuple):
+    """The part of a file before its state."""
+
+    tokens: array[int]
+    checkpoints: tuple[tuple[int, int], ...]  # numbers of tokens, and bytes
+    checksum: int
+
+    @property
+    def head(self) -> tuple[bytes, bytes]:
+        return self.tokens.tobytes(), b"".join(_CHECKPOINT.pack(*each) for each in self.checkpoints)
+
+    def reach(self, prompt: list[int], *, cuts: bool) -> int:
+        """Return how many first tokens of a prompt the state is of use for."""
+        tokens = list(self.tokens)
+        shared = common_prefix(tokens, prompt)
+        if cuts or shared == len(tokens):
+            return shared
+        return max((length for length, _ in self.checkpoints if length <= shared), default=0)
 
 
 class KVStore:
@@ -56,9 +79,13 @@ class KVStore:
         self._key = key.encode()
         self._cap = cap_bytes
 
-    def find(self, prompt: list[int], *, longer_than: int) -> SavedState | None:
-        """Return the state with the longest prefix of a prompt, if it is longer than this."""
-        shared = [(common_prefix(self._tokens(path), prompt), path) for path in self._files()]
+    def find(self, prompt: list[int], *, longer_than: int, cuts: bool = True) -> SavedState | None:
+        """Return the state with the longest prefix of a prompt, if it is longer than this.
+
+        Args:
+            cuts: a state can be cut to any length, not only to its checkpoints.
+        """
+        shared = [(index.reach(prompt, cuts=cuts), path) for path, index in self._indexes()]
         for length, path in sorted(shared, reverse=True):
             if length <= longer_than:
                 return None
@@ -70,65 +97,70 @@ class KVStore:
             _remove(path)
         return None
 
-    def save(self, tokens: list[int], state: bytes | bytearray) -> int:
+    def save(
+        self, tokens: list[int], state: bytes | bytearray, checkpoints: Sequence[tuple[int, bytes | bytearray]] = ()
+    ) -> int:
         """Write a state and delete those of its prefixes; return its bytes, 0 if it is larger than the limit.
 
         Raises:
             OSError: the file can't be written; no part of it remains.
         """
-        ids = array("i", tokens).tobytes()
-        checksum = _checksum(self._key, ids, state)
-        head = _HEAD.pack(_MAGIC, _VERSION, len(self._key), len(tokens), len(state), checksum)
-        size = len(head) + len(self._key) + len(ids) + len(state)
+        sizes = tuple((length, len(each)) for length, each in checkpoints)
+        ids, lengths = _Index(array("i", tokens), sizes, 0).head
+        content = state, *(each for _, each in checkpoints)
+        checksum, n_bytes = _checksum(self._key, ids, lengths, *content), sum(map(len, content))
+        head = _HEAD.pack(_MAGIC, _VERSION, len(self._key), len(tokens), len(sizes), n_bytes, checksum)
+        size = len(head) + len(self._key) + len(ids) + len(lengths) + n_bytes
         if size > self._cap:
             return 0
-        for path in self._files():
-            saved = self._tokens(path)
-            if len(saved) <= len(tokens) and common_prefix(saved, tokens) == len(saved):
+        kept = {length for length, _ in sizes} | {len(tokens)}
+        for path, index in self._indexes():
+            is_prefix = common_prefix(list(index.tokens), tokens) == len(index.tokens)
+            if is_prefix and (not sizes or len(index.tokens) in kept):
                 _remove(path)
         self._make_room(size)
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _write(self._folder / (hashlib.sha256(ids).hexdigest()[:32] + _SUFFIX), (head, self._key, ids, state))
+        path = self._folder / (hashlib.sha256(ids).hexdigest()[:32] + _SUFFIX)
+        _write(path, (head, self._key, ids, lengths, *content))
         return size
 
     def background_saver(self) -> StateSaver:
         return StateSaver(self)
 
-    def _files(self) -> list[Path]:
-        return sorted(self._folder.glob("*" + _SUFFIX))
+    def _indexes(self) -> Iterator[tuple[Path, _Index]]:
+        """Yield this model's files."""
+        for path in sorted(self._folder.glob("*" + _SUFFIX)):
+            with contextlib.suppress(OSError), path.open("rb") as file:
+                index = self._open(file)
+                if index is not None:
+                    yield path, index
 
-    def _tokens(self, path: Path) -> list[int]:
-        """Return the tokens of a file; none if it is not a state of this model."""
-        with contextlib.suppress(OSError), path.open("rb") as file:
-            parts = self._open(file)
-            if parts is not None:
-                return list(parts[1])
-        return []
-
-    def _open(self, file: BinaryIO) -> tuple[int, array[int]] | None:
-        """Return checksum and tokens of a valid file, which is left open at its state; None for any other."""
+    def _open(self, file: BinaryIO) -> _Index | None:
+        """Return the index of a valid file, which is left open at its state; None for any other."""
         head = file.read(_HEAD.size)
         if len(head) < _HEAD.size:
             return None
-        magic, version, key_bytes, n_tokens, state_bytes, checksum = _HEAD.unpack(head)
+        magic, version, key_bytes, n_tokens, n_checkpoints, n_bytes, checksum = _HEAD.unpack(head)
         if (magic, version, key_bytes) != (_MAGIC, _VERSION, len(self._key)):
             return None
-        if _HEAD.size + key_bytes + n_tokens * _TOKEN_BYTES + state_bytes != os.fstat(file.fileno()).st_size:
+        index_bytes = key_bytes + n_tokens * _TOKEN_BYTES + n_checkpoints * _CHECKPOINT.size
+        if _HEAD.size + index_bytes + n_bytes != os.fstat(file.fileno()).st_size:
             return None
         if file.read(key_bytes) != self._key:
             return None
         tokens = array("i")
         tokens.frombytes(file.read(n_tokens * _TOKEN_BYTES))
-        return checksum, tokens
+        checkpoints = _CHECKPOINT.iter_unpack(file.read(n_checkpoints * _CHECKPOINT.size))
+        return _Index(tokens, tuple((length, size) for length, size in checkpoints), checksum)
 
     def _read(self, path: Path) -> SavedState | None:
         with contextlib.suppress(OSError), path.open("rb") as file:
-            parts = self._open(file)
-            if parts is not None:
-                checksum, tokens = parts
-                state = file.read()
-                if _checksum(self._key, tokens.tobytes(), state) == checksum:
-                    return SavedState(list(tokens), state)
+            index = self._open(file)
+            if index is not None:
+                content = file.read()
+                n_state = len(content) - sum(size for _, size in index.checkpoints)
+                if n_state >= 0 and _checksum(self._key, *index.head, content) == index.checksum:
+                    return SavedState(list(index.tokens), content[:n_state], _split(content[n_state:], index))
         return None
 
     def _make_room(self, needed: int) -> None:
@@ -154,19 +186,24 @@ class StateSaver:
     def __init__(self, store: KVStore) -> None:
         self._store = store
         self._saved = deque[list[int]](maxlen=_MAX_REMEMBERED)
-        self._queue = Queue[tuple[list[int], bytearray]](_MAX_QUEUED)
+        self._queue = Queue[tuple[list[int], bytearray, Sequence[tuple[int, bytearray]]]](_MAX_QUEUED)
         self._thread: threading.Thread | None = None
 
-    def accepts(self, tokens: list[int]) -> bool:
-        """Return whether enough of these tokens are not on disk yet, and the queue has space."""
-        shared = max((common_prefix(saved, tokens) for saved in self._saved), default=0)
-        return len(tokens) - shared >= _MIN_NEW and not self._queue.full()
+    def accepts(self, tokens: list[int], most_saved: float = 1.0) -> bool:
+        """Return whether enough of these tokens are not on disk yet, and the queue has space.
 
-    def save(self, tokens: list[int], state: bytearray) -> None:
+        Args:
+            most_saved: share of the tokens that may be on disk.
+        """
+        shared = max((common_prefix(saved, tokens) for saved in self._saved), default=0)
+        is_new = len(tokens) - shared >= _MIN_NEW and shared <= most_saved * len(tokens)
+        return is_new and not self._queue.full()
+
+    def save(self, tokens: list[int], state: bytearray, checkpoints: Sequence[tuple[int, bytearray]] = ()) -> None:
         """Queue a state for writing; discard it if the queue is full."""
         self.note_saved(tokens)
         with contextlib.suppress(Full):
-            self._queue.put_nowait((list(tokens), state))
+            self._queue.put_nowait((list(tokens), state, checkpoints))
         if self._thread is None:
             self._thread = threading.Thread(target=self._write, name="state saver", daemon=True)
             self._thread.start()
@@ -180,9 +217,9 @@ class StateSaver:
 
     def _write(self) -> None:
         while True:
-            tokens, state = self._queue.get()
+            saved = self._queue.get()
             with contextlib.suppress(OSError):
-                self._store.save(tokens, state)
+                self._store.save(*saved)
             self._queue.task_done()
 
 
@@ -199,6 +236,15 @@ def model_key(path: Path) -> str:
             file.seek(start)
             digest.update(file.read(_SAMPLE_BYTES))
     return f"{size}-{digest.hexdigest()}"
+
+
+def _split(content: bytes, index: _Index) -> tuple[tuple[int, bytes], ...]:
+    """Return the checkpoints, whose bytes lie one after another."""
+    found, start = [], 0
+    for length, size in index.checkpoints:
+        found.append((length, content[start : start + size]))
+        start += size
+    return tuple(found)
 
 
 def _checksum(*parts: bytes | bytearray) -> int:

@@ -42,7 +42,7 @@ class Activations:
         self._seen, self._source = 0, (None, None)
 
     def watch(self, tensor: GgmlTensor, ask: bool) -> bool:
-        """Observe a tensor, see llama.context.Watch; end the computation after the last required tensor.
+        """Observe a tensor, see llama.watch.Watch; end the computation after the last required tensor.
 
         Raises:
             BadModelError: the model computed numbers that are not finite.

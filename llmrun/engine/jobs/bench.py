@@ -22,7 +22,7 @@ from llmrun.engine.llama.model import LlamaModel
 from llmrun.protocol.energy import Energy
 from llmrun.protocol.jobs.bench import Bench, BenchModel, BenchResult, BenchTest, BenchUpdate, Repetition
 from llmrun.protocol.loading import Load
-from llmrun.protocol.system_files import read_text
+from llmrun.system import read_text
 
 Report = Callable[[BenchUpdate], None]
 

@@ -45,8 +45,9 @@ class _Stopwatch:
         self.n_cells, self.n_parked, self.unified = context.n_cells, context.n_parked, context.unified
         self.shares, self.choose_kv_layout = context.shares, context.choose_kv_layout
         self.n_batch, self.n_outputs, self.cuts = context.n_batch, context.n_outputs, context.cuts
-        self.synchronize = context.synchronize
+        self.synchronize, self.run = context.synchronize, context.run
         self.adapt, self.forget, self.drop, self.copy = context.adapt, context.forget, context.drop, context.copy
+        self.can_forget = context.can_forget
         self.state, self.set_state = context.state, context.set_state
         self.has_checkpoints, self.checkpoint, self.go_back = (
             context.has_checkpoints,
@@ -56,7 +57,7 @@ class _Stopwatch:
         known = context.vocabulary
         self.n_tokens, self.suppressed, self.control_texts = known.n_tokens, known.suppressed, known.control_texts
         self.bos_text, self.eos_text = known.bos_text, known.eos_text
-        self.tokenize, self.with_bos = known.tokenize, known.with_bos
+        self.tokenize, self.with_bos, self.fill_in = known.tokenize, known.with_bos, known.fill_in
         self.piece, self.control_piece = known.piece, known.control_piece
         self.sampling_ns = self.text_ns = 0
         self.token_times: list[int] = []

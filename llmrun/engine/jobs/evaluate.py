@@ -51,7 +51,7 @@ def run(command: Evaluate, report: Report, flag: _native.CancelFlag) -> Evaluate
         BadLogitsError: a model computes something that is not a probability.
     """
     report(EvaluateUpdate(0, 0))
-    model = LlamaModel(command.model, command.gpu_layers, flag)
+    model = LlamaModel(command.model, command.gpu_layers, flag, settings=command)
     vocabulary = model.vocabulary
     tokens = vocabulary.with_bos(vocabulary.tokenize(command.text, special=False))
     if len(tokens) < command.n_ctx:
@@ -59,7 +59,7 @@ def run(command: Evaluate, report: Report, flag: _native.CancelFlag) -> Evaluate
     contexts = [open_context(model, command)]
     if command.reference:
         with _naming_the_reference():
-            reference = LlamaModel(command.reference, command.gpu_layers, flag)
+            reference = LlamaModel(command.reference, command.gpu_layers, flag, settings=command)
             contexts.append(open_context(reference, replace(command, kv_type_k="f16", kv_type_v="f16")))
         check_vocabulary(vocabulary, reference.vocabulary, tokens, command.text)
     return Evaluation(command, contexts, tokens, vocabulary.with_bos([]), report).run()

@@ -20,8 +20,9 @@ from llmrun.engine.jobs.file_weights import FileWeights
 from llmrun.engine.jobs.logit_lens import Lens
 from llmrun.engine.jobs.tokenize import pieces
 from llmrun.engine.llama.base import Entry
-from llmrun.engine.llama.context import LlamaContext, Watch
+from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.tensors import GgmlTensor
+from llmrun.engine.llama.watch import Watch
 from llmrun.engine.loaded import LoadedModel
 from llmrun.errors import UsageError
 from llmrun.protocol.adapters import AdapterScale

@@ -43,7 +43,7 @@ class Stopwatch:
         self._began = self._last = 0.0
 
     def watch(self, tensor: GgmlTensor, ask: bool) -> bool:
-        """Note the time of each layer's last tensor; see llama.context.Watch."""
+        """Note the time of each layer's last tensor; see llama.watch.Watch."""
         if not self._began:
             self._began = self._last = time.perf_counter()
         name, layer = _split_layer(tensor.plain_name)
@@ -81,7 +81,7 @@ class Collector:
         self._best: dict[str, tuple[float, int, int, Array]] = {}  # role -> score, layer, head, attention weights
 
     def watch(self, tensor: GgmlTensor, ask: bool) -> bool:
-        """Collect a tensor's figures; see llama.context.Watch."""
+        """Collect a tensor's figures; see llama.watch.Watch."""
         name, layer = _split_layer(tensor.plain_name)
         is_observed = name in _EMBEDDINGS if layer < 0 else name in _OBSERVED
         if ask or not is_observed:

@@ -27,7 +27,7 @@ def run(command: ScoreText, report: Report, flag: _native.CancelFlag) -> ScoredT
         BadLogitsError: the model computes invalid logits.
     """
     report(EvaluateUpdate(0, 0))
-    model = LlamaModel(command.model, command.gpu_layers, flag)
+    model = LlamaModel(command.model, command.gpu_layers, flag, settings=command)
     vocabulary = model.vocabulary
     tokens, begin = vocabulary.with_bos(vocabulary.tokenize(command.text, special=False)), vocabulary.with_bos([])
     if len(tokens) < 2:

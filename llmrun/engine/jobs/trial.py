@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -61,7 +62,7 @@ def _not_finite(path: str, tensors: Sequence[Tensor], n_threads: int) -> str:
 
         def check(tensor: Tensor) -> bool:
             is_finite = is_valid(numbers[tensor.type], address + tensor.offset, tensor.n_bytes)
-            if hasattr(mmap, "MADV_DONTNEED"):  # release the pages, which would count as the process's memory
+            if sys.platform == "linux":  # release the pages, which would count as the process's memory
                 first = -(-tensor.offset // mmap.PAGESIZE) * mmap.PAGESIZE
                 if tensor.offset + tensor.n_bytes - first >= mmap.PAGESIZE:
                     data.madvise(mmap.MADV_DONTNEED, first, tensor.offset + tensor.n_bytes - first)

@@ -9,8 +9,12 @@ import threading
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from llmrun import _native
 from llmrun.errors import LlmrunError
 from llmrun.protocol.adapters import AdapterScale
+
+PIECE_TOKENS = 16_384
+"""Tokens of a long prompt that are handled in one call of C, which holds the interpreter's lock for up to 0.3 ms."""
 
 ALLOCATING = threading.Lock()
 """Held while a KV cache grows, and while a chat template runs: the template's memory limit counts the whole process."""
@@ -88,6 +92,7 @@ class Vocabulary(Protocol):
     suppressed: tuple[int, ...]  # tokens that must never be sampled, according to the model file
     bos_text: str  # text of the begin-of-sequence token, "" without one
     eos_text: str  # text of the end-of-sequence token, "" without one
+    fill_in: tuple[int, int, int] | None  # tokens before a prefix, a suffix, and the middle to fill in
 
     @property
     def control_texts(self) -> tuple[str, ...]:
@@ -111,6 +116,22 @@ class Vocabulary(Protocol):
 
     def is_end(self, token: int) -> bool:
         """Return whether this token ends an answer (EOS, EOT, ...)."""
+
+
+class RunLimit(NamedTuple):
+    """The end of a run of decode steps."""
+
+    steps: int  # maximum, at least 1
+    seconds: float  # maximum
+    interrupted: _native.CancelFlag  # ends it when it is set
+
+
+class Run(NamedTuple):
+    """Decode steps of one sequence, one directly after the other."""
+
+    steps: list[tuple[int, int, float, float]]  # decoded token, sampled one, seconds of decoding, seconds in total
+    is_sampled: bool = True  # a token could be sampled from the last step's logits
+    failure: Aborted | LlmrunError | None = None  # of the next decode call
 
 
 class Context(Protocol):
@@ -145,6 +166,13 @@ class Context(Protocol):
             DecodeError: llama.cpp failed.
         """
 
+    def run(self, first: Entry, sampler: _native.Sampler, limit: RunLimit) -> Run:
+        """Decode an entry, sample the next token, and so on until an end token, a failure or the limit.
+
+        Raises:
+            CacheFull, OutOfMemoryError: there is no room for the first entry.
+        """
+
     def synchronize(self) -> None:
         """Wait until the last batch is computed: on a GPU, decode() returns before. logits() waits by itself."""
 
@@ -156,6 +184,9 @@ class Context(Protocol):
 
         A recurrent state can't be cut, nor a sliding window that has passed. Start 0 always succeeds.
         """
+
+    def can_forget(self, sequence_id: int, start: int) -> bool:
+        """Return whether forget() would succeed."""
 
     def drop(self, sequence_id: int, start: int, end: int) -> bool:
         """Drop positions [start, end) of a sequence and shift the later ones down; return False if unsupported.

@@ -9,7 +9,8 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-from llmrun.engine.llama.base import EmbeddedInput, Entry
+from llmrun import _native
+from llmrun.engine.llama.base import EmbeddedInput, Entry, RunLimit
 from llmrun.engine.llama.library import function
 from llmrun.engine.llama.positions import Positions
 
@@ -34,6 +35,10 @@ class LlamaBatch:
         self._native, self._causal = self._token_batch, True
         self._decode = function("llama_decode", ctypes.c_int32, ctypes.c_void_p, llama.llama_batch)
         self._set_causal = llama.llama_set_causal_attn
+
+        self._decoder = _native.Decoder(
+            *(_address(llama, name) for name in ("llama_decode", "llama_get_logits_ith", "llama_vocab_is_eog"))
+        )
 
     @property
     def n_tokens(self) -> int:
@@ -64,6 +69,12 @@ class LlamaBatch:
         self._outputs[:size] = [0] * size
         return 0
 
+    def run(
+        self, context: int, vocabulary: int, sampler: _native.Sampler, limit: RunLimit
+    ) -> tuple[int, int, list[tuple[int, int, float, float]]]:
+        """Decode the batch's only token and those sampled after it, see _native.Decoder.run()."""
+        return self._decoder.run(context, vocabulary, ctypes.addressof(self._token_batch), sampler, *limit)
+
     def decode(self, context: Any) -> int:
         """Call llama_decode; return its status."""
         if self._causal:
@@ -73,3 +84,7 @@ class LlamaBatch:
             return int(self._decode(context, self._native))
         finally:
             self._set_causal(context, True)
+
+
+def _address(llama: Any, name: str) -> int:
+    return ctypes.cast(llama._lib[name], ctypes.c_void_p).value or 0

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import ctypes
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmrun import _native
 from llmrun.engine.llama.devices import gpus
-from llmrun.protocol.loading import DeviceBuffer
+
+if TYPE_CHECKING:  # loading the weights does not wait for this import
+    from llmrun.protocol.loading import DeviceBuffer
 
 _SIZE = re.compile(r"(\S+) +(\w+)(?: state)? buffer size = +([\d.]+) MiB")
 _WEIGHTS = "model"
@@ -49,6 +51,8 @@ class BufferLog:
             key = device.removesuffix("_Mapped"), purpose
             self._sizes[key] = self._sizes.get(key, 0) + round(float(size) * _MIB)
         elif found := _FAILURE.search(line):
+            from llmrun.protocol.loading import DeviceBuffer
+
             self.failed = DeviceBuffer(found[1], int(found[2]))
 
     def begin_context(self, llama: Any, *, verbose: bool) -> None:
@@ -60,6 +64,8 @@ class BufferLog:
     @property
     def buffers(self) -> tuple[DeviceBuffer, ...]:
         """The bytes of each device, or of host memory such as "CPU" and "CUDA_Host"."""
+        from llmrun.protocol.loading import DeviceBuffer
+
         devices = dict.fromkeys(device for device, _ in self._sizes)
         return tuple(
             DeviceBuffer(device, sum(size for (each, _), size in self._sizes.items() if each == device))

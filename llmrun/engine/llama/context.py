@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from llmrun import _native
-from llmrun.engine.llama.base import ALLOCATING, Aborted, CacheFull, DecodeError, EmbeddedInput, Entry
+from llmrun.engine.llama.base import ALLOCATING, Aborted, CacheFull, DecodeError, EmbeddedInput, Entry, Run, RunLimit
 from llmrun.engine.llama.batch import LlamaBatch
 from llmrun.engine.llama.failed_context import check_kv_types, out_of_memory
 from llmrun.engine.llama.library import function
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.llama.positions import Positions
+from llmrun.engine.llama.watch import Watch, guarded
 from llmrun.errors import BadModelError, OutOfMemoryError
 from llmrun.gguf.pooling import POOLINGS
 from llmrun.gguf.types import TENSOR_TYPES
@@ -25,7 +26,7 @@ from llmrun.protocol.adapters import AdapterScale, by_default
 from llmrun.protocol.loading import Load
 
 if TYPE_CHECKING:
-    from llmrun.engine.llama.tensors import GgmlTensor
+    pass
 
 _FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
 KV_TYPES = {
@@ -40,10 +41,6 @@ _STEP = 256  # cells; the size of a stream is a multiple
 # A sequence's state: a magic number, the number of streams, then for each stream its number of cells and the cells.
 _MAGIC_BYTES, _COUNT = 8, struct.Struct("=I")
 _MAX_VERIFIED = 16  # rows of logits of a step that verifies drafts
-
-Watch = Callable[["GgmlTensor", bool], bool]
-"""Evaluation callback, called for each tensor: with True to ask whether to observe it; if so, again with False when its
-numbers are available. Returning False then ends the computation. decode() raises its exceptions."""
 
 
 class LlamaContext:
@@ -102,8 +99,9 @@ class LlamaContext:
         self.cuts, self.has_checkpoints = not model.is_recurrent, model.is_recurrent or model.sliding_window > 0
         verified = _MAX_VERIFIED if self.cuts and not load.exact else 0
         self.n_outputs = max(n_outputs, verified, self.n_seq_max + self.n_parked)  # llama.cpp requires one per sequence
-        self._callback = self._llama.ggml_backend_sched_eval_callback(self._guarded(watch)) if watch else None
-        self._failure: BaseException | None = None  # raised by the evaluation callback
+        self._failures: list[BaseException] = []  # raised by the evaluation callback
+        callback = guarded(watch, self._failures.append) if watch else None
+        self._callback = self._llama.ggml_backend_sched_eval_callback(callback) if callback else None
         self._shifted: set[int] = set()  # sequences whose keys the next decode rotates to their new positions
         self._open(self._initial_room())
         empty = _MAGIC_BYTES + _COUNT.size * (1 + self.n_seq_max)
@@ -156,7 +154,7 @@ class LlamaContext:
     def _open(self, room: int) -> None:
         """Create the llama_context with `room` cells; raise UsageError if a KV type does not suit the model."""
         llama, load = self._llama, self._load
-        check_kv_types(self.model.header, load)
+        check_kv_types(self.model, load)
         params = llama.llama_context_default_params()
         params.n_ctx = room if self.unified else room * load.n_seq_max
         params.n_batch = load.n_batch
@@ -188,21 +186,6 @@ class LlamaContext:
         self._pointer, self._memory, self._room = context, memory, room
         if self._adapters:
             self._set_adapters()
-
-    def _guarded(self, watch: Watch) -> Callable[[int, bool, Any], bool]:
-        """Return llama_context_params.cb_eval, which stores exceptions: none may pass through C++."""
-        from llmrun.engine.llama.tensors import GgmlTensor, check_layout
-
-        check_layout()
-
-        def callback(address: int, ask: bool, data: Any) -> bool:
-            try:
-                return watch(GgmlTensor.from_address(address), ask)
-            except BaseException as failure:
-                self._failure = failure
-                return False
-
-        return callback
 
     def _rebuild(self, room: int, *, unified: bool) -> None:
         """Move the KV cache into a new context. The old one is freed first: both and the copy may not fit.
@@ -285,17 +268,30 @@ class LlamaContext:
             status = self._batch.decode(self._pointer)
         if self._callback is not None:
             self._raise_failure()
+        failure = self._failure_of(status)
+        if failure is not None:
+            raise failure
+
+    def _failure_of(self, status: int) -> Aborted | DecodeError | None:
         if status == _ABORTED:
-            raise Aborted
-        if status != 0:
-            message = f"llama.cpp could not decode a batch of {self._batch.n_tokens} tokens"
-            raise DecodeError(message, why=f"status {status}")
+            return Aborted()
+        message = f"llama.cpp could not decode a batch of {self._batch.n_tokens} tokens"
+        return DecodeError(message, why=f"status {status}") if status else None
+
+    def run(self, first: Entry, sampler: _native.Sampler, limit: RunLimit) -> Run:
+        self._batch.fill([first])
+        status, sampled, steps = self._batch.run(self._pointer, self.vocabulary.pointer, sampler, limit)
+        while status == _NO_ROOM and not steps:
+            self._make_room(1)
+            status, sampled, steps = self._batch.run(self._pointer, self.vocabulary.pointer, sampler, limit)
+        self._shifted.clear()
+        failure = None if status == _NO_ROOM else self._failure_of(status)  # the next run makes room
+        return Run(steps, sampled == _native.Status.CHOSEN, failure)
 
     def _raise_failure(self) -> None:
         self.synchronize()
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
+        if self._failures:
+            raise self._failures.pop()
 
     def _make_room(self, n_tokens: int) -> None:
         """Double the cache; if streams have reached their maximum, move all sequences into one pool.
@@ -373,21 +369,23 @@ class LlamaContext:
         self._shifted.clear()
         self._positions.clear()
 
+    def can_forget(self, sequence_id: int, start: int) -> bool:
+        position = self._positions.at(sequence_id, start)
+        if position is None or start == 0:
+            return start == 0
+        if position > self._llama.llama_memory_seq_pos_max(self._memory, sequence_id):
+            return True
+        window = self.model.sliding_window  # all of it has to be cached
+        return self.cuts and (not window or self._first(sequence_id) <= max(0, position - window + 1))
+
     def forget(self, sequence_id: int, start: int) -> bool:
         position = self._positions.at(sequence_id, start)
-        if position is None or (start > 0 and not self._has_window(sequence_id, position)):
+        if position is None or (self.cuts and not self.can_forget(sequence_id, start)):
             return False
         is_removed = bool(self._llama.llama_memory_seq_rm(self._memory, sequence_id, position, _TO_THE_END))
         if is_removed:
             self._positions.cut(sequence_id, start)
         return is_removed
-
-    def _has_window(self, sequence_id: int, start: int) -> bool:
-        """Return whether the whole sliding window of a token at position start is cached, as always at the end."""
-        window = self.model.sliding_window
-        if not window or start > self._llama.llama_memory_seq_pos_max(self._memory, sequence_id):
-            return True
-        return bool(self._first(sequence_id) <= max(0, start - window + 1))
 
     def _first(self, sequence_id: int) -> int:
         """Return the first position of a sequence from which on all cells are cached, negative if it has none."""

@@ -5,16 +5,17 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
-from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 from llmrun.engine.llama.library import function, import_llama
-from llmrun.protocol.devices import Gpu
+
+if TYPE_CHECKING:
+    from llmrun.protocol.devices import Gpu
 
 CPU, _GPU, _INTEGRATED, _ACCELERATOR = 0, 1, 2, 3  # enum ggml_backend_dev_type
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(NamedTuple):
     """A processor or a GPU."""
 
     name: str  # ggml's, e.g. "CUDA0"
@@ -45,6 +46,8 @@ def gpus() -> tuple[Gpu, ...]:
 
 def memory_of(device: Device) -> Gpu:
     """Return a device with its present memory."""
+    from llmrun.protocol.devices import Gpu
+
     size = ctypes.POINTER(ctypes.c_size_t)
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     get = function("ggml_backend_dev_memory", None, ctypes.c_void_p, size, size)

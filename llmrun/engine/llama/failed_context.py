@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from llmrun.engine.llama.devices import gpus
 from llmrun.errors import OutOfMemoryError, UsageError
-from llmrun.gguf.header import Header
 from llmrun.gguf.types import TENSOR_TYPES
 from llmrun.protocol.loading import DeviceBuffer, Load, ways_to_fit
 from llmrun.protocol.sizes import readable_size
 
+if TYPE_CHECKING:
+    from llmrun.engine.llama.model import LlamaModel
 
-def check_kv_types(header: Header, load: Load) -> None:
+
+def check_kv_types(model: LlamaModel, load: Load) -> None:
     """Raise UsageError if the attention heads are no multiple of the blocks of the KV cache's types."""
     if load.flash_attention == "off":
         return  # rows of all heads are divided into blocks then
     for flag, kind, name in (("k", load.kv_type_k, "key"), ("v", load.kv_type_v, "value")):
         block = TENSOR_TYPES[kind.upper()].block
+        if block == 1:
+            continue  # without reading the header, which takes longer than creating a context
+        header = model.header
         lengths = (getattr(header, f"{name}_length"), header.model_count(f"attention.{name}_length_swa"))
         odd = next((length for length in lengths if length % block), 0)
         if odd and header.kv_layers:

@@ -9,23 +9,20 @@ import ctypes
 import os
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmrun import _native
 from llmrun.engine.llama.buffers import BufferLog
-from llmrun.engine.llama.library import function, import_llama
+from llmrun.engine.llama.device_parameters import DeviceParameters
+from llmrun.engine.llama.library import import_llama
 from llmrun.engine.llama.vocabulary import LlamaVocabulary
 from llmrun.errors import BadModelError, CancelledError
-from llmrun.gguf.header import Header
-from llmrun.gguf.reader import read_header
-from llmrun.protocol.adapters import Adapter
-from llmrun.protocol.loading import Load
+from llmrun.protocol.settings import DEFAULTS, EngineSettings
 
-
-class _Override(ctypes.Structure):
-    """llama_model_tensor_buft_override: the buffer type of tensors whose names match; an empty one ends a list."""
-
-    _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
+if TYPE_CHECKING:  # loading the weights does not wait for these imports
+    from llmrun.gguf.header import Header
+    from llmrun.protocol.adapters import Adapter
+    from llmrun.protocol.loading import DeviceBuffer, Load
 
 
 def experts_of(layers: tuple[int, ...]) -> str:
@@ -53,6 +50,7 @@ class LlamaModel:
         cpu_experts: tuple[int, ...] = (),
         workers: tuple[str, ...] = (),
         layer_counts: tuple[int, ...] = (),
+        settings: EngineSettings = DEFAULTS,
         vocabulary_only: bool = False,
     ) -> None:
         """Load the weights.
@@ -63,16 +61,19 @@ class LlamaModel:
             repack: allow weights to be repacked for this processor's kernels.
             cpu_experts: layers whose experts stay in RAM although the rest of the layer is on a GPU.
             workers, layer_counts: as in Load.
+            settings: those of DEVICE_SETTINGS.
             vocabulary_only: load no weights; nothing can be computed then.
 
         Raises:
             BadModelError: llama.cpp refuses the file; its log has the reason.
             CancelledError: the flag was set.
+            UsageError: the settings name a device that does not exist.
         """
         self.llama = llama = import_llama()
         self.path, self.gpu_layers, self.flag = path, gpu_layers, flag
         self.repack, self.mmap, self.cpu_experts = repack, mmap, cpu_experts
         self.workers, self.layer_counts = workers, layer_counts
+        self._devices = DeviceParameters(settings, experts_of(cpu_experts) if cpu_experts else "", layer_counts)
         self.buffer_log = BufferLog()
         self.buffer_log.install(llama, verbose=verbose)  # looks at free memory before the weights take some
         llama.llama_backend_init()
@@ -102,14 +103,9 @@ class LlamaModel:
         params.n_gpu_layers = self.gpu_layers
         params.use_extra_bufts = self.repack
         params.vocab_only = vocabulary_only
-        buffer_type = function("ggml_backend_cpu_buffer_type", ctypes.c_void_p)()
-        overrides = (_Override * 2)(_Override(experts_of(self.cpu_experts).encode(), buffer_type), _Override())
-        if self.cpu_experts:
-            params.tensor_buft_overrides = ctypes.addressof(overrides)
-        shares = (ctypes.c_float * llama.llama_max_devices())(*self.layer_counts)
-        if self.layer_counts:
-            params.tensor_split = shares
-        if not self.mmap or self.cpu_experts:  # llama.cpp's advice: copies to a GPU are faster from read memory
+        self._devices.apply(llama, params, Path(self.path))
+        # llama.cpp's advice: copies to a GPU are faster from read memory.
+        if not self.mmap or self._devices.moves_tensors:
             params.load_mode = llama.LLAMA_LOAD_MODE_NONE
         params.progress_callback = llama.llama_progress_callback(_native.progress_callback_address)
         params.progress_callback_user_data = self.flag.address
@@ -128,10 +124,13 @@ class LlamaModel:
             cpu_experts=load.cpu_experts,
             workers=load.workers,
             layer_counts=load.layer_counts,
+            settings=load,
         )
 
     @cached_property
     def header(self) -> Header:
+        from llmrun.gguf.reader import read_header
+
         return read_header(Path(self.path))
 
     @cached_property
@@ -158,6 +157,11 @@ class LlamaModel:
         return bool(llama.llama_model_has_encoder(self.pointer) and llama.llama_model_has_decoder(self.pointer))
 
     @property
+    def buffers(self) -> tuple[DeviceBuffer, ...]:
+        """The memory that llama.cpp allocated for the weights and the last context."""
+        return self._devices.by_device(self.buffer_log.buffers)
+
+    @property
     def n_bytes(self) -> int:
         return int(self.llama.llama_model_size(self.pointer))
 
@@ -172,7 +176,7 @@ class LlamaModel:
     def is_for(self, load: Load) -> bool:
         """Return whether these weights were loaded with the same options."""
         names = ("path", "gpu_layers", "repack", "mmap", "cpu_experts", "workers", "layer_counts")
-        return all(getattr(self, name) == getattr(load, name) for name in names)
+        return self._devices.are_of(load) and all(getattr(self, name) == getattr(load, name) for name in names)
 
     def adapter(self, adapter: Adapter) -> Any:
         """Return the llama_adapter_lora of a file, which is read once.

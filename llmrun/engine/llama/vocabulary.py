@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any
 
+from llmrun.engine.llama.base import PIECE_TOKENS
 from llmrun.errors import BadModelError
 
 _NO_TOKEN = -1
@@ -36,6 +38,11 @@ class LlamaVocabulary:
         self.bos_text = self._text(self.bos)
         eos, end_of_turn = int(llama.llama_vocab_eos(vocab)), int(llama.llama_vocab_eot(vocab))
         self.eos_text = self._text(eos)
+        before, after, middle = (
+            int(find(vocab))
+            for find in (llama.llama_vocab_fim_pre, llama.llama_vocab_fim_suf, llama.llama_vocab_fim_mid)
+        )
+        self.fill_in = None if _NO_TOKEN in (before, after, middle) else (before, after, middle)
         self.end_of_turn = eos if end_of_turn == _NO_TOKEN else end_of_turn
         count = ctypes.c_int32()
         tokens = llama.llama_vocab_get_suppress_tokens(vocab, ctypes.byref(count))
@@ -108,10 +115,8 @@ class LlamaVocabulary:
             count = self._llama.llama_tokenize(self.pointer, data, len(data), tokens, room, False, special)
             if count < 0:
                 room = -count
-            elif min(tokens[:count], default=0) < 0:
-                raise _damaged("it has no token for something in the text, and none for the unknown")
             else:
-                return tokens[:count]
+                return [*chain.from_iterable(_in_pieces(tokens, count))]
 
     @property
     def around_text(self) -> tuple[list[int], list[int]]:
@@ -156,6 +161,15 @@ class LlamaVocabulary:
         if is_end is None:
             self._ends[token] = is_end = bool(self._llama.llama_vocab_is_eog(self.pointer, token))
         return is_end
+
+
+def _in_pieces(tokens: Any, count: int) -> Iterator[list[int]]:
+    """Yield the first tokens of an array; between two pieces, a thread that decodes can take the interpreter."""
+    for start in range(0, count, PIECE_TOKENS):
+        piece = tokens[start : min(start + PIECE_TOKENS, count)]
+        if min(piece) < 0:
+            raise _damaged("it has no token for something in the text, and none for the unknown")
+        yield piece
 
 
 def _damaged(reason: str) -> BadModelError:

@@ -5,12 +5,13 @@ A text keeps its place: the prompts of a growing conversation keep their common 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 
 from llmrun.engine.prompt.tools import PROBE, PROBE_TOOL, as_text
-from llmrun.protocol.messages import Message, Tool
+from llmrun.protocol.messages import Message, Rewriting, Tool
 
 _OPENING = Message("user", "...")  # before an assistant's message where a template demands a user's
 _SYSTEM, _LATE = Message("system", "Probe system one."), Message("system", "Probe system two.")
@@ -24,10 +25,14 @@ class TemplateRules:
 
     Args:
         render: returns the prompt of a conversation, "" if the template refuses it.
+
+    Attributes:
+        rewritings: what was rewritten so far.
     """
 
     def __init__(self, render: Callable[[Sequence[Message], Sequence[Tool]], str]) -> None:
         self._render = render
+        self.rewritings: set[Rewriting] = set()
 
     @cached_property
     def takes_system(self) -> bool:
@@ -67,6 +72,12 @@ class TemplateRules:
     def takes_question_after_result(self) -> bool:
         return self._keeps_order(_ASKED, _CALLED, _RESULT, _ASKED_AGAIN)
 
+    @cached_property
+    def takes_reasoning_before_text(self) -> bool:
+        """A call may have both reasoning and text before it."""
+        call = replace(_CALLED, content=_SAID.content, reasoning=_SAID_AGAIN.content)
+        return bool(self._render((_ASKED, call, _RESULT), (PROBE_TOOL,)))
+
     def _keeps_order(self, *messages: Message) -> bool:
         prompt = self._render(messages, (PROBE_TOOL,) if {_CALLED, _RESULT} & {*messages} else ())
         places = [prompt.find(message.content) for message in messages if message.content]
@@ -76,20 +87,29 @@ class TemplateRules:
 def fit(messages: Sequence[Message], rules: TemplateRules) -> list[Message]:
     """Return the conversation as the template takes it; unchanged if the template takes it as it is."""
     fitted = _fit_system(messages, rules)
+    if len(fitted) < len(messages) or any(map(operator.ne, fitted, messages)):
+        rules.rewritings.add("system")
     for index in _lone(fitted):
         is_call = bool(fitted[index].tool_calls)
         if not (rules.takes_lone_calls if is_call else rules.takes_lone_results):
             fitted[index] = as_text(fitted[index])
+            rules.rewritings.add("calls")
+    if any(map(_has_all, fitted)) and not rules.takes_reasoning_before_text:
+        fitted = [_with_text_as_reasoning(each) if _has_all(each) else each for each in fitted]
+        rules.rewritings.add("reasoning")
     if any(map(_are_neighbours, fitted, fitted[1:])) and not rules.takes_neighbours:
         fitted = _merge(fitted, _are_neighbours)
+        rules.rewritings.add("neighbours")
     if any(map(_is_after_result, fitted, fitted[1:])) and not rules.takes_question_after_result:
         fitted = _merge(fitted, _is_after_result)
+        rules.rewritings.add("question")
     first = next((index for index, message in enumerate(fitted) if message.role != "system"), len(fitted))
     begins_with_answer = first < len(fitted) and fitted[first].role == "assistant"
     if (begins_with_answer and not rules.takes_answer_first) or (
         all(message.role != "user" for message in fitted) and not rules.takes_no_question
     ):
         fitted.insert(first, _OPENING)
+        rules.rewritings.add("opening")
     return fitted
 
 
@@ -129,6 +149,14 @@ def _lone(messages: Sequence[Message]) -> set[int]:
     return lone
 
 
+def _has_all(message: Message) -> bool:
+    return bool(message.reasoning and message.content and message.tool_calls)
+
+
+def _with_text_as_reasoning(message: Message) -> Message:
+    return replace(message, content="", reasoning=f"{message.reasoning}\n\n{message.content}")
+
+
 def _are_neighbours(before: Message, message: Message) -> bool:
     return before.role == message.role != "tool"
 
@@ -148,4 +176,6 @@ def _merge(messages: Sequence[Message], belong: Callable[[Message, Message], boo
 def _joined(*messages: Message) -> Message:
     """Return messages as one with the role of the first."""
     content = "\n".join(message.content for message in messages if message.content)
-    return replace(messages[0], content=content, tool_calls=sum((message.tool_calls for message in messages), ()))
+    reasoning = "\n".join(message.reasoning for message in messages if message.reasoning)
+    calls = sum((message.tool_calls for message in messages), ())
+    return replace(messages[0], content=content, tool_calls=calls, reasoning=reasoning)

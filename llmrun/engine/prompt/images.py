@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import base64
 import binascii
+import io
 import struct
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from llmrun.errors import UsageError
 from llmrun.protocol.messages import Image, Message
 
 _OMITTED = "[image omitted: this model has no vision]"
+_NO_WEBP = "[image omitted: it is WebP, and Pillow is not installed]"
+_WEBP_HEADS = "UklGR"  # base64 of RIFF
 MAX_PIXELS = 64 << 20  # Of one image: it takes three bytes each while decoded, and some copies
 _PRIVATE = range(0xF0000, 0xFFFFE)  # plane 15, private use: no tokenizer has special tokens there
 _SIZED_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # JPEG segments with the size
@@ -41,15 +45,60 @@ def with_placeholders(messages: Sequence[Message]) -> tuple[Sequence[Message], d
     return replaced, placeholders
 
 
-def with_omitted_images(messages: Sequence[Message]) -> list[Message]:
-    """Replace the images in results of tools by a line, for a model without vision; images of users stay."""
-    rewritten = []
-    for message in messages:
-        if message.role == "tool" and message.pictures:
-            lines = "\n".join([_OMITTED] * len(message.pictures))
-            message = replace(message, content=f"{message.content}\n{lines}".lstrip("\n"), pictures=())
-        rewritten.append(message)
-    return rewritten
+def with_omitted_images(messages: Sequence[Message], *, sees: bool) -> Sequence[Message]:
+    """Replace the unreadable images in results of tools by a line each; images of users stay.
+
+    Args:
+        sees: the model has vision.
+    """
+    if not any(message.role == "tool" and message.pictures for message in messages):
+        return messages
+    return [_with_lines(message, sees=sees) if message.role == "tool" else message for message in messages]
+
+
+def _with_lines(message: Message, *, sees: bool) -> Message:
+    has_webp = _pillow() is not None
+    kept = tuple(image for image in message.pictures if sees and (has_webp or not image.data.startswith(_WEBP_HEADS)))
+    lines = [_NO_WEBP if sees else _OMITTED] * (len(message.pictures) - len(kept))
+    return replace(message, content="\n".join([message.content, *lines]).lstrip("\n"), pictures=kept)
+
+
+def _pillow() -> Any:
+    """Return Pillow's module of images; None if it is not installed."""
+    try:
+        from PIL import Image as pillow  # type: ignore[import-not-found,unused-ignore]  # noqa: N813 - a module
+    except ImportError:
+        return None
+    return pillow
+
+
+def _as_png(data: bytes, name: str) -> bytes:
+    """Convert a WebP image.
+
+    Raises:
+        UsageError: it is damaged or too large, or Pillow is not installed.
+    """
+    pillow = _pillow()
+    if pillow is None:
+        hint = "pip install 'llmrun[webp]', or save it as PNG"
+        raise UsageError(f"{name} can't be read", why="it is WebP, and Pillow is not installed", hint=hint)
+    try:
+        with pillow.open(io.BytesIO(data), formats=["WEBP"]) as image:
+            _check_size(image.width, image.height, name)
+            png = io.BytesIO()
+            image.convert("RGB").save(png, "PNG", compress_level=1)
+    except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
+        raise UsageError(f"{name} can't be read as an image", why=str(error)[:200]) from None
+    return png.getvalue()
+
+
+def _check_size(width: int, height: int, name: str) -> None:
+    """Raise UsageError for an image without pixels, or with too many."""
+    if width * height > MAX_PIXELS:
+        why = f"it has {width:,} x {height:,} pixels, the maximum is {MAX_PIXELS:,}"
+        raise UsageError(f"{name} is too large", why=why)
+    if width < 1 or height < 1:
+        raise UsageError(f"{name} can't be read as an image", why="it has no pixels")
 
 
 def image_bytes(image: Image) -> tuple[bytes, int, int]:
@@ -63,15 +112,13 @@ def image_bytes(image: Image) -> tuple[bytes, int, int]:
         data = base64.b64decode(image.data, validate=True)
     except binascii.Error:
         raise UsageError(f"{name} can't be read", why="its data are not base64") from None
+    if data.startswith(b"RIFF"):
+        data = _as_png(data, name)
     try:
         width, height = _size_of(data)
     except (struct.error, IndexError):
         raise UsageError(f"{name} can't be read as an image", why="its beginning is damaged") from None
-    if width * height > MAX_PIXELS:
-        why = f"it has {width:,} x {height:,} pixels, the maximum is {MAX_PIXELS:,}"
-        raise UsageError(f"{name} is too large", why=why)
-    if width < 1 or height < 1:
-        raise UsageError(f"{name} can't be read as an image", why="it has no pixels")
+    _check_size(width, height, name)
     return data, width, height
 
 
@@ -94,7 +141,7 @@ def _size_of(data: bytes) -> tuple[int, int]:
         return _jpeg_size(data)
     else:
         hint = "save it as PNG or JPEG"
-        raise UsageError("this image format is not supported", why="must be PNG, JPEG, GIF or BMP", hint=hint)
+        raise UsageError("this image format is not supported", why="must be PNG, JPEG, GIF, BMP or WebP", hint=hint)
     return width, abs(height)
 
 

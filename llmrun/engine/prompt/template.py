@@ -9,25 +9,26 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
 from functools import cached_property
 from itertools import groupby
 from os.path import commonprefix
 from types import FrameType
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from llmrun.engine.llama.submodules import import_submodule
 from llmrun.engine.prompt.conversation import TemplateRules, fit
 from llmrun.engine.prompt.images import with_placeholders
+from llmrun.engine.prompt.sandbox import REFUSES, make_environment, one_line
 from llmrun.engine.prompt.tools import (
     OTHERS,
     PROBE,
     PROBE_TOOL,
     collect_texts,
+    data_of,
     for_mistral,
     in_text,
     message_data,
@@ -36,7 +37,8 @@ from llmrun.engine.prompt.tools import (
     with_responses,
 )
 from llmrun.errors import BadTemplateError, UsageError
-from llmrun.protocol.messages import Image, Message, Tool
+from llmrun.protocol.arguments import EFFORTS
+from llmrun.protocol.messages import Image, Message, Rewriting, Tool
 from llmrun.protocol.rendering import characters, rendering_share
 from llmrun.protocol.toolcalls import GEMMA, MISTRAL, MISTRAL_ARGS, Syntax
 
@@ -47,10 +49,7 @@ MAX_PROMPT_CHARACTERS = 16 * 1024 * 1024
 MAX_RENDER_BYTES = 256 * 1024 * 1024
 MAX_RENDER_SECONDS = 1.5  # Real templates take milliseconds. Less than the front's timeout, which kills the engine
 _MIN_SECONDS = 0.01  # between two checks of the time
-MAX_BITS = 64 * 1024  # Of an integer: arithmetic with longer ones can take hours and can't be interrupted
-MAX_DATE_CHARACTERS = 1024  # Of a date format: strftime can't be interrupted
 
-_REFUSES = "the chat template refuses this conversation"
 _FAILS = "the chat template fails"
 _PROBE_TEXT = "Is this said?"
 _OTHER_TEMPLATE = "choose another template with --template"
@@ -110,8 +109,10 @@ class ChatTemplate:
         self._source = source
         self._bos = bos
         self._eos = eos
+        self._efforts: dict[str, str | None] = {}
+        self._reported: set[Rewriting] = set()
         # Limited here too, because Jinja evaluates constant expressions when it compiles.
-        self._template = _limited(lambda: _environment().from_string(source), RenderLimits.of(()))
+        self._template = _limited(lambda: make_environment().from_string(source), RenderLimits.of(()))
 
     @property
     def syntax(self) -> Syntax:
@@ -121,10 +122,8 @@ class ChatTemplate:
     @cached_property
     def _own_syntax(self) -> Syntax | None:
         """The syntax in which the template writes calls; None if it has none."""
-        variables = {
-            "messages": [message_data(message, str) for message in PROBE],
-            "tools": [tool_data(PROBE_TOOL, str)],
-        }
+        messages = [message_data(message, str) for message in PROBE]
+        variables = {"messages": messages, "tools": [tool_data(PROBE_TOOL, str)]}
         return syntax_in(self._trial(variables))
 
     @cached_property
@@ -135,6 +134,34 @@ class ChatTemplate:
         plain = {"messages": [{"role": "user", "content": _PROBE_TEXT}]}
         listed = {"messages": [{"role": "user", "content": [{"type": "text", "text": _PROBE_TEXT}]}]}
         return _PROBE_TEXT not in self._trial(plain) and _PROBE_TEXT in self._trial(listed)
+
+    @cached_property
+    def _has_thinking_parts(self) -> bool:
+        """The template takes reasoning only as a part of the content, as Mistral's do."""
+        answer = message_data(Message("assistant", "It is.", reasoning=_PROBE_TEXT), str)
+        question = {"role": "user", "content": "Is it?"}
+        plain, listed = ({"messages": [question, each, question]} for each in (answer, _with_thinking_part(answer)))
+        if _PROBE_TEXT in self._trial(plain):
+            return False
+        prompt = self._trial(listed)
+        return _PROBE_TEXT in prompt and "type" not in prompt  # else the template prints the part as data
+
+    def _known_effort(self, effort: str) -> str | None:
+        """Return the nearest reasoning effort that the template knows; None if it knows none."""
+        if effort not in self._efforts:
+            self._efforts[effort] = self._find_effort(effort)
+        return self._efforts[effort]
+
+    def _find_effort(self, effort: str) -> str | None:
+        if "reasoning_effort" not in self._source:
+            return None
+        named = {each for each in EFFORTS if f"'{each}'" in self._source or f'"{each}"' in self._source}
+        if effort == "none":
+            return effort if effort in named else None
+        known = sorted((named | {"low", "medium", "high"}) - {"none"}, key=EFFORTS.index)
+        known.sort(key=lambda each: abs(EFFORTS.index(each) - EFFORTS.index(effort)))
+        variables = {"messages": [{"role": "user", "content": _PROBE_TEXT}]}
+        return next((each for each in known if self._trial(variables | {"reasoning_effort": each})), None)
 
     @cached_property
     def _rules(self) -> TemplateRules:
@@ -150,9 +177,15 @@ class ChatTemplate:
         try:
             return _limited(lambda: self._generate(variables, limits.characters), limits)
         except BadTemplateError as error:
-            if error.what not in (_REFUSES, _FAILS):
+            if error.what not in (REFUSES, _FAILS):
                 raise
             return ""
+
+    def new_rewritings(self) -> tuple[Rewriting, ...]:
+        """Return what was rewritten in conversations and not returned before."""
+        new = self._rules.rewritings - self._reported
+        self._reported |= new
+        return tuple(sorted(new))
 
     def render(
         self,
@@ -161,6 +194,8 @@ class ChatTemplate:
         *,
         thinking: bool | None = None,
         tools: Sequence[Tool] = (),
+        effort: str | None = None,
+        variables: str = "{}",
     ) -> list[Part | Image]:
         """Render the prompt for the assistant's next turn.
 
@@ -173,13 +208,22 @@ class ChatTemplate:
             control: texts that the tokenizer turns into control tokens.
             thinking: the template's enable_thinking; None leaves it undefined.
             tools: the tools that the model may call.
+            effort: the template's reasoning_effort, see EFFORTS; the nearest one that it knows.
+            variables: more variables of the template, a JSON object.
 
         Raises:
             BadTemplateError: the template fails, refuses the conversation, or exceeds a limit.
         """
-        options = {} if thinking is None else {"enable_thinking": thinking}
+        options: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking, "thinking": thinking}
+        if effort is not None and (known := self._known_effort(effort)):
+            options["reasoning_effort"] = known
         messages, images = with_placeholders(messages)
-        return _with_images(self._parts(*self._fitted(messages, tools, self._rules), control, options), images)
+        messages, tools = self._fitted(messages, tools, self._rules)
+        mask = _Mask(collect_texts(messages, tools, variables), control)
+        options |= data_of(variables, mask.hide, keys=False) | self._variables(messages, tools, mask.hide)
+        limits = RenderLimits.of(messages, tools)
+        parts = mask.parts(_limited(lambda: self._generate(options, limits.characters), limits))
+        return _with_images(parts, images)
 
     def _fitted(
         self, messages: Sequence[Message], tools: Sequence[Tool], rules: TemplateRules | None = None
@@ -188,19 +232,13 @@ class ChatTemplate:
         has_calls = bool(tools) or any(message.role == "tool" or message.tool_calls for message in messages)
         if has_calls and self._own_syntax is None:
             messages, tools = in_text(messages, tools), ()
+            if rules is not None:
+                rules.rewritings.add("tools")
         if rules is not None:
             messages = fit(messages, rules)
         if has_calls and self._own_syntax in (MISTRAL, MISTRAL_ARGS):
             messages = for_mistral(messages)
         return messages, tools
-
-    def _parts(
-        self, messages: Sequence[Message], tools: Sequence[Tool], control: ControlTexts, options: dict[str, Any]
-    ) -> list[Part]:
-        mask = _Mask(collect_texts(messages, tools), control)
-        variables = options | self._variables(messages, tools, mask.hide)
-        limits = RenderLimits.of(messages, tools)
-        return mask.parts(_limited(lambda: self._generate(variables, limits.characters), limits))
 
     def _variables(
         self, messages: Sequence[Message], tools: Sequence[Tool], hide: Callable[[str], str]
@@ -208,6 +246,8 @@ class ChatTemplate:
         data = [message_data(message, hide) for message in messages]
         if self._needs_lists:
             data = [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in data]
+        if any(message.reasoning for message in messages) and self._has_thinking_parts:
+            data = [*map(_with_thinking_part, data)]
         has_calls = any(message.tool_calls for message in messages)
         variables = {"messages": with_responses(data) if has_calls and self._own_syntax is GEMMA else data}
         return variables | ({"tools": [tool_data(tool, hide) for tool in tools]} if tools else {})
@@ -215,14 +255,22 @@ class ChatTemplate:
     def _generate(self, variables: dict[str, Any], max_characters: int) -> str:
         pieces: list[str] = []
         size = 0
-        for piece in self._template.generate(
-            bos_token=self._bos, eos_token=self._eos, add_generation_prompt=True, **variables
-        ):
+        own = {"bos_token": self._bos, "eos_token": self._eos, "add_generation_prompt": True}
+        for piece in self._template.generate({**variables, **own}):
             size += len(piece)
             if size > max_characters:
                 raise BadTemplateError("the chat template's output is endless")
             pieces.append(piece)
         return "".join(pieces)
+
+
+def _with_thinking_part(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message with its reasoning as the first part of its content."""
+    if not message.get("reasoning_content"):
+        return message
+    content = message["content"]
+    rest = [{"type": "text", "text": content}] if isinstance(content, str) and content else content or []
+    return {**message, "content": [{"type": "thinking", "thinking": message["reasoning_content"]}, *rest]}
 
 
 class ControlTexts:
@@ -234,6 +282,10 @@ class ControlTexts:
         self._longest = max(map(len, control), default=0)
         self._prefixes = {text[:size] for text in control for size in range(1, len(text))}
         self._suffixes = {text[-size:] for text in control for size in range(1, len(text))}
+
+    def may_continue(self, content: str) -> bool:
+        """Return whether the end of this content is the beginning of a control text."""
+        return any(content[-size:] in self._prefixes for size in range(1, self._longest))
 
     def may_join(self, content: str) -> bool:
         """Return whether this content and the text around it could form a control text together."""
@@ -339,91 +391,6 @@ def _merge(parts: list[Part]) -> list[Part]:
     return merged
 
 
-def _environment() -> Any:
-    runtime, extensions = import_submodule("jinja2", "runtime"), import_submodule("jinja2", "ext")
-    environment = _sandbox(import_submodule("jinja2", "sandbox"))(
-        trim_blocks=True, lstrip_blocks=True, extensions=[extensions.loopcontrols, _generation_tag(extensions)]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.filters["round"] = _limited_round(environment.filters["round"])
-    # Some templates test "tools is not none", others loop over undefined tools: undefined has to satisfy both.
-    environment.tests["none"] = lambda value: value is None or isinstance(value, runtime.Undefined)
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    # Older names of the date and of an empty list of tools, as in llama.cpp.
-    environment.globals["date_string"] = _strftime_now("%d %b %Y")
-    environment.globals["datetime"] = _strftime_now("%b %d %Y")
-    environment.globals["functions"] = ""
-    del environment.globals["lipsum"]  # generates unlimited text
-    return environment
-
-
-def _sandbox(sandbox: Any) -> Any:
-    """Return Jinja's sandbox class with a limit for numbers."""
-
-    class Sandbox(sandbox.ImmutableSandboxedEnvironment):  # type: ignore[misc]  # imported lazily
-        intercepted_binops = frozenset(["**", "*", "//", "%", "/"])
-
-        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            bits = [value.bit_length() for value in (left, right) if isinstance(value, int)]
-            if operator == "**" and len(bits) == 2:
-                bits.append(bits[0] * max(right, 0))
-            if any(size > MAX_BITS for size in bits):
-                raise BadTemplateError("the chat template uses too large numbers")
-            return self.binop_table[operator](left, right)
-
-    return Sandbox
-
-
-def _limited_round(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Limit the precision of Jinja's filter, which computes 10 to the power of it."""
-
-    def limited(value: Any, precision: int = 0, method: Any = "common") -> Any:
-        return original(value, max(-300, min(precision, 300)), method)
-
-    return limited
-
-
-def _generation_tag(extensions: Any) -> Any:
-    """Return an extension for `{% generation %}`, which marks the assistant's text for training in Hugging Face's."""
-
-    class Generation(extensions.Extension):  # type: ignore[misc]  # imported lazily
-        tags = {"generation"}  # noqa: RUF012 - Jinja's own name and type
-
-        def parse(self, parser: Any) -> Any:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    return Generation
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Return JSON as Hugging Face's filter does: without HTML escapes, unlike Jinja's own."""
-    import json
-
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: object) -> NoReturn:
-    raise BadTemplateError(_REFUSES, why=_line(message))
-
-
-def _strftime_now(layout: str) -> str:
-    if len(layout) > MAX_DATE_CHARACTERS:
-        raise BadTemplateError("the chat template uses too long a date format")
-    return datetime.now().strftime(layout)
-
-
-def _line(text: object) -> str:
-    return " ".join(str(text).split())[:500]
-
-
 class _OverdueError(BaseException):
     """A timeout. Not an Exception, because Jinja ignores those in constant expressions."""
 
@@ -441,7 +408,7 @@ def _limited(work: Callable[[], _Result], limits: RenderLimits) -> _Result:
         what = f"the chat template takes longer than {limits.seconds:.3g} seconds"
         raise BadTemplateError(what, hint=_OTHER_TEMPLATE) from None
     except Exception as error:  # a template can raise any of Python's
-        why = _line(f"{type(error).__name__}: {error}")
+        why = one_line(f"{type(error).__name__}: {error}")
         raise BadTemplateError(_FAILS, why=why, hint=_OTHER_TEMPLATE) from error
 
 
@@ -450,8 +417,8 @@ def _in_time(work: Callable[[], _Result], seconds: float) -> _Result:
 
     The limit is this thread's processor time, because a quick template may wait for long on a busy machine.
     """
-    if threading.current_thread() is not threading.main_thread():  # signals reach the main thread only
-        return work()
+    if sys.platform == "win32" or threading.current_thread() is not threading.main_thread():
+        return work()  # signals reach the main thread only, and Windows has no timers
     end = time.thread_time() + seconds
     is_running = True
 
@@ -475,12 +442,15 @@ def _in_time(work: Callable[[], _Result], seconds: float) -> _Result:
 @contextmanager
 def _memory_limit(n_bytes: int) -> Iterator[None]:
     """Limit the memory that a template may allocate (on Linux)."""
-    try:
-        import resource
-        from pathlib import Path
+    if sys.platform != "linux":
+        yield
+        return
+    import resource
+    from pathlib import Path
 
+    try:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
-    except (ImportError, OSError):
+    except OSError:
         yield
         return
     limits = resource.getrlimit(resource.RLIMIT_AS)

@@ -94,7 +94,8 @@ def as_text(message: Message) -> Message:
         return Message("user", f"<tool_response>\n{message.content}\n</tool_response>")
     if not message.tool_calls:
         return message
-    return Message(message.role, "\n".join(filter(None, (message.content, *map(_format_call, message.tool_calls)))))
+    content = "\n".join(filter(None, (message.content, *map(_format_call, message.tool_calls))))
+    return replace(message, content=content, tool_calls=())
 
 
 def _format_call(call: ToolCall) -> str:
@@ -109,20 +110,25 @@ def tool_data(tool: Tool, hide: Callable[[str], str]) -> dict[str, Any]:
         "function": {
             "name": hide(tool.name),
             "description": hide(tool.description),
-            "parameters": _data(tool.parameters, hide),
+            "parameters": data_of(tool.parameters, hide),
         },
     }
 
 
 def message_data(message: Message, hide: Callable[[str], str]) -> dict[str, Any]:
-    """Return a message in OpenAI's format with hide() applied to every text; arguments of calls are objects."""
+    """Return a message in OpenAI's format with hide() applied to every text; arguments of calls are objects.
+
+    Reasoning has all the names that templates have for it: each template has its own, and keeps it or leaves it out.
+    """
     data: dict[str, Any] = {"role": message.role, "content": hide(message.content)}
+    if message.reasoning:
+        data |= dict.fromkeys(("reasoning_content", "reasoning", "thinking"), hide(message.reasoning))
     if message.tool_calls:
         data["tool_calls"] = [
             {
                 "id": hide(call.id),
                 "type": "function",
-                "function": {"name": hide(call.name), "arguments": _data(call.arguments, hide)},
+                "function": {"name": hide(call.name), "arguments": data_of(call.arguments, hide)},
             }
             for call in message.tool_calls
         ]
@@ -151,11 +157,11 @@ def with_responses(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return rewritten
 
 
-def collect_texts(messages: Sequence[Message], tools: Sequence[Tool]) -> list[str]:
-    """Return all texts in the data of these messages and tools.
+def collect_texts(messages: Sequence[Message], tools: Sequence[Tool], variables: str = "{}") -> list[str]:
+    """Return all texts in the data of these messages, tools and template variables.
 
     Raises:
-        UsageError: a schema or arguments are not JSON, or nested too deep.
+        UsageError: a schema, arguments or variables are not JSON, or nested too deep.
     """
     texts: list[str] = []
 
@@ -167,14 +173,23 @@ def collect_texts(messages: Sequence[Message], tools: Sequence[Tool]) -> list[st
         message_data(message, collect)
     for tool in tools:
         tool_data(tool, collect)
+    data_of(variables, collect)
     return texts
 
 
-def _data(text: str, hide: Callable[[str], str]) -> Any:
+def data_of(text: str, hide: Callable[[str], str], *, keys: bool = True) -> Any:
+    """Return JSON data with hide() applied to every text; with `keys`, to the keys of the outermost object too.
+
+    Raises:
+        UsageError: it is not JSON, or nested too deep.
+    """
     try:
-        return _map_texts(load_json(text), hide)
+        data = load_json(text)
     except ValueError as error:
-        raise UsageError("the tools can't be used", why=f"their schemas or arguments are not JSON: {error}") from None
+        raise UsageError(
+            "tools or template variables can't be used", why=f"they have text that is not JSON: {error}"
+        ) from None
+    return _map_texts(data, hide) if keys else {name: _map_texts(value, hide) for name, value in data.items()}
 
 
 def _map_texts(value: Any, change: Callable[[str], str]) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -230,8 +231,8 @@ def _files(folder: Path) -> list[Path]:
 def _used_bytes(path: Path) -> int:
     """Return the bytes on disk; a part that arrives in pieces is sparse."""
     n_bytes = disk_bytes([path])
-    if _PART.fullmatch(path.name):
-        with suppress(OSError, AttributeError):  # Windows does not tell
+    if sys.platform != "win32" and _PART.fullmatch(path.name):
+        with suppress(OSError):
             n_bytes = min(n_bytes, path.lstat().st_blocks * 512)
     return n_bytes
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,10 +181,10 @@ def _copy(source: Path, target: Path, on_bytes: Callable[[int], None]) -> str:
 
 
 def _clone(source: Path, target: Path) -> bool:
-    try:
-        import fcntl
-    except ImportError:
+    if sys.platform != "linux":
         return False
+    import fcntl
+
     try:
         with source.open("rb") as reading, target.open("wb") as writing:
             fcntl.ioctl(writing.fileno(), _CLONE_FILE, reading.fileno())

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from llmrun.errors import ModelNotFoundError, UsageError
 from llmrun.gguf import filenames
+from llmrun.system import lock
 
 
 @contextmanager
@@ -30,7 +31,7 @@ def using(path: Path) -> Iterator[None]:
             descriptor = _open(part)
             if descriptor is not None:
                 descriptors.append(descriptor)
-                if not _lock(descriptor, exclusive=False):
+                if lock(descriptor, shared=True) is False:
                     raise ModelNotFoundError(f"{str(path)!r} is being removed", why="by another llmrun process")
         yield
     finally:
@@ -52,7 +53,7 @@ def removing(paths: Iterable[Path], name: str) -> Iterator[None]:
                 if identity in seen:
                     continue
                 seen.add(identity)
-                if not _lock(descriptor, exclusive=True):
+                if lock(descriptor) is False:
                     raise UsageError(
                         f"{name} is in use", why="an llmrun process has it loaded", hint="end that process first"
                     )
@@ -111,18 +112,3 @@ def _open(path: Path) -> int | None:
     with suppress(OSError):
         return os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     return None
-
-
-def _lock(descriptor: int, *, exclusive: bool) -> bool:
-    """Return whether the file is locked now; True where locks are not supported."""
-    try:
-        import fcntl
-    except ImportError:
-        return True
-    try:
-        fcntl.flock(descriptor, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # this disk does not support locks
-        return True
-    return True

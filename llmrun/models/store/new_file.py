@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
@@ -14,11 +15,7 @@ from pathlib import Path
 from llmrun import storage
 from llmrun.errors import UsageError
 from llmrun.gguf.filenames import all_parts
-
-try:
-    import fcntl
-except ImportError:  # Windows, where an open file can't be removed
-    fcntl = None  # type: ignore[assignment]
+from llmrun.system import lock
 
 # Two in a row where one makes a temporary file for the other.
 _LEFTOVER = re.compile(r"\.+.+\.gguf(?:\.(\d+)\.tmp)+")
@@ -102,8 +99,8 @@ def _is_dead(pid: int, path: Path) -> bool:
 
     The process must be gone, and the file must be unlocked: a pid of another container means nothing here.
     """
-    if fcntl is None:
-        return True  # a file in use can't be removed
+    if sys.platform == "win32":  # which does not remove a file in use
+        return True
     try:
         os.kill(pid, 0)
         return False
@@ -116,9 +113,6 @@ def _is_dead(pid: int, path: Path) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    except OSError:
-        return False
+        return lock(descriptor) is True
     finally:
         os.close(descriptor)

@@ -154,11 +154,12 @@ def chunks_for(prefill: float, limit: int) -> int:
 
 def _unusual(preferences: LoadPreferences) -> Iterator[str]:
     """Yield a sentence about each load setting that is not the default."""
-    if (preferences.kv_type_k, preferences.kv_type_v) != ("f16", "f16"):
-        kinds = f"{preferences.kv_type_k} keys and {preferences.kv_type_v} values"
+    attention = preferences.attention
+    if (attention["kv_type_k"], attention["kv_type_v"]) != ("f16", "f16"):
+        kinds = f"{attention['kv_type_k']} keys and {attention['kv_type_v']} values"
         yield f"the KV cache has {kinds}; quality is compared with the source's in f16"
-    if preferences.flash_attention != "auto":
-        yield f"flash attention is {preferences.flash_attention}"
+    if attention["flash_attention"] != "auto":
+        yield f"flash attention is {attention['flash_attention']}"
     if preferences.gpu_layers is not None and preferences.gpu_layers != ALL_LAYERS:
         yield f"{preferences.gpu_layers} layers are on the GPU"
 

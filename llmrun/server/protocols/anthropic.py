@@ -25,9 +25,11 @@ from llmrun.server.answer_parts import (
     ResponseFinished,
     ResponseStarted,
 )
+from llmrun.server.protocols.documents import anthropic_document
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.ignored import ignored_fields, ignored_tools
 from llmrun.server.protocols.images import image_from_base64, refuse_media
+from llmrun.server.protocols.reasoning import read_effort, read_reasoning, signature
 from llmrun.server.protocols.sampling import read_drafts, read_sampling, schema_grammar
 from llmrun.server.protocols.tools import checked_tools, complete_calls, tool, tool_call, tool_name
 from llmrun.server.sse import EVENT_STREAM, PLACE, TextEvent, event
@@ -35,7 +37,7 @@ from llmrun.server.sse import EVENT_STREAM, PLACE, TextEvent, event
 # The first line of Claude Code's system prompt: it differs in every request, so that no prefix could be shared.
 _BILLING = re.compile(r"^x-anthropic-billing-header:[^\n]*\n*", re.MULTILINE)
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-_MEDIA = frozenset({"document", "audio", "container_upload"})
+_MEDIA = frozenset({"audio", "container_upload"})
 _DELTAS = {
     "thinking": ("thinking_delta", "thinking"),
     "text": ("text_delta", "text"),
@@ -57,6 +59,8 @@ def read(body: Mapping[str, Any]) -> CompletionRequest:
         UsageError, BadGrammarError: a field is invalid.
     """
     completion = read_count(body)
+    if completion.request.limits.max_tokens is None:
+        raise UsageError("max_tokens is missing", why="this protocol requires it")
     if completion.request.messages[-1].role == "assistant":
         raise UsageError("the last message is the assistant's", why="the beginning of an answer can't be given")
     return completion
@@ -69,13 +73,13 @@ def read_count(body: Mapping[str, Any]) -> CompletionRequest:
         UsageError, BadGrammarError: a field is invalid.
     """
     fields = Fields(body)
-    thinking, budget = _thinking(fields)
+    thinking, effort, budget = _thinking(fields)
     choice, parallel = _tool_choice(fields)
     request = AnswerRequest(
         messages=(*_system(fields), *_messages(fields)),
         limits=Limits(fields.whole("max_tokens", 1, MOST_TOKENS), fields.texts("stop_sequences")),
         grammar=_format(fields),
-        thinking=thinking,
+        **read_reasoning(fields, effort, thinking),
         thinking_tokens=budget,
         tools=checked_tools((tool(each, "input_schema") for each in _functions(fields)), choice),
         tool_choice=choice,
@@ -117,13 +121,13 @@ def _messages(fields: Fields) -> list[Message]:
 
 
 def _assistant(message: Fields) -> Message:
-    """Return a message of the model without its reasoning, which chat templates leave out."""
+    """Return a message of the model. Reasoning that another server has redacted is left out."""
+    blocks = _blocks(message, "content")
+    thoughts = (block.needed_text("thinking") for block in blocks if block.text("type") == "thinking")
     calls = tuple(
-        tool_call(block.text("id") or "", block, "input")
-        for block in _blocks(message, "content")
-        if block.text("type") == "tool_use"
+        tool_call(block.text("id") or "", block, "input") for block in blocks if block.text("type") == "tool_use"
     )
-    return Message("assistant", _text(message, "content"), calls)
+    return Message("assistant", _text(message, "content"), calls, reasoning="\n".join(thoughts))
 
 
 def _user(message: Fields, role: str, names: Mapping[str, str]) -> list[Message]:
@@ -137,8 +141,8 @@ def _images(message: Fields) -> tuple[Image, ...]:
     found: list[Image] = []
     at = 0
     for block in _blocks(message, "content"):
-        if block.text("type") == "text":
-            at += len(block.needed_text("text")) + 1  # and a newline
+        if (text := _block_text(block)) is not None:
+            at += len(text) + 1  # and a newline
         elif block.text("type") == "image":
             source = block.object("source") or Fields({}, block.name("source"))
             source.choice("type", "base64")  # a URL is never fetched
@@ -159,7 +163,18 @@ def _text(fields: Fields, key: str) -> str:
     value = fields.data.get(key)
     if isinstance(value, str):
         return value
-    return "\n".join(block.needed_text("text") for block in _blocks(fields, key) if block.text("type") == "text")
+    return "\n".join(text for block in _blocks(fields, key) if (text := _block_text(block)) is not None)
+
+
+def _block_text(block: Fields) -> str | None:
+    """Return the text of a block of text, a document or a search result; None for other blocks."""
+    kind = block.text("type")
+    if kind == "document":
+        return anthropic_document(block)
+    if kind == "search_result":
+        texts = [block.text("title") or "", block.text("source") or "", _text(block, "content")]
+        return "\n".join(filter(None, texts))
+    return block.needed_text("text") if kind == "text" else None
 
 
 def _blocks(fields: Fields, key: str) -> list[Fields]:
@@ -185,14 +200,15 @@ def _tool_choice(fields: Fields) -> tuple[str, bool]:
     return choice, not chosen.flag("disable_parallel_tool_use")
 
 
-def _thinking(fields: Fields) -> tuple[bool | None, int | None]:
-    """Return whether the model reasons, and the limit of its reasoning in tokens."""
+def _thinking(fields: Fields) -> tuple[bool | None, str | None, int | None]:
+    """Return whether the model reasons, its effort, and the limit of its reasoning in tokens."""
     config = fields.object("thinking")
     if config is None:
-        return None, None
+        return None, None, None
     kind = config.needed_text("type")
     is_enabled = {"enabled": True, "disabled": False}.get(kind)  # others leave it to the model
-    return is_enabled, config.whole("budget_tokens", 0, MOST_TOKENS)
+    effort = read_effort(fields.object("output_config") or Fields({}), "effort")
+    return is_enabled, effort, config.whole("budget_tokens", 0, MOST_TOKENS)
 
 
 def _format(fields: Fields) -> Grammar | None:
@@ -261,7 +277,8 @@ class MessageWriter:
         answer = self._answer
         blocks: list[dict[str, Any]] = []
         if answer.reasoning:
-            blocks.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
+            signed = {"thinking": answer.reasoning, "signature": signature(answer.reasoning)}
+            blocks.append({"type": "thinking", **signed})
         if answer.text:
             blocks.append({"type": "text", "text": answer.text})
         blocks += [
@@ -302,9 +319,13 @@ class MessageWriter:
     def _close(self) -> bytes:
         if not self._open:
             return b""
+        index, data = self._n_blocks, b""
+        if self._open == "thinking":
+            delta = {"type": "signature_delta", "signature": signature(self._answer.reasoning)}
+            data = _event("content_block_delta", index=index, delta=delta)
         self._open = ""
         self._n_blocks += 1
-        return _event("content_block_stop", index=self._n_blocks - 1)
+        return data + _event("content_block_stop", index=index)
 
 
 writer = MessageWriter

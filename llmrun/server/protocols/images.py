@@ -48,9 +48,9 @@ def image_from_base64(data: str, name: str, at: int) -> Image:
     except binascii.Error:
         raise UsageError(f"invalid {name}", why="must be an image in base64") from None
     if not magic.startswith(PICTURE_BEGINNINGS):
-        raise UsageError(f"invalid {name}", why="must be a PNG, JPEG, GIF or BMP image")
+        raise UsageError(f"invalid {name}", why="must be a PNG, JPEG, GIF, BMP or WebP image")
     return Image(data, name, at)
 
 
 def refuse_media(name: str) -> NoReturn:
-    raise UsageError(f"{name} can't be read", why="only text is, and images in messages are", hint="leave it out")
+    raise UsageError(f"{name} can't be read", why="only text, images and documents of text are", hint="leave it out")

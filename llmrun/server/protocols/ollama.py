@@ -26,6 +26,7 @@ from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.ignored import ignored_fields
 from llmrun.server.protocols.images import image_from_base64
 from llmrun.server.protocols.ollama_models import unix_time
+from llmrun.server.protocols.reasoning import read_effort, read_reasoning
 from llmrun.server.protocols.sampling import ANY_OBJECT, read_drafts, read_sampling, schema_grammar
 from llmrun.server.protocols.tools import checked_tools, complete_calls, tool, tool_call
 from llmrun.server.sse import NDJSON, PLACE, TextEvent, line
@@ -58,11 +59,11 @@ def read_generate(body: Mapping[str, Any]) -> CompletionRequest:
     """
     fields = Fields(body)
     prompt, system = fields.text("prompt") or "", fields.text("system") or ""
-    if fields.text("suffix"):
-        raise UsageError("suffix can't be used", why="filling in the middle is not supported", hint="leave it out")
     if fields.text("template"):
         raise UsageError("template can't be used", why="Go templates are not read", hint="use raw: true")
-    images = _images(fields)
+    images, suffix = _images(fields), fields.text("suffix")
+    if suffix and not images:
+        return _completion_request(fields, AnswerRequest(prompt=prompt, suffix=suffix))
     if not prompt and not images:
         return _completion_request(fields, AnswerRequest())
     if fields.flag("raw"):
@@ -83,7 +84,7 @@ def _completion_request(fields: Fields, request: AnswerRequest) -> CompletionReq
             request,
             limits=Limits(max_tokens if max_tokens > 0 else None, options.texts("stop")),
             grammar=_format(fields),
-            thinking=_thinking(fields),
+            **_thinking(fields),
             logprobs=_logprobs(fields),
         ),
         sampling=read_sampling(options),
@@ -100,7 +101,8 @@ def _message(fields: Fields) -> Message:
     )
     name = fields.text("tool_name") or fields.text("name") or ""
     role, call_id = fields.needed_text("role"), fields.text("tool_call_id") or ""
-    return Message(role, fields.text("content") or "", calls, call_id, name, _images(fields))
+    content, reasoning = fields.text("content") or "", fields.text("thinking") or ""
+    return Message(role, content, calls, call_id, name, _images(fields), reasoning)
 
 
 def _images(fields: Fields) -> tuple[Image, ...]:
@@ -124,10 +126,10 @@ def _format(fields: Fields) -> Grammar | None:
     return schema_grammar(answer_format)
 
 
-def _thinking(fields: Fields) -> bool | None:
+def _thinking(fields: Fields) -> dict[str, Any]:
     if isinstance(fields.data.get("think"), str):
-        return fields.choice("think", "low", "medium", "high") is not None  # an effort, for newer models
-    return fields.flag("think")
+        return read_reasoning(fields, read_effort(fields, "think"))  # for newer models
+    return read_reasoning(fields, thinking=fields.flag("think"))
 
 
 def _logprobs(fields: Fields) -> int | None:
@@ -264,7 +266,7 @@ generate_writer = partial(LineWriter, _generate_shape)
 
 def error_body(error: LlmrunError, status: int) -> dict[str, Any]:
     """Return Ollama's "error", and our own code."""
-    return {"error": str(error), "code": error.code}
+    return {"error": f"{error}; {error.hint}" if error.hint else str(error), "code": error.code}
 
 
 def _logprob(token: TokenLogprob) -> dict[str, Any]:

@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
-VERSION = {"version": "0.12.6"}
-"""The response of /api/version: of the protocol, not of llmrun. VS Code refuses less than 0.6.4."""
+VERSION = {"version": "0.13.4"}
+"""The response of /api/version: of the protocol, not of llmrun.
+
+VS Code refuses less than 0.6.4, and Codex less than 0.13.4, the first with /v1/responses.
+"""
 
 _NEVER = 253_402_300_799  # the last second of the year 9999
 

@@ -11,6 +11,7 @@ from llmrun.protocol.logprobs import logprob_entries
 from llmrun.protocol.messages import AnswerRequest, Image, Stats, TokenLogprob
 from llmrun.server import sse
 from llmrun.server.answer_parts import AccumulatedAnswer, CompletionRequest, Envelope
+from llmrun.server.protocols.documents import openai_file
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.images import image_from_url, refuse_media
 from llmrun.server.protocols.sampling import MOST_ANSWERS, read_adapters, read_drafts, read_sampling
@@ -20,6 +21,7 @@ _CODES = {"context-overflow": "context_length_exceeded", "model-not-found": "mod
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 
 _TEXTS = frozenset({"text", "input_text", "output_text", "refusal"})
+_FILES = frozenset({"file", "input_file"})
 _IMAGES = frozenset({"image_url", "input_image"})
 
 _FINISH_REASONS = {"length": "length", "tool_calls": "tool_calls"}
@@ -46,6 +48,8 @@ def content(fields: Fields, key: str) -> tuple[str, tuple[Image, ...]]:
         kind = part.needed_text("type")
         if kind in _IMAGES:
             images.append(image_from_url(part, "image_url", len(text)))
+        elif kind in _FILES:
+            text += openai_file(part)
         elif kind in _TEXTS:
             text += part.needed_text("refusal" if kind == "refusal" else "text")
         else:
@@ -100,7 +104,11 @@ class CompletionWriter:
         options = fields.object("stream_options")
         self._has_usage = options is not None and bool(options.flag("include_usage"))
         self._envelope = envelope
-        self._answers = [AccumulatedAnswer() for _ in range(_n_answers(fields))]
+        self._n = _n_answers(fields)
+        self._answers = [AccumulatedAnswer() for _ in range(self._n * self._count_prompts(fields))]
+
+    def _count_prompts(self, fields: Fields) -> int:
+        return 1
 
     def error(self, error: LlmrunError) -> bytes:
         return sse.event(error_body(error, error.http_status))
@@ -116,9 +124,12 @@ class CompletionWriter:
         return {"id": answer_id, "object": kind, "created": created, "model": model}
 
     def _usage(self) -> dict[str, Any]:
-        started = [answer.started for answer in self._answers if answer.started is not None]
-        prompt_tokens = max((part.prompt_tokens for part in started), default=0)
-        cached_tokens = min((part.cached_tokens for part in started), default=0)  # the others share the first one
+        prompt_tokens = cached_tokens = 0
+        for first in range(0, len(self._answers), self._n):  # of each prompt
+            answers = self._answers[first : first + self._n]
+            started = [answer.started for answer in answers if answer.started is not None]
+            prompt_tokens += max((part.prompt_tokens for part in started), default=0)
+            cached_tokens += min((part.cached_tokens for part in started), default=0)  # the others share the first one
         return usage(prompt_tokens, cached_tokens, (answer.stats for answer in self._answers))
 
 

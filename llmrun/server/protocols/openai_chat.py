@@ -7,7 +7,7 @@ from typing import Any
 
 from llmrun.errors import UsageError
 from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS
-from llmrun.protocol.messages import AnswerRequest, Message, TokenLogprob
+from llmrun.protocol.messages import AnswerRequest, Message, TokenLogprob, Tool
 from llmrun.protocol.params import MOST_TOKENS
 from llmrun.server import sse
 from llmrun.server.answer_parts import (
@@ -31,8 +31,9 @@ from llmrun.server.protocols.openai import (
     finish_reason,
     logprobs,
 )
+from llmrun.server.protocols.reasoning import read_effort, read_reasoning
 from llmrun.server.protocols.sampling import read_grammar_fields, read_limits
-from llmrun.server.protocols.tools import checked_tools, tool, tool_call, tool_name
+from llmrun.server.protocols.tools import checked_tools, complete_calls, tool, tool_call, tool_name
 
 __all__ = ["error_body", "read", "writer"]
 
@@ -47,17 +48,17 @@ def read(body: Mapping[str, Any]) -> CompletionRequest:
         BadGrammarError: the JSON schema or the grammar is invalid.
     """
     fields = Fields(body)
-    choice = _tool_choice(fields)
+    choice, allowed = _tool_choice(fields)
     request = AnswerRequest(
         messages=_messages(fields),
         limits=read_limits(fields, "max_completion_tokens", "max_tokens", "n_predict"),
         grammar=read_grammar_fields(fields),
-        thinking=_thinking(fields),
+        **read_reasoning(fields, read_effort(fields, "reasoning_effort")),
         thinking_tokens=fields.whole("thinking_tokens", 0, MOST_TOKENS),
         stops_repeats=bool(fields.flag("stops_repeats")),
         logprobs=_logprobs(fields),
         salt=fields.text("cache_salt") or "",
-        tools=checked_tools((tool(each, "parameters") for each in _functions(fields)), choice),
+        tools=checked_tools((each for each in _tools(fields) if allowed is None or each.name in allowed), choice),
         tool_choice=choice,
         parallel_calls=fields.flag("parallel_tool_calls") is not False,
     )
@@ -76,7 +77,8 @@ def _messages(fields: Fields) -> tuple[Message, ...]:
         call_id = message.text("tool_call_id") or ""
         name = names.get(call_id, message.text("name") or "") if role == "tool" else ""
         text, images = content(message, "content")
-        messages.append(Message(_ROLES.get(role, role), text, calls, call_id, name, images))
+        reasoning = message.text("reasoning_content") or message.text("reasoning") or ""
+        messages.append(Message(_ROLES.get(role, role), text, calls, call_id, name, images, reasoning))
     if not messages:
         raise UsageError("messages is missing or empty")
     return tuple(messages)
@@ -89,23 +91,26 @@ def _function(fields: Fields) -> Fields:
     return found
 
 
-def _functions(fields: Fields) -> Iterator[Fields]:
+def _tools(fields: Fields) -> Iterator[Tool]:
     """Yield the tools that are functions; all others need OpenAI's servers."""
-    return (_function(each) for each in fields.objects("tools") if each.text("type") in (None, "function"))
+    functions = (_function(each) for each in fields.objects("tools") if each.text("type") in (None, "function"))
+    return (tool(each, "parameters") for each in functions)
 
 
-def _tool_choice(fields: Fields) -> str:
-    if isinstance(fields.data.get("tool_choice"), Mapping):
-        return f"={tool_name(_function(Fields(fields.data['tool_choice'], fields.name('tool_choice'))))}"
-    return fields.choice("tool_choice", "auto", "none", "required") or "auto"
-
-
-def _thinking(fields: Fields) -> bool | None:
-    """Read OpenAI's reasoning_effort, or the chat template's variable as other servers take it."""
-    if fields.text("reasoning_effort") == "none":
-        return False
-    variables = fields.object("chat_template_kwargs")
-    return None if variables is None else variables.flag("enable_thinking")
+def _tool_choice(fields: Fields) -> tuple[str, frozenset[str] | None]:
+    """Return AnswerRequest.tool_choice, and the names of the allowed tools; None allows all."""
+    value = fields.data.get("tool_choice")
+    if not isinstance(value, Mapping):
+        return fields.choice("tool_choice", "auto", "none", "required") or "auto", None
+    chosen = Fields(value, fields.name("tool_choice"))
+    if chosen.text("type") == "allowed_tools":
+        group = chosen.object("allowed_tools") or chosen
+        names = frozenset(tool_name(_function(each)) for each in group.objects("tools"))
+        return group.choice("mode", "auto", "required") or "auto", names
+    if chosen.text("type") not in (None, "function"):
+        why, hint = "only functions can be called here", "/v1/responses takes custom tools"
+        raise UsageError(f"{chosen.name('type')} {chosen.text('type')!r} can't be used", why=why, hint=hint)
+    return f"={tool_name(_function(chosen))}", None
 
 
 def _logprobs(fields: Fields) -> int | None:
@@ -174,13 +179,14 @@ writer = ChatWriter
 
 
 def _message(answer: AccumulatedAnswer) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": answer.text or (None if answer.calls else "")}
+    calls = [call for call, _ in complete_calls(answer.calls)]
+    message: dict[str, Any] = {"role": "assistant", "content": answer.text or (None if calls else "")}
     if answer.reasoning:
         message["reasoning_content"] = answer.reasoning.strip()
-    if answer.calls:
+    if calls:
         message["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in answer.calls
+            for call in calls
         ]
     return {**message, "refusal": None}
 

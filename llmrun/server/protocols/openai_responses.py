@@ -25,6 +25,7 @@ from llmrun.server.protocols.client_tools import ClientTool, client_tools, custo
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.ignored import ignored_fields, ignored_tools
 from llmrun.server.protocols.openai import content, error_body, logprobs
+from llmrun.server.protocols.reasoning import read_effort, read_reasoning
 from llmrun.server.protocols.sampling import (
     ANY_OBJECT,
     read_drafts,
@@ -41,6 +42,16 @@ _ROLES = {"developer": "system"}
 _CALLS = frozenset({"function_call", "custom_tool_call"})
 _RESULTS = frozenset({"function_call_output", "custom_tool_call_output"})
 _KINDS = frozenset({"function", "custom"})
+_KEPT = "llmrun:"  # before the reasoning in a field that others encrypt
+_COMPACT = (
+    "Summarize our conversation so far for whoever continues it. Keep names, numbers, paths, facts, decisions, open "
+    "questions and the state of the work. Write only the summary."
+)
+_COMPACTED = "Summary of the conversation so far:"
+_ECHOED = (
+    "instructions", "max_output_tokens", "metadata", "previous_response_id", "prompt_cache_key", "reasoning",
+    "temperature", "text", "top_logprobs", "top_p", "truncation", "user",
+)  # fmt: skip
 _CONTENTS = {"reasoning": "reasoning_text", "message": "output_text"}
 """Type of an item -> type of its content."""
 
@@ -49,21 +60,22 @@ _CONTENTS = {"reasoning": "reasoning_text", "message": "output_text"}
 
 
 def read(body: Mapping[str, Any]) -> CompletionRequest:
-    """Return the request of a body. Tools that are not functions of the client are ignored.
+    """Return the request of a body, see ResponseStore.expanded(). Tools that are not the client's are ignored.
 
     Raises:
         UsageError, BadGrammarError: a field is invalid.
     """
     fields = Fields(body)
-    for name in ("previous_response_id", "conversation", "prompt"):
+    for name in ("conversation", "prompt"):
         if fields.data.get(name) is not None:
-            raise UsageError(f"{name} can't be used", why="nothing is stored here", hint="send the whole conversation")
+            hint = "previous_response_id, or the whole conversation"
+            raise UsageError(f"{name} can't be used", why="it is stored at OpenAI", hint=hint)
     choice, allowed = _tool_choice(fields)
     request = AnswerRequest(
         messages=_messages(fields),
         limits=read_limits(fields, "max_output_tokens"),
         grammar=_format(fields),
-        thinking=_thinking(fields),
+        **read_reasoning(fields, read_effort(fields.object("reasoning") or Fields({}), "effort")),
         logprobs=_logprobs(fields),
         salt=fields.text("cache_salt") or "",
         tools=checked_tools((each for each in read_tools(fields) if allowed is None or each.name in allowed), choice),
@@ -75,6 +87,13 @@ def read(body: Mapping[str, Any]) -> CompletionRequest:
     ignored = (*ignored_tools(fields, *_KINDS, "namespace"), *ignored_fields(fields, "background"))
     sampling = read_sampling(fields)
     return CompletionRequest(name, request, sampling, stream=stream, speculate=drafts, ignored=ignored)
+
+
+def read_compact(body: Mapping[str, Any]) -> CompletionRequest:
+    """Return the request for a summary of a conversation. Raises as read()."""
+    completion = read({**body, "tools": [], "tool_choice": "none", "stream": False})
+    messages = (*completion.request.messages, Message("user", _COMPACT))
+    return completion._replace(request=replace(completion.request, messages=messages))
 
 
 def _messages(fields: Fields) -> tuple[Message, ...]:
@@ -90,7 +109,8 @@ def _messages(fields: Fields) -> tuple[Message, ...]:
     if first is None:
         raise UsageError("input is missing or empty")
     system = "\n\n".join(message.content for message in messages[:first] if message.content)
-    return (*((Message("system", system),) if system else ()), *messages[first:])
+    said = (message for message in messages[first:] if not _has_only_reasoning(message))  # an interrupted answer
+    return (*((Message("system", system),) if system else ()), *said)
 
 
 def _add(messages: list[Message], item: Fields, names: dict[str, str]) -> None:
@@ -109,9 +129,26 @@ def _add(messages: list[Message], item: Fields, names: dict[str, str]) -> None:
     elif kind == "message":
         role = item.needed_text("role")
         text, images = content(item, "content")
-        messages.append(Message(_ROLES.get(role, role), text, pictures=images))
-    elif kind == "item_reference":
-        raise UsageError(f"{item.name('type')} 'item_reference' can't be used", why="nothing is stored here")
+        message = Message(_ROLES.get(role, role), text, pictures=images)
+        if role == "assistant" and _has_only_reasoning(messages[-1]):
+            message = replace(message, reasoning=messages.pop().reasoning)
+        messages.append(message)
+    elif kind == "reasoning":
+        if reasoning := _reasoning(item):
+            messages.append(Message("assistant", "", reasoning=reasoning))
+    elif kind in ("compaction", "compaction_summary"):
+        messages.append(Message("user", f"{_COMPACTED}\n{item.needed_text('encrypted_content')}"))
+
+
+def _has_only_reasoning(message: Message) -> bool:
+    return bool(message.reasoning) and not (message.content or message.tool_calls)
+
+
+def _reasoning(item: Fields) -> str:
+    """Return the text of a reasoning item, or its summary; "" if it is encrypted by another server."""
+    whole, summary = ([part.needed_text("text") for part in item.objects(key)] for key in ("content", "summary"))
+    kept = (item.text("encrypted_content") or "") if not whole else ""
+    return kept.removeprefix(_KEPT) if kept.startswith(_KEPT) else "\n\n".join(whole or summary)
 
 
 def _call(item: Fields) -> ToolCall:
@@ -134,11 +171,6 @@ def _tool_choice(fields: Fields) -> tuple[str, frozenset[str] | None]:
         allowed = [each for each in chosen.objects("tools") if each.text("type") in _KINDS]
         return chosen.choice("mode", "auto", "required") or "auto", frozenset(map(flat_name, allowed))
     return "auto", None
-
-
-def _thinking(fields: Fields) -> bool | None:
-    reasoning = fields.object("reasoning")
-    return False if reasoning is not None and reasoning.text("effort") == "none" else None
 
 
 def _format(fields: Fields) -> Grammar | None:
@@ -165,12 +197,19 @@ class ResponseWriter:
 
     def __init__(self, body: Mapping[str, Any], envelope: Envelope) -> None:
         self._envelope, fields = envelope, Fields(body)
-        choice = fields.data.get("tool_choice")
         self._echoed = {
-            "instructions": fields.text("instructions"),
+            **{name: fields.data[name] for name in _ECHOED if name in fields.data},
+            "background": False,
+            "store": fields.flag("store") is not False,
             "parallel_tool_calls": fields.flag("parallel_tool_calls") is not False,
-            "tool_choice": choice if isinstance(choice, str) else "auto",
+            "tool_choice": fields.data.get("tool_choice") or "auto",
+            "tools": [
+                {"parameters": None, "strict": None, **each.data} if each.text("type") == "function" else each.data
+                for each in fields.objects("tools")
+                if each.text("type") in _KINDS
+            ],
         }
+        self._keeps_reasoning = "reasoning.encrypted_content" in fields.texts("include")
         self._tools = client_tools(fields)
         self._output: list[dict[str, Any]] = []
         self._pieces: list[str] | None = None  # texts of the last item while it is open
@@ -234,7 +273,6 @@ class ResponseWriter:
             "output": self._output,
             "error": None,
             "incomplete_details": None,
-            "tools": [],
             "usage": None,
             **self._echoed,
         }
@@ -298,6 +336,8 @@ class ResponseWriter:
     def _close_content(self, item: dict[str, Any], text: str) -> bytes:
         part = self._part(text)
         item["content"] = [part]
+        if item["type"] == "reasoning" and self._keeps_reasoning:
+            item["encrypted_content"] = _KEPT + text
         more = {"logprobs": self._logprobs} if item["type"] == "message" else {}
         data = self._event(f"response.{_CONTENTS[item['type']]}.done", **self._place(), text=text, **more)
         return data + self._event("response.content_part.done", **self._place(), part=part)
@@ -318,3 +358,13 @@ class ResponseWriter:
 
 
 writer = ResponseWriter
+
+
+class CompactionWriter(ResponseWriter):
+    """Writes a conversation's summary as the item that replaces the conversation."""
+
+    def whole(self) -> dict[str, Any]:
+        texts = (part["text"] for item in self._output if item["type"] == "message" for part in item["content"])
+        item = {"id": f"cmp_{self._envelope.id}", "type": "compaction", "encrypted_content": "".join(texts)}
+        head = {"id": self._envelope.id, "object": "response.compaction", "created_at": self._envelope.created}
+        return {**head, "output": [item], "usage": self._usage()}

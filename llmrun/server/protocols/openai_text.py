@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from llmrun.errors import UsageError
@@ -17,6 +19,8 @@ from llmrun.server.protocols.sampling import read_grammar_fields, read_limits
 __all__ = ["error_body", "read", "writer"]
 
 _KIND = "text_completion"
+_MOST_PROMPTS = 64
+HIGHEST_TOKEN = 2**31 - 1
 
 
 def read(body: Mapping[str, Any]) -> CompletionRequest:
@@ -27,29 +31,73 @@ def read(body: Mapping[str, Any]) -> CompletionRequest:
         BadGrammarError: the JSON schema or the grammar is invalid.
     """
     fields = Fields(body)
-    if fields.text("suffix"):
-        raise UsageError("suffix is not supported", hint="leave it out")
-    request = AnswerRequest(
-        prompt=_prompt(fields),
-        limits=read_limits(fields, "max_tokens", "n_predict"),
-        grammar=read_grammar_fields(fields),
-        stops_repeats=bool(fields.flag("stops_repeats")),
-        logprobs=fields.whole("logprobs", 0, MOST_TOP_LOGPROBS),
-        salt=fields.text("cache_salt") or "",
+    first, *others = (
+        AnswerRequest(
+            prompt=prompt if isinstance(prompt, str) else "",
+            prompt_tokens=() if isinstance(prompt, str) else prompt,
+            suffix=fields.text("suffix") or None,
+            limits=read_limits(fields, "max_tokens", "n_predict"),
+            grammar=read_grammar_fields(fields),
+            stops_repeats=bool(fields.flag("stops_repeats")),
+            logprobs=fields.whole("logprobs", 0, MOST_TOP_LOGPROBS),
+            salt=fields.text("cache_salt") or "",
+        )
+        for prompt in read_prompts(fields)
     )
-    return completion_request(fields, request)
+    _check(fields, (first, *others))
+    completion = completion_request(fields, first)
+    return completion._replace(others=tuple(replace(each, adapters=completion.request.adapters) for each in others))
 
 
-def _prompt(fields: Fields) -> str:
-    """Return the prompt.
+def read_prompts(fields: Fields) -> list[str | tuple[int, ...]]:
+    """Return the prompts: a text or a list of token ids each.
 
     Raises:
-        UsageError: there are several, or it is a list of token ids.
+        UsageError: there is none, or too many, or one is something else.
     """
-    prompts = fields.texts("prompt")
-    if len(prompts) != 1:
-        raise UsageError(f"prompt must be one string, not {len(prompts)}", hint="send a request for each")
-    return prompts[0]
+    value = fields.data.get("prompt")
+    several = value if isinstance(value, list) and value and type(value[0]) is not int else [value]
+    prompts: list[str | tuple[int, ...]] = [
+        each if isinstance(each, str) else Fields({"prompt": each}).wholes("prompt", 0, HIGHEST_TOKEN)
+        for each in several
+    ]
+    if not all(each or isinstance(each, str) for each in prompts):
+        raise UsageError("prompt is missing, or one is empty")
+    if len(prompts) > _MOST_PROMPTS:
+        raise UsageError(f"prompt has {len(prompts):,} entries", why=f"the maximum is {_MOST_PROMPTS}")
+    return prompts
+
+
+def _check(fields: Fields, requests: Sequence[AnswerRequest]) -> None:
+    """Raise UsageError for fields that would mislead if they were ignored."""
+    has_tokens = any(each.prompt_tokens for each in requests)
+    if fields.flag("echo") and (has_tokens or requests[0].logprobs is not None):
+        why = "the text of token ids is not known here" if has_tokens else "those of a prompt are not computed"
+        name = "token ids" if has_tokens else "log-probabilities"
+        raise UsageError(f"echo can't be used with {name}", why=why, hint="leave echo out")
+    if requests[0].suffix is not None and has_tokens:
+        raise UsageError("suffix can't be used with token ids", hint="give the prompt as text")
+
+
+class TextOffsets:
+    """The places of an answer's tokens in its text, in characters."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a token may be a part of a character
+        self._n_characters = 0
+
+    def logprobs(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+        """Return the log-probabilities of the next tokens, in the form of OpenAI's older protocol."""
+        offsets = []
+        for token in tokens:
+            offsets.append(self._n_characters)
+            self._n_characters += len(self._decoder.decode(bytes(token.bytes)))
+        return {
+            "tokens": [token.text for token in tokens],
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": [{text: logprob for text, _, logprob in token.top} for token in tokens],
+            "text_offset": offsets,
+        }
 
 
 class TextWriter(CompletionWriter):
@@ -58,14 +106,19 @@ class TextWriter(CompletionWriter):
     def __init__(self, body: Mapping[str, Any], envelope: Envelope) -> None:
         super().__init__(body, envelope)
         fields = Fields(body)
-        self._echo = _prompt(fields) if fields.flag("echo") else ""  # before every answer
+        prompts = read_prompts(fields) if fields.flag("echo") else []
+        self._echoes = [str(prompt) for prompt in prompts for _ in range(self._n)] or [""] * len(self._answers)
+        self._offsets = [TextOffsets() for _ in self._answers]
         self._texts = [sse.TextEvent(self._chunk(index, sse.PLACE)) for index in range(len(self._answers))]
 
+    def _count_prompts(self, fields: Fields) -> int:
+        return len(read_prompts(fields))
+
     def begin(self) -> bytes:
-        """Return the prompt, if the client wants it repeated; otherwise a comment, since there is nothing to say."""
-        if not self._echo:
+        """Return the prompts, if the client wants them repeated; otherwise a comment, since there is nothing to say."""
+        if not any(self._echoes):
             return sse.COMMENT
-        return b"".join(self._chunk(index, self._echo) for index in range(len(self._answers)))
+        return b"".join(self._chunk(index, echo) for index, echo in enumerate(self._echoes))
 
     def feed(self, part: Part) -> bytes:
         if isinstance(part, ReasoningText):  # plain text without a template
@@ -82,24 +135,17 @@ class TextWriter(CompletionWriter):
 
     def whole(self) -> dict[str, Any]:
         choices = [
-            self._choice(index, self._echo + answer.text, answer.logprobs) for index, answer in enumerate(self._answers)
+            self._choice(index, self._echoes[index] + answer.text, answer.logprobs, TextOffsets())
+            for index, answer in enumerate(self._answers)
         ]
         return {**self._head(_KIND), "choices": choices, "usage": self._usage()}
 
     def _chunk(self, index: int, text: str, tokens: Sequence[TokenLogprob] = ()) -> bytes:
-        return sse.event({**self._head(_KIND), "choices": [self._choice(index, text, tokens)]})
+        return sse.event({**self._head(_KIND), "choices": [self._choice(index, text, tokens, self._offsets[index])]})
 
-    def _choice(self, index: int, text: str, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-        logprobs, reason = _logprobs(tokens) if tokens else None, finish_reason(self._answers[index])
+    def _choice(self, index: int, text: str, tokens: Sequence[TokenLogprob], offsets: TextOffsets) -> dict[str, Any]:
+        logprobs, reason = offsets.logprobs(tokens) if tokens else None, finish_reason(self._answers[index])
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
 
 writer = TextWriter
-
-
-def _logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-    return {
-        "tokens": [token.text for token in tokens],
-        "token_logprobs": [token.logprob for token in tokens],
-        "top_logprobs": [{text: logprob for text, _, logprob in token.top} for token in tokens],
-    }

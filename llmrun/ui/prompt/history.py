@@ -6,13 +6,14 @@ each line of the entry after a plus. Imports prompt_toolkit, so it is imported o
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 
 from prompt_toolkit.history import History, InMemoryHistory
+
+from llmrun.system import lock
 
 MAX_BYTES = 4 << 20  # of the file; a new chat keeps the newest half of a longer one
 MAX_ENTRY_BYTES = 256 << 10  # a longer entry, which must have been pasted, is not written
@@ -71,7 +72,7 @@ class SharedHistory(History):
             return
         try:
             with self._path.open("ab", buffering=0) as file:
-                fcntl.flock(file, fcntl.LOCK_EX)
+                lock(file.fileno(), wait=True)
                 file.write(entry)  # all at once: entries of two chats never mix
         except OSError:
             return
@@ -95,7 +96,7 @@ def _shorten(path: Path) -> None:
     if path.stat().st_size <= MAX_BYTES:
         return
     with path.open("r+b") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        lock(file.fileno(), wait=True)
         data = file.read()
         if len(data) > MAX_BYTES:  # another chat may have been faster
             _, boundary, newest = data[-MAX_BYTES // 2 :].partition(b"\n#")

@@ -5,6 +5,7 @@ Owns termios; must not know what is typed.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
@@ -16,18 +17,20 @@ _INPUT_MODES, _LOCAL_MODES = 0, 3  # indices into the result of tcgetattr()
 
 def terminal_mode(stdin: TextIO) -> list[Any] | None:
     """Return the mode of the terminal at stdin, None without a terminal."""
-    try:
-        import termios
-
-        return termios.tcgetattr(stdin.fileno())
-    except (ImportError, OSError, ValueError):  # Windows, or a stream without a file
+    if sys.platform == "win32":
         return None
-    except termios.error:
+    import termios
+
+    try:
+        return termios.tcgetattr(stdin.fileno())
+    except (OSError, ValueError, termios.error):  # a stream without a file, or no terminal
         return None
 
 
 def restore_terminal_mode(stdin: TextIO, mode: list[Any]) -> None:
     """Set the mode of the terminal, unless the terminal is gone."""
+    if sys.platform == "win32":
+        return
     import termios
 
     try:
@@ -45,7 +48,7 @@ def keyboard(stdin: TextIO, *, echoes: bool) -> Iterator[None]:
     Text typed ahead stays in the terminal's buffer for the next prompt.
     """
     mode = terminal_mode(stdin)
-    if mode is None:
+    if sys.platform == "win32" or mode is None:
         yield
         return
     import termios

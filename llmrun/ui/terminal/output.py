@@ -6,6 +6,7 @@ progress bar, and so is everything that a page of help does not need.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Mapping
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
     from llmrun.protocol.messages import Event
 
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""Errors of a full disk, a quota, or a limit on file sizes."""
 _MAX_CLIPBOARD_BYTES = 74_994  # limit of xterm
 _DIM, _RED, _RESET = "\x1b[2m", "\x1b[1;31m", "\x1b[0m"
 
@@ -227,8 +230,13 @@ class Output:
         return "\n".join(wrapped(line, cells)) if cells else line
 
     def _to_stderr(self, text: str) -> None:
-        self.stderr.write(text + "\n")
-        self.stderr.flush()
+        """Write a line. A full disk below stderr does not end the command: the line is lost, or follows later."""
+        try:
+            self.stderr.write(text + "\n")
+            self.stderr.flush()
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
 
 
 def drop_output(stream: TextIO | None = None) -> None:

@@ -6,6 +6,7 @@ Owns SIGTSTP and SIGCONT; must not know the display.
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,10 +28,9 @@ class Suspendable:
         self._is_writing = self._must_stop = False
 
     def __enter__(self) -> Suspendable:
-        stop = getattr(signal, "SIGTSTP", None)  # Windows has none
         is_main = threading.current_thread() is threading.main_thread()
-        if stop is not None and is_main and signal.getsignal(stop) is not signal.SIG_IGN:
-            self._before = {stop: signal.signal(stop, self._on_stop)}
+        if sys.platform != "win32" and is_main and signal.getsignal(signal.SIGTSTP) is not signal.SIG_IGN:
+            self._before = {signal.SIGTSTP: signal.signal(signal.SIGTSTP, self._on_stop)}
             self._before[signal.SIGCONT] = signal.signal(signal.SIGCONT, self._on_continue)
         return self
 
@@ -47,7 +47,7 @@ class Suspendable:
             yield
         finally:
             self._is_writing = False
-            if self._must_stop:
+            if sys.platform != "win32" and self._must_stop:
                 self._must_stop = False
                 self._on_stop(signal.SIGTSTP, None)
 
@@ -71,6 +71,7 @@ class Suspendable:
 
 def _stop() -> None:
     """Stop this process until it is continued. Without a shell that could continue it, the system stops nothing."""
-    handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-    signal.raise_signal(signal.SIGTSTP)
-    signal.signal(signal.SIGTSTP, handler)
+    if sys.platform != "win32":
+        handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, handler)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from llmrun.protocol.sizes import readable_size
 from llmrun.ui.terminal.cells import filled, fitting, shrunk, width, wrapped
+from llmrun.ui.terminal.format import rate
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.sanitize import clean
 
@@ -70,7 +71,9 @@ class CatalogueRow:
     n_bytes: int  # of the default file
     licence: str
     installed: bool
-    fits: bool  # the weights, into free memory
+    fits: bool | None  # into free memory; None if unknown
+    memory_bytes: int | None = None  # that it takes
+    decode_rate: float | None = None  # predicted tokens/s
 
 
 def show_installed(output: Output, rows: Sequence[InstalledRow]) -> None:
@@ -120,27 +123,32 @@ def ago(seconds: float) -> str:
 
 
 def show_catalogue(output: Output, rows: Sequence[CatalogueRow]) -> None:
-    """Print the curated names."""
-    columns = (
+    """Print the curated names; quants and licences where there is room."""
+    columns = [
         Column("NAME", style="bold"),
         Column("PARAMETERS", right=True),
-        Column("QUANT"),
         Column("SIZE", right=True),
-        Column("LICENCE"),
+        Column("MEMORY", right=True),
+        Column("DECODE", right=True),
         Column("HERE", style="green"),
-    )
+        Column("QUANT"),
+        Column("LICENCE"),
+    ]
     cells = [
-        (
+        [
             row.alias,
             row.parameters,
-            row.quant,
             readable_size(row.n_bytes) if row.n_bytes else "",
+            readable_size(row.memory_bytes) if row.memory_bytes else "",
+            rate(row.decode_rate) if row.decode_rate else "",
+            "too large" if row.fits is False else "yes" if row.installed else "fits" if row.fits else "",
+            row.quant,
             row.licence,
-            "yes" if row.installed else "fits" if row.fits else "too large",
-        )
+        ]
         for row in rows
     ]
-    show_table(output, columns, cells)
+    shown = len(columns) - 2 * (0 < output.columns() < _WIDE)
+    show_table(output, columns[:shown], [each[:shown] for each in cells])
 
 
 def show_facts(output: Output, facts: Sequence[tuple[str, object]], *, stderr: bool = False) -> None:
@@ -159,6 +167,7 @@ def show_findings(output: Output, findings: Sequence[Finding]) -> None:
     show_table(output, (Column(""), Column("", style="bold"), Column("")), rows)
 
 
+_WIDE = 110  # cells of a terminal that has room for all facts of the catalogue
 _GAP = 2  # cells between columns
 _MIN_TEXT, _MIN_EXCERPT = 20, 12  # cells
 _MAX_CELL_ROWS = 3

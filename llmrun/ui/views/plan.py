@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from llmrun.planning.catalogue import USUAL_CONTEXT, Proposal
 from llmrun.planning.estimate import ContextEstimate, QuantEstimate
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.split import described
@@ -40,6 +41,35 @@ def show_estimates(output: Output, rows: Sequence[QuantEstimate], hardware: Hard
     best = next((row for row in rows if row.n_ctx), None)
     if best is None:
         output.note("none fits: run `llmrun list --all` for smaller models")
+
+
+def show_proposals(output: Output, found: Sequence[Proposal], hardware: Hardware) -> None:
+    """Print a line for each proposed model on stdout, and what to type next on stderr."""
+    columns = (
+        Column("FOR"),
+        Column("MODEL", style="bold"),
+        Column("PARAMETERS", right=True),
+        Column("FILE", right=True),
+        Column("MEMORY", right=True),
+        Column("DECODE", right=True),
+    )
+    rows = [
+        (
+            each.purpose,
+            each.entry.alias,
+            each.entry.parameters,
+            readable_size(each.entry.size_mb * 10**6),
+            readable_size(each.estimate.memory_bytes),
+            rate(each.estimate.decode_rate) if each.estimate.decode_rate else "",
+        )
+        for each in found
+    ]
+    show_table(output, columns, rows)
+    output.note(f"memory: {_memory(hardware)}; estimates for {context_name(USUAL_CONTEXT)} tokens of context")
+    if not all(each.estimate.fits for each in found):
+        output.note("none fits: close other programs, or use a machine with more memory")
+    name = found[-1].entry.alias
+    output.note(f"llmrun plan {name} predicts exactly; llmrun run {name} downloads and runs it; llmrun list --all")
 
 
 def _note_network(output: Output, row: QuantEstimate) -> None:

@@ -8,10 +8,14 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from llmrun.errors import LlmrunError
+from llmrun.protocol.sizes import readable_size
+from llmrun.server.registry import ServedRequest
 from llmrun.ui.terminal.activity import StatusLine
 from llmrun.ui.terminal.cells import cut
 from llmrun.ui.terminal.format import rate, seconds
@@ -20,11 +24,23 @@ from llmrun.ui.terminal.sanitize import clean
 from llmrun.ui.terminal.tables import Column, show_table
 
 if TYPE_CHECKING:
+    from llmrun.protocol.messages import Rewriting
     from llmrun.server.app import AccessRecord
+    from llmrun.server.registry import RunningServer
 
+_REWRITINGS: dict[Rewriting, str] = {
+    "system": "system text that it does not take is joined, or sent as the user's",
+    "calls": "a tool call without a result, or a result without a call, is sent as text",
+    "reasoning": "text between reasoning and a tool call is sent as reasoning",
+    "neighbours": "messages of one role in a row are joined",
+    "question": "a question after the result of a tool is joined to it",
+    "opening": 'the message "..." is put before an answer without a question',
+    "tools": "it has no known syntax of tool calls, so tools, calls and results are sent as text",
+}
 _INDEX = re.compile(r"\[\d+\]")
 _MOST_IGNORED = 100  # kinds that are named
 _REDRAW_SECONDS = 0.5
+_SHOWN_REQUESTS = 8  # by `llmrun ps`
 
 
 class ServeFigures(NamedTuple):
@@ -61,6 +77,7 @@ class ServeView:
         self.is_live = output.stderr_cursor_moves and not log_json
         self._drawn_at = -_REDRAW_SECONDS
         self._status = StatusLine(output)
+        self.requests = deque[ServedRequest](maxlen=_SHOWN_REQUESTS)
         self._ignored: set[str] = set()  # kinds of fields that were named
 
     def begin(self, address: str, models: Sequence[str], *, has_keys: bool) -> None:
@@ -93,13 +110,19 @@ class ServeView:
 
     def served(self, request: AccessRecord) -> None:
         """Log an answered request; beside the live line only an error."""
+        if "prompt_tokens" in request.facts:
+            self.requests.append(ServedRequest.of(request.path, request.facts))
         if self._log_json:
             facts = {"time": round(self._wall_clock(), 3), **request._asdict(), **request.facts}
             del facts["facts"]
-            self._output.stderr.write(json.dumps(facts) + "\n")
-            self._output.stderr.flush()
+            facts.pop("difference", None)  # has text of prompts
+            with suppress(OSError):  # a full disk
+                self._output.stderr.write(json.dumps(facts) + "\n")
+                self._output.stderr.flush()
             return
         self._note_ignored(request)
+        for each in request.facts.get("rewritten", ()):
+            self.note(f"Chat template of {request.facts['model']}: {_REWRITINGS[each]}")
         if not self.is_live or request.status >= 500 or "error" in request.facts:
             self.note(log_line(request))
 
@@ -163,8 +186,12 @@ def log_line(request: AccessRecord) -> str:
     return clean(f"{line}: {', '.join(details)}" if details else line)
 
 
-def show_servers(output: Output, servers: Sequence[tuple[str, int, float, Sequence[str]]]) -> None:
-    """Print a table of (address, process id, seconds since the start, models in memory)."""
+def show_servers(output: Output, servers: Sequence[RunningServer], now: float) -> None:
+    """Print a table.
+
+    Args:
+        now: Unix time.
+    """
     if not servers:
         output.note("No server is running. Start one with `llmrun serve smollm2`.")
         return
@@ -173,8 +200,32 @@ def show_servers(output: Output, servers: Sequence[tuple[str, int, float, Sequen
         Column("PROCESS", right=True),
         Column("RUNS FOR", right=True),
         Column("IN MEMORY"),
+        Column("CHECKPOINTS", right=True),
     ]
     rows = [
-        (address, str(pid), seconds(age, brief=True), ", ".join(models) or "-") for address, pid, age, models in servers
+        (
+            each.address,
+            str(each.pid),
+            seconds(now - each.since, brief=True),
+            ", ".join(each.models) or "-",
+            readable_size(each.checkpoint_bytes) if each.checkpoint_bytes else "-",
+        )
+        for each in servers
     ]
     show_table(output, columns, rows)
+
+
+def show_requests(output: Output, requests: Sequence[ServedRequest]) -> None:
+    """Print a table of answered requests, if there are any."""
+    if requests:
+        columns = [Column("LAST REQUESTS"), *(Column(name, right=True) for name in ("PROMPT", "REUSED", "RATE"))]
+        show_table(output, [*columns, Column("FIRST DIFFERENCE", is_excerpt=True)], list(map(_request_row, requests)))
+
+
+def _request_row(request: ServedRequest) -> tuple[str, ...]:
+    difference = ""
+    if request.difference is not None:
+        position, cached, prompt = request.difference
+        difference = f"at {position:,}: {clean(repr(cached))} is now {clean(repr(prompt))}"
+    speed = rate(request.rate, whole=True) if request.rate else "-"
+    return request.path, f"{request.prompt_tokens:,}", f"{request.cached_tokens:,}", speed, difference

@@ -13,9 +13,13 @@ from typing import Any
 from llmrun.bench.statistics import Verdict
 from llmrun.bench.tune.run import TuneOutcome
 from llmrun.bench.tune.search import Improvement, Ratio, SearchResult, Step, Trial
+from llmrun.gguf.header import Header
 from llmrun.planning.tuned import Profile, TunedSettings
 from llmrun.protocol.codec import as_dict
+from llmrun.protocol.sizes import readable_size
 from llmrun.protocol.speculation import StepTime
+from llmrun.quantize.fast_copy import FastCopy
+from llmrun.quantize.source import model_stem
 from llmrun.ui.terminal.activity import StatusLine
 from llmrun.ui.terminal.format import rate, seconds
 from llmrun.ui.terminal.output import Output
@@ -148,7 +152,21 @@ def step_words(times: Sequence[StepTime]) -> str:
     return f"steps of {rows} rows take {ratios} times as long as one of 1"
 
 
-def as_json(name: str, outcome: TuneOutcome, steps: Sequence[StepTime] = ()) -> dict[str, Any]:
+def show_fast_copy(output: Output, name: str, header: Header, copy: FastCopy) -> None:
+    """Print the command that makes the copy, its price, and how to measure its loss."""
+    file = f"{model_stem(header.path)}-{copy.type}.gguf"
+    output.note(
+        f"{header.quant} has no fast kernel for prompts on this processor. By its measured kernels, {copy.type} reads "
+        f"them ×{copy.prefill:.1f} as fast and decodes at ×{copy.decode:.2f} of the speed, with "
+        f"{readable_size(copy.n_bytes)} of weights instead of {readable_size(header.weight_bytes)}. To make that file "
+        f"and measure what it loses: llmrun quantize {shlex.quote(name)} --type {copy.type}; "
+        f"llmrun evaluate {shlex.quote(file)} --reference {shlex.quote(name)}"
+    )
+
+
+def as_json(
+    name: str, outcome: TuneOutcome, steps: Sequence[StepTime] = (), copy: FastCopy | None = None
+) -> dict[str, Any]:
     """Return the whole outcome as JSON data."""
     found = outcome.found
     return {
@@ -162,6 +180,7 @@ def as_json(name: str, outcome: TuneOutcome, steps: Sequence[StepTime] = ()) -> 
         "tuned": [each.to_json() for each in found.compared],
         "unsure": [each.to_json() for each in found.unsure],
         "tried": [as_dict(each) for each in found.tried],
+        "fast_copy": copy._asdict() if copy is not None else None,
         "step_times": [each._asdict() for each in steps],
         "warnings": [as_dict(each) for each in outcome.warnings],
     }

@@ -28,9 +28,10 @@ from llmrun.planning.settings import TunableSettings
 from llmrun.planning.tuned import Profile, TunedSettings, choose, forget, remember, remembered, summaries
 from llmrun.protocol.jobs.bench import BenchTest
 from llmrun.protocol.loading import Load
+from llmrun.quantize.fast_copy import FastCopy
 from llmrun.runner.launch import launch
 from llmrun.ui.terminal.output import Output
-from llmrun.ui.views.tune import TuneView, as_json, line_of, show_outcome, step_words
+from llmrun.ui.views.tune import TuneView, as_json, line_of, show_fast_copy, show_outcome, step_words
 
 FAKE_ENGINE = Path(__file__).parents[2] / "support/fake_engine.py"
 GIB = 1 << 30
@@ -274,6 +275,17 @@ def test_table() -> None:
     assert gain == "tiny: prefill ×1.67, decode ×1.10 of the defaults"
     assert "--forget" in stderr.getvalue()
     assert "meanwhile other programs used 1.5 of 2 cores" in stderr.getvalue()
+
+
+def test_a_copy_for_fast_prompts_is_shown_with_its_commands(tmp_path: Path) -> None:
+    found = read_header(write(tmp_path / "Tiny-1B.Q4_1.gguf", tiny_model({"general.file_type": 3})))
+    out, _, stderr = output()
+    show_fast_copy(out, "tiny", found, FastCopy("Q8_0", 143_000_000, 2.66, 0.98))
+    text = " ".join(stderr.getvalue().split())
+    assert "reads them ×2.7 as fast and decodes at ×0.98 of the speed" in text
+    assert "llmrun quantize tiny --type Q8_0; llmrun evaluate Tiny-1B-Q8_0.gguf --reference tiny" in text
+    assert as_json("tiny", outcome())["fast_copy"] is None
+    assert as_json("tiny", outcome(), (), FastCopy("Q8_0", 1, 2.0, 1.0))["fast_copy"]["prefill"] == 2.0
 
 
 def test_what_can_change_a_greedy_answer_is_said() -> None:

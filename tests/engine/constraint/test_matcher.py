@@ -111,6 +111,21 @@ def test_a_grammar_that_takes_too_long_to_read_is_given_up(monkeypatch: pytest.M
     compile_grammar(read_json_schema('{"const": 1}'), FakeVocabulary())
 
 
+def test_a_grammar_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    vocabulary, compiled = FakeVocabulary(), list[str]()
+    compiler = matcher._compiled
+    monkeypatch.setattr(matcher, "_compiled", lambda *given: compiled.append(given[1]) or compiler(*given))
+    schema = read_json_schema('{"enum": ["ab", "ac"]}')
+    one, other = compile_grammar(schema, vocabulary), compile_grammar(schema, vocabulary)
+    assert len(compiled) == 1
+    one.accept(ord('"'))
+    assert follows(other, '"ab"'), "another answer is at its own place"
+    for number in range(matcher._MAX_COMPILED):
+        compile_grammar(read_json_schema(f'{{"const": {number}}}'), vocabulary)
+    compile_grammar(schema, vocabulary)
+    assert len(compiled) == 2 + matcher._MAX_COMPILED
+
+
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_gbnf_allows_what_it_says(name: str, plain: FakeVocabulary) -> None:
     text, good, bad = GRAMMARS[name]

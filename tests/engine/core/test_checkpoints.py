@@ -71,6 +71,29 @@ def test_where_a_turn_ends(prompt: list[int], length: int) -> None:
     assert turn_end(prompt, lambda token: token == END) == length
 
 
+def test_one_in_several_places_is_removed_from_all_of_them() -> None:
+    elsewhere: list[Checkpoint] = []
+    checkpoints = Checkpoints(CONTEXT, [0, 1], offloaded=lambda: [elsewhere], limit=30)
+    add(checkpoints, 0, 10, 100)
+    checkpoints.copy(0, 1, 100)
+    elsewhere += checkpoints.of(0)
+    add(checkpoints, 1, 200)
+    assert checkpoints.n_bytes == 30
+    add(checkpoints, 0, 300)
+    assert [lengths(checkpoints, slot) for slot in (0, 1)] == [[100, 300], [100, 200]]
+    assert [each.length for each in elsewhere] == [100]
+
+
+@pytest.mark.parametrize("has_checkpoints", [False, True])
+def test_a_conversation_whose_answers_come_back_changed_keeps_its_slot(has_checkpoints: bool) -> None:
+    talk = Conversation(hashed, n_ctx=400, n_seq_max=4, cuts=not has_checkpoints, has_checkpoints=has_checkpoints)
+    prompt = "a" * 40
+    for turn in range(5):
+        talk.answer(f"{prompt}?", SAMPLING, most=4)
+        prompt += f"{turn}" * 40
+    assert len([tokens for tokens in talk.engine._slots.cached.values() if tokens]) == 1
+
+
 def test_another_end_costs_the_tokens_from_the_last_checkpoint() -> None:
     talk = Conversation(hashed, n_ctx=400, cuts=False, has_checkpoints=True)
     talk.answer("a" * 200, SAMPLING, most=4)
@@ -99,3 +122,14 @@ def test_random_conversations_are_answered_as_alone(seed: int, slots: int, exact
         alone = Conversation(hashed, n_ctx=300)
         text = alone.answer(prompt, SAMPLING, most=9)[0]
         assert text.startswith(talk.text(request))
+
+
+@pytest.mark.parametrize(("n_bytes", "expected"), [(1 << 10, [8, 16, 24, 32]), (33 << 20, [8, 32])])
+def test_large_ones_are_rarer(n_bytes: int, expected: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    context = FakeContext(hashed, has_checkpoints=True)
+    monkeypatch.setattr(context, "n_batch", 8)
+    monkeypatch.setattr(context, "checkpoint", lambda slot: bytearray(n_bytes))
+    checkpoints = Checkpoints(context, [0])
+    for length in range(8, 40, 8):
+        checkpoints.record(0, length, 100)
+    assert lengths(checkpoints, 0) == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,8 @@ import pytest
 from support.conversation import Conversation
 from support.fake_context import END, endless, hashed, scripted
 
-from llmrun.engine.llama.base import Aborted, CacheFull, DecodeError
+from llmrun import _native
+from llmrun.engine.llama.base import Aborted, CacheFull, DecodeError, RunLimit
 from llmrun.protocol.messages import Event, Failed, Finished, Stats
 from llmrun.protocol.params import SamplingParams
 
@@ -29,15 +31,9 @@ def answered(talk: Conversation, *, in_runs: bool, **asked: Any) -> list[Event]:
     asked.setdefault("sampling", SamplingParams(temperature=0, seed=1))
     talk.ask("Hi", **asked)
     events: list[Event] = []
-    count = 0
-
-    def continues(now: float) -> bool:
-        nonlocal count
-        count += 1
-        return count % 7 > 0
-
+    limit = RunLimit(7, math.inf, _native.CancelFlag())
     while talk.engine.busy:
-        events += talk.engine.step(continues if in_runs else None)
+        events += talk.engine.step(limit if in_runs else None)
     slots = talk.engine._slots
     assert {slot: talk.context.cached(slot) for slot in slots.cached} == slots.cached
     assert slots.budget.used == talk.context.n_used

@@ -130,7 +130,7 @@ def test_a_state_that_is_refused_is_computed_again() -> None:
 def test_the_prefix_that_knows_most_is_found() -> None:
     stowed = HostPrefixCache()
     short, long, salted = (
-        HostPrefix(tokens, bytearray(b"x"), salt, len(tokens), False)
+        HostPrefix(tokens, bytearray(b"x"), salt, len(tokens), False, [])
         for tokens, salt in (([1, 2], ""), ([1, 2, 3], ""), ([1, 2, 3, 4], "mine"))
     )
     for prefix in (short, long, salted):

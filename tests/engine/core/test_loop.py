@@ -210,12 +210,12 @@ def test_more_requests_than_slots_wait_in_order() -> None:
 
 
 def test_what_is_prefilled_soon_is_prefilled_in_few_steps() -> None:
-    """A second for a batch of 500: 300 more would take less than one, so a quarter of a second is spent at once."""
+    """A second for a batch of 500: 240 more take less than half of one, so a quarter of a second is spent at once."""
     talk = Conversation(hashed, n_ctx=1000, n_seq_max=2, n_batch=512)
     talk.ask("a" * 500, most=9, request=1)
     for _ in range(3):
         talk.events += talk.engine.step()
-    talk.ask("x" * 300, most=2, request=2)
+    talk.ask("x" * 240, most=2, request=2)
     seen = len(talk.context.calls)
     talk.run()
     assert [entry.sequence_id for entry in talk.context.calls[seen]] == [0] + [1] * 119
@@ -231,7 +231,8 @@ def test_a_long_prefill_does_not_hold_up_decoding() -> None:
     seen = len(talk.context.calls)
     talk.run()
     beside = [[entry.sequence_id for entry in batch] for batch in talk.context.calls[seen : seen + 4]]
-    assert beside == [[0] + [1] * 63] + [[0] + [1] * 8] * 3, "a batch took a whole second"
+    sizes = [64, 24, 16, 9]
+    assert beside == [[0] + [1] * (size - 1) for size in sizes], "a batch took a whole second"
     assert len(talk.context.calls[seen + 4]) == 512
 
 

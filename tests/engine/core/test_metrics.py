@@ -77,6 +77,17 @@ def test_how_many_tokens_go_through_in_a_time() -> None:
     rate.record(1500, 1.0)
     assert rate.tokens_within(0.1) == 96
     assert rate.tokens_within(1.0) == 1000
-    rate.record(1, 10.0)
-    rate.record(1, 0.0)
+    rate.record(8, 80.0)
+    rate.record(8, 80.0)
     assert rate.tokens_within(1e-9) == PrefillRate.MIN_TOKENS == 8
+
+
+def test_decoding_sequences_do_not_lower_the_prefill_rate() -> None:
+    rate = PrefillRate()
+    rate.record(0, 0.5, n_decoding=2)
+    rate.record(500, 1.5, n_decoding=2)
+    assert rate.tokens_within(0.1) == 48
+    rate = PrefillRate()
+    rate.record(0, 9.0, n_decoding=2)
+    rate.record(500, 2.0, n_decoding=2)
+    assert rate.tokens_within(0.1) == 96, "a slow step takes at most three quarters of the time"

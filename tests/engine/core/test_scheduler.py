@@ -49,7 +49,7 @@ def test_a_batch_is_as_large_as_is_worthwhile_where_that_is_no_long_pause() -> N
     assert mixed_tokens(rate, 5000) == 48
     assert mixed_tokens(rate, 5000, PIECE) == PIECE
     assert mixed_tokens(rate, 5000, 200) == 48, "that would be a pause of 0.4 seconds"
-    assert mixed_tokens(rate, 400, PIECE) == 120, "all is over soon"
+    assert mixed_tokens(rate, 240, PIECE) == 120, "all is over soon"
 
 
 def test_random_loads() -> None:

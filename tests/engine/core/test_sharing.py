@@ -226,3 +226,17 @@ def test_exact_answers_reuse_only_whole_batches_of_a_prompt() -> None:
     assert talk.started().reused_tokens == 64
     talk.answer("x" * 64, SAMPLING, most=5)
     assert talk.started().reused_tokens == 0, "the last token is computed in the batch that it was in"
+
+
+def test_a_request_names_the_first_difference_from_a_cached_prompt() -> None:
+    talk = Conversation(hashed, n_ctx=600, n_seq_max=3, unified=True)
+    system = "s" * 100
+    differences = []
+    for prompt in (f"{system} Monday. Hi", f"{system} Tuesday. Hi", f"{system} Tuesday. Hi, you"):
+        talk.answer(prompt, SAMPLING, most=1)
+        differences.append(talk.started().difference)
+    assert differences[0] is differences[2] is None
+    assert differences[1] is not None
+    position, cached, now = differences[1]
+    assert position == len(f"{system} ")
+    assert (cached[:6], now[:7]) == ("Monday", "Tuesday")

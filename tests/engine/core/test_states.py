@@ -139,3 +139,20 @@ def test_the_key_of_a_model_tells_contents_apart(tmp_path: Path) -> None:
     copy = tmp_path / "c.gguf"
     copy.write_bytes(a.read_bytes())
     assert model_key(a) == model_key(copy) != model_key(b)
+
+
+def test_checkpoints_are_saved_with_their_state(store: KVStore) -> None:
+    store.save([1, 2, 3, 4], b"state", [(2, b"two"), (3, b"three")])
+    saved = SavedState([1, 2, 3, 4], b"state", ((2, b"two"), (3, b"three")))
+    assert store.find([1, 2, 9], longer_than=1, cuts=False) == saved
+    assert store.find([1, 9], longer_than=0, cuts=False) is None
+    assert store.find([1, 9], longer_than=0) == saved
+
+
+def test_a_state_that_no_checkpoint_replaces_stays(store: KVStore) -> None:
+    store.save([1], b"state", [(1, b"one")])
+    store.save([1, 2, 3], b"state", [(2, b"two")])
+    assert store.find([1, 9], longer_than=0, cuts=False) == SavedState([1], b"state", ((1, b"one"),))
+    found = store.find([1, 2, 9], longer_than=1, cuts=False)
+    assert found is not None
+    assert found.checkpoints == ((2, b"two"),)

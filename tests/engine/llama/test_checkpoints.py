@@ -11,10 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf import GGUFReader
-from support.architectures import Case, answers
-from support.gguf_copy import like
-from support.tiny_models import ARCHITECTURES, N_LAYERS, WINDOW
+from support.hybrid_models import CASES, write_models
 
 from llmrun import _native
 from llmrun.engine.core.loop import Engine
@@ -26,58 +23,20 @@ from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import Failed, Finished
 from llmrun.protocol.params import Limits, SamplingParams
 
-HYBRIDS = ("lfm2", "qwen35", "qwen35moe", "granitehybrid", "nemotron_h", "jamba", "mamba2")
-WINDOWED = ("gemma3", "gpt-oss")
-CASES = {
-    **{name: Case(name, ARCHITECTURES[name]) for name in (*HYBRIDS, *WINDOWED, "llama")},
-    # As many values as heads times their length.
-    "qwen35": Case("qwen35", {"ssm.inner_size": 32}),
-    "qwen35moe": Case("qwen35moe", {**ARCHITECTURES["qwen35moe"], "ssm.inner_size": 32}),
-    # A recurrent layer, attention, a recurrent layer, a feed-forward layer.
-    "nemotron_h": Case("nemotron_h", {"attention.head_count_kv": [0, 1, 0, 0], "feed_forward_length": [0, 0, 0, 64]}),
-}
-OPTIONAL = {
-    "qwen35": {"attn_qkv.weight": (64, 32), "attn_gate.weight": (32, 32)},
-    "granitehybrid": {"ssm_conv1d.bias": (96,)},
-    "nemotron_h": {"ssm_conv1d.bias": (96,)},
-}
-OPTIONAL["qwen35moe"] = OPTIONAL["qwen35"]
-"""Tensors of a recurrent layer that llama.cpp loads a model without, and dies of at its first batch."""
 N_CTX, N_BATCH, END = 2048, 64, 2
 GREEDY = SamplingParams(temperature=0)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny")
-    usual = {"block_count": N_LAYERS, "attention.sliding_window": WINDOW}
-    cases = {name: case._replace(settings={**usual, **case.settings}) for name, case in CASES.items()}
-    answers(folder, cases)
-    return folder
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return write_models(tmp_path_factory.mktemp("tiny"), tuple(CASES))
 
 
 @pytest.fixture(scope="module", params=CASES)
-def model(request: pytest.FixtureRequest, folder: Path) -> Iterator[LlamaModel]:
-    path = with_weights(folder / f"{request.param}.gguf", request.param)
-    loaded = LlamaModel(str(path), 0, _native.CancelFlag())
+def model(request: pytest.FixtureRequest, files: dict[str, Path]) -> Iterator[LlamaModel]:
+    loaded = LlamaModel(str(files[request.param]), 0, _native.CancelFlag())
     yield loaded
     loaded.close()
-
-
-def with_weights(path: Path, architecture: str) -> Path:
-    """A copy with random weights instead of zeros, under which a wrong state would change nothing."""
-    generator = np.random.default_rng(1)
-    shapes = {tensor.name: tensor.data.shape for tensor in GGUFReader(path).tensors}
-    recurrent = {name.rpartition("ssm_")[0] for name in shapes if ".ssm_conv1d.weight" in name}
-    for prefix in recurrent:
-        shapes |= {f"{prefix}{name}": shape for name, shape in OPTIONAL.get(architecture, {}).items()}
-    tensors = {name: generator.normal(0, 0.2, shape) for name, shape in shapes.items()}
-    for name, values in tensors.items():
-        if name.endswith("ssm_a"):
-            tensors[name] = -np.abs(values) - 0.1  # a decay
-        elif name.endswith("norm.weight"):
-            tensors[name] = values + 1
-    return like(path, path.with_suffix(".random.gguf"), architecture, {}, tensors)
 
 
 @contextmanager
@@ -124,11 +83,11 @@ def test_a_turn_costs_its_own_length_when_the_answer_comes_back_changed(model: L
     """As a chat whose template drops the reasoning of earlier turns."""
     with engine(model) as talk:
         conversation = [*tokens(1, 300), END]
-        for turn in range(6):
+        for turn in range(20):
             prompt = [*conversation, *tokens(99, 4)]  # the same words begin each answer
             found, ended = ask(talk, prompt, request=turn)
             if turn:
-                assert computed(ended) <= 90
+                assert computed(ended) <= 30 + 20 + 1 + 4 + 1
             ask(talk, prompt, 20, request=100 + turn)
             conversation += [*tokens(10 + turn, 30), *tokens(50 + turn, 20), END]
         assert_as_fresh(model, found, prompt)
@@ -145,6 +104,18 @@ def test_a_prompt_with_another_end(model: LlamaModel, length: int) -> None:
         assert_as_fresh(model, found, changed)
 
 
+def test_an_early_change_after_another_conversation_came_between(model: LlamaModel) -> None:
+    """As an agent's old result that is cleared after a title request: the conversation was in host memory."""
+    with engine(model, parallel=3) as talk:
+        first = tokens(3, 400)
+        ask(talk, first, 8)
+        ask(talk, tokens(9, 80), 8, request=2)
+        changed = [*first[:150], *tokens(4, 50)]
+        found, ended = ask(talk, changed, request=3)
+        assert computed(ended) <= 50 + N_BATCH + 1
+        assert_as_fresh(model, found, changed)
+
+
 def test_conversations_that_alternate_over_one_system_prompt(model: LlamaModel) -> None:
     system = tokens(5, 500)
     with engine(model, parallel=3) as talk:
@@ -155,6 +126,17 @@ def test_conversations_that_alternate_over_one_system_prompt(model: LlamaModel) 
             if request > 2:  # from the second one on, it is known where they differ
                 assert computed(ended) <= 41
         found, _ = ask(talk, prompt, request=20)
+        assert_as_fresh(model, found, prompt)
+
+
+def test_a_second_conversation_computes_its_own_words_only(model: LlamaModel) -> None:
+    """The system prompt ends where the first turn ends."""
+    system = [*tokens(5, 300), END]
+    with engine(model, parallel=3) as talk:
+        ask(talk, [*system, *tokens(6, 40), END, *tokens(99, 4)], 4)
+        prompt = [*system, *tokens(7, 40), END, *tokens(99, 4)]
+        found, ended = ask(talk, prompt, request=2)
+        assert computed(ended) <= 45
         assert_as_fresh(model, found, prompt)
 
 
@@ -179,3 +161,20 @@ def test_a_saved_prompt_is_found_after_a_restart(model: LlamaModel, tmp_path: Pa
         found, ended = ask(talk, prompt)
         assert computed(ended) <= 5
         assert_as_fresh(model, found, prompt)
+
+
+def test_a_parked_conversation_is_found_after_a_restart(model: LlamaModel, tmp_path: Path) -> None:
+    """Both its next turn and another conversation with its system prompt go on from what an idle engine saved."""
+    store, system = KVStore(tmp_path, "key", 1 << 30), [*tokens(5, 300), END]
+    first = [*system, *tokens(6, 40), END, *tokens(99, 4)]
+    second = [*first, *tokens(8, 30), END, *tokens(9, 30), END, *tokens(99, 4)]
+    with engine(model, store, parallel=3) as talk:
+        ask(talk, first, 8)
+        ask(talk, second, 8, request=2)
+        talk[0].save_parked()
+        talk[0]._slots.saver.wait()
+    for prompt in ([*second, *tokens(10, 30), END, *tokens(99, 4)], [*system, *tokens(7, 40), END, *tokens(99, 4)]):
+        with engine(model, store, parallel=3) as talk:
+            found, ended = ask(talk, prompt)
+            assert computed(ended) <= 45
+            assert_as_fresh(model, found, prompt)

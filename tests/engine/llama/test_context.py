@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import random
 import threading
 from collections.abc import Iterator
@@ -18,12 +19,14 @@ from support.hf_writer import files_of, write
 
 from llmrun import _native
 from llmrun.convert.job import convert_folder
+from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.llama import context as context_module
-from llmrun.engine.llama.base import ALLOCATING, Aborted, CacheFull, DecodeError, Entry
+from llmrun.engine.llama.base import ALLOCATING, Aborted, CacheFull, DecodeError, Entry, RunLimit
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.errors import OutOfMemoryError
 from llmrun.protocol.loading import Load
+from llmrun.protocol.params import SamplingParams
 
 STEP = 256  # llama.cpp's caches are multiples of this
 
@@ -477,3 +480,38 @@ def test_the_smallest_windows(tmp_path: Path) -> None:
         assert context.n_batch == 32
         context.decode(entries([3] * 32))
     model.close()
+
+
+def test_a_run_gives_the_tokens_of_single_steps(model: LlamaModel) -> None:
+    """Also when the cache has to grow meanwhile."""
+    prompt, answers = tokens(1, 200), list[list[int]]()
+    for in_runs in (False, True):
+        sampler = SequenceSampler(SamplingParams(seed=3), model.vocabulary, prompt)
+        with opened(model, n_ctx=2 * STEP) as context:
+            read(context, prompt)
+            answer = [sampler.sample(context.logits(-1))]
+            limit = RunLimit(30 if in_runs else 1, math.inf, _native.CancelFlag())
+            while len(answer) < 120:
+                first = Entry(answer[-1], len(prompt) + len(answer) - 1, 0, True)
+                if in_runs:
+                    run = context.run(first, sampler.native, limit)
+                    assert run.is_sampled
+                    assert run.failure is None
+                    assert [fed for fed, *_ in run.steps] == [answer[-1], *(token for _, token, *_ in run.steps[:-1])]
+                    answer += [token for _, token, *_ in run.steps]
+                else:
+                    context.decode([first])
+                    answer.append(sampler.sample(context.logits(0)))
+            assert context.room == 2 * STEP
+        answers.append(answer[:120])
+    assert answers[0] == answers[1]
+
+
+def test_a_cancel_ends_a_run(model: LlamaModel) -> None:
+    sampler = SequenceSampler(SamplingParams(seed=3), model.vocabulary)
+    with opened(model) as context:
+        model.flag.set()
+        run = context.run(Entry(5, 0, 0, True), sampler.native, RunLimit(9, math.inf, _native.CancelFlag()))
+        model.flag.clear()
+    assert run.steps == []
+    assert isinstance(run.failure, Aborted)

@@ -93,6 +93,24 @@ def test_the_rewritten_conversation(template: str, conversation: str, expected: 
     assert prompt(template, *CONVERSATIONS[conversation]) == expected
 
 
+@pytest.mark.parametrize(
+    ("template", "conversation", "rewritten"),
+    [
+        ("takes all", "system text later", ()),
+        ("one system prompt (Qwen3.5)", "system text later", ("system",)),
+        ("alternating (Mistral)", "system text last", ("neighbours", "system")),
+        ("alternating (Mistral)", "an answer first", ("opening",)),
+        ("no result without a call (gpt-oss)", "a result without a call", ("calls",)),
+        ("without tools", "a call first", ("opening", "tools")),
+    ],
+)
+def test_what_was_rewritten_is_told_once(template: str, conversation: str, rewritten: tuple[str, ...]) -> None:
+    compiled = ChatTemplate(TEMPLATES[template], bos="<s>", eos="</s>")
+    for expected in (rewritten, ()):
+        compiled.render(CONVERSATIONS[conversation], ControlTexts(()), tools=TOOLS if has_tools(conversation) else ())
+        assert compiled.new_rewritings() == expected
+
+
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_a_growing_conversation_keeps_its_prefix(template: str) -> None:
     reminder = Message("system", "tokens left: 1000")

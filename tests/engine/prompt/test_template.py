@@ -17,6 +17,7 @@ from datetime import datetime, tzinfo
 import pytest
 from support.effort import loops
 
+from llmrun.engine.prompt import sandbox
 from llmrun.engine.prompt import template as module
 from llmrun.engine.prompt.template import MAX_TEMPLATE_CHARACTERS, NAMED, ChatTemplate, ControlTexts, Part, RenderLimits
 from llmrun.errors import BadTemplateError, LlmrunError
@@ -455,7 +456,7 @@ def test_a_busy_machine_is_not_the_templates_fault(monkeypatch: pytest.MonkeyPat
             return cls(2026, 1, 2)
 
     monkeypatch.setattr(module, "MAX_RENDER_SECONDS", 0.05)
-    monkeypatch.setattr(module, "datetime", Clock)
+    monkeypatch.setattr(sandbox, "datetime", Clock)
     assert joined(render("{{ strftime_now('%Y') }}", user("Hi"))) == "2026"
 
 

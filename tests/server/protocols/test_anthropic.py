@@ -110,7 +110,7 @@ def test_claude_code() -> None:
     assert request.messages == (
         Message("system", "You are a coder."),
         Message("user", "Weather?\nRome."),
-        Message("assistant", "Let me see.", (ToolCall("toolu_1", "weather", '{"city": "Rome"}'),)),
+        Message("assistant", "Let me see.", (ToolCall("toolu_1", "weather", '{"city": "Rome"}'),), reasoning="Hm."),
         Message("tool", "Sun", tool_call_id="toolu_1", name="weather"),
         Message("user", "And?"),
     )
@@ -178,6 +178,7 @@ def test_structured_output(said: dict[str, Any]) -> None:
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id"),
         ({"messages": [{"role": "assistant", "content": "Well,"}]}, "last message"),
         ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": None}, "max_tokens is missing"),
         ({"max_tokens": "many"}, "max_tokens"),
         ({"system": 5}, "system"),
         ({"temperature": -1}, "temperature"),
@@ -219,11 +220,13 @@ def test_a_stream_of_thoughts_and_text() -> None:
     )
     assert [event["type"] for event in events(data)] == [
         "ping", "message_start",
-        "content_block_start", "content_block_delta", "content_block_stop",
+        "content_block_start", "content_block_delta", "content_block_delta", "content_block_stop",
         "content_block_start", "content_block_delta", "content_block_delta", "content_block_stop",
         "message_delta", "message_stop",
     ]  # fmt: skip
     message = as_their_client_reads(data)
+    assert message.content[0].type == "thinking"
+    assert message.content[0].signature, "clients send back no reasoning without a signature"
     assert [(block.type, getattr(block, "thinking", getattr(block, "text", None))) for block in message.content] == [
         ("thinking", "Hm."),
         ("text", "Hello"),

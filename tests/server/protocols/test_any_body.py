@@ -17,7 +17,7 @@ from llmrun.server.protocols import anthropic, ollama, openai_chat, openai_respo
 
 HELLO = [{"role": "user", "content": "Hello"}]
 READERS: dict[str, tuple[Callable[[Mapping[str, Any]], CompletionRequest], dict[str, Any]]] = {
-    "anthropic": (anthropic.read, {"messages": HELLO}),
+    "anthropic": (anthropic.read, {"messages": HELLO, "max_tokens": 9}),
     "ollama chat": (ollama.read_chat, {"messages": HELLO}),
     "ollama generate": (ollama.read_generate, {"prompt": "Hello"}),
     "openai chat": (openai_chat.read, {"messages": HELLO}),
@@ -31,7 +31,8 @@ KEYS = (
     "tool_use_id", "id", "format", "response_format", "json_schema", "schema", "options", "stop",
     "stop_sequences", "max_tokens", "num_predict", "keep_alive", "temperature", "top_k", "seed", "logit_bias",
     "thinking", "think", "reasoning", "stream", "n", "grammar", "raw", "strict", "tool_call_id", "images",
-    "top_logprobs", "logprobs", "budget_tokens", "num_ctx", "instructions", "is_error", "speculate",
+    "top_logprobs", "logprobs", "budget_tokens", "num_ctx", "effort", "echo", "suffix",
+    "chat_template_kwargs", "instructions", "is_error", "speculate",
 )  # fmt: skip
 TEXTS = (
     "user", "assistant", "system", "tool", "text", "function", "tool_use", "tool_result", "input_text",

@@ -24,6 +24,7 @@ from llmrun.server.answer_parts import (
     Writer,
 )
 from llmrun.server.protocols import ollama as ours
+from llmrun.server.protocols import ollama_models
 from llmrun.server.protocols.ollama_models import VERSION, ModelDescription, RunningModel, running, show, tags
 
 HELLO = {"model": "smollm2", "messages": [{"role": "user", "content": "Hello"}]}
@@ -110,7 +111,13 @@ def test_format() -> None:
 
 @pytest.mark.parametrize(("said", "thinking"), [(True, True), (False, False), ("high", True), (None, None)])
 def test_think(said: object, thinking: bool | None) -> None:
-    assert ours.read_chat({**HELLO, "think": said}).request.thinking is thinking
+    assert ours.read_chat({**HELLO, "think": said}).request.thinks is thinking
+
+
+def test_reasoning_in_the_history() -> None:
+    said = {"role": "assistant", "content": "Hi", "thinking": "Hm."}
+    asked = ours.read_chat({"model": "m", "messages": [said, {"role": "user", "content": "And?"}]}).request
+    assert asked.messages[0] == Message("assistant", "Hi", reasoning="Hm.")
 
 
 def test_generate() -> None:
@@ -118,6 +125,8 @@ def test_generate() -> None:
     assert asked.request.messages == (Message("system", "Be short."), Message("user", "Why?"))
     raw = ours.read_generate({"model": "m", "prompt": "def f(", "raw": True, "suffix": ""}).request
     assert (raw.prompt, raw.messages) == ("def f(", ())
+    gap = ours.read_generate({"model": "m", "prompt": "def f(", "suffix": ")"}).request
+    assert (gap.prompt, gap.suffix) == ("def f(", ")")
 
 
 @pytest.mark.parametrize(
@@ -161,7 +170,7 @@ def test_what_is_refused_is_named(wrong: dict[str, Any], words: str) -> None:
         ours.read_chat({**HELLO, **wrong})
 
 
-@pytest.mark.parametrize("wrong", [{"suffix": ")"}, {"template": "{{ .Prompt }}"}, {"images": ["aGk="]}])
+@pytest.mark.parametrize("wrong", [{"template": "{{ .Prompt }}"}, {"images": ["aGk="]}])
 def test_what_generate_refuses(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(wrong))):
         ours.read_generate({"model": "m", "prompt": "f(", **wrong})
@@ -302,3 +311,12 @@ def test_show_has_what_vs_code_reads() -> None:
 
 def test_the_version_is_one_that_vs_code_takes() -> None:
     assert tuple(map(int, VERSION["version"].split("."))) >= (0, 6, 4)
+
+
+def test_tags_have_what_zed_parses() -> None:
+    """Its structs LocalModelListing and ModelDetails: a missing field, or one of another type, empties the list."""
+    listing = {"name": str, "modified_at": str, "size": int, "digest": str, "details": dict}
+    details = {"format": str, "family": str, "families": list, "parameter_size": str, "quantization_level": str}
+    (model,) = ollama_models.tags([ollama_models.ModelDescription("m:q", 0.5, 9, "d", "llama", "1B", "Q4_0")])["models"]
+    assert {name: type(model[name]) for name in listing} == listing
+    assert {name: type(model["details"][name]) for name in details} == details

@@ -108,11 +108,31 @@ def test_grammars_exclude_each_other_and_must_be_right() -> None:
 
 
 def test_thinking_and_log_probabilities() -> None:
-    assert read({**USER, "reasoning_effort": "none"}).request.thinking is False
+    assert read({**USER, "reasoning_effort": "none"}).request.thinks is False
+    assert read({**USER, "reasoning_effort": "low"}).request.reasoning_effort == "low"
+    with pytest.raises(UsageError, match="reasoning_effort must be one of"):
+        read({**USER, "reasoning_effort": "huge"})
     assert read({**USER, "chat_template_kwargs": {"enable_thinking": True}}).request.thinking is True
     assert read(USER).request.logprobs is None
     assert read({**USER, "logprobs": True}).request.logprobs == 0
     assert read({**USER, "logprobs": True, "top_logprobs": 3}).request.logprobs == 3
+
+
+def test_variables_of_the_chat_template() -> None:
+    given = {"enable_thinking": False, "reasoning_effort": "no_think", "levels": [1, {"a": None}]}
+    request = read({**USER, "chat_template_kwargs": given}).request
+    assert (request.thinks, request.reasoning_effort) == (False, None)
+    assert json.loads(request.template_variables) == {"reasoning_effort": "no_think", "levels": [1, {"a": None}]}
+    with pytest.raises(UsageError, match=r"chat_template_kwargs\.messages can't be set"):
+        read({**USER, "chat_template_kwargs": {"messages": []}})
+    with pytest.raises(UsageError, match="too long"):
+        read({**USER, "chat_template_kwargs": {"x": "y" * 70_000}})
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_reasoning_in_the_history(name: str) -> None:
+    said = {"role": "assistant", "content": "Hi", name: "Hm."}
+    assert read({"messages": [said, *USER["messages"]]}).request.messages[0].reasoning == "Hm."
 
 
 def test_tools_and_their_choice() -> None:
@@ -223,6 +243,27 @@ def test_why_an_answer_ended(reason: str, told: str) -> None:
     assert written.whole()["choices"][0]["finish_reason"] == told
 
 
+def test_a_whole_answer_has_no_cut_call() -> None:
+    written = writer(USER, ENVELOPE)
+    for part in (
+        CallStarted(0, 0, "c1", "f"), CallArguments(0, 0, "{}"), CallStarted(0, 1, "c2", "f"),
+        CallArguments(0, 1, '{"a": '), ResponseFinished(0, "length", Stats()),
+    ):  # fmt: skip
+        written.feed(part)
+    (choice,) = written.whole()["choices"]
+    assert [call["id"] for call in choice["message"]["tool_calls"]] == ["c1"]
+    assert choice["finish_reason"] == "length"
+
+
+def test_allowed_tools_are_the_only_ones() -> None:
+    tools = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
+    group = {"mode": "required", "tools": [tools[1]]}
+    request = read({**USER, "tools": tools, "tool_choice": {"type": "allowed_tools", "allowed_tools": group}}).request
+    assert ([each.name for each in request.tools], request.tool_choice) == (["g"], "required")
+    with pytest.raises(UsageError, match="'custom' can't be used"):
+        read({**USER, "tools": tools, "tool_choice": {"type": "custom", "custom": {"name": "f"}}})
+
+
 def test_usage_tells_what_became_of_drafts() -> None:
     written = writer({**USER, "n": 2}, ENVELOPE)
     written.feed(ResponseFinished(0, "stop", Stats(drafted_tokens=10, accepted_tokens=7)))
@@ -270,11 +311,47 @@ def test_text_completions_have_the_old_log_probabilities() -> None:
     written = openai_text.writer(body, ENVELOPE)
     written.feed(AnswerText(0, "Hi", (TOKEN,)))
     assert written.whole()["choices"][0]["logprobs"] == {
-        "tokens": ["Hi"], "token_logprobs": [-0.5], "top_logprobs": [{"Ho": -1.5}]
+        "tokens": ["Hi"], "token_logprobs": [-0.5], "top_logprobs": [{"Ho": -1.5}],
+        "text_offset": [0],
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("body", [{}, {"prompt": ["a", "b"]}, {"prompt": [1, 2]}, {"prompt": "a", "suffix": "b"}])
+def test_offsets_count_characters_of_which_tokens_may_be_parts() -> None:
+    pieces = (b"H\xc3", b"\xa4", "€".encode(), b"!")
+    tokens = [TokenLogprob(piece.decode("utf-8", "replace"), tuple(piece), -0.5, ()) for piece in pieces]
+    written = openai_text.writer({"prompt": "Once", "logprobs": 1}, ENVELOPE)
+    streamed = b"".join(written.feed(AnswerText(0, "?", (token,))) for token in tokens)
+    offsets = [offset for chunk in chunks(streamed) for offset in chunk["choices"][0]["logprobs"]["text_offset"]]
+    assert offsets == [0, 1, 2, 3]
+
+
+def test_several_prompts_and_token_ids() -> None:
+    read_all = openai_text.read({"prompt": ["a", "b", [5, 6]], "n": 2, "max_tokens": 3})
+    prompts = [(each.prompt, each.prompt_tokens) for each in map(read_all.of_choice, range(read_all.n_choices))]
+    assert prompts == [("a", ())] * 2 + [("b", ())] * 2 + [("", (5, 6))] * 2
+    assert {each.limits.max_tokens for each in (read_all.request, *read_all.others)} == {3}
+    assert openai_text.read({"prompt": [5, 6]}).request.prompt_tokens == (5, 6)
+    assert openai_text.read({"prompt": "def f(", "suffix": ")"}).request.suffix == ")"
+
+
+def test_usage_is_that_of_all_prompts() -> None:
+    written = openai_text.writer({"prompt": ["a", "b"], "n": 2, "echo": True}, ENVELOPE)
+    for choice, tokens in enumerate((3, 3, 5, 5)):
+        written.feed(ResponseStarted(choice, tokens, 1))
+        written.feed(ResponseFinished(choice, "stop", Stats(completion_tokens=2)))
+    whole = written.whole()
+    assert (whole["usage"]["prompt_tokens"], whole["usage"]["completion_tokens"]) == (8, 8)
+    assert [choice["text"] for choice in whole["choices"]] == ["a", "a", "b", "b"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {}, {"prompt": []}, {"prompt": [[]]}, {"prompt": [[1, "a"]]}, {"prompt": ["a", 1]}, {"prompt": [1, "a"]},
+        {"prompt": [-1]}, {"prompt": ["a"] * 65}, {"prompt": "a", "echo": True, "logprobs": 1},
+        {"prompt": [1], "echo": True}, {"prompt": [1], "suffix": "b"},
+    ],
+)  # fmt: skip
 def test_text_completions_that_can_not_be_made(body: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         openai_text.read(body)

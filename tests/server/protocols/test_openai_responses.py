@@ -25,7 +25,7 @@ from llmrun.server.answer_parts import (
     ResponseFinished,
     ResponseStarted,
 )
-from llmrun.server.protocols.openai_responses import read, writer
+from llmrun.server.protocols.openai_responses import CompactionWriter, read, read_compact, writer
 
 HELLO: dict[str, Any] = {"model": "m", "input": "Hello"}
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -115,7 +115,26 @@ def test_a_string_is_a_question() -> None:
     asked = read({**HELLO, "max_output_tokens": 9, "temperature": 0.5, "reasoning": {"effort": "none"}})
     assert asked.request.messages == (Message("user", "Hello"),)
     assert (asked.request.limits, asked.sampling, asked.stream) == (Limits(9), {"temperature": 0.5}, False)
-    assert asked.request.thinking is False
+    assert asked.request.thinks is False
+
+
+def test_reasoning_belongs_to_what_follows_it() -> None:
+    def thought(text: str) -> dict[str, Any]:
+        return {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}]}
+
+    call = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": "{}"}
+    items = [
+        {"role": "user", "content": "Weather?"}, thought("One."), {"role": "assistant", "content": "Let me see."}, call,
+        {"type": "function_call_output", "call_id": "c1", "output": "Sun"}, thought("Two."),
+        call | {"call_id": "c2"}, {"type": "function_call_output", "call_id": "c2", "output": "Rain"},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "In short."}], "encrypted_content": "x"},
+        {"role": "assistant", "content": "Mixed."}, thought("Interrupted."), {"role": "user", "content": "So?"},
+    ]  # fmt: skip
+    messages = read({"model": "m", "input": items}).request.messages
+    assert [(each.role, each.reasoning, each.content) for each in messages] == [
+        ("user", "", "Weather?"), ("assistant", "One.", "Let me see."), ("tool", "", "Sun"), ("assistant", "Two.", ""),
+        ("tool", "", "Rain"), ("assistant", "In short.", "Mixed."), ("user", "", "So?"),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -159,8 +178,7 @@ def test_logprobs_are_asked_for_in_two_ways() -> None:
         ({"input": [{"content": "Hello"}]}, r"input\[0\].role"),
         ({"input": [{"type": "function_call", "name": "a", "arguments": "{}"}]}, r"input\[0\].call_id"),
         ({"input": [{"type": "function_call", "call_id": "c", "name": "a", "arguments": 5}]}, "arguments"),
-        ({"input": [{"type": "item_reference", "id": "i"}]}, "item_reference"),
-        ({"previous_response_id": "resp_0"}, "previous_response_id"),
+        ({"conversation": "conv_0"}, "conversation"),
         ({"max_output_tokens": 0}, "max_output_tokens|max_tokens"),
         ({"tool_choice": "some"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "name": "rain"}}, "rain"),
@@ -256,6 +274,16 @@ def test_an_answer_that_was_cut_off_is_incomplete() -> None:
     assert response.incomplete_details.reason == "max_output_tokens"
 
 
+def test_a_cut_call_is_incomplete() -> None:
+    parts = (*CALLS[:4], CallArguments(0, 1, '{"zone": "U'), ResponseFinished(0, "length", STATS))
+    response = Response.model_validate(events(streamed(ResponseStarted(0, 30, 10), *parts))[-1]["response"])
+    assert [(item.type, item.status) for item in response.output if item.type == "function_call"] == [
+        ("function_call", "completed"),
+        ("function_call", "incomplete"),
+    ]
+    assert response.status == "incomplete"
+
+
 def test_an_overflow_fails_with_the_code_that_codex_knows() -> None:
     made = writer(HELLO, ENVELOPE)
     (*_, failed) = events(made.begin() + made.error(ContextOverflowError("the prompt has 9 tokens", why="8 fit")))
@@ -324,3 +352,35 @@ def test_calls_have_the_names_of_the_client() -> None:
     assert (patch["type"], patch["name"], patch["input"]) == ("custom_tool_call", "apply_patch", "*** Begin\n")
     (done,) = [event for event in sent if event["type"] == "response.custom_tool_call_input.done"]
     assert done["input"] == "*** Begin\n"
+
+
+def test_encrypted_reasoning_comes_back_as_it_was() -> None:
+    body = {**HELLO, "include": ["reasoning.encrypted_content"], "store": False}
+    made = writer(body, ENVELOPE)
+    for part in (ReasoningText(0, "Hm."), AnswerText(0, "Hi"), ResponseFinished(0, "stop", STATS)):
+        made.feed(part)
+    thought, said = made.whole()["output"]
+    bare = {name: value for name, value in thought.items() if name != "content"}
+    messages = read({"model": "m", "input": [bare, said, {"role": "user", "content": "And?"}]}).request.messages
+    assert messages[0] == Message("assistant", "Hi", reasoning="Hm.")
+
+
+def test_what_was_asked_is_echoed() -> None:
+    asked = {
+        "temperature": 0.5, "top_p": 0.9, "max_output_tokens": 9, "metadata": {"a": "b"}, "tools": [TOOL],
+        "reasoning": {"effort": "low"}, "tool_choice": {"type": "function", "name": "weather"},
+    }  # fmt: skip
+    whole = writer({**HELLO, **asked}, ENVELOPE).whole()
+    assert {name: whole[name] for name in asked} == asked
+    Response.model_validate(whole)
+
+
+def test_a_conversation_is_compacted_to_an_item() -> None:
+    asked = read_compact({**HELLO, "tools": [TOOL], "stream": True})
+    assert (asked.request.tools, asked.stream, asked.request.messages[-1].role) == ((), False, "user")
+    made = CompactionWriter(HELLO, ENVELOPE)
+    for part in (ReasoningText(0, "Hm."), AnswerText(0, "They greeted."), ResponseFinished(0, "stop", STATS)):
+        made.feed(part)
+    (item,) = made.whole()["output"]
+    (message,) = read({"model": "m", "input": [item]}).request.messages
+    assert message == Message("user", "Summary of the conversation so far:\nThey greeted.")

@@ -18,6 +18,7 @@ from llmrun.bench.parameters import Case, bench_settings
 from llmrun.bench.results import BenchRow, Limit
 from llmrun.doctor.doctor import Finding
 from llmrun.protocol.jobs.bench import BenchTest
+from llmrun.server.registry import RunningServer, ServedRequest
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.tables import (
     CatalogueRow,
@@ -35,7 +36,7 @@ from llmrun.ui.terminal.tables import (
     show_table,
 )
 from llmrun.ui.views.bench import BenchView
-from llmrun.ui.views.serve import show_servers
+from llmrun.ui.views.serve import show_requests, show_servers
 
 INSTALLED = [
     InstalledRow("smollm2:135m", 98_900_000, "Q4_1", 7200.0, "hub cache"),
@@ -167,13 +168,12 @@ def test_a_narrow_terminal_splits_no_name() -> None:
 
 def test_a_terminal_too_narrow_for_a_table_gets_records() -> None:
     output = terminal(NO_COLOR="1", COLUMNS="40")
-    licence = "Llama 3.2 Community License"
-    show_catalogue(output, [CatalogueRow("qwen3-0.6b", "0.6B", "Q8_0", 639_000_000, licence, True, True)])
+    show_catalogue(output, [CatalogueRow("qwen3-0.6b", "0.6B", "Q8_0", 639_000_000, "MIT", True, True, 10**9, 5.0)])
     show_matches(output, [MatchRow("somebody/a-long-name-of-a-repository-GGUF", 12345, 6, "2026-10-01", True)])
     assert written(output).splitlines() == [
         "qwen3-0.6b",
-        "  parameters 0.6B, Q8_0, size 639.0 MB,",
-        "  Llama 3.2 Community License, here",
+        "  parameters 0.6B, size 639.0 MB,",
+        "  memory 1.0 GB, decode 5.0 t/s, here",
         "somebody/a-long-name-of-a-repository-GGUF",
         "  downloads 12,345, likes 6, 2026-10-01,",
         "  terms to accept",
@@ -182,9 +182,10 @@ def test_a_terminal_too_narrow_for_a_table_gets_records() -> None:
 
 def test_catalogue() -> None:
     output = pipe()
-    show_catalogue(output, [CatalogueRow("smollm2", "135M", "Q4_1", 98_362_432, "Apache-2.0", True, True)])
+    show_catalogue(output, [CatalogueRow("smollm2", "135M", "Q4_1", 98_362_432, "MIT", True, True, 264_000_000)])
     assert written(output) == (
-        "NAME     PARAMETERS  QUANT     SIZE  LICENCE     HERE\nsmollm2        135M  Q4_1   98.4 MB  Apache-2.0  yes\n"
+        "NAME     PARAMETERS     SIZE    MEMORY  DECODE  HERE  QUANT  LICENCE\n"
+        "smollm2        135M  98.4 MB  264.0 MB          yes   Q4_1   MIT\n"
     )
 
 
@@ -217,6 +218,8 @@ BENCHED = BenchRow(
     limit=Limit(200.0, "memory", 200.0, 2000.0, 2e10, 4e11, 1e8, 1e6, 1e8),
 )  # fmt: skip
 BENCH_CASES = [Case(bench_settings(threads=threads), BenchTest(0, 128)) for threads in (4, 8)]
+REQUEST = ServedRequest("/v1/messages", 23_114, 21_899, 31.4, (12_293, "2026-11-23.", "2026-11-24."))
+SERVER = RunningServer(12345, "http://127.0.0.1:8080", 8080, 0.0, ("smollm2", "qwen3-8b"), None, False, 512_000_000)
 LONG_NAME = "what-is-the-difference-between-a-process-and-a-thread-2"
 TABLES: dict[str, Callable[[Output], None]] = {
     "list": lambda output: show_installed(
@@ -226,8 +229,8 @@ TABLES: dict[str, Callable[[Output], None]] = {
     "list --all": lambda output: show_catalogue(
         output,
         [
-            CatalogueRow("mistral-small3.2-24b", "24B", "Q4_K_M", 14_300_000_000, "Apache-2.0", True, False),
-            CatalogueRow("qwen3-30b", "30B, 3B active", "Q8_0", 639_000, "Llama 3.2 Community License", False, True),
+            CatalogueRow("mistral-small3.2-24b", "24B", "", 14_300_000_000, "", True, False, 10**9, 4.5),
+            CatalogueRow("qwen3-30b", "30B, 3B active", "", 639_000, "", False, True),
         ],
     ),
     "list --verify": lambda output: show_files(
@@ -244,7 +247,8 @@ TABLES: dict[str, Callable[[Output], None]] = {
         ],
         [(LONG_NAME, "12", "qwen3-30b", "16 minutes ago", "What is the difference between a process and a thread?")],
     ),
-    "ps": lambda output: show_servers(output, [("http://127.0.0.1:8080", 12345, 3725.0, ["smollm2", "qwen3-8b"])]),
+    "ps": lambda output: show_servers(output, [SERVER], 3725.0),
+    "ps, requests": lambda output: show_requests(output, [REQUEST]),
     "plan": lambda output: show_table(
         output,
         [
@@ -281,9 +285,12 @@ def test_no_table_breaks_a_word_or_has_high_rows(name: str, columns: int) -> Non
     headings = {column for column in written(whole).splitlines()[0].split() if column.isupper()} | said_otherwise
     words = {word for line in written(whole).splitlines() for word in line.split()} - headings
     shown = {word.strip(",") for row in rows for word in row.split()}
-    excerpt = {"What", "is", "the", "difference", "between", "a", "process", "and", "thread?"}
+    excerpts = {
+        "sessions": {"What", "is", "the", "difference", "between", "a", "process", "and", "thread?"},
+        "ps, requests": {"at", "12,293:", "'2026-11-23.'", "is", "now", "'2026-11-24.'"},
+    }
     broken = {word for word in words if word.strip(",") not in shown and len(word) <= columns - 4}
-    assert broken <= (excerpt if name == "sessions" else set())
+    assert broken <= excerpts.get(name, set())
     if columns == 80:
         first = [row for row in rows if not row.startswith("  ")]
         assert len(rows) <= 3 * len(first) + 1

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+from typing import get_args
 
+import pytest
+
+from llmrun.protocol.messages import Rewriting
 from llmrun.server.app import AccessRecord
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.views.serve import ServeFigures, ServeView, live_line, log_line
@@ -88,6 +92,13 @@ def test_each_kind_of_ignored_field_is_a_line_once() -> None:
         ignored = (f"tools[{number}].type=web_search", "background")
         shown.served(ANSWERED._replace(facts={**ANSWERED.facts, "ignored": ignored}))
     assert stderr.getvalue().count("ignores background, tools[].type=web_search") == 1
+
+
+@pytest.mark.parametrize("kind", get_args(Rewriting))
+def test_what_was_rewritten_for_a_template_is_a_line(kind: str) -> None:
+    stderr = io.StringIO()
+    view(stderr).served(ANSWERED._replace(facts={**ANSWERED.facts, "rewritten": (kind,)}))
+    assert stderr.getvalue().startswith("Chat template of tiny: ")
 
 
 def test_the_log_as_json_is_nothing_but_json() -> None:

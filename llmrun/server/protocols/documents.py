@@ -1,0 +1,65 @@
+"""Documents in a client's JSON body: text is read, others become a line that names what was left out. Pure."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+
+from llmrun.errors import UsageError
+from llmrun.server.protocols.fields import Fields
+from llmrun.server.protocols.images import refuse_media
+
+_DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+)?[^,]{0,200};base64,")
+_TEXT_TYPES = ("text/", "application/json", "application/xml", "application/x-yaml", "application/javascript")
+
+
+def anthropic_document(block: Fields) -> str:
+    """Return the text of a `document` block.
+
+    Raises:
+        UsageError: it is a reference to a file or URL, or invalid.
+    """
+    source = block.object("source") or Fields({}, block.name("source"))
+    kind = source.choice("type", "text", "base64", "content", "url", "file")
+    title = block.text("title") or ""
+    if kind == "text":
+        return _titled(title, source.needed_text("data"))
+    if kind == "content":
+        if isinstance(source.data.get("content"), str):
+            return _titled(title, source.needed_text("content"))
+        parts = (part.text("text") or "" for part in source.objects("content"))
+        return _titled(title, "\n".join(filter(None, parts)))
+    if kind != "base64":
+        refuse_media(f"{block.name('source')} {kind!r}")
+    return _decoded(source, "data", source.needed_text("data"), source.text("media_type") or "", title)
+
+
+def openai_file(part: Fields) -> str:
+    """Return the text of a `file` or `input_file` part. Raises as anthropic_document()."""
+    inner = part.object("file") or part
+    data = inner.text("file_data")
+    if data is None:
+        refuse_media(f"{part.name('type')} {part.text('type')!r} without file_data")
+    found = _DATA_URL.match(data)
+    kind, text = (found[1] or "", data[found.end() :]) if found else ("", data)
+    return _decoded(inner, "file_data", text, kind, inner.text("filename") or "")
+
+
+def _decoded(fields: Fields, key: str, data: str, kind: str, title: str) -> str:
+    """Return base64 data as text if they are text; without a type, if they are UTF-8."""
+    try:
+        raw = base64.b64decode(data, validate=True)
+    except binascii.Error:
+        raise UsageError(f"invalid {fields.name(key)}", why="must be base64") from None
+    if not kind or kind.startswith(_TEXT_TYPES):
+        try:
+            return _titled(title, raw.decode("utf-8-sig"))
+        except UnicodeDecodeError:
+            kind = kind or "data"
+    kind = "PDF" if raw.startswith(b"%PDF") else kind
+    return f"[document omitted: {title + ' is ' if title else ''}{kind}, and only text is read]"
+
+
+def _titled(title: str, text: str) -> str:
+    return f"{title}\n\n{text}" if title else text

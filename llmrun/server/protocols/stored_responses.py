@@ -1,0 +1,97 @@
+"""Finished responses kept in memory, so that later requests can continue or read them. Pure; nothing reaches a disk.
+
+A client without this store sends the whole conversation each time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from llmrun.server.http_errors import response_not_found
+from llmrun.server.protocols.fields import Fields
+
+_MOST_BYTES = 64 << 20
+_MOST_RESPONSES = 1000
+
+
+class StoredResponse(NamedTuple):
+    """A finished response, with all items before it."""
+
+    input: list[Any]
+    response: dict[str, Any]
+    n_bytes: int
+
+
+class ResponseStore:
+    """The last responses of a server; the oldest are dropped."""
+
+    def __init__(self) -> None:
+        self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
+        self._n_bytes = 0
+
+    def add(self, body: Mapping[str, Any], response: dict[str, Any]) -> None:
+        """Keep the response to an expanded body, unless the client refuses that."""
+        if body.get("store") is False:
+            return
+        items = _items(body)
+        n_bytes = len(json.dumps([items, response]))
+        self._responses[response["id"]] = StoredResponse(items, response, n_bytes)
+        self._n_bytes += n_bytes
+        while self._n_bytes > _MOST_BYTES or len(self._responses) > _MOST_RESPONSES:
+            self._n_bytes -= self._responses.popitem(last=False)[1].n_bytes
+
+    def get(self, name: str) -> StoredResponse:
+        """Return a response.
+
+        Raises:
+            ResponseNotFoundError: it was never kept, or dropped.
+        """
+        if name not in self._responses:
+            raise response_not_found(name)
+        return self._responses[name]
+
+    def remove(self, name: str) -> None:
+        """Forget a response. Raises as get()."""
+        self._n_bytes -= self.get(name).n_bytes
+        del self._responses[name]
+
+    def expanded(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return a body with the items before its own, and with items instead of references to them.
+
+        Raises:
+            UsageError: a field has the wrong type.
+            ResponseNotFoundError: the previous response, or an item, is unknown.
+        """
+        previous = Fields(body).text("previous_response_id")
+        if not previous and not any(map(_reference, _items(body))):
+            return body
+        items = [self._item(name) if (name := _reference(each)) else each for each in _items(body)]
+        before = self.get(previous) if previous else None
+        known = [*before.input, *before.response["output"]] if before else []
+        return {**body, "input": [*known, *items]}
+
+    def _item(self, name: str) -> Any:
+        for stored in reversed(self._responses.values()):
+            for item in (*stored.response["output"], *stored.input):
+                if isinstance(item, Mapping) and item.get("id") == name:
+                    return item
+        raise response_not_found(name)
+
+
+def _items(body: Mapping[str, Any]) -> list[Any]:
+    items = body.get("input")
+    return (
+        [{"type": "message", "role": "user", "content": items}]
+        if isinstance(items, str)
+        else Fields(body).list("input")
+    )
+
+
+def _reference(item: Any) -> str:
+    """Return the id of the item that an item refers to; "" if it is no reference."""
+    if not isinstance(item, Mapping) or item.get("type") != "item_reference":
+        return ""
+    return Fields(item, "input").needed_text("id")

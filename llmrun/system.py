@@ -1,0 +1,134 @@
+"""Differences between operating systems: locks of files, waiting for a pipe, core dumps, files of the kernel.
+
+Must not know rooms. Linux has everything here. On Windows, files are not locked; it refuses by itself to remove a file
+that is in use.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import sys
+import threading
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import IO
+
+_READ_BYTES = 1 << 16
+
+
+def lock(descriptor: int, *, shared: bool = False, wait: bool = False) -> bool | None:
+    """Lock a file until it is closed.
+
+    Args:
+        shared: with other readers.
+        wait: for other processes, without a limit.
+
+    Returns:
+        False if another process holds the lock, None where files can't be locked: Windows, some network disks.
+    """
+    if sys.platform == "win32":
+        return None
+    import fcntl
+
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+def lock_byte(descriptor: int, byte: int) -> bool | None:
+    """Lock one byte of a file for this process, as lock() does, until unlock_byte()."""
+    if sys.platform == "win32":
+        return None
+    import fcntl
+
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
+    except (BlockingIOError, PermissionError):
+        return False
+    except OSError:
+        return None
+    return True
+
+
+def unlock_byte(descriptor: int, byte: int) -> None:
+    if sys.platform != "win32":
+        import fcntl
+
+        with suppress(OSError):
+            fcntl.lockf(descriptor, fcntl.LOCK_UN, 1, byte)
+
+
+class PipeReader:
+    """The reading end of a pipe from another process.
+
+    Args:
+        is_copied: a thread copies the pipe to a socket, because Windows can wait for sockets only.
+    """
+
+    def __init__(self, pipe: IO[bytes], *, is_copied: bool = sys.platform == "win32") -> None:
+        self._pipe = pipe
+        self._socket = _copied(pipe) if is_copied else None
+        # Unlike the default one, it has no descriptor of its own.
+        self._selector = getattr(selectors, "PollSelector", selectors.SelectSelector)()
+        self._selector.register(self.fileno(), selectors.EVENT_READ)
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when bytes have come."""
+        return (self._socket or self._pipe).fileno()
+
+    def read(self, seconds: float) -> bytes | None:
+        """Return the next bytes, b"" at the end of the pipe, None if none came in this time.
+
+        Raises:
+            OSError: it can't be read.
+            ValueError: it is closed.
+        """
+        if self._pipe.closed:  # the descriptor may be another file's by now
+            raise ValueError("the pipe is closed")
+        if not self._selector.select(max(0.0, seconds)):
+            return None
+        return self._socket.recv(_READ_BYTES) if self._socket else os.read(self._pipe.fileno(), _READ_BYTES)
+
+
+def _copied(pipe: IO[bytes]) -> socket.socket:
+    """Return a socket that receives the bytes of a pipe, copied by a thread."""
+    reading, writing = socket.socketpair()
+
+    def copy() -> None:
+        with closing(writing), suppress(OSError, ValueError):  # either end is closed
+            while data := os.read(pipe.fileno(), _READ_BYTES):
+                writing.sendall(data)
+
+    threading.Thread(target=copy, daemon=True).start()
+    return reading
+
+
+def disable_core_dumps() -> None:
+    """Disable core dumps of this process, which would be gigabytes."""
+    if sys.platform != "win32":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def read_text(path: Path, limit: int = -1) -> str:
+    """Return up to limit bytes of a file as text, without surrounding blanks; "" if the file can't be read."""
+    try:
+        with path.open("rb", buffering=0) as file:
+            return (file.read(limit) or b"").decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def read_number(path: Path) -> float | None:
+    """Return the number in a file, None if there is none."""
+    try:
+        return float(read_text(path, 64))
+    except ValueError:
+        return None

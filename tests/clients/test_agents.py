@@ -1,0 +1,153 @@
+"""Coding agents, started by `llmrun launch`: each calls its tools for real, and its session ends well."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+import subprocess
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from forcing_proxy import DONE, Call, Seen, forcing
+from support.real_server import RealServer
+from table import ROWS, Row
+
+SECONDS = 300
+SAID = "llmrun-ran-this"
+SESSION = "11111111-2222-4333-8444-555555555555"
+ECHO = {"command": f"echo {SAID}", "description": "Say it"}
+SUB_AGENT = {"description": "Look", "prompt": "Say what you see", "subagent_type": "general-purpose"}
+
+
+class Case(NamedTuple):
+    """One run of an agent."""
+
+    agent: str
+    done: str
+    script: Sequence[Sequence[Call]]
+    arguments: Sequence[str]
+    result: str  # a part of the call's result
+
+
+CLAUDE = ("-p", "Do it", "--allowedTools", "Bash,Read,Task,Agent")
+CASES = (
+    Case("claude", "Bash", [[Call("Bash", ECHO)]], CLAUDE, SAID),
+    Case("claude", "Read of a PNG", [[Call("Read", {"file_path": "PNG"})]], CLAUDE, "image"),
+    Case("claude", "a sub-agent", [[Call("Task", SUB_AGENT), Call("Agent", SUB_AGENT)]], CLAUDE, DONE["done"]),
+    Case(
+        "codex",
+        "exec, a shell command",
+        [
+            [
+                Call("exec_command", {"cmd": f"echo {SAID}"}),
+                Call("shell_command", {"command": f"echo {SAID}"}),
+                Call("shell", {"command": ["echo", SAID]}),
+            ]
+        ],
+        ("exec", "--skip-git-repo-check", "-s", "danger-full-access", "Do it"),
+        SAID,
+    ),
+    Case("opencode", "run, bash", [[Call("bash", ECHO)]], ("run", "Do it"), SAID),
+    Case(
+        "qwen",
+        "a shell command",
+        [[Call("run_shell_command", {"command": f"echo {SAID}", "is_background": False})]],
+        ("--yolo", "-p", "Do it"),
+        SAID,
+    ),
+    Case("crush", "run, bash", [[Call("bash", ECHO)]], ("run", "Do it"), SAID),
+)
+
+
+def png(path: Path) -> Path:
+    """Write a red image of 8 x 8."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    rows = b"".join(b"\0" + b"\xff\0\0" * 8 for _ in range(8))
+    header = struct.pack(">IIBBBBB", 8, 8, 8, 2, 0, 0, 0)
+    parts = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + parts)
+    return path
+
+
+def version(agent: str, environment: dict[str, str]) -> str:
+    found = subprocess.run(
+        [agent, "--version"], capture_output=True, text=True, env=environment, timeout=60, check=False
+    )
+    return found.stdout.strip().splitlines()[-1] if found.stdout.strip() else "?"
+
+
+class Agents:
+    """Runs agents in an empty folder."""
+
+    def __init__(self, command: str, server: RealServer, environment: dict[str, str], folder: Path) -> None:
+        self._command, self._server, self._environment, self._folder = command, server, environment, folder
+
+    def run(self, case: Case, *more: str) -> tuple[subprocess.CompletedProcess[str], list[Seen]]:
+        """Run a case; skip where the agent is not installed."""
+        if shutil.which(case.agent) is None:
+            ROWS.append(Row(case.agent, "-", case.done, "skipped: not installed"))
+            pytest.skip(f"{case.agent} is not installed")
+        image = str(png(self._folder / "red.png"))
+        script = [
+            [
+                call._replace(arguments={k: image if v == "PNG" else v for k, v in call.arguments.items()})
+                for call in calls
+            ]
+            for calls in case.script
+        ]
+        with forcing(self._server.port, script) as (address, seen):
+            arguments = [self._command, "launch", case.agent, "wide", "--at", address, "--", *case.arguments, *more]
+            done = subprocess.run(
+                arguments,
+                env=self._environment,
+                cwd=self._folder,
+                capture_output=True,
+                text=True,
+                stdin=subprocess.DEVNULL,
+                timeout=SECONDS,
+                check=False,
+            )
+        return done, seen
+
+    def note(self, case: Case, seen: Sequence[Seen], done: str = "") -> None:
+        """Add a row of the table."""
+        ignored = ", ".join(sorted({each.ignored for each in seen if each.ignored}))
+        result = f"{len(seen)} requests" + (f", ignored: {ignored}" if ignored else "")
+        ROWS.append(Row(case.agent, version(case.agent, self._environment), done or case.done, result))
+
+
+@pytest.fixture
+def agents(command: str, server: RealServer, clean_environment: dict[str, str], tmp_path: Path) -> Agents:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    return Agents(command, server, clean_environment, folder)
+
+
+def check(done: subprocess.CompletedProcess[str], seen: Sequence[Seen], case: Case) -> None:
+    """Check that the call ran, its result came back, and every answer was taken."""
+    assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-2000:]
+    assert DONE["done"] in done.stdout
+    refused = [each for each in seen if each.method == "POST" and each.status != 200]
+    assert not refused
+    assert any(case.result in result for each in seen for result in each.results), [each.results for each in seen]
+
+
+@pytest.mark.parametrize("case", CASES, ids=[f"{case.agent}, {case.done}" for case in CASES])
+def test_an_agent_calls_a_tool(agents: Agents, case: Case) -> None:
+    done, seen = agents.run(case)
+    check(done, seen, case)
+    agents.note(case, seen)
+
+
+def test_claude_resumes(agents: Agents) -> None:
+    case = CASES[0]
+    check(*agents.run(case, "--session-id", SESSION), case)
+    done, seen = agents.run(case, "--resume", SESSION)
+    check(done, seen, case)
+    agents.note(case, seen, "resume")

@@ -1,0 +1,91 @@
+"""Device settings as llama.cpp gets them, and what it can't do."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.random_model import write_random_model
+
+from llmrun.engine.llama import device_parameters
+from llmrun.engine.llama.device_parameters import DeviceParameters
+from llmrun.engine.llama.devices import Device
+from llmrun.errors import UsageError
+from llmrun.protocol.loading import DeviceBuffer
+from llmrun.protocol.settings import EngineSettings
+
+LLAMA = SimpleNamespace(llama_max_devices=lambda: 4)
+
+
+@pytest.fixture(autouse=True)
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = (Device("CPU", "cpu", 0, 10), Device("CUDA0", "card", 1, 11), Device("CUDA1", "card", 1, 12))
+    functions = {
+        "ggml_backend_dev_buffer_type": lambda pointer: pointer + 100,
+        "ggml_backend_dev_backend_reg": lambda pointer: 1,
+        "ggml_backend_reg_get_proc_address": lambda registry, name: 0,
+    }
+    monkeypatch.setattr(device_parameters, "devices", lambda: there)
+    monkeypatch.setattr(device_parameters, "function", lambda name, *types: functions[name])
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_random_model(tmp_path_factory.mktemp("model") / "two_kv_heads.gguf", layers=1)
+
+
+def applied(path: Path, experts: str = "", **settings: Any) -> tuple[Any, DeviceParameters]:
+    params, chosen = SimpleNamespace(), DeviceParameters(EngineSettings(**settings), experts, ())
+    chosen.apply(LLAMA, params, path)
+    return params, chosen
+
+
+def test_names_become_pointers_that_end_with_null(path: Path) -> None:
+    params, _kept = applied(path, device="CUDA1/CUDA0", main_gpu=1, split_mode="none")
+    assert list((ctypes.c_void_p * 3).from_address(params.devices)) == [12, 11, None]
+    assert (params.split_mode, params.main_gpu) == (0, 1)
+    params, _kept = applied(path, device="none")
+    assert list((ctypes.c_void_p * 1).from_address(params.devices)) == [None]
+
+
+def test_shares_fill_llama_cpps_array(path: Path) -> None:
+    params, _kept = applied(path, tensor_split="3/1")
+    assert list(params.tensor_split) == [3, 1, 0, 0]
+
+
+def test_overrides_come_before_the_experts(path: Path) -> None:
+    params, chosen = applied(path, "exps", override_tensor="ffn_up=CUDA1")
+    first, second, last = (device_parameters._Override * 3).from_address(params.tensor_buft_overrides)
+    assert (first.pattern, first.buffer_type) == (b"ffn_up", 112)
+    assert (second.pattern, second.buffer_type) == (b"exps", 110)
+    assert last.pattern is None
+    assert chosen.moves_tensors
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"device": "CUDA5"}, "no device CUDA5 for --device"),
+        ({"override_tensor": "x=CUDA5"}, "no device CUDA5 for --override-tensor"),
+        ({"split_mode": "row"}, "--split-mode row can't be used here"),
+        ({"split_mode": "tensor", "tensor_split": "3/1"}, "--split-mode tensor can't split this model"),
+    ],
+)
+def test_what_llama_cpp_would_die_of_is_a_usage_error(path: Path, settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        applied(path, **settings)
+
+
+def test_parts_of_tensors_are_counted_on_each_gpu(path: Path) -> None:
+    _, chosen = applied(path, split_mode="tensor", tensor_split="1/1")
+    buffers = (DeviceBuffer("Meta()", 100), DeviceBuffer("CPU", 7))
+    assert chosen.by_device(buffers) == (DeviceBuffer("CUDA0", 100), DeviceBuffer("CUDA1", 100), DeviceBuffer("CPU", 7))
+
+
+def test_weights_are_loaded_again_for_other_devices(path: Path) -> None:
+    _, chosen = applied(path, device="CUDA1")
+    assert chosen.are_of(EngineSettings(device="CUDA1", threads=3))
+    assert not chosen.are_of(EngineSettings())

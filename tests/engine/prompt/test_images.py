@@ -1,0 +1,90 @@
+"""WebP images: converted by Pillow where that is installed, otherwise named."""
+
+from __future__ import annotations
+
+import base64
+import struct
+import sys
+from collections.abc import Sequence
+from types import ModuleType, TracebackType
+from typing import Any
+
+import pytest
+
+from llmrun.engine.prompt.images import image_bytes, with_omitted_images
+from llmrun.errors import UsageError
+from llmrun.protocol.messages import Image, Message
+
+WEBP = Image(base64.b64encode(b"RIFF\x10\0\0\0WEBPVP8 and more").decode(), "a.webp")
+PNG = Image(base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(8) + struct.pack(">II", 3, 2)).decode(), "a.png")
+
+
+class _Opened:
+    """An image that Pillow has opened."""
+
+    def __init__(self, width: int, height: int) -> None:
+        self.width, self.height = width, height
+
+    def __enter__(self) -> _Opened:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        pass
+
+    def convert(self, mode: str) -> _Opened:
+        assert mode == "RGB"
+        return self
+
+    def save(self, file: Any, kind: str, **options: Any) -> None:
+        assert kind == "PNG"
+        file.write(base64.b64decode(PNG.data))
+
+
+def install(monkeypatch: pytest.MonkeyPatch, opened: _Opened | None) -> None:
+    """Pretend that Pillow is installed; it can't read the image if `opened` is None."""
+    module = ModuleType("PIL.Image")
+
+    def open_image(file: Any, formats: Sequence[str]) -> _Opened:
+        assert formats == ["WEBP"]
+        if opened is None:
+            raise OSError("cannot identify image file")
+        return opened
+
+    module.open, module.DecompressionBombError = open_image, RuntimeError  # type: ignore[attr-defined]
+    package = ModuleType("PIL")
+    package.Image = module  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "PIL", package)
+    monkeypatch.setitem(sys.modules, "PIL.Image", module)
+
+
+def test_pillow_converts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, _Opened(3, 2))
+    assert image_bytes(WEBP) == (base64.b64decode(PNG.data), 3, 2)
+
+
+@pytest.mark.parametrize(("opened", "words"), [(_Opened(99_999, 99_999), "too large"), (None, "cannot identify")])
+def test_pillow_refuses_it(monkeypatch: pytest.MonkeyPatch, opened: _Opened | None, words: str) -> None:
+    install(monkeypatch, opened)
+    with pytest.raises(UsageError, match=words):
+        image_bytes(WEBP)
+
+
+def test_without_pillow_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(UsageError, match="Pillow is not installed") as raised:
+        image_bytes(WEBP)
+    assert "pip install" in raised.value.hint
+
+
+def test_in_a_result_it_is_a_line_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    question, result = Message("user", "u", pictures=(WEBP,)), Message("tool", "seen", pictures=(WEBP, PNG))
+    assert with_omitted_images([question, result], sees=True) == [
+        question,
+        Message("tool", "seen\n[image omitted: it is WebP, and Pillow is not installed]", pictures=(PNG,)),
+    ]
+    (blind,) = with_omitted_images([result], sees=False)
+    assert blind.content.count("[image omitted: this model has no vision]") == 2
+    assert not blind.pictures

@@ -1,0 +1,53 @@
+"""llama-server's own completions as data."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from llmrun.errors import LlmrunError, UsageError
+from llmrun.protocol.messages import Stats, TokenLogprob
+from llmrun.protocol.params import Limits
+from llmrun.server.answer_parts import AnswerText, Envelope, ResponseFinished, ResponseStarted
+from llmrun.server.protocols.llama_server import NativeWriter, read, read_infill
+
+STATS = Stats(prompt_tokens=10, reused_tokens=4, completion_tokens=3, prefill_seconds=0.5, decode_seconds=1.0)
+
+
+def events(data: bytes) -> list[Any]:
+    return [json.loads(line[6:]) for line in data.decode().splitlines() if line.startswith("data: ")]
+
+
+def test_a_completion() -> None:
+    asked = read({"prompt": "Once", "n_predict": 9, "temperature": 0.5, "stop": ["."], "stream": True, "id_slot": 1})
+    assert (asked.request.prompt, asked.request.limits) == ("Once", Limits(9, (".",)))
+    assert (asked.sampling, asked.stream, asked.ignored) == ({"temperature": 0.5}, True, ("id_slot",))
+    assert read({"prompt": [5, 6], "n_probs": 2}).request.prompt_tokens == (5, 6)
+    for wrong in ({}, {"prompt": ["a", "b"]}, {"prompt": "a", "n": 2}):
+        with pytest.raises(UsageError):
+            read(wrong)
+
+
+def test_a_gap() -> None:
+    body = {"input_prefix": "def f(", "input_suffix": ")", "prompt": "a", "input_extra": [{"text": "x"}]}
+    asked = read_infill(body)
+    assert (asked.request.prompt, asked.request.suffix, asked.ignored) == ("def f(a", ")", ("input_extra",))
+    assert read_infill({}).request.suffix == ""
+
+
+@pytest.mark.parametrize(("reason", "kind"), [("stop", "eos"), ("stop_string", "word"), ("length", "limit")])
+def test_what_is_written(reason: str, kind: str) -> None:
+    made = NativeWriter({"prompt": "Once"}, Envelope("", 0, "m"))
+    token = TokenLogprob("b", (98,), -0.5, ())
+    parts = (ResponseStarted(0, 10, 4), AnswerText(0, "a"), AnswerText(0, "b", (token,)))
+    streamed = events(made.begin() + b"".join(map(made.feed, (*parts, ResponseFinished(0, reason, STATS, ".")))))
+    assert [(each["content"], each["stop"]) for each in streamed] == [("a", False), ("b", False)]
+    assert streamed[1]["completion_probabilities"][0]["logprob"] == -0.5
+    (last,) = events(made.end())
+    whole = made.whole()
+    assert (last["content"], whole["content"]) == ("", "ab")
+    assert (last["stop_type"], last["stopping_word"], last["tokens_evaluated"]) == (kind, ".", 10)
+    assert (whole["timings"]["prompt_n"], whole["timings"]["predicted_n"]) == (6, 3)
+    assert events(made.error(LlmrunError("it broke")))[0]["error"]["message"] == "it broke"
