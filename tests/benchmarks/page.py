@@ -59,7 +59,7 @@ def heap(browser: Chromium) -> float:
 
 def main(model: str) -> None:
     folder = Path(tempfile.mkdtemp())
-    os.environ["LLMRUN_STATE_HOME"] = str(folder)
+    os.environ["LLMRUN_HOME"] = str(folder / "home")  # the saved chats of the user stay as they are
     n_bytes = sum((FOLDER / name).stat().st_size for name in MEDIA_TYPES)
     print(f"bytes of the page: {n_bytes:,} in {len(MEDIA_TYPES)} files")
     browser = Chromium(folder / "profile")

@@ -132,7 +132,7 @@ class PageAnswers:
 
 
 class _Turn:
-    """What was received of an answer: finished rounds with calls, and the round that runs."""
+    """The received part of an answer: finished rounds with calls, and the round that runs."""
 
     def __init__(self, asked: CompletionRequest) -> None:
         self.asked, self.begins = asked, asked.request.begins

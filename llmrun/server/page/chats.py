@@ -211,7 +211,7 @@ class PageChats:
         return self.read(chat)
 
     def head(self, chat: int) -> dict[str, Any]:
-        """Return what tells whether a chat has changed: its last entry, and whether it is being answered."""
+        """Return the last entry of a chat, and whether it is being answered: a window sees by them that it changed."""
         return {"last": self._sessions.head(chat), "is_answering": chat in self._answering}
 
     def undo(self, chat: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What an answer was made of: its explanation, the steps of the sampler for a token, the context window of a chat.
+"""The making of an answer: its explanation, the steps of the sampler for a token, the context window of a chat.
 
 Nothing of it is stored with a chat: the answer, or one token of it, is computed again.
 """
