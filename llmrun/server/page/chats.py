@@ -292,7 +292,7 @@ def _said(system: str, turns: Sequence[WindowTurn], asked: TurnEntry | None = No
 
 
 def with_images(said: Said, blind: str = "") -> tuple[tuple[Message, ...], list[str]]:
-    """Return messages with their images read, and notes about those that can't be sent; see chat.images.ImageCache."""
+    """Return messages with their images read, and notes about unsent ones; see chat.images.ImageCache."""
     from llmrun.chat.images import ImageCache
 
     notes: list[str] = []
