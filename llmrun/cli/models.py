@@ -181,8 +181,8 @@ def _show_catalogue(
         output.result_json(plain)
     else:
         show_catalogue(output, [CatalogueRow(**facts) for facts in plain])
-        has_speed = any(facts["decode_rate"] for facts in plain)
-        output.note("llmrun plan proposes some for this machine" + ("" if has_speed else ", and measures its speed"))
+        if not any(facts["decode_rate"] for facts in plain):
+            output.note("llmrun plan measures the speed of this machine, for predictions")
 
 
 def _plain_entries(

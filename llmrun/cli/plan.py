@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from llmrun.models.registry import ModelSpec
     from llmrun.planning.estimate import QuantCandidate
     from llmrun.planning.hardware import Hardware
+    from llmrun.protocol.devices import Gpu
     from llmrun.protocol.jobs.kernels import MachineSpeed
 
 
@@ -78,7 +79,7 @@ def plan(
     spec, candidates = _candidates(output, model, settings, every=every)
     beside = _draft(draft, candidates[0].header, settings) if draft is not None else None
     hardware = this_machine(workers, measures_links=True)
-    preferences.gpus(hardware.gpus)  # raises before anything is measured
+    used = preferences.gpus(hardware.gpus)  # raises before anything is measured
     if projector := find_projector(candidates[0].header.path):
         n_bytes = projector.stat().st_size
         output.note(f"{projector.name}, the projector for images, takes another {readable_size(n_bytes)} of memory")
@@ -86,9 +87,18 @@ def plan(
     speed = _speed(output, hardware, types_of(candidates), settings)
     contexts = contexts_for(candidates[0].header, wished)
     remote = _worker_speeds(output, hardware, speed)
+    gpus = _gpu_speeds(output, hardware, used, types_of(candidates), settings)
     rows = [
         look_ahead(
-            candidate, hardware, speed if remote is not None else None, contexts, kv, beside, remote or (), preferences
+            candidate,
+            hardware,
+            speed if remote is not None else None,
+            contexts,
+            kv,
+            beside,
+            remote or (),
+            preferences,
+            gpus,
         )
         for candidate in candidates
     ]
@@ -211,6 +221,22 @@ def _worker_speeds(output: Output, hardware: Hardware, speed: MachineSpeed | Non
     except LlmrunError as error:
         output.note(f"{error}; so speeds are unknown" + (f" ({error.hint})" if error.hint else ""))
         return None
+
+
+def _gpu_speeds(
+    output: Output, hardware: Hardware, used: Sequence[Gpu], types: Collection[str], settings: Settings
+) -> tuple[MachineSpeed, ...]:
+    """Measure the GPUs to use that have memory of their own; () if that fails."""
+    from llmrun.planning.speed import gpu_speeds
+
+    own = [gpu for gpu in used if not gpu.shared]
+    if not own or hardware.workers:
+        return ()
+    try:
+        return gpu_speeds(own, types, hardware, settings.state_dir)
+    except LlmrunError as error:
+        output.note(f"the GPU's speed is not measured yet: {error}")
+        return ()
 
 
 def _speed(output: Output, hardware: Hardware, types: Collection[str], settings: Settings) -> MachineSpeed | None:

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llmrun.cli.answer_files import template_text
 from llmrun.cli.completion import complete_model
 from llmrun.cli.options import (
     ExactOption,
     LoadingOptions,
     TemplateOption,
     loading,
-    template_text,
     with_options,
 )
 from llmrun.cli.reasoning import ThinkEffortOption

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmrun.engine.core.checkpoints import MAX_BYTES
 from llmrun.engine.core.draft_model import DraftModel
 from llmrun.engine.core.loop import Engine
 from llmrun.engine.embedding import Embedder
@@ -74,7 +73,7 @@ class LoadedModel:
             exact=load.exact,
             adapts=bool(adapters),
             throughput=load.throughput,
-            checkpoint_bytes=load.checkpoint_bytes or MAX_BYTES,
+            checkpoint_bytes=load.checkpoint_bytes,
             prefixes=prefixes,
         )
         self.embedder = Embedder(weights, load)

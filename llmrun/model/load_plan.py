@@ -75,11 +75,9 @@ def prepare(
     check(header)
     preferences, settings = preferences or LoadPreferences(), load_settings()
     hardware = _beside(this_machine(preferences.workers), promised, projector)
-    preferences = replace(
-        preferences,
-        measured_attention=measured_attention(header, hardware, settings.state_dir),
-        gpu_excess=known_excess(header, hardware, settings.state_dir),
-    )
+    known = header, hardware, settings.state_dir
+    attention, excess = measured_attention(*known), known_excess(*known)
+    preferences = replace(preferences, measured_attention=attention, gpu_excess=excess)
     planned = partial(
         plan_pair, header, draft, hardware, name=spec.name, repository=spec.repository or "", adapters=adapters
     )

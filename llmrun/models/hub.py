@@ -121,15 +121,34 @@ def search(
 def choose(spec: ModelSpec, files: Sequence[RemoteFile]) -> Parts:
     """Return the files that a spec names, or the preferred quant's; of a split model all parts, in order.
 
+    Repositories change: a catalogue's file that is gone is replaced by the most similar quant of as many bits.
+
     Raises:
         ModelNotFoundError: a file or quant is missing; the message lists those available.
     """
     if spec.filename is not None:
-        return parts_of(files, spec.filename)
+        kin = nearest_quant(spec, files)
+        return by_quant(files)[kin] if kin else parts_of(files, spec.filename)
     chosen = filenames.choose((file.name for file in files), spec.quant)
     if chosen is None:
         raise _no_such_quant(files, spec.quant, spec.repository or "")
     return parts_of(files, chosen)
+
+
+def nearest_quant(spec: ModelSpec, files: Sequence[RemoteFile]) -> str:
+    """Return the quant that replaces a catalogue's file; "" if that is there, or has no similar one."""
+    if not spec.alias or not spec.quant or any(file.name in filenames.all_parts(spec.filename or "") for file in files):
+        return ""
+    wanted, found = spec.quant.removeprefix("UD-"), by_quant(files)
+    shared = {quant: _n_common(wanted, quant.upper().removeprefix("UD-")) for quant in found}
+    best = max(found, key=lambda quant: (shared[quant], -n_bytes(found[quant])), default="")
+    bits = re.search(r"\d", wanted)
+    return best if best and bits and shared[best] >= bits.end() else ""
+
+
+def _n_common(one: str, other: str) -> int:
+    """Return the length of the common prefix."""
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _no_such_quant(files: Sequence[RemoteFile], quant: str | None, name: str) -> ModelNotFoundError:

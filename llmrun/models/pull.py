@@ -196,6 +196,8 @@ class _Repository:
             self.repository, self.spec.revision, self.settings, self.on_note, policy=self.policy
         )
         parts = _parts(self.spec, found, self.choose)
+        if hub.nearest_quant(self.spec, found.files):
+            self.on_note(f"{found.id} no longer has {self.spec.filename}; its nearest kin is {parts[0].name}")
         parts = (*parts, *_projector(parts[0].name, found))
         with disk_errors(self.store.root):
             missing = sum(

@@ -166,6 +166,7 @@ def look_ahead(
     draft: Header | None = None,
     remote: Sequence[MachineSpeed] = (),
     preferences: LoadPreferences | None = None,
+    gpus: Sequence[MachineSpeed] = (),
 ) -> QuantEstimate:
     """Estimate memory and speed of one quant.
 
@@ -175,16 +176,18 @@ def look_ahead(
         draft: header of a draft model, which adds to the memory.
         remote: speeds of the workers' devices, if hardware has any.
         preferences: for devices.
+        gpus: speeds of the GPUs that these choose; () if unknown.
     """
     header = candidate.header
     facts = ResizedHeader(header, candidate.weight_bytes, draft)
     work = work_of(header) if candidate.exact else work_of_quant(header, candidate.quant, candidate.weight_bytes)
     preferences = replace(preferences or LoadPreferences(), kv_type_k=kv_type, kv_type_v=kv_type)
     chosen = _plan(facts, hardware, preferences)
-    counts = chosen.layer_counts if chosen else ()
-    # The speeds of GPU kernels are not measured.
+    counts = (chosen.layer_counts or chosen.gpu_counts) if chosen else ()
     is_on_gpu = chosen is not None and bool(chosen.vram_bytes and chosen.gpu_layers)
-    speeds = () if speed is None or is_on_gpu else (speed, *remote)
+    # Experts beside a GPU, and tensors on several GPUs at once, are not predicted.
+    is_known = not is_on_gpu or bool(gpus and chosen and not chosen.cpu_experts and chosen.split_mode != "tensor")
+    speeds = () if speed is None or not is_known else (speed, *(gpus if is_on_gpu else remote))
     start = _rates(work, hardware, speeds, counts, 0, kv_type)
     verdict: Verdict = "too big"
     if chosen:
@@ -237,7 +240,7 @@ def _context_estimate(
         gpu_layers=split.gpu_layers if split.vram else 0,
         cpu_experts=len(split.cpu_experts),
         fits=not hardware.memory_total or split.ram <= free - margin(free),
-        decode_rate=_rates(work, hardware, speeds, split.layer_counts, n_ctx, kv_type)[2],
+        decode_rate=_rates(work, hardware, speeds, split.layer_counts or split.gpu_counts, n_ctx, kv_type)[2],
     )
 
 
@@ -248,7 +251,7 @@ def _rates(
     if not speeds:
         return None, None, None
     copies = work.copies(repacked_types(hardware.cpu_flags))
-    if counts:
+    if any(counts):
         found = predict_over_workers(work, speeds, hardware, counts, depth=depth, kv_type=kv_type, copies=copies)
     else:
         found = predict(work, speeds[0], depth=depth, kv_type=kv_type, copies=copies)

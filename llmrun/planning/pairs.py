@@ -76,9 +76,8 @@ def plan_pair(
         return plan, None
     n_ctx = max(plan.n_ctx, CONTEXT_BOUNDS[0])
     gpu_layers = 0 if hardware.workers else plan.gpu_layers  # the network is too slow for drafts
-    own = replace(
-        preferences, n_ctx=n_ctx, threads=plan.threads, gpu_layers=gpu_layers, override_tensor="", gpu_excess=()
-    )
+    preferences = replace(preferences, override_tensor="", gpu_excess=())  # those are of the model
+    own = replace(preferences, n_ctx=n_ctx, threads=plan.threads, gpu_layers=gpu_layers)
     beside = replace(make_plan(drafts, replace(hardware, memory_total=0, workers=()), own), n_parked=0)
     return replace(plan, draft_bytes=beside.memory.weights + beside.memory.kv), Drafts(drafts, beside.load(draft.path))
 

@@ -123,7 +123,7 @@ class LoadPreferences:
 
     @property
     def attention(self) -> dict[str, str]:
-        """The settings of attention, with defaults for those that the user left open."""
+        """The settings of attention; defaults where the user left them open."""
         return {name: getattr(self, name) or getattr(DEFAULTS, name) for name in ATTENTION}
 
     @property
@@ -159,6 +159,7 @@ class Plan(LoadSettings):
     memory: Memory  # of the model, in the machine's memory or a GPU's
     ram_bytes: int  # part of memory.needed that the machine's own memory has to hold
     vram_bytes: int = 0  # part that the GPUs have to hold; 0 without any, or if unknown
+    gpu_counts: tuple[int, ...] = ()  # layers on each GPU
     gpu_excess: tuple[tuple[str, int], ...] = ()  # part of gpu_bytes that an earlier load needed beyond its plan
     gpu_bytes: tuple[tuple[str, int], ...] = ()  # each GPU's name, and its bytes when the model is loaded
     notes: tuple[str, ...] = ()  # a sentence about each choice that is not simply what the model was trained on
@@ -248,6 +249,7 @@ def make_plan(
         cpu_experts=split.cpu_experts,
         workers=tuple(worker.endpoint for worker in hardware.workers),
         layer_counts=split.layer_counts,
+        gpu_counts=split.gpu_counts,
         gpu_excess=preferences.gpu_excess,
         gpu_bytes=fit.at_start(n_ctx_start, split).gpu_bytes,
         **preferences.device_settings,

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING
 
 from llmrun.errors import LlmrunError
 from llmrun.planning.hardware import Hardware
+from llmrun.planning.measurement_cache import find, keep, machine_key
 from llmrun.protocol.codec import as_dict, from_json, load_json
+from llmrun.protocol.devices import Gpu
 from llmrun.protocol.jobs.kernels import KERNELS, STAND_IN, MachineSpeed, MeasureKernels, Rates
 from llmrun.runner.client import EngineClient
 from llmrun.storage import write_whole
@@ -29,8 +31,9 @@ WEEKS = 4
 BUSY = 0.3
 """Cores that other programs may use during a measurement: one busy core slows all of ggml's threads down."""
 
-_FILE = "speed.json"
+_FILE, _GPU_FILE = "speed.json", "gpu_speed.json"
 _MOST_BYTES = 1 << 20
+_MOST_GPU_SECONDS = 30.0  # with shaders to compile
 _MOST_SECONDS = 120.0  # 2 on an idle machine, many more on a busy one
 
 
@@ -100,6 +103,36 @@ def worker_speeds(here: MachineSpeed, workers: Collection[RpcWorker], cache: int
                 measured = engine.do(KERNELS, command, seconds=_MOST_SECONDS)
                 # The graph is sent each time, so the worker reads more than it computes.
                 found.append(replace(measured, operation=here.operation))
+    return tuple(found)
+
+
+def gpu_speeds(
+    gpus: Collection[Gpu], types: Collection[str], hardware: Hardware, folder: Path
+) -> tuple[MachineSpeed, ...]:
+    """Return the speed of each GPU with these types of weights, measured if unknown.
+
+    Args:
+        folder: of the stored speeds.
+
+    Raises:
+        LlmrunError: measuring fails or takes too long, or did so before.
+    """
+    found = []
+    for gpu in gpus:
+        key = {**machine_key(hardware), "gpu": [gpu.name, gpu.description], "types": sorted({*types, STAND_IN})}
+        entry = find(folder / _GPU_FILE, key)
+        if entry is None:
+            command = MeasureKernels(hardware.usable_cores, tuple(key["types"]), gpu=gpu.name)
+            entry = {"figures": None}
+            try:
+                with closing(EngineClient()) as engine:
+                    entry = {"figures": as_dict(engine.do(KERNELS, command, seconds=_MOST_GPU_SECONDS))}
+            finally:
+                with suppress(LlmrunError):  # the next command measures again
+                    keep(folder / _GPU_FILE, key, entry)
+        if entry.get("figures") is None:
+            raise LlmrunError(f"measuring {gpu.name} failed before")
+        found.append(from_json(MachineSpeed, entry["figures"]))
     return tuple(found)
 
 

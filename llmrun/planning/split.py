@@ -56,6 +56,7 @@ class Split:
     cpu_experts: tuple[int, ...] = ()  # layers on a GPU whose experts stay with the processor
     layer_counts: tuple[int, ...] = ()  # of gpu_layers, on each worker's device, then each GPU; () without workers
     remote: int = 0  # bytes on workers
+    gpu_counts: tuple[int, ...] = ()  # of gpu_layers, on each GPU with its own memory; () with workers
     gpu_bytes: tuple[tuple[str, int], ...] = ()  # name and bytes of each GPU with its own memory; () with workers
 
 
@@ -100,7 +101,7 @@ class _Placement:
             else:
                 self._largest_moved = max(self._largest_moved, size)
 
-    def _layers_of(self, chosen: int) -> list[range]:
+    def layers_of(self, chosen: int) -> list[range]:
         """Return the layers of each GPU: by its free memory or --tensor-split, the last `chosen` in all."""
         total, first = sum(self._parts) or 1, self.layers - chosen
         ends = [first + math.ceil(chosen * sum(self._parts[:count]) / total) for count in range(len(self._parts))]
@@ -129,10 +130,10 @@ class _Placement:
         mode, overrides = self._settings.split_mode, self._settings.override_tensor
         if len(self._parts) > 1 and chosen == self.layers and mode == "layer" and not (left or overrides):
             scratch += pipeline_bytes(self._header, self._n_ctx)
-        by_gpu = [sum(self._held(layer, left) for layer in layers) for layers in self._layers_of(chosen)]
+        by_gpu = [sum(self._held(layer, left) for layer in layers) for layers in self.layers_of(chosen)]
         if mode == "tensor":
             by_gpu = [int(sum(by_gpu) * part / sum(self._parts)) for part in self._parts]
-        for layers, held, moved in zip(self._layers_of(chosen), by_gpu, self._moved_to, strict=True):
+        for layers, held, moved in zip(self.layers_of(chosen), by_gpu, self._moved_to, strict=True):
             has_output_alone = layers == range(self.layers - 1, self.layers) and mode != "tensor"
             size = held + moved
             sizes.append(size + (logit_bytes(self._header) if has_output_alone else scratch) if size else 0)
@@ -194,6 +195,7 @@ def split_memory(
         ram=needs.needed - placement.saved(chosen, left),
         vram=sum(taken),
         cpu_experts=left,
+        gpu_counts=tuple(map(len, placement.layers_of(chosen))),
         gpu_bytes=tuple((gpu.name, size) for gpu, size in zip(own, taken, strict=True)),
     )
 

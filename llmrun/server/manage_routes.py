@@ -127,7 +127,7 @@ async def _as_ndjson(lines: AsyncIterator[dict[str, Any]]) -> AsyncIterator[byte
 
 
 class _PullJob:
-    """The download of one model in a thread, which ends when nobody reads its lines."""
+    """The download of one model in a thread, which ends when the client disconnects."""
 
     def __init__(self, name: str, settings: Settings) -> None:
         self._name, self._settings = name, settings

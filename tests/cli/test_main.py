@@ -17,11 +17,12 @@ from typing import Any
 import pytest
 import typer
 
+from llmrun.cli.answer_files import template_text
 from llmrun.cli.app import app, call
 from llmrun.cli.commands import ALIASES, BASICS, BENCH_COMMANDS, COMMANDS, OPTION_TOPICS, PANELS
 from llmrun.cli.help import EXIT_CODES, TOPICS, topic
-from llmrun.cli.options import template_text, wanted, with_options
-from llmrun.cli.pages import OPTIONS
+from llmrun.cli.options import wanted, with_options
+from llmrun.cli.pages import OPTIONS, _panels
 from llmrun.cli.run_command import conversation, read_prompt
 from llmrun.cli.sampling import FLAGS, sampling_flags, sampling_rows
 from llmrun.cli.slash.commands import SLASH_COMMANDS
@@ -203,7 +204,11 @@ def test_help_fits_a_screen_and_all_of_it_has_every_option(
         assert set(BASICS[words[0]].split()) <= listed(short)
     else:
         assert (left_out, short) == (["--help-all"], full)
-    assert not re.findall(r"\[default|\(default|by default|Default: [^.]*Default", " ".join(full.split()))
+    assert not re.findall(r"\[default|\(default|by default", " ".join(full.split()))
+    root = typer.main.get_command(app)
+    command = root.get_command(typer.Context(root), words[0])  # type: ignore[attr-defined]
+    texts = [text for rows in _panels(typer.Context(command), command.params).values() for text in rows.values()]
+    assert not [text for text in texts if text.count("Default:") > 1], "a default is told once"
 
 
 @pytest.mark.parametrize("name", OPTION_TOPICS)

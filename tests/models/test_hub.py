@@ -276,3 +276,25 @@ def test_missing_part_and_missing_file() -> None:
 def test_links_are_quoted() -> None:
     link = file_url(settings("https://hub.invalid"), REPOSITORY, COMMIT, "a b/c#d.gguf")
     assert link == f"https://hub.invalid/{REPOSITORY}/resolve/{COMMIT}/a%20b/c%23d.gguf"
+
+
+@pytest.mark.parametrize(
+    ("there", "expected"),
+    [
+        (("m-Q4_0.gguf", "m-UD-Q4_K_XL.gguf", "m-Q8_0.gguf"), "m-UD-Q4_K_XL.gguf"),
+        (("m-Q4_1.gguf", "m-Q8_0.gguf"), "m-Q4_1.gguf"),
+        (("m-Q4_K_M.gguf", "m-Q4_K_S.gguf"), "m-Q4_K_M.gguf"),
+    ],
+)
+def test_a_file_of_the_catalogue_that_is_gone_is_replaced_by_its_nearest_kin(
+    there: tuple[str, ...], expected: str
+) -> None:
+    spec = ModelSpec("m", repository="o/m", quant="Q4_K_M", filename="m-Q4_K_M.gguf", alias="m")
+    assert module.choose(spec, files(*there))[0].name == expected
+
+
+def test_no_quant_of_other_bits_replaces_one_that_is_gone() -> None:
+    spec = ModelSpec("m", repository="o/m", quant="Q4_K_M", filename="m-Q4_K_M.gguf", alias="m")
+    for each in (spec, replace(spec, alias=None)):
+        with pytest.raises(ModelNotFoundError):
+            module.choose(each, files("m-Q8_0.gguf"))

@@ -384,3 +384,9 @@ def test_link_that_was_cut(hub: StandInHub, settings: Settings) -> None:
 def test_link_while_offline(hub: StandInHub, settings: Settings) -> None:
     with pytest.raises(NetworkError, match="HF_HUB_OFFLINE"):
         pull(link(hub), replace(settings, offline=True))
+
+
+def test_a_quant_that_is_gone_falls_to_its_nearest_kin_and_says_so(hub: StandInHub, settings: Settings) -> None:
+    spec, notes = replace(SPEC, filename="tiny-Q4_K_S.gguf", quant="Q4_K_S", alias="tiny"), list[str]()
+    assert pull(spec, settings, on_note=notes.append).name == "tiny-Q4_K_M.gguf"
+    assert notes == [f"{REPOSITORY} no longer has tiny-Q4_K_S.gguf; its nearest kin is tiny-Q4_K_M.gguf"]

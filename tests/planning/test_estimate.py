@@ -22,6 +22,7 @@ from llmrun.models.hub import RemoteFile, Repository
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.estimate import (
     QuantCandidate,
+    QuantEstimate,
     contexts_for,
     local_candidate,
     look_ahead,
@@ -118,6 +119,32 @@ def test_on_a_gpu_the_processors_speed_says_nothing(header: Header) -> None:
     assert row.contexts[0].gpu_layers == -1
     assert row.contexts[0].vram_bytes > 5 * GIB
     assert row.decode_rate is None
+
+
+def test_a_gpu_that_was_measured_is_predicted_with_its_share_of_the_layers(header: Header) -> None:
+    fast = replace(
+        SPEED,
+        read=10 * SPEED.read,
+        types={
+            kind: replace(
+                rates, decode=tuple((size, 10 * rate) for size, rate in rates.decode), prefill=10 * rates.prefill
+            )
+            for kind, rates in SPEED.types.items()
+        },
+    )
+
+    def row(free: int, gpus: tuple[MachineSpeed, ...] = (fast,), **preferred: Any) -> QuantEstimate:
+        there = machine(gpus=(Gpu("CUDA0", "card", 24 * GIB, free),) if free else ())
+        chosen = LoadPreferences(**preferred)
+        return look_ahead(candidate(header, 5 * GIB), there, SPEED, (4096,), preferences=chosen, gpus=gpus)
+
+    whole, part, none = row(23 * GIB), row(23 * GIB, gpu_layers=1), row(0, ())
+    rates = [each.decode_rate or 0 for each in (none, part, whole)]
+    assert 0 < rates[0] < rates[1] < rates[2] < 11 * rates[0]
+    prefills = [each.prefill_rate or 0 for each in (none, part, whole)]
+    assert 0 < prefills[0] <= prefills[1] < prefills[2]  # the last layer is the output, which prompts need once
+    assert (whole.contexts[0].decode_rate or 0) > 0
+    assert row(23 * GIB, split_mode="tensor").decode_rate is None
 
 
 def test_unknown_memory_refuses_nothing(header: Header) -> None:

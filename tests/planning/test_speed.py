@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from llmrun.errors import EngineCrashedError, LlmrunError
 from llmrun.planning import speed
 from llmrun.planning.hardware import Hardware
-from llmrun.planning.speed import measure, remembered, speed_of
+from llmrun.planning.speed import gpu_speeds, measure, remembered, speed_of
 from llmrun.protocol.codec import as_dict
+from llmrun.protocol.devices import Gpu
 from llmrun.protocol.jobs.kernels import KERNELS, MachineSpeed, MeasureKernels, Rates
 
 GIB = 1 << 30
@@ -60,6 +62,27 @@ def test_another_type_is_measured_and_joins(engine: Engine, tmp_path: Path) -> N
     found = speed_of(MACHINE, {"Q6_K", "Q8_0"}, tmp_path)
     assert engine.asked[1] == MeasureKernels(4, ("Q8_0",))
     assert set(found.types) == {"Q4_K", "Q6_K", "Q8_0"}
+
+
+def test_a_gpu_is_measured_once(engine: Engine, tmp_path: Path) -> None:
+    gpu = Gpu("CUDA0", "Card", GIB, GIB)
+    first = gpu_speeds((gpu,), {"Q6_K"}, MACHINE, tmp_path)
+    assert gpu_speeds((gpu,), {"Q6_K"}, MACHINE, tmp_path) == first
+    assert engine.asked == [MeasureKernels(4, ("Q4_K", "Q6_K"), gpu="CUDA0")]
+    gpu_speeds((replace(gpu, description="Another"),), {"Q6_K"}, MACHINE, tmp_path)
+    assert len(engine.asked) == 2
+
+
+def test_a_gpu_that_can_not_be_measured_is_not_asked_for_again(engine: Engine, tmp_path: Path) -> None:
+    def hang(*_: object, seconds: float) -> None:
+        engine.asked.append(MeasureKernels(1, ()))
+        raise EngineCrashedError("the engine died in its job, kernels")
+
+    engine.do = hang  # type: ignore[method-assign, assignment]
+    for words in ("kernels", "failed before"):
+        with pytest.raises(LlmrunError, match=words):
+            gpu_speeds((Gpu("CUDA0", "Card", GIB, GIB),), {"Q6_K"}, MACHINE, tmp_path)
+    assert len(engine.asked) == 1
 
 
 def test_a_type_that_can_not_be_measured_is_not_asked_for_again(engine: Engine, tmp_path: Path) -> None:

@@ -333,4 +333,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[2:] == ["preload"]:
+        sys.stdin.buffer.readline()  # the guessed model
     main()

@@ -19,12 +19,13 @@ _FAKE = str(Path(__file__).with_name("fake_engine.py"))
 def _faking(modes: list[str]) -> None:
     real = launch.launch
 
-    def fake(command: Sequence[str] = (), **options: object) -> launch.EngineHandle:
-        if command:  # it is no engine
+    def fake(command: Sequence[str] = launch.ENGINE, **options: object) -> launch.EngineHandle:
+        own, more = command[: len(launch.ENGINE)], command[len(launch.ENGINE) :]
+        if own != launch.ENGINE:
             return real(command, **options)  # type: ignore[arg-type]
         mode = modes.pop(0) if len(modes) > 1 else modes[0]
         assert mode != "none", "an engine was started"
-        return real((sys.executable, _FAKE, mode), **options)  # type: ignore[arg-type]
+        return real((sys.executable, _FAKE, mode, *more), **options)  # type: ignore[arg-type]
 
     launch.launch = fake
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from llmrun.engine.core.admission import CANDIDATES, MAX_PASSED, next_admission
 from llmrun.engine.core.batch import Batch, BatchCapacity, BatchPart, fill
-from llmrun.engine.core.checkpoints import MAX_BYTES
 from llmrun.engine.core.decode_run import decode_run
 from llmrun.engine.core.exclusive_scheduler import ExclusiveScheduler
 from llmrun.engine.core.metrics import Metrics, PrefillRate
@@ -49,7 +48,7 @@ class Engine:
     Args:
         exact, throughput: as in loading.Load.
         adapts: requests may choose adapters.
-        checkpoint_bytes: limit of all checkpoints.
+        checkpoint_bytes: limit of all checkpoints; 0 is the default.
         prefixes: prefixes() of the previous engine with these weights.
     """
 
@@ -63,7 +62,7 @@ class Engine:
         exact: bool = False,
         throughput: bool = False,
         adapts: bool = False,
-        checkpoint_bytes: int = MAX_BYTES,
+        checkpoint_bytes: int = 0,
         prefixes: list[HostPrefix] | None = None,
     ) -> None:
         self.can_draft = context.cuts and not exact  # drafts can be verified with this context
@@ -74,7 +73,7 @@ class Engine:
         self._vocabulary = context.vocabulary
         self._window, self._clock = min(context.n_ctx, context.n_cells), clock
         self._slots = Slots(context, states, exact=exact, prefixes=prefixes or (), checkpoint_bytes=checkpoint_bytes)
-        self.prefixes = self._slots.prefixes
+        self.prefixes, self.save_parked = self._slots.prefixes, self._slots.save_parked
         self._numbers = itertools.count()
         self._active: list[Sequence] = []  # oldest first
         self._waiting: list[Sequence] = []  # oldest first
@@ -474,11 +473,6 @@ class Engine:
         if prompt_only:
             self._slots.truncate(sequence.slot, sequence.n_prompt)
         return self._slots.save(sequence.slot)
-
-    def save_parked(self) -> None:
-        """Queue parked conversations for the disk, for a later process; call it when the engine is idle."""
-        if not self.busy:
-            self._slots.save_parked()
 
     def measure_steps(self, interrupted: Callable[[], bool]) -> StepTables:
         """Measure decode steps of several widths; return empty tables if the engine is busy or gets interrupted."""

@@ -46,7 +46,7 @@ class Slots:
         *,
         exact: bool = False,
         prefixes: Sequence[HostPrefix] = (),
-        checkpoint_bytes: int = MAX_BYTES,
+        checkpoint_bytes: int = 0,
     ) -> None:
         self._exact = exact  # reuse only whole batches of a prompt, because other batch widths round differently
         self._context = context
@@ -61,7 +61,7 @@ class Slots:
             self.cached,
             offloaded=lambda: (each.checkpoints for each in self._host_cache.prefixes),
             at_batches=exact,
-            limit=checkpoint_bytes,
+            limit=checkpoint_bytes or MAX_BYTES,
         )
         self._n_prompt = dict.fromkeys(self.cached, 0)  # slot -> first tokens that were the last request's prompt
         self._salts = dict.fromkeys(self.cached, "")  # of the last request

@@ -11,6 +11,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 
 from llmrun import _native
+from llmrun.engine.llama.devices import devices
 from llmrun.engine.llama.library import start
 from llmrun.engine.llama.operations import Operations
 from llmrun.engine.llama.rpc import worker_device
@@ -24,6 +25,7 @@ _LARGE = (64 << 20, 384 << 20)  # minimum and maximum bytes of the matrices for 
 _MAX_MATRICES = 600
 _CACHES = 1.5  # size of the matrices for decode in last-level caches, so that they are read from memory
 _SMALL = 2 << 20  # bytes of a matrix for prefill, which computes more than it reads
+_FAST = 20e9  # bytes/s of that matrix, beyond processors
 _PROMPT = 128  # tokens of a prefill
 _POSITIONS = 1024  # of the KV cache: few enough for a CPU cache, because memory reads are estimated separately
 _HEADS = 16
@@ -36,7 +38,7 @@ _REPEATS = 9  # maximum, after one that warms up
 def run(command: MeasureKernels, report: Callable[[Empty], None], flag: _native.CancelFlag) -> MachineSpeed:
     _keep_memory()
     start()
-    ggml = Operations(command.threads, worker_device(command.worker, command.device) if command.worker else 0)
+    ggml = Operations(command.threads, _device(command))
     # Two sizes of matrices for decode if a cache is so large that it may hold a small model.
     sizes = sorted({_LARGE[0], min(max(int(_CACHES * command.cache), _LARGE[0]), _LARGE[1])})
     return MachineSpeed(
@@ -48,12 +50,21 @@ def run(command: MeasureKernels, report: Callable[[Empty], None], flag: _native.
     )
 
 
+def _device(command: MeasureKernels) -> int:
+    """Return ggml's pointer to the device to measure; 0 for this machine's processor."""
+    if command.worker:
+        return worker_device(command.worker, command.device)
+    return next((device.pointer for device in devices() if device.name == command.gpu), 0)
+
+
 def _rates(ggml: Operations, kind: int, sizes: Sequence[int]) -> Rates:
     for buffer in (*ggml.repacking, ggml.plain):
         decode = tuple((float(size), _one_token(ggml, kind, buffer, size)) for size in sizes)
         if all(rate for _, rate in decode):
             row = ggml.row_size(kind, LONG_ROW)
             prefill = _products(ggml, kind, buffer, (LONG_ROW, _rows(_SMALL, row)), tokens=_PROMPT)
+            if prefill > _FAST:  # a GPU needs more work at a time
+                prefill = _products(ggml, kind, buffer, (LONG_ROW, _rows(_LARGE[0], row)), tokens=_PROMPT)
             short = _one_token(ggml, kind, buffer, sizes[0], SHORT_ROW)
             return Rates(decode, prefill * _PROMPT / (row / LONG_ROW), decode[0][1] / short if short else 1.0)
     return Rates()
@@ -108,6 +119,8 @@ def _attention(ggml: Operations, kind: int, tokens: int) -> dict[int, float]:
             keys, values = (ggml.permute(context, cell, 0, 2, 1, 3) for cell in cells)
             mask = ggml.tensor(context, TENSOR_TYPES["F16"].number, _POSITIONS, tokens)
             result = ggml.flash_attn_ext(context, query, keys, values, mask, 1.0, 0.0, 0.0)
+            if not ggml.supports(result):
+                continue
             with ggml.memory(context, ggml.plain):
                 found[length] = _seconds(ggml, result) / (_HEADS * _POSITIONS * tokens)
     return found

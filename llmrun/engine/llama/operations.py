@@ -1,4 +1,4 @@
-"""Timing of single ggml operations, without a model, on the processor or an RPC worker's device.
+"""Timing of single ggml operations, without a model, on the processor, a GPU or an RPC worker's device.
 
 Owns ggml's contexts, graphs and buffers; must not know which operations are measured, or why.
 """
@@ -53,12 +53,12 @@ class Operations:
     """ggml's operations on one device. Each function above is a method, without "ggml_".
 
     Args:
-        remote: ggml's pointer to a worker's device; 0 is the processor.
+        remote: ggml's pointer to a GPU or a worker's device; 0 is the processor.
 
     Attributes:
         plain: the buffer type that stores matrices unchanged.
         repacking: buffer types that repack some types of matrices when they are loaded.
-        is_remote: the device is a worker's.
+        is_remote: the device is a GPU or a worker's, which compute after the call has returned.
     """
 
     def __init__(self, threads: int, remote: int = 0) -> None:

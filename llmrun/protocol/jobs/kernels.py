@@ -24,6 +24,7 @@ class MeasureKernels:
     cache: int = 0  # bytes of the last-level cache; 0 if unknown
     worker: str = ""  # "HOST:PORT" of the RPC worker to measure, "" for this machine
     device: int = 0  # index of the worker's device
+    gpu: str = ""  # ggml's name of the GPU to measure, "" for the processor
 
 
 @dataclass(frozen=True, slots=True)

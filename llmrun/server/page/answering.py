@@ -132,7 +132,7 @@ class PageAnswers:
 
 
 class _Turn:
-    """The received part of an answer: finished rounds with calls, and the round that runs."""
+    """The received part of an answer: finished rounds with calls, and the running round."""
 
     def __init__(self, asked: CompletionRequest) -> None:
         self.asked, self.begins = asked, asked.request.begins

@@ -211,7 +211,7 @@ class PageChats:
         return self.read(chat)
 
     def head(self, chat: int) -> dict[str, Any]:
-        """Return the last entry of a chat, and whether it is being answered: a window sees by them that it changed."""
+        """Return what tells whether a chat has changed: its last entry, and whether it is being answered."""
         return {"last": self._sessions.head(chat), "is_answering": chat in self._answering}
 
     def undo(self, chat: int) -> dict[str, Any]:
@@ -292,7 +292,7 @@ def _said(system: str, turns: Sequence[WindowTurn], asked: TurnEntry | None = No
 
 
 def with_images(said: Said, blind: str = "") -> tuple[tuple[Message, ...], list[str]]:
-    """Return messages with their images read, and notes about unsent ones; see chat.images.ImageCache."""
+    """Return messages with their images read, and notes about images that can't be sent; see chat.images.ImageCache."""
     from llmrun.chat.images import ImageCache
 
     notes: list[str] = []

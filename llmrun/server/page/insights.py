@@ -1,4 +1,4 @@
-"""The making of an answer: its explanation, the steps of the sampler for a token, the context window of a chat.
+"""Insights into an answer: its explanation, the steps of the sampler for a token, the context window of a chat.
 
 Nothing of it is stored with a chat: the answer, or one token of it, is computed again.
 """

@@ -47,6 +47,7 @@ _COMPACT = (
     "Summarize our conversation so far for whoever continues it. Keep names, numbers, paths, facts, decisions, open "
     "questions and the state of the work. Write only the summary."
 )
+_MOST_SUMMARY = 2048  # tokens
 _COMPACTED = "Summary of the conversation so far:"
 _ECHOED = (
     "instructions", "max_output_tokens", "metadata", "previous_response_id", "prompt_cache_key", "reasoning",
@@ -93,7 +94,10 @@ def read_compact(body: Mapping[str, Any]) -> CompletionRequest:
     """Return the request for a summary of a conversation. Raises as read()."""
     completion = read({**body, "tools": [], "tool_choice": "none", "stream": False})
     messages = (*completion.request.messages, Message("user", _COMPACT))
-    return completion._replace(request=replace(completion.request, messages=messages))
+    limits = completion.request.limits
+    limits = replace(limits, max_tokens=limits.max_tokens or _MOST_SUMMARY)
+    request = replace(completion.request, messages=messages, limits=limits, stops_repeats=True)
+    return completion._replace(request=request)
 
 
 def _messages(fields: Fields) -> tuple[Message, ...]:

@@ -378,6 +378,8 @@ def test_what_was_asked_is_echoed() -> None:
 def test_a_conversation_is_compacted_to_an_item() -> None:
     asked = read_compact({**HELLO, "tools": [TOOL], "stream": True})
     assert (asked.request.tools, asked.stream, asked.request.messages[-1].role) == ((), False, "user")
+    assert asked.request.limits.max_tokens, "a small model may never end"
+    assert asked.request.stops_repeats
     made = CompactionWriter(HELLO, ENVELOPE)
     for part in (ReasoningText(0, "Hm."), AnswerText(0, "They greeted."), ResponseFinished(0, "stop", STATS)):
         made.feed(part)
