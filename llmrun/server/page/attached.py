@@ -54,7 +54,7 @@ def read_uploads(fields: Fields) -> Uploads:
         except binascii.Error:
             raise UsageError(f"invalid {each.name('data')}", why="must be an image in base64") from None
         if not data.startswith(PICTURE_BEGINNINGS):
-            raise UsageError(f"{_name(each)} can't be attached", why="it is not a PNG, JPEG, GIF or BMP image")
+            raise UsageError(f"{_name(each)} can't be attached", why="it is not a PNG, JPEG, GIF, BMP or WebP image")
         images.append(Upload(_name(each), data))
     return Uploads(tuple(texts), tuple(images))
 

@@ -2,7 +2,7 @@
 
 import { button, clean, h, number } from "./dom.js";
 
-const IMAGES = ["image/png", "image/jpeg", "image/gif", "image/bmp"]; // that the engine can decode
+const IMAGES = ["image/png", "image/jpeg", "image/gif", "image/bmp", "image/webp"]; // that the engine can decode
 const MOST_TEXT = 4 << 20; // bytes of a text, as in the terminal
 const MOST_IMAGES = 11 << 20; // bytes of all images: in base64 they have to fit into one request
 
@@ -64,7 +64,7 @@ export class Attachments {
 async function read(file, others) {
   const refuse = (why) => new Error(`${file.name} can't be attached: ${why}.`);
   if (file.type.startsWith("image/") && file.type !== "image/svg+xml") {
-    if (!IMAGES.includes(file.type)) throw refuse("only PNG, JPEG, GIF and BMP images can");
+    if (!IMAGES.includes(file.type)) throw refuse("only PNG, JPEG, GIF, BMP and WebP images can");
     const total = others.reduce((sum, item) => sum + (item.data ? item.n_bytes : 0), file.size);
     if (total > MOST_IMAGES) throw refuse(`all images together may have ${number(MOST_IMAGES)} bytes`);
     return { data: await base64(file) };
