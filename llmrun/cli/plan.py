@@ -65,7 +65,6 @@ def plan(
     kernels here, which is measured once.
     """
     from llmrun.gguf.pooling import makes_embeddings
-    from llmrun.models.location import find_projector
     from llmrun.planning.estimate import contexts_for, look_ahead, parse_contexts, types_of
     from llmrun.planning.machine import this_machine
     from llmrun.planning.plan import LoadPreferences
@@ -75,30 +74,23 @@ def plan(
     if not model:
         _propose(output, is_alone=not (ctx or kv_type_k or kv_type_v or draft or rpc or every))
         return
-    wished, workers = parse_contexts(ctx), workers_of(rpc)
+    wished, workers, settings = parse_contexts(ctx), workers_of(rpc), load_settings()
     preferences = LoadPreferences(kv_type_k=kv_type_k, kv_type_v=kv_type_v, workers=workers, **devices)
-    kv = preferences.kv_type
-    settings = load_settings()
     spec, candidates = _candidates(output, model, settings, every=every)
     beside = _draft(draft, candidates[0].header, settings) if draft is not None else None
     hardware = this_machine(workers, measures_links=True)
     used = preferences.gpus(hardware.gpus)  # raises before anything is measured
-    if projector := find_projector(candidates[0].header.path):
-        n_bytes = projector.stat().st_size
-        output.note(f"{projector.name}, the projector for images, takes another {readable_size(n_bytes)} of memory")
-        hardware = replace(hardware, memory_available=max(hardware.memory_available - n_bytes, 0))
-    speed = _speed(output, hardware, types_of(candidates), settings)
+    hardware = _beside_projector(output, hardware, candidates[0].header)
     contexts = contexts_for(candidates[0].header, wished)
-    remote = _worker_speeds(output, hardware, speed)
-    gpus = _gpu_speeds(output, hardware, used, types_of(candidates), settings)
-    known = speed if remote is not None else None
-    rows = [
-        look_ahead(each, hardware, known, contexts, kv, beside, remote or (), preferences, gpus) for each in candidates
-    ]
+    speed, remote, gpus = _speeds(output, hardware, used, types_of(candidates), settings)
+    facts = (hardware, speed, contexts, preferences.kv_type, beside, remote, preferences, gpus)
+    rows = [look_ahead(each, *facts) for each in candidates]
     chosen, why = _chosen(spec, candidates, hardware)
     if json:
         quants = [asdict(row) for row in rows]
-        output.result_json({"hardware": asdict(hardware), "kv_type": kv, "chosen": chosen, "quants": quants})
+        output.result_json(
+            {"hardware": asdict(hardware), "kv_type": preferences.kv_type, "chosen": chosen, "quants": quants}
+        )
     else:
         show_estimates(output, rows, hardware, why)
         if makes_embeddings(candidates[0].header):
@@ -131,6 +123,28 @@ def _propose(output: Output, *, is_alone: bool) -> None:
         output.result_json({"hardware": asdict(hardware), "models": models})
     else:
         show_proposals(output, found, hardware)
+
+
+def _beside_projector(output: Output, hardware: Hardware, header: Header) -> Hardware:
+    """Return the machine with the memory that a model's projector for images leaves."""
+    from llmrun.models.location import find_projector
+
+    projector = find_projector(header.path)
+    if not projector:
+        return hardware
+    n_bytes = projector.stat().st_size
+    output.note(f"{projector.name}, the projector for images, takes another {readable_size(n_bytes)} of memory")
+    return replace(hardware, memory_available=max(hardware.memory_available - n_bytes, 0))
+
+
+def _speeds(
+    output: Output, hardware: Hardware, used: Sequence[Gpu], types: Collection[str], settings: Settings
+) -> tuple[MachineSpeed | None, tuple[MachineSpeed, ...], tuple[MachineSpeed, ...]]:
+    """Return the speeds of this processor, None if unknown, of the workers' devices, and of the GPUs to use."""
+    speed = _speed(output, hardware, types, settings)
+    remote = _worker_speeds(output, hardware, speed)
+    gpus = _gpu_speeds(output, hardware, used, types, settings)
+    return (None, (), ()) if remote is None else (speed, remote, gpus)
 
 
 def _draft(name: str, header: Header, settings: Settings) -> Header:

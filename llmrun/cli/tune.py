@@ -46,16 +46,15 @@ def tune(
     repacking change the rounding, which can change an answer at --temp 0. The cost of drafting tokens is measured too.
     For a type of weights without a fast kernel for prompts here, the command for a faster copy is printed.
     """
-    from llmrun.bench.tune.run import check_preferences, keep, measure_steps
-    from llmrun.bench.tune.run import tune as find_fastest
+    from llmrun.bench.tune import run as search
     from llmrun.gguf.reader import read_header
     from llmrun.gguf.rules import check
     from llmrun.planning.machine import this_machine
     from llmrun.planning.plan import LoadPreferences
+    from llmrun.ui.views.tune import TuneView, as_json, show_fast_copy, show_outcome
 
-    preferences = LoadPreferences(**devices)
-    check_preferences(seconds, depth)
-    output, settings = Output(json=json), load_settings()
+    search.check_preferences(seconds, depth)
+    output, settings, preferences = Output(json=json), load_settings(), LoadPreferences(**devices)
     spec, path = _found(output, model, yes=yes)
     name = spec.name
     header, hardware = read_header(path), this_machine()
@@ -63,12 +62,10 @@ def tune(
     if forget:
         _forget(output, name, header, hardware, settings.state_dir)
         return
-    from llmrun.ui.views.tune import TuneView, as_json, show_fast_copy, show_outcome
-
     plan = _plan(header, hardware, preferences, settings.state_dir, name)
     try:
         with TuneView(output, seconds) as view:
-            outcome = find_fastest(header, hardware, plan, seconds=seconds, depth=depth, kv=kv, on_step=view.show)
+            outcome = search.tune(header, hardware, plan, seconds=seconds, depth=depth, kv=kv, on_step=view.show)
     except CancelledError:
         output.note("stopped: nothing was changed")
         raise
@@ -76,16 +73,16 @@ def tune(
     steps: tuple[StepTime, ...] = ()
     copy = _fast_copy(header, hardware, settings.state_dir)
     try:
-        kept = keep(outcome, header, hardware, settings.state_dir, name)
-        steps = measure_steps(spec, path)
+        kept = search.keep(outcome, header, hardware, settings.state_dir, name)
+        steps = search.measure_steps(spec, path)
     except LlmrunError as refused:
         error = refused
     if json:
         output.result_json(as_json(name, outcome, steps, copy))
     else:
         show_outcome(output, name, outcome, kept, steps)
-        if copy is not None:
-            show_fast_copy(output, name, header, copy)
+    if copy is not None and not json:
+        show_fast_copy(output, name, header, copy)
     if error is not None:  # only now: what was measured is shown even where it can't be kept
         raise error
 
