@@ -171,9 +171,8 @@ def serve(
     from llmrun.server.pool import RequestDefaults
     from llmrun.server.serving import ServeOptions, run_in_event_loop
 
-    output = Output(json=log_json)
+    output, names = Output(json=log_json), tuple(dict.fromkeys(models or []))
     policy = _policy(host, listening, key_file, allow_origin or [], allow_host or [])
-    names = tuple(dict.fromkeys(models or []))
     _require_model(names, {"--any-model": any_model, "--template FILE": template is not None})
     options = ServeOptions(
         names, policy, replace(loading.preferences, parallel=parallel, exact=exact), keep_seconds, queue,

@@ -76,11 +76,9 @@ def prepare(
     preferences, settings = preferences or LoadPreferences(), load_settings()
     hardware = _beside(this_machine(preferences.workers), promised, projector)
     known = header, hardware, settings.state_dir
-    attention, excess = measured_attention(*known), known_excess(*known)
-    preferences = replace(preferences, measured_attention=attention, gpu_excess=excess)
-    planned = partial(
-        plan_pair, header, draft, hardware, name=spec.name, repository=spec.repository or "", adapters=adapters
-    )
+    preferences = replace(preferences, measured_attention=measured_attention(*known), gpu_excess=known_excess(*known))
+    repository = spec.repository or ""
+    planned = partial(plan_pair, header, draft, hardware, name=spec.name, repository=repository, adapters=adapters)
     plan, drafts = planned(preferences)
     keeps_states = keeps_states and settings.states_bytes > 0 and not preferences.workers  # it would cross the network
     load = replace(
