@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmrun.config import TUNE_FILE, Settings, load_settings
+from llmrun.errors import LlmrunError
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import check
@@ -79,7 +81,9 @@ def prepare(
     preferences = replace(preferences, measured_attention=measured_attention(*known), gpu_excess=known_excess(*known))
     repository = spec.repository or ""
     planned = partial(plan_pair, header, draft, hardware, name=spec.name, repository=repository, adapters=adapters)
-    plan, drafts = planned(preferences)
+    tuned = _tuned(header, hardware, settings, expected) if expected and not preferences.workers else None
+    split_mode = preferences.split_mode
+    preferences, plan, drafts = _divided(preferences, tuned, planned)
     keeps_states = keeps_states and settings.states_bytes > 0 and not preferences.workers  # it would cross the network
     load = replace(
         plan.load(path),
@@ -90,17 +94,32 @@ def prepare(
         projector=str(projector.absolute()) if projector is not None else "",
         adapters=adapters,
     )
-    tuned = _tuned(header, hardware, settings, expected) if expected and not preferences.workers else None
     if tuned is not None:
         without_flash = scores_fit(header, hardware, plan.n_ctx)
         plain, load = load, tuned.applied_within(load, preferences, without_flash=without_flash)
-        changes = tuned.of(load).changes(tuned.of(plain))
+        changes = tuned.of(load).changes(replace(tuned.of(plain), split_mode=split_mode))
         plan = replace(plan, threads=load.threads, flash_attention=load.flash_attention, tuned=changes)
     if drafts is not None:
         load = replace(load, draft=replace(drafts.load, threads=load.threads, verbose=verbose))
     drafting = DraftPolicy(header, hardware, load, settings.state_dir, speculate, drafts and drafts.header)
     load_for = partial(_load_for, load, plan, preferences, planned)
     return Model(path, spec, header, plan, load, drafting, tuned, draft, load_for)
+
+
+def _divided(
+    preferences: LoadPreferences,
+    tuned: TunableSettings | None,
+    planned: Callable[[LoadPreferences], tuple[Plan, Drafts | None]],
+) -> tuple[LoadPreferences, Plan, Drafts | None]:
+    """Return a plan and its preferences, with the tuned split mode if that leaves as much on GPUs."""
+    plan, drafts = planned(preferences)
+    divided = tuned.preferred(preferences) if tuned else preferences
+    if divided != preferences:
+        with suppress(LlmrunError):  # it does not go with the preferences, or does not fit
+            other, other_drafts = planned(divided)
+            if (other.gpu_layers, other.n_ctx) == (plan.gpu_layers, plan.n_ctx):
+                return divided, other, other_drafts
+    return preferences, plan, drafts
 
 
 def _beside(hardware: Hardware, promised: int, projector: Path | None) -> Hardware:

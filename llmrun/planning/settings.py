@@ -10,13 +10,15 @@ from dataclasses import dataclass, fields, replace
 
 from llmrun.planning.plan import ATTENTION, LoadPreferences
 from llmrun.protocol.loading import Load
-from llmrun.protocol.settings import EngineSettings, setting, shown
+from llmrun.protocol.settings import DEFAULTS, DEVICE_SETTINGS, EngineSettings, setting, shown
 
 SPINS = 8000
 """Times that an idle thread of libgomp looks for work before it sleeps, in our engine: part of a millisecond."""
-TUNED = ("threads", "threads_batch", "n_ubatch", "flash_attention", "kv_type_k", "kv_type_v", "repack", "mmap")
+TUNED = (
+    "threads", "threads_batch", "n_ubatch", "flash_attention", "kv_type_k", "kv_type_v", "repack", "mmap", "split_mode",
+)  # fmt: skip
 """The fields of a Load that tuning may change."""
-_ROUNDING = ("threads", "flash_attention", "kv_type_k", "kv_type_v", "repack")
+_ROUNDING = ("threads", "flash_attention", "kv_type_k", "kv_type_v", "repack", "split_mode")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,16 +41,23 @@ class TunableSettings(EngineSettings):
     def applied_within(self, load: Load, preferences: LoadPreferences, *, without_flash: bool) -> Load:
         """Return the load with these settings, without changing the user's preferences or exceeding memory.
 
+        The split mode is the plan's, see preferred().
+
         Args:
             without_flash: there is memory for attention without flash attention.
         """
-        found = self.applied(load)
+        found = replace(self.applied(load), split_mode=load.split_mode)
         if preferences.threads is not None:
             found = replace(found, threads=load.threads, threads_batch=load.threads_batch)
         is_given = any(getattr(preferences, name) is not None for name in ATTENTION)
         if is_given or (found.flash_attention == "off" and not without_flash):  # they were measured together
             found = replace(found, **{name: getattr(load, name) for name in ATTENTION})
         return found
+
+    def preferred(self, preferences: LoadPreferences) -> LoadPreferences:
+        """Return preferences with this split mode, unless they choose or divide GPUs themselves."""
+        is_given = any(getattr(preferences, name) != getattr(DEFAULTS, name) for name in DEVICE_SETTINGS)
+        return preferences if is_given else replace(preferences, split_mode=self.split_mode)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -64,7 +73,7 @@ class TunableSettings(EngineSettings):
     @property
     def loads_as_usual(self) -> bool:
         """Whether weights that were loaded before these settings were chosen can be used."""
-        return self.repack and self.mmap and not self.environment
+        return self.repack and self.mmap and self.split_mode == DEFAULTS.split_mode and not self.environment
 
     def changes(self, default: TunableSettings, *, in_answers: bool = False) -> tuple[str, ...]:
         """Return the differences from other settings in words, e.g. ("repack off", "2 batch threads").

@@ -19,6 +19,7 @@ from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import KV_BYTES, UBATCH
 from llmrun.planning.settings import TUNED, TunableSettings
 from llmrun.protocol.codec import as_dict, from_json
+from llmrun.protocol.devices import SPLIT_MODES
 from llmrun.protocol.settings import FLASH_ATTENTION, MAX_THREADS
 
 _STORED = (*(name for name in TUNED if name not in ("kv_type_k", "kv_type_v")), "spins", "huge_pages")
@@ -202,5 +203,6 @@ def _is_usable(profile: Profile) -> bool:
         and max(settings.threads, settings.threads_batch) <= MAX_THREADS
         and settings.n_ubatch <= UBATCH
         and settings.flash_attention in FLASH_ATTENTION
+        and settings.split_mode in SPLIT_MODES
         and settings.kv_type_k in KV_BYTES
     )

@@ -199,8 +199,11 @@ def add_load(report: peers.Report, n_clients: int, results: dict[str, list[Serve
         report.add(f"{n_clients} clients, all together", rate, "t/s", side)
         for name, seconds in (("TTFT", ttft), ("inter-token p50", p50), ("inter-token p95", p95)):
             report.add(f"{n_clients} clients, {name}", [1000 * each for each in seconds], "ms", side)
-    ours, theirs = ([each.rate for each in values] for values in results.values())
-    report.ratio(f"{n_clients} clients, llmrun / llama-server", ours, theirs)
+    if len(results) > 1:
+        report.ratio(
+            f"{n_clients} clients, llmrun / llama-server",
+            *([each.rate for each in values] for values in results.values()),
+        )
 
 
 if __name__ == "__main__":

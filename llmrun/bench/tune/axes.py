@@ -16,6 +16,7 @@ from llmrun.gguf.header import Header
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import repacked_types
 from llmrun.planning.settings import TunableSettings, words
+from llmrun.protocol.devices import SPLIT_MODES
 from llmrun.system import read_text
 
 PREFILL, DECODE = "prefill", "decode"
@@ -50,11 +51,14 @@ class Axis:
         }
 
 
-def axes_for(header: Header, hardware: Hardware, default: TunableSettings, *, kv: bool = False) -> tuple[Axis, ...]:
+def axes_for(
+    header: Header, hardware: Hardware, default: TunableSettings, *, kv: bool = False, n_gpus: int = 0
+) -> tuple[Axis, ...]:
     """Return the axes to try, the most promising first; axes that load the model again come late.
 
     Args:
         kv: include a quantized KV cache, which loses precision.
+        n_gpus: number of GPUs that hold the model.
     """
     both = (PREFILL, DECODE)
     flips = "on" if default.flash_attention == "off" else "off"
@@ -63,6 +67,8 @@ def axes_for(header: Header, hardware: Hardware, default: TunableSettings, *, kv
         Axis("threads", _values("threads", counts), (DECODE,), wants_quiet=True),
         Axis("batch threads", _values("threads_batch", counts), (PREFILL,), wants_quiet=True),
     ]
+    if n_gpus > 1:
+        found.insert(0, Axis("split mode", _values("split_mode", SPLIT_MODES), both))
     if set(header.bytes_per_type) & repacked_types(hardware.cpu_flags):
         found.append(Axis("repack", _values("repack", (not default.repack,)), both))
     if default.kv_type_v == "f16":  # a quantized cache needs flash attention

@@ -90,6 +90,16 @@ def _engine_key(settings: TunableSettings) -> TunableSettings:
     return replace(settings, threads=0, threads_batch=0, n_ubatch=0)
 
 
+def count_engines(header: Header, hardware: Hardware, plan: Plan) -> int:
+    """Return the number of engines whose models fit into memory together, at least 1."""
+    room = hardware.memory_available - margin(hardware.memory_available)
+    counts = [_MOST_ENGINES, room // (header.weight_bytes + _PROCESS_BYTES)]
+    if on_gpus := dict(plan.gpu_bytes):  # a split mode may put all of a model on one GPU
+        free = min(gpu.memory_free for gpu in hardware.gpus if gpu.name in on_gpus)
+        counts.append(free // max(sum(on_gpus.values()), 1))
+    return max(1, min(counts))
+
+
 @dataclass(frozen=True, slots=True)
 class TuneOutcome:
     """A search and the disturbances during it."""
@@ -123,11 +133,9 @@ def tune(
     check_preferences(seconds, depth, plan.n_ctx)
     load = plan.load(header.path)
     default = TunableSettings.of(load)
-    room = hardware.memory_available - margin(hardware.memory_available)
-    n_engines = room // (header.weight_bytes + _PROCESS_BYTES)
-    machine = EngineBackend(load, max(1, min(_MOST_ENGINES, n_engines)))
+    machine = EngineBackend(load, count_engines(header, hardware, plan))
     with closing(machine), DisturbanceMonitor() as watch:
-        axes = axes_for(header, hardware, default, kv=kv)
+        axes = axes_for(header, hardware, default, kv=kv, n_gpus=len(plan.gpu_bytes))
         found = search(machine, default, axes, seconds=seconds, depth=depth, on_step=on_step)
     return TuneOutcome(found, watch.warnings)
 

@@ -287,7 +287,7 @@ class _Sweep:
                 for each in (base, *alive) if number % 2 == 0 else (*alive[::-1], base):
                     try:
                         rates[each, goal].append(self._measure(each, test))
-                    except (BadModelError, EngineCrashedError, ResourceError):
+                    except (BadModelError, EngineCrashedError, ResourceError, UsageError):
                         if each == base or not drops:
                             raise
                         self._report(Trial(candidates[each], goal, "failed"))

@@ -11,7 +11,7 @@ from support.simulated_machines import SimulatedMachine, all_settings
 
 from llmrun.bench.tune.axes import DECODE, PREFILL, Axis
 from llmrun.bench.tune.search import SearchResult, Step, Trial, search
-from llmrun.errors import EngineCrashedError, UsageError
+from llmrun.errors import UsageError
 from llmrun.planning.settings import TunableSettings
 from llmrun.protocol.jobs.bench import BenchTest
 
@@ -136,8 +136,11 @@ def test_a_setting_that_crashes_is_passed_over() -> None:
     found = search(machine, default, [REPACK])
     assert {(tried.change, tried.verdict) for tried in found.tried} == {("repack off", "failed")}
     assert found.tuned.others == ()
+    machine.error = UsageError("no such split mode here")
+    found = search(machine, default, [REPACK])
+    assert {tried.verdict for tried in found.tried} == {"failed"}
     machine.crashes_with = default
-    with pytest.raises(EngineCrashedError):
+    with pytest.raises(UsageError):
         search(machine, default, [REPACK])
 
 

@@ -16,16 +16,18 @@ from support.gguf_writer import runnable_model, tiny_model, write
 from llmrun.bench.results import BenchWarning
 from llmrun.bench.statistics import Verdict
 from llmrun.bench.tune.axes import _memory_axes, axes_for, thread_counts
-from llmrun.bench.tune.run import TuneOutcome, keep, measure_steps
+from llmrun.bench.tune.run import TuneOutcome, count_engines, keep, measure_steps
 from llmrun.bench.tune.search import Improvement, SearchResult, Trial, TuneProgress
 from llmrun.errors import LlmrunError
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
-from llmrun.model.load_plan import A_CHAT, prepare
+from llmrun.model.load_plan import A_CHAT, _divided, prepare
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.hardware import Hardware
+from llmrun.planning.plan import LoadPreferences, make_plan
 from llmrun.planning.settings import TunableSettings
 from llmrun.planning.tuned import Profile, TunedSettings, choose, forget, remember, remembered, summaries
+from llmrun.protocol.devices import Gpu
 from llmrun.protocol.jobs.bench import BenchTest
 from llmrun.protocol.loading import Load
 from llmrun.quantize.fast_copy import FastCopy
@@ -100,6 +102,39 @@ def test_noise_does_not_undo_what_was_found_in_quiet(header: Header, tmp_path: P
     assert remembered(header, MACHINE, tmp_path) == TUNED
     quiet = replace(nothing, warnings=())
     assert keep(quiet, header, MACHINE, tmp_path) == quiet.found.tuned == remembered(header, MACHINE, tmp_path)
+
+
+def test_a_tuned_split_mode_is_used_where_as_much_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, header: Header
+) -> None:
+    gpus = tuple(Gpu(name, "Card", GIB, GIB) for name in ("CUDA0", "CUDA1"))
+    monkeypatch.setattr("llmrun.model.load_plan.this_machine", lambda *_: machine)
+    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path))
+    machine = replace(MACHINE, gpus=gpus)
+    for mode in ("none", "tensor"):
+        found = replace(TUNED, others=(Profile(replace(DEFAULT, split_mode=mode), 1.0, 400.0, 80.0),))
+        remember(found, header, machine, tmp_path)
+        spec = ModelSpec("tiny", path=header.path)
+        model = prepare(spec, header.path, expected=A_CHAT)
+        assert (model.load.split_mode, model.plan.tuned) == (mode, (f"split mode {mode}",))
+        assert len(model.plan.gpu_bytes) == (1 if mode == "none" else 2)
+        given = prepare(spec, header.path, LoadPreferences(tensor_split="3/1"), expected=A_CHAT)
+        assert given.load.split_mode == "layer"
+    layers = {"layer": -1, "tensor": 3}  # as the plan of each mode would have them
+
+    def planned(preferences: LoadPreferences) -> tuple[Any, None]:
+        return replace(model.plan, gpu_layers=layers[preferences.split_mode]), None
+
+    assert model.tuned
+    assert _divided(LoadPreferences(), model.tuned, planned)[0].split_mode == "layer"
+
+
+def test_as_many_engines_as_fit_on_each_gpu(header: Header) -> None:
+    machine = replace(MACHINE, gpus=(Gpu("CUDA0", "Card", GIB, GIB), Gpu("CUDA1", "Card", GIB, GIB)))
+    plan = make_plan(header, machine, LoadPreferences())
+    assert count_engines(header, machine, plan) > 1
+    large = replace(plan, gpu_bytes=(("CUDA0", GIB // 3), ("CUDA1", GIB // 3)))
+    assert count_engines(header, machine, large) == 1
 
 
 @pytest.mark.usefixtures("package_on_path")
@@ -185,7 +220,7 @@ def test_the_json_of_a_profile_names_one_type_of_the_kv_cache() -> None:
     assert Profile(quantized, 0.5, 100.0, 10.0).to_json() == {
         "settings": {
             "threads": 4, "threads_batch": 4, "n_ubatch": 512, "flash_attention": "auto", "kv_type": "q8_0",
-            "repack": True, "mmap": True, "spins": 8000, "huge_pages": False,
+            "repack": True, "mmap": True, "split_mode": "layer", "spins": 8000, "huge_pages": False,
         },
         "load_seconds": 0.5,
         "prefill_rate": 100.0,
@@ -232,6 +267,9 @@ def test_what_is_tried(header: Header) -> None:
     assert axis.rivals(DEFAULT) == {
         replace(DEFAULT, kv_type_k="q8_0", kv_type_v="q8_0", flash_attention="on"): "KV cache q8_0, flash attention on"
     }
+    assert "split mode" not in [axis.name for axis in axes_for(header, MACHINE, DEFAULT, n_gpus=1)]
+    axis = axes_for(header, MACHINE, DEFAULT, n_gpus=2)[0]
+    assert [each.split_mode for each in axis.rivals(DEFAULT)] == ["none", "row", "tensor"]
     off = replace(DEFAULT, flash_attention="off")
     (axis,) = (axis for axis in axes_for(header, MACHINE, off) if axis.name == "flash attention")
     assert [rival.flash_attention for rival in axis.rivals(off)] == ["on"]
