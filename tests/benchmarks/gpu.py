@@ -36,7 +36,7 @@ from support.sampler_cases import native_sampler
 
 from llmrun.protocol.params import SamplingParams
 
-TINY = Shape(width=256, layers=4, feed_forward=1024, heads=4, kv_heads=4, head_length=64, vocabulary=1024)
+TINY = Shape(width=256, layers=4, feed_forward=1024, heads=4, kv_heads=4, head_length=64, vocabulary=8192)
 SAMPLERS = {
     "default": SamplingParams(),
     "top-k 40": SamplingParams(top_k=40, top_p=1.0, min_p=0.0),

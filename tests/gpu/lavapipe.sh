@@ -65,7 +65,7 @@ CPP
 build() {
   local ggml=$folder/source/vendor/llama.cpp/ggml libraries=$folder/built installed
   installed=$(python -c 'import importlib.util as u; print(u.find_spec("llama_cpp").origin)') || return 1
-  missing_names >"$folder/missing.hpp"
+  [ -e "$folder/missing.hpp" ] || missing_names >"$folder/missing.hpp"
   cmake -S "$folder/source/vendor/llama.cpp" -B "$folder/build" -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON \
     -DGGML_VULKAN=ON -DVulkan_INCLUDE_DIR="$root/usr/include" -DVulkan_LIBRARY="$(ls "$root"/usr/lib/*/libvulkan.so)" \
     -DVulkan_GLSLC_EXECUTABLE="$root/usr/bin/glslc" -DCMAKE_PREFIX_PATH="$root/usr" \
