@@ -82,8 +82,7 @@ def prepare(
     repository = spec.repository or ""
     planned = partial(plan_pair, header, draft, hardware, name=spec.name, repository=repository, adapters=adapters)
     tuned = _tuned(header, hardware, settings, expected) if expected and not preferences.workers else None
-    split_mode = preferences.split_mode
-    preferences, plan, drafts = _divided(preferences, tuned, planned)
+    split_mode, (preferences, plan, drafts) = preferences.split_mode, _divided(preferences, tuned, planned)
     keeps_states = keeps_states and settings.states_bytes > 0 and not preferences.workers  # it would cross the network
     load = replace(
         plan.load(path),
