@@ -32,6 +32,9 @@ import server
 SENTENCE, SENTENCE_TOKENS = "The quick brown fox jumps over the lazy dog. ", 10
 QUESTIONS = ("the sea", "a city", "winter", "bread", "the moon", "trains", "a garden", "music")
 N_PARALLEL, N_CTX = 8, 8192
+OPTIONS: dict[str, Any] = {
+    "temperature": 0, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
+}  # fmt: skip
 LONG = 6000  # tokens of a long prompt
 
 
@@ -64,24 +67,23 @@ class Served(NamedTuple):
 
 async def ask(port: int, messages: list[dict[str, str]], n_tokens: int, leaves: float | None = None) -> Stream:
     """Stream one answer, to its end or until the client leaves after some seconds."""
-    options = {"temperature": 0, "max_tokens": n_tokens, "ignore_eos": True}
-    options |= {"stream": True, "stream_options": {"include_usage": True}}
-    body = json.dumps({"messages": messages, **options}).encode()
+    body = json.dumps({"messages": messages, "max_tokens": n_tokens, **OPTIONS}).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
     head += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
-    began, times, n_tokens_reported = time.perf_counter(), [], 0
+    began, times, n_tokens_reported, error = time.perf_counter(), [], 0, b""
     writer.write(head.encode() + body)
     try:
         async with asyncio.timeout(leaves):
             status = await reader.readline()
             while line := await reader.readline():
+                error = line if b'"error"' in line else error
                 if line.startswith(b"data: {"):
                     now, event = time.perf_counter(), json.loads(line[6:])
                     times += [now] if _has_text(event) else []
                     n_tokens_reported = (event.get("usage") or {}).get("completion_tokens", n_tokens_reported)
             if b" 200 " not in status or not times:
-                sys.exit(f"no answer: {status!r}")
+                sys.exit(f"no answer: {status!r} {error!r}")
     except TimeoutError:
         pass
     finally:
