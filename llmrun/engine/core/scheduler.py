@@ -80,7 +80,7 @@ def schedule(waiting: Sequence[int], n_batch: int, n_mixed: int, turn: int = 0) 
 def level(shares: Sequence[int]) -> list[int]:
     """Cut shares down to slightly smaller ones, for a KV cache with a stream per sequence.
 
-    llama.cpp computes equally many tokens of each sequence at once, then what is left of the longer ones: for prompts of
+    llama.cpp computes equally many tokens of each sequence at once, then the rest of the longer ones: for prompts of
     38, 39 and 41 tokens it runs through the model three times before any of them has its first token.
     """
     levelled, floor = list(shares), 1
