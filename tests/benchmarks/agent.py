@@ -4,11 +4,11 @@
         [--peer-shapes llama ...] [--turns]
 
 Tiny models of random weights: a dense one, one with a sliding window, and two hybrids. Each side gets the 20 requests
-of agent_session.py, one after the other, with its defaults; llama-server gets a fixed first line of the system prompt, and
-by default the dense model alone: it takes most of the time, ten minutes in all on two busy cores. The server idles for some seconds and restarts, and the main conversation goes on. The bounds are llmrun's: at most
-22 % of the prompt tokens are computed, in the session and after the restart; after a title request the main
-conversation computes what it computes without one; and the time to the first token of a grown turn is at most 1.2x of
-the dense model's.
+of agent_session.py, one after the other, with its defaults; llama-server gets a fixed first line of the system prompt,
+and by default only the dense model: the whole takes up to ten minutes on two busy cores. The server idles for some
+seconds and restarts, and the main conversation goes on. The bounds are llmrun's: at most 22 % of the prompt tokens are
+computed, in the session and after the restart; after a title request the main conversation computes what it computes
+without one; and the time to the first token of a grown turn is at most 1.2x of the dense model's.
 """
 
 from __future__ import annotations
