@@ -269,7 +269,8 @@ def _choose_model(named: str | None = None) -> tuple[str, int]:
 
 def _check_model(output: Output, agent: Agent, server: Endpoint) -> None:
     """Warn about a model that is weak as an agent, and about a small window."""
-    entry = load_catalogue().entries.get(server.model.partition(":")[0])
+    catalogue, name = load_catalogue(), server.model.partition(":")[0]
+    entry = catalogue.entries.get(name) or catalogue.of_repository(name)
     if entry and not entry.agents:
         output.note(f"warning: {server.model} is weak as a coding agent; llmrun list --all lists others")
     if not server.n_ctx or server.n_ctx >= COMFORTABLE_WINDOW:

@@ -96,7 +96,15 @@ def test_no_agent_lists_them(capsys: pytest.CaptureFixture[str], monkeypatch: py
     assert all(name in shown and agent.install in shown for name, agent in AGENTS.items())
 
 
-@pytest.mark.parametrize(("model", "is_weak"), [("qwen2.5-coder-7b:Q8_0", True), ("qwen3-8b", False)])
+@pytest.mark.parametrize(
+    ("model", "is_weak"),
+    [
+        ("qwen2.5-coder-7b:Q8_0", True),
+        ("bartowski/Qwen2.5-Coder-7B-Instruct-GGUF:Q6_K", True),
+        ("qwen3-8b", False),
+        ("far/away", False),
+    ],
+)
 def test_a_model_that_is_weak_as_an_agent_is_warned_about(
     capsys: pytest.CaptureFixture[str], model: str, is_weak: bool
 ) -> None:
