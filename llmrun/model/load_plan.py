@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmrun.config import TUNE_FILE, Settings, load_settings
-from llmrun.errors import LlmrunError
+from llmrun.errors import LlmrunError, OutOfMemoryError
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import check
@@ -20,6 +20,7 @@ from llmrun.planning.attention import measured_attention
 from llmrun.planning.gpu_memory import known_excess
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.machine import this_machine
+from llmrun.planning.memory import UBATCH
 from llmrun.planning.pairs import DraftFile, Drafts, plan_pair
 from llmrun.planning.plan import CONTEXT_BOUNDS, LoadPreferences, Plan, scores_fit
 from llmrun.planning.speculation import AUTO, DraftPolicy
@@ -82,7 +83,8 @@ def prepare(
     repository = spec.repository or ""
     planned = partial(plan_pair, header, draft, hardware, name=spec.name, repository=repository, adapters=adapters)
     tuned = _tuned(header, hardware, settings, expected) if expected and not preferences.workers else None
-    split_mode, (preferences, plan, drafts) = preferences.split_mode, _divided(preferences, tuned, planned)
+    split_mode = preferences.split_mode
+    preferences, tuned, plan, drafts = _divided(preferences, tuned, planned)
     keeps_states = keeps_states and settings.states_bytes > 0 and not preferences.workers  # it would cross the network
     load = replace(
         plan.load(path),
@@ -94,10 +96,8 @@ def prepare(
         adapters=adapters,
     )
     if tuned is not None:
-        without_flash = scores_fit(header, hardware, plan.n_ctx)
-        plain, load = load, tuned.applied_within(load, preferences, without_flash=without_flash)
-        changes = tuned.of(load).changes(replace(tuned.of(plain), split_mode=split_mode))
-        plan = replace(plan, threads=load.threads, flash_attention=load.flash_attention, tuned=changes)
+        without_flash = scores_fit(header, hardware, plan.n_ctx, preferences.n_ubatch)
+        plan, load = _with_tuned(plan, load, tuned, preferences, split_mode, without_flash=without_flash)
     if drafts is not None:
         load = replace(load, draft=replace(drafts.load, threads=load.threads, verbose=verbose))
     drafting = DraftPolicy(header, hardware, load, settings.state_dir, speculate, drafts and drafts.header)
@@ -109,22 +109,56 @@ def _divided(
     preferences: LoadPreferences,
     tuned: TunableSettings | None,
     planned: Callable[[LoadPreferences], tuple[Plan, Drafts | None]],
-) -> tuple[LoadPreferences, Plan, Drafts | None]:
-    """Return a plan and its preferences, with the tuned split mode if that leaves as much on GPUs."""
+) -> tuple[LoadPreferences, TunableSettings | None, Plan, Drafts | None]:
+    """Return a plan and its settings, with the tuned micro-batch and split mode if as much fits, also on GPUs."""
+    if tuned is not None:
+        preferences, tuned = _with_ubatch(preferences, tuned, planned)
     plan, drafts = planned(preferences)
     divided = tuned.preferred(preferences) if tuned else preferences
     if divided != preferences:
         with suppress(LlmrunError):  # it does not go with the preferences, or does not fit
             other, other_drafts = planned(divided)
             if (other.gpu_layers, other.n_ctx) == (plan.gpu_layers, plan.n_ctx):
-                return divided, other, other_drafts
-    return preferences, plan, drafts
+                return divided, tuned, other, other_drafts
+    return preferences, tuned, plan, drafts
 
 
 def _beside(hardware: Hardware, promised: int, projector: Path | None) -> Hardware:
     """Return the machine with the free memory left beside other models and a projector."""
     taken = promised + (projector.stat().st_size if projector is not None else 0)
     return replace(hardware, memory_available=max(hardware.memory_available - taken, 0))
+
+
+def _with_ubatch(
+    preferences: LoadPreferences,
+    tuned: TunableSettings,
+    planned: Callable[[LoadPreferences], tuple[Plan, Drafts | None]],
+) -> tuple[LoadPreferences, TunableSettings]:
+    """Return both with the tuned micro-batch, or with the usual one if the tuned one leaves a smaller context."""
+    if tuned.n_ubatch > UBATCH:
+        wider = replace(preferences, n_ubatch=tuned.n_ubatch)
+        try:
+            if planned(wider)[0].n_ctx == planned(preferences)[0].n_ctx:
+                return wider, tuned
+        except OutOfMemoryError:
+            pass
+        tuned = replace(tuned, n_ubatch=UBATCH)
+    return preferences, tuned
+
+
+def _with_tuned(
+    plan: Plan,
+    load: Load,
+    tuned: TunableSettings,
+    preferences: LoadPreferences,
+    split_mode: str,
+    *,
+    without_flash: bool,
+) -> tuple[Plan, Load]:
+    changed = tuned.applied_within(load, preferences, without_flash=without_flash)
+    words = tuned.of(changed).changes(replace(tuned.of(load), split_mode=split_mode))
+    plan = replace(plan, threads=changed.threads, flash_attention=changed.flash_attention, tuned=words)
+    return plan, changed
 
 
 def _load_for(

@@ -135,7 +135,8 @@ def tune(
     default = TunableSettings.of(load)
     machine = EngineBackend(load, count_engines(header, hardware, plan))
     with closing(machine), DisturbanceMonitor() as watch:
-        axes = axes_for(header, hardware, default, kv=kv, n_gpus=len(plan.gpu_bytes))
+        n_gpus = len(plan.gpu_bytes)
+        axes = axes_for(header, hardware, default, kv=kv, n_batch=load.n_batch, n_gpus=n_gpus)
         found = search(machine, default, axes, seconds=seconds, depth=depth, on_step=on_step)
     return TuneOutcome(found, watch.warnings)
 
