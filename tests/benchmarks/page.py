@@ -33,7 +33,7 @@ from llmrun.server.page.files import FOLDER, MEDIA_TYPES
 PROMPT = "Tell me about the sea."
 LLMRUN = (sys.executable, "-m", "llmrun")
 PATIENCE = 120  # seconds for one answer
-PIECES = 2000  # of the fake engine's echo, one a token
+PIECES = 20_000  # of the fake engine's echo, one a token
 
 
 class Shown(NamedTuple):

@@ -79,7 +79,8 @@ function draw() {
   state.drawn = new Map(drawn.map((each) => [each.id, each]));
   if (state.columns && state.columns.question === entries.at(-2)?.id) drawn.splice(-1, 1, { element: state.columns.element });
   else state.columns = null;
-  const empty = h("p", { class: "empty" }, state.models.length ? "Ask something. The chat is saved where `llmrun sessions` finds it." : "There is no model on this disk yet. In a terminal: llmrun pull smollm2");
+  const code = (command) => h("code", {}, command);
+  const empty = h("p", { class: "empty" }, state.models.length ? ["Ask something. The chat is saved where ", code("llmrun sessions"), " finds it."] : ["There is no model on this disk yet. In a terminal: ", code("llmrun pull smollm2")]);
   turns.replaceChildren(...(drawn.length ? drawn.map((each) => each.element) : [empty]));
   turns.scrollTop = turns.scrollHeight;
 }
