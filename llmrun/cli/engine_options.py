@@ -29,8 +29,8 @@ def engine_option(name: str, default: str = "", *, metavar: str | None = None, p
     )
 
 
-SplitModeOption = Annotated[str, engine_option("split_mode", "layer", metavar="|".join(SPLIT_MODES))]
-MainGpuOption = Annotated[int, engine_option("main_gpu", "0", metavar="NUMBER")]
+SplitModeOption = Annotated[str, engine_option("split_mode", metavar="|".join(SPLIT_MODES))]
+MainGpuOption = Annotated[int, engine_option("main_gpu", metavar="NUMBER")]
 TensorSplitOption = Annotated[str, engine_option("tensor_split", "by free memory", metavar="SHARE/...")]
 DeviceOption = Annotated[str, engine_option("device", "all", metavar="NAME/...")]
 OverrideTensorOption = Annotated[str, engine_option("override_tensor", metavar="PATTERN=DEVICE;...")]

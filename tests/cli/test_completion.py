@@ -166,7 +166,7 @@ def test_saved_chats_complete(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_values_of_options_complete(home: Path) -> None:
     assert bash("run", "smollm2", "--show-thoughts", "") == ["on", "fold", "hide"]
     assert bash("run", "smollm2", "--show-thoughts", "h") == ["hide"]
-    assert bash("run", "smollm2", "--think") == ["--think", "--think-tokens"]
+    assert bash("run", "smollm2", "--think") == ["--think", "--think-tokens", "--think-effort"]
     assert bash("chat", "smollm2", "--cache-type-k", "") == ["f16", "q8_0"]
     assert bash("quantize", "smollm2", "--type", "q4_k") == ["q4_k_m", "q4_k_s"]
     assert bash("quantize", "smollm2", "--type", "Q4_K") == ["Q4_K_M", "Q4_K_S"]

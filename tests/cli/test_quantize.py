@@ -306,6 +306,7 @@ def header_of(n_parameters: int, weight_bytes: int) -> Any:
         n_ctx_train=131_072,
         rope_depends_on_window=False,
         recurrent_bytes=0,
+        window_bytes=0,
         key_length=128,
         most_heads=32,
         kv_bytes_per_token=lambda n_bytes=2.0: 65_536 * n_bytes,

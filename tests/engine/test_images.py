@@ -240,7 +240,7 @@ HUGE = RED[:16] + (60_000).to_bytes(4, "big") * 2 + RED[24:]
     [
         (b"", "must be PNG"),
         (b"hello", "must be PNG"),
-        (b"RIFF\x10\0\0\0WEBPVP8 ", "must be PNG"),
+        (b"RIFF\x10\0\0\0WEBPVP8 ", "can't be read"),
         (b"\x89PNG\r\n\x1a\n", "beginning is damaged"),
         (b"\xff\xd8\xff\xe0\xff\xff", "beginning is damaged"),
         (b"\xff\xd8" + b"\xff" * 50, "beginning is damaged"),

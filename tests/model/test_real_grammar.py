@@ -40,7 +40,8 @@ def answer(
     sampling: llmrun.SamplingParams = VARIED,
 ) -> tuple[str, str]:
     """The text, and why it ended."""
-    events = list(model.chat([llmrun.Message("user", question)], sampling=sampling, limits=limits, grammar=grammar))
+    reply = model.chat([llmrun.Message("user", question)], sampling=sampling, limits=limits, grammar=grammar)
+    events = list(reply.events())
     text = "".join(event.text for event in events if isinstance(event, llmrun.TextDelta))
     assert isinstance(events[-1], llmrun.Finished)
     return text, events[-1].reason
