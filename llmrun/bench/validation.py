@@ -147,12 +147,12 @@ def _check_heads(case: Case, subject: NamedModel) -> None:
 def needed_memory(case: Case, header: Header) -> int:
     """Return the memory for a test: weights, KV cache (twice at a depth, whose state is saved), scratch."""
     n_ctx = case.test.n_tokens + case.test.n_depth
-    parts = memory(header, n_ctx, start=n_ctx)
+    ubatch = max(UBATCH, min(case.settings.n_ubatch, case.settings.n_batch))
+    parts = memory(header, n_ctx, start=n_ctx, ubatch=ubatch)
     kv = parts.kv * kv_element_bytes(case) / 2.0
     if case.test.n_depth and not case.test.chat:
         kv *= 1 + case.test.n_depth / n_ctx
-    scale = max(1.0, min(case.settings.n_ubatch, case.settings.n_batch) / UBATCH)
-    return int(parts.needed - parts.kv - parts.compute + kv + parts.compute * scale)
+    return int(parts.needed - parts.kv + kv)
 
 
 def _check_memory(case: Case, subject: NamedModel, hardware: Hardware) -> None:

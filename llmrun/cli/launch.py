@@ -23,6 +23,7 @@ from llmrun.cli.options import CtxOption, JsonOption, YesOption
 from llmrun.cli.remote import AtOption, KeyFileOption, remote_server
 from llmrun.config import load_settings
 from llmrun.errors import ModelNotFoundError, UsageError, did_you_mean
+from llmrun.models.registry import load_catalogue
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def launch(
             _print(output, found, _expected(model, ctx, at, key_file), context.obj)
             return
         server = stack.enter_context(_serving(output, model, ctx, at, key_file, Path(folder), yes=yes))
-        _check_window(output, found, server)
+        _check_model(output, found, server)
         settings = _write(found, server, folder)
         assert executable is not None
         status = _run([executable, *settings.arguments, *context.obj], settings.environment)
@@ -266,7 +267,12 @@ def _choose_model(named: str | None = None) -> tuple[str, int]:
     return name, n_ctx
 
 
-def _check_window(output: Output, agent: Agent, server: Endpoint) -> None:
+def _check_model(output: Output, agent: Agent, server: Endpoint) -> None:
+    """Warn about a model that is weak as an agent, and about a small window."""
+    catalogue, name = load_catalogue(), server.model.partition(":")[0]
+    entry = catalogue.entries.get(name) or catalogue.of_repository(name)
+    if entry and not entry.agents:
+        output.note(f"warning: {server.model} is weak as a coding agent; llmrun list --all lists others")
     if not server.n_ctx or server.n_ctx >= COMFORTABLE_WINDOW:
         return
     needs = f"; {agent.title} sends about {agent.first_prompt:,} before the first word" if agent.first_prompt else ""

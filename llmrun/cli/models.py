@@ -202,6 +202,7 @@ def _plain_entries(
             "quant": model.quant,
             "n_bytes": model.size,
             "licence": "",
+            "agents": True,
             "installed": True,
             **_facts(estimate_file(model.path, hardware, speed)),
         }
@@ -214,6 +215,7 @@ def _plain_entries(
             "quant": entry.quant.upper(),
             "n_bytes": entry.size_mb * 1_000_000,
             "licence": entry.license,
+            "agents": entry.agents,
             "installed": entry.repository.lower() in here,
             **_facts(
                 estimate_file(here[entry.repository.lower()], hardware, speed)

@@ -15,7 +15,7 @@ from llmrun.cli.loading import open_model
 from llmrun.cli.options import LoadingOptions, loading, with_options
 from llmrun.cli.sampling import read_key
 from llmrun.errors import CancelledError, IntegrityError, UsageError
-from llmrun.planning.plan import LoadPreferences
+from llmrun.planning.plan import CONTEXT_BOUNDS, LoadPreferences
 from llmrun.protocol.messages import TextDelta
 from llmrun.ui.terminal.output import Output
 
@@ -105,9 +105,9 @@ def _recorded(record: Recording) -> LoadPreferences:
     """Return the recorded parameters of loading."""
     kv_types, flash_attention = record.place.get("KV cache", "f16 f16"), record.place.get("flash attention", "auto")
     type_k, _, type_v = kv_types.partition(" ")
-    return LoadPreferences(
-        _number(record, "context"), _number(record, "threads"), None, type_k, type_v, flash_attention
-    )
+    n_ctx = _number(record, "context")
+    window = n_ctx if n_ctx >= CONTEXT_BOUNDS[0] else None  # no option asks for less: it was the model's own
+    return LoadPreferences(window, _number(record, "threads"), None, type_k, type_v, flash_attention)
 
 
 def _changed(preferences: LoadPreferences, typed: LoadPreferences) -> LoadPreferences:

@@ -179,12 +179,14 @@ def _remote_facts(output: Output, spec: ModelSpec, settings: Settings) -> dict[s
 
 def _with_origin(facts: dict[str, Any], spec: ModelSpec) -> dict[str, Any]:
     """Return the facts with those of the built-in list added; the header wins."""
+    entry = load_catalogue().entries.get(spec.alias or "")
     return {
         **facts,
         "license": facts["license"] or spec.license,
         "recommended_sampling": {**spec.sampling, **facts["recommended_sampling"]},
         "alias": spec.alias,
         "repository": spec.repository,
+        "agents": entry is None or entry.agents,
         **_prompt_facts(spec.embedding),
     }
 
@@ -201,6 +203,7 @@ def _catalogue_facts(entry: CatalogueEntry) -> dict[str, Any]:
         "path": None,
         "alias": entry.alias,
         "repository": entry.repository,
+        "agents": entry.agents,
         "quants": [quant.upper() for quant in entry.quants],
         **_prompt_facts(entry.embedding),
     }

@@ -12,7 +12,7 @@ import typer
 from llmrun.cli.engine_options import device_options
 from llmrun.cli.options import JsonOption, ModelArgument, YesOption, with_options
 from llmrun.config import load_settings
-from llmrun.errors import CancelledError, LlmrunError
+from llmrun.errors import CancelledError, LlmrunError, OutOfMemoryError
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
@@ -107,11 +107,15 @@ def _fast_copy(header: Header, hardware: Hardware, folder: Path) -> FastCopy | N
 
 
 def _plan(header: Header, hardware: Hardware, preferences: LoadPreferences, folder: Path, name: str) -> Plan:
+    """Return the plan with memory for the largest micro-batch to try, or for the usual one."""
+    from llmrun.bench.tune.axes import most_ubatch
     from llmrun.planning.attention import measured_attention
     from llmrun.planning.plan import make_plan
 
-    measured = measured_attention(header, hardware, folder)
-    return make_plan(header, hardware, replace(preferences, measured_attention=measured), name=name)
+    preferences = replace(preferences, measured_attention=measured_attention(header, hardware, folder))
+    with suppress(OutOfMemoryError):
+        return make_plan(header, hardware, replace(preferences, n_ubatch=most_ubatch(header, hardware)), name=name)
+    return make_plan(header, hardware, preferences, name=name)
 
 
 def _found(output: Output, name: str, *, yes: bool) -> tuple[ModelSpec, Path]:

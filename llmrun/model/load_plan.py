@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmrun.config import TUNE_FILE, Settings, load_settings
+from llmrun.errors import OutOfMemoryError
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import check
@@ -18,6 +19,7 @@ from llmrun.planning.attention import measured_attention
 from llmrun.planning.gpu_memory import known_excess
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.machine import this_machine
+from llmrun.planning.memory import UBATCH
 from llmrun.planning.pairs import DraftFile, Drafts, plan_pair
 from llmrun.planning.plan import CONTEXT_BOUNDS, LoadPreferences, Plan, scores_fit
 from llmrun.planning.speculation import AUTO, DraftPolicy
@@ -79,6 +81,9 @@ def prepare(
     preferences = replace(preferences, measured_attention=measured_attention(*known), gpu_excess=known_excess(*known))
     repository = spec.repository or ""
     planned = partial(plan_pair, header, draft, hardware, name=spec.name, repository=repository, adapters=adapters)
+    tuned = _tuned(header, hardware, settings, expected) if expected and not preferences.workers else None
+    if tuned is not None:
+        preferences, tuned = _with_ubatch(preferences, tuned, planned)
     plan, drafts = planned(preferences)
     keeps_states = keeps_states and settings.states_bytes > 0 and not preferences.workers  # it would cross the network
     load = replace(
@@ -90,12 +95,9 @@ def prepare(
         projector=str(projector.absolute()) if projector is not None else "",
         adapters=adapters,
     )
-    tuned = _tuned(header, hardware, settings, expected) if expected and not preferences.workers else None
     if tuned is not None:
-        without_flash = scores_fit(header, hardware, plan.n_ctx)
-        plain, load = load, tuned.applied_within(load, preferences, without_flash=without_flash)
-        changes = tuned.of(load).changes(tuned.of(plain))
-        plan = replace(plan, threads=load.threads, flash_attention=load.flash_attention, tuned=changes)
+        without_flash = scores_fit(header, hardware, plan.n_ctx, preferences.n_ubatch)
+        plan, load = _with_tuned(plan, load, tuned, preferences, without_flash=without_flash)
     if drafts is not None:
         load = replace(load, draft=replace(drafts.load, threads=load.threads, verbose=verbose))
     drafting = DraftPolicy(header, hardware, load, settings.state_dir, speculate, drafts and drafts.header)
@@ -107,6 +109,32 @@ def _beside(hardware: Hardware, promised: int, projector: Path | None) -> Hardwa
     """Return the machine with the free memory left beside other models and a projector."""
     taken = promised + (projector.stat().st_size if projector is not None else 0)
     return replace(hardware, memory_available=max(hardware.memory_available - taken, 0))
+
+
+def _with_ubatch(
+    preferences: LoadPreferences,
+    tuned: TunableSettings,
+    planned: Callable[[LoadPreferences], tuple[Plan, Drafts | None]],
+) -> tuple[LoadPreferences, TunableSettings]:
+    """Return both with the tuned micro-batch, or with the usual one if the tuned one leaves a smaller context."""
+    if tuned.n_ubatch > UBATCH:
+        wider = replace(preferences, n_ubatch=tuned.n_ubatch)
+        try:
+            if planned(wider)[0].n_ctx == planned(preferences)[0].n_ctx:
+                return wider, tuned
+        except OutOfMemoryError:
+            pass
+        tuned = replace(tuned, n_ubatch=UBATCH)
+    return preferences, tuned
+
+
+def _with_tuned(
+    plan: Plan, load: Load, tuned: TunableSettings, preferences: LoadPreferences, *, without_flash: bool
+) -> tuple[Plan, Load]:
+    changed = tuned.applied_within(load, preferences, without_flash=without_flash)
+    words = tuned.of(changed).changes(tuned.of(load))
+    plan = replace(plan, threads=changed.threads, flash_attention=changed.flash_attention, tuned=words)
+    return plan, changed
 
 
 def _load_for(

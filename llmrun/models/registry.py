@@ -93,6 +93,7 @@ class CatalogueEntry:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     mirror: Mirror | None = None
     embedding: EmbeddingAdvice | None = None
+    agents: bool = True
 
     def spelling(self, quant: str) -> str | None:
         """Return the quant as the repository's file names spell it; None when there is no such quant."""

@@ -13,7 +13,9 @@ from typing import Protocol
 from llmrun.protocol.settings import KV_TYPES
 
 UBATCH = 512
-"""Tokens that llama.cpp computes at a time; larger batches would only make progress and cancelling coarser."""
+"""Tokens of a micro-batch; `llmrun tune` may find larger ones faster, which make progress and cancelling coarser."""
+MOST_UBATCH = 2048
+"""Tokens of the largest micro-batch to try."""
 
 KV_BYTES = {kind: KV_TYPES[kind][0] for kind in ("f16", "q8_0")}
 """Type of the KV cache for `llmrun run` -> bytes of an element."""
@@ -117,6 +119,7 @@ def memory(
     copies: int = 0,
     sequences: int = 1,
     parked: int = 0,
+    ubatch: int = UBATCH,
 ) -> Memory:
     """Return the memory of a model.
 
@@ -128,6 +131,7 @@ def memory(
         copies: bytes of repacked weights, see repacked_types().
         sequences: answered at the same time.
         parked: prefixes cached beside them.
+        ubatch: tokens of a micro-batch.
     """
     stages = rooms(n_ctx, context_start(sizes, n_ctx, kv_type) if start is None else start)
     longest = n_ctx if used is None else min(used, n_ctx)
@@ -137,7 +141,7 @@ def memory(
         weights=sizes.weight_bytes,
         kv=kv_bytes(sizes, last, kv_type) + sizes.recurrent_bytes * (sequences - 1),
         growth=kv_bytes(sizes, previous, kv_type),
-        compute=_compute_bytes(sizes, longest) + _LOGIT_BYTES * sizes.n_vocab * (sequences + parked - 1),
+        compute=_compute_bytes(sizes, longest, ubatch) + _LOGIT_BYTES * sizes.n_vocab * (sequences + parked - 1),
         process=_PROCESS_BYTES + _TOKEN_BYTES * sizes.n_vocab + _MERGE_BYTES * sizes.n_merges,
         checkpoints=checkpoint_bytes(sizes, sequences),
         copies=copies,
@@ -151,14 +155,14 @@ def checkpoint_bytes(sizes: Sizes, sequences: int) -> int:
     return min(limit, _MOST_CHECKPOINTS * sequences * one)
 
 
-def without_flash_attention(parts: Memory, sizes: Sizes, tokens: int) -> Memory:
+def without_flash_attention(parts: Memory, sizes: Sizes, tokens: int, ubatch: int = UBATCH) -> Memory:
     """Return the memory of a conversation without flash attention, whose scores share memory with activations."""
-    return replace(parts, compute=max(parts.compute, score_bytes(sizes, tokens)))
+    return replace(parts, compute=max(parts.compute, score_bytes(sizes, tokens, ubatch)))
 
 
-def score_bytes(sizes: Sizes, tokens: int) -> int:
+def score_bytes(sizes: Sizes, tokens: int, ubatch: int = UBATCH) -> int:
     """Return the bytes of a micro-batch's attention scores (f32) without flash attention, after this many tokens."""
-    return 4 * min(UBATCH, tokens) * tokens * sizes.most_heads
+    return 4 * min(ubatch, tokens) * tokens * sizes.most_heads
 
 
 def kv_bytes(sizes: Sizes, n_ctx: int, kv_type: str = "f16") -> int:
@@ -196,15 +200,15 @@ def rooms(n_ctx: int, start: int) -> list[int]:
     return found
 
 
-def _compute_bytes(sizes: Sizes, tokens: int) -> int:
+def _compute_bytes(sizes: Sizes, tokens: int, ubatch: int) -> int:
     """Return the memory of prefill: a micro-batch's activations in a layer, its mask, and the logits of one token."""
-    batch = min(UBATCH, max(tokens, 1))
+    batch = min(ubatch, max(tokens, 1))
     inner = _FEED_FORWARD * sizes.n_embd
     activations = 4 * (_FEED_FORWARDS * inner + _ACTIVATIONS * sizes.n_embd) + int(_QUANTIZED_BYTES * inner)
     return int(batch * (activations + 2 * tokens) + _LOGIT_BYTES * sizes.n_vocab)
 
 
-def reserved_bytes(sizes: Sizes, n_ctx: int, *, with_scores: bool = False) -> int:
+def reserved_bytes(sizes: Sizes, n_ctx: int, *, ubatch: int = UBATCH, with_scores: bool = False) -> int:
     """Return the size of llama.cpp's compute buffer as it is allocated, which counts on a GPU.
 
     A micro-batch's attention mask (f16, as long as the context) and its activations in a layer. The gate and the up
@@ -215,7 +219,7 @@ def reserved_bytes(sizes: Sizes, n_ctx: int, *, with_scores: bool = False) -> in
     inner = _FEED_FORWARDS * (sizes.most_feed_forward or _FEED_FORWARD * sizes.n_embd)
     scores = sizes.most_heads * n_ctx if with_scores else 0
     activations = 4 * (_RESERVED_ACTIVATIONS * width + max(inner, scores))
-    return int(UBATCH * 2 * n_ctx + max(UBATCH * activations, logit_bytes(sizes)))
+    return int(ubatch * 2 * n_ctx + max(ubatch * activations, logit_bytes(sizes)))
 
 
 def logit_bytes(sizes: Sizes) -> int:
@@ -223,9 +227,9 @@ def logit_bytes(sizes: Sizes) -> int:
     return _LOGIT_ROWS * _LOGIT_BYTES * sizes.n_vocab
 
 
-def pipeline_bytes(sizes: Sizes, n_ctx: int) -> int:
+def pipeline_bytes(sizes: Sizes, n_ctx: int, ubatch: int = UBATCH) -> int:
     """Return the size of the copies of a micro-batch's inputs with which several GPUs compute at the same time."""
-    return (_PIPELINE_COPIES - 1) * UBATCH * (2 * n_ctx + 4 * sizes.n_embd)
+    return (_PIPELINE_COPIES - 1) * ubatch * (2 * n_ctx + 4 * sizes.n_embd)
 
 
 def largest_context(fits: Callable[[int], bool], limit: int) -> int:

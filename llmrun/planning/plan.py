@@ -100,6 +100,7 @@ class LoadPreferences:
     device: str = DEFAULTS.device
     override_tensor: str = DEFAULTS.override_tensor
     gpu_excess: tuple[tuple[str, int], ...] = ()  # bytes of each GPU beyond an earlier plan, see gpu_memory.py
+    n_ubatch: int = UBATCH  # tokens of the largest micro-batch that there has to be memory for
 
     def __post_init__(self) -> None:
         require_within("--parallel", self.parallel, PARALLEL_BOUNDS)
@@ -223,11 +224,11 @@ def make_plan(
     )
     plain = fit.memory(n_cells, n_ctx_start * fit.apart)
     writes_scores = flash_attention == "off" and not (split.gpu_bytes and split.gpu_layers == ALL_LAYERS)
-    parts = without_flash_attention(plain, header, n_ctx) if writes_scores else plain
+    parts = without_flash_attention(plain, header, n_ctx, preferences.n_ubatch) if writes_scores else plain
     return Plan(
         n_ctx=n_ctx,
         n_ctx_start=n_ctx_start,
-        n_batch=min(UBATCH, n_ctx),
+        n_batch=min(preferences.n_ubatch, n_ctx),
         threads=threads,
         gpu_layers=split.gpu_layers,
         memory=parts,
@@ -297,8 +298,12 @@ def choose_flash_attention(header: HeaderFacts, hardware: Hardware, preferences:
         n_ctx, _ = alone.context()  # not the window of one of several, which may be cut to fit
     except OutOfMemoryError:
         return "auto"
-    needed = alone.split(n_ctx, alone.start(n_ctx)).ram + score_bytes(header, n_ctx)
-    return "off" if scores_fit(header, hardware, n_ctx) and needed <= hardware.memory_available else "auto"
+    needed = alone.split(n_ctx, alone.start(n_ctx)).ram + score_bytes(header, n_ctx, preferences.n_ubatch)
+    return (
+        "off"
+        if scores_fit(header, hardware, n_ctx, preferences.n_ubatch) and needed <= hardware.memory_available
+        else "auto"
+    )
 
 
 def _is_flash_attention_slow(header: HeaderFacts, hardware: Hardware) -> bool:
@@ -311,12 +316,12 @@ def _is_flash_attention_slow(header: HeaderFacts, hardware: Hardware) -> bool:
     return not hardware.gpus and 0 < header.key_length < _FP16_STEP and "avx512_fp16" in hardware.cpu_flags
 
 
-def scores_fit(header: HeaderFacts, hardware: Hardware, n_ctx: int) -> bool:
+def scores_fit(header: HeaderFacts, hardware: Hardware, n_ctx: int, ubatch: int = UBATCH) -> bool:
     """Return whether attention without flash attention takes a small share of all memory.
 
     Free memory changes between commands, and greedy answers would change with it.
     """
-    return score_bytes(header, n_ctx) <= min(_MOST_SCORES, hardware.memory_total // _SCORES_SHARE)
+    return score_bytes(header, n_ctx, ubatch) <= min(_MOST_SCORES, hardware.memory_total // _SCORES_SHARE)
 
 
 # ---- context ---------------------------------------------------------------------------------------
@@ -349,8 +354,10 @@ class _ContextFit:
         return min(max(_FEWEST_PARKED, parallel), _SEQUENCE_IDS - parallel)
 
     def memory(self, n_cells: int, start: int) -> Memory:
-        kv_type, parallel = self.preferences.kv_type, self.preferences.parallel
-        return memory(self.header, n_cells, kv_type=kv_type, start=start, sequences=parallel, parked=self.parked)
+        kv_type, sequences, ubatch = self.preferences.kv_type, self.preferences.parallel, self.preferences.n_ubatch
+        return memory(
+            self.header, n_cells, kv_type=kv_type, start=start, sequences=sequences, parked=self.parked, ubatch=ubatch
+        )
 
     def split(self, n_cells: int, start: int) -> Split:
         needs = self.memory(n_cells, start)
@@ -363,7 +370,7 @@ class _ContextFit:
             preferences.gpu_layers,
             preferences.cpu_experts,
             with_scores=preferences.flash_attention == "off",
-            settings=EngineSettings(**preferences.device_settings),
+            settings=EngineSettings(n_ubatch=preferences.n_ubatch, **preferences.device_settings),
             excess=dict(preferences.gpu_excess),
         )
 

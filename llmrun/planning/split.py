@@ -79,7 +79,7 @@ class _Placement:
         self._parts = [*parts, *[0.0] * (len(own) - len(parts))] if parts else [gpu.memory_free for gpu in own]
         if settings.split_mode == "tensor" and not parts:
             self._parts = [1.0] * len(own)
-        self._scratch = reserved_bytes(header, n_ctx, with_scores=with_scores)
+        self._scratch = reserved_bytes(header, n_ctx, ubatch=settings.n_ubatch, with_scores=with_scores)
         self._shares, self._experts = header.layer_shares, header.expert_bytes
         self.layers = len(self._shares.weights)  # llama.cpp counts the output as one
         self._moved_from: Counter[int] = Counter()  # layer -> bytes of tensors that --override-tensor moves
@@ -129,7 +129,7 @@ class _Placement:
         scratch, sizes = self._scratch, []
         mode, overrides = self._settings.split_mode, self._settings.override_tensor
         if len(self._parts) > 1 and chosen == self.layers and mode == "layer" and not (left or overrides):
-            scratch += pipeline_bytes(self._header, self._n_ctx)
+            scratch += pipeline_bytes(self._header, self._n_ctx, self._settings.n_ubatch)
         by_gpu = [sum(self._held(layer, left) for layer in layers) for layers in self.layers_of(chosen)]
         if mode == "tensor":
             by_gpu = [int(sum(by_gpu) * part / sum(self._parts)) for part in self._parts]
@@ -166,7 +166,7 @@ def split_memory(
         preferred_experts: layers whose experts stay with the processor; None for as few as allow all layers on GPUs,
             or none if `preferred` is given.
         with_scores: attention scores are stored, for lack of flash attention.
-        settings: only DEVICE_SETTINGS are heeded.
+        settings: only DEVICE_SETTINGS and n_ubatch are heeded.
     """
     own = [gpu for gpu in gpus if not gpu.shared]
     if not own:

@@ -16,7 +16,7 @@ from llmrun.config import TUNE_FILE
 from llmrun.gguf.header import Header
 from llmrun.planning import measurement_cache
 from llmrun.planning.hardware import Hardware
-from llmrun.planning.memory import KV_BYTES, UBATCH
+from llmrun.planning.memory import KV_BYTES, MOST_UBATCH
 from llmrun.planning.settings import TUNED, TunableSettings
 from llmrun.protocol.codec import as_dict, from_json
 from llmrun.protocol.settings import FLASH_ATTENTION, MAX_THREADS
@@ -200,7 +200,7 @@ def _is_usable(profile: Profile) -> bool:
         and 0 <= profile.load_seconds < math.inf
         and min(counts) > 0
         and max(settings.threads, settings.threads_batch) <= MAX_THREADS
-        and settings.n_ubatch <= UBATCH
+        and settings.n_ubatch <= MOST_UBATCH
         and settings.flash_attention in FLASH_ATTENTION
         and settings.kv_type_k in KV_BYTES
     )

@@ -15,6 +15,7 @@ from llmrun.server.protocols import models
 from llmrun.server.protocols.models import ListedModel
 
 _ANTHROPIC = "anthropic-version"  # a header of all requests of Anthropic's clients
+_CODEX = "client_version"  # a parameter of Codex's request
 
 
 class ModelRoutes:
@@ -32,6 +33,8 @@ class ModelRoutes:
 
     async def _models(self, request: Request) -> Response:
         write = models.anthropic_models if _ANTHROPIC in request.headers else models.openai_models
+        if _CODEX in request.query_params:
+            write = models.codex_models
         return JSONResponse(write([*(await self._by_name()).values()]))
 
     async def _model(self, request: Request) -> Response:

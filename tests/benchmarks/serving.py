@@ -65,6 +65,7 @@ class Served(NamedTuple):
 async def ask(port: int, messages: list[dict[str, str]], n_tokens: int, leaves: float | None = None) -> Stream:
     """Stream one answer, to its end or until the client leaves after some seconds."""
     options = {"temperature": 0, "max_tokens": n_tokens, "stream": True, "stream_options": {"include_usage": True}}
+    options["ignore_eos"] = True  # both sides have the same work
     body = json.dumps({"messages": messages, **options}).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
     head += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"

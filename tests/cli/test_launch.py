@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import tomllib
 
+from llmrun.cli import launch
 from llmrun.cli.agents import AGENTS, AgentSettings, Endpoint
 from llmrun.cli.app import call
 from llmrun.errors import UsageError
+from llmrun.ui.terminal.output import Output
 
 SERVER = Endpoint("http://127.0.0.1:8080", "", "owner/model:Q4_0", 65_536)
 
@@ -92,6 +94,22 @@ def test_no_agent_lists_them(capsys: pytest.CaptureFixture[str], monkeypatch: py
     assert call(["launch"]) == 0
     shown = capsys.readouterr().out
     assert all(name in shown and agent.install in shown for name, agent in AGENTS.items())
+
+
+@pytest.mark.parametrize(
+    ("model", "is_weak"),
+    [
+        ("qwen2.5-coder-7b:Q8_0", True),
+        ("bartowski/Qwen2.5-Coder-7B-Instruct-GGUF:Q6_K", True),
+        ("qwen3-8b", False),
+        ("far/away", False),
+    ],
+)
+def test_a_model_that_is_weak_as_an_agent_is_warned_about(
+    capsys: pytest.CaptureFixture[str], model: str, is_weak: bool
+) -> None:
+    launch._check_model(Output(), AGENTS["claude"], SERVER._replace(model=model))
+    assert ("weak as a coding agent" in capsys.readouterr().err) is is_weak
 
 
 def test_an_unknown_agent_has_a_hint() -> None:

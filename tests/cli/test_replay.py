@@ -60,6 +60,13 @@ def test_drafts_are_recorded_and_replayed(end: Callable[..., list[str]]) -> None
     assert "The same bytes as recorded." in without
 
 
+def test_a_model_with_a_short_window(end: Callable[..., list[str]], tmp_path: Path) -> None:
+    write(tmp_path / "short.gguf", tiny_model({"llama.context_length": 128}))
+    end("run", "./short.gguf", "hi", "-n", "8", "--record", "record.json")
+    assert read(tmp_path / "record.json").place["context"] == "128"
+    assert "The same bytes as recorded." in end("replay", "record.json")
+
+
 def test_the_answer_ends_its_line_in_a_pipe_too(end: Callable[..., list[str]], tmp_path: Path) -> None:
     end("run", "./tiny.gguf", "hi", "--ctx", "256", "--record", "record.json")
     words = [sys.executable, str(FRONT), "normal", "replay", "record.json"]

@@ -59,14 +59,17 @@ def results(protocol: str, body: Mapping[str, Any]) -> tuple[str, ...]:
 def force(protocol: str, body: dict[str, Any], call: Call) -> bool:
     """Change a request so that it is answered by this call; return False if it does not have the tool."""
     for tool in body.get("tools") or ():
-        facts = tool.get("function", tool)
-        if facts.get("name") == call.name:
+        namespace = {"namespace": tool["name"]} if tool.get("type") == "namespace" else {}
+        for each in tool["tools"] if namespace else (tool,):
+            facts = each.get("function", each)
+            if facts.get("name") != call.name:
+                continue
             facts["input_schema" if protocol == "messages" else "parameters"] = exactly(call.arguments)
             named = {"name": call.name}
             body["tool_choice"] = {
                 "messages": {"type": "tool", **named},
                 "chat": {"type": "function", "function": named},
-                "responses": {"type": "function", **named},
+                "responses": {"type": "function", **named, **namespace},
             }[protocol]
             return True
     return False

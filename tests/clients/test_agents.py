@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import struct
 import subprocess
+import sys
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,6 +34,25 @@ class Case(NamedTuple):
     result: str  # a part of the call's result
 
 
+CODEX = ("exec", "--skip-git-repo-check", "-s", "danger-full-access", "Do it")
+MCP_SERVER = f"""
+from mcp.server.mcpserver import MCPServer
+server = MCPServer("said")
+@server.tool()
+def say(word: str) -> str:
+    "Say a word."
+    return word + " in {SAID}"
+server.run()
+"""
+WITH_MCP = (
+    "-c", f"mcp_servers.said.command={json.dumps(sys.executable)}",
+    "-c", f"mcp_servers.said.args={json.dumps(['-c', MCP_SERVER])}",
+    "-c", "mcp_servers.said.required=true",
+)  # fmt: skip
+AIDER = (
+    "--message", "Do it", "--no-git", "--yes-always", "--no-check-update", "--analytics-disable", "--no-stream",
+    "--no-pretty", "--no-gitignore", "--no-suggest-shell-commands", "--no-show-release-notes",
+)  # fmt: skip
 CLAUDE = ("-p", "Do it", "--allowedTools", "Bash,Read,Task,Agent")
 CASES = (
     Case("claude", "Bash", [[Call("Bash", ECHO)]], CLAUDE, SAID),
@@ -47,9 +68,13 @@ CASES = (
                 Call("shell", {"command": ["echo", SAID]}),
             ]
         ],
-        ("exec", "--skip-git-repo-check", "-s", "danger-full-access", "Do it"),
+        CODEX,
         SAID,
     ),
+    Case(
+        "codex", "a tool of an MCP server", [[Call("say", {"word": "a word"})]], (*WITH_MCP, *CODEX), f"word in {SAID}"
+    ),
+    Case("codex", "a sub-agent", [[Call("spawn_agent", {"message": "Say what you see"})]], CODEX, "agent_id"),
     Case("opencode", "run, bash", [[Call("bash", ECHO)]], ("run", "Do it"), SAID),
     Case(
         "qwen",
@@ -58,6 +83,7 @@ CASES = (
         ("--yolo", "-p", "Do it"),
         SAID,
     ),
+    Case("aider", "a message", [], AIDER, ""),
     Case("crush", "run, bash", [[Call("bash", ECHO)]], ("run", "Do it"), SAID),
 )
 
@@ -135,7 +161,8 @@ def check(done: subprocess.CompletedProcess[str], seen: Sequence[Seen], case: Ca
     assert DONE["done"] in done.stdout
     refused = [each for each in seen if each.method == "POST" and each.status != 200]
     assert not refused
-    assert any(case.result in result for each in seen for result in each.results), [each.results for each in seen]
+    found = [result for each in seen for result in each.results]
+    assert not case.script or any(case.result in result for result in found), found
 
 
 @pytest.mark.parametrize("case", CASES, ids=[f"{case.agent}, {case.done}" for case in CASES])

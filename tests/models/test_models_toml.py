@@ -22,6 +22,12 @@ def test_default_is_the_small_model_with_a_mirror() -> None:
     assert spec.mirror.size == 98_362_432
 
 
+def test_models_that_ollama_warns_against_for_agents_are_marked() -> None:
+    families = re.compile(r"(qwen2\.5|llama3\.[123]|mistral|deepseek-r1)(-coder)?-[0-9.]+b")
+    weak = {alias for alias, entry in CATALOGUE.entries.items() if not entry.agents}
+    assert weak == {alias for alias in CATALOGUE.entries if families.fullmatch(alias)}
+
+
 def test_repositories_are_unique() -> None:
     repositories = [entry.repository.lower() for entry in CATALOGUE.entries.values()]
     assert len(set(repositories)) == len(repositories)

@@ -37,6 +37,14 @@ def test_scores_lie_where_activations_do() -> None:
     assert without_flash_attention(parts, SMALL, 4096).compute == 4 * 512 * 4096 * 9
 
 
+def test_a_larger_micro_batch_takes_more_scratch_memory() -> None:
+    found = [memory(SMALL, 8192, ubatch=ubatch) for ubatch in (512, 1024, 2048)]
+    logits = 4 * SMALL.n_vocab
+    assert [(each.compute - logits) / (found[0].compute - logits) for each in found] == pytest.approx([1, 2, 4])
+    assert reserved_bytes(SMALL, 131_072, ubatch=2048) > 3.9 * reserved_bytes(SMALL, 131_072)
+    assert without_flash_attention(found[2], SMALL, 4096, 2048).compute == 4 * 2048 * 4096 * 9
+
+
 def test_merges_take_memory() -> None:
     assert memory(replace(SMALL, n_merges=1000), 512).process - memory(SMALL, 512).process == 210_000
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from llmrun.gguf.header import Header
 from llmrun.planning.hardware import Hardware
-from llmrun.planning.memory import repacked_types
+from llmrun.planning.memory import MOST_UBATCH, UBATCH, repacked_types
 from llmrun.planning.settings import TunableSettings, words
 from llmrun.system import read_text
 
@@ -24,7 +24,7 @@ PREFILL, DECODE = "prefill", "decode"
 Change = tuple[tuple[str, Any], ...]
 """Fields of TunableSettings with their new values."""
 
-_UBATCHES = (256, 128)
+_UBATCHES, _LARGER_UBATCHES = (256, 128), (1024, MOST_UBATCH)
 _SPINS = (0, 300_000)  # passive waiting; and libgomp's own default
 _COPIES = 2.2  # memory, in sizes of the weights, to read them beside a copy that is loaded
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -50,11 +50,22 @@ class Axis:
         }
 
 
-def axes_for(header: Header, hardware: Hardware, default: TunableSettings, *, kv: bool = False) -> tuple[Axis, ...]:
+def most_ubatch(header: Header, hardware: Hardware) -> int:
+    """Return the tokens of the largest micro-batch to try.
+
+    A micro-batch reads all experts, or copies the weights in RAM to a GPU, once for all of its tokens.
+    """
+    return MOST_UBATCH if hardware.gpus or header.expert_bytes else UBATCH
+
+
+def axes_for(
+    header: Header, hardware: Hardware, default: TunableSettings, *, kv: bool = False, n_batch: int = UBATCH
+) -> tuple[Axis, ...]:
     """Return the axes to try, the most promising first; axes that load the model again come late.
 
     Args:
         kv: include a quantized KV cache, which loses precision.
+        n_batch: tokens of a batch, and of the largest micro-batch that there is memory for.
     """
     both = (PREFILL, DECODE)
     flips = "on" if default.flash_attention == "off" else "off"
@@ -71,6 +82,8 @@ def axes_for(header: Header, hardware: Hardware, default: TunableSettings, *, kv
         quantized = (("kv_type_k", "q8_0"), ("kv_type_v", "q8_0"), ("flash_attention", "on"))
         found.append(Axis("KV type", (quantized,), both, at_depth=True))
     found.append(Axis("ubatch", _values("n_ubatch", _UBATCHES), (PREFILL,), whole_batch=True))
+    larger = [_values("n_ubatch", (count,)) for count in _LARGER_UBATCHES if count <= n_batch]
+    found += [Axis("larger ubatch", changes, (PREFILL,), whole_batch=True) for changes in larger]
     found += _memory_axes(header, hardware, huge_pages=_HUGE_PAGES)
     return tuple(found)
 

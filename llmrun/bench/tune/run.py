@@ -127,7 +127,7 @@ def tune(
     n_engines = room // (header.weight_bytes + _PROCESS_BYTES)
     machine = EngineBackend(load, max(1, min(_MOST_ENGINES, n_engines)))
     with closing(machine), DisturbanceMonitor() as watch:
-        axes = axes_for(header, hardware, default, kv=kv)
+        axes = axes_for(header, hardware, default, kv=kv, n_batch=load.n_batch)
         found = search(machine, default, axes, seconds=seconds, depth=depth, on_step=on_step)
     return TuneOutcome(found, watch.warnings)
 

@@ -204,8 +204,10 @@ class _Sweep:
         Args:
             share: of the time left.
         """
-        base, test = self._best[goal], self._test(goal, at_depth=axis.at_depth, whole_batch=axis.whole_batch)
+        base = self._best[goal]
         candidates = axis.rivals(base)
+        n_prompt = _whole_batch((base, *candidates)) if axis.whole_batch else 0
+        test = self._test(goal, at_depth=axis.at_depth, n_prompt=n_prompt)
         if axis.wants_quiet and self._machine.was_busy():
             self._skip(candidates.values(), goal, "busy")
             return
@@ -351,11 +353,12 @@ class _Sweep:
         attention = {(each.flash_attention, each.kv_type_v) for each in candidates}
         at_depth = at_depth or not attention <= {(default.flash_attention, default.kv_type_v)}
         whole_batch = whole_batch or any(each.n_ubatch != default.n_ubatch for each in candidates)
-        return {PREFILL: self._test(PREFILL, whole_batch=whole_batch), DECODE: self._test(DECODE, at_depth=at_depth)}
+        n_prompt = _whole_batch((default, *candidates)) if whole_batch else 0
+        return {PREFILL: self._test(PREFILL, n_prompt=n_prompt), DECODE: self._test(DECODE, at_depth=at_depth)}
 
-    def _test(self, goal: str, *, at_depth: bool = False, whole_batch: bool = False) -> BenchTest:
+    def _test(self, goal: str, *, at_depth: bool = False, n_prompt: int = 0) -> BenchTest:
         test = replace(self.tests[goal], n_depth=self._depth) if at_depth else self.tests[goal]
-        return replace(test, n_prompt=_BATCH) if whole_batch and goal == PREFILL else test
+        return replace(test, n_prompt=n_prompt) if n_prompt and goal == PREFILL else test
 
     # ---- reporting ---------------------------------------------------------------------------------
 
@@ -366,6 +369,11 @@ class _Sweep:
     def _report(self, trial: Trial) -> None:
         self.tried.append(trial)
         self._on_step(trial)
+
+
+def _whole_batch(settings: Iterable[TunableSettings]) -> int:
+    """Return the tokens of a prompt that fills a micro-batch of each."""
+    return max(_BATCH, *(each.n_ubatch for each in settings))
 
 
 def _ratios(rates: _Rates, base: TunableSettings, candidate: TunableSettings, goal: str) -> list[float]:

@@ -18,7 +18,7 @@ from llmrun.engine.core.decode_run import decode_run
 from llmrun.engine.core.exclusive_scheduler import ExclusiveScheduler
 from llmrun.engine.core.metrics import Metrics, PrefillRate
 from llmrun.engine.core.sampler import SequenceSampler, sample_rows
-from llmrun.engine.core.scheduler import PIECE, mixed_tokens, schedule
+from llmrun.engine.core.scheduler import PIECE, level, mixed_tokens, schedule
 from llmrun.engine.core.sequence import Extras, Sequence
 from llmrun.engine.core.slots import Slots
 from llmrun.engine.core.steps import measure_steps
@@ -246,6 +246,8 @@ class Engine:
             all_decode = n_waiting == len(waiting) <= n_batch  # a shortcut
             mixed = 0 if all_decode else self._n_mixed(n_waiting)
             shares = waiting if all_decode else schedule(waiting, n_batch, mixed, self._n_batches)
+            if len(shares) > 1 and not (all_decode or self._context.unified):
+                shares = level(shares)
             if self._slots.make_room(sum(shares)) or len(self._active) == 1:
                 break
             self._preempt()

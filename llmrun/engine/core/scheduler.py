@@ -17,22 +17,22 @@ PIECE = 65
 tokens on, ggml's flash attention has a kernel that is several times faster."""
 
 _MIXED_SECONDS = 0.1  # of a mixed batch, beyond a plain step: what prefill adds to the inter-token latency of others
-_PAUSE_SECONDS = 0.25  # of a mixed batch that holds a whole piece, or is one of two ...
-_SOON_SECONDS = 0.5  # ... because all waiting prefill takes no longer than this
+_PAUSE_SECONDS = 0.25  # of a mixed batch that holds a whole piece, or all waiting prefill
+_LEVEL = 2, 4  # a piece that is at most 2 tokens, or one 4th, longer than another one is cut to its length
 _DECODE_TOKENS = 8  # waiting tokens of a decoding sequence: the sampled one, and those that a grammar forced after it
 
 
 def mixed_tokens(rate: PrefillRate, n_waiting: int, worthwhile: int = 0) -> int:
     """Return the maximum size of a batch in which some sequences decode and some prefill.
 
-    Little prefill is done in two long steps, which costs less; a long prompt in many short ones.
+    Little prefill is done in one long step, which costs less; a long prompt in many short ones.
 
     Args:
         n_waiting: tokens that are not in the KV cache yet, of all sequences.
         worthwhile: preferred size, if a batch of that size takes no longer than a pause may.
     """
-    short, long, soon = map(rate.tokens_within, (_MIXED_SECONDS, _PAUSE_SECONDS, _SOON_SECONDS))
-    if n_waiting <= soon:
+    short, long = map(rate.tokens_within, (_MIXED_SECONDS, _PAUSE_SECONDS))
+    if n_waiting <= long:
         return long
     return max(short, worthwhile) if worthwhile <= long else short
 
@@ -75,3 +75,19 @@ def schedule(waiting: Sequence[int], n_batch: int, n_mixed: int, turn: int = 0) 
     for index in sorted(prefilling, key=waiting.__getitem__):
         assign(index, free)
     return shares
+
+
+def level(shares: Sequence[int]) -> list[int]:
+    """Cut shares down to slightly smaller ones, for a KV cache with a stream per sequence.
+
+    llama.cpp computes equally many tokens of each sequence at once, then the rest of the longer ones: for prompts of
+    38, 39 and 41 tokens it runs through the model three times before any of them has its first token.
+    """
+    levelled, floor = list(shares), 1
+    least, part = _LEVEL
+    for index in sorted(range(len(shares)), key=shares.__getitem__):
+        if floor > 1 and shares[index] <= floor + max(least, floor // part):
+            levelled[index] = floor
+        else:
+            floor = shares[index]
+    return levelled

@@ -26,6 +26,14 @@ def openai_models(models: Sequence[ListedModel]) -> dict[str, Any]:
     return {"object": "list", "data": [*map(openai_model, models)]}
 
 
+def codex_models(models: Sequence[ListedModel]) -> dict[str, Any]:
+    """Return the list for Codex, which reads `models` alone: empty, since an entry would replace Codex's own prompt.
+
+    Codex 0.169 takes no entry without base_instructions, and logs an error for a list without `models`.
+    """
+    return {**openai_models(models), "models": []}
+
+
 def anthropic_model(model: ListedModel) -> dict[str, Any]:
     names = {"type": "model", "id": model.name, "display_name": model.name}
     return {**names, "created_at": unix_time(model.created), "max_input_tokens": model.n_ctx or None}

@@ -74,6 +74,7 @@ class CatalogueRow:
     fits: bool | None  # into free memory; None if unknown
     memory_bytes: int | None = None  # that it takes
     decode_rate: float | None = None  # predicted tokens/s
+    agents: bool = True  # False: warned against for coding agents
 
 
 def show_installed(output: Output, rows: Sequence[InstalledRow]) -> None:
@@ -123,7 +124,7 @@ def ago(seconds: float) -> str:
 
 
 def show_catalogue(output: Output, rows: Sequence[CatalogueRow]) -> None:
-    """Print the curated names; quants and licences where there is room."""
+    """Print the curated names; quants, licences and agents where there is room."""
     columns = [
         Column("NAME", style="bold"),
         Column("PARAMETERS", right=True),
@@ -133,6 +134,7 @@ def show_catalogue(output: Output, rows: Sequence[CatalogueRow]) -> None:
         Column("HERE", style="green"),
         Column("QUANT"),
         Column("LICENCE"),
+        Column("AGENTS", style="yellow"),
     ]
     cells = [
         [
@@ -144,10 +146,11 @@ def show_catalogue(output: Output, rows: Sequence[CatalogueRow]) -> None:
             "too large" if row.fits is False else "yes" if row.installed else "fits" if row.fits else "",
             row.quant,
             row.licence,
+            "" if row.agents else "weak",
         ]
         for row in rows
     ]
-    shown = len(columns) - 2 * (0 < output.columns() < _WIDE)
+    shown = len(columns) - 3 * (0 < output.columns() < _WIDE)
     show_table(output, columns[:shown], [each[:shown] for each in cells])
 
 

@@ -49,6 +49,7 @@ def show_model(output: Output, facts: Facts, *, stderr: bool = False) -> None:
         ("special tokens", _listed(facts.get("special_tokens"))),
         ("chat template", _template(facts)),
         ("made for", _purpose(facts)),
+        ("coding agents", "" if facts.get("agents", True) else "weak: Ollama warns against it for them"),
         ("before queries", _quoted(facts, "query")),
         ("before documents", _quoted(facts, "document")),
         ("images", _projector(facts)),

@@ -103,6 +103,16 @@ def test_prefill_and_decode_may_want_different_settings() -> None:
     assert profile.decode_rate / found.tuned.default.decode_rate == pytest.approx(0.8, rel=0.03)
 
 
+def test_a_larger_micro_batch_is_measured_with_a_prompt_that_fills_it() -> None:
+    machine = SimulatedMachine(1, noise=0.01)
+    machine._small_batch, machine._repacked_batch = math.log(0.8) / 4, 0.0
+    changes = [(("n_ubatch", count),) for count in (1024, 2048)]
+    axes = [Axis("larger ubatch", (change,), (PREFILL,), whole_batch=True) for change in changes]
+    found = search(machine, default_of(machine), axes, seconds=600)
+    (profile,) = found.tuned.others
+    assert (profile.settings.n_ubatch, found.prefill_test.n_prompt) == (2048, 2048)
+
+
 def test_uncertain_gains_do_not_count() -> None:
     machine = SimulatedMachine(1, noise=0.01)
     machine._effects["repack"] = (math.log(1.6), 0.0)

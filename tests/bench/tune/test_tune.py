@@ -15,17 +15,20 @@ from support.gguf_writer import runnable_model, tiny_model, write
 
 from llmrun.bench.results import BenchWarning
 from llmrun.bench.statistics import Verdict
-from llmrun.bench.tune.axes import _memory_axes, axes_for, thread_counts
+from llmrun.bench.tune.axes import _memory_axes, axes_for, most_ubatch, thread_counts
 from llmrun.bench.tune.run import TuneOutcome, keep, measure_steps
 from llmrun.bench.tune.search import Improvement, SearchResult, Trial, TuneProgress
+from llmrun.config import load_settings
 from llmrun.errors import LlmrunError
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
 from llmrun.model.load_plan import A_CHAT, prepare
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.hardware import Hardware
+from llmrun.planning.plan import margin
 from llmrun.planning.settings import TunableSettings
 from llmrun.planning.tuned import Profile, TunedSettings, choose, forget, remember, remembered, summaries
+from llmrun.protocol.devices import Gpu
 from llmrun.protocol.jobs.bench import BenchTest
 from llmrun.protocol.loading import Load
 from llmrun.quantize.fast_copy import FastCopy
@@ -235,6 +238,38 @@ def test_what_is_tried(header: Header) -> None:
     off = replace(DEFAULT, flash_attention="off")
     (axis,) = (axis for axis in axes_for(header, MACHINE, off) if axis.name == "flash attention")
     assert [rival.flash_attention for rival in axis.rivals(off)] == ["on"]
+
+
+def test_larger_micro_batches_are_tried_where_weights_are_read_for_each(
+    header: Header, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = Gpu("CUDA0", "a card", memory_total=GIB, memory_free=GIB)
+    assert [most_ubatch(header, machine) for machine in (MACHINE, replace(MACHINE, gpus=(gpu,)))] == [512, 2048]
+    monkeypatch.setattr(Header, "expert_bytes", {0: 5})
+    assert most_ubatch(header, MACHINE) == 2048
+    for n_batch, expected in ((512, []), (1024, [1024]), (2048, [1024, 2048])):
+        axes = axes_for(header, MACHINE, DEFAULT, n_batch=n_batch)
+        rivals = [rival for axis in axes if axis.name == "larger ubatch" for rival in axis.rivals(DEFAULT)]
+        assert [rival.n_ubatch for rival in rivals] == expected
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_a_larger_micro_batch_takes_memory_but_no_context(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_room: bool
+) -> None:
+    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path))
+    model = write(tmp_path / "model.gguf", runnable_model({"llama.context_length": 4096}))
+    spec, machine = ModelSpec("tiny", path=model), MACHINE
+    monkeypatch.setattr("llmrun.model.load_plan.this_machine", lambda _workers: machine)
+    plain = prepare(spec, model)
+    if not has_room:
+        machine = replace(machine, memory_available=plain.plan.memory.needed + margin(0) + 1_000_000)
+    fast = Profile(replace(DEFAULT, n_ubatch=2048), 1.0, 500.0, 40.0)
+    remember(replace(TUNED, others=(fast,)), read_header(model), machine, load_settings().state_dir)
+    found = prepare(spec, model, expected=A_CHAT)
+    assert found.load.n_ctx == plain.load.n_ctx
+    assert found.load.n_ubatch == found.load.n_batch == (2048 if has_room else 512)
+    assert (found.plan.memory.compute > 2 * plain.plan.memory.compute) is has_room
 
 
 @pytest.mark.parametrize(

@@ -209,13 +209,13 @@ def test_more_requests_than_slots_wait_in_order() -> None:
     assert max(len({entry.sequence_id for entry in batch}) for batch in talk.context.calls) == 2
 
 
-def test_what_is_prefilled_soon_is_prefilled_in_few_steps() -> None:
-    """A second for a batch of 500: 240 more take less than half of one, so a quarter of a second is spent at once."""
+def test_what_is_prefilled_soon_is_prefilled_in_one_step() -> None:
+    """A second for a batch of 500: 119 more take less than a quarter of one, so they are computed at once."""
     talk = Conversation(hashed, n_ctx=1000, n_seq_max=2, n_batch=512)
     talk.ask("a" * 500, most=9, request=1)
     for _ in range(3):
         talk.events += talk.engine.step()
-    talk.ask("x" * 240, most=2, request=2)
+    talk.ask("x" * 119, most=2, request=2)
     seen = len(talk.context.calls)
     talk.run()
     assert [entry.sequence_id for entry in talk.context.calls[seen]] == [0] + [1] * 119

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from llmrun.engine.core.metrics import PrefillRate
-from llmrun.engine.core.scheduler import PIECE, budget, mixed_tokens, schedule
+from llmrun.engine.core.scheduler import PIECE, budget, level, mixed_tokens, schedule
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_a_batch_is_as_large_as_is_worthwhile_where_that_is_no_long_pause() -> N
     assert mixed_tokens(rate, 5000) == 48
     assert mixed_tokens(rate, 5000, PIECE) == PIECE
     assert mixed_tokens(rate, 5000, 200) == 48, "that would be a pause of 0.4 seconds"
-    assert mixed_tokens(rate, 240, PIECE) == 120, "all is over soon"
+    assert mixed_tokens(rate, 120, PIECE) == 120, "all is over soon"
 
 
 def test_random_loads() -> None:
@@ -80,3 +80,18 @@ def test_while_no_request_decodes_a_batch_is_full() -> None:
     assert budget([300, 300], 512, 64) == 512
     assert budget([300, 1], 512, 64) == 64
     assert budget([300, *[1] * 100], 512, 64) == 108
+
+
+@pytest.mark.parametrize(
+    ("shares", "levelled"),
+    [
+        ([], []),
+        ([1, 1, 1], [1, 1, 1]),
+        ([1, 2, 3, 4], [1, 2, 2, 2]),
+        ([41, 1, 38, 0, 39], [38, 1, 38, 0, 38]),
+        ([48, 38, 47], [48, 38, 38]),
+        ([100, 500, 130, 120, 600], [100, 500, 130, 100, 500]),
+    ],
+)
+def test_pieces_of_nearly_one_length_are_cut_to_one(shares: list[int], levelled: list[int]) -> None:
+    assert level(shares) == levelled

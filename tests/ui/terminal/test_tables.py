@@ -182,10 +182,15 @@ def test_a_terminal_too_narrow_for_a_table_gets_records() -> None:
 
 def test_catalogue() -> None:
     output = pipe()
-    show_catalogue(output, [CatalogueRow("smollm2", "135M", "Q4_1", 98_362_432, "MIT", True, True, 264_000_000)])
+    rows = [
+        CatalogueRow("smollm2", "135M", "Q4_1", 98_362_432, "MIT", True, True, 264_000_000),
+        CatalogueRow("mistral-7b", "7B", "Q4_K_M", 4_000_000_000, "MIT", False, True, agents=False),
+    ]
+    show_catalogue(output, rows)
     assert written(output) == (
-        "NAME     PARAMETERS     SIZE    MEMORY  DECODE  HERE  QUANT  LICENCE\n"
-        "smollm2        135M  98.4 MB  264.0 MB          yes   Q4_1   MIT\n"
+        "NAME        PARAMETERS     SIZE    MEMORY  DECODE  HERE  QUANT   LICENCE  AGENTS\n"
+        "smollm2           135M  98.4 MB  264.0 MB          yes   Q4_1    MIT\n"
+        "mistral-7b          7B   4.0 GB                    fits  Q4_K_M  MIT      weak\n"
     )
 
 
