@@ -32,6 +32,7 @@ from llmrun.server.page.files import FOLDER, MEDIA_TYPES
 
 PROMPT = "Tell me about the sea."
 LLMRUN = (sys.executable, "-m", "llmrun")
+ALIKE = ("--speculate", "off")  # trials of drafts come at other times in another process
 PATIENCE = 120  # seconds for one answer
 PIECES = 20_000  # of the fake engine's echo, one a token
 
@@ -51,7 +52,7 @@ def cpu_seconds(process: psutil.Process) -> float:
 
 def in_terminal(model: str, tokens: int) -> Shown:
     """An answer of `llmrun run` in a terminal."""
-    words = ["run", model, PROMPT, "--max-tokens", str(tokens), "--seed", "1", "--stats"]
+    words = ["run", model, PROMPT, "--max-tokens", str(tokens), "--seed", "1", "--stats", *ALIKE]
     child = pexpect.spawn(sys.executable, ["-m", "llmrun", *words], timeout=PATIENCE, dimensions=(40, 100))
     process, begun, last = psutil.Process(child.pid), 0.0, 0.0
     while (found := child.expect([rb"TTFT", rb"decode (\d+) tokens ([\d.,]+) t/s", pexpect.EOF])) == 0:
@@ -132,7 +133,7 @@ def main() -> None:
         os.environ.update(LLMRUN_HOME=str(folder / "home"), BROWSER="true")
         browser = Chromium(folder / "profile")
         began = time.monotonic()
-        server = subprocess.Popen((*LLMRUN, "chat", arguments.model, "--web"), stderr=subprocess.PIPE, text=True)
+        server = subprocess.Popen((*LLMRUN, "chat", arguments.model, "--web", *ALIKE), stderr=subprocess.PIPE, text=True)
         try:
             assert server.stderr
             address = next(filter(None, (re.search(r"127\.0\.0\.1:(\d+)", line) for line in server.stderr)))
