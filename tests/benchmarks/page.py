@@ -1,20 +1,26 @@
 """The cost of the page in the browser: `python tests/benchmarks/page.py MODEL`, beside an answer in a terminal.
 
 Prints the bytes of the page, the time from `llmrun chat MODEL --web` to a page that takes a question, the decode rates
-of the same answer on the page and with `llmrun run`, in turns, and the memory of the tab after 20,000 tokens.
+of the same answer on the page and with `llmrun run` in a terminal, in turns, the processor time that either takes
+beside the engine, and the memory of the tab after a long answer. Takes about a minute on two quiet cores.
 """
 
 from __future__ import annotations
 
-import json
+import argparse
 import os
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
+
+import pexpect
+import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -24,70 +30,122 @@ from support.served import LiveServer
 
 from llmrun.server.page.files import FOLDER, MEDIA_TYPES
 
-PROMPT, TOKENS, TURNS = "Tell me about the sea.", 128, 3
-PIECE = 7  # characters of a token of the fake engine's echo
+PROMPT = "Tell me about the sea."
 LLMRUN = (sys.executable, "-m", "llmrun")
+ALIKE = ("--speculate", "off")  # trials of drafts come at other times in another process
+PATIENCE = 120  # seconds for one answer
+PIECES = 20_000  # of the fake engine's echo, one a token
 
 
-def rate(stats: dict[str, float]) -> float:
-    """Decoded tokens per second."""
-    return (stats["completion_tokens"] - 1) / stats["decode_seconds"]
+class Shown(NamedTuple):
+    """An answer that was shown."""
+
+    rate: float  # decoded tokens per second
+    cpu: float  # milliseconds a token of processor time, without the engine's
 
 
-def in_terminal(model: str) -> float:
-    """The rate of `llmrun run`, which draws nothing in a pipe."""
-    words = (*LLMRUN, "run", model, PROMPT, "--max-tokens", str(TOKENS), "--seed", "1", "--json")
-    lines = subprocess.run(words, capture_output=True, check=True, text=True).stdout.splitlines()
-    return rate(json.loads(lines[-1])["stats"])
+def cpu_seconds(process: psutil.Process) -> float:
+    """Processor time of a process, without its children."""
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
 
-def on_page(page: Page) -> float:
-    """The rate of an answer in a new chat."""
+def in_terminal(model: str, tokens: int) -> Shown:
+    """An answer of `llmrun run` in a terminal."""
+    words = ["run", model, PROMPT, "--max-tokens", str(tokens), "--seed", "1", "--stats", *ALIKE]
+    child = pexpect.spawn(sys.executable, ["-m", "llmrun", *words], timeout=PATIENCE, dimensions=(40, 100))
+    process, begun, last = psutil.Process(child.pid), 0.0, 0.0
+    while (found := child.expect([rb"TTFT", rb"decode (\d+) tokens ([\d.,]+) t/s", pexpect.EOF])) == 0:
+        last = cpu_seconds(process)
+        begun = begun or last
+    assert found == 1, child.before
+    _, rate = child.match.groups()
+    child.close(force=True)
+    return Shown(float(rate.replace(b",", b"")), (last - begun) * 1000 / tokens)
+
+
+def on_page(page: Page, front: psutil.Process) -> Shown:
+    """An answer in a new chat; `front` is the server's process."""
+    browser = psutil.Process(page.browser.pid)
     page.see("document.querySelector('#new').click()")
-    page.ask(PROMPT)
+    page.write_question(PROMPT)
+    page.until("document.querySelector('#speed').textContent.includes('first text')")
+    processes = [front, browser, *browser.children(recursive=True)]
+    begun = sum(map(cpu_seconds, processes))
+    page.until(IDLE)
+    used = sum(map(cpu_seconds, processes)) - begun
     entries = "fetch('/ui/chats/' + location.hash.slice(6)).then(each => each.json())"
     found = page.browser.ask("Runtime.evaluate", expression=entries, returnByValue=True, awaitPromise=True)
-    return rate(found["result"]["value"]["entries"][-1]["stats"])
+    stats = found["result"]["value"]["entries"][-1]["stats"]
+    n_decoded = stats["completion_tokens"] - 1
+    return Shown(n_decoded / stats["decode_seconds"], used * 1000 / stats["completion_tokens"])
 
 
-def heap(browser: Chromium) -> float:
-    """Megabytes of the page's own objects."""
-    browser.ask("HeapProfiler.collectGarbage")
-    used: float = browser.ask("Runtime.getHeapUsage")["usedSize"]
-    return used / 1e6
+def show_rates(page: Page, server: int, model: str, tokens: int, rounds: int) -> None:
+    """Answer in turns on the page and in a terminal."""
+    front = psutil.Process(server)
+    page.set("Maximum tokens", str(tokens))
+    page.set("Seed", "1")
+    on_page(page, front)  # the first one loads the model
+    pairs = []
+    for number in range(rounds):
+        first = in_terminal(model, tokens) if number % 2 else None
+        shown = on_page(page, front)
+        pairs.append((shown, first or in_terminal(model, tokens)))
+        print("  page {:.1f} tokens/s, terminal {:.1f} tokens/s".format(*(each.rate for each in pairs[-1])), flush=True)
+    ratios = [shown.rate / plain.rate for shown, plain in pairs]
+    best = [max(each.rate for each in side) for side in zip(*pairs, strict=True)]
+    cpu = [statistics.median(each.cpu for each in side) for side in zip(*pairs, strict=True)]
+    print(f"decode: best {best[0]:.1f} on the page, {best[1]:.1f} in a terminal: {best[0] / best[1]:.3f}x")
+    print(f"decode: median of the pairs {statistics.median(ratios):.3f}x, {min(ratios):.3f} to {max(ratios):.3f}")
+    print(f"processor time beside the engine: page {cpu[0]:.1f} ms, terminal {cpu[1]:.1f} ms a token")
 
 
-def main(model: str) -> None:
-    folder = Path(tempfile.mkdtemp())
-    os.environ["LLMRUN_HOME"] = str(folder / "home")  # the saved chats of the user stay as they are
-    n_bytes = sum((FOLDER / name).stat().st_size for name in MEDIA_TYPES)
-    print(f"bytes of the page: {n_bytes:,} in {len(MEDIA_TYPES)} files")
-    browser = Chromium(folder / "profile")
-    began = time.monotonic()
-    server = subprocess.Popen((*LLMRUN, "chat", model, "--web"), stderr=subprocess.PIPE, text=True)
-    assert server.stderr
-    address = re.search(r"http://127\.0\.0\.1:(\d+)", server.stderr.readline())
-    assert address
-    try:
-        page = Page(browser, _Port(int(address[1])))  # type: ignore[arg-type]
-        print(f"chat --web to a page that takes a question: {time.monotonic() - began:.2f} s")
-        page.set("Maximum tokens", str(TOKENS))
-        page.set("Seed", "1")
-        on_page(page)  # the first one loads the model
-        pairs = [(on_page(page), in_terminal(model)) for _ in range(TURNS)]
-        shown, plain = (max(rates) for rates in zip(*pairs, strict=True))
-        print(f"decode on the page {shown:.1f} tokens/s, in a pipe {plain:.1f} tokens/s: {shown / plain:.3f}x")
-    finally:
-        server.send_signal(signal.SIGINT)
-        server.wait()
+def show_memory(browser: Chromium, folder: Path) -> None:
+    """Show the memory of the tab before and after one long answer of a fake engine."""
     with LiveServer(folder, ("echo",), n_ctx=2_000_000) as fake:
         page = Page(browser, fake)
-        before = heap(browser)
-        for _ in range(10):
-            page.ask("words. " * 2000)
-        page.until(IDLE)
-        print(f"heap of the tab: {before:.1f} MB empty, {heap(browser):.1f} MB after 20,000 tokens")
-    browser.close()
+        before, began = memory(browser), time.monotonic()
+        page.ask("words. " * PIECES)
+        seconds = time.monotonic() - began
+        print(f"tab, of an answer of {PIECES:,} tokens in {seconds:.1f} s: {before} before, {memory(browser)} after")
+
+
+def memory(browser: Chromium) -> str:
+    """Return the size of the page's own objects, and of the process that shows them."""
+    browser.ask("HeapProfiler.collectGarbage")
+    used = browser.ask("Runtime.getHeapUsage")["usedSize"]
+    process = max(each.memory_full_info().uss for each in psutil.Process(browser.pid).children(recursive=True))
+    return f"{used / 1e6:.1f} MB of objects ({process / 1e6:.0f} MB of the process)"
+
+
+def main() -> None:
+    """Measure everything; the saved chats of the user stay as they are."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", metavar="MODEL")
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=4)
+    arguments = parser.parse_args()
+    n_bytes = sum((FOLDER / name).stat().st_size for name in MEDIA_TYPES)
+    print(f"bytes of the page: {n_bytes:,} in {len(MEDIA_TYPES)} files")
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
+        folder = Path(home)
+        os.environ.update(LLMRUN_HOME=str(folder / "home"), BROWSER="true")
+        browser = Chromium(folder / "profile")
+        began = time.monotonic()
+        server = subprocess.Popen((*LLMRUN, "chat", arguments.model, "--web", *ALIKE), stderr=subprocess.PIPE, text=True)
+        try:
+            assert server.stderr
+            address = next(filter(None, (re.search(r"127\.0\.0\.1:(\d+)", line) for line in server.stderr)))
+            page = Page(browser, _Port(int(address[1])))  # type: ignore[arg-type]
+            print(f"chat --web to a page that takes a question: {time.monotonic() - began:.2f} s", flush=True)
+            show_rates(page, server.pid, arguments.model, arguments.tokens, arguments.rounds)
+            server.send_signal(signal.SIGINT)
+            server.wait(PATIENCE)
+            show_memory(browser, folder)
+        finally:
+            server.kill()
+            browser.close()
 
 
 class _Port:
@@ -98,4 +156,4 @@ class _Port:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

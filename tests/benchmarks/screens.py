@@ -1,6 +1,6 @@
 """Make the README's images: real commands on an emulated terminal, its last screen as SVG.
 
-    python tests/benchmarks/screens.py [--llmrun PATH] [--columns 80] [NAME ...]
+    python tests/benchmarks/screens.py [--llmrun PATH] [--columns 80] [--light] [--folder FOLDER] [NAME ...]
 
 Not a benchmark. A temporary home keeps the user's chats and settings out of the images.
 """
@@ -22,6 +22,7 @@ import pyte
 import pyte.screens
 from rich.console import Console
 from rich.style import Style
+from rich.terminal_theme import DEFAULT_TERMINAL_THEME, SVG_EXPORT_THEME
 from rich.text import Text
 
 FOLDER = Path(__file__).parents[1] / "screens"
@@ -44,7 +45,10 @@ PICTURES = {
         ("Compare tea and coffee in a table", "/why"),
         rows=40,
     ),
-    "plan": Picture(("plan", "smollm2"), rows=30),
+    "list": Picture(("list", "--all"), rows=80),
+    "plan": Picture(("plan", "smollm2"), rows=60),
+    "bench": Picture(("bench", "smollm2", "-p", "128", "-n", "32", "-r", "3"), rows=60),
+    "report": Picture(("report", "smollm2"), rows=120),
 }
 
 
@@ -102,9 +106,12 @@ def main() -> None:
     parser.add_argument("names", metavar="NAME", nargs="*", default=[*PICTURES], choices=[*PICTURES])
     parser.add_argument("--llmrun", metavar="PATH")
     parser.add_argument("--columns", type=int, default=80)
+    parser.add_argument("--light", action="store_true", help="black on white")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="for the images")
     arguments = parser.parse_args()
     llmrun = peers.find_llmrun(arguments.llmrun)
-    FOLDER.mkdir(exist_ok=True)
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    theme = DEFAULT_TERMINAL_THEME if arguments.light else SVG_EXPORT_THEME
     for name in arguments.names:
         screen = screen_of(llmrun, PICTURES[name], arguments.columns)
         rows = [row_of(screen, number) for number in range(screen.lines)]
@@ -113,8 +120,8 @@ def main() -> None:
         console = Console(record=True, width=arguments.columns, file=io.StringIO(), force_terminal=True)
         for row in rows:
             console.print(row, soft_wrap=True)
-        target = FOLDER / f"{name}.svg"
-        console.save_svg(str(target), title=f"llmrun {PICTURES[name].arguments[0]}")
+        target = arguments.folder / f"{name}.svg"
+        console.save_svg(str(target), title=f"llmrun {PICTURES[name].arguments[0]}", theme=theme)
         print(target, file=sys.stderr)
         print("\n".join(row.plain for row in rows))
 

@@ -48,6 +48,11 @@ class Chromium:
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.ask(f"{domain}.enable")
 
+    @property
+    def pid(self) -> int:
+        """Of its first process."""
+        return self._process.pid
+
     def close(self) -> None:
         """End the browser."""
         self._process.kill()

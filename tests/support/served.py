@@ -129,6 +129,11 @@ class LiveServer:
             return model.launch_engine()
         return launch((sys.executable, str(_FAKE_ENGINE), mode))
 
+    @property
+    def page_paths(self) -> list[str]:
+        """Of the page's routes."""
+        return [route.path for route in self._serving._page.routes]
+
     def end(self) -> None:
         """As a signal does."""
         self._loop.call_soon_threadsafe(self._serving.end)

@@ -38,8 +38,12 @@ ExplainPage = Callable[["ExplainedAnswer", SamplingParams, "MergeRule | None"], 
 EXPLAINED = "/ui/explained/"
 """Path before the name of an explanation. The name is its key: a window of its own sends no other one."""
 _MOST_PAGES = 8  # explanations kept, of about a megabyte each
+_PAGE_SECONDS = 600  # until an explanation is gone: its address may stay in a history or a log
 _PAGE_CANDIDATES = 200  # of a token, from which the page computes other settings of the sampler
-_ALONE = "sandbox allow-scripts allow-popups; frame-ancestors 'none'"  # beside the explanation's own policy
+_ALONE = (  # beside the explanation's own policy, which names its scripts
+    "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 
 
 class PageInsights:
@@ -90,6 +94,7 @@ class PageInsights:
         page = await asyncio.to_thread(self._explain_page, found, sampling, rule)
         name = secrets.token_urlsafe(32)
         self._pages[name] = page
+        asyncio.get_running_loop().call_later(_PAGE_SECONDS, self._pages.pop, name, None)
         while len(self._pages) > _MOST_PAGES:
             del self._pages[next(iter(self._pages))]
         return JSONResponse({"address": EXPLAINED + name})

@@ -32,6 +32,34 @@ def test_an_answer_streams_as_markdown(browser: Chromium, serve: Callable[..., L
     page.check()
 
 
+def test_a_growing_answer_is_drawn_seldom_and_only_where_it_changes(
+    browser: Chromium, serve: Callable[..., LiveServer]
+) -> None:
+    page = Page(browser, serve())
+    grow = """(async () => {
+        const { LiveMarkdown } = await import("/ui/files/markdown.js");
+        let drawn = 0;
+        const text = new LiveMarkdown(document.createElement("div"), () => drawn += 1);
+        text.add("A *first* one.\\n\\n```\\ncode\\n```\\n\\n| a |\\n| - |\\n| b |\\n\\n");
+        text.draw();
+        drawn = 0;
+        const before = [...text.element.children], began = performance.now();
+        for (let at = 0; at < 100; at += 1) {
+            text.add(`word${at} `);
+            await new Promise((done) => setTimeout(done, 5));
+        }
+        text.draw();
+        const isKept = before.length === 3 && before.every((each, at) => text.element.children[at] === each);
+        const rate = drawn / (performance.now() - began);
+        return [isKept, rate, text.element.lastElementChild.textContent.endsWith("word99")];
+    })()"""
+    found = browser.ask("Runtime.evaluate", expression=grow, returnByValue=True, awaitPromise=True)
+    is_kept, draws_per_ms, is_whole = found["result"]["value"]
+    assert (is_kept, is_whole) == (True, True)
+    assert draws_per_ms < 16 / 1000, "about ten times a second"
+    page.check()
+
+
 def test_formulas_are_left_as_code(browser: Chromium, serve: Callable[..., LiveServer]) -> None:
     page = Page(browser, serve())
     page.ask(

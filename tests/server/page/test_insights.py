@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import quickjs
-from support.served import LiveServer
+from support.installed import eventually
+from support.served import SECONDS, LiveServer
 from support.tiny_projector import text_model
 
 from llmrun.chat.store.store import Sessions, folder_in
@@ -51,13 +52,17 @@ def test_an_answer_is_explained_on_a_page_of_its_own(
     assert made.status == 200, made.body
     page = server.get(made.json["address"])
     assert page.headers["content-type"].startswith("text/html")
-    assert page.headers["content-security-policy"].startswith("sandbox allow-scripts")
+    policy = page.headers["content-security-policy"].split("; ")
+    assert {"sandbox allow-scripts", "default-src 'none'", "form-action 'none'", "frame-ancestors 'none'"} <= {*policy}
+    assert len(made.json["address"].removeprefix(insights.EXPLAINED)) * 6 >= 128, "bits that nobody can guess"
     assert "Inference, token by token" in page.body.decode()
     assert server.get("/ui/explained/unknown").status == 404
     assert server.get(made.json["address"], sec_fetch_site="cross-site").status == 403
     assert server.post("/ui/explain", {**asked, "answer": chat["entries"][0]["id"]}).status == 400
-    assert server.get(server.post("/ui/explain", asked).json["address"]).status == 200
+    monkeypatch.setattr(insights, "_PAGE_SECONDS", 0)
+    newest = server.post("/ui/explain", asked).json["address"]
     assert server.get(made.json["address"]).status == 404, "only the newest are kept"
+    assert eventually(lambda: server.get(newest).status == 404, SECONDS), "and not for long"
 
 
 def test_the_steps_of_a_token_are_those_of_why(server: LiveServer, chat: dict[str, Any]) -> None:

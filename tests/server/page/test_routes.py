@@ -319,6 +319,15 @@ def test_pages_of_other_ports_read_no_chat(server: LiveServer, site: str) -> Non
     assert server.get("/ui/chats", origin="http://evil.example").status == 403
 
 
+@pytest.mark.parametrize("origin", ["https://evil.example", "http://127.0.0.1:1", "null", "app://"])
+def test_origins_that_may_use_models_read_no_chat(serve: Serve, origin: str) -> None:
+    server = serve(policy=Policy(origins=frozenset({"*"})))
+    assert server.get("/v1/models", origin=origin).status == 200
+    assert server.get("/ui/chats", origin=origin).status == 403
+    assert server.post("/ui/ask", {"text": "x"}, origin=origin).status == 403
+    assert server.get("/ui/chats", host="localhost", origin="http://localhost").status == 200
+
+
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="only Linux has the table of sockets")
 def test_other_users_of_this_machine_read_no_chat(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     assert server.get("/ui/chats").status == 200
@@ -353,13 +362,24 @@ def test_other_machines_and_unknown_connections_are_not_this_user(
 
 def test_with_a_key_only_the_files_of_the_page_are_open(serve: Serve) -> None:
     server = serve(policy=Policy(keys=(b"0123456789abcdef",)))
-    for path in ("/ui/chats", "/ui/models", "/ui/chats/1/json", "/ui/", "/ui/filesx", "/v1/models"):
-        assert server.get(path, **BROWSER).status == 401
-        assert server.get(path, **BROWSER, authorization="Bearer 0123456789abcdef").status in (200, 400, 404)
-    assert server.post("/ui/ask", {"text": "x"}).status == 401
-    for path in ("/", "/ui/files/page.js"):
-        assert server.get(path, **BROWSER).status == 200
-    assert server.get("/ui/files/../chats").status in (401, 404)
+    key = "Bearer 0123456789abcdef"
+    asked = server.post("/ui/ask", {"text": "a secret"}, authorization=key).json
+    assert asked["entries"][0]["text"] == "a secret"
+    paths = [re.sub(r"\{\w+:?\w*\}", "1", path) for path in server.page_paths]
+    assert "/ui/chats/1" in paths
+    for path in (*paths, "/ui/", "/ui/filesx", "/ui/explained", "/ui//files/page.js", "//ui/chats"):
+        if path not in ("/", "/ui/files/1", "/ui/explained/1"):
+            assert server.get(path, **BROWSER).status == 401, path
+            assert server.post(path, {}).status == 401, path
+    assert b"a secret" in server.get("/ui/chats/1", authorization=key).body
+    for path in ("/", "/health", *(f"/ui/files/{name}" for name in MEDIA_TYPES)):
+        found = server.get(path, **BROWSER)
+        assert found.status == 200
+        assert not re.search(rb"a secret|tiny", found.body), path
+    for path in ("/ui/files/../chats", "/ui/files/%2e%2e/chats", "/ui/explained/../chats", "/ui/explained/..%2fchats"):
+        refused = server.get(path)
+        assert refused.status in (401, 404), path
+        assert b"a secret" not in refused.body
     assert server.get("/ui/explained/x").status == 404
     assert server.get("/ui/chats", host="evil.example").status == 403
 

@@ -10,7 +10,7 @@ class Column {
   constructor(body) {
     this.body = body;
     this.parts = answerParts(body.model);
-    this.text = new LiveMarkdown(this.parts.text, () => {});
+    this.text = new LiveMarkdown(this.parts.text, () => this.ended || this.showTime());
     this.hint = h("p", { class: "hint" }, "waiting …");
     this.buttons = h("div", { class: "buttons" });
     this.parts.below.replaceChildren(this.buttons, this.hint);
@@ -18,16 +18,17 @@ class Column {
   }
 
   async run(signal) {
-    const began = performance.now();
+    this.began = performance.now();
     try {
-      for await (const events of streamed(this.body, signal)) for (const [name, data] of events) this.take(name, data, began);
+      for await (const events of streamed(this.body, signal)) for (const [name, data] of events) this.take(name, data);
     } catch (error) {
+      this.ended = true;
       this.hint.textContent = error.name === "AbortError" ? "stopped" : clean(error.message);
     }
     this.text.draw();
   }
 
-  take(name, data, began) {
+  take(name, data) {
     if (name === "started") this.hint.textContent = "prefill …";
     else if (name === "reasoning") {
       this.parts.folded.hidden = false;
@@ -35,11 +36,18 @@ class Column {
     } else if (name === "text") {
       this.tokens.push(...(data.tokens ?? []));
       this.text.add(data.text);
-      this.hint.textContent = `${this.tokens.length} tokens, ${short((performance.now() - began) / 1000)} s`;
     } else if (name === "finished") {
-      const total = `${short((performance.now() - began) / 1000)} s`;
-      this.hint.textContent = [clean(this.body.model), settingsIn(this.body), total, ENDS[data.reason], figures(data)].filter(Boolean).join(" · ");
+      this.ended = true;
+      this.hint.textContent = [clean(this.body.model), settingsIn(this.body), this.seconds, ENDS[data.reason], figures(data)].filter(Boolean).join(" · ");
     } else if (name === "failed") throw new Error(data.message);
+  }
+
+  get seconds() {
+    return `${short((performance.now() - this.began) / 1000)} s`;
+  }
+
+  showTime() {
+    this.hint.textContent = `${this.tokens.length} tokens, ${this.seconds}`;
   }
 }
 

@@ -5,6 +5,7 @@ import { button, clean, h } from "./dom.js";
 
 const LONGEST = 200_000; // characters; a longer text is shown as it is
 const COST = 4; // times the last rendering's time has to pass before the next one
+export const REDRAW = 100; // ms at least between two drawings: the browser shares the processor with the engine
 
 const markdown = new MarkdownIt({ html: false, linkify: false, breaks: true }).disable("image");
 markdown.validateLink = (address) => /^(https?:\/\/|mailto:)/i.test(address.trim());
@@ -69,17 +70,28 @@ export function render(element, text) {
     element.replaceChildren(h("pre", { class: "plain" }, shown));
     return;
   }
-  element.innerHTML = policy.createHTML(shown);
-  for (const block of element.querySelectorAll("pre")) {
+  const made = h("div");
+  made.innerHTML = policy.createHTML(shown);
+  for (const block of made.querySelectorAll("pre")) {
     const code = block.textContent;
     block.tabIndex = 0;
     block.replaceWith(h("div", { class: "code" }, button("Copy", copy(code), { "aria-label": "Copy this code" }), block.cloneNode(true)));
   }
-  for (const table of element.querySelectorAll("table")) {
+  for (const table of made.querySelectorAll("table")) {
     const wide = h("div", { class: "wide", tabindex: "0", role: "group", "aria-label": "Table" });
     table.replaceWith(wide);
     wide.append(table);
   }
+  replaceChanged(element, [...made.childNodes]);
+}
+
+/** Replace the children from the first one that differs: what is above is not laid out again, and stays selected. */
+function replaceChanged(element, made) {
+  const shown = [...element.childNodes];
+  let same = 0;
+  while (same < shown.length && same < made.length && shown[same].isEqualNode(made[same])) same += 1;
+  for (const old of shown.slice(same)) old.remove();
+  element.append(...made.slice(same));
 }
 
 /** Return a listener that copies a text. */
@@ -107,7 +119,7 @@ export class LiveMarkdown {
 
   add(text) {
     this.text += text;
-    this.timer ||= setTimeout(() => this.draw(), Math.max(30, this.cost * COST));
+    this.timer ||= setTimeout(() => this.draw(), this.cost && Math.max(REDRAW, this.cost * COST));
   }
 
   draw() {

@@ -7,7 +7,7 @@ import { showContext } from "./context.js";
 import { Comparison } from "./compare.js";
 import { byId, button, clean, h, number, recall, remember, short } from "./dom.js";
 import { save } from "./exports.js";
-import { LiveMarkdown } from "./markdown.js";
+import { LiveMarkdown, REDRAW } from "./markdown.js";
 import { Settings } from "./settings.js";
 import { TokenView, tokensOf } from "./tokens.js";
 import { answerElement, answerParts, questionElement, resultElement, roundElement, showFigures } from "./turns.js";
@@ -79,7 +79,8 @@ function draw() {
   state.drawn = new Map(drawn.map((each) => [each.id, each]));
   if (state.columns && state.columns.question === entries.at(-2)?.id) drawn.splice(-1, 1, { element: state.columns.element });
   else state.columns = null;
-  const empty = h("p", { class: "empty" }, state.models.length ? "Ask something. The chat is saved where `llmrun sessions` finds it." : "There is no model on this disk yet. In a terminal: llmrun pull smollm2");
+  const code = (command) => h("code", {}, command);
+  const empty = h("p", { class: "empty" }, state.models.length ? ["Ask something. The chat is saved where ", code("llmrun sessions"), " finds it."] : ["There is no model on this disk yet. In a terminal: ", code("llmrun pull smollm2")]);
   turns.replaceChildren(...(drawn.length ? drawn.map((each) => each.element) : [empty]));
   turns.scrollTop = turns.scrollHeight;
 }
@@ -259,28 +260,29 @@ class LiveAnswer {
     const at = state.chat.entries.findIndex((entry) => entry.id === question);
     this.parts = answerParts(this.body.model);
     turns.replaceChildren(...state.chat.entries.slice(0, at + 1).map((entry) => state.drawn.get(entry.id).element), this.parts.element);
-    this.text = new LiveMarkdown(this.parts.text, () => this.follow(true));
+    this.text = new LiveMarkdown(this.parts.text, () => this.follow());
     if (state.tokens) {
       this.view = new TokenView(() => {});
       this.view.add(kept);
       this.parts.text.replaceChildren(this.view.element);
     } else if (begins) this.text.add(begins);
     turns.scrollTop = turns.scrollHeight;
+    this.isAtEnd = true;
+    turns.onscroll = () => (this.isAtEnd = turns.scrollHeight - turns.scrollTop - turns.clientHeight < NEAR);
   }
 
   async run() {
     const clock = setInterval(() => this.showSpeed(), 250);
+    const follower = setInterval(() => this.follow(), REDRAW);
     try {
-      for await (const events of streamed(this.body, this.stopper.signal)) {
-        this.isAtEnd = turns.scrollHeight - turns.scrollTop - turns.clientHeight < NEAR;
-        for (const [name, data] of events) this.take(name, data);
-        this.follow(this.isAtEnd);
-      }
+      for await (const events of streamed(this.body, this.stopper.signal)) for (const [name, data] of events) this.take(name, data);
     } catch (error) {
       this.hasFailed = true;
       if (error.name !== "AbortError") throw error;
     } finally {
       clearInterval(clock);
+      clearInterval(follower);
+      turns.onscroll = null;
       if (!state.tokens) this.text.draw();
     }
   }
@@ -318,7 +320,7 @@ class LiveAnswer {
       this.hasFailed = true;
       throw new Error(data.message);
     }
-    this.showSpeed();
+    if (this.pieces <= 1) this.showSpeed();
   }
 
   count() {
@@ -327,8 +329,8 @@ class LiveAnswer {
     this.last = performance.now();
   }
 
-  follow(wanted) {
-    if (wanted && this.isAtEnd !== false) turns.scrollTop = turns.scrollHeight;
+  follow() {
+    if (this.isAtEnd) turns.scrollTop = turns.scrollHeight;
   }
 
   /** Say how fast it goes: pieces of text are nearly tokens; the exact figures come with the end. */
