@@ -133,7 +133,9 @@ def main() -> None:
         os.environ.update(LLMRUN_HOME=str(folder / "home"), BROWSER="true")
         browser = Chromium(folder / "profile")
         began = time.monotonic()
-        server = subprocess.Popen((*LLMRUN, "chat", arguments.model, "--web", *ALIKE), stderr=subprocess.PIPE, text=True)
+        server = subprocess.Popen(
+            (*LLMRUN, "chat", arguments.model, "--web", *ALIKE), stderr=subprocess.PIPE, text=True
+        )
         try:
             assert server.stderr
             address = next(filter(None, (re.search(r"127\.0\.0\.1:(\d+)", line) for line in server.stderr)))
