@@ -15,7 +15,9 @@ from llmrun.engine.llama.base import Aborted
 from llmrun.protocol.speculation import StepTime
 
 _WARM_UP = 4  # steps
-_ROUNDS = 3  # of all widths; each wide step has a plain one before and after it
+_ROUNDS = 2  # of all widths
+_CYCLE = 12  # steps: a plain, a wide and a plain one to measure, then others, so that the answer is hardly slower
+_N_CYCLES = _ROUNDS * len(WIDTHS)
 
 
 class StepProbe:
@@ -32,7 +34,7 @@ class StepProbe:
     def plan(self, tokens: Sequence[int], limit: int, step: StepShape) -> int:
         """Plan a step as Drafting.plan()."""
         number, self._depth = self._n_steps - _WARM_UP, step.depth
-        width = WIDTHS[number // 3 % len(WIDTHS)] if number in range(1, 3 * _ROUNDS * len(WIDTHS), 3) else 1
+        width = WIDTHS[number // _CYCLE % len(WIDTHS)] if number in range(1, _CYCLE * _N_CYCLES, _CYCLE) else 1
         self._width = width if step.rows == 1 and limit >= width - 1 else 0
         self._draft = [tokens[-1]] * (self._width - 1)  # almost never right
         return len(self._draft)
@@ -52,7 +54,7 @@ class StepProbe:
 
     def times(self) -> tuple[StepTime, ...]:
         """Return the step times; none if the answer was too short, or the machine busy."""
-        steps = [self._seconds.get(number) for number in range(3 * _ROUNDS * len(WIDTHS))]
+        steps = [self._seconds.get(_CYCLE * cycle + step) for cycle in range(_N_CYCLES) for step in range(3)]
         plain: list[float] = []
         wide: dict[int, list[float]] = {width: [] for width in WIDTHS}
         for triple in zip(steps[::3], steps[1::3], steps[2::3], strict=True):

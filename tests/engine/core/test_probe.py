@@ -63,7 +63,7 @@ def test_a_short_answer_or_a_narrow_context_gives_no_times() -> None:
 
 def test_a_busy_machine_gives_no_times() -> None:
     probe = StepProbe()
-    for number in range(60):
+    for number in range(100):
         probe.plan([1, 2], 15, StepShape(1, 1, number))
         probe.take(len)
         probe.record(1.0 + 3 * (number % 4))
@@ -72,7 +72,7 @@ def test_a_busy_machine_gives_no_times() -> None:
 
 def test_what_a_grammar_forbids_is_not_drafted() -> None:
     probe = StepProbe()
-    for number in range(60):
+    for number in range(100):
         probe.plan([1, 2], 15, StepShape(1, 1, number))
         assert probe.take(lambda tokens: 0) == []
         probe.record(1.0)
