@@ -120,7 +120,7 @@ def add_steps(report: peers.Report, path: str) -> None:
 
     with prepare(locate(path, load_settings()).spec, Path(path), LoadPreferences(n_ctx=4096)) as model:
         model.start(model.new_engine())
-        model.generate(PROMPT, max_tokens=8)  # compiles kernels
+        _ = model.generate(PROMPT, max_tokens=8).text  # compiles kernels
         steps = model.measure_steps()
     if not steps:
         print("the step table is not measured: other programs disturbed it, or drafts can't pay", file=sys.stderr)

@@ -48,7 +48,8 @@ def test_list_show_and_doctor_in_words(llmrun: Installed, model_path: Path) -> N
         (["--version"], "llmrun 0."),
     ]:
         done = llmrun.run(*arguments)
-        assert (done.returncode, done.stderr) == (0, b""), arguments
+        assert done.returncode == 0, arguments
+        assert not done.stderr or arguments == ["list", "--all"], "it may name the command that measures speeds"
         assert word in done.stdout.decode(), arguments
         assert b"\x1b" not in done.stdout, arguments
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
 from pathlib import Path
@@ -30,13 +30,13 @@ def model(pulled: None) -> Iterator[llmrun.Model]:
         yield model
 
 
-def text_of(events: Iterator[llmrun.Event]) -> str:
+def text_of(events: Iterable[llmrun.Event]) -> str:
     return "".join(event.text for event in events if isinstance(event, llmrun.TextDelta))
 
 
 def assert_answers(model: llmrun.Model, path: Path, *before: llmrun.Message) -> str:
     """The model gives llama.cpp's own answer after this question; gives it."""
-    answer = text_of(model.chat([ASKED], sampling=GREEDY, limits=SHORT))
+    answer = text_of(model.chat([ASKED], sampling=GREEDY, limits=SHORT).events())
     turns = [(smollm2_prompt(message.content), "") for message in before]
     assert_greedy(path, *turns, (smollm2_prompt(ASKED.content), answer))
     return answer
@@ -49,7 +49,7 @@ def engine_processes() -> list[psutil.Process]:
 def test_two_chats_the_second_reuses_the_first(model: llmrun.Model, model_path: Path) -> None:
     answer = assert_answers(model, model_path)
     turns = [ASKED, llmrun.Message("assistant", answer), llmrun.Message("user", "And at night?")]
-    started, *_, finished = model.chat(turns, sampling=GREEDY, limits=SHORT)
+    started, *_, finished = model.chat(turns, sampling=GREEDY, limits=SHORT).events()
     assert isinstance(started, llmrun.Started)
     assert isinstance(finished, llmrun.Finished)
     assert started.reused_tokens > 36
@@ -74,14 +74,14 @@ def test_threads_share_a_model(model: llmrun.Model) -> None:
 
 
 def test_generate_continues_a_text(model: llmrun.Model, model_path: Path) -> None:
-    text = text_of(model.generate("One, two, three, four,", sampling=GREEDY, limits=SHORT))
+    text = text_of(model.generate("One, two, three, four,", sampling=GREEDY, limits=SHORT).events())
     assert_greedy(model_path, ("One, two, three, four,", text))
 
 
 def test_a_model_can_be_loaded_by_path(model_path: Path) -> None:
     with llmrun.load(str(model_path), n_ctx=512, threads=1) as model:
         assert model.loaded.n_ctx == 512
-        assert text_of(model.chat([ASKED], sampling=GREEDY, limits=SHORT))
+        assert model.chat([ASKED], sampling=GREEDY, limits=SHORT).text
 
 
 def test_cancel_ends_the_answer(model: llmrun.Model, model_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_cancel_ends_the_answer(model: llmrun.Model, model_path: Path) -> None:
 
 
 def test_an_answer_given_up_halfway_does_not_leak_into_the_next(model: llmrun.Model, model_path: Path) -> None:
-    events = model.chat([LONG], sampling=ENDLESS)
+    events = model.chat([LONG], sampling=ENDLESS).events()
     for event in events:
         if isinstance(event, llmrun.TextDelta):
             break
@@ -105,12 +105,12 @@ def test_an_answer_given_up_halfway_does_not_leak_into_the_next(model: llmrun.Mo
 
 def test_two_open_answers_both_go_on(model: llmrun.Model) -> None:
     questions = [[ASKED], [llmrun.Message("user", "Count to five.")]]
-    answers = [model.chat(question, sampling=GREEDY, limits=SHORT) for question in questions]
+    answers = [model.chat(question, sampling=GREEDY, limits=SHORT).events() for question in questions]
     for events in zip(*zip_longest(*answers), strict=True):
         there = [event for event in events if event is not None]
         assert isinstance(there[0], llmrun.Started)
         assert isinstance(there[-1], llmrun.Finished)
-        assert text_of(iter(there))
+        assert text_of(there)
 
 
 def test_close_ends_the_engine(pulled: None) -> None:

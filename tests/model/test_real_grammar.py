@@ -92,8 +92,8 @@ def test_the_same_question_without_a_grammar_is_free_again(model: llmrun.Model, 
     question = "Why is the sky blue?"
     prompt = smollm2_prompt(question)
     assert answer(model, question, read_json_schema('{"const": [1]}')) == ("[1]", "stop")
-    events = model.chat([llmrun.Message("user", question)], sampling=GREEDY, limits=llmrun.Limits(max_tokens=8))
-    text = "".join(event.text for event in events if isinstance(event, llmrun.TextDelta))
+    reply = model.chat([llmrun.Message("user", question)], sampling=GREEDY, limits=llmrun.Limits(max_tokens=8))
+    text = "".join(event.text for event in reply.events() if isinstance(event, llmrun.TextDelta))
     assert_greedy(model_path, (prompt, ""), (prompt, text))
 
 
@@ -117,7 +117,7 @@ def thoughts_and_answer(grammar: Grammar | None, thinking_tokens: int) -> tuple[
                 template=THINKS,
                 grammar=grammar,
                 thinking_tokens=thinking_tokens,
-            )
+            ).events()
         )
     text = "".join(event.text for event in events if isinstance(event, llmrun.TextDelta))
     thoughts, _, said = text.partition("</think>")

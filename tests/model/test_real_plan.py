@@ -23,7 +23,8 @@ NOWHERE = {"HF_ENDPOINT": "http://127.0.0.1:9"}
 def test_peak_memory_is_as_predicted(pulled: None, n_ctx: int, words: int) -> None:
     with package.load("smollm2", pull=False, n_ctx=n_ctx) as model:
         limits = package.Limits(max_tokens=16)
-        *_, finished = model.generate("word " * words, sampling=package.SamplingParams(temperature=0), limits=limits)
+        reply = model.generate("word " * words, sampling=package.SamplingParams(temperature=0), limits=limits)
+        *_, finished = reply.events()
         assert isinstance(finished, Finished)
         assert model._runner is not None
         assert model.load is not None
