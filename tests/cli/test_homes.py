@@ -70,7 +70,7 @@ def test_what_tuning_found_is_shown_where_it_can_not_be_kept(
     )
     monkeypatch.setattr(tuning, "tune", lambda *arguments, **options: tuning.TuneOutcome(found, ()))
     with pytest.raises(ResourceError, match="can't write"):
-        tune(str(write(tmp_path / "model.gguf", tiny_model())))
+        tune.__wrapped__(str(write(tmp_path / "model.gguf", tiny_model())), devices={})
     shown = capsys.readouterr()
     assert "decode ×2.00 of the defaults" in shown.out
     assert "remembered" not in shown.err
