@@ -48,5 +48,7 @@ def test_a_text_is_scored_with_the_attention_that_run_has(
     (command,) = commands
     assert command.n_ctx < 4096
     run = load_plan.prepare(ModelSpec("tiny", path=path), path, preferences).load
-    expected = preferences.attention["flash_attention"] if faster != "off" or preferences.flash_attention == "on" else "off"
+    expected = (
+        preferences.attention["flash_attention"] if faster != "off" or preferences.flash_attention == "on" else "off"
+    )
     assert command.flash_attention == run.flash_attention == expected
