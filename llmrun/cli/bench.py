@@ -15,13 +15,12 @@ from llmrun.cli.bench_load import LoadTestOptions, load_test_options
 from llmrun.cli.bench_options import BenchArguments, Lists, MeasurementOptions
 from llmrun.cli.completion import BENCH_ACTIONS, complete_bench
 from llmrun.cli.defaults import with_preset
-from llmrun.cli.engine_options import engine_option
+from llmrun.cli.engine_options import METAVARS, engine_option
 from llmrun.cli.options import LoraOption, YesOption, adapters_of, with_options
 from llmrun.cli.rpc import RpcOption, workers_of
 from llmrun.config import load_settings
 from llmrun.errors import OutOfMemoryError, UsageError
-from llmrun.protocol.devices import SPLIT_MODES
-from llmrun.protocol.settings import DEFAULTS, DEVICE_SETTINGS, FLASH_ATTENTION, SETTINGS, shown
+from llmrun.protocol.settings import DEFAULTS, DEVICE_SETTINGS, SETTINGS, shown
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
@@ -35,12 +34,6 @@ if TYPE_CHECKING:
 
 _TESTS, _LOADING = "Tests", "Loading"
 _DEFAULTS = {"threads": "one per physical core", "n_batch": "2048"}  # other than the engine's
-_METAVARS = {
-    "n_batch": "TOKENS", "n_ubatch": "TOKENS", "kv_type_k": "TYPE", "kv_type_v": "TYPE", "repack": "on|off",
-    "flash_attention": "|".join(FLASH_ATTENTION), "cpu_experts": "LAYERS",
-    "split_mode": "|".join(SPLIT_MODES), "tensor_split": "SHARE/...", "device": "NAME/...",
-    "override_tensor": "PATTERN=DEVICE;...",
-}  # fmt: skip
 
 
 def _tests(short: str, long: str, metavar: str, text: str) -> typer.models.OptionInfo:
@@ -53,7 +46,7 @@ def _loading_options() -> list[inspect.Parameter]:
     found = []
     for name in (name for name, setting in SETTINGS.items() if setting.option):
         default = _DEFAULTS.get(name, shown(getattr(DEFAULTS, name)))
-        option = engine_option(name, default, metavar=_METAVARS.get(name, "NUMBER"), panel=_LOADING)
+        option = engine_option(name, default, metavar=METAVARS.get(name, "NUMBER"), panel=_LOADING)
         kind = inspect.Parameter.KEYWORD_ONLY
         found.append(inspect.Parameter(name, kind, default=None, annotation=Annotated[Lists, option]))
     return found

@@ -8,7 +8,14 @@ import typer
 
 from llmrun.cli.completion import complete_words
 from llmrun.protocol.devices import SPLIT_MODES
-from llmrun.protocol.settings import DEFAULTS, SETTINGS
+from llmrun.protocol.settings import DEFAULTS, FLASH_ATTENTION, SETTINGS
+
+METAVARS = {
+    "n_batch": "TOKENS", "n_ubatch": "TOKENS", "repack": "on|off", "flash_attention": "|".join(FLASH_ATTENTION),
+    "kv_type_k": "TYPE", "kv_type_v": "TYPE", "cpu_experts": "LAYERS", "split_mode": "|".join(SPLIT_MODES),
+    "tensor_split": "SHARE/...", "device": "NAME/...", "override_tensor": "PATTERN=DEVICE;...",
+}  # fmt: skip
+"""Engine setting -> the placeholder of its value in the help, unless it is a number."""
 
 
 def engine_option(name: str, default: str = "", *, metavar: str | None = None, panel: str = "Engine") -> Any:
@@ -16,8 +23,9 @@ def engine_option(name: str, default: str = "", *, metavar: str | None = None, p
 
     Args:
         default: its value without the option, for the help.
+        metavar: placeholder in the help, if not that of METAVARS.
     """
-    setting = SETTINGS[name]
+    setting, metavar = SETTINGS[name], metavar or METAVARS.get(name)
     words = metavar.split("|") if metavar and "|" in metavar else setting.choices
     return typer.Option(
         setting.option,
@@ -29,11 +37,11 @@ def engine_option(name: str, default: str = "", *, metavar: str | None = None, p
     )
 
 
-SplitModeOption = Annotated[str, engine_option("split_mode", metavar="|".join(SPLIT_MODES))]
+SplitModeOption = Annotated[str, engine_option("split_mode")]
 MainGpuOption = Annotated[int, engine_option("main_gpu", metavar="NUMBER")]
-TensorSplitOption = Annotated[str, engine_option("tensor_split", "by free memory", metavar="SHARE/...")]
-DeviceOption = Annotated[str, engine_option("device", "all", metavar="NAME/...")]
-OverrideTensorOption = Annotated[str, engine_option("override_tensor", metavar="PATTERN=DEVICE;...")]
+TensorSplitOption = Annotated[str, engine_option("tensor_split", "by free memory")]
+DeviceOption = Annotated[str, engine_option("device", "all")]
+OverrideTensorOption = Annotated[str, engine_option("override_tensor")]
 
 
 def device_options(

@@ -23,7 +23,7 @@ from llmrun.errors import UsageError, require_within
 from llmrun.planning.plan import LoadPreferences
 from llmrun.planning.speculation import AUTO, OFF, read_speculate
 from llmrun.protocol.params import MOST_TOKENS, Limits, check_limits
-from llmrun.protocol.settings import DEFAULTS, FLASH_ATTENTION
+from llmrun.protocol.settings import DEFAULTS
 
 if TYPE_CHECKING:
     from llmrun.chat.attachments import Attachments
@@ -72,12 +72,10 @@ CtxOption = Annotated[
 
 ThreadsOption = Annotated[int | None, engine_option("threads", "one per physical core")]
 GpuLayersOption = Annotated[int | None, engine_option("gpu_layers", "all that fit")]
-CpuExpertsOption = Annotated[int | None, engine_option("cpu_experts", "as many as do not fit there", metavar="LAYERS")]
+CpuExpertsOption = Annotated[int | None, engine_option("cpu_experts", "as many as do not fit there")]
 CacheTypeKOption = Annotated[str | None, engine_option("kv_type_k", DEFAULTS.kv_type_k, metavar="f16|q8_0")]
 CacheTypeVOption = Annotated[str | None, engine_option("kv_type_v", DEFAULTS.kv_type_v, metavar="f16|q8_0")]
-FlashAttentionOption = Annotated[
-    str | None, engine_option("flash_attention", "where it is faster", metavar="|".join(FLASH_ATTENTION))
-]
+FlashAttentionOption = Annotated[str | None, engine_option("flash_attention", "where it is faster")]
 SpeculateOption = Annotated[
     str | None,
     typer.Option(
