@@ -7,8 +7,9 @@ one thread, and a slow disk must not hold up the event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -105,16 +106,13 @@ class PageChats:
         Raises:
             UsageError: the chat is in use, or has other entries than the page shows; a file is too large.
         """
-        saved = self._sessions.new(system=system) if chat is None else self._opened(chat)
-        try:
+        with _released(self._sessions.new(system=system) if chat is None else self._opened(chat)) as saved:
             last = saved.entries[-1].id if saved.entries else None
             if after != last:
                 raise UsageError("this chat has gone on in another window", hint="reload the page")
             edited = None if beside is None else _entry(saved, beside)
             question = self._question(text, uploads) if edited is None else _question(edited).reworded(text)
             saved.add_question(question, beside=edited)
-        finally:
-            saved.release()
         assert saved.id is not None
         return self.read(saved.id)
 
@@ -197,8 +195,7 @@ class PageChats:
 
     def go(self, chat: int, entry: int) -> dict[str, Any]:
         """Go to the newest branch with an entry, and return the chat."""
-        saved = self._opened(chat)
-        try:
+        with _released(self._opened(chat)) as saved:
             tree = saved.tree()
             parents = {each.id: each.parent for each in tree.entries}
             ends = [branch for branch in saved.branches() if entry in _ancestors(branch.head, parents)]
@@ -206,8 +203,6 @@ class PageChats:
                 raise UsageError("there is no such message in this chat", hint="reload the page")
             end = max(ends, key=lambda branch: branch.head or 0)
             saved.switch(end.name or f"#{end.head}")
-        finally:
-            saved.release()
         return self.read(chat)
 
     def head(self, chat: int) -> dict[str, Any]:
@@ -216,11 +211,8 @@ class PageChats:
 
     def undo(self, chat: int) -> dict[str, Any]:
         """Go back to before the last question, and return the chat with the "undone" text."""
-        saved = self._opened(chat)
-        try:
+        with _released(self._opened(chat)) as saved:
             question = saved.undo()
-        finally:
-            saved.release()
         if question is None:
             raise UsageError("there is nothing to undo")
         return {**self.read(chat), "undone": question.shown}
@@ -238,20 +230,14 @@ class PageChats:
 
     def switch(self, chat: int, branch: str) -> dict[str, Any]:
         """Go to a branch, or to an end without a name, "#" and its id; return the chat."""
-        saved = self._opened(chat)
-        try:
+        with _released(self._opened(chat)) as saved:
             saved.switch(branch)
-        finally:
-            saved.release()
         return self.read(chat)
 
     def set_system(self, chat: int, system: str) -> dict[str, Any]:
         """Change the system prompt of a chat, and return the chat."""
-        saved = self._opened(chat)
-        try:
+        with _released(self._opened(chat)) as saved:
             saved.set_system(system)
-        finally:
-            saved.release()
         return self.read(chat)
 
     def _opened(self, chat: int) -> SavedChat:
@@ -262,6 +248,15 @@ class PageChats:
         if saved.open_elsewhere:
             raise UsageError(f"{saved.name} is open in another llmrun", hint="leave that chat first")
         return saved
+
+
+@contextmanager
+def _released(saved: SavedChat) -> Iterator[SavedChat]:
+    """Let a chat go afterwards."""
+    try:
+        yield saved
+    finally:
+        saved.release()
 
 
 def _entry(saved: SavedChat, wanted: int) -> TurnEntry:

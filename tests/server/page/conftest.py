@@ -33,5 +33,10 @@ def real(tmp_path: Path) -> Iterator[LiveServer]:
 def serve(tmp_path: Path) -> Iterator[Callable[..., LiveServer]]:
     with ExitStack() as stack:
         yield lambda *modes, **options: stack.enter_context(
-            LiveServer(tmp_path, modes or ("echo",), n_ctx=2_000_000, **options)
+            LiveServer(tmp_path, modes or ("echo",), **{"n_ctx": 2_000_000, **options})
         )
+
+
+@pytest.fixture
+def server(serve: Callable[..., LiveServer]) -> LiveServer:
+    return serve()

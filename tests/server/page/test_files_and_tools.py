@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +20,6 @@ from llmrun.server.page.tools import PageTools
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
 Serve = Callable[..., LiveServer]
-
-
-@pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Serve]:
-    with ExitStack() as stack:
-        yield lambda *modes, **options: stack.enter_context(LiveServer(tmp_path, modes or ("echo",), **options))
-
-
-@pytest.fixture
-def server(serve: Serve) -> LiveServer:
-    return serve()
 
 
 TOOLS = """

@@ -8,9 +8,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +29,6 @@ pytestmark = pytest.mark.usefixtures("package_on_path")
 MOST_BYTES = 250_000
 BROWSER = {"accept": "text/html,application/xhtml+xml"}
 Serve = Callable[..., LiveServer]
-
-
-@pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Serve]:
-    with ExitStack() as stack:
-        yield lambda *modes, **options: stack.enter_context(LiveServer(tmp_path, modes or ("echo",), **options))
-
-
-@pytest.fixture
-def server(serve: Serve) -> LiveServer:
-    return serve()
 
 
 # ---- files
@@ -282,7 +270,8 @@ def test_export_is_that_of_the_terminal(server: LiveServer) -> None:
     assert server.get(f"/ui/chats/{chat['id']}/exe").status == 404
 
 
-def test_models_are_listed_and_loaded_with_their_sampling(server: LiveServer) -> None:
+def test_models_are_listed_and_loaded_with_their_sampling(serve: Serve) -> None:
+    server = serve(n_ctx=256)
     model, *_ = server.get("/ui/models").json["models"]
     assert model["name"] == server.model
     loaded = server.post("/ui/load", {"model": model["name"]}).json
