@@ -301,12 +301,13 @@ class Preparer:
             UsageError: the vocabulary has no such token.
         """
         self._require_known(command.tokens)
-        vocabulary, data, begins = self._vocabulary, b"", True
+        vocabulary, pieces, begins = self._vocabulary, [], True
         for token in command.tokens:
             piece = vocabulary.piece(token)
-            data += (piece.removeprefix(self._added) if begins else piece) if piece else vocabulary.control_piece(token)
+            text = piece.removeprefix(self._added) if begins else piece
+            pieces.append(text if piece else vocabulary.control_piece(token))
             begins = not piece  # the tokenizer adds a space after a control token too
-        return DetokenizedText(data.decode("utf-8", "replace"))
+        return DetokenizedText(b"".join(pieces).decode("utf-8", "replace"))
 
     @cached_property
     def _added(self) -> bytes:

@@ -246,7 +246,7 @@ class Engine:
             all_decode = n_waiting == len(waiting) <= n_batch  # a shortcut
             mixed = 0 if all_decode else self._n_mixed(n_waiting)
             shares = waiting if all_decode else schedule(waiting, n_batch, mixed, self._n_batches)
-            if len(shares) > 1 and not (all_decode or self._context.unified):
+            if not (all_decode or self._context.unified):
                 shares = level(shares)
             if self._slots.make_room(sum(shares)) or len(self._active) == 1:
                 break

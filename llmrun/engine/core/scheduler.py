@@ -18,7 +18,8 @@ tokens on, ggml's flash attention has a kernel that is several times faster."""
 
 _MIXED_SECONDS = 0.1  # of a mixed batch, beyond a plain step: what prefill adds to the inter-token latency of others
 _PAUSE_SECONDS = 0.25  # of a mixed batch that holds a whole piece, or all waiting prefill
-_LEVEL = 2, 4  # a piece that is at most 2 tokens, or one 4th, longer than another one is cut to its length
+# A piece is cut to the length of another one that is shorter by at most so many tokens, or by this part.
+_LEVEL_TOKENS, _LEVEL_PART = 2, 4
 _DECODE_TOKENS = 8  # waiting tokens of a decoding sequence: the sampled one, and those that a grammar forced after it
 
 
@@ -84,9 +85,8 @@ def level(shares: Sequence[int]) -> list[int]:
     38, 39 and 41 tokens it runs through the model three times before any of them has its first token.
     """
     levelled, floor = list(shares), 1
-    least, part = _LEVEL
     for index in sorted(range(len(shares)), key=shares.__getitem__):
-        if floor > 1 and shares[index] <= floor + max(least, floor // part):
+        if floor > 1 and shares[index] <= floor + max(_LEVEL_TOKENS, floor // _LEVEL_PART):
             levelled[index] = floor
         else:
             floor = shares[index]

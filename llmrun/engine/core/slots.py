@@ -77,11 +77,13 @@ class Slots:
 
     def difference(self, tokens: list[int], salt: str) -> PromptDifference | None:
         """Return the first difference of a prompt from the most similar cached one, for a server's figures."""
+        if not self._context.shares:
+            return None
         prompts = [(self.cached[slot], self._n_prompt[slot]) for slot in self.cached if self._salts[slot] == salt]
         prompts += [(each.tokens, each.n_prompt) for each in self._host_cache.prefixes if each.salt == salt]
         shared = [common_prefix(cached, tokens) for cached, _ in prompts]
         length = max(shared, default=0)
-        if length < _MIN_RESTORED or not self._context.shares:
+        if length < _MIN_RESTORED:
             return None
         cached, n_prompt = prompts[shared.index(length)]
         if self._is_next_turn(cached, n_prompt, tokens):
