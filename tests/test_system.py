@@ -26,9 +26,10 @@ for module in pkgutil.walk_packages(llmrun.__path__, "llmrun."):
 """
 
 
-def test_every_module_can_be_imported_without_those_that_windows_lacks() -> None:
+@pytest.mark.usefixtures("package_on_path")
+def test_every_module_can_be_imported_without_those_that_windows_lacks(tmp_path: Path) -> None:
     code = _IMPORT_ALL.format(missing=MISSING_ON_WINDOWS)
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
 
 

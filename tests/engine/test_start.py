@@ -72,7 +72,7 @@ def test_only_the_line_is_read(path: Path) -> None:
 
 
 @pytest.mark.usefixtures("package_on_path")
-def test_loading_waits_for_no_import_of_the_rest() -> None:
+def test_loading_waits_for_no_import_of_the_rest(path: Path) -> None:
     """Each of these takes milliseconds, which the weights would wait for."""
     code = (
         "import sys, llmrun.engine.start; from llmrun.engine import environment; environment.load_libraries();"
@@ -80,7 +80,7 @@ def test_loading_waits_for_no_import_of_the_rest() -> None:
         "print([name for name in sys.modules if name.startswith(('llmrun.protocol.messages', 'llmrun.protocol.loading',"
         "'llmrun.gguf.', 'llmrun.engine.main', 'llmrun.engine.core', 'jinja2'))])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=path.parent, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 
 

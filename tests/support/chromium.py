@@ -41,6 +41,7 @@ class Chromium:
         os.close(theirs_in)
         os.close(theirs_out)
         self._read, self._number, self._session = b"", 0, ""
+        self._events: dict[str, Any] = {}
         self.errors: list[str] = []
         self.requests: list[str] = []
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
@@ -62,6 +63,7 @@ class Chromium:
 
     def open(self, page: Path | str) -> None:
         """Open a file or an address, and wait until it is loaded."""
+        self._events.pop("Page.loadEventFired", None)
         self.ask("Page.navigate", url=page if isinstance(page, str) else page.as_uri())
         self.until_event("Page.loadEventFired")
 
@@ -84,10 +86,10 @@ class Chromium:
         return found["result"]
 
     def until_event(self, method: str) -> Any:
-        """The parameters of the next event of a kind."""
-        while (found := self._next()).get("method") != method:
-            pass
-        return found["params"]
+        """The parameters of an event of a kind, which may have come before the answer to the last command."""
+        while method not in self._events:
+            self._next()
+        return self._events.pop(method)
 
     def _next(self) -> dict[str, Any]:
         """The next message; events are noted."""
@@ -98,6 +100,8 @@ class Chromium:
         message, _, self._read = self._read.partition(b"\0")
         found: dict[str, Any] = json.loads(message)
         method, told = found.get("method"), found.get("params", {})
+        if method:
+            self._events[method] = told
         if method == "Network.requestWillBeSent":
             self.requests.append(told["request"]["url"])
         if method == "Runtime.exceptionThrown":

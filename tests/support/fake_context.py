@@ -223,6 +223,7 @@ class FakeContext:
 
     def run(self, first: Entry, sampler: _native.Sampler, limit: RunLimit) -> Run:
         """See base.Context; one step after the other, in the plainest way."""
+        assert limit.steps > 0
         steps: list[tuple[int, int, float, float]] = []
         entry = first
         while True:

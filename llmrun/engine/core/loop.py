@@ -275,8 +275,8 @@ class Engine:
 
     def _run(self, sequence: Sequence, limit: RunLimit) -> list[Event]:
         """Decode several tokens of the only sequence, see decode_run.py."""
-        window = self._window - sequence.n_cached
-        most = min(limit.steps, window, (sequence.limits.max_tokens or window) - sequence.n_completion)
+        most, max_tokens = min(limit.steps, self._window - sequence.n_cached), sequence.limits.max_tokens
+        most = min(most, max_tokens - sequence.n_completion) if max_tokens else most
         most = most if self._slots.make_room(most) else 1
         self._sole_request = sequence.request
         steps, failure = decode_run(self._context, sequence, limit._replace(steps=most), self._clock)

@@ -40,12 +40,12 @@ def answered(talk: Conversation, *, in_runs: bool, **asked: Any) -> list[Event]:
     return [timeless(event) for event in events]
 
 
-@pytest.mark.parametrize("most", [1, 2, 30, 300])
+@pytest.mark.parametrize("most", [None, 1, 2, 30, 300])
 @pytest.mark.parametrize("stop", [(), ("k",), ("ef",), ("a", "qq")])
 @pytest.mark.parametrize("ban", [(), ("b",)])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_run_gives_the_events_of_single_steps(
-    most: int, stop: tuple[str, ...], ban: tuple[str, ...], temperature: float
+    most: int | None, stop: tuple[str, ...], ban: tuple[str, ...], temperature: float
 ) -> None:
     sampling = SamplingParams(temperature=temperature, seed=5, repeat_penalty=1.2)
     plain, runs = (

@@ -305,12 +305,17 @@ def test_tab(chat: Callable[..., Chat], tmp_path: Path) -> None:
     (tmp_path / "my other notes").mkdir()
     (tmp_path / "\x1b[31mred").touch()
     typed = chat()
+
+    def listed(offers: str, written: str) -> bool:
+        """They are listed, and the prompt is drawn again: until then the terminal echoes what is typed."""
+        return any(offers in line for line in typed.lines[:-1]) and typed.lines[-1].startswith(f">>> {written.strip()}")
+
     assert typed.gives("/fi\tmy n\t\r") == "command '/file my notes.txt'"
     typed.press("/file my \t")
-    typed.wait(lambda: any("notes.txt" in line and "other" in line for line in typed.lines))
+    typed.wait(lambda: listed("notes.txt    other", "/file my "))
     assert typed.gives("o\t\r") == "command '/file my other notes/'"
     typed.press("/set t\t")
-    typed.wait(lambda: any("temperature  0 to 2" in line for line in typed.lines))
+    typed.wait(lambda: listed("temperature  0 to 2", "/set t"))
     typed.press("e\t")
     typed.wait(lambda: "/set temperature" in typed.screen.display[typed.screen.cursor.y])
     typed.press("\t")
