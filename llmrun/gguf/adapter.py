@@ -78,9 +78,10 @@ def adapter_facts(header: Header) -> AdapterFacts:
         raise BadModelError(
             f"{name!r} can't be used", why="it is an activated LoRA, which applies after certain tokens only"
         )
-    alpha = header.metadata.get("adapter.lora.alpha")
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not abs(alpha) < float("inf"):
-        _damaged(header, f"'adapter.lora.alpha' is {'missing' if alpha is None else repr(alpha)}")
+    alpha = header.number("adapter.lora.alpha")
+    if alpha is None:
+        stated = header.metadata.get("adapter.lora.alpha")
+        _damaged(header, f"'adapter.lora.alpha' is {'missing' if stated is None else repr(stated)}")
     return AdapterFacts(header, _pairs(header), float(alpha))
 
 

@@ -10,10 +10,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import isfinite, prod
+from math import prod
 
 from llmrun.gguf.kv_layers import KvLayer, kv_layers, recurrent_bytes, window_of
-from llmrun.gguf.metadata import ArrayInfo, ModelMetadata, of_layer
+from llmrun.gguf.metadata import ModelMetadata, length_of, of_layer
 from llmrun.gguf.placement import LayerShares, most_feed_forward
 from llmrun.protocol.params import BOUNDS
 
@@ -111,19 +111,15 @@ class Header(ModelMetadata):
         """The makers' name of the model, or else the file's name."""
         return self.text("general.name") or self.path.stem
 
-    def _length_of(self, name: str) -> int:
-        array = self.metadata.get(name)
-        return array.length if isinstance(array, ArrayInfo) else len(array) if isinstance(array, tuple) else 0
-
     @property
     def n_vocab(self) -> int:
         """Tokens in the vocabulary."""
-        return self._length_of("tokenizer.ggml.tokens") or self.model_count("vocab_size")
+        return length_of(self.metadata.get("tokenizer.ggml.tokens")) or self.model_count("vocab_size")
 
     @property
     def n_merges(self) -> int:
         """Merges of a byte-pair encoding; 0 for other vocabularies."""
-        return self._length_of("tokenizer.ggml.merges")
+        return length_of(self.metadata.get("tokenizer.ggml.merges"))
 
     @property
     def n_experts(self) -> int:
@@ -294,11 +290,9 @@ class Header(ModelMetadata):
         """Sampling parameters of general.sampling.* by our names; values out of bounds are left out."""
         advice: dict[str, float] = {}
         for theirs, ours in _SAMPLING_NAMES.items():
-            value = self.metadata.get(f"general.sampling.{theirs}")
-            if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-                continue
+            value = self.number(f"general.sampling.{theirs}")
             low, high = BOUNDS[ours]
-            if low <= value <= high:
+            if value is not None and low <= value <= high:
                 advice[ours] = int(value) if ours in _WHOLE_NUMBERS else float(value)
         return advice
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from llmrun.gguf.metadata import ModelMetadata
+from llmrun.gguf.metadata import ModelMetadata, of_layer
 
 _STATE_BYTES = 4  # f32
 MAX_LAYERS = 512  # LLAMA_MAX_LAYERS; a file that states more is refused elsewhere
@@ -108,7 +108,7 @@ def sliding_layers(header: ModelMetadata) -> list[bool]:
     period, dense_first = _WINDOW_PATTERNS[header.architecture]
     stated = header.metadata.get(header.model_key("attention.sliding_window_pattern"))
     if isinstance(stated, tuple):
-        return [bool(stated[layer]) if layer < len(stated) else False for layer in range(n_layers)]
+        return [bool(of_layer(stated, layer)) for layer in range(n_layers)]
     if isinstance(stated, int) and period:
         period = max(stated, 0)
     if not period:
@@ -127,7 +127,7 @@ def _recurrent(header: ModelMetadata) -> list[bool]:
         return [False] * len(layers)
     stated = header.metadata.get(header.model_key("attention.recurrent_layers"))
     if isinstance(stated, tuple):
-        return [bool(stated[layer]) if layer < len(stated) else False for layer in layers]
+        return [bool(of_layer(stated, layer)) for layer in layers]
     interval = header.model_count("full_attention_interval") or interval
     return [(layer + 1) % interval != 0 for layer in layers]
 
@@ -136,7 +136,7 @@ def _only_feeds_forward(header: ModelMetadata, layer: int) -> bool:
     """Return whether a layer has neither attention nor state, as some of Nemotron-H."""
     widths = header.metadata.get(header.model_key("feed_forward_length"))
     nemotron = header.architecture.startswith("nemotron_h")
-    return nemotron and isinstance(widths, tuple) and layer < len(widths) and bool(widths[layer])
+    return nemotron and isinstance(widths, tuple) and bool(of_layer(widths, layer))
 
 
 def _elements(header: ModelMetadata, layer: int, *, sliding: bool) -> int:

@@ -47,6 +47,13 @@ class ModelMetadata:
         value = self.metadata.get(key)
         return value if isinstance(value, int) and not isinstance(value, bool) else None
 
+    def number(self, key: str) -> float | None:
+        """Return the finite number of a key; None without one."""
+        value = self.metadata.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+            return None
+        return value
+
     def model_key(self, name: str) -> str:
         """Return the key of an architecture's own setting, e.g. "llama.block_count"."""
         return f"{self.architecture}.{name}"
@@ -57,10 +64,8 @@ class ModelMetadata:
 
     def model_number(self, name: str) -> float | None:
         """Return an architecture's own finite number; None if it is not stated."""
-        value = self.metadata.get(self.model_key(name))
-        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-            return None
-        return float(value)
+        value = self.number(self.model_key(name))
+        return None if value is None else float(value)
 
     def _per_layer(self, name: str) -> int | tuple[int, ...]:
         value = self.metadata.get(self.model_key(name))
@@ -133,6 +138,11 @@ class ModelMetadata:
         """Whether keys and values are cached in a compressed form (multi-head latent attention)."""
         names = ("attention.key_length_mla", "attention.value_length_mla")
         return all(self.model_count(name) for name in names)
+
+
+def length_of(value: Value | None) -> int:
+    """Return the length of an array; 0 for other values."""
+    return value.length if isinstance(value, ArrayInfo) else len(value) if isinstance(value, tuple) else 0
 
 
 def of_layer(counts: int | tuple[int, ...], layer: int) -> int:

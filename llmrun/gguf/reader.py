@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from llmrun.errors import BadModelError, ModelNotFoundError
 from llmrun.gguf.header import Header, Tensor
-from llmrun.gguf.metadata import ArrayInfo, Value
+from llmrun.gguf.metadata import ArrayInfo, Value, length_of
 from llmrun.gguf.split import other_parts, unite
 from llmrun.gguf.types import TENSOR_TYPES, TYPE_NAMES
 
@@ -267,17 +267,13 @@ class _HeaderReader:
 
     def text(self, key: str) -> Value:
         """Read a string; a very long one is skipped like an array of bytes."""
-        (length,) = struct.unpack_from("<Q", self.peek(8, f"the length of {key!r}"))
+        start = self.position
+        length: int = self.number("Q", f"the length of {key!r}")
+        self.position = start
         if length <= INLINE_TEXT_BYTES or key in self.requested:
             return self.string(repr(key)).decode("utf-8", "replace")
-        self.advance(self.position + 8 + length, repr(key))
+        self.advance(start + 8 + length, repr(key))
         return ArrayInfo("u8", length)
-
-    def peek(self, length: int, field: str) -> bytes:
-        start = self.position
-        found = self.take(length, field)
-        self.position = start
-        return found
 
     def code(self, kind: int, key: str) -> str:
         """Return the struct code of a number's type."""
@@ -327,8 +323,7 @@ class _HeaderReader:
 
     def special_texts(self, metadata: Mapping[str, Value]) -> dict[int, bytes]:
         """Return the texts of the special tokens, by id."""
-        tokens = metadata.get(_TOKENS)
-        n_tokens = tokens.length if isinstance(tokens, ArrayInfo) else len(tokens) if isinstance(tokens, tuple) else 0
+        n_tokens = length_of(metadata.get(_TOKENS))
         found = {}
         for key, number in metadata.items():
             if not _SPECIAL_TOKEN.fullmatch(key) or not isinstance(number, int) or not 0 <= number < n_tokens:

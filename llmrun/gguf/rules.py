@@ -16,11 +16,10 @@ from typing import Any, NoReturn
 
 from llmrun.errors import BadModelError, LlmrunError
 from llmrun.gguf.header import Header, Tensor
-from llmrun.gguf.kv_layers import sliding_layers
-from llmrun.gguf.metadata import ArrayInfo
+from llmrun.gguf.kv_layers import MAX_LAYERS, sliding_layers
+from llmrun.gguf.metadata import length_of
 from llmrun.gguf.reader import read_header, read_part
 
-MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
 MAX_EXPERTS = 1024  # LLAMA_MAX_EXPERTS
 MAX_CONTEXT = 1 << 24
 MAX_VOCABULARY = 1 << 20
@@ -199,7 +198,7 @@ def _check_sizes(header: Header) -> None:
     if not 1 <= header.n_vocab <= MAX_VOCABULARY:
         _fail(header, f"the vocabulary has {header.n_vocab} tokens, not between 1 and {MAX_VOCABULARY}")
     template = header.metadata.get("tokenizer.chat_template")
-    length = template.length if isinstance(template, ArrayInfo) else len(template) if isinstance(template, str) else 0
+    length = len(template) if isinstance(template, str) else length_of(template)
     if length > MAX_TEMPLATE_CHARACTERS:
         _fail(header, f"'tokenizer.chat_template' has {length} characters, more than {MAX_TEMPLATE_CHARACTERS}")
 
