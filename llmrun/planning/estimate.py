@@ -20,7 +20,6 @@ from llmrun.planning.memory import memory, repacked_types
 from llmrun.planning.pairs import ResizedHeader
 from llmrun.planning.plan import (
     CONTEXT_BOUNDS,
-    HeaderFacts,
     LoadPreferences,
     Plan,
     beyond_training,
@@ -179,7 +178,7 @@ def look_ahead(
         gpus: speeds of the GPUs that these choose; () if unknown.
     """
     header = candidate.header
-    facts = ResizedHeader(header, candidate.weight_bytes, draft)
+    facts = ResizedHeader.of(header, candidate.weight_bytes, draft)
     work = work_of(header) if candidate.exact else work_of_quant(header, candidate.quant, candidate.weight_bytes)
     preferences = replace(preferences or LoadPreferences(), kv_type_k=kv_type, kv_type_v=kv_type)
     chosen = _plan(facts, hardware, preferences)
@@ -211,7 +210,7 @@ def look_ahead(
     )
 
 
-def _plan(facts: HeaderFacts, hardware: Hardware, preferences: LoadPreferences) -> Plan | None:
+def _plan(facts: Header, hardware: Hardware, preferences: LoadPreferences) -> Plan | None:
     try:
         return make_plan(facts, hardware, preferences)
     except OutOfMemoryError:
@@ -220,7 +219,7 @@ def _plan(facts: HeaderFacts, hardware: Hardware, preferences: LoadPreferences) 
 
 def _context_estimate(
     n_ctx: int,
-    facts: HeaderFacts,
+    facts: Header,
     work: Work,
     hardware: Hardware,
     speeds: Sequence[MachineSpeed],

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from llmrun.protocol.settings import KV_TYPES
+
+if TYPE_CHECKING:
+    from llmrun.gguf.header import Header
 
 UBATCH = 512
 """Tokens of a micro-batch; `llmrun tune` may find larger ones faster, which make progress and cancelling coarser."""
@@ -39,53 +42,6 @@ _LOGIT_ROWS = 16  # of a batch at least, for drafts (LlamaContext.n_outputs)
 _QUANTIZED_BYTES = 1.1  # of an activation as a matrix product wants it
 
 
-class Sizes(Protocol):
-    """The facts of a header that determine memory; counts that the file does not state are 0."""
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of all tensors."""
-
-    @property
-    def n_embd(self) -> int:
-        """Width of the residual stream."""
-
-    @property
-    def n_vocab(self) -> int:
-        """Tokens in the vocabulary."""
-
-    @property
-    def n_merges(self) -> int:
-        """Merges of its byte-pair encoding."""
-
-    @property
-    def most_heads(self) -> int:
-        """Maximum query heads of a layer."""
-
-    @property
-    def most_feed_forward(self) -> int:
-        """Width of the widest feed-forward part that one token goes through."""
-
-    @property
-    def key_length(self) -> int:
-        """Elements of an attention head's keys."""
-
-    @property
-    def rope_depends_on_window(self) -> bool:
-        """Whether the encoding of positions depends on the context window (LongRoPE)."""
-
-    @property
-    def recurrent_bytes(self) -> int:
-        """Bytes of recurrent state of a sequence, whatever its length."""
-
-    @property
-    def window_bytes(self) -> int:
-        """Bytes of the sliding windows' keys and values, as f16."""
-
-    def kv_bytes_per_token(self, bytes_per_element: float = 2.0) -> float:
-        """Return the bytes of KV cache of one token in all layers."""
-
-
 @dataclass(frozen=True, slots=True)
 class Memory:
     """The peak memory of a model, with the whole context window used, in bytes."""
@@ -110,7 +66,7 @@ class Memory:
 
 
 def memory(
-    sizes: Sizes,
+    header: Header,
     n_ctx: int,
     *,
     kv_type: str = "f16",
@@ -133,103 +89,103 @@ def memory(
         parked: prefixes cached beside them.
         ubatch: tokens of a micro-batch.
     """
-    stages = rooms(n_ctx, context_start(sizes, n_ctx, kv_type) if start is None else start)
+    stages = rooms(n_ctx, context_start(header, n_ctx, kv_type) if start is None else start)
     longest = n_ctx if used is None else min(used, n_ctx)
     last = next(room for room in stages if room >= longest)
     previous = max((room for room in stages if room < last), default=0)
     return Memory(
-        weights=sizes.weight_bytes,
-        kv=kv_bytes(sizes, last, kv_type) + sizes.recurrent_bytes * (sequences - 1),
-        growth=kv_bytes(sizes, previous, kv_type),
-        compute=_compute_bytes(sizes, longest, ubatch) + _LOGIT_BYTES * sizes.n_vocab * (sequences + parked - 1),
-        process=_PROCESS_BYTES + _TOKEN_BYTES * sizes.n_vocab + _MERGE_BYTES * sizes.n_merges,
-        checkpoints=checkpoint_bytes(sizes, sequences),
+        weights=header.weight_bytes,
+        kv=kv_bytes(header, last, kv_type) + header.recurrent_bytes * (sequences - 1),
+        growth=kv_bytes(header, previous, kv_type),
+        compute=_compute_bytes(header, longest, ubatch) + _LOGIT_BYTES * header.n_vocab * (sequences + parked - 1),
+        process=_PROCESS_BYTES + _TOKEN_BYTES * header.n_vocab + _MERGE_BYTES * header.n_merges,
+        checkpoints=checkpoint_bytes(header, sequences),
         copies=copies,
     )
 
 
-def checkpoint_bytes(sizes: Sizes, sequences: int) -> int:
+def checkpoint_bytes(header: Header, sequences: int) -> int:
     """Return the limit for checkpoints of a memory that can't be cut; 0 if all of it can."""
-    one = sizes.recurrent_bytes + sizes.window_bytes
-    limit = max(_CHECKPOINT_BYTES, _FEWEST_CHECKPOINTS * sizes.recurrent_bytes)
+    one = header.recurrent_bytes + header.window_bytes
+    limit = max(_CHECKPOINT_BYTES, _FEWEST_CHECKPOINTS * header.recurrent_bytes)
     return min(limit, _MOST_CHECKPOINTS * sequences * one)
 
 
-def without_flash_attention(parts: Memory, sizes: Sizes, tokens: int, ubatch: int = UBATCH) -> Memory:
+def without_flash_attention(parts: Memory, header: Header, tokens: int, ubatch: int = UBATCH) -> Memory:
     """Return the memory of a conversation without flash attention, whose scores share memory with activations."""
-    return replace(parts, compute=max(parts.compute, score_bytes(sizes, tokens, ubatch)))
+    return replace(parts, compute=max(parts.compute, score_bytes(header, tokens, ubatch)))
 
 
-def score_bytes(sizes: Sizes, tokens: int, ubatch: int = UBATCH) -> int:
+def score_bytes(header: Header, tokens: int, ubatch: int = UBATCH) -> int:
     """Return the bytes of a micro-batch's attention scores (f32) without flash attention, after this many tokens."""
-    return 4 * min(ubatch, tokens) * tokens * sizes.most_heads
+    return 4 * min(ubatch, tokens) * tokens * header.most_heads
 
 
-def kv_bytes(sizes: Sizes, n_ctx: int, kv_type: str = "f16") -> int:
+def kv_bytes(header: Header, n_ctx: int, kv_type: str = "f16") -> int:
     """Return the bytes of a KV cache with its recurrent state; 0 for 0 tokens."""
     tokens = -(-n_ctx // _CONTEXT_STEP) * _CONTEXT_STEP
-    return int(tokens * sizes.kv_bytes_per_token(KV_BYTES[kv_type])) + (sizes.recurrent_bytes if n_ctx else 0)
+    return int(tokens * header.kv_bytes_per_token(KV_BYTES[kv_type])) + (header.recurrent_bytes if n_ctx else 0)
 
 
-def context_start(sizes: Sizes, n_ctx: int, kv_type: str = "f16") -> int:
+def context_start(header: Header, n_ctx: int, kv_type: str = "f16") -> int:
     """Return the tokens of the first KV cache: the largest power of two that is allocated within milliseconds.
 
     The whole window if RoPE depends on it.
     """
-    if sizes.rope_depends_on_window:
+    if header.rope_depends_on_window:
         return n_ctx
-    affordable = int(_START_BYTES / max(sizes.kv_bytes_per_token(KV_BYTES[kv_type]), 1.0))
+    affordable = int(_START_BYTES / max(header.kv_bytes_per_token(KV_BYTES[kv_type]), 1.0))
     return min(n_ctx, max(_SMALLEST_START, 1 << max(affordable.bit_length() - 1, 0)))
 
 
-def longest_stream(sizes: Sizes, n_cells: int, sequences: int, kv_type: str = "f16") -> int:
+def longest_stream(header: Header, n_cells: int, sequences: int, kv_type: str = "f16") -> int:
     """Return the cells of each sequence's own KV stream, which is faster on CPUs than one pool; 0 for one sequence.
 
     Args:
         n_cells: of all sequences.
     """
-    of_each = _STREAM_BYTES / sequences / max(sizes.kv_bytes_per_token(KV_BYTES[kv_type]), 1.0)
+    of_each = _STREAM_BYTES / sequences / max(header.kv_bytes_per_token(KV_BYTES[kv_type]), 1.0)
     return min(n_cells // sequences, int(of_each)) if sequences > 1 else 0
 
 
 def rooms(n_ctx: int, start: int) -> list[int]:
-    """Return the KV cache sizes of a growing conversation in tokens; the last is n_ctx."""
+    """Return the KV cache header of a growing conversation in tokens; the last is n_ctx."""
     found = [min(start, n_ctx)]
     while found[-1] < n_ctx:
         found.append(min(2 * found[-1], n_ctx))
     return found
 
 
-def _compute_bytes(sizes: Sizes, tokens: int, ubatch: int) -> int:
+def _compute_bytes(header: Header, tokens: int, ubatch: int) -> int:
     """Return the memory of prefill: a micro-batch's activations in a layer, its mask, and the logits of one token."""
     batch = min(ubatch, max(tokens, 1))
-    inner = _FEED_FORWARD * sizes.n_embd
-    activations = 4 * (_FEED_FORWARDS * inner + _ACTIVATIONS * sizes.n_embd) + int(_QUANTIZED_BYTES * inner)
-    return int(batch * (activations + 2 * tokens) + _LOGIT_BYTES * sizes.n_vocab)
+    inner = _FEED_FORWARD * header.n_embd
+    activations = 4 * (_FEED_FORWARDS * inner + _ACTIVATIONS * header.n_embd) + int(_QUANTIZED_BYTES * inner)
+    return int(batch * (activations + 2 * tokens) + _LOGIT_BYTES * header.n_vocab)
 
 
-def reserved_bytes(sizes: Sizes, n_ctx: int, *, ubatch: int = UBATCH, with_scores: bool = False) -> int:
+def reserved_bytes(header: Header, n_ctx: int, *, ubatch: int = UBATCH, with_scores: bool = False) -> int:
     """Return the size of llama.cpp's compute buffer as it is allocated, which counts on a GPU.
 
     A micro-batch's attention mask (f16, as long as the context) and its activations in a layer. The gate and the up
     projection, the attention scores without flash attention, and the rows of logits lie in one another's place.
     SmolLM2-135M: llama.cpp reports 21.51 MiB at 8,192 tokens and 141.51 at 131,072.
     """
-    width = max(sizes.n_embd, sizes.most_heads * sizes.key_length)
-    inner = _FEED_FORWARDS * (sizes.most_feed_forward or _FEED_FORWARD * sizes.n_embd)
-    scores = sizes.most_heads * n_ctx if with_scores else 0
+    width = max(header.n_embd, header.most_heads * header.key_length)
+    inner = _FEED_FORWARDS * (header.most_feed_forward or _FEED_FORWARD * header.n_embd)
+    scores = header.most_heads * n_ctx if with_scores else 0
     activations = 4 * (_RESERVED_ACTIVATIONS * width + max(inner, scores))
-    return int(ubatch * 2 * n_ctx + max(ubatch * activations, logit_bytes(sizes)))
+    return int(ubatch * 2 * n_ctx + max(ubatch * activations, logit_bytes(header)))
 
 
-def logit_bytes(sizes: Sizes) -> int:
+def logit_bytes(header: Header) -> int:
     """Return the size of the rows of logits of a batch."""
-    return _LOGIT_ROWS * _LOGIT_BYTES * sizes.n_vocab
+    return _LOGIT_ROWS * _LOGIT_BYTES * header.n_vocab
 
 
-def pipeline_bytes(sizes: Sizes, n_ctx: int, ubatch: int = UBATCH) -> int:
+def pipeline_bytes(header: Header, n_ctx: int, ubatch: int = UBATCH) -> int:
     """Return the size of the copies of a micro-batch's inputs with which several GPUs compute at the same time."""
-    return (_PIPELINE_COPIES - 1) * ubatch * (2 * n_ctx + 4 * sizes.n_embd)
+    return (_PIPELINE_COPIES - 1) * ubatch * (2 * n_ctx + 4 * header.n_embd)
 
 
 def largest_context(fits: Callable[[int], bool], limit: int) -> int:

@@ -6,7 +6,7 @@ know drafting.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,11 +16,10 @@ from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import check
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.hardware import Hardware
-from llmrun.planning.plan import CONTEXT_BOUNDS, HeaderFacts, LoadPreferences, Plan, make_plan
+from llmrun.planning.plan import CONTEXT_BOUNDS, LoadPreferences, Plan, make_plan
 from llmrun.protocol.loading import Load
 
 if TYPE_CHECKING:
-    from llmrun.gguf.placement import LayerShares
     from llmrun.protocol.adapters import Adapter
 
 _TOKENS = "tokenizer.ggml.tokens"
@@ -70,7 +69,7 @@ def plan_pair(
         UsageError: the draft model does not fit the model.
     """
     drafts = read_draft(header, draft) if draft is not None else None
-    both = ResizedHeader(header, header.weight_bytes + (_adapter_bytes(header, adapters) if adapters else 0), drafts)
+    both = ResizedHeader.of(header, header.weight_bytes + (_adapter_bytes(header, adapters) if adapters else 0), drafts)
     plan = make_plan(both, hardware, preferences, name=name, repository=repository)
     if draft is None or drafts is None:
         return plan, None
@@ -88,78 +87,30 @@ def _adapter_bytes(header: Header, adapters: tuple[Adapter, ...]) -> int:
     return adapter_bytes(adapters, header)
 
 
-@dataclass(frozen=True, slots=True)
-class ResizedHeader:
-    """The facts of a model in another quant, with the memory of a draft model, or both."""
+@dataclass(frozen=True)
+class ResizedHeader(Header):
+    """The header of a model with the memory of another quant, of a draft model, or of both."""
 
-    header: HeaderFacts  # everything but the memory
-    own_bytes: int  # of its weights
-    draft: HeaderFacts | None = None
+    own_bytes: int = 0  # of its weights
+    draft: Header | None = None
+
+    @classmethod
+    def of(cls, header: Header, own_bytes: int, draft: Header | None = None) -> ResizedHeader:
+        known = {each.name: getattr(header, each.name) for each in fields(Header)}
+        return cls(**known, own_bytes=own_bytes, draft=draft)
 
     @property
     def weight_bytes(self) -> int:
         return self.own_bytes + (self.draft.weight_bytes if self.draft else 0)
 
     def kv_bytes_per_token(self, bytes_per_element: float = 2.0) -> float:
-        both = (self.header, self.draft) if self.draft else (self.header,)
-        return sum(each.kv_bytes_per_token(bytes_per_element) for each in both)
+        own = super().kv_bytes_per_token(bytes_per_element)
+        return own + (self.draft.kv_bytes_per_token(bytes_per_element) if self.draft else 0)
 
     @property
     def expert_bytes(self) -> dict[int, int]:
-        share = self.own_bytes / max(self.header.weight_bytes, 1)
-        return {layer: int(size * share) for layer, size in self.header.expert_bytes.items()}
-
-    @property
-    def most_feed_forward(self) -> int:
-        return self.header.most_feed_forward
-
-    @property
-    def layer_shares(self) -> LayerShares:
-        return self.header.layer_shares
-
-    @property
-    def recurrent_bytes(self) -> int:
-        return self.header.recurrent_bytes
-
-    @property
-    def window_bytes(self) -> int:
-        return self.header.window_bytes
-
-    @property
-    def n_embd(self) -> int:
-        return self.header.n_embd
-
-    @property
-    def n_vocab(self) -> int:
-        return self.header.n_vocab
-
-    @property
-    def n_merges(self) -> int:
-        return self.header.n_merges
-
-    @property
-    def n_layers(self) -> int:
-        return self.header.n_layers
-
-    @property
-    def n_ctx_train(self) -> int:
-        return self.header.n_ctx_train
-
-    @property
-    def n_parameters(self) -> int:
-        return self.header.n_parameters
-
-    @property
-    def key_length(self) -> int:
-        return self.header.key_length
-
-    @property
-    def most_heads(self) -> int:
-        return self.header.most_heads
-
-    @property
-    def rope_depends_on_window(self) -> bool:
-        return self.header.rope_depends_on_window
+        share = self.own_bytes / max(super().weight_bytes, 1)
+        return {layer: int(size * share) for layer, size in super().expert_bytes.items()}
 
 
 def read_draft(header: Header, draft: DraftFile) -> Header:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from llmrun.errors import OutOfMemoryError, UsageError, require_within
 from llmrun.planning.hardware import Hardware
@@ -24,7 +24,7 @@ from llmrun.planning.memory import (
     without_flash_attention,
 )
 from llmrun.planning.rpc import layer_placement, split_model
-from llmrun.planning.split import ALL_LAYERS, Layers, Split, check_overrides, described, gpu_notes
+from llmrun.planning.split import ALL_LAYERS, Split, check_overrides, described, gpu_notes
 from llmrun.protocol.devices import Gpu, selected
 from llmrun.protocol.loading import Load, LoadSettings
 from llmrun.protocol.settings import (
@@ -37,6 +37,9 @@ from llmrun.protocol.settings import (
     check_setting,
 )
 from llmrun.protocol.sizes import readable_size
+
+if TYPE_CHECKING:
+    from llmrun.gguf.header import Header
 
 # Inclusive bounds of preferences.
 CONTEXT_BOUNDS = (256, MAX_TOKENS)
@@ -55,18 +58,6 @@ _SCORES_SHARE = 16  # of memory
 _SMALLER_QUANTS = {
     "Q8_0": 8.5, "Q6_K": 6.6, "Q5_K_M": 5.7, "Q4_K_M": 4.9, "Q4_K_S": 4.6, "Q3_K_M": 3.9, "Q2_K": 3.2,
 }  # fmt: skip
-
-
-class HeaderFacts(Layers, Protocol):
-    """The facts of a header for a plan; counts that the file does not state are 0."""
-
-    @property
-    def n_ctx_train(self) -> int:
-        """Context window of training, in tokens."""
-
-    @property
-    def n_parameters(self) -> int:
-        """Weights in this file."""
 
 
 ATTENTION = ("flash_attention", "kv_type_k", "kv_type_v")
@@ -197,7 +188,7 @@ class Plan(LoadSettings):
 
 
 def make_plan(
-    header: HeaderFacts, hardware: Hardware, preferences: LoadPreferences, *, name: str = "MODEL", repository: str = ""
+    header: Header, hardware: Hardware, preferences: LoadPreferences, *, name: str = "MODEL", repository: str = ""
 ) -> Plan:
     """Choose all settings that the user left open.
 
@@ -262,12 +253,12 @@ def margin(free: int) -> int:
     return max(_SMALLEST_MARGIN, free // 10)
 
 
-def trained_context(header: HeaderFacts) -> int:
+def trained_context(header: Header) -> int:
     """Return the context window of training within bounds; a default if the file does not state it."""
     return min(header.n_ctx_train or UNKNOWN_CONTEXT, CONTEXT_BOUNDS[1])
 
 
-def beyond_training(header: HeaderFacts, n_ctx: int) -> tuple[str, ...]:
+def beyond_training(header: Header, n_ctx: int) -> tuple[str, ...]:
     """Return the warning about a context window longer than the model was trained on; none where that is unknown."""
     trained = trained_context(header)
     if not header.n_ctx_train or n_ctx <= trained:
@@ -278,13 +269,13 @@ def beyond_training(header: HeaderFacts, n_ctx: int) -> tuple[str, ...]:
 # ---- processor and GPUs ----------------------------------------------------------------------------
 
 
-def _gpu_notes(header: HeaderFacts, hardware: Hardware, preferences: LoadPreferences, split: Split) -> list[str]:
+def _gpu_notes(header: Header, hardware: Hardware, preferences: LoadPreferences, split: Split) -> list[str]:
     if hardware.workers:
         return [layer_placement(header.n_layers + 1, hardware, split)]
     return gpu_notes(header, hardware.gpus, split, preferences.gpu_layers, preferences.cpu_experts)
 
 
-def choose_flash_attention(header: HeaderFacts, hardware: Hardware, preferences: LoadPreferences) -> str:
+def choose_flash_attention(header: Header, hardware: Hardware, preferences: LoadPreferences) -> str:
     """Return the flash attention setting of one sequence, the same for all commands whose figures are to be equal.
 
     The user's preference; else off if that was measured to be faster and memory is left; else llama.cpp's own choice.
@@ -306,7 +297,7 @@ def choose_flash_attention(header: HeaderFacts, hardware: Hardware, preferences:
     )
 
 
-def _is_flash_attention_slow(header: HeaderFacts, hardware: Hardware) -> bool:
+def _is_flash_attention_slow(header: Header, hardware: Hardware) -> bool:
     """Return whether ggml's flash attention computes one element at a time for this model.
 
     Compiled for AVX512-FP16, ggml's f16 dot product takes 128 elements at a time and the rest one by one
@@ -316,7 +307,7 @@ def _is_flash_attention_slow(header: HeaderFacts, hardware: Hardware) -> bool:
     return not hardware.gpus and 0 < header.key_length < _FP16_STEP and "avx512_fp16" in hardware.cpu_flags
 
 
-def scores_fit(header: HeaderFacts, hardware: Hardware, n_ctx: int, ubatch: int = UBATCH) -> bool:
+def scores_fit(header: Header, hardware: Hardware, n_ctx: int, ubatch: int = UBATCH) -> bool:
     """Return whether attention without flash attention takes a small share of all memory.
 
     Free memory changes between commands, and greedy answers would change with it.
@@ -331,7 +322,7 @@ def scores_fit(header: HeaderFacts, hardware: Hardware, n_ctx: int, ubatch: int 
 class _ContextFit:
     """The context windows of a model that fit into memory, and the errors for others."""
 
-    header: HeaderFacts
+    header: Header
     hardware: Hardware
     preferences: LoadPreferences
     name: str

@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from llmrun.planning.memory import Memory, reserved_bytes
-from llmrun.planning.split import ALL_LAYERS, Layers, Split, split_memory
+from llmrun.planning.split import ALL_LAYERS, Split, split_memory
 from llmrun.protocol.settings import DEFAULTS, EngineSettings
 
 if TYPE_CHECKING:
+    from llmrun.gguf.header import Header
     from llmrun.planning.hardware import Hardware
     from llmrun.planning.predict import Prediction, Work
     from llmrun.protocol.jobs.kernels import MachineSpeed
@@ -34,7 +35,7 @@ _F32, _F16 = 4, 2
 
 
 def split_model(
-    header: Layers,
+    header: Header,
     needs: Memory,
     n_ctx: int,
     hardware: Hardware,
@@ -61,7 +62,7 @@ def split_model(
     )
 
 
-def _split_over_workers(header: Layers, needs: Memory, n_ctx: int, hardware: Hardware, preferred: int | None) -> Split:
+def _split_over_workers(header: Header, needs: Memory, n_ctx: int, hardware: Hardware, preferred: int | None) -> Split:
     """Place layers in proportion to the free memory of each machine; the rest stays on this processor.
 
     Args:

@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from llmrun.planning.memory import Memory, Sizes, logit_bytes, pipeline_bytes, reserved_bytes
+from llmrun.planning.memory import Memory, logit_bytes, pipeline_bytes, reserved_bytes
 from llmrun.protocol.devices import PROCESSOR, Gpu, proportions, tensor_overrides, unknown_device
 from llmrun.protocol.settings import DEFAULTS, EngineSettings
 from llmrun.protocol.sizes import readable_size
@@ -24,26 +24,10 @@ from llmrun.protocol.sizes import readable_size
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from llmrun.gguf.placement import LayerShares
+    from llmrun.gguf.header import Header
 
 ALL_LAYERS = -1
 _GPU_MARGIN = 256 << 20  # for the driver and the desktop
-
-
-class Layers(Sizes, Protocol):
-    """The facts of a header that determine the placement."""
-
-    @property
-    def n_layers(self) -> int:
-        """Transformer blocks."""
-
-    @property
-    def expert_bytes(self) -> Mapping[int, int]:
-        """Layer -> bytes of its experts; empty for a dense model."""
-
-    @property
-    def layer_shares(self) -> LayerShares:
-        """Shares of weights and KV cache of each layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +49,7 @@ class _Placement:
 
     def __init__(
         self,
-        header: Layers,
+        header: Header,
         needs: Memory,
         n_ctx: int,
         own: Sequence[Gpu],
@@ -146,7 +130,7 @@ class _Placement:
 
 
 def split_memory(
-    header: Layers,
+    header: Header,
     needs: Memory,
     n_ctx: int,
     gpus: tuple[Gpu, ...],
@@ -222,7 +206,7 @@ def described(gpu_layers: int, cpu_experts: int) -> str:
 
 
 def gpu_notes(
-    header: Layers, gpus: Sequence[Gpu], split: Split, preferred: int | None, preferred_experts: int | None
+    header: Header, gpus: Sequence[Gpu], split: Split, preferred: int | None, preferred_experts: int | None
 ) -> list[str]:
     """Return what to say about a split; arguments as in split_memory()."""
     if preferred_experts and not split.cpu_experts:
