@@ -27,18 +27,21 @@ place that turns one into HTTP.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 
-def near_names(typed: str, names: Iterable[str], limit: int = 3) -> list[str]:
-    """Return the names that were probably meant, in any case: names that contain the typed text, else similar ones."""
+def near_names(typed: str, names: Iterable[str]) -> list[str]:
+    """Return up to three names that were probably meant: names that contain the typed text, else similar ones.
+
+    Case does not count.
+    """
     from difflib import get_close_matches
 
     lower = {name.lower(): name for name in names}
     inside = [low for low in lower if typed.lower() in low] if len(typed) > 1 else []
-    near = inside or get_close_matches(typed.lower(), lower, n=limit)
-    return [lower[low] for low in near[:limit]]
+    near = inside or get_close_matches(typed.lower(), lower)
+    return [lower[low] for low in near[:3]]
 
 
 def did_you_mean(typed: str, names: Iterable[str], otherwise: str = "") -> str:
@@ -50,6 +53,12 @@ def did_you_mean(typed: str, names: Iterable[str], otherwise: str = "") -> str:
     near = near_names(typed, names)
     guess = f"did you mean {' or '.join(near)}?" if near else ""
     return " ".join(filter(None, (guess, otherwise)))
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """Return the first names as text, e.g. "a, b and 3 more"."""
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest:,} more" if rest > 0 else "")
 
 
 def _as_flags(text: str) -> str:

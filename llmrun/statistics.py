@@ -28,9 +28,9 @@ def student(freedom: float, confidence: float = 0.95) -> float:
     return high
 
 
-def half_width(samples: Sequence[float], confidence: float = 0.95) -> float:
-    """Return half of the confidence interval of the mean of two or more independent samples."""
-    return student(len(samples) - 1, confidence) * stdev(samples) / math.sqrt(len(samples))
+def half_width(samples: Sequence[float]) -> float:
+    """Return half of the 95 % confidence interval of the mean of two or more independent samples."""
+    return student(len(samples) - 1) * stdev(samples) / math.sqrt(len(samples))
 
 
 def positive_interval(mean: float, half: float) -> tuple[float, float]:

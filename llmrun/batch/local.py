@@ -33,15 +33,15 @@ class LocalEngine:
     def __init__(
         self,
         prepared: Callable[[LoadPreferences], Model],
-        wishes: LoadPreferences,
+        preferences: LoadPreferences,
         parallel: int | None,
         adapters: Sequence[Adapter] = (),
     ) -> None:
-        self._prepared, self._wishes, self._parallel, self._adapters = prepared, wishes, parallel, adapters
+        self._prepared, self._preferences, self._parallel, self._adapters = prepared, preferences, parallel, adapters
         self.model: Model
 
     def find(self, need: RowRequirements) -> EngineDescription:
-        self.model = model = model_for(self._prepared, self._wishes, need, self._parallel)
+        self.model = model = model_for(self._prepared, self._preferences, need, self._parallel)
         refuse_answers(model.header)
         adapters = [(each.name, each.scale) for each in self._adapters]
         return EngineDescription(

@@ -37,7 +37,7 @@ class NodeJob(NamedTuple):
     """The work of every node."""
 
     name: str  # of the model, as typed
-    wishes: LoadPreferences
+    preferences: LoadPreferences
     parallel: int | None  # number of parallel rows per node; None: as many as fit
     adapters: tuple[Adapter, ...] = ()  # with paths on the nodes
     projector: str | None = None  # see find_projector()
@@ -136,14 +136,14 @@ class NodeEngine:
         path = pull(spec, settings, choose=chooser(settings))
         self._used.enter_context(using(path))
 
-        def prepared(wishes: LoadPreferences) -> Model:
+        def prepared(preferences: LoadPreferences) -> Model:
             projector = find_projector(path, job.projector)
-            model = prepare(spec, path, wishes, warm_up=True, projector=projector, adapters=job.adapters)
-            if wishes.threads is None and model.plan.threads > self._n_cpus:
-                return prepared(replace(wishes, threads=self._n_cpus))
+            model = prepare(spec, path, preferences, warm_up=True, projector=projector, adapters=job.adapters)
+            if preferences.threads is None and model.plan.threads > self._n_cpus:
+                return prepared(replace(preferences, threads=self._n_cpus))
             return model
 
-        self._engine = LocalEngine(prepared, job.wishes, job.parallel, job.adapters)
+        self._engine = LocalEngine(prepared, job.preferences, job.parallel, job.adapters)
         return NodeReport(llmrun.__version__, self._engine.find(self._need))
 
     def load(self) -> bool:

@@ -174,7 +174,10 @@ def _requirements(completions: Iterable[CompletionRequest]) -> RowRequirements:
 
 
 def model_for(
-    prepared: Callable[[LoadPreferences], Model], wishes: LoadPreferences, need: RowRequirements, parallel: int | None
+    prepared: Callable[[LoadPreferences], Model],
+    preferences: LoadPreferences,
+    need: RowRequirements,
+    parallel: int | None,
 ) -> Model:
     """Return the model, planned for as many rows of usual length as the KV cache holds.
 
@@ -185,9 +188,9 @@ def model_for(
     Raises:
         LlmrunError: see prepare().
     """
-    count = parallel or (1 if wishes.exact else max(1, min(MOST_PARALLEL, need.rows)))
+    count = parallel or (1 if preferences.exact else max(1, min(MOST_PARALLEL, need.rows)))
     while True:
-        model = prepared(replace(wishes, parallel=count))
+        model = prepared(replace(preferences, parallel=count))
         if parallel or count == 1 or model.plan.n_cells >= count * min(need.tokens, model.plan.n_ctx):
             return model
         count = max(1, count // 2)

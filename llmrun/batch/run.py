@@ -83,8 +83,7 @@ class BatchRun:
         while self._waiting or self._stays:
             client = self._start(self._model)
             try:
-                for _ in client.submit(replace(self._model.load, throughput=True)):
-                    pass
+                client.load(replace(self._model.load, throughput=True))
                 self._sink.begin()
                 self._with_engine(client, self._waiting)
             finally:

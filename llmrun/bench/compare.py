@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median, stdev
 from typing import Any
@@ -18,7 +18,8 @@ from llmrun.bench.files import read_file
 from llmrun.bench.history import History
 from llmrun.bench.results import BenchRow, Machine, Result
 from llmrun.bench.statistics import Verdict
-from llmrun.errors import UsageError
+from llmrun.errors import UsageError, listed
+from llmrun.protocol.codec import as_dict
 from llmrun.protocol.settings import SETTINGS
 from llmrun.protocol.sizes import readable_size
 
@@ -133,7 +134,7 @@ class Comparison:
             "a": self.a,
             "b": self.b,
             "rows": [_pair_json(pair) for pair in self.pairs],
-            "machines": [{"what": each.what, "a": each.a, "b": each.b} for each in self.machines],
+            "machines": [as_dict(each) for each in self.machines],
             "only_a": [_name(row) for row in self.only_a],
             "only_b": [_name(row) for row in self.only_b],
         }
@@ -163,9 +164,7 @@ def compare_results(a: ComparedSide, b: ComparedSide) -> Comparison:
         UsageError: no row of one has a partner in the other.
     """
     rows_a, rows_b = _by_key(a), _by_key(b)
-    pairs = []
-    for key, partner in _partners(rows_a, rows_b):
-        pairs.append(_pair(rows_a.pop(key), rows_b.pop(partner)))
+    pairs = [_pair(rows_a.pop(key), rows_b.pop(partner)) for key, partner in _partners(rows_a, rows_b)]
     if not pairs:
         raise UsageError(
             f"{a.label} and {b.label} have no rows in common",
@@ -321,11 +320,11 @@ def _name(row: BenchRow) -> str:
 
 def _some(rows: Any) -> str:
     names = [f"{runs[0].test} of {_model_words(runs[0])} with {runs[0].n_threads} threads" for runs in rows]
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    return listed(names, 4)
 
 
 def _pair_json(pair: Pair) -> dict[str, Any]:
-    verdict = {each.name: getattr(pair.verdict, each.name) for each in fields(pair.verdict)}
+    verdict = as_dict(pair.verdict)
     if math.isinf(verdict["high"]):
         verdict["high"] = None
     return {
@@ -335,6 +334,6 @@ def _pair_json(pair: Pair) -> dict[str, Any]:
         "b_ts": pair.b.avg_ts,
         **verdict,
         "runs": list(pair.runs),
-        "differences": [{"what": each.what, "a": each.a, "b": each.b} for each in pair.differences],
+        "differences": [as_dict(each) for each in pair.differences],
         "notes": list(pair.notes),
     }

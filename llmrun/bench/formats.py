@@ -101,8 +101,8 @@ def _csv(rows: Sequence[BenchRow]) -> str:
     text.write(",".join([*names, *_OURS]) + "\n")  # llama-bench does not quote these
     writer = csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator="\n")
     for row in rows:
-        data = row.to_json()
-        writer.writerow([_cell(value) for value in (*(data[name] for name in names), *_ours(row))])
+        data, ours = row.to_json(), (value(row) for value in _OURS.values())
+        writer.writerow([_cell(value) for value in (*(data[name] for name in names), *ours)])
     return text.getvalue()
 
 
@@ -119,10 +119,6 @@ def _cell(value: Any) -> Any:
 def _llama_bench_names() -> list[str]:
     names = [name for name in _DEFAULTS.to_json() if name not in _ARRAYS]
     return names[: names.index(_LAST_OF_LLAMA_BENCH) + 1]
-
-
-def _ours(row: BenchRow) -> list[Any]:
-    return [value(row) for value in _OURS.values()]
 
 
 def _mean(samples: Sequence[int]) -> int | None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
+from typing import Any
 
 from llmrun.bench.results import Result
 from llmrun.config import Settings
@@ -173,9 +173,7 @@ class History:
     def __enter__(self) -> History:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _measured(self, result: Result) -> float:
@@ -189,17 +187,9 @@ class History:
         return self._clock()
 
 
-def _entry(row: Sequence[object]) -> HistoryEntry:
+def _entry(row: Sequence[Any]) -> HistoryEntry:
     number, measured, machine, models, version, tests, origin = row
-    return HistoryEntry(
-        int(str(number)),
-        float(str(measured)),
-        str(machine),
-        _names(str(models)),
-        str(version),
-        str(tests),
-        str(origin),
-    )
+    return HistoryEntry(number, measured, machine, _names(models), version, tests, origin)
 
 
 def _names(written: str) -> tuple[str, ...]:

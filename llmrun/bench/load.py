@@ -206,18 +206,9 @@ def measure(
 
 
 def loaded(client: EngineClient, load: Load | None) -> EngineClient:
-    """Start an engine with its model.
-
-    Raises:
-        LlmrunError: the model can't be loaded; the engine is closed.
-    """
+    """Load the model into an engine. Raises as EngineClient.load()."""
     assert load is not None, "a remote server's model is not loaded here"
-    try:
-        for _ in client.submit(load):
-            pass
-    except BaseException:
-        client.close()
-        raise
+    client.load(load)
     return client
 
 

@@ -10,12 +10,14 @@ import hashlib
 import json
 import re
 import sys
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
 from llmrun.bench.results import Machine
 from llmrun.planning.hardware import Hardware, probe
 from llmrun.planning.hardware_details import probe_details
+from llmrun.system import read_text
 
 _MOST_BYTES = 1 << 20
 _CONTAINERS = (".dockerenv", "run/.containerenv")
@@ -30,7 +32,6 @@ def describe(
     hardware: Hardware | None = None,
     *,
     name: str = "",
-    gpus: tuple[str, ...] = (),
     build_commit: str = "",
     root: Path = Path("/"),
 ) -> Machine:
@@ -39,7 +40,6 @@ def describe(
     Args:
         hardware: if it has been probed already.
         name: a label; by default, processor and fingerprint.
-        gpus: as ggml describes them.
         build_commit: of ggml, as the engine reports it.
         root: folder with proc, sys and etc; tests pass samples.
     """
@@ -56,7 +56,7 @@ def describe(
         cpu_quota=hardware.cpu_quota,
         memory_total=hardware.memory_total,
         memory_speed=details.memory_kind,
-        gpus=gpus or tuple(gpu.description for gpu in hardware.gpus),
+        gpus=tuple(gpu.description for gpu in hardware.gpus),
         os=_system(root),
         kernel=_kernel(root),
         governor=details.governor,
@@ -65,7 +65,7 @@ def describe(
         llama=_version("llama-cpp-python"),
         build_commit=build_commit,
     )
-    return machine if name else _labelled(machine)
+    return machine if name else replace(machine, name=label(machine))
 
 
 def fingerprint(machine: Machine) -> str:
@@ -75,24 +75,10 @@ def fingerprint(machine: Machine) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:6]
 
 
-def _labelled(machine: Machine) -> Machine:
-    from dataclasses import replace
-
-    return replace(machine, name=label(machine))
-
-
 def label(machine: Machine) -> str:
     """Return a name without the user's or the host's, e.g. "ryzen-7-7840u-3fa2c1"."""
     words = re.findall(r"[a-z0-9]+", _PADDING.sub(" ", machine.cpu).lower())
     return "-".join([*(words[:4] or ["machine"]), fingerprint(machine)])
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(_MOST_BYTES)
-    except OSError:
-        return b""
 
 
 def _system(root: Path) -> str:
@@ -102,7 +88,7 @@ def _system(root: Path) -> str:
         return f"macOS {platform.mac_ver()[0]}"
     if not sys.platform.startswith("linux"):
         return f"{platform.system()} {platform.release()}"
-    fields = dict(re.findall(r'^(\w+)="?(.*?)"?$', _bytes(root / "etc/os-release").decode("utf-8", "replace"), re.M))
+    fields = dict(re.findall(r'^(\w+)="?(.*?)"?$', read_text(root / "etc/os-release", _MOST_BYTES), re.M))
     name = fields.get("PRETTY_NAME") or fields.get("NAME") or "Linux"
     inside = any((root / mark).exists() for mark in _CONTAINERS)
     return f"{name}, in a container" if inside else name
@@ -114,8 +100,8 @@ def _kernel(root: Path) -> str:
     # Anything may follow the number, even a host's name.
     number = re.match(r"[\d.]*\d", platform.release())
     text = f"{platform.system()} {number[0] if number else ''}".strip()
-    flags = re.search(rb"^flags\s*:(.*)$", _bytes(root / "proc/cpuinfo")[:8192], re.M)
-    return f"{text}, virtual machine" if flags and b" hypervisor" in flags[1] else text
+    flags = re.search(r"^flags\s*:(.*)$", read_text(root / "proc/cpuinfo", 8192), re.M)
+    return f"{text}, virtual machine" if flags and " hypervisor" in flags[1] else text
 
 
 def _version(package: str) -> str:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from llmrun.bench import statistics
 from llmrun.bench.results import BenchWarning
@@ -98,9 +97,7 @@ class DisturbanceMonitor:
         """Record clock and temperature; call it right after a repetition, while they still show the work."""
         self._samples.append(sample_clock(self._root))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.warnings = disturbances(self._before, read(self._root), self._samples, os.cpu_count() or 1)
 
 

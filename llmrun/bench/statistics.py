@@ -23,7 +23,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from statistics import NormalDist, fmean, median, stdev, variance
+from statistics import NormalDist, fmean, median, variance
 from typing import Literal
 
 from llmrun.statistics import half_width, positive_interval, student
@@ -103,7 +103,7 @@ class Verdict:
 # ---- one set ---------------------------------------------------------------------------------------
 
 
-def interval(samples: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
+def interval(samples: Sequence[float]) -> Interval | None:
     """Return the interval of the mean of the sampled rates, by Student's t; None for fewer than two samples.
 
     The mean because that is what llama-bench prints. An outlier makes the interval wide rather than wrong. Rates are
@@ -112,14 +112,8 @@ def interval(samples: Sequence[float], confidence: float = CONFIDENCE) -> Interv
     if len(samples) < 2:
         return None
     mean = fmean(samples)
-    low, high = positive_interval(mean, half_width(samples, confidence))
+    low, high = positive_interval(mean, half_width(samples))
     return Interval(low, mean, high)
-
-
-def noise(samples: Sequence[float]) -> float:
-    """Return the sample standard deviation as a share of the mean; 0 of one sample."""
-    mean = fmean(samples) if samples else 0.0
-    return stdev(samples) / mean if len(samples) > 1 and mean else 0.0
 
 
 def outliers(samples: Sequence[float]) -> tuple[int, ...]:

@@ -77,7 +77,7 @@ def complete_servers(incomplete: str) -> list[str]:
 
 def complete_type(incomplete: str) -> list[str]:
     """Complete types of `llmrun quantize`, in lower case if the word begins so."""
-    from llmrun.quantize.types import FILE_TYPES
+    from llmrun.gguf.types import FILE_TYPES
 
     types = [name.lower() if incomplete.islower() else name for name in FILE_TYPES]
     return [name for name in ("int4", "int8", *types) if name.startswith(incomplete)]

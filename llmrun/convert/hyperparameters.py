@@ -15,7 +15,8 @@ from llmrun.convert.folder import Folder
 from llmrun.convert.rope import local_base, read_rope
 from llmrun.convert.sources import TensorSource
 from llmrun.errors import BadModelError, UsageError
-from llmrun.gguf.rules import MAX_CONTEXT, MAX_EXPERTS, MAX_LAYERS, MAX_VOCABULARY
+from llmrun.gguf.kv_layers import MAX_LAYERS
+from llmrun.gguf.rules import MAX_CONTEXT, MAX_EXPERTS, MAX_VOCABULARY
 from llmrun.protocol.codec import load_json
 
 MAX_WIDTH = 1 << 20

@@ -22,9 +22,9 @@ from llmrun.convert.tensors import OutputTensor, count_rows, plan_tensors
 from llmrun.convert.vocabulary import read_vocabulary
 from llmrun.convert.write import OnProgress, write_model
 from llmrun.errors import ModelNotFoundError, UsageError
+from llmrun.gguf.types import FILE_TYPES
 
 TYPES = ("f16", "bf16", "f32", "q8_0")
-FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32}  # general.file_type, from llama.h
 QUANTIZATION_VERSION = 2  # GGML_QNT_VERSION
 
 

@@ -20,16 +20,17 @@ from llmrun.convert.config import Config
 from llmrun.convert.encode import to_float32
 from llmrun.convert.folder import Folder, is_file, open_regular
 from llmrun.convert.hyperparameters import MAX_WIDTH, Bounds, read_shape
-from llmrun.convert.job import FILE_TYPES, QUANTIZATION_VERSION, ConvertedModel, read_config
+from llmrun.convert.job import QUANTIZATION_VERSION, ConvertedModel, read_config
 from llmrun.convert.safetensors import CheckpointTensor, read_table
 from llmrun.convert.sources import TensorSource, array_source, map_values, permute_heads, stored_source
 from llmrun.convert.tensors import OutputTensor, embeddings_name, output_tensor
 from llmrun.convert.write import OnProgress, write_model
-from llmrun.errors import BadModelError, ModelNotFoundError, UsageError
+from llmrun.errors import BadModelError, ModelNotFoundError, UsageError, listed
 from llmrun.gguf.adapter import adapter_facts, check_fits, ties_embeddings
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import check
+from llmrun.gguf.types import FILE_TYPES
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _NAME = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_(?:embedding_)?([AB])(?:\.default)?(?:\.weight)?")
@@ -244,8 +245,7 @@ def _adaptable_tensors(base: BaseModel) -> dict[str, str]:
 
 def _refuse_tensors(names: list[str]) -> None:
     if names:
-        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        why = f"{', '.join(sorted(names)[:_SHOWN])}{more} can't be in an adapter's file for this model"
+        why = f"{listed(sorted(names), _SHOWN)} can't be in an adapter's file for this model"
         raise UsageError("this adapter can't be converted", why=why)
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 from llmrun.convert.encode import STORED_TYPES
 from llmrun.convert.folder import Folder, open_regular, parse_object
-from llmrun.errors import BadModelError, ModelNotFoundError, UsageError
+from llmrun.errors import BadModelError, ModelNotFoundError, UsageError, listed
 
 if TYPE_CHECKING:
     from llmrun.convert.encode import Array
@@ -181,14 +181,13 @@ def _indexed(folder: Folder) -> dict[str, list[str] | None]:
     for tensor, name in weight_map.items():
         if not isinstance(name, str) or not name.endswith(".safetensors") or Path(name).name != name:
             raise BadModelError(f"{_INDEX} is damaged", why=f"it lists tensor {tensor!r} in {name!r:.80}")
-        listed = parts.setdefault(name, [])
-        assert listed is not None
-        listed.append(tensor)
+        tensors = parts.setdefault(name, [])
+        assert tensors is not None
+        tensors.append(tensor)
     missing = [name for name in parts if not folder.has(name)]
     if missing or len(parts) > MAX_PARTS:
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise ModelNotFoundError(
-            f"{', '.join(missing[:3])}{more} missing in {str(folder.path)!r}",
+            f"{listed(missing, 3)} missing in {str(folder.path)!r}",
             why=f"the model is split into {len(parts)} files",
             hint="download the missing files into the folder",
         )

@@ -23,7 +23,7 @@ from llmrun.convert.config import Config
 from llmrun.convert.encode import all_finite, encode, to_float32
 from llmrun.convert.hyperparameters import Shape
 from llmrun.convert.sources import TensorSource, array_source, map_values, permute_heads, stack_experts, take_half
-from llmrun.errors import BadModelError, UsageError
+from llmrun.errors import BadModelError, UsageError, listed
 from llmrun.gguf.types import TENSOR_TYPES
 
 if TYPE_CHECKING:
@@ -204,12 +204,7 @@ def output_tensor(name: str, source: TensorSource, kind: str) -> OutputTensor:
 
 def _refuse_unknown(names: list[str]) -> None:
     if names:
-        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        raise UsageError(
-            "the model has unknown tensors",
-            why=f"{', '.join(sorted(names)[:_SHOWN])}{more}",
-            hint=ANOTHER_WAY,
-        )
+        raise UsageError("the model has unknown tensors", why=listed(sorted(names), _SHOWN), hint=ANOTHER_WAY)
 
 
 def _check_shape(tensor: OutputTensor, dimensions: Mapping[str, tuple[int, ...]]) -> None:

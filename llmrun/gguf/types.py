@@ -1,4 +1,4 @@
-"""The table of ggml's tensor types: numbers and blocks."""
+"""The tables of ggml's tensor types, their numbers and blocks, and of llama.cpp's mixes of them."""
 
 from __future__ import annotations
 
@@ -39,3 +39,13 @@ WEIGHT_TYPES = (
     "IQ1_S", "Q1_0",
 )  # fmt: skip
 """Types that ggml can quantize weights to, the largest first."""
+
+# llama_ftype in llama.h, in the order of `llmrun quantize --help`: the largest first.
+FILE_TYPES: dict[str, int] = {
+    "F32": 0, "BF16": 32, "F16": 1, "Q8_0": 7, "Q6_K": 18, "Q5_K_M": 17, "Q5_K_S": 16, "Q5_1": 9, "Q5_0": 8,
+    "Q4_K_M": 15, "Q4_K_S": 14, "Q4_1": 3, "Q4_0": 2, "IQ4_NL": 25, "IQ4_XS": 30, "MXFP4_MOE": 38, "Q3_K_L": 13,
+    "Q3_K_M": 12, "Q3_K_S": 11, "IQ3_M": 27, "IQ3_S": 26, "IQ3_XS": 22, "IQ3_XXS": 23, "Q2_K": 10, "Q2_K_S": 21,
+    "IQ2_M": 29, "IQ2_S": 28, "IQ2_XS": 20, "IQ2_XXS": 19, "Q2_0": 41, "TQ2_0": 37, "TQ1_0": 36, "IQ1_M": 31,
+    "IQ1_S": 24, "Q1_0": 40,
+}  # fmt: skip
+"""llama-quantize's name of a mix of types -> general.file_type."""

@@ -68,7 +68,7 @@ def repository_files(
         LoginRequiredError: it is gated.
         NetworkError: the hub can't be reached, its response is invalid, or we are offline.
     """
-    _refuse_offline(f"{repository} can't be fetched", settings)
+    refuse_offline(f"{repository} can't be fetched", settings)
     if not _REPOSITORY.fullmatch(repository) or "--" in repository or ".." in repository:
         raise ModelNotFoundError(f"{repository!r} can't be a repository's name")
     path = f"/api/models/{repository}/revision/{quote(revision, safe='')}"
@@ -109,7 +109,7 @@ def search(
 
     Raises NetworkError if the hub can't be reached, its response is invalid, or we are offline.
     """
-    _refuse_offline("the hub can't be searched", settings)
+    refuse_offline("the hub can't be searched", settings)
     fields = ["downloads", "likes", "lastModified", "gated"]
     query = {"filter": "gguf", "search": " ".join(words), "sort": "downloads", "limit": limit, "expand": fields}
     found = request_json("/api/models", query, settings, on_note, policy=policy)
@@ -214,7 +214,7 @@ def file_url(settings: Settings, repository: str, commit: str, filename: str) ->
     return f"{settings.endpoint}/{repository}/resolve/{commit}/{quote(filename)}"
 
 
-def _refuse_offline(what: str, settings: Settings) -> None:
+def refuse_offline(what: str, settings: Settings) -> None:
     if settings.offline:
         raise NetworkError(
             what,

@@ -16,7 +16,7 @@ from llmrun.gguf import filenames
 from llmrun.gguf.reader import read_header, read_part
 from llmrun.models import hub
 from llmrun.models.download import mirror
-from llmrun.models.download.download import OnProgress, download
+from llmrun.models.download.download import OnProgress, download, ignore_progress
 from llmrun.models.download.part import arrived_bytes
 from llmrun.models.download.remote import remote_size
 from llmrun.models.download.transfer import DEFAULT_RETRY_POLICY, OnNote, RetryPolicy, TransferSource, ignore_note
@@ -53,10 +53,6 @@ def _ignore_size(n_bytes: int | None) -> None:
     pass
 
 
-def _ignore_progress(done: int, total: int) -> None:
-    pass
-
-
 def _usual(spec: ModelSpec, found: hub.Repository) -> hub.Parts:
     return hub.choose(spec, found.files)
 
@@ -64,7 +60,7 @@ def _usual(spec: ModelSpec, found: hub.Repository) -> hub.Parts:
 def pull(
     spec: ModelSpec,
     settings: Settings,
-    on_progress: OnProgress = _ignore_progress,
+    on_progress: OnProgress = ignore_progress,
     on_note: OnNote = ignore_note,
     *,
     on_size: OnSize = _ignore_size,
@@ -123,7 +119,7 @@ def find_offer(
 def update(
     spec: ModelSpec,
     settings: Settings,
-    on_progress: OnProgress = _ignore_progress,
+    on_progress: OnProgress = ignore_progress,
     on_note: OnNote = ignore_note,
     *,
     policy: RetryPolicy = DEFAULT_RETRY_POLICY,
@@ -161,7 +157,7 @@ class _Repository:
     store: Store
     policy: RetryPolicy
     on_note: OnNote
-    on_progress: OnProgress = _ignore_progress
+    on_progress: OnProgress = ignore_progress
     on_size: OnSize = _ignore_size
     choose: Choose = _usual
 
@@ -284,14 +280,9 @@ def _counting_from(before: int, total: int, on_progress: OnProgress) -> OnProgre
 
 def _missing_of_link(url: str, settings: Settings, store: Store, on_note: OnNote, policy: RetryPolicy) -> int | None:
     """Return the bytes still to download from a link."""
-    _refuse_offline(settings)
+    hub.refuse_offline("the link can't be downloaded", settings)
     size = remote_size(url, on_note=on_note, policy=policy)
     return None if size is None else size - arrived_bytes(_unverified(store.link_target(url)), size)
-
-
-def _refuse_offline(settings: Settings) -> None:
-    if settings.offline:
-        raise NetworkError("the link can't be downloaded", why="HF_HUB_OFFLINE is set, so the network is not used")
 
 
 def _unverified(target: Path) -> Path:
@@ -303,7 +294,7 @@ def _from_link(
     url: str, settings: Settings, store: Store, on_progress: OnProgress, on_note: OnNote, policy: RetryPolicy
 ) -> Path:
     """Download a link. Without a hash, the bytes become a model only after their header was read."""
-    _refuse_offline(settings)
+    hub.refuse_offline("the link can't be downloaded", settings)
     target = store.link_target(url)
     lock = store.link_lock(url)
     unverified = _unverified(target)

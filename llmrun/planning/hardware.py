@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -252,18 +252,20 @@ def _probe_macos() -> Hardware:
     import platform
     import subprocess
 
+    import psutil  # type: ignore[import-untyped,unused-ignore]
+
     names = [part for name in _SYSCTL_NAMES for part in ("-i", name)]
     ran = subprocess.run(["/usr/sbin/sysctl", *names], capture_output=True, text=True, check=False)
-    return parse_sysctl(ran.stdout, platform.machine(), _psutil_available)
+    return parse_sysctl(ran.stdout, platform.machine(), int(psutil.virtual_memory().available))
 
 
-def parse_sysctl(text: str, machine: str, available: Callable[[], int]) -> Hardware:
+def parse_sysctl(text: str, machine: str, available: int) -> Hardware:
     """Return the hardware of a Mac.
 
     Args:
         text: output of sysctl, lines of "name: value".
         machine: platform.machine().
-        available: returns the available memory in bytes, which sysctl does not know.
+        available: memory in bytes, which sysctl does not know.
     """
     values = dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
 
@@ -279,14 +281,8 @@ def parse_sysctl(text: str, machine: str, available: Callable[[], int]) -> Hardw
         logical_cores=logical,
         cpu_quota=None,
         memory_total=number("hw.memsize"),
-        memory_available=available(),
+        memory_available=available,
     )
-
-
-def _psutil_available() -> int:
-    import psutil  # type: ignore[import-untyped,unused-ignore]
-
-    return int(psutil.virtual_memory().available)
 
 
 def _probe_elsewhere() -> Hardware:

@@ -52,17 +52,11 @@ class Memory:
     compute: int  # touched part of llama.cpp's scratch memory, which reserves more
     process: int  # everything else
     checkpoints: int = 0  # limit of their bytes, see engine/core/checkpoints.py
-    copies: int = 0  # file pages that stay mapped beside repacked weights: part of the resident set, but not needed
 
     @property
     def needed(self) -> int:
         """The memory that must be free; otherwise the system swaps or reads the file again and again."""
         return self.weights + self.kv + self.growth + self.compute + self.process + self.checkpoints
-
-    @property
-    def resident(self) -> int:
-        """The expected peak resident set of the engine process."""
-        return self.needed + self.copies
 
 
 def memory(
@@ -72,7 +66,6 @@ def memory(
     kv_type: str = "f16",
     start: int | None = None,
     used: int | None = None,
-    copies: int = 0,
     sequences: int = 1,
     parked: int = 0,
     ubatch: int = UBATCH,
@@ -84,7 +77,6 @@ def memory(
         kv_type: a key of KV_BYTES.
         start: tokens of the first KV cache; None is context_start(). With n_ctx it never grows.
         used: tokens of the longest conversation; None is the whole context window.
-        copies: bytes of repacked weights, see repacked_types().
         sequences: answered at the same time.
         parked: prefixes cached beside them.
         ubatch: tokens of a micro-batch.
@@ -100,7 +92,6 @@ def memory(
         compute=_compute_bytes(header, longest, ubatch) + _LOGIT_BYTES * header.n_vocab * (sequences + parked - 1),
         process=_PROCESS_BYTES + _TOKEN_BYTES * header.n_vocab + _MERGE_BYTES * header.n_merges,
         checkpoints=checkpoint_bytes(header, sequences),
-        copies=copies,
     )
 
 

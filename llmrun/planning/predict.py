@@ -184,14 +184,14 @@ def load_seconds(work: Work, copies: int) -> float:
     return _OPEN_SECONDS + work.vocabulary * _TOKEN_SECONDS + copies / _REPACK_RATE
 
 
-def step_seconds(work: Work, speed: MachineSpeed, rows: int, *, depth: int = 0, kv_type: str = "f16") -> float:
+def step_seconds(work: Work, speed: MachineSpeed, rows: int, *, depth: int = 0) -> float:
     """Return the time of a decode step of N answers, at a depth of tokens each.
 
     Weights are read once and multiplied for each answer.
     """
-    alone = 1 / predict(work, speed, depth=depth, kv_type=kv_type).decode_rate
+    alone = 1 / predict(work, speed, depth=depth).decode_rate
     each = sum(count / speed.prefill(kind) for kind, count in work.decode_weights.items())
-    each += work.attention_reads(depth) * speed.attention(kv_type, work.head_length) + ANSWER_SECONDS
+    each += work.attention_reads(depth) * speed.attention("f16", work.head_length) + ANSWER_SECONDS
     return max(alone, rows * each)
 
 

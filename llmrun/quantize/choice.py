@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 from llmrun.errors import UsageError
 from llmrun.gguf.header import Header
+from llmrun.gguf.types import FILE_TYPES
 from llmrun.models.store import new_file
-from llmrun.planning.hardware import Hardware, probe
+from llmrun.planning.hardware import probe
 from llmrun.protocol.sizes import readable_size
 from llmrun.quantize.job import OnProgress, QuantizeRequest, all_cores, needs_imatrix, preview
 from llmrun.quantize.size import SizeGoal, goal_bytes
 from llmrun.quantize.types import (
     BEST_4_BIT,
-    FILE_TYPES,
     NEED_IMATRIX,
     UNQUANTIZED,
     TensorTypes,
@@ -40,7 +40,7 @@ AUTO = "auto"
 class QuantizeOptions(TensorTypes):
     """The user's options."""
 
-    type: str = BEST_4_BIT  # a name of types.FILE_TYPES or types.BEST_4_BIT
+    type: str = BEST_4_BIT  # a name of gguf.types.FILE_TYPES or types.BEST_4_BIT
     goal: SizeGoal = field(default_factory=SizeGoal)  # a size instead of a type
     imatrix: str = ""  # "", AUTO or a path
     calibration: Path | None = None  # text for the importance matrix; None for one written by the model
@@ -144,7 +144,8 @@ def resolve_type(kind: str, header: Header, say: Callable[[str], None]) -> str:
     if kind != BEST_4_BIT:
         return kind
     hardware = probe()
-    choice = best_4_bit(header.tensors, hardware.cpu_flags, gpu=_has_gpu(hardware))
+    has_gpu = bool(hardware.gpus) or sys.platform == "darwin"
+    choice = best_4_bit(header.tensors, hardware.cpu_flags, gpu=has_gpu)
     say(f"int4 is {choice.type} here: {choice.why}")
     return choice.type
 
@@ -178,7 +179,3 @@ def importance_matrix(
         say(f"note: {note}")
     say(f"the importance matrix is in {path}; reuse it with --imatrix {path}")
     return path
-
-
-def _has_gpu(hardware: Hardware) -> bool:
-    return bool(hardware.gpus) or sys.platform == "darwin"

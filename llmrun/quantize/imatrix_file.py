@@ -11,7 +11,7 @@ from pathlib import Path
 from llmrun.convert.sources import array_source
 from llmrun.convert.tensors import OutputTensor
 from llmrun.convert.write import header_bytes
-from llmrun.errors import UsageError
+from llmrun.errors import UsageError, listed
 from llmrun.gguf.header import Header
 from llmrun.gguf.imatrix import CHUNK_SIZE, COUNTS, DATASETS, N_CHUNKS, SUMS, ImatrixFile
 from llmrun.gguf.reader import DEFAULT_ALIGNMENT, padded
@@ -64,7 +64,7 @@ def require_fit(imatrix: ImatrixFile, header: Header, path: Path) -> None:
     if unknown:
         raise UsageError(
             f"the importance matrix {str(path)!r} is of another model",
-            why=f"{header.path.name} has no {_listed(unknown)}",
+            why=f"{header.path.name} has no {listed(unknown, _SHOWN)}",
             hint=hint,
         )
     columns = {name: tensors[name].shape[0] * prod(tensors[name].shape[2:]) for name in imatrix.entries}
@@ -77,11 +77,6 @@ def require_fit(imatrix: ImatrixFile, header: Header, path: Path) -> None:
         raise UsageError(
             f"the importance matrix {str(path)!r} is of another model", why="; ".join(misfits[:_SHOWN]), hint=hint
         )
-
-
-def _listed(names: list[str]) -> str:
-    rest = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {rest:,} more" if rest > 0 else "")
 
 
 def unused_experts(imatrix: ImatrixFile) -> dict[str, int]:

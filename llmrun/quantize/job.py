@@ -15,13 +15,13 @@ from pathlib import Path
 from llmrun.errors import BadModelError, ResourceError, UsageError
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import padded, read_header
+from llmrun.gguf.types import FILE_TYPES
 from llmrun.models.store import new_file
 from llmrun.planning.hardware import Hardware, probe
 from llmrun.protocol.jobs.quantize import QUANTIZE, Quantize, Quantized, QuantizeUpdate
 from llmrun.quantize.fast_copy import has_slow_prompts
 from llmrun.quantize.types import (
     COPY_TYPE,
-    FILE_TYPES,
     NEED_IMATRIX,
     TENSOR_TYPES,
     UNQUANTIZED,
@@ -45,7 +45,7 @@ class QuantizeRequest(TensorTypes):
 
     source: Path  # the (first) GGUF file
     target: Path  # the file to write; an existing one stays until the new one is complete and verified
-    type: str  # a name of types.FILE_TYPES
+    type: str  # a name of gguf.types.FILE_TYPES
     imatrix: Path | None = None  # llama.cpp's importance matrix in GGUF
     threads: int | None = None  # None for all cores
 

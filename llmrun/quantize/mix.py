@@ -19,6 +19,7 @@ from llmrun.errors import UsageError
 from llmrun.gguf.filenames import all_parts
 from llmrun.gguf.header import Header, Tensor
 from llmrun.gguf.reader import padded, read_header
+from llmrun.gguf.types import FILE_TYPES
 from llmrun.planning.hardware import probe
 from llmrun.protocol.jobs.mix import MIX, MeasureMix, MeasureUpdate, MixMeasurement
 from llmrun.protocol.jobs.quantize import QUANTIZE, Quantize
@@ -26,7 +27,7 @@ from llmrun.protocol.sizes import readable_size
 from llmrun.quantize.evaluate import default_text
 from llmrun.quantize.job import all_cores
 from llmrun.quantize.knapsack import Option, choose_options
-from llmrun.quantize.types import FILE_TYPES, TENSOR_TYPES, UNQUANTIZED, tensor_bytes
+from llmrun.quantize.types import TENSOR_TYPES, UNQUANTIZED, tensor_bytes
 from llmrun.runner.client import EngineClient
 
 CANDIDATES = ("Q8_0", "Q6_K", "Q5_K", "Q5_0", "Q4_K", "IQ4_NL", "IQ4_XS", "MXFP4", "Q3_K", "Q2_K")
@@ -58,7 +59,7 @@ class Mix:
     """Type of each tensor."""
 
     types: Mapping[str, str]  # tensor -> type of the quantized tensors
-    base: str  # a name of types.FILE_TYPES: the file's type, and that of all other tensors
+    base: str  # a name of gguf.types.FILE_TYPES: the file's type, and that of all other tensors
     n_bytes: int  # upper bound of the file's size; short metadata save some hundred bytes
     divergence: float  # expected Kullback-Leibler divergence from the full model, in nats per token
     table: tuple[MixRow, ...]  # the mix by kind of tensor, the largest first

@@ -12,17 +12,8 @@ from typing import Any
 from llmrun.errors import UsageError, did_you_mean
 from llmrun.gguf import types
 from llmrun.gguf.header import Tensor
+from llmrun.gguf.types import FILE_TYPES
 from llmrun.planning.memory import repacked_types
-
-# llama_ftype, in the order of the help: the largest first.
-FILE_TYPES: dict[str, int] = {
-    "F32": 0, "BF16": 32, "F16": 1, "Q8_0": 7, "Q6_K": 18, "Q5_K_M": 17, "Q5_K_S": 16, "Q5_1": 9, "Q5_0": 8,
-    "Q4_K_M": 15, "Q4_K_S": 14, "Q4_1": 3, "Q4_0": 2, "IQ4_NL": 25, "IQ4_XS": 30, "MXFP4_MOE": 38, "Q3_K_L": 13,
-    "Q3_K_M": 12, "Q3_K_S": 11, "IQ3_M": 27, "IQ3_S": 26, "IQ3_XS": 22, "IQ3_XXS": 23, "Q2_K": 10, "Q2_K_S": 21,
-    "IQ2_M": 29, "IQ2_S": 28, "IQ2_XS": 20, "IQ2_XXS": 19, "Q2_0": 41, "TQ2_0": 37, "TQ1_0": 36, "IQ1_M": 31,
-    "IQ1_S": 24, "Q1_0": 40,
-}  # fmt: skip
-"""llama-quantize's name of a mix of types -> number in llama.h."""
 
 ALIASES = {
     "INT8": "Q8_0", "Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "FP16": "F16", "FP32": "F32",

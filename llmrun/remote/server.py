@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from llmrun.errors import ModelNotFoundError, UsageError, did_you_mean
+from llmrun.errors import ModelNotFoundError, UsageError, did_you_mean, listed
 
 OPENAI_HOST = "api.openai.com"
 _VERSION = re.compile(r"v\d+\w*")  # of an API, as a part of its path
@@ -184,15 +184,10 @@ def choose_model(server: Server, found: Sequence[ServedModel], name: str | None)
         raise ModelNotFoundError(f"{server.host} has no model", hint="load one there, and try again")
     if name is None and len(names) > 1:
         raise UsageError(
-            f"{server.host} has {len(names)} models", why=_listed(names), hint="name the one that is meant"
+            f"{server.host} has {len(names)} models", why=listed(names, 10), hint="name the one that is meant"
         )
     chosen = found[0] if name is None else next((model for model in found if model.name == name), None)
     if chosen is None:
         hint = did_you_mean(name or "", names)
-        raise ModelNotFoundError(f"{server.host} has no model {name!r}", why=f"it has {_listed(names)}", hint=hint)
+        raise ModelNotFoundError(f"{server.host} has no model {name!r}", why=f"it has {listed(names, 10)}", hint=hint)
     return chosen
-
-
-def _listed(names: Sequence[str], most: int = 10) -> str:
-    rest = len(names) - most
-    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")

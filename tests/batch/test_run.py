@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -37,8 +36,8 @@ class FakeEngine:
         self._inside: list[tuple[Generate, Put]] = []
         self._is_dead = False
 
-    def submit(self, command: Command) -> Iterator[Any]:
-        return iter(())
+    def load(self, command: Command) -> None:
+        pass
 
     def listen(self, command: Generate, put: Put) -> None:
         if command.asked.messages[-1].content == "long":
@@ -178,10 +177,10 @@ def test_what_was_done_before_a_stop_stays_and_the_rest_follows(setup: Setup) ->
 
 
 def test_a_model_that_cant_be_loaded_ends_the_batch(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: FakeEngine, command: Command) -> Iterator[Any]:
+    def refuse(self: FakeEngine, command: Command) -> None:
         raise OutOfMemoryError("it does not fit")
 
-    monkeypatch.setattr(FakeEngine, "submit", refuse)
+    monkeypatch.setattr(FakeEngine, "load", refuse)
     with pytest.raises(OutOfMemoryError):
         setup.run("a")
 

@@ -30,11 +30,12 @@ def test_peak_memory_is_as_predicted(pulled: None, n_ctx: int, words: int) -> No
         assert model.load is not None
         status = Path(f"/proc/{model._runner.pid}/status").read_text()
     peak = next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
+    # File pages stay mapped beside repacked weights: part of the resident set, but not needed.
     copies = work_of(model.header).copies(repacked_types(probe().cpu_flags))
-    predicted = memory(model.header, n_ctx, used=finished.stats.context_used, copies=copies)
+    predicted = memory(model.header, n_ctx, used=finished.stats.context_used)
     if model.load.flash_attention == "off":
         predicted = without_flash_attention(predicted, model.header, finished.stats.context_used)
-    assert predicted.resident == pytest.approx(peak, rel=0.1)
+    assert predicted.needed + copies == pytest.approx(peak, rel=0.1)
 
 
 def test_plan_of_an_installed_model_needs_no_network(llmrun: Installed) -> None:

@@ -245,15 +245,15 @@ def test_apple() -> None:
         "machdep.cpu.brand_string: Apple M2 Pro\nhw.perflevel0.physicalcpu: 8\nhw.physicalcpu: 12\n"
         "hw.logicalcpu: 12\nhw.memsize: 17179869184\n"
     )
-    found = parse_sysctl(text, "arm64", lambda: 5 * GIB)
+    found = parse_sysctl(text, "arm64", 5 * GIB)
     assert found == Hardware("Apple M2 Pro", ("neon",), 8, 12, None, 16 * GIB, 5 * GIB)
 
 
 def test_intel_mac_has_no_performance_levels() -> None:
     text = "machdep.cpu.brand_string: Intel\nhw.physicalcpu: 4\nhw.logicalcpu: 8\nhw.memsize: 8589934592\n"
-    found = parse_sysctl(text, "x86_64", lambda: GIB)
+    found = parse_sysctl(text, "x86_64", GIB)
     assert (found.physical_cores, found.logical_cores, found.cpu_flags) == (4, 8, ())
-    assert parse_sysctl("", "x86_64", lambda: GIB).physical_cores >= 1
+    assert parse_sysctl("", "x86_64", GIB).physical_cores >= 1
 
 
 def test_elsewhere_psutil_answers() -> None:

@@ -26,9 +26,8 @@ MIB = 1 << 20
 SMALL = Facts()
 
 
-def test_needed_and_resident_are_sums() -> None:
-    parts = Memory(weights=1, kv=10, growth=100, compute=1000, process=10_000, copies=100_000)
-    assert (parts.needed, parts.resident) == (11_111, 111_111)
+def test_needed_is_a_sum() -> None:
+    assert Memory(weights=1, kv=10, growth=100, compute=1000, process=10_000).needed == 11_111
 
 
 def test_scores_lie_where_activations_do() -> None:
@@ -112,12 +111,6 @@ def test_more_context_never_takes_less() -> None:
     needed = [memory(SMALL, n_ctx).needed for n_ctx in range(256, 20_000, 256)]
     # Growing to a window just over a power of two is the hungriest way to it.
     assert all(larger >= smaller for smaller, larger in pairwise(needed))
-
-
-def test_copies_are_resident_but_not_needed() -> None:
-    plain, repacked = memory(SMALL, 512), memory(SMALL, 512, copies=50 * MIB)
-    assert repacked.needed == plain.needed
-    assert repacked.resident - plain.resident == 50 * MIB
 
 
 @pytest.mark.parametrize("most", [0, 255, 256, 5000, 8192, 9000])

@@ -78,7 +78,7 @@ class EngineBackend:
 
     def was_busy(self) -> bool:
         watch, self._watch = self._watch, DisturbanceMonitor().__enter__()
-        watch.__exit__(None, None, None)
+        watch.__exit__()
         return bool(watch.warnings)
 
     def close(self) -> None:

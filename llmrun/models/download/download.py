@@ -23,6 +23,7 @@ from llmrun.errors import BadModelError, CancelledError, IntegrityError, Network
 from llmrun.models.download.part import CHUNK_BYTES, Claim, ClaimLostError, DownloadPart, WrongBytesError, arrived_bytes
 from llmrun.models.download.transfer import (
     DEFAULT_RETRY_POLICY,
+    SLOWEST_BYTES,
     Link,
     OnNote,
     RetryableError,
@@ -30,6 +31,7 @@ from llmrun.models.download.transfer import (
     TransferSource,
     connection_error,
     host_of,
+    ignore_note,
     new_client,
     raise_for_status,
     stalled_error,
@@ -44,13 +46,16 @@ if TYPE_CHECKING:
 OnProgress = Callable[[int, int], None]
 """Called with (bytes arrived, total bytes); the total is 0 when the server doesn't say."""
 
+
+def ignore_progress(done: int, total: int) -> None:
+    pass
+
+
 CONNECTIONS = 4
 """For a file in pieces: slow servers limit the rate per connection."""
 _PROGRESS_SECONDS = 0.1
 _TICK_SECONDS = 0.05
 _CHUNKS_HASHED_AT_ONCE = 8
-_SLOWEST_BYTES = 16 << 10
-"""A connection that delivers fewer in RetryPolicy.stall_seconds has stalled."""
 _MAX_BAD_RANGES = 2
 _NOTED_WAIT_SECONDS = 5.0
 _NOTED_HASH_BYTES = 1 << 30
@@ -61,8 +66,8 @@ def download(
     target: Path,
     *,
     lock: Path,
-    on_progress: OnProgress | None = None,
-    on_note: OnNote | None = None,
+    on_progress: OnProgress = ignore_progress,
+    on_note: OnNote = ignore_note,
     policy: RetryPolicy = DEFAULT_RETRY_POLICY,
 ) -> None:
     """Download the source to `target` unless the file exists.
@@ -80,14 +85,13 @@ def download(
         BadModelError: the file begins with unexpected bytes.
         DiskFullError, ResourceError: the file can't be written; arrived bytes are kept.
     """
-    note = on_note or (lambda text: None)
     wait_note = f"{source.label} is being downloaded by another process; waiting for it"
     with disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        with exclusive(lock, lambda: note(wait_note)):
+        with exclusive(lock, lambda: on_note(wait_note)):
             if target.exists():  # another process was faster
                 return
-            _fetch(source, target, _Progress(on_progress), note, policy)
+            _fetch(source, target, _Progress(on_progress), on_note, policy)
 
 
 def _fetch(source: TransferSource, target: Path, progress: _Progress, note: OnNote, policy: RetryPolicy) -> None:
@@ -129,13 +133,13 @@ def _note_when_stopped(part: DownloadPart, note: OnNote) -> Iterator[None]:
 class _Progress:
     """Progress callback, limited to ten calls a second."""
 
-    def __init__(self, callback: OnProgress | None) -> None:
+    def __init__(self, callback: OnProgress) -> None:
         self._callback = callback
         self._last = 0.0
 
     def __call__(self, done: int, total: int | None, *, always: bool = False) -> None:
         now = time.monotonic()
-        if self._callback and (always or now - self._last >= _PROGRESS_SECONDS):
+        if always or now - self._last >= _PROGRESS_SECONDS:
             self._last = now
             self._callback(done, total or 0)
 
@@ -292,7 +296,7 @@ class _Attempt:
 
     def is_stalled(self, now: float) -> bool:
         """Return whether too few bytes arrived for too long; connecting and headers count as silence."""
-        if self.n_bytes - self._marked_bytes >= _SLOWEST_BYTES:
+        if self.n_bytes - self._marked_bytes >= SLOWEST_BYTES:
             self._marked_bytes, self._marked_at = self.n_bytes, now
         return now - self._marked_at > self._policy.stall_seconds
 

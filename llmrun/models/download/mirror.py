@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import urljoin, urlsplit
 
 from llmrun.errors import IntegrityError, ModelNotFoundError, NetworkError
-from llmrun.models.download.download import OnProgress, download
+from llmrun.models.download.download import OnProgress, download, ignore_progress
 from llmrun.models.download.part import CHUNK_BYTES
 from llmrun.models.download.transfer import OnNote, TransferSource, fetch_page, ignore_note
 from llmrun.models.store.disk import disk_errors, exclusive, require_space
@@ -44,7 +44,7 @@ def fetch(
     target: Path,
     *,
     lock: Path,
-    on_progress: OnProgress = lambda done, total: None,
+    on_progress: OnProgress = ignore_progress,
     on_note: OnNote = ignore_note,
 ) -> None:
     """Put the mirror's file at `target` unless it exists; arguments and further errors as in download().
@@ -162,7 +162,7 @@ def _find(mirror: Mirror, index: str) -> TransferSource:
     """Return the wheel's link from the index's list of files (PEP 691)."""
     host = urlsplit(index).hostname or index
     page = TransferSource(f"{index}/{_normal(mirror.package)}/", f"the list of {mirror.package}")
-    url, _, body = fetch_page(page, accept=_JSON_PAGE, max_bytes=_MAX_PAGE_BYTES)
+    url, body = fetch_page(page, accept=_JSON_PAGE, max_bytes=_MAX_PAGE_BYTES)
     try:
         wheels = [item for item in load_json(body)["files"] if _is_wheel_of(item["filename"], mirror)]
         if not wheels:

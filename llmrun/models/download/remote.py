@@ -18,6 +18,7 @@ from llmrun.gguf.reader import MAX_HEADER_BYTES, Header, NeedMoreBytes, parse_he
 from llmrun.gguf.split import other_parts, unite
 from llmrun.models.download.transfer import (
     DEFAULT_RETRY_POLICY,
+    SLOWEST_BYTES,
     Answer,
     Link,
     OnNote,
@@ -40,8 +41,6 @@ FIRST_BYTES = 2 << 20
 """Length of the first request: enough for a vocabulary of 50,000 tokens."""
 GROWTH = 4
 """Factor between the ends of two requests."""
-_SLOWEST_BYTES = 16 << 10
-"""A connection that delivers fewer in RetryPolicy.stall_seconds has stalled."""
 
 
 def read_remote_header(
@@ -173,7 +172,7 @@ class _RemoteFile:
             arrived += len(chunk)
             if len(self._data) >= end:
                 return
-            if arrived - marked >= _SLOWEST_BYTES:
+            if arrived - marked >= SLOWEST_BYTES:
                 marked, ends = arrived, time.monotonic() + self._policy.stall_seconds
             elif time.monotonic() > ends:  # a slow trickle never triggers httpx's timeout
                 raise stalled_error(self._source, response.url.host)

@@ -60,6 +60,8 @@ class RetryPolicy:
 
 
 DEFAULT_RETRY_POLICY = RetryPolicy()
+SLOWEST_BYTES = 16 << 10
+"""A connection that delivers fewer in RetryPolicy.stall_seconds has stalled."""
 
 
 class RetryableError(Exception):
@@ -319,16 +321,15 @@ def stalled_error(source: TransferSource, host: str) -> NetworkError:
     )
 
 
-def fetch_page(
-    source: TransferSource, *, accept: str, max_bytes: int, policy: RetryPolicy = DEFAULT_RETRY_POLICY
-) -> tuple[str, str, bytes]:
-    """Fetch a small page: (final URL, content type, bytes). It may be HTML.
+def fetch_page(source: TransferSource, *, accept: str, max_bytes: int) -> tuple[str, bytes]:
+    """Fetch a small page: (final URL, bytes). It may be HTML.
 
     Raises:
         NetworkError, LoginRequiredError, ModelNotFoundError: as download().
     """
     import httpx2
 
+    policy = DEFAULT_RETRY_POLICY
     try:
         with (
             new_client(policy) as client,
@@ -337,7 +338,7 @@ def fetch_page(
             if response.status_code != 200:
                 raise_for_status(response, source, policy)
             body = read_body(response, source, max_bytes, policy)
-            return str(response.url), response.headers.get("content-type", ""), body
+            return str(response.url), body
     except httpx2.InvalidURL as error:
         raise NetworkError(f"invalid link of {source.label}", why=str(error)) from error
     except httpx2.HTTPError as error:

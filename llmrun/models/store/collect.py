@@ -19,7 +19,8 @@ from llmrun.gguf import filenames
 from llmrun.models.store.disk import disk_errors
 from llmrun.models.store.in_use import in_use
 from llmrun.models.store.removal import disk_bytes, tidy
-from llmrun.models.store.store import SnapshotFile, Store, read_text, symlink_target
+from llmrun.models.store.store import SnapshotFile, Store, symlink_target
+from llmrun.system import read_text
 
 DAY_SECONDS = 86_400.0
 

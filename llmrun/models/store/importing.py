@@ -10,7 +10,6 @@ import hashlib
 import os
 import re
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -18,7 +17,8 @@ from typing import Literal
 from llmrun.errors import IntegrityError, UsageError
 from llmrun.gguf import filenames
 from llmrun.gguf.reader import read_header
-from llmrun.models.hashing import sha256_of
+from llmrun.models.download.download import OnProgress, ignore_progress
+from llmrun.models.hashing import OnBytes, sha256_of
 from llmrun.models.registry import ModelSpec
 from llmrun.models.store import other_programs
 from llmrun.models.store.disk import disk_errors, exclusive, require_space
@@ -27,7 +27,6 @@ from llmrun.models.store.store import Store
 from llmrun.storage import sync_folder
 
 How = Literal["copy", "move", "link"]
-OnProgress = Callable[[int, int], None]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 _CLONE_FILE = 0x40049409  # FICLONE of linux/fs.h: both files share their blocks until one is written to
@@ -49,7 +48,7 @@ def import_model(
     *,
     name: str = "",
     how: How = "copy",
-    on_progress: OnProgress = lambda done, total: None,
+    on_progress: OnProgress = ignore_progress,
 ) -> Installed:
     """Put a model file, with all its parts if it is split, into the cache.
 
@@ -81,9 +80,14 @@ def import_model(
         with disk_errors(store.root):
             require_space(store.root, total)
     done = 0
+
+    def count(n_bytes: int) -> None:
+        nonlocal done
+        done += n_bytes
+        on_progress(done, total)
+
     for part in parts:
-        _store_part(part, repository, store, how, _counting_from(done, total, on_progress))
-        done += part.size
+        _store_part(part, repository, store, how, count)
     found = store.find(ModelSpec(repository, repository=repository, filename=parts[0].filename))
     assert found is not None, "just installed"
     return found
@@ -99,11 +103,7 @@ def _refuse_foreign(source: Path, store: Store) -> None:
         )
 
 
-def _counting_from(before: int, total: int, on_progress: OnProgress) -> Callable[[int], None]:
-    return lambda done: on_progress(before + done, total)
-
-
-def _store_part(part: _Part, repository: str, store: Store, how: How, on_bytes: Callable[[int], None]) -> None:
+def _store_part(part: _Part, repository: str, store: Store, how: How, on_bytes: OnBytes) -> None:
     """Store one file's bytes in blobs/, then its name in a snapshot; the bytes always have at least one name."""
     blobs = store.blob(repository, "0").parent
     arriving = blobs / f"{part.filename}.{os.getpid()}.tmp"
@@ -124,17 +124,17 @@ def _store_part(part: _Part, repository: str, store: Store, how: How, on_bytes: 
             part.source.unlink()
 
 
-def _transfer(source: Path, target: Path, how: How, on_bytes: Callable[[int], None]) -> str:
+def _transfer(source: Path, target: Path, how: How, on_bytes: OnBytes) -> str:
     """Link, move or copy the bytes to `target`; return their sha256."""
     if how == "link":
         target.symlink_to(source.resolve())
-        return _hashed(source, on_bytes)
+        return sha256_of(source, on_bytes)
     if how == "move":
         try:
             os.link(source, target)
         except OSError:  # another disk, or one without hard links
             return _copy(source, target, on_bytes)
-        return _hashed(target, on_bytes)
+        return sha256_of(target, on_bytes)
     return _copy(source, target, on_bytes)
 
 
@@ -147,21 +147,10 @@ def _commit_of(store: Store, repository: str, part: _Part, commit: str) -> str:
     return max(first, key=lambda file: file.path.lstat().st_mtime_ns).commit if first else commit
 
 
-def _hashed(source: Path, on_bytes: Callable[[int], None]) -> str:
-    done = 0
-
-    def count(n_bytes: int) -> None:
-        nonlocal done
-        done += n_bytes
-        on_bytes(done)
-
-    return sha256_of(source, count)
-
-
-def _copy(source: Path, target: Path, on_bytes: Callable[[int], None]) -> str:
+def _copy(source: Path, target: Path, on_bytes: OnBytes) -> str:
     """Copy a file, sharing blocks where the disk can; return the copy's sha256."""
     if _clone(source, target):
-        return _hashed(target, on_bytes)
+        return sha256_of(target, on_bytes)
     digest = hashlib.sha256()
     done = 0
     with source.open("rb", buffering=0) as reading, target.open("wb", buffering=0) as writing:
@@ -172,7 +161,7 @@ def _copy(source: Path, target: Path, on_bytes: Callable[[int], None]) -> str:
                 rest = rest[writing.write(rest) :]
             digest.update(chunk)
             done += len(chunk)
-            on_bytes(done)
+            on_bytes(len(chunk))
         os.fsync(writing.fileno())
         after = os.fstat(reading.fileno())
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns) or done != after.st_size:

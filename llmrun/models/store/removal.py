@@ -19,7 +19,8 @@ from llmrun.gguf import filenames
 from llmrun.models.store.disk import disk_errors
 from llmrun.models.store.in_use import removing
 from llmrun.models.store.installed import LINK, LM_STUDIO, OLLAMA, Installed
-from llmrun.models.store.store import SnapshotFile, Store, read_text, symlink_target
+from llmrun.models.store.store import SnapshotFile, Store, symlink_target
+from llmrun.system import read_text
 
 
 @dataclass(frozen=True, slots=True)

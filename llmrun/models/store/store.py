@@ -26,6 +26,7 @@ from llmrun.models.store import other_programs
 from llmrun.models.store.disk import disk_errors
 from llmrun.models.store.installed import LINK, Installed, measure
 from llmrun.storage import sync_folder, write_whole
+from llmrun.system import read_text
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _PREFIX = "models--"
@@ -270,14 +271,6 @@ def _inode(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_dev, status.st_ino
-
-
-def read_text(path: Path) -> str:
-    """Return a small file's text without surrounding space; "" when it can't be read."""
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except (OSError, ValueError):
-        return ""
 
 
 def _folders(path: Path) -> list[Path]:

@@ -1,7 +1,6 @@
 """The job that makes a report card.
 
-Owns the order of the measurements and the behaviour at an interruption; measure.py declares the measurements, and
-verdict.py has the words.
+Owns the order of the measurements and the behaviour at an interruption; verdict.py has the words.
 """
 
 from __future__ import annotations
@@ -10,14 +9,18 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llmrun.errors import CancelledError, EngineCrashedError, LlmrunError, TerminatedError, UsageError
 from llmrun.planning.plan import LoadPreferences
 from llmrun.quantize.evaluate import EvaluatedText
 from llmrun.quantize.report.card import Card, CardRow, CardSpeed, Method
 from llmrun.quantize.report.folder import working_folder
-from llmrun.quantize.report.measure import Measurements, SourceModel
+from llmrun.quantize.report.measure import SourceModel
 from llmrun.quantize.report.timetable import ReportStep, Timetable
+
+if TYPE_CHECKING:
+    from llmrun.quantize.report.local_measurements import LocalMeasurements
 
 ROUNDS = 5
 """Number of speed measurements of each type."""
@@ -49,7 +52,7 @@ def make_report(
     preferences: LoadPreferences = LoadPreferences(),
     keep: Path | None = None,
     on_update: OnUpdate = lambda update: None,
-    measures: Measurements | None = None,
+    measures: LocalMeasurements | None = None,
     rounds: int = ROUNDS,
 ) -> Card:
     """Quantize a model to several types, and measure all of them and the source.
@@ -58,7 +61,7 @@ def make_report(
 
     Args:
         source: the (first) GGUF file.
-        types: names of llmrun.quantize.types.FILE_TYPES; repeated ones count once.
+        types: names of llmrun.gguf.types.FILE_TYPES; repeated ones count once.
         name: the model's name; "" for the stem of the file's name.
         text: text to measure quality on; None for the default of `llmrun evaluate`.
         preferences: load settings; n_ctx is ignored.
@@ -88,7 +91,7 @@ def make_report(
         return work.run(rounds, keeps=keep is not None, imatrix=imatrix)
 
 
-def _expected(measures: Measurements, kinds: Sequence[str]) -> tuple[dict[str, str], int]:
+def _expected(measures: LocalMeasurements, kinds: Sequence[str]) -> tuple[dict[str, str], int]:
     """Return type -> reason why it can't be made, and the total size of the other types."""
     failures, needed = {}, 0
     errors = []
@@ -119,7 +122,12 @@ class _Work:
     """Steps of the job, and their results so far."""
 
     def __init__(
-        self, source: Path, original: SourceModel, measures: Measurements, targets: dict[str, Path], on_update: OnUpdate
+        self,
+        source: Path,
+        original: SourceModel,
+        measures: LocalMeasurements,
+        targets: dict[str, Path],
+        on_update: OnUpdate,
     ) -> None:
         self._source = source
         self._original = original

@@ -1,4 +1,4 @@
-"""The measurements of a report card on this machine with llama.cpp: the implementation of Measurements.
+"""The measurements of a report card on this machine with llama.cpp.
 
 Owns the sizes of prompt, answer and text; quantize, bench and evaluate do the work, each in its own engine process so
 that types share neither memory nor threads.
@@ -18,7 +18,7 @@ from llmrun.gguf.reader import read_header
 from llmrun.planning.hardware import probe
 from llmrun.planning.plan import LoadPreferences
 from llmrun.planning.split import ALL_LAYERS
-from llmrun.protocol.jobs.bench import BENCH, Bench, BenchResult, BenchTest, BenchUpdate
+from llmrun.protocol.jobs.bench import BENCH, Bench, BenchResult, BenchTest
 from llmrun.protocol.jobs.evaluate import EvaluateResult, EvaluateUpdate, least_chunks
 from llmrun.protocol.jobs.tokenize import TOKENIZE, TokenizeText
 from llmrun.protocol.loading import Load
@@ -58,7 +58,8 @@ def require_text(model: Path, text: EvaluatedText) -> None:
 class LocalMeasurements:
     """Measurements of a model's types on this machine; see make_report() for the arguments.
 
-    Raises BadModelError or ModelNotFoundError if the source is not a model's file.
+    Each raises LlmrunError after a failure, and can be interrupted. Raises BadModelError or ModelNotFoundError if the
+    source is not a model's file.
     """
 
     prompt_tokens = _PROMPT
@@ -89,6 +90,7 @@ class LocalMeasurements:
         return describe(build_commit=self._build_commit)
 
     def original(self) -> SourceModel:
+        """Return the facts about the source."""
         header = self._header
         return SourceModel(
             name=self._name,
@@ -100,24 +102,27 @@ class LocalMeasurements:
         )
 
     def expected_bytes(self, kind: str) -> int:
+        """Return the expected file size of a type; raise UsageError if the type is invalid."""
         if kind not in self._previews:
             self._previews[kind] = preview(self._request(kind, self._source.with_name("none.gguf")))
         return self._previews[kind].n_bytes
 
     def make(self, kind: str, target: Path, on_share: OnShare) -> QuantizedModel:
+        """Write the file of a type."""
         done = quantize(
             self._request(kind, target), lambda _, share: on_share(share), estimate=self._previews.get(kind)
         )
         return QuantizedModel(done.n_bytes, done.bits_per_weight, done.seconds, done.notes)
 
     def time(self, model: Path, on_share: OnShare) -> SpeedMeasurement:
+        """Measure the speed of a model once, in an engine process of its own."""
         settings = replace(self._preferences.settings(probe()), threads=self.threads)
         load = Load.of(settings, str(model.absolute()), n_ctx=0, n_ctx_start=0)
         with closing(EngineClient()) as engine:
             on_share(0.1)
-            prefill = engine.do(BENCH, Bench(load, BenchTest(n_prompt=_PROMPT), repetitions=1), _ignore)
+            prefill = engine.do(BENCH, Bench(load, BenchTest(n_prompt=_PROMPT), repetitions=1))
             on_share(0.6)
-            decode = engine.do(BENCH, Bench(load, BenchTest(n_gen=_ANSWER), repetitions=1), _ignore)
+            decode = engine.do(BENCH, Bench(load, BenchTest(n_gen=_ANSWER), repetitions=1))
         self._build_commit = decode.model.build_commit
         if model == self._source:
             self._chunks = chunks_for(_rate(prefill, _PROMPT), self._chunks)
@@ -125,6 +130,8 @@ class LocalMeasurements:
         return SpeedMeasurement(_rate(prefill, _PROMPT), _rate(decode, _ANSWER), max(peaks, default=None))
 
     def judge(self, model: Path, on_share: OnShare) -> QualityMeasurement:
+        """Compare a model with the source."""
+
         def report(update: EvaluateUpdate) -> None:
             on_share(update.done / update.total if update.total else 0.0)
 
@@ -183,7 +190,3 @@ def _qualities(found: EvaluateResult) -> tuple[Quality, Quality]:
 
 def _rate(done: BenchResult, n_tokens: int) -> float:
     return 1e9 * n_tokens * len(done.repetitions) / max(sum(each.ns for each in done.repetitions), 1)
-
-
-def _ignore(update: BenchUpdate) -> None:
-    pass

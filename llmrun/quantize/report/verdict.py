@@ -7,7 +7,7 @@ strengths. Differences within the measurement error are ignored.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llmrun.bench import statistics
@@ -59,17 +59,13 @@ class TypeComparison:
 
 def compare(one: CardRow, other: CardRow) -> TypeComparison:
     """Return the respects in which `one` is clearly better."""
-    smaller = _known(one.n_bytes, other.n_bytes, lambda a, b: a < b * (1 - _SAME_SIZE))
+    smaller = one.n_bytes is not None and other.n_bytes is not None and one.n_bytes < other.n_bytes * (1 - _SAME_SIZE)
     return TypeComparison(
         smaller,
         _is_exacter(one.quality, other.quality),
         _is_faster(one.decode, other.decode),
         _is_faster(one.prefill, other.prefill),
     )
-
-
-def _known(one: float | None, other: float | None, test: Callable[[float, float], bool]) -> bool:
-    return one is not None and other is not None and test(one, other)
 
 
 def _is_exacter(one: Quality, other: Quality) -> bool:

@@ -27,8 +27,8 @@ from llmrun.errors import (
 )
 from llmrun.models.download import download as module
 from llmrun.models.download import part
-from llmrun.models.download.download import download
-from llmrun.models.download.transfer import RetryPolicy, TransferSource
+from llmrun.models.download.download import download, ignore_progress
+from llmrun.models.download.transfer import RetryPolicy, TransferSource, ignore_note
 
 CONTENT = random.Random(1).randbytes(3_000_000)
 QUICK = RetryPolicy(connect_seconds=30, stall_seconds=30, retries=2, backoff_seconds=0.0)
@@ -62,8 +62,8 @@ def fetch(
     target: Path,
     *,
     policy: RetryPolicy = QUICK,
-    on_progress: Any = None,
-    on_note: Any = None,
+    on_progress: Any = ignore_progress,
+    on_note: Any = ignore_note,
     **changes: Any,
 ) -> None:
     lock = target.parent.with_name("tiny.lock")

@@ -45,7 +45,7 @@ class Engine:
     def __init__(self) -> None:
         Engine.started += 1
 
-    def do(self, kind: Any, command: Bench, on_update: Any) -> BenchResult:
+    def do(self, kind: Any, command: Bench) -> BenchResult:
         test = command.test
         ns = test.n_prompt * 500_000 + test.n_gen * 1_000_000
         return BenchResult(MODEL, (Repetition(ns),), 5, 1000 * Engine.started + test.n_gen)
