@@ -12,7 +12,6 @@ import threading
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator
 from contextlib import aclosing, suppress
 from functools import partial
-from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import httpx2
@@ -49,7 +48,7 @@ class RemoteClient:
     """One model of one server. Close it, or its thread goes on.
 
     Args:
-        patience: with the server; None is PATIENT.
+        patience: with the server.
         on_note: called in the client's thread when a request is repeated, takes long, or is cut.
 
     Attributes:
@@ -61,10 +60,9 @@ class RemoteClient:
         self,
         server: Server,
         model: ServedModel,
-        patience: RetryPolicy | None = None,
+        patience: RetryPolicy = PATIENT,
         on_note: Callable[[str], None] = ignore_note,
     ) -> None:
-        patience = patience or PATIENT
         self.server, self.model = server, model
         self.has_usage: bool | None = None
         self.next_request = itertools.count(1).__next__
@@ -88,25 +86,12 @@ class RemoteClient:
         """Whether it takes another command."""
         return not self._loop.is_closed()
 
-    def submit(self, command: Generate, named: Collection[str] | None = None) -> Iterator[Event]:
-        """Send a request; return an iterator over the answer's events. Closing it early cancels the request.
-
-        Args:
-            command: with a number of next_request().
-                named: fields of the sampling parameters set by the user; None is all that differ from the defaults.
-
-        Raises:
-            LlmrunError: from the iterator, the reason that there is no answer, or no more of it.
-        """
-        events: SimpleQueue[Event | LlmrunError | None] = SimpleQueue()
-        self.listen(command, events.put, named)
-        return self._heard(command.request, events)
-
     def listen(self, command: Generate, put: Put, named: Collection[str] | None = None) -> None:
         """Send a request; the client's thread passes the answer's events to `put`, see runner.requests.Put.
 
         Args:
-            command, named: as in submit().
+            command: with a number of next_request().
+            named: fields of the sampling parameters set by the user; None is all that differ from the defaults.
         """
         self._loop.call_soon_threadsafe(self._begin, command, put, named)
 
@@ -123,15 +108,6 @@ class RemoteClient:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-
-    def _heard(self, request: int, events: SimpleQueue[Event | LlmrunError | None]) -> Iterator[Event]:
-        try:
-            while (event := events.get()) is not None:
-                if isinstance(event, LlmrunError):
-                    raise event
-                yield event
-        finally:
-            self.cancel(request)
 
     # ---- in the client's thread ----------------------------------------------------------------------
 

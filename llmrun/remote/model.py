@@ -22,7 +22,7 @@ from llmrun.protocol.params import SERVER, SamplingParams, resolve_sampling
 from llmrun.protocol.questions import StateSaved, TokenCount
 from llmrun.protocol.speculation import StepTables
 from llmrun.remote.capabilities import TokenCounter, facts_of
-from llmrun.remote.client import RemoteClient
+from llmrun.remote.client import PATIENT, RemoteClient
 from llmrun.remote.request_body import refused_fields, require_told
 from llmrun.remote.server import ServedModel, Server
 
@@ -39,7 +39,7 @@ class RemoteModel:
 
     Args:
         on_note: called when a request is repeated because the server is busy.
-        patience: with the server; None is the usual one.
+        patience: with the server.
 
     Attributes:
         on_wait: as Model's.
@@ -51,7 +51,7 @@ class RemoteModel:
     step_times = StepTables()
 
     def __init__(
-        self, server: Server, model: ServedModel, on_note: Callable[[str], None], patience: RetryPolicy | None = None
+        self, server: Server, model: ServedModel, on_note: Callable[[str], None], patience: RetryPolicy = PATIENT
     ) -> None:
         facts = facts_of(server, model)
         self.server, self._model = server, model

@@ -64,11 +64,11 @@ def client_settings(server: Server) -> dict[str, Any]:
     }
 
 
-def models(server: Server, seconds: float | None = None) -> tuple[ServedModel, ...]:
+def models(server: Server, seconds: float = LISTING_SECONDS) -> tuple[ServedModel, ...]:
     """Return the models of a server.
 
     Args:
-        seconds: for the whole answer; None is LISTING_SECONDS.
+        seconds: for the whole answer.
 
     Raises:
         NetworkError: it can't be reached, or its answer is unusable.
@@ -82,16 +82,15 @@ def models(server: Server, seconds: float | None = None) -> tuple[ServedModel, .
 
 
 def ask(
-    server: Server, url: str, body: Mapping[str, Any] | None = None, seconds: float | None = None
+    server: Server, url: str, body: Mapping[str, Any] | None = None, seconds: float = LISTING_SECONDS
 ) -> dict[str, Any]:
     """Return a server's answer that is one JSON object; raises as models().
 
     Args:
         url: of the same server.
         body: makes it a POST.
-        seconds: for the whole answer; None is LISTING_SECONDS.
+        seconds: for the whole answer.
     """
-    seconds = LISTING_SECONDS if seconds is None else seconds
     try:  # httpx2's own time begins again with every byte
         response, found = asyncio.run(asyncio.wait_for(_ask(server, url, body, seconds), seconds))
     except TROUBLES as error:
