@@ -69,11 +69,8 @@ def result_of(row: Row, parts: Sequence[Part], error: LlmrunError | None, key: s
 
 
 def _body(row: Row, parts: Sequence[Part], key: str) -> dict[str, Any]:
-    writer = protocol_of(row).writer(row.columns["body"], Envelope(f"cmpl-{key}", int(time.time()), _model_name(row)))
+    model = str(row.columns["body"].get("model") or "")
+    writer = protocol_of(row).writer(row.columns["body"], Envelope(f"cmpl-{key}", int(time.time()), model))
     for part in parts:
         writer.feed(part)
     return writer.whole()
-
-
-def _model_name(row: Row) -> str:
-    return str(row.columns["body"].get("model") or "")

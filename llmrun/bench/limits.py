@@ -63,35 +63,31 @@ class TokenCost:
         """Return the costs of a model."""
         return cls(work_of(header), {share.type: share.bits_per_weight / 8 for share in header.type_shares})
 
-    def phases(self, test: BenchTest, settings: EngineSettings, kv_element: float) -> tuple[Phase, ...]:
-        """Return the phases of a test.
-
-        Args:
-            kv_element: bytes of an element of the KV cache.
-        """
+    def phases(self, test: BenchTest, settings: EngineSettings) -> tuple[Phase, ...]:
+        """Return the phases of a test."""
         found = []
         if test.n_prompt:
-            found.append(self._prompt(test, settings, kv_element))
+            found.append(self._prompt(test, settings))
         if test.n_gen:
-            found.append(self._answer(test, kv_element))
+            found.append(self._answer(test, settings))
         return tuple(found)
 
-    def _prompt(self, test: BenchTest, settings: EngineSettings, kv_element: float) -> Phase:
+    def _prompt(self, test: BenchTest, settings: EngineSettings) -> Phase:
         """Return the prompt's cost: a micro-batch reads weights and KV cache once; only the last token has logits."""
         micro_batch = min(settings.n_ubatch, settings.n_batch, test.n_prompt)
         middle = test.n_depth + test.n_prompt / 2
         products = _products(self.work.prefill_weights)
         self._add_attention(products, middle)
         weights = sum(self.work.decode_bytes.values())
-        kv = self.work.kv_read(middle) * kv_element
+        kv = self.work.kv_read(middle) * settings.kv_element_bytes
         return Phase(test.n_prompt, weights / micro_batch, kv / micro_batch, products, weights + kv)
 
-    def _answer(self, test: BenchTest, kv_element: float) -> Phase:
+    def _answer(self, test: BenchTest, settings: EngineSettings) -> Phase:
         middle = test.n_depth + test.n_prompt + test.n_gen / 2
         read = self.work.decode_bytes
         products = _products({kind: n_bytes / self.bytes_of[kind] for kind, n_bytes in read.items()})
         self._add_attention(products, middle)
-        weights, kv = sum(read.values()), self.work.kv_read(middle) * kv_element
+        weights, kv = sum(read.values()), self.work.kv_read(middle) * settings.kv_element_bytes
         return Phase(test.n_gen, weights, kv, products, weights + kv)
 
     def _add_attention(self, products: dict[str, float], depth: float) -> None:

@@ -19,7 +19,6 @@ from llmrun.bench.machine import describe
 from llmrun.bench.noise import DisturbanceMonitor, sample_warnings
 from llmrun.bench.parameters import Case
 from llmrun.bench.results import BenchRow, BenchWarning, ChatTimes, Limit, Machine, Result, setting_columns
-from llmrun.bench.validation import kv_element_bytes
 from llmrun.errors import LlmrunError
 from llmrun.gguf.header import Header
 from llmrun.planning.hardware import Hardware
@@ -225,7 +224,7 @@ class _Run:
         row.began = time.time()
         if self._request.with_limits and not self._on_gpu(row.case):
             self._report(row, "measuring the machine")
-            parts = self._needs[row.model.path].phases(row.case.test, row.case.settings, kv_element_bytes(row.case))
+            parts = self._needs[row.model.path].phases(row.case.test, row.case.settings)
             n_bytes = max(part.working_set for part in parts)
             row.limit = limits.limit_of(parts, self._limits.at(n_bytes, row.loading.load.threads))
         if self._request.delay:

@@ -32,11 +32,6 @@ class NamedModel(NamedTuple):
     header: Header
 
 
-def kv_element_bytes(case: Case) -> float:
-    """Return the bytes of an element of the KV cache, the mean of keys and values."""
-    return (KV_TYPES[case.settings.kv_type_k][0] + KV_TYPES[case.settings.kv_type_v][0]) / 2
-
-
 def check_cases(cases: Sequence[Case], hardware: Hardware, repetitions: int) -> list[str]:
     """Check the cases before models are located.
 
@@ -149,7 +144,7 @@ def needed_memory(case: Case, header: Header) -> int:
     n_ctx = case.test.n_tokens + case.test.n_depth
     ubatch = max(UBATCH, min(case.settings.n_ubatch, case.settings.n_batch))
     parts = memory(header, n_ctx, start=n_ctx, ubatch=ubatch)
-    kv = parts.kv * kv_element_bytes(case) / 2.0
+    kv = parts.kv * case.settings.kv_element_bytes / 2.0
     if case.test.n_depth and not case.test.chat:
         kv *= 1 + case.test.n_depth / n_ctx
     return int(parts.needed - parts.kv + kv)

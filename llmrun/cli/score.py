@@ -28,12 +28,12 @@ def score(
     from llmrun.cli.loading import model_file
     from llmrun.cli.tokenize import read_content
     from llmrun.models.store.in_use import using
-    from llmrun.quantize.score import check_window
+    from llmrun.quantize.evaluate import check_sample
     from llmrun.quantize.score import score as measure
     from llmrun.ui.views.evaluate import reading
     from llmrun.ui.views.score import score_json, show_score
 
-    check_window(ctx)
+    check_sample(ctx, None, long=False)
     output = Output(json=json)
     content = read_content(output, text)
     path = model_file(output, model, yes=yes)

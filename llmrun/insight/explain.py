@@ -5,7 +5,7 @@ Owns their combination; must not print.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from llmrun.bench.limits import TokenCost, limit_of
@@ -14,13 +14,11 @@ from llmrun.errors import LlmrunError
 from llmrun.gguf.header import Header
 from llmrun.model import Model
 from llmrun.planning.machine import this_machine
-from llmrun.planning.memory import KV_BYTES
 from llmrun.protocol.jobs import JobKind
 from llmrun.protocol.jobs.bench import BenchTest
 from llmrun.protocol.jobs.explain import EXPLAIN, ExplainRun, RunCollected
 from llmrun.protocol.jobs.limits import LIMITS, MeasureLimits
 from llmrun.protocol.questions import EXPLAIN_CHOICES, Choice, ExplainChoices
-from llmrun.protocol.settings import EngineSettings
 
 _Command = TypeVar("_Command")
 _Result = TypeVar("_Result")
@@ -91,7 +89,7 @@ def explain_answer(
 
 def cache_use(model: Model) -> CacheUse:
     """Return the KV cache's memory use, from the model's header and load parameters."""
-    header, element = model.header, _element_bytes(model)
+    header, element = model.header, model.load.kv_element_bytes
     per_token = header.kv_bytes_per_token(element)
     return CacheUse(
         bytes_per_token=per_token,
@@ -111,19 +109,15 @@ def _heads_per_kv_head(header: Header) -> float:
     return header.n_heads / header.n_kv_heads if header.n_kv_heads else 0.0
 
 
-def _element_bytes(model: Model) -> float:
-    return (KV_BYTES.get(model.load.kv_type_k, 2.0) + KV_BYTES.get(model.load.kv_type_v, 2.0)) / 2
-
-
 def machine_limits(model: Model, engine: JobRunner, *tests: BenchTest) -> tuple[Limit | None, ...]:
     """Measure this machine, and return its limit in each test; None with a GPU."""
     unknown = (None,) * len(tests)
     if model.load.gpu_layers and this_machine().gpus:
         return unknown
     batch = max(1, *(test.n_prompt for test in tests))
-    settings = EngineSettings(threads=model.load.threads, n_batch=batch, n_ubatch=batch)
+    settings = replace(model.load, n_batch=batch, n_ubatch=batch)
     cost = TokenCost.of(model.header)
-    phases = [cost.phases(test, settings, _element_bytes(model)) for test in tests]
+    phases = [cost.phases(test, settings) for test in tests]
     n_bytes = int(max(phase.working_set for test_phases in phases for phase in test_phases))
     try:
         machine = engine.do(LIMITS, MeasureLimits(min(n_bytes, 1 << 30), model.load.threads, _MEASURED_SECONDS))

@@ -65,8 +65,7 @@ def estimate_entry(entry: CatalogueEntry, hardware: Hardware, speed: MachineSpee
     """Estimate a model of the catalogue by its file size."""
     weights = entry.size_mb * 1_000_000
     needed = int(weights * (1 + _OVERHEAD)) + _FIXED_BYTES
-    on_gpus = sum(gpu.memory_free for gpu in hardware.gpus if not gpu.shared)
-    room = hardware.memory_available + on_gpus
+    room = hardware.memory_available + hardware.gpu_memory_free
     rate = None
     if speed is not None and not hardware.gpus and entry.kind == "chat":  # the speeds of GPU kernels are not measured
         read = weights * active_share(entry.parameters)

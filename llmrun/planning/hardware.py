@@ -60,6 +60,11 @@ class Hardware:
         return max(1, min(self.physical_cores, int(self.cpu_quota)))
 
     @property
+    def gpu_memory_free(self) -> int:
+        """Free memory of all GPUs with memory of their own."""
+        return sum(gpu.memory_free for gpu in self.gpus if not gpu.shared)
+
+    @property
     def fingerprint(self) -> dict[str, Any]:
         """The facts that measurements depend on; the same after a reboot."""
         return {

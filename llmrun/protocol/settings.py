@@ -110,6 +110,11 @@ class EngineSettings:
         column="tensor_buft_overrides",
     )  # fmt: skip
 
+    @property
+    def kv_element_bytes(self) -> float:
+        """Bytes of an element of the KV cache, the mean of keys and values."""
+        return (KV_TYPES[self.kv_type_k][0] + KV_TYPES[self.kv_type_v][0]) / 2
+
 
 SETTINGS: dict[str, Setting] = {each.name: each.metadata["setting"] for each in fields(EngineSettings)}
 DEFAULTS = EngineSettings()

@@ -11,24 +11,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from llmrun.config import load_settings
-from llmrun.errors import require_within
 from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import check
 from llmrun.planning.attention import measured_attention
 from llmrun.planning.machine import this_machine
-from llmrun.planning.plan import CONTEXT_BOUNDS, LoadPreferences, choose_flash_attention
+from llmrun.planning.plan import LoadPreferences, choose_flash_attention
 from llmrun.protocol.jobs.evaluate import EvaluateUpdate
 from llmrun.protocol.jobs.score import SCORE, ScoredText, ScoreText
 from llmrun.protocol.settings import common_fields
-from llmrun.quantize.evaluate import MIN_CONTEXT, check_memory, choose_context
+from llmrun.quantize.evaluate import MIN_CONTEXT, check_memory, check_sample, choose_context
 from llmrun.runner.client import EngineClient
 
 MAX_WINDOW = 8192
 """Upper bound of the default window, in tokens."""
-
-
-def check_window(n_ctx: int | None) -> None:
-    require_within("--ctx", n_ctx, (MIN_CONTEXT, CONTEXT_BOUNDS[1]))
 
 
 def score(
@@ -52,7 +47,7 @@ def score(
         BadModelError: the file is damaged, or not a generative model.
         OutOfMemoryError, EngineCrashedError: the engine can't load or run the model.
     """
-    check_window(n_ctx)
+    check_sample(n_ctx, None, long=False)
     header = read_header(model)
     check(header)
     window = choose_context([header], n_ctx, long=False) if n_ctx else min(header.n_ctx_train or 512, MAX_WINDOW)

@@ -40,7 +40,7 @@ MACHINE = MeasuredLimits(read=1e9, int8=1e12, half=1e11, single=1e10)
 
 
 def limit(test: BenchTest, machine: MeasuredLimits = MACHINE, needs: TokenCost = NEEDS) -> Any:
-    return limit_of(needs.phases(test, SETTINGS, 2.0), machine)
+    return limit_of(needs.phases(test, SETTINGS), machine)
 
 
 def test_an_answer_reads_all_weights_and_the_cache() -> None:
@@ -97,7 +97,7 @@ def test_what_a_model_needs_is_in_its_header(tmp_path: Path) -> None:
     path = gguf_writer.write(tmp_path / "m.gguf", gguf_writer.tiny_model({}, [q8]))
     needs = TokenCost.of(read_header(path))
     assert needs.bytes_of == {"Q8_0": 34 / 32}
-    (phase,) = needs.phases(BenchTest(0, 1), SETTINGS, 2.0)
+    (phase,) = needs.phases(BenchTest(0, 1), SETTINGS)
     assert (phase.weight_bytes, phase.products["int8"]) == (64 * 64 // 32 * 34, 64 * 64)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,43 +24,28 @@ def using(path: Path) -> Iterator[None]:
 
     Raises ModelNotFoundError if it is being removed.
     """
-    parts = [path.with_name(name) for name in filenames.all_parts(path.name)]
-    descriptors: list[int] = []
-    try:
-        for part in parts:
-            descriptor = _open(part)
-            if descriptor is not None:
-                descriptors.append(descriptor)
-                if lock(descriptor, shared=True) is False:
-                    raise ModelNotFoundError(f"{str(path)!r} is being removed", why="by another llmrun process")
+    with ExitStack() as files:
+        for name in filenames.all_parts(path.name):
+            descriptor = _open(path.with_name(name), files)
+            if descriptor is not None and lock(descriptor, shared=True) is False:
+                raise ModelNotFoundError(f"{str(path)!r} is being removed", why="by another llmrun process")
         yield
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
 
 
 @contextmanager
 def removing(paths: Iterable[Path], name: str) -> Iterator[None]:
     """Prevent other processes from loading these files until the block ends. Raises UsageError if one is in use."""
-    descriptors: list[int] = []
     seen: set[tuple[int, int]] = set()  # a file may be named twice, but can't be locked twice
-    try:
+    with ExitStack() as files:
         for path in paths:
-            descriptor = _open(path)
-            if descriptor is not None:
-                descriptors.append(descriptor)
-                identity = _identity(os.fstat(descriptor))
-                if identity in seen:
-                    continue
-                seen.add(identity)
-                if lock(descriptor) is False:
-                    raise UsageError(
-                        f"{name} is in use", why="an llmrun process has it loaded", hint="end that process first"
-                    )
+            descriptor = _open(path, files)
+            if descriptor is None or (identity := _identity(os.fstat(descriptor))) in seen:
+                continue
+            seen.add(identity)
+            if lock(descriptor) is False:
+                why = "an llmrun process has it loaded"
+                raise UsageError(f"{name} is in use", why=why, hint="end that process first")
         yield
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
 
 
 def in_use(path: Path) -> bool:
@@ -107,8 +92,11 @@ def _identities(paths: Iterable[Path]) -> set[tuple[int, int]]:
     return found
 
 
-def _open(path: Path) -> int | None:
-    # Non-blocking: the path may have become a pipe.
+def _open(path: Path, files: ExitStack) -> int | None:
+    """Open a file until the stack is closed; None if it can't be opened."""
     with suppress(OSError):
-        return os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        # Non-blocking: the path may have become a pipe.
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        files.callback(os.close, descriptor)
+        return descriptor
     return None

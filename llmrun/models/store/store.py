@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
@@ -120,7 +119,7 @@ class Store:
         self, snapshots: list[Path], spec: ModelSpec, filename: str | None, quant: str | None
     ) -> Installed | None:
         for snapshot in snapshots:
-            names = [name for name, _ in _model_files(snapshot)]
+            names = _model_names(snapshot)
             chosen = filename or filenames.choose(names, quant)
             if chosen and chosen in names:
                 repository = _repository(snapshot.parents[1].name)
@@ -161,7 +160,7 @@ class Store:
         found: dict[str, Installed] = {}
         repository = _repository(folder.name) or ""
         for snapshot in self._snapshots(folder, "main"):
-            names = [name for name, _ in _model_files(snapshot)]
+            names = _model_names(snapshot)
             for filename in names:
                 if filename not in found and not filenames.is_later_part(filename):
                     model = self._model(repository, snapshot, filename, names)
@@ -246,7 +245,7 @@ def _by_name(model: Installed) -> tuple[str, str]:
 
 
 def _snapshot_folders(folder: Path) -> list[Path]:
-    return [path for path in _folders(folder / "snapshots") if _COMMIT.fullmatch(path.name)]
+    return [path for path in _folders(folder / "snapshots") if is_commit(path.name)]
 
 
 def symlink_target(path: Path) -> Path:
@@ -287,13 +286,10 @@ def _changed(path: Path) -> int:
         return 0
 
 
-def _model_files(snapshot: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the snapshot's model files as (relative name, path), without broken links."""
-    for folder, _, names in os.walk(snapshot):
-        for name in names:
-            path = Path(folder, name)
-            if filenames.is_model(name) and path.is_file():
-                yield path.relative_to(snapshot).as_posix(), path
+def _model_names(snapshot: Path) -> list[str]:
+    """Return the relative names of the snapshot's model files, without broken links."""
+    paths = [Path(folder, name) for folder, _, names in os.walk(snapshot) for name in names if filenames.is_model(name)]
+    return [path.relative_to(snapshot).as_posix() for path in paths if path.is_file()]
 
 
 def _link(blob: Path, path: Path) -> None:
