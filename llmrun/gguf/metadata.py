@@ -16,7 +16,6 @@ from typing import Any
 class ArrayInfo:
     """An array that was skipped."""
 
-    element_type: str  # GGUF's name, e.g. "string" or "f32"
     length: int
 
 

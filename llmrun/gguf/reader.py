@@ -273,7 +273,7 @@ class _HeaderReader:
         if length <= INLINE_TEXT_BYTES or key in self.requested:
             return self.string(repr(key)).decode("utf-8", "replace")
         self.advance(start + 8 + length, repr(key))
-        return ArrayInfo("u8", length)
+        return ArrayInfo(length)
 
     def code(self, kind: int, key: str) -> str:
         """Return the struct code of a number's type."""
@@ -298,7 +298,7 @@ class _HeaderReader:
         if key not in self.requested:
             self.elements += length if length <= INLINE_ELEMENTS else 0
             if length > INLINE_ELEMENTS or self.elements > MAX_INLINE_ELEMENTS:
-                return ArrayInfo(_VALUE_TYPES[kind][0], length)
+                return ArrayInfo(length)
         return struct.unpack_from(f"<{length}{code}", self.data, start)
 
     def strings_array(self, key: str, length: int) -> Value:
@@ -319,7 +319,7 @@ class _HeaderReader:
             self.marks = marks
         if key in self.requested:
             return _strings(self.data, start, length)
-        return ArrayInfo("string", length)
+        return ArrayInfo(length)
 
     def special_texts(self, metadata: Mapping[str, Value]) -> dict[int, bytes]:
         """Return the texts of the special tokens, by id."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os.path import commonprefix
 from typing import Any
 from urllib.parse import quote
 
@@ -140,15 +141,11 @@ def nearest_quant(spec: ModelSpec, files: Sequence[RemoteFile]) -> str:
     if not spec.alias or not spec.quant or any(file.name in filenames.all_parts(spec.filename or "") for file in files):
         return ""
     wanted, found = spec.quant.removeprefix("UD-"), by_quant(files)
-    shared = {quant: _n_common(wanted, quant.upper().removeprefix("UD-")) for quant in found}
+    names = {quant: quant.upper().removeprefix("UD-") for quant in found}
+    shared = {quant: len(commonprefix((wanted, name))) for quant, name in names.items()}  # noqa: RUF071 - of texts
     best = max(found, key=lambda quant: (shared[quant], -n_bytes(found[quant])), default="")
     bits = re.search(r"\d", wanted)
     return best if best and bits and shared[best] >= bits.end() else ""
-
-
-def _n_common(one: str, other: str) -> int:
-    """Return the length of the common prefix."""
-    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _no_such_quant(files: Sequence[RemoteFile], quant: str | None, name: str) -> ModelNotFoundError:

@@ -7,8 +7,8 @@ Owns the requested ranges and their growth; must not know hubs or indexes. Respo
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
@@ -47,8 +47,6 @@ def read_remote_header(
     url: str,
     *,
     token: str | None = None,
-    client: httpx2.Client | None = None,
-    arrays: Collection[str] = (),
     login_hint: str = "",
     on_note: OnNote = ignore_note,
     policy: RetryPolicy = DEFAULT_RETRY_POLICY,
@@ -58,8 +56,6 @@ def read_remote_header(
     Args:
         url: of the .gguf file; redirects are followed.
         token: sent only to the url's own host.
-        client: HTTP client; None makes one.
-        arrays: keys of arrays to read whatever their length.
         login_hint: advice for when the server requires a login.
 
     Raises:
@@ -67,10 +63,10 @@ def read_remote_header(
         BadModelError: the file is damaged or not GGUF.
     """
     source = _source(url, token, login_hint)
-    with nullcontext(client) if client is not None else new_client(policy) as http:
-        first = _RemoteFile(source, http, policy, on_note).header(arrays)
+    with new_client(policy) as client:
+        first = _RemoteFile(source, client, policy, on_note).header()
         parts = [_source(_beside(url, name), token, login_hint) for name in other_parts(first)]
-        return unite(first, [_RemoteFile(part, http, policy, on_note).header() for part in parts]) if parts else first
+        return unite(first, [_RemoteFile(part, client, policy, on_note).header() for part in parts]) if parts else first
 
 
 def remote_size(url: str, *, on_note: OnNote = ignore_note, policy: RetryPolicy = DEFAULT_RETRY_POLICY) -> int | None:
@@ -102,12 +98,12 @@ class _RemoteFile:
         self._data = bytearray()
         self._size: int | None = None
 
-    def header(self, arrays: Collection[str] = ()) -> Header:
+    def header(self) -> Header:
         until = FIRST_BYTES
         while True:
             size = self._read_until(until)
             try:
-                return parse_header(bytes(self._data), size, Path(self._source.label), arrays=arrays)
+                return parse_header(bytes(self._data), size, Path(self._source.label))
             except NeedMoreBytes as more:
                 until = min(max(more.until, GROWTH * until), size, MAX_HEADER_BYTES)
 

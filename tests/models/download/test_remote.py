@@ -56,11 +56,6 @@ def test_asks_for_more_when_the_header_is_longer(hub: StandInHub, monkeypatch: p
     assert len(asked) <= 5
 
 
-def test_arrays_that_were_asked_for(hub: StandInHub) -> None:
-    header = read(hub, arrays=("tokenizer.ggml.tokens",))
-    assert header.metadata["tokenizer.ggml.tokens"] == tuple(b"t%d" % number for number in range(16))
-
-
 @pytest.mark.parametrize("first", [64, 1 << 20])
 def test_ranges_ignored_reads_no_further_than_it_has_to(
     hub: StandInHub, monkeypatch: pytest.MonkeyPatch, first: int
@@ -161,11 +156,3 @@ def test_a_file_that_changes_between_two_requests(hub: StandInHub, monkeypatch: 
 def test_nobody_listens() -> None:
     with pytest.raises(NetworkError, match="can't reach"):
         read_remote_header("http://127.0.0.1:9/x.gguf", policy=QUICK)
-
-
-def test_a_client_of_ones_own_stays_open(hub: StandInHub) -> None:
-    import httpx2
-
-    with httpx2.Client() as client:
-        read(hub, client=client)
-        assert not client.is_closed
