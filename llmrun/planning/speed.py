@@ -5,7 +5,6 @@ Must not know models. Only commands that show predictions measure; `run` and `ch
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Collection
@@ -17,11 +16,10 @@ from typing import TYPE_CHECKING
 from llmrun.errors import LlmrunError
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.measurement_cache import find, keep, machine_key
-from llmrun.protocol.codec import as_dict, from_json, load_json
+from llmrun.protocol.codec import as_dict, from_json
 from llmrun.protocol.devices import Gpu
 from llmrun.protocol.jobs.kernels import KERNELS, STAND_IN, MachineSpeed, MeasureKernels, Rates
 from llmrun.runner.client import EngineClient
-from llmrun.storage import write_whole
 
 if TYPE_CHECKING:
     from llmrun.runner.workers import RpcWorker
@@ -32,22 +30,19 @@ BUSY = 0.3
 """Cores that other programs may use during a measurement: one busy core slows all of ggml's threads down."""
 
 _FILE, _GPU_FILE = "speed.json", "gpu_speed.json"
-_MOST_BYTES = 1 << 20
 _MOST_GPU_SECONDS = 30.0  # with shaders to compile
 _MOST_SECONDS = 120.0  # 2 on an idle machine, many more on a busy one
 
 
 def remembered(hardware: Hardware, folder: Path) -> MachineSpeed | None:
     """Return the stored speed of this machine; None if it is missing or too old."""
+    entry = find(folder / _FILE, machine_key(hardware))
     try:
-        with (folder / _FILE).open("rb") as file:
-            data = load_json(file.read(_MOST_BYTES))
-        age = time.time() - data["time"]
-        if data["machine"] != hardware.fingerprint or not 0 <= age < WEEKS * 7 * 86_400:
+        if entry is None or not 0 <= time.time() - entry["time"] < WEEKS * 7 * 86_400:
             return None
-        return from_json(MachineSpeed, data["figures"])
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return None
+        return from_json(MachineSpeed, entry["figures"])
+    except (ValueError, TypeError, KeyError):
+        return None  # edited by hand
 
 
 def speed_of(hardware: Hardware, types: Collection[str], folder: Path, *, cache: int = 0) -> MachineSpeed:
@@ -164,6 +159,5 @@ class Clock:
 
 
 def _remember(speed: MachineSpeed, hardware: Hardware, folder: Path) -> None:
-    data = {"machine": hardware.fingerprint, "time": time.time(), "figures": as_dict(speed)}
     with suppress(LlmrunError):  # the next command measures again
-        write_whole(folder / _FILE, json.dumps(data), makes_folder=True)
+        keep(folder / _FILE, machine_key(hardware), {"time": time.time(), "figures": as_dict(speed)})
