@@ -10,7 +10,6 @@ import hashlib
 import os
 import re
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -31,15 +30,6 @@ How = Literal["copy", "move", "link"]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 _CLONE_FILE = 0x40049409  # FICLONE of linux/fs.h: both files share their blocks until one is written to
 _CHUNK_BYTES = 4 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """File to import."""
-
-    source: Path
-    filename: str  # in the repository
-    size: int
 
 
 def import_model(
@@ -69,13 +59,11 @@ def import_model(
     repository = name if "/" in name else f"local/{name or _model_name(source)}"
     if not _NAME.fullmatch(repository) or ".." in repository or "--" in repository:
         raise UsageError(f"{repository!r} is not a valid model name", hint="--name tiny, or --name owner/tiny")
-    parts = [
-        _Part(path, _filename(path, repository, header.quant), path.stat().st_size)
-        for path in (source.with_name(part) for part in filenames.all_parts(source.name))
-    ]
-    if not filenames.is_model(parts[0].filename):
+    parts = [source.with_name(part) for part in filenames.all_parts(source.name)]
+    names = [_filename(path, repository, header.quant) for path in parts]
+    if not filenames.is_model(names[0]):
         raise UsageError(f"{source.name} is not a model by itself", why="it is a projector or an importance matrix")
-    total = sum(part.size for part in parts)
+    total = sum(path.stat().st_size for path in parts)
     if how != "link" and not (how == "move" and _same_disk(source, store.root)):
         with disk_errors(store.root):
             require_space(store.root, total)
@@ -86,9 +74,9 @@ def import_model(
         done += n_bytes
         on_progress(done, total)
 
-    for part in parts:
-        _store_part(part, repository, store, how, count)
-    found = store.find(ModelSpec(repository, repository=repository, filename=parts[0].filename))
+    for path, filename in zip(parts, names, strict=True):
+        _store_part(path, filename, repository, store, how, count)
+    found = store.find(ModelSpec(repository, repository=repository, filename=names[0]))
     assert found is not None, "just installed"
     return found
 
@@ -103,25 +91,25 @@ def _refuse_foreign(source: Path, store: Store) -> None:
         )
 
 
-def _store_part(part: _Part, repository: str, store: Store, how: How, on_bytes: OnBytes) -> None:
+def _store_part(source: Path, filename: str, repository: str, store: Store, how: How, on_bytes: OnBytes) -> None:
     """Store one file's bytes in blobs/, then its name in a snapshot; the bytes always have at least one name."""
     blobs = store.blob(repository, "0").parent
-    arriving = blobs / f"{part.filename}.{os.getpid()}.tmp"
+    arriving = blobs / f"{filename}.{os.getpid()}.tmp"
     with disk_errors(arriving):
         blobs.mkdir(parents=True, exist_ok=True)
         try:
-            sha256 = _transfer(part.source, arriving, how, on_bytes)
+            sha256 = _transfer(source, arriving, how, on_bytes)
             blob = store.blob(repository, sha256)
             with exclusive(store.lock(repository, sha256)):
                 if not (how == "link" and blob.exists()):
                     arriving.replace(blob)
                 sync_folder(blobs)
-                commit = hashlib.sha256(f"{part.filename} {sha256}".encode()).hexdigest()[:40]
-                store.install(repository, _commit_of(store, repository, part, commit), part.filename, sha256)
+                commit = hashlib.sha256(f"{filename} {sha256}".encode()).hexdigest()[:40]
+                store.install(repository, _commit_of(store, repository, filename, commit), filename, sha256)
         finally:
             arriving.unlink(missing_ok=True)
         if how == "move":
-            part.source.unlink()
+            source.unlink()
 
 
 def _transfer(source: Path, target: Path, how: How, on_bytes: OnBytes) -> str:
@@ -138,12 +126,12 @@ def _transfer(source: Path, target: Path, how: How, on_bytes: OnBytes) -> str:
     return _copy(source, target, on_bytes)
 
 
-def _commit_of(store: Store, repository: str, part: _Part, commit: str) -> str:
-    """Return the snapshot for a part: all parts of a split model share the first one's."""
-    names = filenames.all_parts(part.filename)
-    if len(names) == 1 or part.filename == names[0]:
+def _commit_of(store: Store, repository: str, filename: str, commit: str) -> str:
+    """Return the snapshot for a file: all parts of a split model share the first one's."""
+    name = filenames.all_parts(filename)[0]
+    if filename == name:
         return commit
-    first = [file for file in store.snapshot_files(store.blob(repository, "0").parents[1]) if file.name == names[0]]
+    first = [file for file in store.snapshot_files(store.blob(repository, "0").parents[1]) if file.name == name]
     return max(first, key=lambda file: file.path.lstat().st_mtime_ns).commit if first else commit
 
 
