@@ -25,12 +25,12 @@ from llmrun.planning.plan import (
     beyond_training,
     make_plan,
     margin,
+    split_model,
     trained_context,
 )
 from llmrun.planning.predict import Work, main_type, predict, tensor_types, work_of, work_of_quant
-from llmrun.planning.rpc import NetworkCost, network_cost, predict_over_workers, split_model
+from llmrun.planning.rpc import NetworkCost, network_cost, predict_over_workers
 from llmrun.protocol.jobs.kernels import MachineSpeed
-from llmrun.protocol.settings import EngineSettings
 
 if TYPE_CHECKING:
     from llmrun.models.hub import Repository
@@ -225,10 +225,10 @@ def _context_estimate(
     speeds: Sequence[MachineSpeed],
     preferences: LoadPreferences,
 ) -> ContextEstimate:
-    kv_type, settings = preferences.kv_type, EngineSettings(**preferences.device_settings)
+    kv_type = preferences.kv_type
     hardware = replace(hardware, gpus=preferences.gpus(hardware.gpus))
     needs = memory(facts, n_ctx, kv_type=kv_type, start=n_ctx)
-    split = split_model(facts, needs, n_ctx, hardware, settings=settings)
+    split = split_model(facts, needs, n_ctx, hardware, preferences)
     free = hardware.memory_available
     return ContextEstimate(
         n_ctx=n_ctx,

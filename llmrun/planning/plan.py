@@ -23,8 +23,8 @@ from llmrun.planning.memory import (
     score_bytes,
     without_flash_attention,
 )
-from llmrun.planning.rpc import layer_placement, split_model
-from llmrun.planning.split import ALL_LAYERS, Split, check_overrides, described, gpu_notes
+from llmrun.planning.rpc import layer_placement, split_over_workers
+from llmrun.planning.split import ALL_LAYERS, Split, check_overrides, described, gpu_notes, split_memory
 from llmrun.protocol.devices import Gpu, selected
 from llmrun.protocol.loading import Load, LoadSettings
 from llmrun.protocol.settings import (
@@ -269,6 +269,23 @@ def beyond_training(header: Header, n_ctx: int) -> tuple[str, ...]:
 # ---- processor and GPUs ----------------------------------------------------------------------------
 
 
+def split_model(header: Header, needs: Memory, n_ctx: int, hardware: Hardware, preferences: LoadPreferences) -> Split:
+    """Place a model that needs this memory with a context window, with or without workers."""
+    if hardware.workers:
+        return split_over_workers(header, needs, n_ctx, hardware, preferences.gpu_layers)
+    return split_memory(
+        header,
+        needs,
+        n_ctx,
+        hardware.gpus,
+        preferences.gpu_layers,
+        preferences.cpu_experts,
+        with_scores=preferences.flash_attention == "off",
+        settings=EngineSettings(n_ubatch=preferences.n_ubatch, **preferences.device_settings),
+        excess=dict(preferences.gpu_excess),
+    )
+
+
 def _gpu_notes(header: Header, hardware: Hardware, preferences: LoadPreferences, split: Split) -> list[str]:
     if hardware.workers:
         return [layer_placement(header.n_layers + 1, hardware, split)]
@@ -351,19 +368,7 @@ class _ContextFit:
         )
 
     def split(self, n_cells: int, start: int) -> Split:
-        needs = self.memory(n_cells, start)
-        preferences = self.preferences
-        return split_model(
-            self.header,
-            needs,
-            n_cells,
-            self.hardware,
-            preferences.gpu_layers,
-            preferences.cpu_experts,
-            with_scores=preferences.flash_attention == "off",
-            settings=EngineSettings(n_ubatch=preferences.n_ubatch, **preferences.device_settings),
-            excess=dict(preferences.gpu_excess),
-        )
+        return split_model(self.header, self.memory(n_cells, start), n_cells, self.hardware, self.preferences)
 
     def at_start(self, start: int, split: Split) -> Split:
         """Return a split when the model is loaded, before the KV cache has grown."""

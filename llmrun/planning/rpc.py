@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from llmrun.planning.memory import Memory, reserved_bytes
-from llmrun.planning.split import ALL_LAYERS, Split, split_memory
-from llmrun.protocol.settings import DEFAULTS, EngineSettings
+from llmrun.planning.split import ALL_LAYERS, Split
 
 if TYPE_CHECKING:
     from llmrun.gguf.header import Header
@@ -34,35 +33,7 @@ _GRAPH_BYTES = 13_000  # of a layer's graph, sent with each new shape of batch
 _F32, _F16 = 4, 2
 
 
-def split_model(
-    header: Header,
-    needs: Memory,
-    n_ctx: int,
-    hardware: Hardware,
-    preferred: int | None = None,
-    preferred_experts: int | None = None,
-    *,
-    with_scores: bool = False,
-    settings: EngineSettings = DEFAULTS,
-    excess: Mapping[str, int] = {},
-) -> Split:
-    """Place a model with or without workers; arguments as in split.split_memory()."""
-    if hardware.workers:
-        return _split_over_workers(header, needs, n_ctx, hardware, preferred)
-    return split_memory(
-        header,
-        needs,
-        n_ctx,
-        hardware.gpus,
-        preferred,
-        preferred_experts,
-        with_scores=with_scores,
-        settings=settings,
-        excess=excess,
-    )
-
-
-def _split_over_workers(header: Header, needs: Memory, n_ctx: int, hardware: Hardware, preferred: int | None) -> Split:
+def split_over_workers(header: Header, needs: Memory, n_ctx: int, hardware: Hardware, preferred: int | None) -> Split:
     """Place layers in proportion to the free memory of each machine; the rest stays on this processor.
 
     Args:
