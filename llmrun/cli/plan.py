@@ -74,14 +74,14 @@ def plan(
     if not model:
         _propose(output, is_alone=not (ctx or kv_type_k or kv_type_v or draft or rpc or every))
         return
-    wished, workers, settings = parse_contexts(ctx), workers_of(rpc), load_settings()
+    lengths, workers, settings = parse_contexts(ctx), workers_of(rpc), load_settings()
     preferences = LoadPreferences(kv_type_k=kv_type_k, kv_type_v=kv_type_v, workers=workers, **devices)
     spec, candidates = _candidates(output, model, settings, every=every)
     beside = _draft(draft, candidates[0].header, settings) if draft is not None else None
     hardware = this_machine(workers, measures_links=True)
     used = preferences.gpus(hardware.gpus)  # raises before anything is measured
     hardware = _beside_projector(output, hardware, candidates[0].header)
-    contexts = contexts_for(candidates[0].header, wished)
+    contexts = contexts_for(candidates[0].header, lengths)
     speed, remote, gpus = _speeds(output, hardware, used, types_of(candidates), settings)
     facts = (hardware, speed, contexts, preferences.kv_type, beside, remote, preferences, gpus)
     rows = [look_ahead(each, *facts) for each in candidates]

@@ -232,24 +232,24 @@ def quantize(
     from llmrun.quantize.source import find
 
     output = Output(json=json)
-    wish = QuantizeOptions(
+    options = QuantizeOptions(
         goal=goal, **tensors.tensor_types(), imatrix=importance.source, calibration=importance.text, threads=threads
     )
-    wish = read_options(type_, wish)
-    if dry_run and wish.imatrix == AUTO:
+    options = read_options(type_, options)
+    if dry_run and options.imatrix == AUTO:
         raise UsageError("--dry-run would wait for --imatrix auto", hint="name a file, or leave --imatrix out")
     if several is None:
-        _quantize(output, source, out, wish, may_replace=yes or dry_run, dry_run=dry_run)
+        _quantize(output, source, out, options, may_replace=yes or dry_run, dry_run=dry_run)
     elif type_ or goal or dry_run:
         raise UsageError("a report needs --types instead of --type", hint="--types Q8_0,Q4_K_M --report")
     elif tensors.flags:
         raise UsageError(f"{tensors.flags[0]} has no effect here", why="a report compares types as they are")
     else:
-        _report(output, find(source), out, wish, several, may_replace=yes)
+        _report(output, find(source), out, options, several, may_replace=yes)
 
 
 def _quantize(
-    output: Output, source: str, out: Path | None, wish: QuantizeOptions, *, may_replace: bool, dry_run: bool
+    output: Output, source: str, out: Path | None, options: QuantizeOptions, *, may_replace: bool, dry_run: bool
 ) -> None:
     """Make one file, or predict the result."""
     from llmrun.quantize.choice import decide
@@ -262,10 +262,10 @@ def _quantize(
     engine = client.prestarted()
     found = find(source)
     target = _Target(output, found, out, may_replace=may_replace)
-    if wish.label:
-        target(wish.label)  # asks before anything takes long
+    if options.label:
+        target(options.label)  # asks before anything takes long
     with stages(output, found.name) as progress, open_source(found, target.folder, progress, progress.say) as header:
-        request = decide(wish, header, target, progress.say, progress, engine, check_file=target.check)
+        request = decide(options, header, target, progress.say, progress, engine, check_file=target.check)
         outlook = preview(request, engine)
         for note in outlook.notes:
             progress.say(f"note: {note}")
@@ -282,7 +282,7 @@ def _report(
     output: Output,
     found: SourceFile,
     out: Path | None,
-    wish: QuantizeOptions,
+    options: QuantizeOptions,
     several: MultipleTypes,
     *,
     may_replace: bool,
@@ -306,7 +306,7 @@ def _report(
             require_text(header.path, several.text)
         types = [resolve_type(kind, header, progress.say) for kind in several.types]
         path = folder / f"{found.name}.gguf"
-        imatrix = importance_matrix(wish, header, path, progress.say, progress, check_file)
+        imatrix = importance_matrix(options, header, path, progress.say, progress, check_file)
         progress.pause()
         with report_progress(output) as on_update:
             card = make_report(
@@ -315,7 +315,7 @@ def _report(
                 name=found.name,
                 text=several.text,
                 imatrix=imatrix,
-                preferences=replace(several.preferences, threads=wish.threads),
+                preferences=replace(several.preferences, threads=options.threads),
                 keep=out,
                 on_update=on_update,
             )

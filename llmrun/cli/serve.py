@@ -383,7 +383,7 @@ def _show_loaded(view: ServeView, options: ServeOptions, pooled: PooledModel) ->
         view.note(note)
     if options.verbose:
         view.note(plan.summary)
-    view.loaded(pooled.name, pooled.loaded.n_ctx, options.wishes.parallel, pooled.loaded.load_seconds)
+    view.loaded(pooled.name, pooled.loaded.n_ctx, options.preferences.parallel, pooled.loaded.load_seconds)
 
 
 def _explain_page(found: ExplainedAnswer, sampling: SamplingParams, rule: MergeRule | None) -> str:

@@ -42,7 +42,7 @@ class ServeOptions:
 
     names: tuple[str, ...]  # models to load at the start; the first answers requests that name none
     policy: Policy
-    wishes: LoadPreferences
+    preferences: LoadPreferences
     keep_seconds: float = 300.0  # time until an idle model is unloaded; below 0: never
     queue: int = 64  # maximum number of waiting requests
     answer_seconds: float = 3600.0  # maximum time for an answer
@@ -112,7 +112,7 @@ class Serving:
             any_model=options.any_model,
             defaults=options.defaults,
         )
-        self._traffic = Traffic(options.wishes.parallel + options.queue, options.answer_seconds)
+        self._traffic = Traffic(options.preferences.parallel + options.queue, options.answer_seconds)
         state = ServerState(self._pool, self._traffic, self.metrics, options.sampling, ResponseStore())
         catalog = ModelCatalog(settings)
         manage = ManageRoutes(self._pool, settings, is_open=options.allow_manage)
@@ -126,7 +126,7 @@ class Serving:
         return prepare(
             located.spec,
             path,
-            options.wishes,
+            options.preferences,
             warm_up=True,
             verbose=options.verbose,
             keeps_states=True,

@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import typer
@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from llmrun.cli.quantize import quantize
 from llmrun.cli.report import report
 from llmrun.errors import CancelledError, LlmrunError, ModelNotFoundError, UsageError
+from llmrun.gguf.header import Header
 from llmrun.planning.hardware import Hardware
 from llmrun.protocol.devices import Gpu
 from llmrun.protocol.jobs.tokenize import TextTokens
@@ -364,9 +365,15 @@ def test_nonsense_is_refused_before_anything_is_collected(
     assert error.what.startswith("Q8_0 would be larger than")
 
 
-def test_a_gpu_is_one_that_computes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "linux")
-    assert not choice._has_gpu(machine(1))
-    assert choice._has_gpu(replace(machine(1), gpus=(Gpu("CUDA0", "", 1, 1),)))
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert choice._has_gpu(machine(1))
+@pytest.mark.parametrize(
+    ("platform", "gpus", "computes"),
+    [("linux", (), False), ("linux", (Gpu("CUDA0", "", 1, 1),), True), ("darwin", (), True)],
+)
+def test_a_gpu_is_one_that_computes(
+    monkeypatch: pytest.MonkeyPatch, platform: str, gpus: tuple[Gpu, ...], computes: bool
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr(choice, "probe", lambda: replace(machine(1), gpus=gpus))
+    choice.resolve_type(choice.BEST_4_BIT, cast(Header, SimpleNamespace(tensors=())), said.append)
+    assert ("fast kernels on a GPU" in said[0]) == computes

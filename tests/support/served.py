@@ -88,7 +88,7 @@ class LiveServer:
         self._modes, self._tools = list(modes), tools
         wishes = LoadPreferences(n_ctx=options.pop("n_ctx", 256), parallel=options.pop("parallel", 2))
         options = {"policy": Policy(), "queue": 8, "grace_seconds": 0.0, **options}
-        self._options = ServeOptions(options.pop("names", (self.model,)), wishes=wishes, **options)
+        self._options = ServeOptions(options.pop("names", (self.model,)), preferences=wishes, **options)
         self._listening = bind("127.0.0.1", port)
         self.port: int = self._listening.getsockname()[1]
         self._is_up = threading.Event()
