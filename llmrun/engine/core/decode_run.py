@@ -36,7 +36,7 @@ class DecodeRun:
         sampled: tokens of each step; a sequence that has ended has those of later steps too.
         decode_seconds: of each step.
         ended: row -> end of its answer.
-        events: those that were not emitted.
+        events: not emitted yet.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class DecodeRun:
         return n_steps if slots.make_room(n_steps * len(self._sequences)) else 1
 
     def account(self, slots: Slots) -> int:
-        """Account for the decoded tokens up to the end of each answer, and drop the rest; return the number of tokens."""
+        """Account for the decoded tokens up to the end of each answer, and drop others; return the number of tokens."""
         n_decoded = 0
         for row, sequence in enumerate(self._sequences):
             fed = [self._first[row], *[tokens[row] for tokens in self.sampled[:-1]]]
