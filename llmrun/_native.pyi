@@ -4,7 +4,7 @@ Describes what native/bindings.cpp defines. Addresses are plain integers for cty
 `CALLBACK_TYPE(address)` for functions.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 
 class BadLogits(ValueError):  # noqa: N818 - named after what it is about, as in C++
@@ -260,26 +260,30 @@ class Decoder:
         context: int,
         vocabulary: int,
         batch: int,
-        sampler: Sampler,
+        entries: Sequence[tuple[int, int, int, bool]],
+        samplers: tuple[Sampler, ...],
         steps: int,
         seconds: float,
         interrupted: CancelFlag,
-    ) -> tuple[int, int, list[tuple[int, int, float, float]]]:
-        """Decode a batch of one token and sample the next one, again and again; the GIL is released meanwhile.
+        take: Callable[[list[tuple[tuple[int, ...], float, float]]], float] | None = None,
+    ) -> tuple[int, int, list[int], list[tuple[tuple[int, ...], float, float]]]:
+        """Decode an entry of each sequence and sample the next tokens, again and again; the GIL is released meanwhile.
 
         Ends with an end token, a failure, or the step in which a limit is reached.
 
         Args:
             context, vocabulary, batch: addresses of a llama_context, a llama_vocab and a llama_batch, which is changed.
-            sampler: accepts all sampled tokens.
+            entries: token, position and sequence id of each row.
+            samplers: one of each row, all different; they accept all sampled tokens.
             steps: maximum number of steps, at least 1.
-            seconds: maximum time.
+            seconds: maximum time; with take, the time until that is called first.
             interrupted: ends the run when it is set.
+            take: takes the steps so far; returns the seconds until it takes the next ones, a negative number to end.
 
         Returns:
-            The status of the last llama_decode; the Status of the last step, whose token is only sampled if that is
-            CHOSEN; and for each step the decoded token, the sampled one, the seconds of llama_decode, and the seconds
-            from the beginning to the sampled token.
+            The status of the last llama_decode; the number of steps; the rows for which the last one could sample no
+            token; and the steps that were not taken: sampled tokens, seconds of llama_decode, and seconds from the
+            beginning to these tokens.
         """
 
 class CancelFlag:

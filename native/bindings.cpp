@@ -26,6 +26,7 @@ using llmrun::Decoder;
 using llmrun::Explanation;
 using llmrun::Mask;
 using llmrun::Row;
+using llmrun::RunRow;
 using llmrun::Sampler;
 using llmrun::SamplerParams;
 using llmrun::Status;
@@ -167,9 +168,10 @@ struct HeldRows {
     }
 };
 
-void require_different(const std::vector<Row>& rows) {
+template <typename AnyRow>
+void require_different(const std::vector<AnyRow>& rows) {
     std::vector<const Sampler*> samplers;
-    for (const Row& row : rows) {
+    for (const AnyRow& row : rows) {
         samplers.push_back(row.sampler);
     }
     std::sort(samplers.begin(), samplers.end());
@@ -324,20 +326,44 @@ void define_control(nb::module_& module) {
         "fd"_a);
 }
 
-// (decode status, status of the last step, [(fed, sampled, decode seconds, seconds)])
-nb::tuple decode_run(const Decoder& decoder, uintptr_t context, uintptr_t vocabulary, uintptr_t batch, Sampler& sampler,
-                     size_t steps, double seconds, const CancelFlag& interrupted) {
+// [((sampled, ...), decode seconds, seconds)]
+nb::list steps_of(const llmrun::Run& run, size_t n_rows) {
+    nb::list done;
+    for (size_t step = 0; step < run.steps.size(); ++step) {
+        nb::tuple sampled = nb::steal<nb::tuple>(PyTuple_New(static_cast<Py_ssize_t>(n_rows)));
+        for (size_t row = 0; row < n_rows; ++row) {
+            nb::object token = nb::cast(run.sampled[step * n_rows + row]);
+            PyTuple_SET_ITEM(sampled.ptr(), static_cast<Py_ssize_t>(row), token.release().ptr());
+        }
+        done.append(nb::make_tuple(sampled, run.steps[step].decode_seconds, run.steps[step].seconds));
+    }
+    return done;
+}
+
+// (decode status, number of steps, [failed row], steps that were not taken)
+nb::tuple decode_run(const Decoder& decoder, uintptr_t context, uintptr_t vocabulary, uintptr_t batch,
+                     const nb::sequence& entries, const nb::tuple& samplers, size_t steps, double seconds,
+                     const CancelFlag& interrupted, const nb::object& take) {
+    std::vector<RunRow> rows;
+    for (size_t row = 0; row < nb::len(samplers); ++row) {
+        const nb::tuple entry = nb::cast<nb::tuple>(entries[row]);
+        rows.push_back({&nb::cast<Sampler&>(samplers[row]), nb::cast<int32_t>(entry[0]), nb::cast<int32_t>(entry[1]),
+                        nb::cast<int32_t>(entry[2])});
+    }
+    require_different(rows);
+    llmrun::RunLimits limits{steps, seconds, interrupted.cancelled, {}};
+    if (!take.is_none()) {
+        limits.take = [&](const llmrun::Run& run) {
+            const nb::gil_scoped_acquire acquired;
+            return nb::cast<double>(take(steps_of(run, rows.size())));
+        };
+    }
     const llmrun::Run run = [&] {
         const nb::gil_scoped_release released;
         return llmrun::decode_run(decoder, std::bit_cast<void*>(context), std::bit_cast<const void*>(vocabulary),
-                                  *std::bit_cast<llmrun::LlamaBatch*>(batch), sampler,
-                                  {steps, seconds, interrupted.cancelled});
+                                  *std::bit_cast<llmrun::LlamaBatch*>(batch), rows, limits);
     }();
-    nb::list done;
-    for (const auto& [fed, sampled, decode_seconds, elapsed] : run.steps) {
-        done.append(nb::make_tuple(fed, sampled, decode_seconds, elapsed));
-    }
-    return nb::make_tuple(run.decode_status, static_cast<int32_t>(run.status), done);
+    return nb::make_tuple(run.decode_status, run.n_steps, run.failed, steps_of(run, rows.size()));
 }
 
 void define_decoder(nb::module_& module) {
@@ -350,8 +376,8 @@ void define_decoder(nb::module_& module) {
                                    std::bit_cast<decltype(Decoder::is_end)>(is_end)};
             },
             "decode"_a, "logits"_a, "is_end"_a)
-        .def("run", decode_run, "context"_a, "vocabulary"_a, "batch"_a, "sampler"_a, "steps"_a, "seconds"_a,
-             "interrupted"_a);
+        .def("run", decode_run, "context"_a, "vocabulary"_a, "batch"_a, "entries"_a, "samplers"_a, "steps"_a,
+             "seconds"_a, "interrupted"_a, "take"_a.none() = nb::none());
 }
 
 void define_suffixes(nb::module_& module) {

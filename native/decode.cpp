@@ -11,34 +11,75 @@ double seconds_between(Clock::time_point before, Clock::time_point after) {
     return std::chrono::duration<double>(after - before).count();
 }
 
+void fill(LlamaBatch& batch, std::span<const RunRow> rows) {
+    batch.n_tokens = static_cast<int32_t>(rows.size());
+    for (size_t i = 0; i < rows.size(); ++i) {
+        batch.token[i] = rows[i].token;
+        batch.pos[i] = rows[i].position;
+        batch.seq_id[i][0] = rows[i].sequence;
+        batch.logits[i] = 1;
+    }
+}
+
+// Points each row at its logits; returns whether there are any.
+bool find_logits(const Decoder& decoder, void* context, std::span<Row> rows) {
+    for (size_t i = 0; i < rows.size(); ++i) {
+        rows[i].logits = decoder.logits(context, static_cast<int32_t>(i));
+        if (rows[i].logits == nullptr) {
+            return false;
+        }
+    }
+    return true;
+}
+
 }  // namespace
 
-Run decode_run(const Decoder& decoder, void* context, const void* vocabulary, LlamaBatch& batch, Sampler& sampler,
-               const RunLimits& limits) {
+Run decode_run(const Decoder& decoder, void* context, const void* vocabulary, LlamaBatch& batch,
+               std::span<const RunRow> rows, const RunLimits& limits) {
     Run run;
-    run.steps.reserve(limits.steps);
+    fill(batch, rows);
+    std::vector<Row> sampling;
+    for (const RunRow& row : rows) {
+        sampling.push_back({row.sampler, nullptr, {}});
+    }
     const Clock::time_point start = Clock::now();
     Clock::time_point before = start;
+    double due = limits.seconds;
     for (;;) {
         run.decode_status = decoder.decode(context, batch);
-        const float* logits = run.decode_status == 0 ? decoder.logits(context, 0) : nullptr;
-        if (logits == nullptr) {
+        if (run.decode_status != 0 || !find_logits(decoder, context, sampling)) {
             return run;
         }
         const Clock::time_point decoded = Clock::now();
-        Row row{&sampler, logits, {}};
-        sample_rows({&row, 1});
+        sample_rows(sampling);
         const Clock::time_point now = Clock::now();
         const double elapsed = seconds_between(start, now);
-        run.steps.push_back({batch.token[0], row.token, seconds_between(before, decoded), elapsed});
-        run.status = row.status;
-        if (row.status != Status::chosen || decoder.is_end(vocabulary, row.token) ||
-            run.steps.size() >= limits.steps || elapsed >= limits.seconds || limits.interrupted) {
+        run.steps.push_back({seconds_between(before, decoded), elapsed});
+        bool ends = ++run.n_steps >= limits.steps || limits.interrupted;
+        for (size_t i = 0; i < rows.size(); ++i) {
+            const int32_t token = sampling[i].token;
+            run.sampled.push_back(token);
+            if (sampling[i].status != Status::chosen) {
+                run.failed.push_back(i);
+            }
+            ends = ends || sampling[i].status != Status::chosen || decoder.is_end(vocabulary, token);
+            batch.token[i] = token;
+            batch.pos[i] += 1;
+        }
+        if (ends || (elapsed >= due && !limits.take)) {
             return run;
         }
-        batch.token[0] = row.token;
-        batch.pos[0] += 1;
         before = now;
+        if (elapsed >= due) {
+            const double more = limits.take(run);
+            run.steps.clear();
+            run.sampled.clear();
+            if (more < 0) {
+                return run;
+            }
+            before = Clock::now();
+            due = seconds_between(start, before) + more;
+        }
     }
 }
 

@@ -7,6 +7,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
+#include <span>
 #include <vector>
 
 #include "rows.hpp"
@@ -31,11 +33,25 @@ struct Decoder {
     bool (*is_end)(const void* vocabulary, int32_t token);
 };
 
+// A sequence's part of a batch: the token to decode, and what samples the next one.
+struct RunRow {
+    Sampler* sampler;  // no two rows have the same one
+    int32_t token;
+    int32_t position;
+    int32_t sequence;
+};
+
 struct RunStep {
-    int32_t fed;      // the token that was decoded
-    int32_t sampled;  // the one that was sampled then
     double decode_seconds;
-    double seconds;  // from the beginning of the run to the sampled token
+    double seconds;  // from the beginning of the run to the sampled tokens
+};
+
+struct Run {
+    size_t n_steps = 0;            // in total
+    std::vector<RunStep> steps;    // those that were not taken
+    std::vector<int32_t> sampled;  // [steps][rows]
+    int32_t decode_status = 0;     // of the decode call after the steps, if one failed
+    std::vector<size_t> failed;    // rows whose token of the last step is not sampled
 };
 
 // A run ends with the step in which one of these is reached.
@@ -43,17 +59,15 @@ struct RunLimits {
     size_t steps;
     double seconds;
     const std::atomic<bool>& interrupted;
+    // If any, it takes the steps so far when the seconds have passed, and returns the seconds until it takes the next
+    // ones; a negative number ends the run.
+    std::function<double(const Run&)> take;
 };
 
-struct Run {
-    std::vector<RunStep> steps;
-    int32_t decode_status = 0;       // of the decode call after the steps, if one failed
-    Status status = Status::chosen;  // of the last step; otherwise its token is not sampled
-};
-
-// Decodes the batch's only token and samples the next one, again and again, until an end token or a limit. Changes the
-// batch.
-Run decode_run(const Decoder& decoder, void* context, const void* vocabulary, LlamaBatch& batch, Sampler& sampler,
-               const RunLimits& limits);
+// Decodes a token of each row and samples the next ones, again and again, until an end token or a limit.
+//
+// batch: its arrays hold at least as many tokens, each in one sequence; overwritten.
+Run decode_run(const Decoder& decoder, void* context, const void* vocabulary, LlamaBatch& batch,
+               std::span<const RunRow> rows, const RunLimits& limits);
 
 }  // namespace llmrun

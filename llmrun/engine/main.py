@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from llmrun.engine.service import PreparedRequest, Preparer
 
 _PROGRESS_INTERVAL = 0.1  # seconds between two LoadProgress
-_MAX_RUN = 64  # decode steps without a look at the queue
+_MAX_RUN = 64  # tokens of all sequences that are decoded without a look at the queue
 _IDLE_SECONDS = 3.0  # without commands, before parked conversations are saved; a server measures steps later
 
 
@@ -266,11 +266,15 @@ class EngineProcess:
                 self._exit_if_worn_out()
                 self._handle(*self._next_command())
             seconds = self._outbox.due - time.perf_counter()
-            events = self._model.engine.step(RunLimit(_MAX_RUN, seconds, self._queued))
+            events = self._model.engine.step(RunLimit(_MAX_RUN, seconds, self._queued), self._emit)
             for event in events:
                 if isinstance(event, Finished | Failed):
                     self._commands.answering.discard(event.request)
             self._outbox.add(events)
+
+    def _emit(self, events: list[Event]) -> float:
+        self._outbox.add(events)
+        return max(0.0, self._outbox.due - time.perf_counter())
 
     def _next_command(self) -> tuple[Command, Command | PreparedRequest]:
         """Wait for a command; save parked conversations when none has come for a while."""

@@ -2,9 +2,8 @@
 
     python tests/benchmarks/step.py [--clients 1 8] [--tokens 256] [--runs 5] [--greedy]
 
-All figures are processor time, which a busy machine disturbs little. First the generation loop of this process, with
-the events of each step written to a pipe: the time of its thread a row, without that of llama_decode. Then the front
-process of `llmrun serve` while clients stream: its time a token.
+First the generation loop of this process, with the events of each step written to a pipe: the median time of a step
+without llama_decode, a row. Then the front process of `llmrun serve` while clients stream: its processor time a token.
 """
 
 from __future__ import annotations
@@ -29,38 +28,45 @@ PROMPT = "Write the numbers from 1 to 1000 in words, one a line. Client {}."
 
 
 class DecodeTimer:
-    """Replaces a batch's calls of llama_decode by ones that add up the thread's processor time in them.
+    """Measures, for each step, the time since the end of the last one's llama_decode without that of its own.
 
-    In a run of steps, only the median of what a step takes after llama_decode is known, of the wall clock.
+    Of a run of steps only the mean is known.
     """
 
     def __init__(self, batch: Any) -> None:
-        self.seconds, self.after_decode = 0.0, list[float]()
+        self.outside = list[float]()
+        self._ended = time.perf_counter()
         self._decode, self._run = batch._decode, batch.run
         batch._decode, batch.run = self._timed_decode, self._timed_run
 
     def _timed_decode(self, *arguments: Any) -> int:
-        began = time.thread_time()
+        began = time.perf_counter()
         status: int = self._decode(*arguments)
-        self.seconds += time.thread_time() - began
+        self._add([time.perf_counter() - began])
         return status
 
     def _timed_run(self, *arguments: Any) -> Any:
-        began = time.thread_time()
-        run = self._run(*arguments)
-        self.seconds += time.thread_time() - began
-        before = 0.0
-        for _, _, decode_seconds, elapsed in run[-1]:
-            self.after_decode.append(elapsed - before - decode_seconds)
-            before = elapsed
+        *others, limit = arguments
+        decode_seconds = list[float]()
+
+        def take(steps: Any) -> float:
+            decode_seconds.extend(seconds for _, seconds, _ in steps)
+            return float(limit.take(steps))
+
+        run = self._run(*others, limit._replace(take=take))
+        self._add([*decode_seconds, *(seconds for _, seconds, _ in run[-1])])
         return run
 
+    def _add(self, decode_seconds: list[float]) -> None:
+        now = time.perf_counter()
+        if decode_seconds:
+            self.outside.append((now - self._ended - sum(decode_seconds)) / len(decode_seconds))
+        self._ended = now
+
     def take(self) -> float:
-        """Return the seconds of llama_decode since the last call."""
-        seconds = self.seconds
-        if self.after_decode:
-            seconds -= len(self.after_decode) * statistics.median(self.after_decode)
-        self.seconds, self.after_decode = 0.0, []
+        """Return the median since the last call, in seconds a step."""
+        seconds = statistics.median(self.outside)
+        self.outside = []
         return seconds
 
 
@@ -84,7 +90,7 @@ def loaded(path: str, n_seq_max: int, threads: int) -> Iterator[tuple[Any, Any]]
 
 
 def outside_decode(model: Any, timer: DecodeTimer, n_clients: int, n_tokens: int, *, greedy: bool) -> float:
-    """Return microseconds a token that the loop's thread takes besides llama_decode, with its events sent."""
+    """Return microseconds a row that the loop takes besides llama_decode, with its events sent."""
     from llmrun import _native
     from llmrun.engine.channel import Channel, Outbox
     from llmrun.engine.llama.base import RunLimit
@@ -98,6 +104,11 @@ def outside_decode(model: Any, timer: DecodeTimer, n_clients: int, n_tokens: int
     with Path(os.devnull).open("rb") as nothing, os.fdopen(start, "wb") as events:
         outbox = Outbox(Channel(nothing, events).send)
         outbox.set_users(model.load.n_seq_max)
+
+        def emit(more: Any) -> float:
+            outbox.add(more)
+            return max(0.0, outbox.due - time.perf_counter())
+
         for number in range(1, n_clients + 1):
             messages = (Message("user", PROMPT.format(number)),)
             sampling = SamplingParams(temperature=0.0 if greedy else 0.8, seed=number)
@@ -107,16 +118,14 @@ def outside_decode(model: Any, timer: DecodeTimer, n_clients: int, n_tokens: int
         while model.engine._waiting or any(each.n_completion < 2 for each in model.engine._active):
             outbox.add(model.engine.step())
         timer.take()
-        began, n_before = time.thread_time(), model.engine._decoded
         while len(model.engine._active) == n_clients:
-            outbox.add(model.engine.step(RunLimit(64, outbox.due - time.perf_counter(), interrupted)))
-        spent = time.thread_time() - began - timer.take()
-        n_decoded = model.engine._decoded - n_before
+            outbox.add(model.engine.step(RunLimit(64, outbox.due - time.perf_counter(), interrupted), emit))
+        seconds = timer.take()
         while model.engine.busy:
             outbox.add(model.engine.step())
     reader.join()
     os.close(end)
-    return 1e6 * spent / n_decoded
+    return 1e6 * seconds / n_clients
 
 
 def front(port: int, pid: int, n_clients: int, n_tokens: int, numbers: Iterator[int]) -> float:

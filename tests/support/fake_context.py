@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from llmrun import _native
-from llmrun.engine.llama.base import Aborted, CacheFull, DecodeError, Entry, Run, RunLimit
+from llmrun.engine.llama.base import Aborted, CacheFull, DecodeError, Entry, Run, RunLimit, RunSteps
 from llmrun.protocol.adapters import AdapterScale
 
 BEGIN, END, TURN, HEART = 256, 257, 258, 259
@@ -221,28 +221,38 @@ class FakeContext:
         if not self.is_asynchronous:
             self.synchronize()
 
-    def run(self, first: Entry, sampler: _native.Sampler, limit: RunLimit) -> Run:
+    def run(self, entries: list[Entry], samplers: tuple[_native.Sampler, ...], limit: RunLimit) -> Run:
         """See base.Context; one step after the other, in the plainest way."""
         assert limit.steps > 0
-        steps: list[tuple[int, int, float, float]] = []
-        entry = first
-        while True:
+        steps: RunSteps = []
+        for number in range(limit.steps):
             try:
-                self.decode([entry])
+                self.decode(entries)
             except (Aborted, DecodeError) as failure:
                 return Run(steps, failure=failure)
             except CacheFull:
-                if not steps:
+                if not number:
                     raise
                 return Run(steps)
-            try:
-                token = sampler.sample(self.logits(0), None, (), True)
-            except _native.BadLogits as error:
-                return Run([*steps, (entry.token, error.token, 0.0, 0.0)], is_sampled=False)
-            steps.append((entry.token, token, 0.0, 0.0))
-            if self.vocabulary.is_end(token) or len(steps) >= limit.steps or limit.interrupted.is_set:
-                return Run(steps)
-            entry = Entry(token, entry.position + 1, entry.sequence_id, True)
+            tokens, failed = list[int](), list[int]()
+            for row, sampler in enumerate(samplers):
+                try:
+                    tokens.append(sampler.sample(self.logits(row), None, (), True))
+                except _native.BadLogits as error:
+                    tokens.append(error.token)
+                    failed.append(row)
+            steps.append(((*tokens,), 0.0, 0.0))
+            if failed or any(map(self.vocabulary.is_end, tokens)) or limit.interrupted.is_set:
+                return Run(steps, failed)
+            if limit.seconds <= 0 and number < limit.steps - 1:
+                if limit.take is None or limit.take(steps) < 0:
+                    return Run([] if limit.take else steps)
+                steps = []
+            entries = [
+                Entry(token, entry.position + 1, entry.sequence_id, True)
+                for token, entry in zip(tokens, entries, strict=True)
+            ]
+        return Run(steps)
 
     def synchronize(self) -> None:
         """See base.Context."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from llmrun.engine.core.admission import CANDIDATES, MAX_PASSED, next_admission
 from llmrun.engine.core.batch import Batch, BatchCapacity, BatchPart, fill
-from llmrun.engine.core.decode_run import decode_run
+from llmrun.engine.core.decode_run import DecodeRun, Emit
 from llmrun.engine.core.exclusive_scheduler import ExclusiveScheduler
 from llmrun.engine.core.metrics import Metrics, PrefillRate
 from llmrun.engine.core.sampler import SequenceSampler, sample_rows
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from llmrun.engine.core.states import KVStore
 
 _PLAIN = Extras()
-_age = attrgetter("number")
+_age, _slot = attrgetter("number"), attrgetter("slot")
 
 
 class Engine:
@@ -146,17 +146,18 @@ class Engine:
             if sequence.request == request:
                 sequence.cancelled = self._has_cancelled = True
 
-    def step(self, limit: RunLimit | None = None) -> list[Event]:
+    def step(self, limit: RunLimit | None = None, emit: Emit | None = None) -> list[Event]:
         """Return the events of admissions and cancels; without any, decode and return the events of that.
 
         Args:
-            limit: of a run, in which a sole sequence may decode several tokens; None: one batch.
+            limit: of a run, in which sequences that only decode may decode several tokens; None: one batch.
+            emit: sends the text of such a run whenever limit.seconds have passed; None: they end the run.
         """
         events = self._drop_cancelled() + self._admit() if self._has_cancelled or self._waiting else []
         if events or not self._active:
             return events
         if limit is not None and self._can_run():
-            return self._run(self._active[0], limit)
+            return self._run(limit, emit)
         parts, batch = self._next_batch()
         self._n_batches += 1
         began = self._clock()
@@ -218,6 +219,8 @@ class Engine:
         if sequence in self._waiting:
             self._waiting.remove(sequence)
             return
+        if len(self._slots.cached[sequence.slot]) > sequence.n_cached:  # a run, or a draft, went on after its end
+            self._truncate(sequence, sequence.n_cached)
         self._active.remove(sequence)
         if sequence in self._suspects:
             self._suspects.remove(sequence)
@@ -232,9 +235,7 @@ class Engine:
 
         Recurrent models need that order, and adjacent slots are not split into several passes.
         """
-        for source, target in self._slots.compact():
-            next(each for each in self._active if each.slot == source).slot = target
-            self._finished.pop(target, None)
+        self._compact()
         while True:
             running, n_batch = self._suspects[:1] or self._active, self._context.n_batch
             if self._exclusive is not None:
@@ -261,6 +262,11 @@ class Engine:
         self._sole_request = parts[0].sequence.request if len(parts) == 1 else None
         return parts, batch
 
+    def _compact(self) -> None:
+        for source, target in self._slots.compact():
+            next(each for each in self._active if each.slot == source).slot = target
+            self._finished.pop(target, None)
+
     def _n_mixed(self, n_waiting: int) -> int:
         """Return the maximum size of a batch in which some sequences decode and some prefill."""
         if self._throughput:
@@ -268,39 +274,34 @@ class Engine:
         return mixed_tokens(self._rate, n_waiting, 0 if self._context.unified else PIECE + len(self._active))
 
     def _can_run(self) -> bool:
-        """Return whether a sole sequence decodes in a context whose last tokens can be cut."""
-        context, is_free = self._context, not (self._suspects or self._exclusive)
-        is_plain = len(self._active) == 1 and self._active[0].is_plain
-        return is_plain and is_free and context.cuts and not context.has_checkpoints
+        """Return whether all sequences decode, in a context whose last tokens can be cut."""
+        context, active = self._context, self._active
+        if self._suspects or self._exclusive or not context.cuts or context.has_checkpoints:
+            return False
+        is_plain = len(active) <= context.n_batch and all(each.is_plain for each in active)
+        return is_plain and (len(active) == 1 or self._slots.make_room(len(active)))
 
-    def _run(self, sequence: Sequence, limit: RunLimit) -> list[Event]:
-        """Decode several tokens of the only sequence, see decode_run.py."""
-        most, max_tokens = min(limit.steps, self._window - sequence.n_cached), sequence.limits.max_tokens
-        most = min(most, max_tokens - sequence.n_completion) if max_tokens else most
-        most = most if self._slots.make_room(most) else 1
-        self._sole_request = sequence.request
-        steps, failure = decode_run(self._context, sequence, limit._replace(steps=most), self._clock)
-        self._n_batches += len(steps)
-        self._slots.append(sequence.slot, [step.fed for step in steps])
-        events: list[Event] = []
-        before = sequence.n_steps
-        for _, sampled, decode_seconds, now in steps:
-            sequence.n_cached += 1
-            sequence.n_steps += 1
-            self._decoded += 1
-            sequence.metrics.record_decode(decode_seconds)
-            if isinstance(sampled, LlmrunError):
-                events.append(self._fail(sequence, sampled))
-            elif self._append(sequence, sampled, events, now):
-                continue
-            break
-        n_done = sequence.n_steps - before
-        if n_done < len(steps):
-            sequence.sampler.rewind(len(steps) - n_done, sequence.tokens)
-            self._truncate(sequence, sequence.n_cached)
-        if failure is not None and sequence in self._active:
-            events += self._roll_back([BatchPart(sequence, sequence.n_cached, range(0))], failure)
-        return events
+    def _run(self, limit: RunLimit, emit: Emit | None) -> list[Event]:
+        """Decode one or several tokens of each sequence, see decode_run.py."""
+        self._compact()
+        running = sorted(self._active, key=_slot)
+        self._sole_request = running[0].request if len(running) == 1 else None
+        run = DecodeRun(self._context, running, self._window, self._clock, emit)
+        failure = run.decode(limit, self._slots)
+        self._n_batches += len(run.sampled)
+        if run.sampled:
+            self._rate.record(0, run.decode_seconds[-1])
+            self._decoded += run.account(self._slots)
+        for row, ending in run.ended.items():
+            sequence, error = running[row], ending.error
+            run.events += [self._fail(sequence, error)] if error else self._finish(sequence, *ending[1:3])
+            if failure is not None:  # it may have written a cell
+                self._slots.truncate(sequence.slot, len(self._slots.cached[sequence.slot]))
+        left = [sequence for row, sequence in enumerate(running) if row not in run.ended]
+        if failure is not None and left:
+            parts = [BatchPart(sequence, sequence.n_cached, range(0)) for sequence in left]
+            run.events += self._roll_back(parts, failure)
+        return run.events
 
     def _roll_back(self, parts: list[BatchPart], error: Aborted | CacheFull | LlmrunError) -> list[Event]:
         """Undo a batch that failed: cut the KV cache back, so that its tokens are computed again."""
@@ -415,26 +416,14 @@ class Engine:
             return self._vocabulary.tokenize(thinking.closing, special=True)
         return sequence.sampler.forced()
 
-    def _append(self, sequence: Sequence, token: int, events: list[Event], now: float | None = None) -> bool:
+    def _append(self, sequence: Sequence, token: int, events: list[Event]) -> bool:
         """Append one token to the answer; return whether another one may follow."""
-        vocabulary, extras = self._vocabulary, sequence.extras
-        sequence.tokens.append(token)
-        sequence.metrics.record_token(self._clock() if now is None else now)
-        if vocabulary.is_end(token):
-            events += self._finish(sequence, "stop")
-            return False
-        stream = sequence.text
-        text = stream.push(vocabulary.control_piece(token) if token in extras.shown else vocabulary.piece(token))
-        if extras.logprobs is not None and sequence.sampler.logprob is not None:
-            extras.logprobs.push(sequence.sampler.logprob, stream.decoded)
-        if text:
-            events.append(sequence.delta(text))
-        if stream.banned:
+        reason, detail = sequence.append(token, self._vocabulary, self._window, self._clock(), events)
+        if sequence.text.banned:
             # The last remaining token is decoded once more, for the logits after it.
-            remaining = sequence.retract(stream.step_back())
+            remaining = sequence.retract(sequence.text.step_back())
             self._truncate(sequence, min(sequence.n_cached, remaining - 1))
             return False
-        reason, detail = sequence.end_reason(text, self._window)
         if reason:
             events += self._finish(sequence, reason, detail)
         return not reason

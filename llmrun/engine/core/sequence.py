@@ -21,9 +21,13 @@ if TYPE_CHECKING:
     from llmrun.engine.core.logprobs import LogprobStream
     from llmrun.engine.core.probe import StepProbe
     from llmrun.engine.core.repeats import RepeatGuard
+    from llmrun.engine.llama.base import Vocabulary
     from llmrun.engine.prompt.thinking import ThinkingBudget
     from llmrun.protocol.answer import AnswerSplitter
-    from llmrun.protocol.messages import AnswerPart
+    from llmrun.protocol.messages import AnswerPart, Event
+
+
+_CONTINUES = "", ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +124,8 @@ class Sequence:
         """Sampling its next token needs nothing but the logits after the last one."""
         extras = self.extras
         others = extras.drafting, extras.images, extras.thinking
-        return self.n_waiting == 1 and self.sampler.is_plain and not self.limits.ban and others == (None, None, None)
+        is_decoding = self.n_waiting == 1 and self.n_completion > 0
+        return is_decoding and self.sampler.is_plain and not self.limits.ban and others == (None, None, None)
 
     @property
     def n_completion(self) -> int:
@@ -160,6 +165,22 @@ class Sequence:
         self.n_shown = min(self.n_shown, self.n_completion)
         return remaining
 
+    def append(
+        self, token: int, vocabulary: Vocabulary, window: int, now: float, events: list[Event]
+    ) -> tuple[str, str]:
+        """Append one token to the answer, and the event for its text; return as end_reason()."""
+        self.tokens.append(token)
+        self.metrics.record_token(now)
+        if vocabulary.is_end(token):
+            return "stop", ""
+        extras, stream = self.extras, self.text
+        text = stream.push(vocabulary.control_piece(token) if token in extras.shown else vocabulary.piece(token))
+        if extras.logprobs is not None and self.sampler.logprob is not None:
+            extras.logprobs.push(self.sampler.logprob, stream.decoded)
+        if text:
+            events.append(self.delta(text))
+        return _CONTINUES if stream.banned else self.end_reason(text, window)
+
     def end_reason(self, text: str, window: int) -> tuple[str, str]:
         """Return the finish reason and its detail; "" if the answer continues."""
         if self.text.stopped_by:
@@ -171,7 +192,7 @@ class Sequence:
         if repeated is not None:
             return "repeats", repeated
         is_full = len(self.tokens) > window or (limit is not None and self.n_completion >= limit)
-        return ("length", "") if is_full else ("", "")
+        return ("length", "") if is_full else _CONTINUES
 
     def end(self) -> None:
         """Free what the finished request no longer needs."""

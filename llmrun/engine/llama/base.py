@@ -6,7 +6,7 @@ Must not know text layout, chat, sampling or scheduling.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from llmrun import _native
@@ -118,19 +118,25 @@ class Vocabulary(Protocol):
         """Return whether this token ends an answer (EOS, EOT, ...)."""
 
 
+RunSteps = list[tuple[tuple[int, ...], float, float]]
+"""Of each decode step, the sampled token of each sequence, seconds of decoding, and seconds since the run began."""
+
+
 class RunLimit(NamedTuple):
     """The end of a run of decode steps."""
 
     steps: int  # maximum, at least 1
-    seconds: float  # maximum
+    seconds: float  # maximum, or until steps are taken first
     interrupted: _native.CancelFlag  # ends it when it is set
+    # Takes the steps so far; returns the seconds until it takes the next ones, a negative number to end the run.
+    take: Callable[[RunSteps], float] | None = None
 
 
 class Run(NamedTuple):
-    """Decode steps of one sequence, one directly after the other."""
+    """Decode steps of some sequences, one directly after the other."""
 
-    steps: list[tuple[int, int, float, float]]  # decoded token, sampled one, seconds of decoding, seconds in total
-    is_sampled: bool = True  # a token could be sampled from the last step's logits
+    steps: RunSteps  # that were not taken
+    failed: Sequence[int] = ()  # entries for which no token could be sampled from the last step's logits
     failure: Aborted | LlmrunError | None = None  # of the next decode call
 
 
@@ -166,11 +172,11 @@ class Context(Protocol):
             DecodeError: llama.cpp failed.
         """
 
-    def run(self, first: Entry, sampler: _native.Sampler, limit: RunLimit) -> Run:
-        """Decode an entry, sample the next token, and so on until an end token, a failure or the limit.
+    def run(self, entries: list[Entry], samplers: tuple[_native.Sampler, ...], limit: RunLimit) -> Run:
+        """Decode an entry of each sequence, sample the next tokens, and so on until an end token or the limit.
 
         Raises:
-            CacheFull, OutOfMemoryError: there is no room for the first entry.
+            CacheFull, OutOfMemoryError: there is no room for the first entries.
         """
 
     def synchronize(self) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from llmrun import _native
-from llmrun.engine.llama.base import EmbeddedInput, Entry, RunLimit
+from llmrun.engine.llama.base import EmbeddedInput, Entry, RunLimit, RunSteps
 from llmrun.engine.llama.library import function
 from llmrun.engine.llama.positions import Positions
 
@@ -70,10 +70,18 @@ class LlamaBatch:
         return 0
 
     def run(
-        self, context: int, vocabulary: int, sampler: _native.Sampler, limit: RunLimit
-    ) -> tuple[int, int, list[tuple[int, int, float, float]]]:
-        """Decode the batch's only token and those sampled after it, see _native.Decoder.run()."""
-        return self._decoder.run(context, vocabulary, ctypes.addressof(self._token_batch), sampler, *limit)
+        self,
+        context: int,
+        vocabulary: int,
+        entries: list[Entry],
+        samplers: tuple[_native.Sampler, ...],
+        limit: RunLimit,
+    ) -> tuple[int, int, list[int], RunSteps]:
+        """Decode an entry of each sequence and the tokens sampled after it, see _native.Decoder.run()."""
+        assert len(entries) <= len(self._outputs)
+        self._native, self._causal = self._token_batch, True
+        address, rows = ctypes.addressof(self._token_batch), self._image_positions.of_entries(entries)
+        return self._decoder.run(context, vocabulary, address, rows, samplers, *limit)
 
     def decode(self, context: Any) -> int:
         """Call llama_decode; return its status."""

@@ -277,15 +277,15 @@ class LlamaContext:
         message = f"llama.cpp could not decode a batch of {self._batch.n_tokens} tokens"
         return DecodeError(message, why=f"status {status}") if status else None
 
-    def run(self, first: Entry, sampler: _native.Sampler, limit: RunLimit) -> Run:
-        self._batch.fill([first])
-        status, sampled, steps = self._batch.run(self._pointer, self.vocabulary.pointer, sampler, limit)
-        while status == _NO_ROOM and not steps:
-            self._make_room(1)
-            status, sampled, steps = self._batch.run(self._pointer, self.vocabulary.pointer, sampler, limit)
+    def run(self, entries: list[Entry], samplers: tuple[_native.Sampler, ...], limit: RunLimit) -> Run:
+        rows = self.vocabulary.pointer, entries, samplers, limit
+        status, n_steps, failed, steps = self._batch.run(self._pointer, *rows)
+        while status == _NO_ROOM and not n_steps:
+            self._make_room(len(entries))
+            status, n_steps, failed, steps = self._batch.run(self._pointer, *rows)
         self._shifted.clear()
         failure = None if status == _NO_ROOM else self._failure_of(status)  # the next run makes room
-        return Run(steps, sampled == _native.Status.CHOSEN, failure)
+        return Run(steps, failed, failure)
 
     def _raise_failure(self) -> None:
         self.synchronize()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,18 +27,36 @@ def timeless(event: Event) -> Event:
     return event._replace(stats=replace(event.stats, **TIMES)) if isinstance(event, Finished) else event
 
 
-def answered(talk: Conversation, *, in_runs: bool, **asked: Any) -> list[Event]:
-    """The events of an answer; in runs of up to seven tokens, or one step at a time."""
-    asked.setdefault("sampling", SamplingParams(temperature=0, seed=1))
-    talk.ask("Hi", **asked)
+def finish(talk: Conversation, *, in_runs: bool, is_streaming: bool = False) -> list[Event]:
+    """Answer everything, in runs of up to seven tokens, each emitted at once if streaming; or one step at a time."""
     events: list[Event] = []
-    limit = RunLimit(7, math.inf, _native.CancelFlag())
+
+    def emit(more: list[Event]) -> float:
+        events.extend(more)
+        return 0.0
+
+    limit = RunLimit(7, 0.0 if is_streaming else math.inf, _native.CancelFlag())
     while talk.engine.busy:
-        events += talk.engine.step(limit if in_runs else None)
+        more = talk.engine.step(limit, emit if is_streaming else None) if in_runs else talk.engine.step()
+        events += more
     slots = talk.engine._slots
     assert {slot: talk.context.cached(slot) for slot in slots.cached} == slots.cached
     assert slots.budget.used == talk.context.n_used
     return [timeless(event) for event in events]
+
+
+def answered(talk: Conversation, *, in_runs: bool, **asked: Any) -> list[Event]:
+    asked.setdefault("sampling", SamplingParams(temperature=0, seed=1))
+    talk.ask("Hi", **asked)
+    return finish(talk, in_runs=in_runs)
+
+
+def by_request(events: list[Event]) -> dict[int, list[Event]]:
+    """The events of each request; how those of several are mixed does not matter."""
+    found: dict[int, list[Event]] = {}
+    for event in events:
+        found.setdefault(event.request, []).append(event)
+    return found
 
 
 @pytest.mark.parametrize("most", [None, 1, 2, 30, 300])
@@ -106,3 +125,126 @@ def test_random_interleavings() -> None:
             answered(Conversation(hashed), in_runs=each, sampling=sampling, most=most) for each in (False, True)
         )
         assert runs == plain
+
+
+def crowd(draws: random.Random, *, n_requests: int, is_plain: bool = True) -> list[dict[str, Any]]:
+    """Requests of different lengths, stop strings and samplers; some with bans, unless all are plain."""
+    return [
+        {
+            "prompt": "".join(draws.choices("xyz", k=draws.randrange(1, 12))),
+            "sampling": SamplingParams(temperature=draws.choice([0.0, 1.5]), seed=draws.randrange(1000)),
+            "most": draws.choice([None, 1, 2, 9, 30]),
+            "stop": draws.choice([(), ("k",), ("ef", "q"), ("a", "b", "c")]),
+            "ban": () if is_plain else draws.choice([(), ("d",)]),
+            "request": number,
+            "remember": 4,
+        }
+        for number in range(n_requests)
+    ]
+
+
+def of_crowd(requests: list[dict[str, Any]], how: dict[str, bool], **context: Any) -> tuple[Any, Conversation]:
+    talk = Conversation(context.pop("model", hashed), n_ctx=60, n_seq_max=3, **context)
+    for asked in requests:
+        talk.ask(**asked)
+    return by_request(finish(talk, **how)), talk
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("n_stream", [0, 60])
+@pytest.mark.parametrize("is_plain", [True, False])
+@pytest.mark.parametrize("is_streaming", [True, False])
+def test_runs_of_several_sequences(seed: int, n_stream: int, is_plain: bool, is_streaming: bool) -> None:
+    requests = crowd(random.Random(seed), n_requests=2 + seed % 5, is_plain=is_plain)
+    how = {"in_runs": True, "is_streaming": is_streaming}
+    plain, _ = of_crowd(requests, {"in_runs": False}, n_stream=n_stream)
+    runs, talk = of_crowd(requests, how, n_stream=n_stream)
+    assert runs == plain
+    assert any(len(call) > 1 for call in talk.context.calls)
+
+
+@pytest.mark.parametrize("fault", [Aborted, CacheFull, DecodeError])
+@pytest.mark.parametrize("call", range(1, 14))
+@pytest.mark.parametrize("is_streaming", [True, False])
+def test_a_failed_step_of_several_sequences_is_done_again(
+    call: int, fault: type[Exception], is_streaming: bool
+) -> None:
+    requests = crowd(random.Random(4), n_requests=3)
+    faults = {call: DecodeError("it failed") if fault is DecodeError else fault()}
+    plain, _ = of_crowd(requests, {"in_runs": False})
+    talk = Conversation(hashed, n_ctx=60, n_seq_max=3)
+    talk.context.faults = faults
+    for asked in requests:
+        talk.ask(**asked)
+    failed = by_request(finish(talk, in_runs=True, is_streaming=is_streaming))
+    for request, events in failed.items():  # an error ends the last answer, which has nobody left to blame
+        assert (
+            events == plain[request] or (fault is DecodeError and isinstance(events[-1], Failed)) or fault is CacheFull
+        )
+    assert failed.keys() == plain.keys()
+
+
+def test_one_sequence_without_a_possible_token_ends_alone() -> None:
+    def damaged(tokens: Sequence[int]) -> Sequence[float]:
+        return [math.nan] * len(endless(tokens)) if tokens[0] == ord("x") and len(tokens) == 9 else endless(tokens)
+
+    sampling = SamplingParams(temperature=0, seed=1)
+    requests = [
+        {"prompt": prompt, "request": number, "most": 20, "remember": 4, "sampling": sampling}
+        for number, prompt in enumerate(["ab", "xy", "cd"])
+    ]
+    plain, _ = of_crowd(requests, {"in_runs": False}, model=damaged)
+    runs, _ = of_crowd(requests, {"in_runs": True}, model=damaged)
+    assert runs == plain
+    assert isinstance(runs[1][-1], Failed)
+
+
+def test_cancels_between_runs() -> None:
+    draws = random.Random(2)
+    for _ in range(20):
+        talk = Conversation(hashed, n_ctx=60, n_seq_max=3)
+        requests = crowd(draws, n_requests=4)
+        plain, _ = of_crowd(requests, {"in_runs": False})
+        for asked in requests:
+            talk.ask(**asked)
+        events: list[Event] = []
+        for _ in range(draws.randrange(2, 6)):
+            events += talk.engine.step(RunLimit(7, math.inf, _native.CancelFlag()))
+        cancelled = draws.randrange(4)
+        talk.engine.cancel(cancelled)
+        found = by_request([*map(timeless, events), *finish(talk, in_runs=True)])
+        for request, answer in found.items():
+            assert answer == plain[request] or request == cancelled
+            n_shown = max(0, len(answer) - 2)
+            assert answer[:n_shown] == plain[request][:n_shown]
+
+
+def test_several_sequences_run_together() -> None:
+    """The number of decode calls and the emitted events: each step of a stream by itself, none of them late."""
+    talk = Conversation(endless, n_ctx=60, n_seq_max=3)
+    for number in range(3):
+        talk.ask("Hi" * (1 + number), most=10, request=number)
+    while not all(sequence.is_plain for sequence in talk.engine._active) or not talk.engine._active:
+        talk.engine.step()
+    emitted: list[tuple[int, int]] = []
+
+    def emit(events: list[Event]) -> float:
+        emitted.append((len(talk.context.calls), len(events)))
+        return 0.0
+
+    n_before = len(talk.context.calls)
+    talk.engine.step(RunLimit(18, 0.0, _native.CancelFlag()), emit)
+    assert emitted == [(n_before + number, 3) for number in range(1, 6)]
+    assert len(talk.context.calls) == n_before + 6
+
+
+def test_a_request_that_arrives_ends_a_run() -> None:
+    talk = Conversation(endless, n_ctx=60, n_seq_max=2)
+    interrupted = _native.CancelFlag()
+    talk.ask("Hi", most=40)
+    talk.engine.step()
+    talk.engine.step()
+    talk.context.before_decode = lambda number: interrupted.set()
+    n_before = len(talk.context.calls)
+    talk.engine.step(RunLimit(30, 0.0, interrupted), lambda events: 0.0)
+    assert len(talk.context.calls) == n_before + 1

@@ -21,7 +21,7 @@ from llmrun import _native
 from llmrun.convert.job import convert_folder
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.llama import context as context_module
-from llmrun.engine.llama.base import ALLOCATING, Aborted, CacheFull, DecodeError, Entry, RunLimit
+from llmrun.engine.llama.base import ALLOCATING, Aborted, CacheFull, DecodeError, Entry, RunLimit, RunSteps
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.errors import OutOfMemoryError
@@ -483,27 +483,53 @@ def test_the_smallest_windows(tmp_path: Path) -> None:
 
 
 def test_a_run_gives_the_tokens_of_single_steps(model: LlamaModel) -> None:
-    """Also when the cache has to grow meanwhile."""
+    """Also when the cache has to grow meanwhile, and when steps are taken one by one."""
     prompt, answers = tokens(1, 200), list[list[int]]()
-    for in_runs in (False, True):
+    for in_runs, takes in ((False, False), (True, False), (True, True)):
         sampler = SequenceSampler(SamplingParams(seed=3), model.vocabulary, prompt)
         with opened(model, n_ctx=2 * STEP) as context:
             read(context, prompt)
             answer = [sampler.sample(context.logits(-1))]
-            limit = RunLimit(30 if in_runs else 1, math.inf, _native.CancelFlag())
+            found = answer
+
+            def take(steps: RunSteps, found: list[int] = found) -> float:
+                found += [token for (token,), *_ in steps]
+                return 0.0
+
+            limit = RunLimit(30, 0.0 if takes else math.inf, _native.CancelFlag(), take if takes else None)
             while len(answer) < 120:
                 first = Entry(answer[-1], len(prompt) + len(answer) - 1, 0, True)
                 if in_runs:
-                    run = context.run(first, sampler.native, limit)
-                    assert run.is_sampled
+                    run = context.run([first], (sampler.native,), limit)
                     assert run.failure is None
-                    assert [fed for fed, *_ in run.steps] == [answer[-1], *(token for _, token, *_ in run.steps[:-1])]
-                    answer += [token for _, token, *_ in run.steps]
+                    assert not run.failed
+                    assert len(run.steps) < 2 or not takes
+                    take(run.steps)
                 else:
                     context.decode([first])
                     answer.append(sampler.sample(context.logits(0)))
             assert context.room == 2 * STEP
         answers.append(answer[:120])
+    assert answers[0] == answers[1] == answers[2]
+
+
+def test_a_run_of_several_sequences_gives_the_tokens_of_single_steps(model: LlamaModel) -> None:
+    answers = []
+    for in_runs in (False, True):
+        samplers = [SequenceSampler(SamplingParams(seed=seed), model.vocabulary) for seed in range(3)]
+        with opened(model, n_seq_max=3) as context:
+            rows = [Entry(5 + slot, 0, slot, True) for slot in range(3)]
+            steps: list[tuple[int, ...]] = []
+            while len(steps) < 12:
+                if in_runs:
+                    natives = tuple(sampler.native for sampler in samplers)
+                    run = context.run(rows, natives, RunLimit(4, math.inf, _native.CancelFlag()))
+                    steps += [sampled for sampled, *_ in run.steps]
+                else:
+                    context.decode(rows)
+                    steps.append(tuple(each.sample(context.logits(row)) for row, each in enumerate(samplers)))
+                rows = [Entry(token, len(steps), slot, True) for slot, token in enumerate(steps[-1])]
+        answers.append(steps[:12])
     assert answers[0] == answers[1]
 
 
@@ -511,7 +537,7 @@ def test_a_cancel_ends_a_run(model: LlamaModel) -> None:
     sampler = SequenceSampler(SamplingParams(seed=3), model.vocabulary)
     with opened(model) as context:
         model.flag.set()
-        run = context.run(Entry(5, 0, 0, True), sampler.native, RunLimit(9, math.inf, _native.CancelFlag()))
+        run = context.run([Entry(5, 0, 0, True)], (sampler.native,), RunLimit(9, math.inf, _native.CancelFlag()))
         model.flag.clear()
     assert run.steps == []
     assert isinstance(run.failure, Aborted)
