@@ -232,7 +232,7 @@ class HttpExchange:
 
     def put(self, event: AnswerEvent | _Signal) -> None:
         """Take an event, in the event loop. Text of a running answer is handled at once, without waking the task."""
-        if self._is_waiting and isinstance(event, tuple) and isinstance(event[1], TextDelta) and self._is_ready():
+        if self._is_waiting and type(event) is tuple and type(event[1]) is TextDelta and self._is_ready():
             try:
                 self._take_text(event)
             except Exception as error:  # raised in the task: other requests go on
@@ -251,7 +251,8 @@ class HttpExchange:
     def _take_text(self, event: AnswerEvent) -> None:
         assert self._answers is not None
         assert self._writer is not None
-        chunk = b"".join(map(self._writer.feed, self._answers.take(event)))
+        parts = self._answers.take(event)
+        chunk = self._writer.feed(parts[0]) if len(parts) == 1 else b"".join(map(self._writer.feed, parts))
         if self._is_stream and chunk:
             assert self._direct is not None
             self._direct.write(chunk)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import sys
 from collections.abc import Callable, Coroutine, Mapping
@@ -173,6 +174,7 @@ class Serving:
     async def _warm(self, name: str) -> None:
         try:
             await self._pool.warm(name)
+            gc.freeze()  # what is loaded by now stays: each later collection would look at it for milliseconds
         except LlmrunError as error:
             self._on_failed(error)
 
