@@ -34,6 +34,9 @@ STALL_SECONDS = 60.0
 """A client that reads nothing for this long counts as disconnected."""
 _LONG_BODY = 16 * 1024  # bytes; a longer one is parsed in another thread
 _MOST_IGNORED = 1000  # characters of the header that names what is ignored
+_GATHER_TURNS = 4
+"""Turns of the event loop before a request is sent: requests that arrive with it are read meanwhile, to share a prefill
+in the engine."""
 _ERROR_SECONDS = 1.0  # to send the errors that end streams at shutdown
 
 
@@ -195,6 +198,8 @@ class HttpExchange:
         self._answers = answers = ResponseStreams(self._pool, pooled, completion, self.put, self._metrics)
         watchers = [asyncio.ensure_future(self._watch_client()), asyncio.ensure_future(self._watch_clock())]
         try:
+            for _ in range(_GATHER_TURNS):
+                await asyncio.sleep(0)
             answers.start()
             while not answers.is_done:
                 await self._forward(answers, writer)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import socket
 import sys
 from collections.abc import Callable, Coroutine, Mapping
@@ -62,7 +61,7 @@ class ServeOptions:
 
 
 def run_in_event_loop(main: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine, in uvloop's event loop if that is installed: it takes up to 15 % less time per token."""
+    """Run a coroutine, in uvloop's event loop if that is installed: it takes 40 µs less per turn, and joins writes."""
     try:
         import uvloop  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
@@ -174,7 +173,6 @@ class Serving:
     async def _warm(self, name: str) -> None:
         try:
             await self._pool.warm(name)
-            gc.freeze()  # what is loaded by now stays: each later collection would look at it for milliseconds
         except LlmrunError as error:
             self._on_failed(error)
 
