@@ -7,6 +7,7 @@ that is in use.
 from __future__ import annotations
 
 import os
+import select
 import selectors
 import socket
 import sys
@@ -74,6 +75,10 @@ class PipeReader:
     def __init__(self, pipe: IO[bytes], *, is_copied: bool = sys.platform == "win32") -> None:
         self._pipe = pipe
         self._socket = _copied(pipe) if is_copied else None
+        if self._socket is not None:
+            self._socket.setblocking(False)
+        else:
+            os.set_blocking(pipe.fileno(), False)
         # Unlike the default one, it has no descriptor of its own.
         self._selector = getattr(selectors, "PollSelector", selectors.SelectSelector)()
         self._selector.register(self.fileno(), selectors.EVENT_READ)
@@ -91,9 +96,21 @@ class PipeReader:
         """
         if self._pipe.closed:  # the descriptor may be another file's by now
             raise ValueError("the pipe is closed")
-        if not self._selector.select(max(0.0, seconds)):
+        if seconds > 0 and not self._selector.select(seconds):
             return None
-        return self._socket.recv(_READ_BYTES) if self._socket else os.read(self._pipe.fileno(), _READ_BYTES)
+        try:
+            return self._socket.recv(_READ_BYTES) if self._socket else os.read(self._pipe.fileno(), _READ_BYTES)
+        except BlockingIOError:
+            return None
+
+
+def can_write(descriptor: int, n_bytes: int) -> bool:
+    """Return True if a pipe takes these bytes without blocking, False if it may block."""
+    if sys.platform == "win32" or n_bytes > select.PIPE_BUF:
+        return False
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    return bool(poll.poll(0))
 
 
 def _copied(pipe: IO[bytes]) -> socket.socket:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.system import PipeReader, lock, lock_byte, unlock_byte
+from llmrun.system import PipeReader, can_write, lock, lock_byte, unlock_byte
 
 MISSING_ON_WINDOWS = ("fcntl", "grp", "pwd", "resource", "termios", "tty")
 
@@ -101,3 +102,15 @@ def test_waiting_for_a_silent_pipe_ends(is_copied: bool) -> None:
         assert time.monotonic() - began >= 0.05
         other.write(b"x")
         assert reader.read(60) == b"x"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="its pipes can't be asked")
+def test_a_full_pipe_may_block() -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb", buffering=0), os.fdopen(writing, "wb", buffering=0) as pipe:
+        assert can_write(writing, select.PIPE_BUF)
+        assert not can_write(writing, select.PIPE_BUF + 1), "only so many bytes are certain"
+        os.set_blocking(writing, False)
+        while pipe.write(bytes(1 << 16)):
+            pass
+        assert not can_write(writing, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import os
 import signal
@@ -421,6 +422,7 @@ async def _run(
         on_failed=view.failed,
     )
     _give_way()
+    gc.freeze()  # collections during streams skip the imported modules, which take milliseconds
     grace = None if options.grace_seconds == _FOR_EVER else options.grace_seconds
     ended_by: list[LlmrunError] = []  # what cut running answers off
 

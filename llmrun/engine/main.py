@@ -64,6 +64,7 @@ if TYPE_CHECKING:
 
 _PROGRESS_INTERVAL = 0.1  # seconds between two LoadProgress
 _MAX_RUN = 64  # tokens of all sequences that are decoded without a look at the queue
+_GATHER_SECONDS = 0.02  # the most that an idle engine waits for further requests in preparation
 _IDLE_SECONDS = 3.0  # without commands, before parked conversations are saved; a server measures steps later
 
 
@@ -265,6 +266,8 @@ class EngineProcess:
             while self._model is None or not self._model.engine.busy or not self._to_compute.empty():
                 self._exit_if_worn_out()
                 self._handle(*self._next_command())
+            if self._model.engine.is_starting:
+                self._gather()
             seconds = self._outbox.due - time.perf_counter()
             events = self._model.engine.step(RunLimit(_MAX_RUN, seconds, self._queued), self._emit)
             for event in events:
@@ -275,6 +278,13 @@ class EngineProcess:
     def _emit(self, events: list[Event]) -> float:
         self._outbox.add(events)
         return max(0.0, self._outbox.due - time.perf_counter())
+
+    def _gather(self) -> None:
+        """Wait briefly for requests in preparation: prompts that arrive together share the first prefill."""
+        ends_at = time.perf_counter() + _GATHER_SECONDS
+        while self._commands.n_answers and (seconds := ends_at - time.perf_counter()) > 0:
+            with suppress(queue.Empty):
+                self._handle(*self._to_compute.get(timeout=seconds))
 
     def _next_command(self) -> tuple[Command, Command | PreparedRequest]:
         """Wait for a command; save parked conversations when none has come for a while."""

@@ -22,7 +22,7 @@ from llmrun.protocol.jobs import JobKind
 from llmrun.protocol.loading import Load, Loaded, LoadProgress
 from llmrun.protocol.messages import Cancel, Command, Event, Job, JobDone, JobUpdate
 from llmrun.runner.launch import EngineHandle, take_prestarted
-from llmrun.runner.pipe import EngineExited, Pipe
+from llmrun.runner.pipe import EngineExited, Pipe, Run
 from llmrun.runner.requests import PendingRequest, Put, read_job
 
 _TICK_SECONDS = 0.1  # between two checks of the deadlines: a signal handler or another thread may have set one
@@ -104,28 +104,35 @@ class EngineClient:
             self._pump(seconds=0, checks_deadlines=is_tick)
         return self._exited is None
 
-    def listen(self, command: Command, put: Put, *, starts_reader: bool = True) -> None:
-        """Send a command; a reading thread, or who calls read_ready(), passes its events to `put`.
+    def listen(self, command: Command, put: Put, run: Run | None = None) -> None:
+        """Send a command; a reading thread passes its events to `put`.
+
+        Args:
+            run: for an event loop that calls read_ready() instead, see Pipe.send().
 
         Raises:
             UsageError: the command is too long.
         """
         with self._lock:
-            if self._reader is None and starts_reader:
+            if self._reader is None and run is None:
                 # The thread has no reference to the client between two reads, which would keep the engine alive.
                 self._reader = threading.Thread(
                     target=_read, args=(weakref.ref(self),), name="engine reader", daemon=True
                 )
                 self._reader.start()
-        self._send(command, put)
+        self._send(command, put, run=run)
 
-    def cancel(self, request: int | None = None) -> None:
-        """Ask a request to stop, or all of them: it ends soon, whatever the engine does. Safe in a signal handler."""
+    def cancel(self, request: int | None = None, run: Run | None = None) -> None:
+        """Ask a request to stop, or all of them: it ends soon, whatever the engine does. Safe in a signal handler.
+
+        Args:
+            run: see Pipe.send().
+        """
         for number in list(self._requests) if request is None else [request]:
             pending = self._requests.get(number)
             if pending is not None and pending.cancel():
                 with suppress(EngineExited):
-                    self._pipe.send(Cancel(number))
+                    self._pipe.send(Cancel(number), run)
 
     def close(self) -> None:
         """End the engine and all requests. May be called at any time, and again."""
@@ -203,7 +210,12 @@ class EngineClient:
     # ---- the core -------------------------------------------------------------------------------------
 
     def _send(
-        self, command: Command, put: Put, models: tuple[str, ...] = (), seconds: float | None = None
+        self,
+        command: Command,
+        put: Put,
+        models: tuple[str, ...] = (),
+        seconds: float | None = None,
+        run: Run | None = None,
     ) -> PendingRequest:
         if isinstance(command, Load):
             self._load = command
@@ -219,7 +231,7 @@ class EngineClient:
             request.fail(exited)
             return request
         try:
-            self._pipe.send(command)
+            self._pipe.send(command, run)
         except EngineExited:
             pass  # the next read reports it
         except UsageError:

@@ -12,14 +12,14 @@ import subprocess
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO
 
 from llmrun.errors import LlmrunError, OutOfMemoryError, UsageError
 from llmrun.protocol.frames import PREFIX_BYTES, FrameError, TextDeltas, decode, encode, frame_length
 from llmrun.protocol.messages import Command, Event, Frame
 from llmrun.runner.launch import EngineHandle, launch
-from llmrun.system import PipeReader
+from llmrun.system import PipeReader, can_write
 
 _DEATH_SECONDS = 0.5
 _LOG_TAIL_BYTES = 64 * 1024
@@ -29,6 +29,8 @@ _USUAL = (  # parts of log lines that explain nothing
 )
 _TELLING = ("GGML_ASSERT", "pre-allocated", "rror", "failed", "terminate")  # parts of log lines that name a cause
 _LAST = "failed to load model"  # follows every reason
+
+Run = Callable[[Callable[[], None]], object]
 
 
 class EngineExited(Exception):  # noqa: N818 - the request in progress decides about the error
@@ -71,17 +73,34 @@ class Pipe:
         """The file descriptor that is readable when events come."""
         return self._reader.fileno()
 
-    def send(self, command: Command) -> None:
+    def send(self, command: Command, run: Run | None = None) -> None:
         """Send a command. A signal handler that interrupts another send() queues its command after that one.
+
+        Args:
+            run: calls a function in another thread, for a caller that must not block; errors are lost there.
 
         Raises:
             UsageError: the command is too long.
             EngineExited: the engine is dead.
         """
         try:
-            self._outgoing.append(encode(command))
+            frame = encode(command)
         except FrameError as error:
             raise UsageError("the conversation is too long to be sent to the engine", why=str(error)) from None
+        self._outgoing.append(frame)
+        if run is None or self._can_flush(len(frame)):
+            self._flush()
+        else:
+            run(self._flush)
+
+    def _can_flush(self, n_bytes: int) -> bool:
+        """Return whether _flush() sends the only queued frame without blocking."""
+        pipe = self._process.stdin
+        assert pipe is not None
+        is_only = len(self._outgoing) == 1 and not self._is_sending
+        return is_only and not pipe.closed and can_write(pipe.fileno(), n_bytes)
+
+    def _flush(self) -> None:
         with self._lock:
             while self._outgoing and not self._is_sending:
                 self._is_sending = True
@@ -106,7 +125,7 @@ class Pipe:
         Raises:
             EngineExited: the engine died, or sent something that is not an event.
         """
-        frame = self._next_frame()
+        frame = self._next_frame() if self._received else None
         if frame is None and self._read(seconds):
             frame = self._next_frame()
         while frame is not None:

@@ -117,7 +117,9 @@ class AnswerReader:
 
     def read(self, event: Event) -> list[Part]:
         """Return the parts of an event; none if it is not of the answer itself."""
-        if isinstance(event, TextDelta):
+        if type(event) is TextDelta:
+            if event.parts is None and not (event.logprobs or self._logprobs):  # a shortcut for most events
+                return [AnswerText(self._choice, event.text)] if event.text else []
             self._logprobs += event.logprobs
             return [part for kind, text in event.answer_parts if (part := self._part(kind, text)) is not None]
         if isinstance(event, Started):
@@ -162,13 +164,13 @@ class AccumulatedAnswer:
     def add(self, part: Part) -> None:
         """Append a part."""
         match part:
-            case ResponseStarted():
-                self.started = part
-            case ReasoningText():
-                self._reasoning.append(part.text)
             case AnswerText():
                 self._text.append(part.text)
                 self.logprobs += part.logprobs
+            case ReasoningText():
+                self._reasoning.append(part.text)
+            case ResponseStarted():
+                self.started = part
             case CallStarted():
                 self.calls.append(ToolCall(part.id, part.name, ""))
             case CallArguments():

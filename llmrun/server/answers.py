@@ -113,6 +113,9 @@ class ResponseStreams:
         """
         index, event = answer_event
         choice, timer = self._choices[index], self._timers[index]
+        if type(event) is TextDelta:
+            timer.delta(event)
+            return choice.reader.read(event)
         if isinstance(event, EngineCrashedError):
             self._recover(index, event)
             return []
@@ -123,8 +126,6 @@ class ResponseStreams:
         if isinstance(event, Started):
             self.rewritten += event.rewritten
             timer.started(event)
-        elif isinstance(event, TextDelta):
-            timer.delta(event)
         elif isinstance(event, Finished):
             choice.is_finished = True
             if self._pool.crashes:

@@ -56,18 +56,13 @@ class EngineConnection:
             with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(put, event)
 
-        def submit() -> None:
-            try:
-                self._client.listen(command, receive, starts_reader=False)
-            except LlmrunError as error:
-                receive(error)
-                receive(None)
-
-        if self._is_closed:
-            put(EngineCrashedError("the engine was closed"))
+        try:
+            if self._is_closed:
+                raise EngineCrashedError("the engine was closed")
+            self._client.listen(command, receive, self._sender.submit)
+        except LlmrunError as error:
+            put(error)
             put(None)
-        else:
-            self._sender.submit(submit)
 
     def _read(self, *, is_tick: bool = False) -> None:
         if not self._client.read_ready(is_tick=is_tick):
@@ -90,7 +85,7 @@ class EngineConnection:
     def cancel(self, request: int) -> None:
         """Ask a request to stop: it ends soon, whatever the engine does."""
         if not self._is_closed:
-            self._sender.submit(self._client.cancel, request)
+            self._client.cancel(request, self._sender.submit)
 
     async def load(self, load: Load) -> Loaded:
         """Load a model.

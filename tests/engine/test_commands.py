@@ -131,7 +131,7 @@ def test_a_job_that_can_not_be_done_fails_alone(
 def test_what_can_not_be_read_fails_alone(
     engine: EngineClient, path: Path, frame: dict[str, Any], monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(Pipe, "send", lambda self, command: raw(engine, {**frame, "request": command.request}))
+    monkeypatch.setattr(Pipe, "send", lambda self, command, run: raw(engine, {**frame, "request": command.request}))
     with pytest.raises(UsageError, match="can't read the request"):
         engine.do(TOKENIZE_LOADED, TokenizeText("", "Hi"))
     monkeypatch.undo()

@@ -237,6 +237,31 @@ def test_preparing_one_request_does_not_hold_up_another() -> None:
     assert running.channel.finished(2).reason == "length"
 
 
+def test_prompts_that_arrive_together_share_the_first_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_GATHER_SECONDS", PATIENCE)
+    running = Running(n_seq_max=2)
+    gate = running.gate_in_preparing(2)
+    running.start()
+    running.channel.say(ask(1, "Hi"), ask(2, "Oh"))
+    gate.wait()
+    assert eventually(lambda: running.process._commands.n_answers == 1), "the first is ready to be computed"
+    gate.open()
+    running.channel.finished(1)
+    running.channel.finished(2)
+    assert {entry.sequence_id for entry in running.context.calls[0]} == {0, 1}
+
+
+def test_a_long_preparation_does_not_hold_up_an_idle_engine() -> None:
+    running = Running(n_seq_max=2)
+    gate = running.gate_in_preparing(2)
+    running.start()
+    running.channel.say(ask(1), ask(2))
+    gate.wait()
+    assert running.channel.finished(1).reason == "length"
+    gate.open()
+    running.channel.finished(2)
+
+
 def test_counting_does_not_wait_for_a_step(running: Running) -> None:
     gate = running.gate_in_decode(0)
     running.channel.say(ask(1))

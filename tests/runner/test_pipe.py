@@ -15,9 +15,10 @@ import pytest
 
 from llmrun.errors import EngineCrashedError
 from llmrun.protocol.loading import Load
-from llmrun.protocol.messages import AnswerRequest, Generate, Message
+from llmrun.protocol.messages import AnswerRequest, Cancel, Generate, Message
 from llmrun.runner.client import EngineClient
 from llmrun.runner.launch import launch
+from llmrun.runner.pipe import Pipe
 
 LOAD = Load("/model.gguf", n_ctx=512, n_ctx_start=512)
 ASK = Generate(1, AnswerRequest((Message("user", "Hi"),)))
@@ -72,6 +73,32 @@ def test_twenty_crashes_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) ->
             EngineClient(launch(("false",))).load(LOAD)
     assert process.num_fds() == before
     assert len(process.children()) == children
+
+
+def test_only_what_may_block_is_sent_in_another_thread() -> None:
+    """And in order: what follows a long command waits with it."""
+    code = (
+        "import sys; from llmrun.protocol.frames import encode, read_frame\n"
+        "from llmrun.protocol.messages import Rendered\n"
+        "while frame := read_frame(sys.stdin.buffer.read):\n"
+        "    sys.stdout.buffer.write(encode(Rendered(frame.request))); sys.stdout.flush()"
+    )
+    pipe, waiting = Pipe(launch((sys.executable, "-c", code))), list[Callable[[], None]]()
+    short, long = (Generate(number, AnswerRequest(prompt="x" * n)) for number, n in ((1, 1), (2, 1_000_000)))
+    try:
+        pipe.send(short, waiting.append)
+        assert (len(waiting), len(pipe._outgoing)) == (0, 0)
+        pipe.send(long, waiting.append)
+        pipe.send(Cancel(3), waiting.append)
+        assert (len(waiting), len(pipe._outgoing)) == (2, 2)
+        for flush in waiting:
+            flush()
+        answered: list[int] = []
+        while len(answered) < 3:
+            answered += [event.request for event in pipe.receive(1)]
+        assert answered == [1, 2, 3]
+    finally:
+        pipe.close()
 
 
 @pytest.mark.parametrize("listens", [False, True])

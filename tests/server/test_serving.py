@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import sys
+import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,7 +17,10 @@ import pytest
 from support.installed import eventually
 from support.served import CHAT, HI, SECONDS, LiveServer, parse, read_all
 
+from llmrun.protocol.messages import Command
+from llmrun.runner.requests import Put
 from llmrun.server import exchange
+from llmrun.server.connection import EngineConnection
 from llmrun.server.guard import Policy
 from llmrun.server.listener import ChunkWriter
 from llmrun.server.protocols.ollama_models import VERSION
@@ -385,6 +390,62 @@ def test_text_of_a_running_stream_is_written_without_waking_its_task(
     answer = parse(received)
     texts = [event["choices"][0]["delta"].get("content", "") for event in answer.events]
     assert ("".join(texts), answer.body.endswith(b"data: [DONE]\n\n")) == ("Hello", True)
+
+
+def test_a_client_that_does_not_read_stalls_no_other_and_gets_all_in_the_end(serve: Serve) -> None:
+    """Ten megabytes each: more than the sockets hold."""
+    server = serve("flood_together")
+    with socket.socket() as slow, server.connect() as fast:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        slow.connect(("127.0.0.1", server.port))
+        for connection in (slow, fast):
+            connection.sendall(server.request("POST", CHAT, json.dumps(STREAM).encode()))
+        for connection in (fast, slow):
+            texts = [event["choices"][0]["delta"].get("content", "") for event in parse(read_all(connection)).events]
+            assert "".join(texts) == "".join(f"{number:032768}" for number in range(300))
+
+
+def test_two_streams_on_one_connection_have_whole_chunks(serve: Serve) -> None:
+    server = serve("normal")
+    request = server.request("POST", CHAT, json.dumps(STREAM).encode(), connection="")
+    with server.connect() as connection:
+        for _ in range(2):
+            connection.sendall(request)
+            received = b""
+            while not received.endswith(b"0\r\n\r\n"):
+                received += connection.recv(65536)
+            texts = [event["choices"][0]["delta"].get("content", "") for event in parse(received).events]
+            assert "".join(texts) == "Hello"
+
+
+def test_requests_that_arrive_together_are_sent_together(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one arrives while the first one is read."""
+    server = serve("normal")
+    assert server.post(CHAT).status == 200
+    order: list[str] = []
+    is_reading, has_arrived = threading.Event(), threading.Event()
+    read, send = exchange.HttpExchange._parse, EngineConnection.send
+
+    def reading(self: exchange.HttpExchange, data: bytes) -> Any:
+        order.append("read")
+        is_reading.set()
+        assert has_arrived.wait(SECONDS)
+        return read(self, data)
+
+    def sending(self: EngineConnection, command: Command, put: Put) -> None:
+        order.append("sent")
+        send(self, command, put)
+
+    monkeypatch.setattr(exchange.HttpExchange, "_parse", reading)
+    monkeypatch.setattr(EngineConnection, "send", sending)
+    data = server.request("POST", CHAT, json.dumps(HI).encode())
+    with server.connect() as first, server.connect() as second:
+        first.sendall(data)
+        assert is_reading.wait(SECONDS)
+        second.sendall(data)
+        has_arrived.set()
+        assert [parse(read_all(connection)).status for connection in (first, second)] == [200, 200]
+    assert order == ["read", "read", "sent", "sent"]
 
 
 def test_uvloop_runs_the_server_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -197,7 +197,8 @@ def together(command: Generate) -> None:
         while not isinstance(asked := receive(), Job):
             assert isinstance(asked, Cancel)
         count(asked)
-    send(*(TextDelta(request, text, 1) for text in ("Hel", "lo") for request in OPEN))
+    texts = (f"{number:032768}" for number in range(300)) if MODE == "flood_together" else ("Hel", "lo")
+    send(*(TextDelta(request, text, 1) for text in texts for request in OPEN))
     phase("together")
     send(*(Finished(request, "stop", Stats()) for request in OPEN))
     OPEN.clear()
@@ -318,7 +319,12 @@ def main() -> None:
             load(command)
         elif MODE == "held" and (isinstance(command, Generate | Cancel) or is_job(command, "status")):
             held(command)
-        elif isinstance(command, Generate) and MODE in {"together", "half_deaf", "die:together:SIGSEGV"}:
+        elif isinstance(command, Generate) and MODE in {
+            "together",
+            "flood_together",
+            "half_deaf",
+            "die:together:SIGSEGV",
+        }:
             together(command)
         elif isinstance(command, Generate):
             generate(command)

@@ -22,7 +22,7 @@ from llmrun.runner.launch import EngineHandle, launch
 from llmrun.server.app import AccessRecord
 from llmrun.server.guard import Policy
 from llmrun.server.page.tools import PageTools
-from llmrun.server.serving import ServeOptions, Serving
+from llmrun.server.serving import ServeOptions, Serving, run_in_event_loop
 from llmrun.server.sockets import bind
 from llmrun.ui.views.explain_html import explain_page
 from support.gguf_writer import runnable_model, write
@@ -94,7 +94,7 @@ class LiveServer:
         self._is_up = threading.Event()
         self._environment = pytest.MonkeyPatch()
         self._environment.setenv("LLMRUN_HOME", str(folder / "home"))
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
+        self._thread = threading.Thread(target=lambda: run_in_event_loop(self._run()))
 
     def __enter__(self) -> LiveServer:
         self._thread.start()

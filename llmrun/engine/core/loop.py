@@ -89,6 +89,11 @@ class Engine:
     def busy(self) -> bool:
         return bool(self._active or self._waiting)
 
+    @property
+    def is_starting(self) -> bool:
+        """Whether requests wait and none is being computed."""
+        return bool(self._waiting) and not self._active
+
     def runs_alone(self, request: int) -> bool:
         """Return whether the running batch holds no other request. Safe from any thread."""
         return self._sole_request == request
