@@ -10,7 +10,16 @@ from typing import Any
 import gguf
 import pytest
 
-from llmrun.engine.llama import context_parameters, devices, library, operations, quantization, quants, tensors, vocabulary
+from llmrun.engine.llama import (
+    context_parameters,
+    devices,
+    library,
+    operations,
+    quantization,
+    quants,
+    tensors,
+    vocabulary,
+)
 from llmrun.engine.llama.library import function, import_llama
 from llmrun.engine.llama.submodules import package_folder
 from llmrun.gguf.header import _FILE_TYPES
