@@ -10,6 +10,7 @@ are processor time of one thread, which a busy machine disturbs little.
 
 from __future__ import annotations
 
+import ctypes
 import statistics
 import sys
 import tempfile
@@ -22,6 +23,7 @@ from random_model import Shape, write_model
 
 from llmrun import _native
 from llmrun.engine.llama import context as context_module
+from llmrun.engine.llama import zeroing
 from llmrun.engine.llama.base import Entry
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
@@ -63,6 +65,11 @@ def measure(model: LlamaModel, load: Load, n_tokens: int) -> Pauses:
     return Pauses(opened, max(beyond), statistics.median(seconds))
 
 
+def set_bytes(base: int, size: int, value: int = 0) -> None:
+    """Clear a buffer as ggml does."""
+    ctypes.memset(base, value, size)
+
+
 def _piece(start: int) -> range:
     return range(start, start + PIECE)
 
@@ -73,7 +80,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=2048, help="of each stream")
     options = parser.parse_args()
-    on_demand = context_module.zeroes_on_demand
+    on_demand, zero = context_module.zeroes_on_demand, zeroing.zero
     print(f"{'':<24} {'':<10} {'load':>9} {'longest pause':>14} {'usual call':>11}   medians of {options.rounds}, ms")
     with tempfile.TemporaryDirectory() as folder:
         paths = {
@@ -100,6 +107,7 @@ def main() -> int:
             for _ in range(options.rounds):
                 for side, is_on_demand in sides.items():
                     context_module.zeroes_on_demand = is_on_demand  # type: ignore[assignment]
+                    zeroing.zero = zero if is_on_demand is on_demand else set_bytes
                     found[side].append(measure(model, load, min(options.tokens, window - 1)))
             for side, rounds in found.items():
                 middle = [1000 * statistics.median(each) for each in zip(*rounds, strict=True)]

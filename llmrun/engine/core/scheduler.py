@@ -2,9 +2,8 @@
 
 Decoding sequences come first. Beside them, prefill gets the rest of a small batch: that bounds their inter-token
 latency, and batches of one width let llama.cpp reuse its graph. Few decoding sequences wait longer for short prompts,
-which saves steps. The oldest prefill gets half of that rest, so that it
-finishes; the others follow, shortest first, so that a short prompt does not wait for a long one. When half is too
-little, they take turns.
+which saves steps. The oldest prefill gets half of that rest, so that it finishes; the others follow, shortest first, so
+that a short prompt does not wait for a long one. When half is too little, they take turns.
 """
 
 from __future__ import annotations

@@ -160,7 +160,8 @@ class LlamaContext:
         """
         if room < self._max_room and self._takes_memory_on_use:
             with suppress(OutOfMemoryError):  # of addresses, which may be limited
-                return self._create(self._max_room)
+                self._create(self._max_room)
+                return
         self._create(room)
 
     def _create(self, room: int) -> None:

@@ -19,8 +19,8 @@ from llmrun.engine.llama.library import function
 
 _Pointer = ctypes.c_void_p
 _Words = ctypes.POINTER(_Pointer)
-_Allocate = ctypes.CFUNCTYPE(_Pointer, _Pointer, ctypes.c_size_t)
-_Clear = ctypes.CFUNCTYPE(None, _Pointer, ctypes.c_uint8)
+_Allocate: Any = ctypes.CFUNCTYPE(_Pointer, _Pointer, ctypes.c_size_t)
+_Clear: Any = ctypes.CFUNCTYPE(None, _Pointer, ctypes.c_uint8)
 _SMALL = 1 << 20  # bytes; memset is as fast
 # struct ggml_backend_buffer_type begins with get_name, alloc_buffer, get_alignment, get_max_size, get_alloc_size.
 _ALLOC, _MAX_SIZE, _ALLOC_SIZE = 1, 3, 4
@@ -44,19 +44,17 @@ def zeroes_on_demand() -> bool:
     functions = ctypes.cast(kind, _Words)
     allocate = _Allocate(functions[_ALLOC])
 
-    @_Clear
     def clear(buffer: int, value: int) -> None:
         zero(base_of(buffer), size_of(buffer), value)
 
-    @_Allocate
     def allocate_clearable(kind: int, size: int) -> int | None:
         buffer: int | None = allocate(kind, size)
         if buffer and size >= _SMALL:
-            ctypes.cast(buffer, _Words)[place + _CLEAR] = ctypes.cast(clear, _Pointer).value
+            ctypes.cast(buffer, _Words)[place + _CLEAR] = ctypes.cast(_installed[0], _Pointer).value
         return buffer
 
-    _installed.extend((clear, allocate_clearable))
-    functions[_ALLOC] = ctypes.cast(allocate_clearable, _Pointer).value
+    _installed.extend((_Clear(clear), _Allocate(allocate_clearable)))
+    functions[_ALLOC] = ctypes.cast(_installed[1], _Pointer).value
     return True
 
 
