@@ -10,7 +10,16 @@ from typing import Any
 import gguf
 import pytest
 
-from llmrun.engine.llama import context, devices, library, operations, quantization, quants, tensors, vocabulary
+from llmrun.engine.llama import (
+    context_parameters,
+    devices,
+    library,
+    operations,
+    quantization,
+    quants,
+    tensors,
+    vocabulary,
+)
 from llmrun.engine.llama.library import function, import_llama
 from llmrun.engine.llama.submodules import package_folder
 from llmrun.gguf.header import _FILE_TYPES
@@ -56,7 +65,7 @@ def test_rpc() -> None:
 def test_types_of_tensors() -> None:
     found = types_of_ggml()
     assert {name: (number, elements, size) for number, (name, elements, size) in found.items()} == TENSOR_TYPES
-    assert all(found[number][0] == name.upper() for name, number in context.KV_TYPES.items())
+    assert all(found[number][0] == name.upper() for name, number in context_parameters.KV_TYPES.items())
 
 
 def test_types_of_tensors_in_gguf_py() -> None:
@@ -84,7 +93,7 @@ def test_numbers_of_enums() -> None:
     assert {
         name: getattr(llama, f"LLAMA_FLASH_ATTN_TYPE_{other}")
         for name, other in (("auto", "AUTO"), ("off", "DISABLED"), ("on", "ENABLED"))
-    } == context._FLASH_ATTENTION
+    } == context_parameters._FLASH_ATTENTION
     assert vocabulary._SENTENCE_PIECE == llama.LLAMA_VOCAB_TYPE_SPM
     assert vocabulary._RWKV == llama.LLAMA_VOCAB_TYPE_RWKV
     assert quantization._KV_INT == llama.LLAMA_KV_OVERRIDE_TYPE_INT

@@ -30,7 +30,7 @@ class ExclusiveScheduler:
         self._remaining = 0  # ... and the batches left of that turn
 
     def next(
-        self, running: list[Sequence], active: list[Sequence], n_mixed: Callable[[int], int]
+        self, running: list[Sequence], active: list[Sequence], n_mixed: Callable[[list[int]], int]
     ) -> tuple[list[Sequence], int]:
         """Return the sequences of the next batch and its maximum size, and set the context's adapters.
 
@@ -51,10 +51,11 @@ class ExclusiveScheduler:
         self._context.adapt(members[0].extras.adapters)
         return members, self._max_size(members, active, n_mixed)
 
-    def _max_size(self, members: list[Sequence], active: list[Sequence], n_mixed: Callable[[int], int]) -> int:
+    def _max_size(self, members: list[Sequence], active: list[Sequence], n_mixed: Callable[[list[int]], int]) -> int:
         """Return n_batch, or less if other sequences are decoding; exact answers need batches of one size."""
         n_batch = self._context.n_batch
-        if self._exact or not any(each.n_completion for each in active if each not in members):
+        decoding = [each for each in active if each.n_completion and each not in members]
+        if self._exact or not decoding:
             return n_batch
-        waiting = sum(each.n_waiting for each in members)
+        waiting = [each.n_waiting for each in (*members, *decoding)]
         return min(n_batch, max(n_mixed(waiting), len(members), PrefillRate.MIN_TOKENS))

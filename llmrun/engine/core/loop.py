@@ -250,10 +250,10 @@ class Engine:
             ]
             n_waiting = sum(waiting)
             all_decode = n_waiting == len(waiting) <= n_batch  # a shortcut
-            mixed = 0 if all_decode else self._n_mixed(n_waiting)
+            mixed = 0 if all_decode else self._n_mixed(waiting)
             shares = waiting if all_decode else schedule(waiting, n_batch, mixed, self._n_batches)
             if not (all_decode or self._context.unified):
-                shares = level(shares)
+                shares = level(shares, waiting)
             if self._slots.make_room(sum(shares)) or len(self._active) == 1:
                 break
             self._preempt()
@@ -272,11 +272,11 @@ class Engine:
             next(each for each in self._active if each.slot == source).slot = target
             self._finished.pop(target, None)
 
-    def _n_mixed(self, n_waiting: int) -> int:
+    def _n_mixed(self, waiting: list[int]) -> int:
         """Return the maximum size of a batch in which some sequences decode and some prefill."""
         if self._throughput:
             return self._context.n_batch
-        return mixed_tokens(self._rate, n_waiting, 0 if self._context.unified else PIECE + len(self._active))
+        return mixed_tokens(self._rate, waiting, 0 if self._context.unified else PIECE + len(self._active))
 
     def _can_run(self) -> bool:
         """Return whether all sequences decode, in a context whose last tokens can be cut."""

@@ -1,9 +1,9 @@
 """The scheduling policy: which sequences decode or prefill in the next batch, with how many tokens each. Pure.
 
 Decoding sequences come first. Beside them, prefill gets the rest of a small batch: that bounds their inter-token
-latency, and batches of one width let llama.cpp reuse its graph. The oldest prefill gets half of that rest, so that it
-finishes; the others follow, shortest first, so that a short prompt does not wait for a long one. When half is too
-little, they take turns.
+latency, and batches of one width let llama.cpp reuse its graph. Few decoding sequences wait longer for short prompts,
+which saves steps. The oldest prefill gets half of that rest, so that it finishes; the others follow, shortest first, so
+that a short prompt does not wait for a long one. When half is too little, they take turns.
 """
 
 from __future__ import annotations
@@ -18,22 +18,27 @@ tokens on, ggml's flash attention has a kernel that is several times faster."""
 
 _MIXED_SECONDS = 0.1  # of a mixed batch, beyond a plain step: what prefill adds to the inter-token latency of others
 _PAUSE_SECONDS = 0.25  # of a mixed batch that holds a whole piece, or all waiting prefill
+_SHORT_SECONDS = 1.0  # of a prompt that is computed in pieces of a whole pause while few sequences decode
+_FEW_DECODING = 3  # all of them in a step that reads all weights for few tokens
 # A piece is cut to the length of another one that is shorter by at most so many tokens, or by this part.
 _LEVEL_TOKENS, _LEVEL_PART = 2, 4
 _DECODE_TOKENS = 8  # waiting tokens of a decoding sequence: the sampled one, and those that a grammar forced after it
 
 
-def mixed_tokens(rate: PrefillRate, n_waiting: int, worthwhile: int = 0) -> int:
+def mixed_tokens(rate: PrefillRate, waiting: Sequence[int], worthwhile: int = 0) -> int:
     """Return the maximum size of a batch in which some sequences decode and some prefill.
 
-    Little prefill is done in one long step, which costs less; a long prompt in many short ones.
+    Little prefill is done in one long step, which costs less; a long prompt in many short ones. Short prompts are done
+    in long steps as well while few sequences decode: few wait, and most of a step is the reading of the weights.
 
     Args:
-        n_waiting: tokens that are not in the KV cache yet, of all sequences.
+        waiting: as in budget().
         worthwhile: preferred size, if a batch of that size takes no longer than a pause may.
     """
     short, long = map(rate.tokens_within, (_MIXED_SECONDS, _PAUSE_SECONDS))
-    if n_waiting <= long:
+    n_decoding = sum(n_waiting <= _DECODE_TOKENS for n_waiting in waiting)
+    are_short = max(waiting, default=0) <= rate.tokens_within(_SHORT_SECONDS)
+    if sum(waiting) <= long or (are_short and n_decoding <= _FEW_DECODING):
         return long
     return max(short, worthwhile) if worthwhile <= long else short
 
@@ -78,16 +83,20 @@ def schedule(waiting: Sequence[int], n_batch: int, n_mixed: int, turn: int = 0) 
     return shares
 
 
-def level(shares: Sequence[int]) -> list[int]:
-    """Cut shares down to slightly smaller ones, for a KV cache with a stream per sequence.
+def level(shares: Sequence[int], waiting: Sequence[int]) -> list[int]:
+    """Reduce the passes over the weights of a batch, for a KV cache with a stream per sequence.
 
     llama.cpp computes equally many tokens of each sequence at once, then the rest of the longer ones: for prompts of
-    38, 39 and 41 tokens it runs through the model three times before any of them has its first token.
+    38, 39 and 41 tokens it runs through the model three times before any of them has its first token. So shares are
+    cut down to slightly smaller ones. Beside the last piece of a prompt, the next prompt does not begin with a short
+    piece.
     """
-    levelled, floor = list(shares), 1
-    for index in sorted(range(len(shares)), key=shares.__getitem__):
-        if floor > 1 and shares[index] <= floor + max(_LEVEL_TOKENS, floor // _LEVEL_PART):
+    longest, floor = max(shares, default=0), 1
+    begins_short = [share < min(PIECE, n, longest) for share, n in zip(shares, waiting, strict=True)]
+    levelled = [0 if is_short else share for share, is_short in zip(shares, begins_short, strict=True)]
+    for index in sorted(range(len(levelled)), key=levelled.__getitem__):
+        if floor > 1 and levelled[index] <= floor + max(_LEVEL_TOKENS, floor // _LEVEL_PART):
             levelled[index] = floor
         else:
-            floor = shares[index]
+            floor = levelled[index]
     return levelled

@@ -9,31 +9,24 @@ import ctypes
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llmrun import _native
 from llmrun.engine.llama.base import ALLOCATING, Aborted, CacheFull, DecodeError, EmbeddedInput, Entry, Run, RunLimit
 from llmrun.engine.llama.batch import LlamaBatch
+from llmrun.engine.llama.context_parameters import context_parameters
+from llmrun.engine.llama.devices import gpus
 from llmrun.engine.llama.failed_context import check_kv_types, out_of_memory
 from llmrun.engine.llama.library import function
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.llama.positions import Positions
 from llmrun.engine.llama.watch import Watch, guarded
+from llmrun.engine.llama.zeroing import zeroes_on_demand
 from llmrun.errors import BadModelError, OutOfMemoryError
 from llmrun.gguf.pooling import POOLINGS
-from llmrun.gguf.types import TENSOR_TYPES
 from llmrun.protocol.adapters import AdapterScale, by_default
 from llmrun.protocol.loading import Load
 
-if TYPE_CHECKING:
-    pass
-
-_FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
-KV_TYPES = {
-    name: TENSOR_TYPES[name.upper()].number
-    for name in ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
-}
-"""Types that llama.cpp supports for the KV cache -> ggml's number."""
 _NO_ROOM, _ABORTED = 1, 2  # status of llama_decode
 _TO_THE_END = _ALL = -1
 _PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: without keys and values of full attention
@@ -46,8 +39,9 @@ _MAX_VERIFIED = 16  # rows of logits of a step that verifies drafts
 class LlamaContext:
     """base.Context over llama.cpp.
 
-    The KV cache starts small and doubles when it is full, up to the requested size: a window of 128k tokens takes its
-    gigabytes only when they are used, and loading does not wait for their zeroing.
+    A window of 128k tokens takes its gigabytes only when they are used, and loading does not wait for their zeroing. On
+    a processor with Linux, the whole KV cache has addresses at once and memory on use, see zeroing.py. Elsewhere, and
+    without flash attention, where a token's values are on many pages, it starts small and doubles when it is full.
 
     While all sequences are short, each has its own stream of cells, so that attention skips the cells of the others:
     after 1,000 tokens, steps of 8 rows take 0.75 of the time, after 100 tokens 0.85. When a sequence needs more than
@@ -150,22 +144,35 @@ class LlamaContext:
             return min(_rounded(-(-start // self.n_seq_max)), self._stream)
         return min(start, self._max_room) if self.unified or self.n_seq_max == 1 else self.n_ctx
 
+    @property
+    def _takes_memory_on_use(self) -> bool:
+        """The KV cache is in the machine's own memory, and a token's cells are on few of its pages."""
+        load = self._load
+        is_local = self._on_processor or not (load.workers or (load.gpu_layers and gpus()))
+        return is_local and load.flash_attention != "off" and zeroes_on_demand()
+
     def _open(self, room: int) -> None:
-        """Create the llama_context with `room` cells; raise UsageError if a KV type does not suit the model."""
+        """Create the llama_context with `room` cells, or all if only used ones take memory.
+
+        Raises:
+            OutOfMemoryError: the context does not fit.
+            UsageError: a KV type does not suit the model.
+        """
+        if room < self._max_room and self._takes_memory_on_use:
+            with suppress(OutOfMemoryError):  # of addresses, which may be limited
+                self._create(self._max_room)
+                return
+        self._create(room)
+
+    def _create(self, room: int) -> None:
         llama, load = self._llama, self._load
         check_kv_types(self.model, load)
-        params = llama.llama_context_default_params()
+        params = context_parameters(llama, load)
         params.n_ctx = room if self.unified else room * load.n_seq_max
-        params.n_batch = load.n_batch
-        params.n_ubatch = min(load.n_batch, load.n_ubatch)
         # Parked ids need to count: sequences beyond llama.cpp's n_seq_max are lost when the state moves.
         params.n_seq_max = load.n_seq_max + self.n_parked
         params.n_outputs_max = self.n_outputs
         params.kv_unified = self.unified
-        params.n_threads = load.threads
-        params.n_threads_batch = load.threads_batch or load.threads
-        params.flash_attn_type = _FLASH_ATTENTION[load.flash_attention]
-        params.type_k, params.type_v = KV_TYPES[load.kv_type_k], KV_TYPES[load.kv_type_v]
         if self._pooling:
             params.embeddings, params.pooling_type = True, self._pooling
         if self._on_processor:
@@ -194,7 +201,10 @@ class LlamaContext:
             DecodeError: llama.cpp can't move the state; the old context is restored.
         """
         before = self._room, self.unified
-        states = {_ALL: self._whole_state()} if unified == self.unified else self._states()
+        try:
+            states = {_ALL: self._whole_state()} if unified == self.unified else self._states()
+        except MemoryError:
+            raise OutOfMemoryError("there is no memory to move the KV cache") from None
         self._llama.llama_free(self._pointer)
         try:
             self.unified = unified
@@ -214,10 +224,7 @@ class LlamaContext:
 
     def _states(self) -> dict[int, bytearray]:
         """Return the state of each sequence that has tokens; shared cells are copied for each."""
-        try:
-            return {each: self._state(each) for each in range(self.n_seq_max) if self._length(each)}
-        except MemoryError:
-            raise OutOfMemoryError("there is no memory to move the KV cache") from None
+        return {each: self._state(each) for each in range(self.n_seq_max) if self._length(each)}
 
     def _put_states(self, states: dict[int, bytearray]) -> None:
         for sequence_id, state in states.items():
@@ -229,10 +236,7 @@ class LlamaContext:
     def _whole_state(self) -> bytearray:
         """Return the state of all sequences: shared cells once, cells that a sliding window has passed included."""
         llama = self._llama
-        try:
-            state = bytearray(llama.llama_state_get_size(self._pointer))
-        except MemoryError:
-            raise OutOfMemoryError("there is no memory to move the KV cache") from None
+        state = bytearray(llama.llama_state_get_size(self._pointer))
         if llama.llama_state_get_data(self._pointer, _bytes_of(state), len(state)) != len(state):
             raise DecodeError("llama.cpp could not read out the KV cache")
         return state

@@ -46,10 +46,31 @@ def test_where_half_is_too_little_for_a_piece_they_take_turns() -> None:
 def test_a_batch_is_as_large_as_is_worthwhile_where_that_is_no_long_pause() -> None:
     rate = PrefillRate()
     rate.record(500, 1.0)
-    assert mixed_tokens(rate, 5000) == 48
-    assert mixed_tokens(rate, 5000, PIECE) == PIECE
-    assert mixed_tokens(rate, 5000, 200) == 48, "that would be a pause of 0.4 seconds"
-    assert mixed_tokens(rate, 120, PIECE) == 120, "all is over soon"
+    assert mixed_tokens(rate, [5000]) == 48
+    assert mixed_tokens(rate, [5000], PIECE) == PIECE
+    assert mixed_tokens(rate, [5000], 200) == 48, "that would be a pause of 0.4 seconds"
+    assert mixed_tokens(rate, [119, 1], PIECE) == 120, "all is over soon"
+
+
+def test_few_sequences_decode_in_long_steps_beside_a_short_prompt() -> None:
+    """Each step reads all weights for the few of them; a long prompt would delay them for long."""
+    rate = PrefillRate()
+    rate.record(500, 1.0)
+    short, long = 48, 120
+    for n_decoding, size in ((0, long), (1, long), (3, long), (4, short), (7, short)):
+        assert mixed_tokens(rate, [490, 490, *[1] * n_decoding]) == size
+    assert mixed_tokens(rate, [600, *[1] * 3]) == short
+    rate.record(2000, 1.0)
+    assert mixed_tokens(rate, [600, *[1] * 3]) > long, "on a faster machine it is short"
+
+
+def test_the_next_prompt_does_not_begin_with_a_short_piece() -> None:
+    """It would be a pass of its own, as slow as a piece of 64 tokens."""
+    assert level([74, 28, 1], [74, 500, 1]) == [74, 0, 1]
+    assert level([74, 28, 1], [500, 28, 1]) == [74, 28, 1], "this one ends"
+    assert level([10, 60, 1], [10, 500, 1]) == [10, 60, 1], "the longest piece stays"
+    assert level([1, 1, 1], [1, 1, 1]) == [1, 1, 1]
+    assert level([], []) == []
 
 
 def test_random_loads() -> None:
@@ -94,4 +115,4 @@ def test_while_no_request_decodes_a_batch_is_full() -> None:
     ],
 )
 def test_pieces_of_nearly_one_length_are_cut_to_one(shares: list[int], levelled: list[int]) -> None:
-    assert level(shares) == levelled
+    assert level(shares, shares) == levelled

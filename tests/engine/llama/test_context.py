@@ -41,6 +41,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaModel]:
     loaded.close()
 
 
+@pytest.fixture(autouse=True)
+def growing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Caches grow, as on a GPU; test_zeroing.py has those that take memory on use."""
+    monkeypatch.setattr(context_module, "zeroes_on_demand", lambda: False)
+
+
 @contextmanager
 def opened(model: LlamaModel, n_ctx: int = STEP, start: int = STEP, **settings: Any) -> Iterator[LlamaContext]:
     context = LlamaContext(model, Load(model.path, n_ctx, start, **{"n_batch": 64, **settings}))

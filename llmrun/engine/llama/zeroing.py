@@ -1,0 +1,89 @@
+"""Buffers of ggml's processor whose pages take memory when they are used, not when they are cleared.
+
+llama.cpp clears a new KV cache with memset, which takes 0.5 s and the memory of all its cells for each GiB, used or
+not. The system gives zeroed pages on demand, so clearing only has to give the pages back. ggml has no setting for it:
+the buffers' function `clear` is replaced, in structures whose layout is checked first.
+
+Must not know contexts.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import mmap
+import sys
+from typing import Any
+
+from llmrun.engine.llama.library import function
+
+_Pointer = ctypes.c_void_p
+_Words = ctypes.POINTER(_Pointer)
+_Allocate: Any = ctypes.CFUNCTYPE(_Pointer, _Pointer, ctypes.c_size_t)
+_Clear: Any = ctypes.CFUNCTYPE(None, _Pointer, ctypes.c_uint8)
+_SMALL = 1 << 20  # bytes; memset is as fast
+# struct ggml_backend_buffer_type begins with get_name, alloc_buffer, get_alignment, get_max_size, get_alloc_size.
+_ALLOC, _MAX_SIZE, _ALLOC_SIZE = 1, 3, 4
+# struct ggml_backend_buffer: functions up to clear and reset, then its type, the memory and its size.
+_MOST_WORDS = 14
+_CLEAR, _RESET, _BASE, _SIZE = -2, -1, 1, 2  # from the type on
+_installed: list[Any] = []  # callbacks that ggml holds
+
+
+@functools.cache
+def zeroes_on_demand() -> bool:
+    """Make all later buffers of the processor take memory on use; return False where that is impossible."""
+    if not sys.platform.startswith("linux"):
+        return False
+    kind = function("ggml_backend_cpu_buffer_type", _Pointer)()
+    place = _place_of_type(kind)
+    if not place:
+        return False
+    size_of = function("ggml_backend_buffer_get_size", ctypes.c_size_t, _Pointer)
+    base_of = function("ggml_backend_buffer_get_base", _Pointer, _Pointer)
+    functions = ctypes.cast(kind, _Words)
+    allocate = _Allocate(functions[_ALLOC])
+
+    def clear(buffer: int, value: int) -> None:
+        zero(base_of(buffer), size_of(buffer), value)
+
+    def allocate_clearable(kind: int, size: int) -> int | None:
+        buffer: int | None = allocate(kind, size)
+        if buffer and size >= _SMALL:
+            ctypes.cast(buffer, _Words)[place + _CLEAR] = ctypes.cast(_installed[0], _Pointer).value
+        return buffer
+
+    _installed.extend((_Clear(clear), _Allocate(allocate_clearable)))
+    functions[_ALLOC] = ctypes.cast(_installed[1], _Pointer).value
+    return True
+
+
+def zero(base: int, size: int, value: int = 0) -> None:
+    """Set private memory to a value; whole pages of zeros are given back to the system."""
+    start, end = -(-base // mmap.PAGESIZE) * mmap.PAGESIZE, (base + size) // mmap.PAGESIZE * mmap.PAGESIZE
+    if value or start >= end or _madvise()(start, end - start, mmap.MADV_DONTNEED):  # fails for locked memory
+        ctypes.memset(base, value, size)
+        return
+    ctypes.memset(base, 0, start - base)
+    ctypes.memset(end, 0, base + size - end)
+
+
+@functools.cache
+def _madvise() -> Any:
+    found = ctypes.CDLL(None).madvise
+    found.argtypes = (_Pointer, ctypes.c_size_t, ctypes.c_int)
+    return found
+
+
+def _place_of_type(kind: int) -> int:
+    """Return the index of a buffer's type among the words of its structure; 0 if a layout is not the expected one."""
+    functions = ctypes.cast(kind, _Words)
+    buffer = function("ggml_backend_buft_alloc_buffer", _Pointer, _Pointer, ctypes.c_size_t)(kind, mmap.PAGESIZE)
+    if not buffer or functions[_MAX_SIZE] or functions[_ALLOC_SIZE]:
+        return 0
+    words = ctypes.cast(buffer, _Words)
+    place = next((index for index in range(_MOST_WORDS) if words[index] == kind), 0)
+    is_known = place and not words[place + _RESET] and words[place + _SIZE] == mmap.PAGESIZE
+    is_known = is_known and words[place + _BASE] == function("ggml_backend_buffer_get_base", _Pointer, _Pointer)(buffer)
+    function("ggml_backend_buffer_free", None, _Pointer)(buffer)
+    return place if is_known else 0

@@ -1,0 +1,169 @@
+"""KV caches of the whole window whose cells take memory when they are used."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.random_model import write_random_model
+
+from llmrun import _native
+from llmrun.engine.llama import context as context_module
+from llmrun.engine.llama import zeroing
+from llmrun.engine.llama.base import CacheFull, Entry
+from llmrun.engine.llama.context import LlamaContext
+from llmrun.engine.llama.model import LlamaModel
+from llmrun.errors import OutOfMemoryError
+from llmrun.protocol.loading import Load
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="pages are given back with Linux's calls")
+WINDOW, START, BATCH = 65_536, 512, 256
+CELL_BYTES = 2 * 2 * 128 * 6  # keys and values as f16, of 128 elements in 6 layers
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaModel]:
+    path = write_random_model(tmp_path_factory.mktemp("model") / "random.gguf", inner=256, n_ctx=WINDOW)
+    loaded = LlamaModel(str(path), 0, _native.CancelFlag())
+    yield loaded
+    loaded.close()
+
+
+def context_of(model: LlamaModel, start: int = START, **settings: Any) -> LlamaContext:
+    return LlamaContext(model, Load(model.path, **{"n_ctx": WINDOW, "n_batch": BATCH, **settings}, n_ctx_start=start))
+
+
+def logits_of(context: LlamaContext, prompt: list[int], sequence: int = 0) -> bytes:
+    """Return the logits of each batch's last token."""
+    found = b""
+    for start in range(0, len(prompt), context.n_batch):
+        part = prompt[start : start + context.n_batch]
+        batch = [Entry(token, start + i, sequence, i == len(part) - 1) for i, token in enumerate(part)]
+        context.decode(batch)
+        found += ctypes.string_at(context.logits(-1), 4 * context.vocabulary.n_tokens)
+    return found
+
+
+def resident() -> int:
+    pages = Path("/proc/self/statm").read_text().split()[1]
+    return int(pages) * mmap.PAGESIZE
+
+
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    return random.Random(seed).choices(range(3, 250), k=length)
+
+
+@pytest.mark.parametrize("settings", [{}, {"n_seq_max": 4}, {"n_seq_max": 4, "n_stream": 8192}])
+def test_only_cells_that_are_used_take_memory(model: LlamaModel, settings: dict[str, int]) -> None:
+    before = resident()
+    with closing(context_of(model, **settings)) as context:
+        whole = context.room * CELL_BYTES * (1 if context.unified else context.n_seq_max)
+        assert context.room == (settings.get("n_stream") or WINDOW * context.n_seq_max)
+        logits_of(context, prompt_of(4 * BATCH))
+        assert resident() - before < whole / 2
+
+
+def test_a_sequence_never_waits_for_a_larger_cache(model: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    rebuilt: list[int] = []
+    monkeypatch.setattr(LlamaContext, "_rebuild", lambda context, room, unified: rebuilt.append(room))
+    with closing(context_of(model, n_ctx=2048)) as context:
+        logits_of(context, prompt_of(2048))
+        with pytest.raises(CacheFull):
+            context.decode([Entry(5, 2048, 0, True)])
+    with closing(context_of(model, n_seq_max=2, n_stream=1024)) as context:
+        assert not context.choose_kv_layout(900)
+        logits_of(context, prompt_of(900), 1)
+    assert rebuilt == []
+
+
+def test_logits_are_byte_for_byte_those_of_a_cache_that_grew(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = prompt_of(1300)
+    with closing(context_of(model)) as context:
+        found = logits_of(context, prompt)
+        context.forget(0, 0)
+        assert logits_of(context, prompt) == found, "cells that were used before"
+    monkeypatch.setattr(context_module, "zeroes_on_demand", lambda: False)
+    for start in (START, WINDOW):
+        with closing(context_of(model, start)) as context:
+            assert context.room == start
+            assert logits_of(context, prompt) == found
+
+
+def test_streams_move_into_a_pool_of_all_cells(model: LlamaModel) -> None:
+    prompt = prompt_of(1024)
+    with closing(context_of(model, n_seq_max=2, n_stream=512, n_cells=4096)) as context:
+        found = logits_of(context, prompt[:512], 1) + logits_of(context, prompt[:512])
+        assert found[: len(found) // 2] == found[len(found) // 2 :]
+        assert not context.choose_kv_layout(1024)
+        assert (context.unified, context.room) == (True, 4096)
+        assert context.choose_kv_layout(200)
+        assert (context.unified, context.room) == (False, 512)
+        context.forget(0, 0)
+        assert logits_of(context, prompt[:512]) == found[: len(found) // 2]
+
+
+def test_a_cache_grows_where_addresses_are_limited(model: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    create = LlamaContext._create
+
+    def limited(context: LlamaContext, room: int) -> None:
+        if room > 2 * START:
+            raise OutOfMemoryError("there are no addresses")
+        create(context, room)
+
+    monkeypatch.setattr(LlamaContext, "_create", limited)
+    with closing(context_of(model, n_seq_max=2)) as context:
+        assert context.room == START
+        logits_of(context, prompt_of(2 * START))
+        assert context.room == 2 * START
+        with pytest.raises(CacheFull):
+            context.decode([Entry(5, 2 * START, 0, True)])
+        assert context.n_cells == 2 * START
+
+
+@pytest.mark.parametrize("settings", [{"flash_attention": "off"}, {"workers": ("host:1",)}, {"gpu_layers": 99}])
+def test_other_caches_start_small(model: LlamaModel, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those on other devices, and values that are on as many pages as they have elements."""
+    monkeypatch.setattr(context_module, "gpus", lambda: ("a GPU",))
+    with closing(context_of(model, **settings)) as context:
+        assert context.room == START
+
+
+def test_zero_gives_pages_back_and_leaves_what_is_around_them() -> None:
+    size = 16 * mmap.PAGESIZE
+    memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    view = (ctypes.c_uint8 * size).from_buffer(memory)
+    base = ctypes.addressof(view)
+    chance = random.Random(1)
+    cases = [(0, size), (1, 10), (5, mmap.PAGESIZE), (mmap.PAGESIZE - 1, 2), (3, size - 3)]
+    cases += [(start := chance.randrange(size), chance.randrange(size - start + 1)) for _ in range(50)]
+    for start, count in cases:
+        for value in (0, 7):
+            ctypes.memset(base, 1, size)
+            zeroing.zero(base + start, count, value)
+            wanted = b"\1" * start + bytes([value]) * count + b"\1" * (size - start - count)
+            assert bytes(view) == wanted, (start, count, value)
+
+
+def test_memory_that_cannot_be_given_back_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zeroing, "_madvise", lambda: lambda *arguments: -1)
+    array = (ctypes.c_uint8 * (4 * mmap.PAGESIZE))(*b"\1" * 100)
+    zeroing.zero(ctypes.addressof(array), len(array))
+    assert not any(array)
+
+
+def test_an_unknown_layout_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zeroing, "_place_of_type", lambda kind: 0)
+    assert zeroing.zeroes_on_demand.__wrapped__() is False
+
+
+def test_the_layout_is_the_expected_one() -> None:
+    assert zeroing.zeroes_on_demand()
