@@ -16,7 +16,7 @@ PACKAGE_PARENT = Path(llmrun.__file__).parents[1]
 
 
 def pytest_configure() -> None:
-    """Give each worker its own share of the cores: threads of several engines on the same cores wait for one another."""
+    """Give each worker its own share of the cores: engines that share cores wait for one another."""
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is None or not hasattr(os, "sched_setaffinity"):
         return
