@@ -126,7 +126,7 @@ class Serving:
         return prepare(
             located.spec,
             path,
-            options.wishes,
+            options.defaults.preset(located.spec.name).complete(options.wishes),
             warm_up=True,
             verbose=options.verbose,
             keeps_states=True,
