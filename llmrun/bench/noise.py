@@ -38,7 +38,7 @@ def sample_warnings(samples: Sequence[float]) -> tuple[BenchWarning, ...]:
     found = []
     interval = statistics.interval(samples)
     if interval and interval.is_noisy:
-        found.append(BenchWarning("noisy", f"too noisy: ± {interval.half_width:.0%}"))
+        found.append(BenchWarning("noisy", f"too noisy: ±{interval.half_width:.0%}"))
     drift = statistics.drift(samples)
     if abs(drift) >= _DRIFT:
         direction = "faster" if drift > 0 else "slower"
