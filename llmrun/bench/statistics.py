@@ -23,7 +23,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from statistics import NormalDist, fmean, median, stdev, variance
+from statistics import NormalDist, fmean, median, variance
 from typing import Literal
 
 from llmrun.statistics import half_width, positive_interval, student
@@ -114,12 +114,6 @@ def interval(samples: Sequence[float], confidence: float = CONFIDENCE) -> Interv
     mean = fmean(samples)
     low, high = positive_interval(mean, half_width(samples, confidence))
     return Interval(low, mean, high)
-
-
-def noise(samples: Sequence[float]) -> float:
-    """Return the sample standard deviation as a share of the mean; 0 of one sample."""
-    mean = fmean(samples) if samples else 0.0
-    return stdev(samples) / mean if len(samples) > 1 and mean else 0.0
 
 
 def outliers(samples: Sequence[float]) -> tuple[int, ...]:

@@ -91,13 +91,9 @@ def _nothing_fits(smallest: QuantCandidate, hardware: Hardware, name: str) -> Ou
     )
 
 
-def _on_gpus(hardware: Hardware) -> int:
-    return sum(gpu.memory_free for gpu in hardware.gpus if not gpu.shared)
-
-
 def _room(hardware: Hardware) -> str:
     """Return e.g. "5.5 GB of memory and 8.0 GB on GPUs"."""
-    on_gpus = _on_gpus(hardware)
+    on_gpus = sum(gpu.memory_free for gpu in hardware.gpus if not gpu.shared)
     return f"{readable_size(hardware.memory_available)} of memory" + (
         f" and {readable_size(on_gpus)} on GPUs" if on_gpus else ""
     )

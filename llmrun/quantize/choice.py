@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from llmrun.errors import UsageError
 from llmrun.gguf.header import Header
 from llmrun.models.store import new_file
-from llmrun.planning.hardware import Hardware, probe
+from llmrun.planning.hardware import probe
 from llmrun.protocol.sizes import readable_size
 from llmrun.quantize.job import OnProgress, QuantizeRequest, all_cores, needs_imatrix, preview
 from llmrun.quantize.size import SizeGoal, goal_bytes
@@ -144,7 +144,7 @@ def resolve_type(kind: str, header: Header, say: Callable[[str], None]) -> str:
     if kind != BEST_4_BIT:
         return kind
     hardware = probe()
-    choice = best_4_bit(header.tensors, hardware.cpu_flags, gpu=_has_gpu(hardware))
+    choice = best_4_bit(header.tensors, hardware.cpu_flags, gpu=bool(hardware.gpus) or sys.platform == "darwin")
     say(f"int4 is {choice.type} here: {choice.why}")
     return choice.type
 
@@ -178,7 +178,3 @@ def importance_matrix(
         say(f"note: {note}")
     say(f"the importance matrix is in {path}; reuse it with --imatrix {path}")
     return path
-
-
-def _has_gpu(hardware: Hardware) -> bool:
-    return bool(hardware.gpus) or sys.platform == "darwin"
