@@ -15,6 +15,18 @@ from llmrun import errors
 PACKAGE_PARENT = Path(llmrun.__file__).parents[1]
 
 
+def pytest_configure() -> None:
+    """Give each worker its own share of the cores: engines that share cores wait for one another."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is None or not hasattr(os, "sched_setaffinity"):
+        return
+    n_workers = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    number = int(worker.removeprefix("gw")) % n_workers  # a worker that replaces a crashed one has a new number
+    cores = sorted(os.sched_getaffinity(0))
+    share = cores[len(cores) * number // n_workers : len(cores) * (number + 1) // n_workers]
+    os.sched_setaffinity(0, share or cores)
+
+
 @pytest.fixture(autouse=True)
 def arguments_are_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages name arguments as the command line does, whatever an earlier test took from the package."""

@@ -7,6 +7,7 @@ Unknown facts are left out. A reading takes about a millisecond, never during a 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ def sample_warnings(samples: Sequence[float]) -> tuple[BenchWarning, ...]:
     found = []
     interval = statistics.interval(samples)
     if interval and interval.is_noisy:
-        found.append(BenchWarning("noisy", f"too noisy: ± {interval.half_width:.0%}"))
+        found.append(BenchWarning("noisy", f"too noisy: ±{interval.half_width:.0%}"))
     drift = statistics.drift(samples)
     if abs(drift) >= _DRIFT:
         direction = "faster" if drift > 0 else "slower"
@@ -175,12 +176,9 @@ def sample_clock(root: Path = Path("/")) -> ClockSample:
         clocks = [1e6 * _float(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz")]
     zones = (root / "sys/class/thermal").glob("thermal_zone*")
     # "x86_pkg_temp", "cpu-thermal", "cpu0-thermal", "k10temp"; others are batteries and radios.
-    hot = [(read_number(zone / "temp") or 0) / 1e3 for zone in zones if _is_processor(read_text(zone / "type"))]
+    kinds = re.compile("cpu|pkg|k10temp|soc", re.IGNORECASE)
+    hot = [(read_number(zone / "temp") or 0) / 1e3 for zone in zones if kinds.search(read_text(zone / "type"))]
     return ClockSample(max(clocks, default=0.0), max(hot, default=0.0))
-
-
-def _is_processor(kind: str) -> bool:
-    return any(word in kind.lower() for word in ("cpu", "pkg", "k10temp", "soc"))
 
 
 def _own_seconds() -> float:

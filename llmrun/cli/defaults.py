@@ -6,9 +6,10 @@ Order: flag > environment > preset > tuned > model > default. The last three are
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from llmrun.config import LAST_MODEL_FILE, load_settings, model_aliases
@@ -17,6 +18,7 @@ from llmrun.storage import write_whole
 
 if TYPE_CHECKING:
     from llmrun.planning.plan import LoadPreferences
+    from llmrun.server.pool import Preset
 
 USES_PRESETS = frozenset({"run", "chat", "serve", "batch", "explain", "embed", "rerank", "score"})
 _HAVE_DEFAULT_MODEL = frozenset({"run", "chat"})
@@ -72,8 +74,32 @@ def with_preset(model: str, preferences: LoadPreferences) -> LoadPreferences:
     from llmrun.cli import settings_file
 
     found = _presets(settings_file.read_file(), model_aliases().get(model, model), is_remote=False)
+    return replace(preferences, **_loading(found))
+
+
+def _loading(found: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:
+    """Return the fields of LoadPreferences in a preset."""
     names = {"ctx": "n_ctx", "cache-type-k": "kv_type_k", "cache-type-v": "kv_type_v"}
-    return replace(preferences, **{names[key]: value for key, (value, _) in found.items() if key in names})
+    return {names[key]: value for key, (value, _) in found.items() if key in names}
+
+
+def served_presets() -> Callable[[str], Preset]:
+    """Return the presets of a server's models by name, with values of the environment. Raises UsageError as fill()."""
+    from llmrun.cli import sampling, settings_file
+    from llmrun.server.pool import Preset
+
+    given = settings_file.read_file()
+    _presets(given, "", is_remote=False)  # an invalid variable is an error at the start
+
+    @cache
+    def preset(model: str) -> Preset:
+        found = _presets(given, model, is_remote=False)
+        keys = [key for key in found if settings_file.PRESET[key].is_sampling]
+        values = sampling.sampling_flags(**{settings_file.PRESET[key].parameter: found[key][0] for key in keys})
+        others = {key.replace("-", "_"): found[key][0] for key in ("system", "max-tokens") if key in found}
+        return Preset(**others, sampling=values, loading=_loading(found))
+
+    return preset
 
 
 def fill(command: str, context: Any, values: dict[str, Any]) -> None:
@@ -93,12 +119,15 @@ def fill(command: str, context: Any, values: dict[str, Any]) -> None:
     from llmrun.cli import sampling, settings_file
 
     given, aliases = settings_file.read_file(), model_aliases()
-    address = values.get("at") or os.environ.get("LLMRUN_SERVER", "")
-    is_remote = command != "serve" and bool(address.strip())
-    model = _model(command, values, given, is_remote=is_remote)
-    if command == "serve":
+    if command == "serve":  # which applies presets to requests and loads, see served_presets()
         values["models"] = tuple(aliases.get(name, name) for name in values.get("models") or ())
-    elif model in aliases:
+        is_own = values.get("parent") is None  # `llmrun launch` chooses its server's options
+        options = {key.parameter: _value(f"serve.{name}", given) for name, key in settings_file.SERVE.items() if is_own}
+        context.default_map = {name: value[0] for name, value in options.items() if value is not None}
+        return
+    is_remote = bool((values.get("at") or os.environ.get("LLMRUN_SERVER", "")).strip())
+    model = _model(command, values, given, is_remote=is_remote)
+    if model in aliases:
         values["model"] = aliases[model]
     model = aliases.get(model, model)
     found = _presets(given, model, is_remote=is_remote)
@@ -109,16 +138,10 @@ def fill(command: str, context: Any, values: dict[str, Any]) -> None:
         for name, (_, origin) in found.items()
         if values.get(settings_file.PRESET[name].parameter) is None
     }
-    if command == "serve" and values.get("parent") is None:  # `llmrun launch` chooses its server's options
-        for name, key in settings_file.SERVE.items():
-            if (value := _value(f"serve.{name}", given)) is not None:
-                context.default_map[key.parameter] = value[0]
 
 
 def _model(command: str, values: dict[str, Any], given: Mapping[str, Any], *, is_remote: bool) -> str:
     """Return the name of the model, and put the default one into a command without one."""
-    if command == "serve":
-        return next(iter(values.get("models") or ()), "")
     if command not in _HAVE_DEFAULT_MODEL:
         return values.get("model") or ""
     if command == "run":

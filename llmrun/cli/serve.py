@@ -22,6 +22,7 @@ import typer
 
 from llmrun.cli.answer_files import template_text
 from llmrun.cli.completion import complete_model
+from llmrun.cli.defaults import served_presets
 from llmrun.cli.options import (
     ExactOption,
     LoadingOptions,
@@ -180,7 +181,7 @@ def serve(
         answer_seconds, grace_seconds, verbose=loading.verbose, speculate=loading.most_drafted,
         draft=_fetch_missing(output, names, loading), projector=loading.projector, adapters=loading.adapters,
         sampling=marking, aliases=_aliases(alias or []), any_model=any_model,
-        defaults=RequestDefaults(template_text(template), think_effort), allow_manage=allow_manage,
+        defaults=RequestDefaults(template_text(template), think_effort, served_presets()), allow_manage=allow_manage,
     )  # fmt: skip
     if background or install:
         listening.close()
@@ -219,6 +220,7 @@ def serve_page(name: str, loading: LoadingOptions, tooling: ToolOptions, page: s
     """
     allow_many_connections()
     listening = bind(_LOOPBACK, 0, "llmrun chat --web")
+    from llmrun.server.pool import RequestDefaults
     from llmrun.server.serving import ServeOptions, run_in_event_loop
 
     output = Output()
@@ -232,6 +234,7 @@ def serve_page(name: str, loading: LoadingOptions, tooling: ToolOptions, page: s
         draft=_fetch_missing(output, (name,), loading),
         projector=loading.projector,
         adapters=loading.adapters,
+        defaults=RequestDefaults(preset=served_presets()),
     )
     address = f"http://{_LOOPBACK}:{listening.getsockname()[1]}{page}"
     output.note(f"{'The browser opens' if _open_browser(address) else 'Open in a browser:'} {address}")

@@ -38,9 +38,9 @@ def lower_thread_priority() -> None:
     If all cores compute, a grammar compilation would otherwise take half of one, and each step waits for its slowest
     thread. Only Linux has a niceness of threads.
     """
-    if sys.platform == "linux":
-        with suppress(PermissionError):  # the niceness is higher already
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _PREPARING_NICENESS)
+    thread = threading.get_native_id()
+    if sys.platform == "linux" and os.getpriority(os.PRIO_PROCESS, thread) < _PREPARING_NICENESS:
+        os.setpriority(os.PRIO_PROCESS, thread, _PREPARING_NICENESS)
 
 
 def import_for_requests() -> None:

@@ -144,8 +144,7 @@ def resolve_type(kind: str, header: Header, say: Callable[[str], None]) -> str:
     if kind != BEST_4_BIT:
         return kind
     hardware = probe()
-    has_gpu = bool(hardware.gpus) or sys.platform == "darwin"
-    choice = best_4_bit(header.tensors, hardware.cpu_flags, gpu=has_gpu)
+    choice = best_4_bit(header.tensors, hardware.cpu_flags, gpu=bool(hardware.gpus) or sys.platform == "darwin")
     say(f"int4 is {choice.type} here: {choice.why}")
     return choice.type
 

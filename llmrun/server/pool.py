@@ -23,9 +23,10 @@ from llmrun.errors import LlmrunError, OutOfMemoryError, UsageError
 from llmrun.model import Model
 from llmrun.models.location import ModelLocation, locate, not_on_disk
 from llmrun.models.store.in_use import using
+from llmrun.planning.plan import LoadPreferences
 from llmrun.protocol.jobs import Empty
 from llmrun.protocol.loading import Loaded
-from llmrun.protocol.messages import AnswerRequest
+from llmrun.protocol.messages import AnswerRequest, Message
 from llmrun.protocol.questions import MEASURE_STEPS, STATUS, EngineStatus, MeasureSteps
 from llmrun.runner.launch import EngineHandle
 from llmrun.server.adapters import NO_ADAPTERS, ServedAdapters
@@ -109,13 +110,38 @@ def prompt_hash(request: AnswerRequest) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
+class Preset(NamedTuple):
+    """A model's values for what neither a request nor the command line sets."""
+
+    system: str = ""
+    max_tokens: int | None = None
+    sampling: Mapping[str, Any] = MappingProxyType({})  # fields of SamplingParams
+    loading: Mapping[str, Any] = MappingProxyType({})  # fields of LoadPreferences
+
+    def apply(self, request: AnswerRequest) -> AnswerRequest:
+        if request.limits.max_tokens is None and self.max_tokens is not None:
+            request = replace(request, limits=replace(request.limits, max_tokens=self.max_tokens))
+        if self.system and request.messages and all(message.role != "system" for message in request.messages):
+            request = replace(request, messages=(Message("system", self.system), *request.messages))
+        return request
+
+    def complete(self, preferences: LoadPreferences) -> LoadPreferences:
+        left_out = {name: value for name, value in self.loading.items() if getattr(preferences, name) is None}
+        return replace(preferences, **left_out)
+
+
+NO_PRESET = Preset()
+
+
 class RequestDefaults(NamedTuple):
     """Fields of requests that do not set them."""
 
     template: str | None = None  # chat template of the first model
     reasoning_effort: str | None = None
+    preset: Callable[[str], Preset] = lambda model: NO_PRESET
 
-    def apply(self, request: AnswerRequest, *, is_first: bool) -> AnswerRequest:
+    def apply(self, request: AnswerRequest, model: str, *, is_first: bool) -> AnswerRequest:
+        request = self.preset(model).apply(request)
         template = request.template or (self.template if is_first else None)
         if request.thinking is not None or request.reasoning_effort is not None:
             return replace(request, template=template)
@@ -259,7 +285,11 @@ class Pool:
             UsageError: see ServedAdapters.apply().
         """
         is_first = bool(self.names) and self._paths.get(self.names[0], pooled.path) == pooled.path
-        return self._defaults.apply(self.adapters.apply(name, request), is_first=is_first)
+        return self._defaults.apply(self.adapters.apply(name, request), self.base_name(name), is_first=is_first)
+
+    def sampling(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of SamplingParams that a request sets, completed by the model's preset."""
+        return {**self._defaults.preset(self.base_name(name)).sampling, **given}
 
     def _locate(self, name: str) -> ModelLocation:
         """Locate a model; only names and aliases of the command line may be paths.

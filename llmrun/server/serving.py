@@ -126,7 +126,7 @@ class Serving:
         return prepare(
             located.spec,
             path,
-            options.preferences,
+            options.defaults.preset(located.spec.name).complete(options.preferences),
             warm_up=True,
             verbose=options.verbose,
             keeps_states=True,

@@ -70,7 +70,7 @@ def test_samples_speak_for_themselves() -> None:
     slower = BenchWarning("drift", "8% slower at the end than at the beginning")
     assert sample_warnings([100, 98, 96, 94, 92.5]) == (slower,)
     assert sample_warnings([100, 99, 101, 100, 50, 100, 100.5, 99]) == (
-        BenchWarning("noisy", "too noisy: ± 16%"),
+        BenchWarning("noisy", "too noisy: ±16%"),
         BenchWarning("outliers", "repetition 5 far from the others"),
     )
     scatter = sample_warnings([100, 60, 140, 80, 120])

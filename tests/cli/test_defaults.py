@@ -6,13 +6,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.gguf_writer import tiny_model, write
+from support.gguf_writer import runnable_model, tiny_model, write
+from support.served import CHAT, LiveServer
 
 from llmrun.cli import defaults, sampling, settings_file
 from llmrun.cli.app import call
@@ -25,6 +26,7 @@ from llmrun.planning.plan import LoadPreferences
 from llmrun.planning.settings import TunableSettings
 from llmrun.protocol.loading import Load
 from llmrun.protocol.params import resolve_sampling
+from llmrun.server.pool import RequestDefaults
 
 FRONT = Path(__file__).parents[1] / "support/front.py"
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -201,8 +203,68 @@ def test_a_remote_server_gets_no_options_of_loading(config: Path) -> None:
 def test_options_of_the_server(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config.write_text("[serve]\nport = 81\nparallel = 2\n[models.a]\nctx = 512\n")
     monkeypatch.setenv("LLMRUN_PORT", "82")
-    assert filled("serve", models=("a", "b"))[1] == {"ctx": 512, "port": 82, "parallel": 2}
-    assert filled("serve", models=("a",), parent=1)[1] == {"ctx": 512}, "of `llmrun launch`"
+    assert filled("serve", models=("a", "b"))[1] == {"port": 82, "parallel": 2}
+    assert filled("serve", models=("a",), parent=1)[1] == {}, "of `llmrun launch`"
+
+
+@pytest.fixture
+def ask_served(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    """ask_served(model, path, **fields): the settings that an engine was asked with, by a server of two models."""
+    names = [str(write(tmp_path / f"{name}.gguf", runnable_model())) for name in ("a", "b")]
+    config.write_text(
+        f"[models.{json.dumps(names[0])}]\nalias = 'fast'\nsystem = 'Be brief.'\n"
+        "max-tokens = 9\ntemp = 0.25\nctx = 512\n"
+        f"[models.{json.dumps(names[1])}]\nsystem = 'Be long.'\ncache-type-k = 'q8_0'\n"
+    )
+    options = {"names": (*names,), "aliases": {"fast": names[0]}, "n_ctx": None}
+    defaults_of_server = RequestDefaults(preset=defaults.served_presets())
+    with LiveServer(tmp_path, ("reporting",), defaults=defaults_of_server, **options) as server:
+
+        def ask(model: str, path: str = CHAT, **fields: Any) -> Any:
+            answer = server.post(path, {"model": model, "messages": [{"role": "user", "content": "Hi"}], **fields}).json
+            return json.loads(
+                answer["choices"][0]["message"]["content"] if "choices" in answer else answer["message"]["content"]
+            )
+
+        yield ask
+
+
+def test_a_server_applies_the_preset_of_each_model(ask_served: Callable[..., Any], tmp_path: Path) -> None:
+    first, second = str(tmp_path / "a.gguf"), str(tmp_path / "b.gguf")
+    found = ask_served(first)
+    assert found == ask_served("fast") == ask_served(first, "/api/chat", stream=False)
+    assert found | {"cache": 0} == {
+        "system": ["Be brief."],
+        "max_tokens": 9,
+        "temperature": 0.25,
+        "ctx": 512,
+        "cache": 0,
+    }
+    other = ask_served(second)
+    assert (other["system"], other["max_tokens"], other["cache"][0]) == (["Be long."], None, "q8_0")
+    assert other["temperature"] != 0.25
+    assert other["ctx"] != 512
+
+
+def test_a_request_comes_before_the_preset(ask_served: Callable[..., Any], tmp_path: Path) -> None:
+    said = [{"role": "system", "content": "Be odd."}, {"role": "user", "content": "Hi"}]
+    found = ask_served(str(tmp_path / "a.gguf"), messages=said, max_tokens=3, temperature=1.5)
+    assert (found["system"], found["max_tokens"], found["temperature"]) == (["Be odd."], 3, 1.5)
+
+
+def test_a_flag_and_the_environment_come_before_the_preset_of_a_served_model(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config.write_text("[models.a]\ntemp = 0.25\nctx = 512\n")
+    monkeypatch.setenv("LLMRUN_TEMP", "0.75")
+    monkeypatch.setenv("LLMRUN_CTX", "1024")
+    preset = defaults.served_presets()
+    assert preset("a").sampling == preset("b").sampling == {"temperature": 0.75}
+    assert preset("a").loading == {"n_ctx": 1024}
+    assert preset("a").complete(LoadPreferences(n_ctx=256)) == LoadPreferences(n_ctx=256)
+    monkeypatch.setenv("LLMRUN_TEMP", "hot")
+    with pytest.raises(UsageError, match="LLMRUN_TEMP"):
+        defaults.served_presets()
 
 
 def test_help_needs_no_sound_settings_file(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -23,15 +24,18 @@ def chat(llmrun: Installed) -> Terminal:
     return terminal
 
 
-def prompt_tokens(*turns: str) -> int:
+@pytest.fixture(scope="module")
+def prompt_tokens(pulled: None) -> Iterator[Callable[..., int]]:
     """Length of the prompt for these turns of a conversation, the user's first."""
-    roles = ["user", "assistant"] * len(turns)
-    messages = [library.Message(role, text) for role, text in zip(roles, turns, strict=False)]
-    with library.load("smollm2") as model:
-        for event in model.chat(messages, limits=library.Limits(max_tokens=1)).events():
-            if isinstance(event, library.Started):
-                return event.prompt_tokens
-    raise AssertionError("no Started")
+
+    def count(*turns: str) -> int:
+        roles = ["user", "assistant"] * len(turns)
+        messages = [library.Message(role, text) for role, text in zip(roles, turns, strict=False)]
+        events = model.chat(messages, limits=library.Limits(max_tokens=1)).events()
+        return next(event.prompt_tokens for event in [*events] if isinstance(event, library.Started))
+
+    with library.load("smollm2", n_ctx=512) as model:
+        yield count
 
 
 def test_it_greets_answers_and_reuses_what_it_has_computed(chat: Terminal) -> None:
@@ -64,7 +68,7 @@ def test_several_answers_are_decoded_together_behind_one_prefill(llmrun: Install
     assert later["reused"] > later["prefilled"], "the answer that stays is in the KV cache"
 
 
-def test_slash_commands(chat: Terminal) -> None:
+def test_slash_commands(chat: Terminal, prompt_tokens: Callable[..., int]) -> None:
     chat.ask("Why is the sky blue?")
     assert any("/clear" in line for line in chat.ask("/?"))
     assert chat.ask("/nonsense") == ["Unknown command /nonsense: /? lists all. To send it as a message: //nonsense"]
@@ -122,19 +126,20 @@ def test_a_closed_terminal_ends_both_processes(chat: Terminal) -> None:
     assert eventually(lambda: gone(front) and gone(engine), SECONDS)
 
 
-@pytest.mark.parametrize("cause", [signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV])
-def test_the_engines_death_leaves_the_conversation(llmrun: Installed, tmp_path: Path, cause: signal.Signals) -> None:
+def test_the_engines_death_leaves_the_conversation(
+    llmrun: Installed, tmp_path: Path, prompt_tokens: Callable[..., int]
+) -> None:
     chat = llmrun.terminal(*GREEDY, *WITHOUT_END)
     chat.wait(chat.at_prompt)
     stopped_answer(chat, "Why is the sky blue?")
     chat.type("Write the numbers from 1 to 1000, one a line")
     chat.wait(lambda: "decode" in chat.lines[-1])
-    chat.engine.send_signal(cause)
+    chat.engine.send_signal(signal.SIGABRT)
     chat.wait(chat.at_prompt)
     said = "\n".join(chat.lines)
     assert said.count("error:") == 1
     assert "error: the engine died in decode" in said
-    assert cause.name in said
+    assert "SIGABRT" in said
     before = chat.exported(tmp_path)  # with the question that was not answered to its end, and what came of the answer
     assert "Write the numbers from 1 to 1000, one a line" in before
     after = stopped_answer(chat, "And at night?")
@@ -152,7 +157,9 @@ def n_threads(process: psutil.Process) -> int:
         return 0
 
 
-def test_the_engines_death_at_the_prompt_is_healed(chat: Terminal, tmp_path: Path) -> None:
+def test_the_engines_death_at_the_prompt_is_healed(
+    chat: Terminal, tmp_path: Path, prompt_tokens: Callable[..., int]
+) -> None:
     chat.ask("Why is the sky blue?")
     before = chat.exported(tmp_path)
     engine = chat.engine

@@ -34,7 +34,12 @@ def test_five_commands_are_shown() -> None:
     assert len(to_try()) == 5
 
 
-@pytest.mark.parametrize("line", [*to_try(), *with_model()], ids=lambda line: " ".join(line.split()[1:5]))
+@pytest.mark.parametrize(
+    "line",
+    # tests/cli/test_readme.py runs the table's commands with a fake engine.
+    [*to_try(), *[pytest.param(line, marks=pytest.mark.slow) for line in with_model()]],
+    ids=lambda line: " ".join(line.split()[1:5]),
+)
 def test_a_command_runs_as_typed(line: str, llmrun: Installed, tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("The sky is blue because air scatters blue light more than red light.")
     (tmp_path / "in.csv").write_text("text\nThe sea is wide.\n")

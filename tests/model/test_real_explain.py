@@ -7,7 +7,8 @@ import json
 import pytest
 from support.installed import Installed
 
-QUESTION = ("smollm2", "Why is the sky blue?", "--seed", "1")
+# The lens computes without flash attention, which rounds differently.
+QUESTION = ("smollm2", "Why is the sky blue?", "--seed", "1", "--flash-attention", "off")
 
 
 @pytest.mark.slow
@@ -26,7 +27,7 @@ def test_the_explained_answer_is_the_one_that_run_gives(llmrun: Installed) -> No
     }
     assert {b" skies", b" Sky"} <= set(map(pieces.__getitem__, near[b" sky"]))
     assert all(pieces[token] for found in near.values() for token in found), "no control token is anyone's neighbour"
-    # What flash attention, which the answer was made with, rounds otherwise.
+    # A step of one token rounds differently from a batch, and quantized activations amplify it.
     columns = {column["position"]: column["next"] for column in seen["lens"]}
     for place, choice in enumerate(found["choices"]):
         share = choice["steps"][0]["probabilities"][choice["chosen"]]

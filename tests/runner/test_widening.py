@@ -50,15 +50,15 @@ def test_what_was_computed_moves_along(model: Model) -> None:
     events = several(model, [1, 2, 3])
     assert [type(event) for event in events].count(Finished) == 3
     assert isinstance(events[0], Started)
-    assert isinstance(events[1], Started), "together"  # the third may come late on a busy machine
-    if (
-        model.header.architecture == "llama"
-    ):  # of the others, what an answer left behind can't be cut back to its prompt
+    # On one busy core, the first answer may be over before the second request is sent.
+    assert any(isinstance(several(model, [1, 2, 3])[1], Started) for _ in range(50)), "together"
+    if model.header.architecture == "llama":  # other kinds of memory can't be cut back to the prompt
         assert events[0].reused_tokens == events[0].prompt_tokens - 1
     model.decode_together(2)
     assert model.parallel == 3, "it stays as it is"
 
 
+@pytest.mark.parametrize("model", ["llama"], indirect=True)  # a failed load has no KV cache of any kind
 def test_one_that_fails_leaves_a_model_that_answers(model: Model) -> None:
     before = model.load
     model._load_for = lambda answers: replace(before, path="/not/there.gguf", n_seq_max=answers)

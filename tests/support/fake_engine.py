@@ -6,6 +6,7 @@ names below, or "die:PHASE:CAUSE", where the cause is the name of a signal or an
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -42,6 +43,7 @@ from llmrun.protocol.speculation import StepTables, StepTime
 
 MODE = sys.argv[1]
 OPEN: list[int] = []
+LOADED: list[Load] = []
 FOREVER = 3600  # seconds: longer than a test may take
 TIMES = (StepTime(1, 0, 0.01), StepTime(4, 0, 0.02))
 OTHER = (" other", tuple(b" other"), -1.5)
@@ -77,6 +79,7 @@ def phase(name: str) -> None:
 
 def load(command: Load) -> None:
     phase("load")
+    LOADED.append(command)
     if MODE == "refuse":
         print("llama_model_load: error loading model: no tensors", file=sys.stderr)
         print("llama_model_load_from_file_impl: failed to load model", file=sys.stderr, flush=True)
@@ -130,6 +133,9 @@ def generate(command: Generate) -> None:
     if MODE == "echo":
         echo(command)
         return
+    if MODE == "reporting":
+        report(command)
+        return
     phase("prefill")
     send(PrefillProgress(command.request, 3, 0.5))
     send(TextDelta(command.request, "Hel", 1))
@@ -177,6 +183,19 @@ def echo(command: Generate) -> None:
         send(TextDelta(request, piece, 1, () if asked.logprobs is None else (token,)))
     figures = Stats(3, completion_tokens=len(pieces), decode_seconds=0.5, context_used=9, n_ctx=256)
     send(Finished(request, "stop", figures))
+
+
+def report(command: Generate) -> None:
+    """Answer with the settings of the request and of the loaded model, as JSON."""
+    asked, loaded = command.asked, LOADED[-1]
+    settings = {
+        "system": [message.content for message in asked.messages if message.role == "system"],
+        "max_tokens": asked.limits.max_tokens,
+        "temperature": asked.sampling.temperature,
+        "ctx": loaded.n_ctx,
+        "cache": [loaded.kv_type_k, loaded.kv_type_v],
+    }
+    send(TextDelta(command.request, json.dumps(settings), 1), Finished(command.request, "stop", Stats(3)))
 
 
 def drafted(request: int) -> None:

@@ -32,7 +32,8 @@ def tree_rows(
         running: numbers of the running nodes, the best one first.
         rows, columns: size of the screen.
     """
-    alive_ends = [*running, *sorted(_ended(tree), key=lambda node: -tree[node].total)]
+    ended = (number for number, node in enumerate(tree) if node.ended)
+    alive_ends = [*running, *sorted(ended, key=lambda node: -tree[node].total)]
     alive = _with_ancestors(tree, alive_ends)
     inner = {node.parent for node in tree}
     pruned = [node for node in reversed(range(len(tree))) if node not in inner and node not in alive]
@@ -44,10 +45,6 @@ def tree_rows(
         if len(drawn) <= rows or n_leaves == 1:
             return drawn[-rows:]
         n_leaves = min(n_leaves, len(shown)) - 1
-
-
-def _ended(tree: Sequence[TreeNode]) -> Iterable[int]:
-    return (number for number, node in enumerate(tree) if node.ended)
 
 
 def _with_ancestors(tree: Sequence[TreeNode], nodes: Iterable[int]) -> set[int]:

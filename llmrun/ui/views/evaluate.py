@@ -191,15 +191,12 @@ def _show_needles(output: Output, needles: Sequence[Needle]) -> None:
     rows = []
     for length, group in groupby(needles, lambda needle: needle.n_tokens):
         row = sorted(group, key=lambda needle: needle.depth)
-        cells = [f"{length:,}", *(f"{needle.probability:.0%}" for needle in row), _found(row)]
+        found = f"{sum(needle.found for needle in row)} of {len(row)}"
+        cells = [f"{length:,}", *(f"{needle.probability:.0%}" for needle in row), found]
         if compared:
             cells.append(f"{sum(bool(needle.reference_found) for needle in row)} of {len(row)}")
         rows.append(cells)
     show_table(output, columns, rows)
-
-
-def _found(row: Sequence[Needle]) -> str:
-    return f"{sum(needle.found for needle in row)} of {len(row)}"
 
 
 def digits(value: float) -> str:

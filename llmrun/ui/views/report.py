@@ -182,10 +182,7 @@ def report_progress(
             if row is not None and row.type not in reported and (row.failure or update.doing == "timing"):
                 reported.add(row.type)
                 activity.note(finished(row))
-            activity.show(_doing(update), update.share, time_left(update.seconds_left))
+            doing = f"{clean(update.type)}: {_DOING.get(update.doing, update.doing)}"
+            activity.show(doing, update.share, time_left(update.seconds_left))
 
         yield show
-
-
-def _doing(update: ReportUpdate) -> str:
-    return f"{clean(update.type)}: {_DOING.get(update.doing, update.doing)}"

@@ -64,13 +64,13 @@ def speed(value: float | None) -> str:
 
 
 def with_error(value: float | None, error: float | None) -> str:
-    """Return a number with the digits that its error allows, e.g. "0.031 ±0.002"."""
+    """Return a number with the digits that its error allows, e.g. "0.031 ± 0.002"."""
     if value is None or not math.isfinite(value):
         return NONE
     if error is None or not math.isfinite(error) or error <= 0:
         return f"{value:.4f}" if abs(value) < 0.01 else f"{value:.3f}"
     decimals = min(max(-math.floor(math.log10(error)), 3 if value < 1 else 2), 4)
-    return f"{value:.{decimals}f} ±{error:.{decimals}f}"
+    return f"{value:.{decimals}f} ± {error:.{decimals}f}"
 
 
 def wall(card: Card) -> str:

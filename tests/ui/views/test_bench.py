@@ -28,7 +28,7 @@ ROW = BenchRow(
     load_ns=70_000_000,
     peak_bytes=150_000_000,
 )
-NOISY = BenchWarning("noisy", "too noisy: ± 20%")
+NOISY = BenchWarning("noisy", "too noisy: ±20%")
 SWAPPED = BenchWarning("swapped", "memory was swapped: 5 MB")
 CASES = (Case(bench_settings(threads=2), BenchTest(512)), Case(bench_settings(threads=2), BenchTest(0, 128)))
 PROGRESS = Progress("smollm2", "tg128", 3, 10, "warming up", 1, 5)
@@ -104,7 +104,7 @@ def test_doubtful_rows_are_marked_and_explained_not_hidden() -> None:
     lines, notes = written(output)
     assert lines.splitlines()[1].endswith("too noisy")
     assert lines.splitlines()[2].endswith("disturbed")
-    assert "tg128: other programs used 1.0 of 2 cores; too noisy: ± 20%" in notes
+    assert "tg128: other programs used 1.0 of 2 cores; too noisy: ±20%" in notes
     assert "pp512: memory was swapped: 5 MB" in notes
 
 

@@ -116,9 +116,9 @@ def test_the_wall_says_slower_only_when_it_is_sure() -> None:
 @pytest.mark.parametrize(
     ("value", "error", "shown"),
     [
-        (0.031, 0.0021, "0.031 ±0.002"),
-        (0.00142, 0.00007, "0.0014 ±0.0001"),
-        (1.25, 0.3, "1.25 ±0.30"),
+        (0.031, 0.0021, "0.031 ± 0.002"),
+        (0.00142, 0.00007, "0.0014 ± 0.0001"),
+        (1.25, 0.3, "1.25 ± 0.30"),
         (0.0037, None, "0.0037"),
         (0.238, None, "0.238"),
         (None, None, "–"),
@@ -161,7 +161,7 @@ def test_json_says_the_same(tmp_path: Path) -> None:
 
 def test_the_page_has_every_figure_and_no_untrusted_markup() -> None:
     html = report_page(card())
-    assert all(cell in html for cell in ("Q4_K_M", "105.5", "0.031 ±0.002", "Testium 3000", "8,192 tokens of a text"))
+    assert all(cell in html for cell in ("Q4_K_M", "105.5", "0.031 ± 0.002", "Testium 3000", "8,192 tokens of a text"))
     assert (html.count("<svg"), html.count('<figure class="bars">')) == (1, 2)
     assert '<tr class="marked"><th scope="row">Q4_K_M</th>' in html
     assert "<script>alert" not in report_page(hostile())
