@@ -82,8 +82,9 @@ class LoadedModel:
     @property
     def is_worn_out(self) -> bool:
         """A new process would serve better: an abandoned grammar compilation occupies a core and can't be stopped."""
-        matcher = sys.modules.get("llmrun.engine.constraint.matcher")  # imported by the first grammar
-        return self._is_shared and matcher is not None and matcher.n_runaways() > 0
+        # Imported by the first grammar, maybe in another thread at this moment.
+        n_runaways = getattr(sys.modules.get("llmrun.engine.constraint.matcher"), "n_runaways", None)
+        return self._is_shared and n_runaways is not None and n_runaways() > 0
 
     def compare_attention(self, is_interrupted: Callable[[], bool]) -> tuple[AttentionTime, ...]:
         """Measure flash attention on and off, see core/attention.py; return nothing if the engine is busy."""

@@ -47,6 +47,7 @@ class Hardware:
     memory_available: int  # without swapping
     gpus: tuple[Gpu, ...] = ()  # empty unless an engine was asked
     workers: tuple[RpcWorker, ...] = ()  # RPC workers that the user named
+    kv_on_use: bool = False  # an engine's KV cache takes memory when it is used, see engine/llama/zeroing.py
 
     @property
     def usable_cores(self) -> int:
@@ -118,6 +119,7 @@ def _probe_linux(root: Path, allowed: frozenset[int]) -> Hardware:
         cpu_quota=_cgroup_quota(groups),
         memory_total=min(total, limit) if limit is not None else total,
         memory_available=min(available, free) if free is not None else available,
+        kv_on_use=True,
     )
 
 

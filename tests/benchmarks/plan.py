@@ -172,8 +172,10 @@ def report(case: Case, path: Path, used: int, measured: Measured, speed: Machine
     header = read_header(path)
     work = work_of(header)
     copies = work.copies(repacked_types(probe().cpu_flags))
-    parts = memory(header, case.n_ctx, used=used)
-    resident = (parts if measured.flash else without_flash_attention(parts, header, used)).needed + copies
+    parts = memory(header, used, start=used)  # only used cells of the window take memory
+    if not measured.flash:
+        parts = without_flash_attention(memory(header, case.n_ctx, used=used), header, used)
+    resident = parts.needed + copies
     rate = predict(work, speed, depth=used - TOKENS // 2, copies=copies).decode_rate
     off_memory, off_rate = resident / measured.peak - 1, rate / measured.rate - 1
     print(

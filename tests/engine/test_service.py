@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -356,6 +357,15 @@ def states(folder: Path) -> LoadedModel:
     weights: Any = SimpleNamespace(vocabulary=FakeVocabulary(), chat_template=PLAIN, path=str(file))
     context = FakeContext(scripted({}), n_ctx=500, n_batch=500)
     return LoadedModel(weights, context, Load(str(file), 500, 500, states=str(folder / "states"), states_bytes=10**6))
+
+
+def test_a_grammar_module_that_another_thread_imports_is_not_used_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = states(tmp_path)
+    model._is_shared = True
+    monkeypatch.setitem(sys.modules, "llmrun.engine.constraint.matcher", ModuleType("half"))
+    assert not model.is_worn_out
 
 
 def finish(model: LoadedModel, text: str) -> Sequence[Event]:

@@ -52,6 +52,18 @@ def test_plenty_of_memory_needs_no_words() -> None:
     assert (plan.ram_bytes, plan.vram_bytes) == (plan.memory.needed, 0)
 
 
+def test_a_cache_that_takes_memory_on_use_has_no_copy() -> None:
+    on, off = (LoadPreferences(flash_attention=choice) for choice in ("on", "off"))
+    hardware = replace(machine(), kv_on_use=True)
+    assert make_plan(SMALL, hardware, on).memory == memory(SMALL, 8192, start=8192)
+    assert make_plan(SMALL, hardware, off).memory.growth == memory(SMALL, 8192).growth > 0
+    assert make_plan(SMALL, replace(hardware, gpus=(gpu(GIB),)), on).memory.growth > 0
+
+
+def attention_of(choice: str) -> LoadPreferences:
+    return LoadPreferences(flash_attention=choice)
+
+
 def test_context_is_cut_to_what_fits_and_said() -> None:
     plan = make_plan(LARGE, machine(free=12 * GIB), LoadPreferences())
     assert plan.n_ctx < 131_072
