@@ -77,7 +77,7 @@ class PipeReader:
         self._socket = _copied(pipe) if is_copied else None
         if self._socket is not None:
             self._socket.setblocking(False)
-        else:
+        elif sys.platform != "win32":
             os.set_blocking(pipe.fileno(), False)
         # Unlike the default one, it has no descriptor of its own.
         self._selector = getattr(selectors, "PollSelector", selectors.SelectSelector)()

@@ -21,6 +21,7 @@ _Pointer = ctypes.c_void_p
 _Words = ctypes.POINTER(_Pointer)
 _Allocate: Any = ctypes.CFUNCTYPE(_Pointer, _Pointer, ctypes.c_size_t)
 _Clear: Any = ctypes.CFUNCTYPE(None, _Pointer, ctypes.c_uint8)
+_DONTNEED = getattr(mmap, "MADV_DONTNEED", 4)  # Windows has none
 _SMALL = 1 << 20  # bytes; memset is as fast
 # struct ggml_backend_buffer_type begins with get_name, alloc_buffer, get_alignment, get_max_size, get_alloc_size.
 _ALLOC, _MAX_SIZE, _ALLOC_SIZE = 1, 3, 4
@@ -61,7 +62,7 @@ def zeroes_on_demand() -> bool:
 def zero(base: int, size: int, value: int = 0) -> None:
     """Set private memory to a value; whole pages of zeros are given back to the system."""
     start, end = -(-base // mmap.PAGESIZE) * mmap.PAGESIZE, (base + size) // mmap.PAGESIZE * mmap.PAGESIZE
-    if value or start >= end or _madvise()(start, end - start, mmap.MADV_DONTNEED):  # fails for locked memory
+    if value or start >= end or _madvise()(start, end - start, _DONTNEED):  # fails for locked memory
         ctypes.memset(base, value, size)
         return
     ctypes.memset(base, 0, start - base)
