@@ -260,8 +260,7 @@ class Decoder:
         context: int,
         vocabulary: int,
         batch: int,
-        entries: Sequence[tuple[int, int, int, bool]],
-        samplers: tuple[Sampler, ...],
+        rows: Sequence[tuple[tuple[int, int, int, bool], Sampler, SuffixAutomaton | None, Gate | None]],
         steps: int,
         seconds: float,
         interrupted: CancelFlag,
@@ -269,21 +268,22 @@ class Decoder:
     ) -> tuple[int, int, list[int], list[tuple[tuple[int, ...], float, float]]]:
         """Decode an entry of each sequence and sample the next tokens, again and again; the GIL is released meanwhile.
 
-        Ends with an end token, a failure, or the step in which a limit is reached.
+        Ends with an end token, a failure, the step in which a limit is reached, or before a step in which a draft may
+        pay.
 
         Args:
             context, vocabulary, batch: addresses of a llama_context, a llama_vocab and a llama_batch, which is changed.
-            entries: token, position and sequence id of each row.
-            samplers: one of each row, all different; they accept all sampled tokens.
+            rows: of each sequence, a token with its position and the sequence's id; the sampler, all different, which
+                accepts all sampled tokens; and what drafts tokens and decides about drafts, up to this token, or None.
             steps: maximum number of steps, at least 1.
             seconds: maximum time; with take, the time until that is called first.
             interrupted: ends the run when it is set.
             take: takes the steps so far; returns the seconds until it takes the next ones, a negative number to end.
 
         Returns:
-            The status of the last llama_decode; the number of steps; the rows for which the last one could sample no
-            token; and the steps that were not taken: sampled tokens, seconds of llama_decode, and seconds from the
-            beginning to these tokens.
+            The status of the last llama_decode; the number of steps, perhaps 0; the rows for which the last one could
+            sample no token; and the steps that were not taken: sampled tokens, seconds of llama_decode, and seconds
+            from the beginning to these tokens.
         """
 
 class CancelFlag:
@@ -375,3 +375,90 @@ class SuffixAutomaton:
         Returns:
             `most` tokens, which may repeat themselves, and the length; none and 0 when the last token is new.
         """
+
+class StepShape:
+    """A decode step to which a draft may be added.
+
+    Attributes:
+        rows: tokens that it decodes without drafts.
+        sampled: tokens that it yields without drafts: one per sequence.
+        depth: tokens in the KV cache before it.
+    """
+
+    rows: int
+    sampled: int
+    depth: int
+
+    def __init__(self, rows: int, sampled: int, depth: int) -> None: ...
+
+class DraftChoice:
+    """The number of tokens to draft, and the expected tokens/s (a relative figure without step times)."""
+
+    length: int
+    rate: float
+
+class Gate:
+    """The draft lengths of one answer, by the cost of decode steps and the acceptance rates so far.
+
+    Decides by the tokens so far and by these tables alone, so that the same answer takes the same steps again. Every
+    token of the answer teaches it: whether it was drafted rightly, verified or not. For one thread at a time.
+
+    Args:
+        most: maximum length.
+        lines: StepTimes.lines of the model; without any, drafts are as long as possible.
+        draft_lines: those of the draft model.
+
+    Attributes:
+        n_compared: tokens of a draft that are compared with the answer.
+    """
+
+    MODEL: int
+    """Instead of the length of a match, for drafts of a draft model."""
+    n_compared: int
+
+    def __init__(
+        self, most: int, lines: Sequence[tuple[int, float, float]], draft_lines: Sequence[tuple[int, float, float]]
+    ) -> None: ...
+    def choose(self, match: int, limit: int, step: StepShape) -> DraftChoice:
+        """Choose the number of tokens to draft, up to `limit`.
+
+        Args:
+            match: the number of last tokens that the draft has followed before, or MODEL.
+        """
+
+    def expected(self, match: int, length: int) -> float:
+        """Return the expected number of accepted tokens of a draft."""
+
+    def draft_seconds(self, step: StepShape, length: float) -> float:
+        """Return one sequence's share of the draft model's time for a draft of this length."""
+
+    def is_worth_prefill(self, n_tokens: int, step: StepShape) -> bool:
+        """Return whether the draft model should prefill tokens that it has not seen."""
+
+    def learn(self, match: int, n_accepted: int, missed: bool) -> None:
+        """Learn from a draft: its first n_accepted tokens were right, and if missed, the next one was wrong."""
+
+    def learn_sureness(self, sure: bool) -> None:
+        """Learn whether the draft model was sure of the first token of a draft."""
+
+    def record_step(self, step: StepShape, n_drafted: int, n_accepted: int, drafting: float = 0.0) -> None:
+        """Account for a step, with the seconds of the draft model in `drafting`."""
+
+    def plan(self, drafted: Sequence[int], match: int, step: StepShape, limit: int) -> DraftChoice:
+        """Plan a step with one draft, and choose how many of its tokens to verify, up to `limit`.
+
+        Args:
+            drafted, match: as from SuffixAutomaton.draft().
+        """
+
+    def add_model_draft(self, drafted: Sequence[int]) -> None:
+        """Add the draft model's draft to the planned step."""
+
+    def set_length(self, length: int, seconds: float) -> None:
+        """Set how many tokens the planned step verifies, and the draft model's seconds for them."""
+
+    def compare(self, tokens: Sequence[int]) -> None:
+        """Learn from the planned step and the tokens that came since, if any."""
+
+    def forget(self) -> None:
+        """Drop the planned step."""

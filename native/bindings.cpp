@@ -5,6 +5,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -14,6 +15,7 @@
 
 #include "control.hpp"
 #include "decode.hpp"
+#include "gate.hpp"
 #include "limits.hpp"
 #include "rows.hpp"
 #include "sampler.hpp"
@@ -23,13 +25,17 @@ namespace nb = nanobind;
 using llmrun::BadLogits;
 using llmrun::CancelFlag;
 using llmrun::Decoder;
+using llmrun::DraftChoice;
 using llmrun::Explanation;
+using llmrun::Gate;
 using llmrun::Mask;
 using llmrun::Row;
 using llmrun::RunRow;
 using llmrun::Sampler;
 using llmrun::SamplerParams;
 using llmrun::Status;
+using llmrun::StepLine;
+using llmrun::StepShape;
 using llmrun::SuffixAutomaton;
 using llmrun::Watermark;
 using llmrun::WatermarkCount;
@@ -342,13 +348,13 @@ nb::list steps_of(const llmrun::Run& run, size_t n_rows) {
 
 // (decode status, number of steps, [failed row], steps that were not taken)
 nb::tuple decode_run(const Decoder& decoder, uintptr_t context, uintptr_t vocabulary, uintptr_t batch,
-                     const nb::sequence& entries, const nb::tuple& samplers, size_t steps, double seconds,
-                     const CancelFlag& interrupted, const nb::object& take) {
+                     const nb::sequence& asked, size_t steps, double seconds, const CancelFlag& interrupted,
+                     const nb::object& take) {
     std::vector<RunRow> rows;
-    for (size_t row = 0; row < nb::len(samplers); ++row) {
-        const nb::tuple entry = nb::cast<nb::tuple>(entries[row]);
-        rows.push_back({&nb::cast<Sampler&>(samplers[row]), nb::cast<int32_t>(entry[0]), nb::cast<int32_t>(entry[1]),
-                        nb::cast<int32_t>(entry[2])});
+    for (const nb::handle row : asked) {
+        const nb::handle entry = row[0];
+        rows.push_back({&nb::cast<Sampler&>(row[1]), nb::cast<int32_t>(entry[0]), nb::cast<int32_t>(entry[1]),
+                        nb::cast<int32_t>(entry[2]), nb::cast<SuffixAutomaton*>(row[2]), nb::cast<Gate*>(row[3])});
     }
     require_different(rows);
     llmrun::RunLimits limits{steps, seconds, interrupted.cancelled, {}};
@@ -376,8 +382,8 @@ void define_decoder(nb::module_& module) {
                                    std::bit_cast<decltype(Decoder::is_end)>(is_end)};
             },
             "decode"_a, "logits"_a, "is_end"_a)
-        .def("run", decode_run, "context"_a, "vocabulary"_a, "batch"_a, "entries"_a, "samplers"_a, "steps"_a,
-             "seconds"_a, "interrupted"_a, "take"_a.none() = nb::none());
+        .def("run", decode_run, "context"_a, "vocabulary"_a, "batch"_a, "rows"_a, "steps"_a, "seconds"_a,
+             "interrupted"_a, "take"_a.none() = nb::none());
 }
 
 void define_suffixes(nb::module_& module) {
@@ -393,6 +399,54 @@ void define_suffixes(nb::module_& module) {
         .def("rewind", &SuffixAutomaton::rewind, "length"_a)
         .def("draft", &SuffixAutomaton::draft, "most"_a)
         .def("__len__", &SuffixAutomaton::size);
+}
+
+using Line = std::tuple<int32_t, double, double>;
+
+std::vector<StepLine> lines_of(const std::vector<Line>& lines) {
+    std::vector<StepLine> found;
+    for (const auto& [width, start, slope] : lines) {
+        found.push_back({width, start, slope});
+    }
+    return found;
+}
+
+void define_gate(nb::module_& module) {
+    nb::class_<StepShape>(module, "StepShape", "A decode step to which a draft may be added.")
+        .def(
+            "__init__",
+            [](StepShape* self, int32_t rows, int32_t sampled, int32_t depth) {
+                new (self) StepShape{rows, sampled, depth};
+            },
+            "rows"_a, "sampled"_a, "depth"_a)
+        .def_ro("rows", &StepShape::rows)
+        .def_ro("sampled", &StepShape::sampled)
+        .def_ro("depth", &StepShape::depth);
+    nb::class_<DraftChoice>(module, "DraftChoice", "A number of tokens to draft.")
+        .def_ro("length", &DraftChoice::length)
+        .def_ro("rate", &DraftChoice::rate);
+    nb::class_<Gate> gate(module, "Gate", "The draft lengths of one answer.");
+    gate.attr("MODEL") = Gate::model;
+    gate.def(
+            "__init__",
+            [](Gate* self, int32_t most, const std::vector<Line>& lines, const std::vector<Line>& draft_lines) {
+                new (self) Gate(most, lines_of(lines), lines_of(draft_lines));
+            },
+            "most"_a, "lines"_a, "draft_lines"_a)
+        .def_prop_ro("n_compared", &Gate::n_compared)
+        .def("choose", &Gate::choose, "match"_a, "limit"_a, "step"_a)
+        .def("expected", &Gate::expected, "match"_a, "length"_a)
+        .def("draft_seconds", &Gate::draft_seconds, "step"_a, "length"_a)
+        .def("is_worth_prefill", &Gate::is_worth_prefill, "n_tokens"_a, "step"_a)
+        .def("learn", &Gate::learn, "match"_a, "n_accepted"_a, "missed"_a)
+        .def("learn_sureness", &Gate::learn_sureness, "sure"_a)
+        .def("record_step", &Gate::record_step, "step"_a, "n_drafted"_a, "n_accepted"_a, "drafting"_a = 0.0)
+        .def("plan", &Gate::plan, "drafted"_a, "match"_a, "step"_a, "limit"_a)
+        .def("add_model_draft", &Gate::add_model_draft, "drafted"_a)
+        .def("set_length", &Gate::set_length, "length"_a, "seconds"_a)
+        .def(
+            "compare", [](Gate& gate, const std::vector<int32_t>& tokens) { gate.compare(tokens); }, "tokens"_a)
+        .def("forget", &Gate::forget);
 }
 
 void define_limits(nb::module_& module) {
@@ -417,4 +471,5 @@ NB_MODULE(_native, module) {
     define_limits(module);
     define_decoder(module);
     define_suffixes(module);
+    define_gate(module);
 }

@@ -32,6 +32,29 @@ bool find_logits(const Decoder& decoder, void* context, std::span<Row> rows) {
     return true;
 }
 
+// Plans the drafts of the next step; returns whether one may pay. Limits of the step are not known here.
+bool plan_drafts(std::span<const RunRow> rows, const LlamaBatch& batch) {
+    const auto n_rows = static_cast<int32_t>(rows.size());
+    for (size_t i = 0; i < rows.size(); ++i) {
+        if (rows[i].gate != nullptr) {
+            auto [drafted, match] = rows[i].lookup->draft(rows[i].gate->n_compared());
+            const StepShape step{n_rows, n_rows, batch.pos[i]};
+            if (rows[i].gate->plan(std::move(drafted), static_cast<int32_t>(match), step).length > 0) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+// Teaches a row the sampled token.
+void learn(const RunRow& row, const int32_t& token) {
+    if (row.gate != nullptr) {
+        row.lookup->extend({&token, 1});
+        row.gate->compare({&token, 1});
+    }
+}
+
 }  // namespace
 
 Run decode_run(const Decoder& decoder, void* context, const void* vocabulary, LlamaBatch& batch,
@@ -45,7 +68,7 @@ Run decode_run(const Decoder& decoder, void* context, const void* vocabulary, Ll
     const Clock::time_point start = Clock::now();
     Clock::time_point before = start;
     double due = limits.seconds;
-    for (;;) {
+    while (!plan_drafts(rows, batch)) {
         run.decode_status = decoder.decode(context, batch);
         if (run.decode_status != 0 || !find_logits(decoder, context, sampling)) {
             return run;
@@ -63,6 +86,7 @@ Run decode_run(const Decoder& decoder, void* context, const void* vocabulary, Ll
                 run.failed.push_back(i);
             }
             ends = ends || sampling[i].status != Status::chosen || decoder.is_end(vocabulary, token);
+            learn(rows[i], token);
             batch.token[i] = token;
             batch.pos[i] += 1;
         }
@@ -81,6 +105,7 @@ Run decode_run(const Decoder& decoder, void* context, const void* vocabulary, Ll
             due = seconds_between(start, before) + more;
         }
     }
+    return run;
 }
 
 }  // namespace llmrun

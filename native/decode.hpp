@@ -11,7 +11,9 @@
 #include <span>
 #include <vector>
 
+#include "gate.hpp"
 #include "rows.hpp"
+#include "suffixes.hpp"
 
 namespace llmrun {
 
@@ -39,6 +41,9 @@ struct RunRow {
     int32_t token;
     int32_t position;
     int32_t sequence;
+    // What drafts its next tokens, and whether drafts pay; null without drafts.
+    SuffixAutomaton* lookup = nullptr;
+    Gate* gate = nullptr;
 };
 
 struct RunStep {
@@ -64,7 +69,8 @@ struct RunLimits {
     std::function<double(const Run&)> take;
 };
 
-// Decodes a token of each row and samples the next ones, again and again, until an end token or a limit.
+// Decodes a token of each row and samples the next ones, again and again, until an end token, a limit, or before a step
+// in which a draft may pay; there may be no step before that.
 //
 // batch: its arrays hold at least as many tokens, each in one sequence; overwritten.
 Run decode_run(const Decoder& decoder, void* context, const void* vocabulary, LlamaBatch& batch,

@@ -283,6 +283,7 @@ class EngineProcess:
         """Wait briefly for requests in preparation: prompts that arrive together share the first prefill."""
         ends_at = time.perf_counter() + _GATHER_SECONDS
         while self._commands.n_answers and (seconds := ends_at - time.perf_counter()) > 0:
+            self._outbox.add(self._loaded_model().engine.admit())  # copies cached prefixes meanwhile
             with suppress(queue.Empty):
                 self._handle(*self._to_compute.get(timeout=seconds))
 

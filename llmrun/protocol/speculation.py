@@ -28,6 +28,11 @@ class StepTimes:
         self.widths = tuple(by_width)  # measured
         self._lines: dict[float, tuple[float, float]] = {width: _line(each) for width, each in by_width.items()}
 
+    @property
+    def lines(self) -> list[tuple[int, float, float]]:
+        """For each measured width: seconds at depth 0, and seconds that each token in the KV cache adds."""
+        return [(width, *self._lines[width]) for width in self.widths]
+
     def seconds(self, width: float, depth: int) -> float:
         """Return the time of a step with this many rows, after this many tokens in the KV cache."""
         if width in self._lines:

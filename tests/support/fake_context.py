@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from llmrun import _native
-from llmrun.engine.llama.base import Aborted, CacheFull, DecodeError, Entry, Run, RunLimit, RunSteps
+from llmrun.engine.llama.base import Aborted, CacheFull, DecodeError, Entry, Run, RunLimit, RunRow, RunSteps
 from llmrun.protocol.adapters import AdapterScale
 
 BEGIN, END, TURN, HEART = 256, 257, 258, 259
@@ -221,11 +221,14 @@ class FakeContext:
         if not self.is_asynchronous:
             self.synchronize()
 
-    def run(self, entries: list[Entry], samplers: tuple[_native.Sampler, ...], limit: RunLimit) -> Run:
+    def run(self, rows: Sequence[RunRow], limit: RunLimit) -> Run:
         """See base.Context; one step after the other, in the plainest way."""
         assert limit.steps > 0
         steps: RunSteps = []
+        entries = [row.entry for row in rows]
         for number in range(limit.steps):
+            if any(_plan(row, entry.position, len(rows)) for row, entry in zip(rows, entries, strict=True)):
+                return Run(steps)
             try:
                 self.decode(entries)
             except (Aborted, DecodeError) as failure:
@@ -235,12 +238,15 @@ class FakeContext:
                     raise
                 return Run(steps)
             tokens, failed = list[int](), list[int]()
-            for row, sampler in enumerate(samplers):
+            for index, row in enumerate(rows):
                 try:
-                    tokens.append(sampler.sample(self.logits(row), None, (), True))
+                    tokens.append(row.sampler.sample(self.logits(index), None, (), True))
                 except _native.BadLogits as error:
                     tokens.append(error.token)
-                    failed.append(row)
+                    failed.append(index)
+                if row.lookup is not None and row.gate is not None:
+                    row.lookup.extend(tokens[-1:])
+                    row.gate.compare(tokens[-1:])
             steps.append(((*tokens,), 0.0, 0.0))
             if failed or any(map(self.vocabulary.is_end, tokens)) or limit.interrupted.is_set:
                 return Run(steps, failed)
@@ -348,3 +354,11 @@ class FakeContext:
         adapters = tuple(AdapterScale(*each) for each in found[n_tokens:])
         self._cells[sequence_id] = [Cell(next(self._numbers), token, adapters) for token in found[:n_tokens]]
         return True
+
+
+def _plan(row: RunRow, depth: int, width: int) -> bool:
+    """Plan a draft; return whether it may pay."""
+    if row.lookup is None or row.gate is None:
+        return False
+    drafted, match = row.lookup.draft(row.gate.n_compared)
+    return row.gate.plan(drafted, match, _native.StepShape(width, width, depth), 2**31 - 1).length > 0

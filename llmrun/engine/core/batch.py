@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
+from llmrun._native import StepShape
 from llmrun.engine.core.cell_budget import CellBudget
 from llmrun.engine.core.draft_model import DraftModel
 from llmrun.engine.core.drafts import Drafting
-from llmrun.engine.core.gate import StepShape
 from llmrun.engine.core.images import ImagePart
 from llmrun.engine.core.probe import StepProbe
 from llmrun.engine.core.sequence import Sequence

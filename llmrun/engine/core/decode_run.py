@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from llmrun.engine.core.drafts import Drafting
 from llmrun.engine.core.sequence import Sequence
 from llmrun.engine.core.slots import Slots
-from llmrun.engine.llama.base import Aborted, CacheFull, Context, Entry, RunLimit, RunSteps
+from llmrun.engine.llama.base import Aborted, CacheFull, Context, Entry, RunLimit, RunRow, RunSteps
 from llmrun.errors import LlmrunError
 from llmrun.protocol.messages import Event
 
@@ -50,14 +51,20 @@ class DecodeRun:
         self.ended: dict[int, Ending] = {}
         self.events: list[Event] = []
 
-    def decode(self, limit: RunLimit, slots: Slots) -> Aborted | CacheFull | LlmrunError | None:
-        """Decode and sample until an answer ends, a failure, or the limit; return why a decode call failed."""
+    def decode(self, limit: RunLimit, slots: Slots, *, drafts: bool) -> Aborted | CacheFull | LlmrunError | None:
+        """Decode and sample until an answer ends, a failure, the limit, or before a step with drafts.
+
+        Args:
+            drafts: a step may have them.
+
+        Returns:
+            The reason for the failure of a decode call.
+        """
         sequences, self._began = self._sequences, self._clock()
-        entries = [Entry(each.tokens[-1], each.n_cached, each.slot, True) for each in sequences]
-        samplers = tuple([each.sampler.native for each in sequences])
+        rows = [_row(each, drafts=drafts) for each in sequences]
         n_steps, take = self._n_steps(limit, slots), self._take if self._emit is not None else None
         try:
-            run = self._context.run(entries, samplers, limit._replace(steps=n_steps, take=take))
+            run = self._context.run(rows, limit._replace(steps=n_steps, take=take))
         except (Aborted, CacheFull, LlmrunError) as failure:
             return failure
         for row in run.failed:
@@ -115,3 +122,10 @@ class DecodeRun:
                 reason, detail = sequence.append(tokens[row], vocabulary, window, now, events)
                 if reason:
                     ended[row] = Ending(len(self.sampled), reason, detail)
+
+
+def _row(sequence: Sequence, *, drafts: bool) -> RunRow:
+    entry = Entry(sequence.tokens[-1], sequence.n_cached, sequence.slot, True)
+    drafting = sequence.extras.drafting
+    lookup = drafting.natively(sequence.tokens) if drafts and isinstance(drafting, Drafting) else ()
+    return RunRow(entry, sequence.sampler.native, *lookup)

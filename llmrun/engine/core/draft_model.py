@@ -11,15 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from llmrun._native import BadLogits, Sampler
-from llmrun.engine.core.gate import MODEL
+from llmrun._native import BadLogits, Gate, Sampler
 from llmrun.engine.core.prefix import common_prefix
 from llmrun.engine.llama.base import Aborted, CacheFull, Context, Entry
 from llmrun.errors import LlmrunError
 
 _MAX_PREFILL = 128  # tokens per step: the target model waits meanwhile
 _UNSURE = math.log(0.75)  # llama.cpp's p_min
-_MULTIPLE = 4  # rows: see gate.py
+_MULTIPLE = 4  # rows: see gate.cpp
 
 
 @dataclass(slots=True, eq=False)
@@ -51,6 +50,9 @@ class ModelDrafter:
         self.n_requested: int | None = None
         self.n_steps = 0
 
+    def __len__(self) -> int:
+        return len(self._tokens)
+
     def extend(self, tokens: Sequence[int]) -> None:
         self._tokens += tokens
         self._can_read = self._can_read and self._model.has_tokens(tokens)
@@ -61,7 +63,7 @@ class ModelDrafter:
 
     def draft(self, limit: int) -> tuple[list[int], int]:
         draft, self._draft = self._draft, []
-        return draft[:limit], MODEL
+        return draft[:limit], Gate.MODEL
 
     def close(self) -> None:
         """Release the slot when the answer ends; its KV cache stays for the next sequence."""

@@ -158,11 +158,11 @@ class Engine:
             limit: of a run, in which sequences that only decode may decode several tokens; None: one batch.
             emit: sends the text of such a run whenever limit.seconds have passed; None: they end the run.
         """
-        events = self._drop_cancelled() + self._admit() if self._has_cancelled or self._waiting else []
+        events = self.admit()
         if events or not self._active:
             return events
-        if limit is not None and self._can_run():
-            return self._run(limit, emit)
+        if limit is not None and self._can_run() and (run := self._run(limit, emit)) is not None:
+            return run
         parts, batch = self._next_batch()
         self._n_batches += 1
         began = self._clock()
@@ -178,6 +178,10 @@ class Engine:
         return self._advance(parts, seconds)
 
     # ---- admission -----------------------------------------------------------------------------------------
+
+    def admit(self) -> list[Event]:
+        """Drop cancelled requests, and admit waiting ones; return the events of that."""
+        return self._drop_cancelled() + self._admit() if self._has_cancelled or self._waiting else []
 
     def _drop_cancelled(self) -> list[Event]:
         self._has_cancelled = False
@@ -261,7 +265,7 @@ class Engine:
         if len(chosen) > 1:
             chosen.sort(key=lambda pair: pair[0].slot)
         spare = None
-        if self._drafts and not self._suspects and (len(chosen) == 1 or self._context.unified):
+        if self._has_drafts(len(chosen)):
             spare = BatchCapacity.of(self._context, self._slots.budget, sum(shares), self._window)
         parts, batch = fill(chosen, spare, self._draft_model)
         self._sole_request = parts[0].sequence.request if len(parts) == 1 else None
@@ -283,16 +287,23 @@ class Engine:
         context, active = self._context, self._active
         if self._suspects or self._exclusive or not context.cuts or context.has_checkpoints:
             return False
-        is_plain = len(active) <= context.n_batch and all(each.is_plain for each in active)
-        return is_plain and (len(active) == 1 or self._slots.make_room(len(active)))
+        if self._drafts != self._drafts_requested or len(active) > context.n_batch:
+            return False
+        return all(each.is_plain for each in active) and (len(active) == 1 or self._slots.make_room(len(active)))
 
-    def _run(self, limit: RunLimit, emit: Emit | None) -> list[Event]:
-        """Decode one or several tokens of each sequence, see decode_run.py."""
+    def _has_drafts(self, n_sequences: int) -> bool:
+        """Return whether a batch of so many decoding sequences may hold drafts."""
+        return self._drafts and not self._suspects and (n_sequences == 1 or self._context.unified)
+
+    def _run(self, limit: RunLimit, emit: Emit | None) -> list[Event] | None:
+        """Decode one or several tokens of each sequence, see decode_run.py; return None if the next step has drafts."""
         self._compact()
         running = sorted(self._active, key=_slot)
         self._sole_request = running[0].request if len(running) == 1 else None
         run = DecodeRun(self._context, running, self._window, self._clock, emit)
-        failure = run.decode(limit, self._slots)
+        failure = run.decode(limit, self._slots, drafts=self._has_drafts(len(running)))
+        if failure is None and not run.sampled:
+            return None
         self._n_batches += len(run.sampled)
         if run.sampled:
             self._rate.record(0, run.decode_seconds[-1])

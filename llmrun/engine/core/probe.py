@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from llmrun.engine.core.gate import StepShape
+from llmrun._native import StepShape
 from llmrun.engine.core.steps import WIDTHS, raise_if_disturbed
 from llmrun.engine.llama.base import Aborted
 from llmrun.protocol.speculation import StepTime
@@ -24,6 +24,7 @@ class StepProbe:
     """Drafts for the steps to measure; the interface of drafts.Drafting."""
 
     model = None
+    is_native = False
 
     def __init__(self) -> None:
         self._n_steps = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from llmrun.engine.core.gate import StepShape
+from llmrun._native import StepShape
 from llmrun.engine.core.images import text_only
 from llmrun.engine.core.metrics import Metrics
 from llmrun.engine.core.prefix import common_prefix
@@ -121,11 +121,12 @@ class Sequence:
 
     @property
     def is_plain(self) -> bool:
-        """Sampling its next token needs nothing but the logits after the last one."""
+        """Sampling its next token needs nothing but the logits after the last one; it may have drafts."""
         extras = self.extras
-        others = extras.drafting, extras.images, extras.thinking
-        is_decoding = self.n_waiting == 1 and self.n_completion > 0
-        return is_decoding and self.sampler.is_plain and not self.limits.ban and others == (None, None, None)
+        drafts_natively = extras.drafting is None or extras.drafting.is_native
+        is_decoding = self.n_waiting == 1 and self.n_completion > 0 and drafts_natively
+        has_others = self.limits.ban or extras.images is not None or extras.thinking is not None
+        return is_decoding and self.sampler.is_plain and not has_others
 
     @property
     def n_completion(self) -> int:

@@ -1,4 +1,4 @@
-"""The measurement of decode steps of several widths, for gate.py. The KV cache is the same afterwards."""
+"""The measurement of decode steps of several widths, for _native.Gate. The KV cache is the same afterwards."""
 
 from __future__ import annotations
 

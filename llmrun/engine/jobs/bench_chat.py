@@ -10,13 +10,13 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from llmrun.engine.channel import Outbox
 from llmrun.engine.core.loop import Engine
 from llmrun.engine.core.sampler import SequenceSampler
-from llmrun.engine.llama.base import EmbeddedInput, Entry
+from llmrun.engine.llama.base import Inputs
 from llmrun.errors import LlmrunError
 from llmrun.protocol.jobs.bench import BenchAnswer, BenchTest
 from llmrun.protocol.messages import Event, Failed, TextDelta
@@ -63,7 +63,7 @@ class _Stopwatch:
         self.token_times: list[int] = []
         self._mark = 0
 
-    def decode(self, batch: Sequence[Entry] | EmbeddedInput) -> None:
+    def decode(self, batch: Inputs) -> None:
         if self.token_times:
             self.text_ns += time.perf_counter_ns() - self._mark
         self.context.decode(batch)

@@ -118,8 +118,21 @@ class Vocabulary(Protocol):
         """Return whether this token ends an answer (EOS, EOT, ...)."""
 
 
+Inputs = Sequence[Entry] | EmbeddedInput
+"""The input of one decode call."""
+
 RunSteps = list[tuple[tuple[int, ...], float, float]]
 """Of each decode step, the sampled token of each sequence, seconds of decoding, and seconds since the run began."""
+
+
+class RunRow(NamedTuple):
+    """A sequence's part of a run of decode steps."""
+
+    entry: Entry  # its last token
+    sampler: _native.Sampler
+    # What drafts its next tokens, and whether drafts pay; both up to the last token, and None without drafts.
+    lookup: _native.SuffixAutomaton | None = None
+    gate: _native.Gate | None = None
 
 
 class RunLimit(NamedTuple):
@@ -163,7 +176,7 @@ class Context(Protocol):
     def adapt(self, adapters: tuple[AdapterScale, ...]) -> None:
         """Choose the LoRA adapters of the next batches, as adapters.applied() orders them."""
 
-    def decode(self, batch: Sequence[Entry] | EmbeddedInput) -> None:
+    def decode(self, batch: Inputs) -> None:
         """Run the model over a batch, or over part of an image, and append it to the KV cache.
 
         Raises:
@@ -172,8 +185,10 @@ class Context(Protocol):
             DecodeError: llama.cpp failed.
         """
 
-    def run(self, entries: list[Entry], samplers: tuple[_native.Sampler, ...], limit: RunLimit) -> Run:
-        """Decode an entry of each sequence, sample the next tokens, and so on until an end token or the limit.
+    def run(self, rows: Sequence[RunRow], limit: RunLimit) -> Run:
+        """Decode a token of each sequence, sample the next ones, and so on until an end token or the limit.
+
+        It ends before a step in which a draft may pay, perhaps the first.
 
         Raises:
             CacheFull, OutOfMemoryError: there is no room for the first entries.

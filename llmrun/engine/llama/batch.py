@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from llmrun import _native
-from llmrun.engine.llama.base import EmbeddedInput, Entry, RunLimit, RunSteps
+from llmrun.engine.llama.base import EmbeddedInput, Inputs, RunLimit, RunRow, RunSteps
 from llmrun.engine.llama.library import function
 from llmrun.engine.llama.positions import Positions
 
@@ -44,7 +44,7 @@ class LlamaBatch:
     def n_tokens(self) -> int:
         return int(self._native.n_tokens)
 
-    def fill(self, batch: Sequence[Entry] | EmbeddedInput) -> int:
+    def fill(self, batch: Inputs) -> int:
         """Fill the batch with entries or with part of an image; return the number of entries with logits."""
         if not isinstance(batch, (list, Sequence)):  # a list is recognized without the caches of abc
             return self._fill_embedded(batch)
@@ -70,18 +70,14 @@ class LlamaBatch:
         return 0
 
     def run(
-        self,
-        context: int,
-        vocabulary: int,
-        entries: list[Entry],
-        samplers: tuple[_native.Sampler, ...],
-        limit: RunLimit,
+        self, context: int, vocabulary: int, rows: Sequence[RunRow], limit: RunLimit
     ) -> tuple[int, int, list[int], RunSteps]:
         """Decode an entry of each sequence and the tokens sampled after it, see _native.Decoder.run()."""
-        assert len(entries) <= len(self._outputs)
+        assert len(rows) <= len(self._outputs)
         self._native, self._causal = self._token_batch, True
-        address, rows = ctypes.addressof(self._token_batch), self._image_positions.of_entries(entries)
-        return self._decoder.run(context, vocabulary, address, rows, samplers, *limit)
+        entries = self._image_positions.of_entries([row.entry for row in rows])
+        asked = [(entry, *row[1:]) for entry, row in zip(entries, rows, strict=True)]
+        return self._decoder.run(context, vocabulary, ctypes.addressof(self._token_batch), asked, *limit)
 
     def decode(self, context: Any) -> int:
         """Call llama_decode; return its status."""

@@ -9,15 +9,14 @@ import ctypes
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
 
 from llmrun import _native
-from llmrun.engine.llama.base import ALLOCATING, Aborted, CacheFull, DecodeError, EmbeddedInput, Entry, Run, RunLimit
+from llmrun.engine.llama.base import ALLOCATING, Aborted, CacheFull, DecodeError, Entry, Inputs, Run, RunLimit, RunRow
 from llmrun.engine.llama.batch import LlamaBatch
 from llmrun.engine.llama.context_parameters import context_parameters
 from llmrun.engine.llama.devices import gpus
 from llmrun.engine.llama.failed_context import check_kv_types, out_of_memory
-from llmrun.engine.llama.library import function
+from llmrun.engine.llama.library import bytes_of, function
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.llama.positions import Positions
 from llmrun.engine.llama.watch import Watch, guarded
@@ -237,12 +236,12 @@ class LlamaContext:
         """Return the state of all sequences: shared cells once, cells that a sliding window has passed included."""
         llama = self._llama
         state = bytearray(llama.llama_state_get_size(self._pointer))
-        if llama.llama_state_get_data(self._pointer, _bytes_of(state), len(state)) != len(state):
+        if llama.llama_state_get_data(self._pointer, bytes_of(state), len(state)) != len(state):
             raise DecodeError("llama.cpp could not read out the KV cache")
         return state
 
     def _put_whole_state(self, state: bytearray) -> None:
-        if self._llama.llama_state_set_data(self._pointer, _bytes_of(state), len(state)) != len(state):
+        if self._llama.llama_state_set_data(self._pointer, bytes_of(state), len(state)) != len(state):
             raise DecodeError("llama.cpp could not move the KV cache into a larger context")
 
     # ---- computation ----
@@ -260,7 +259,7 @@ class LlamaContext:
         if llama.llama_set_adapters_lora(self._pointer, pointers, count, scales):
             raise DecodeError("llama.cpp could not set the adapters")
 
-    def decode(self, batch: Sequence[Entry] | EmbeddedInput) -> None:
+    def decode(self, batch: Inputs) -> None:
         """Decode as base.Context.decode(); unless cells are shared, raise OutOfMemoryError if the cache can't grow."""
         if self._batch.fill(batch) > self.n_outputs:
             raise DecodeError(f"at most {self.n_outputs} entries of a batch can have logits")
@@ -281,12 +280,12 @@ class LlamaContext:
         message = f"llama.cpp could not decode a batch of {self._batch.n_tokens} tokens"
         return DecodeError(message, why=f"status {status}") if status else None
 
-    def run(self, entries: list[Entry], samplers: tuple[_native.Sampler, ...], limit: RunLimit) -> Run:
-        rows = self.vocabulary.pointer, entries, samplers, limit
-        status, n_steps, failed, steps = self._batch.run(self._pointer, *rows)
+    def run(self, rows: Sequence[RunRow], limit: RunLimit) -> Run:
+        asked = self.vocabulary.pointer, rows, limit
+        status, n_steps, failed, steps = self._batch.run(self._pointer, *asked)
         while status == _NO_ROOM and not n_steps:
-            self._make_room(len(entries))
-            status, n_steps, failed, steps = self._batch.run(self._pointer, *rows)
+            self._make_room(len(rows))
+            status, n_steps, failed, steps = self._batch.run(self._pointer, *asked)
         self._shifted.clear()
         failure = None if status == _NO_ROOM else self._failure_of(status)  # the next run makes room
         return Run(steps, failed, failure)
@@ -425,11 +424,11 @@ class LlamaContext:
             return bytearray()
         llama, where = self._llama, (sequence_id, _PARTIAL)
         state = bytearray(llama.llama_state_seq_get_size_ext(self._pointer, *where))
-        del state[llama.llama_state_seq_get_data_ext(self._pointer, _bytes_of(state), len(state), *where) :]
+        del state[llama.llama_state_seq_get_data_ext(self._pointer, bytes_of(state), len(state), *where) :]
         return state
 
     def go_back(self, sequence_id: int, checkpoint: bytearray, length: int) -> bool:
-        source = _bytes_of(checkpoint), len(checkpoint), sequence_id, _PARTIAL
+        source = bytes_of(checkpoint), len(checkpoint), sequence_id, _PARTIAL
         n_restored = self._llama.llama_state_seq_set_data_ext(self._pointer, *source)
         return bool(n_restored == len(checkpoint) and self.forget(sequence_id, length))
 
@@ -442,7 +441,7 @@ class LlamaContext:
     def _state(self, sequence_id: int) -> bytearray:
         llama = self._llama
         state = bytearray(llama.llama_state_seq_get_size(self._pointer, sequence_id))
-        copied = llama.llama_state_seq_get_data(self._pointer, _bytes_of(state), len(state), sequence_id)
+        copied = llama.llama_state_seq_get_data(self._pointer, bytes_of(state), len(state), sequence_id)
         del state[copied:]
         if self._is_streamed:  # convert to the only stream: remove the other streams' counts, which are 0
             magic = state[:_MAGIC_BYTES]
@@ -475,7 +474,7 @@ class LlamaContext:
             others = bytes(_COUNT.size * (self.n_seq_max - 1))
             view = memoryview(state)
             state = b"".join((view[:_MAGIC_BYTES], _COUNT.pack(self.n_seq_max), view[header:], others))
-        buffer = _bytes_of(state) if isinstance(state, bytearray) else ctypes.c_char_p(state)
+        buffer = bytes_of(state) if isinstance(state, bytearray) else ctypes.c_char_p(state)
         pointer = ctypes.cast(buffer, ctypes.POINTER(ctypes.c_uint8))
         copied = self._llama.llama_state_seq_set_data(self._pointer, pointer, len(state), sequence_id)
         return bool(copied == len(state))
@@ -491,8 +490,3 @@ class LlamaContext:
 
 def _rounded(cells: int) -> int:
     return -(-cells // _STEP) * _STEP
-
-
-def _bytes_of(data: bytearray) -> Any:
-    """Return a bytearray's memory for llama.cpp, without a copy."""
-    return (ctypes.c_uint8 * len(data)).from_buffer(data)

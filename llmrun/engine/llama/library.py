@@ -67,6 +67,11 @@ def function(name: str, result: Any, *arguments: Any) -> Any:
     return found
 
 
+def bytes_of(data: bytearray) -> Any:
+    """Return a bytearray's memory for llama.cpp, without a copy."""
+    return (ctypes.c_uint8 * len(data)).from_buffer(data)
+
+
 class _SignalStack(ctypes.Structure):
     _fields_ = (("pointer", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))
 

@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 from support.conversation import Conversation
-from support.fake_context import END, endless, hashed, scripted
+from support.fake_context import END, endless, hashed, scripted, tokens_of
 
 from llmrun import _native
+from llmrun.engine.core.drafts import Drafting
+from llmrun.engine.core.sequence import Extras
 from llmrun.engine.llama.base import Aborted, CacheFull, DecodeError, RunLimit
 from llmrun.protocol.messages import Event, Failed, Finished, Stats
 from llmrun.protocol.params import SamplingParams
+from llmrun.protocol.speculation import Speculation, StepTime
 
 TIMES = {
     name: getattr(Stats(), name)
@@ -161,6 +164,37 @@ def test_runs_of_several_sequences(seed: int, n_stream: int, is_plain: bool, is_
     runs, talk = of_crowd(requests, how, n_stream=n_stream)
     assert runs == plain
     assert any(len(call) > 1 for call in talk.context.calls)
+
+
+def of_few_letters(tokens: Sequence[int]) -> Sequence[float]:
+    return [value if ord("a") <= token < ord("d") else -9.0 for token, value in enumerate(hashed(tokens))]
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("is_streaming", [True, False])
+def test_runs_and_steps_have_the_same_drafts(seed: int, is_streaming: bool) -> None:
+    """Of one sequence, and of several that share their cells; with streams of their own there are none."""
+    draws = random.Random(seed)
+    speculation = Speculation(
+        draws.choice([3, 15]),
+        draws.choice([(), tuple(StepTime(width, 0, 1 + width / draws.choice([8, 40])) for width in (1, 4, 8, 16))]),
+    )
+    requests = crowd(draws, n_requests=draws.choice([1, 1, 3]))
+    layout = {"n_stream": draws.choice([0, 0, 60]), "n_outputs": draws.choice([16, 7])}
+    talks = []
+    for in_runs in (False, True):
+        drafted = [
+            {**asked, "extras": Extras(drafting=Drafting(speculation, _native.SuffixAutomaton(), tokens))}
+            for asked in requests
+            for tokens in [tokens_of(asked["prompt"])]
+        ]
+        how = {"in_runs": in_runs, "is_streaming": is_streaming}
+        talks.append(of_crowd(drafted, how, model=of_few_letters, **layout))
+    (plain, slow), (runs, fast) = talks
+    assert runs == plain
+    if len(requests) == 1:
+        widths = [[len(call) for call in talk.context.calls] for talk in (slow, fast)]
+        assert widths[0] == widths[1][: len(widths[0])], "a run may go on after the end of an answer"
 
 
 @pytest.mark.parametrize("fault", [Aborted, CacheFull, DecodeError])

@@ -6,17 +6,21 @@ import random
 
 import pytest
 
-from llmrun.engine.core.gate import Gate, StepShape
-from llmrun.protocol.speculation import Speculation, StepTime, StepTimes
+from llmrun._native import Gate, StepShape
+from llmrun.protocol.speculation import StepTime, StepTimes
 
 ALONE = StepShape(rows=1, sampled=1, depth=0)
 CHEAP = tuple(StepTime(width, 0, seconds) for width, seconds in ((1, 1.0), (4, 1.2), (8, 1.4), (16, 1.8)))
 LINEAR = tuple(StepTime(width, 0, float(width)) for width in (1, 4, 8, 16))
 
 
+def new(most: int = 15, times: tuple[StepTime, ...] = CHEAP) -> Gate:
+    return Gate(most, StepTimes(times).lines, ())
+
+
 def sure(times: tuple[StepTime, ...] = CHEAP, most: int = 15) -> Gate:
     """Return a gate whose drafts were all accepted."""
-    gate = Gate(Speculation(most, times))
+    gate = new(most, times)
     for _ in range(100):
         gate.learn(1, 30, missed=False)
     return gate
@@ -41,9 +45,9 @@ def test_a_deeper_step_is_never_expected_to_be_faster() -> None:
     [(15, 1, 15), (14, 1, 11), (7, 1, 7), (6, 1, 3), (3, 1, 3), (2, 1, 2), (1, 1, 1), (7, 3, 5), (4, 3, 1)],
 )
 def test_without_times_the_batch_is_as_wide_as_kernels_like_it(most: int, rows: int, expected: int) -> None:
-    gate = Gate(Speculation(most))
+    gate = new(most, ())
     assert gate.choose(1, 100, StepShape(rows, 1, 0)).length == expected
-    assert Gate(Speculation(100)).choose(1, most, StepShape(rows, 1, 0)).length == expected
+    assert new(100, ()).choose(1, most, StepShape(rows, 1, 0)).length == expected
 
 
 def test_the_best_measured_width_is_chosen() -> None:
@@ -62,7 +66,7 @@ def test_depth_decides_too() -> None:
     deep = tuple(StepTime(width, 1000, float(width)) for width in (1, 4, 8, 16))
     gate = sure((*CHEAP, *deep))
     assert gate.choose(5, 100, ALONE).length == 15
-    assert gate.choose(5, 100, ALONE._replace(depth=1000)).length == 0
+    assert gate.choose(5, 100, StepShape(1, 1, 1000)).length == 0
 
 
 def test_a_draft_has_to_pay_for_all_who_wait_for_it() -> None:
@@ -70,11 +74,11 @@ def test_a_draft_has_to_pay_for_all_who_wait_for_it() -> None:
     assert sure().choose(5, 100, crowd).length == 12
     dear = (*CHEAP[:3], StepTime(16, 0, 9.0))
     assert sure(dear).choose(5, 100, crowd).length == 4
-    assert sure().choose(5, 100, crowd._replace(rows=16, sampled=16)).length == 0
+    assert sure().choose(5, 100, StepShape(16, 16, 0)).length == 0
 
 
 def test_what_would_have_come_true_opens_the_gate_and_what_would_not_closes_it() -> None:
-    gate = Gate(Speculation(15, CHEAP))
+    gate = new()
     for _ in range(30):
         gate.learn(2, 0, missed=True)
     assert gate.choose(2, 15, ALONE).length == 0
@@ -85,7 +89,7 @@ def test_what_would_have_come_true_opens_the_gate_and_what_would_not_closes_it()
 
 
 def test_what_is_expected_is_the_sum_of_chances() -> None:
-    gate = Gate(Speculation(15, CHEAP))
+    gate = new()
     for _ in range(1000):
         gate.learn(2, 1, missed=False)
     assert gate.expected(2, 1) == pytest.approx(1, abs=1e-3)

@@ -8,7 +8,7 @@ import pytest
 from support.conversation import Conversation
 from support.fake_context import FakeContext, hashed
 
-from llmrun.engine.core.gate import StepShape
+from llmrun._native import StepShape
 from llmrun.engine.core.probe import StepProbe
 from llmrun.engine.core.sequence import Extras
 from llmrun.protocol.messages import Event, Finished, TextDelta

@@ -34,6 +34,9 @@ class Foreseeing:
         self._answer, self._wrong, self._draws = answer, wrong, draws
         self._length = 0
 
+    def __len__(self) -> int:
+        return self._length
+
     def extend(self, tokens: Sequence[int]) -> None:
         self._length += len(tokens)
 
@@ -47,7 +50,8 @@ class Foreseeing:
 
 
 def drafting(prompt: str, most: int = 15, drafter: Drafter | None = None, times: Sequence[StepTime] = ()) -> Extras:
-    return Extras(drafting=Drafting(Speculation(most, tuple(times)), drafter or SuffixAutomaton(), tokens_of(prompt)))
+    chosen = SuffixAutomaton() if drafter is None else drafter
+    return Extras(drafting=Drafting(Speculation(most, tuple(times)), chosen, tokens_of(prompt)))
 
 
 def counts(stats: Stats) -> tuple[int, ...]:

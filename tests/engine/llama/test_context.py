@@ -21,7 +21,7 @@ from llmrun import _native
 from llmrun.convert.job import convert_folder
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.llama import context as context_module
-from llmrun.engine.llama.base import ALLOCATING, Aborted, CacheFull, DecodeError, Entry, RunLimit, RunSteps
+from llmrun.engine.llama.base import ALLOCATING, Aborted, CacheFull, DecodeError, Entry, Run, RunLimit, RunRow, RunSteps
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.errors import OutOfMemoryError
@@ -506,7 +506,7 @@ def test_a_run_gives_the_tokens_of_single_steps(model: LlamaModel) -> None:
             while len(answer) < 120:
                 first = Entry(answer[-1], len(prompt) + len(answer) - 1, 0, True)
                 if in_runs:
-                    run = context.run([first], (sampler.native,), limit)
+                    run = context.run([RunRow(first, sampler.native)], limit)
                     assert run.failure is None
                     assert not run.failed
                     assert len(run.steps) < 2 or not takes
@@ -528,8 +528,8 @@ def test_a_run_of_several_sequences_gives_the_tokens_of_single_steps(model: Llam
             steps: list[tuple[int, ...]] = []
             while len(steps) < 12:
                 if in_runs:
-                    natives = tuple(sampler.native for sampler in samplers)
-                    run = context.run(rows, natives, RunLimit(4, math.inf, _native.CancelFlag()))
+                    asked = [RunRow(row, sampler.native) for row, sampler in zip(rows, samplers, strict=True)]
+                    run = context.run(asked, RunLimit(4, math.inf, _native.CancelFlag()))
                     steps += [sampled for sampled, *_ in run.steps]
                 else:
                     context.decode(rows)
@@ -539,11 +539,28 @@ def test_a_run_of_several_sequences_gives_the_tokens_of_single_steps(model: Llam
     assert answers[0] == answers[1]
 
 
+def test_a_run_ends_before_a_step_with_a_draft(model: LlamaModel) -> None:
+    sampler, lookup = SequenceSampler(SamplingParams(seed=3), model.vocabulary), _native.SuffixAutomaton()
+    gate = _native.Gate(3, (), ())
+    with opened(model) as context:
+        lookup.extend([5])
+        limit = RunLimit(200, math.inf, _native.CancelFlag())
+        run = context.run([RunRow(Entry(5, 0, 0, True), sampler.native, lookup, gate)], limit)
+        answer = [5, *(token for (token,), *_ in run.steps)]
+        assert len(lookup) == len(answer)
+        assert answer.index(answer[-1]) < len(answer) - 1, "its last token occurred before"
+        assert len({*answer[:-1]}) == len(answer) - 1, "no other one did"
+        last = Entry(answer[-1], len(answer) - 1, 0, True)
+        run = context.run([RunRow(last, sampler.native, lookup, gate)], limit)
+    assert run == Run([], [], None)
+
+
 def test_a_cancel_ends_a_run(model: LlamaModel) -> None:
     sampler = SequenceSampler(SamplingParams(seed=3), model.vocabulary)
     with opened(model) as context:
         model.flag.set()
-        run = context.run([Entry(5, 0, 0, True)], (sampler.native,), RunLimit(9, math.inf, _native.CancelFlag()))
+        limit = RunLimit(9, math.inf, _native.CancelFlag())
+        run = context.run([RunRow(Entry(5, 0, 0, True), sampler.native)], limit)
         model.flag.clear()
     assert run.steps == []
     assert isinstance(run.failure, Aborted)

@@ -1,0 +1,184 @@
+#include "gate.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+namespace llmrun {
+namespace {
+
+constexpr int32_t multiple = 4;          // kernels compute this many rows at once, and handle a remainder badly
+constexpr double min_gain = 1.1;         // expected: a table is never quite right
+constexpr double allowed_loss = 0.01;    // of the decoding time ...
+constexpr int32_t allowed_failures = 5;  // ... plus the extra time of this many steps whose drafts were rejected
+constexpr double prior[] = {0.15, 0.3, 0.45, 0.65, 0.8, 0.9};  // after a match of 1, 2, 3-4, 5-8, 9-16, more tokens
+constexpr double model_prior = 0.8;                            // of a token that the draft model is sure of
+constexpr double sure_prior = 0.7;                             // how often the draft model is sure
+constexpr double newest_share = 0.1;                           // minimum weight of the newest outcome
+constexpr int32_t min_compared = 15;
+
+// Interpolated between the measured widths.
+double seconds_of(std::span<const StepLine> lines, double width, int32_t depth) {
+    const auto at = [depth](const StepLine& line) { return line.start + line.slope * depth; };
+    if (width <= lines.front().width) {
+        return at(lines.front());
+    }
+    for (size_t i = 1; i < lines.size(); ++i) {
+        const StepLine &low = lines[i - 1], &high = lines[i];
+        if (width <= high.width) {
+            return at(low) + (at(high) - at(low)) * (width - low.width) / (high.width - low.width);
+        }
+    }
+    return at(lines.back());
+}
+
+// An upper bound: a wide step takes no longer per row than the widest one in the table.
+double prefill_seconds(std::span<const StepLine> lines, int32_t n_tokens, int32_t depth) {
+    const int32_t widest = lines.back().width;
+    return n_tokens * seconds_of(lines, widest, depth) / widest;
+}
+
+}  // namespace
+
+Gate::Gate(int32_t most, std::vector<StepLine> lines, std::vector<StepLine> draft_lines)
+    : most_(most), lines_(std::move(lines)), draft_lines_(std::move(draft_lines)), sure_(sure_prior) {
+    for (const double each : prior) {
+        rates_.emplace_back(each);
+    }
+    rates_.emplace_back(model_prior);
+}
+
+void Gate::AcceptanceRate::learn(bool accepted) {
+    ++outcomes_;
+    value_ += std::max(1.0 / outcomes_, newest_share) * (accepted - value_);
+}
+
+Gate::AcceptanceRate& Gate::rate(int32_t match) {
+    const size_t last = std::size(prior) - 1;
+    return match == model ? rates_.back()
+                          : rates_[std::min<size_t>(std::bit_width(static_cast<uint32_t>(match - 1)), last)];
+}
+
+double Gate::rate_of(int32_t match) const { return const_cast<Gate*>(this)->rate(match).value(); }
+
+DraftChoice Gate::choose(int32_t match, int32_t limit, const StepShape& step) const {
+    limit = std::min(limit, most_);
+    const double first = rate_of(match);
+    if (lines_.empty()) {
+        const int32_t length = (step.rows + limit) / multiple * multiple - step.rows;
+        return {length > 0 ? length : limit, first};
+    }
+    const bool is_lost = gain_ < -allowed_loss * decoding_ - allowed_failures * trial_;
+    if (is_lost || (match == model && draft_lines_.empty())) {
+        return {};
+    }
+    const double plain = seconds_of(lines_, step.rows, step.depth);
+    const double sure = match == model ? sure_.value() : 1.0;
+    DraftChoice best{0, min_gain * step.sampled / plain};
+    for (const StepLine& line : lines_) {
+        const int32_t length = line.width - step.rows;
+        if (length <= 0 || length > limit) {
+            continue;
+        }
+        double duration = seconds_of(lines_, line.width, step.depth);
+        if (match == model) {
+            duration = sure * duration + (1 - sure) * plain + draft_seconds(step, 1 + sure * (length - 1));
+        }
+        if (step.sampled + sure * first * length > best.rate * duration) {  // an upper bound, quickly computed
+            const double rate = (step.sampled + sure * expected(match, length)) / duration;
+            if (rate > best.rate) {
+                best = {length, rate};
+            }
+        }
+    }
+    return best.length > 0 ? best : DraftChoice{};
+}
+
+double Gate::expected(int32_t match, int32_t length) const {
+    double total = 0.0, probability = 1.0;
+    for (int32_t i = 0; i < length; ++i) {
+        probability *= rate_of(match == model ? model : match + i);
+        total += probability;
+    }
+    return total;
+}
+
+// All sequences of the step take part. The first step of the draft model usually decodes two tokens per sequence.
+double Gate::draft_seconds(const StepShape& step, double length) const {
+    if (draft_lines_.empty()) {
+        return 0.0;
+    }
+    const double first = seconds_of(draft_lines_, 2 * step.sampled, step.depth);
+    const double other = seconds_of(draft_lines_, step.sampled, step.depth);
+    return (first + (length - 1) * other) / step.sampled;
+}
+
+bool Gate::is_worth_prefill(int32_t n_tokens, const StepShape& step) const {
+    if (lines_.empty()) {
+        return true;
+    }
+    const DraftChoice choice = choose(model, most_, step);
+    if (choice.length == 0 || draft_lines_.empty()) {
+        return false;
+    }
+    const double saved = 1 - step.sampled / seconds_of(lines_, step.rows, step.depth) / choice.rate;
+    const double prefill = prefill_seconds(lines_, n_tokens, step.depth);
+    return prefill_seconds(draft_lines_, n_tokens, step.depth) <= saved * (prefill + decoding_);
+}
+
+void Gate::learn(int32_t match, int32_t n_accepted, bool missed) {
+    for (int32_t i = 0; i < n_accepted + missed; ++i) {
+        rate(match == model ? model : match + i).learn(i < n_accepted);
+    }
+}
+
+void Gate::record_step(const StepShape& step, int32_t n_drafted, int32_t n_accepted, double drafting) {
+    if (lines_.empty()) {
+        return;
+    }
+    const double plain = seconds_of(lines_, step.rows, step.depth);
+    double extra = drafting;
+    if (n_drafted > 0) {
+        extra += seconds_of(lines_, step.rows + n_drafted, step.depth) - plain;
+    }
+    decoding_ += plain + extra;
+    gain_ += n_accepted * plain / step.sampled - extra;
+    trial_ = std::max(trial_, extra);
+}
+
+size_t Gate::n_compared() const { return static_cast<size_t>(std::max(most_, min_compared)); }
+
+DraftChoice Gate::plan(std::vector<int32_t> drafted, int32_t match, const StepShape& step, int32_t limit) {
+    limit = std::min(limit, static_cast<int32_t>(drafted.size()));
+    const DraftChoice choice = match != 0 && limit > 0 ? choose(match, limit, step) : DraftChoice{};
+    drafts_.assign(1, {std::move(drafted), match});
+    step_ = step;
+    set_length(choice.length, 0.0);
+    return choice;
+}
+
+void Gate::set_length(int32_t length, double seconds) {
+    length_ = length;
+    seconds_ = seconds;
+}
+
+void Gate::compare(std::span<const int32_t> tokens) {
+    if (drafts_.empty() || tokens.empty()) {
+        return;
+    }
+    int32_t n_same = 0;
+    for (const Draft& draft : drafts_) {
+        const auto shorter = static_cast<int32_t>(std::min(draft.tokens.size(), tokens.size()));
+        n_same = 0;
+        while (n_same < shorter && draft.tokens[n_same] == tokens[n_same]) {
+            ++n_same;
+        }
+        if (draft.match != 0) {
+            learn(draft.match, n_same, n_same < shorter);
+        }
+    }
+    record_step(step_, length_, std::min(n_same, length_), seconds_);
+    drafts_.clear();
+}
+
+}  // namespace llmrun

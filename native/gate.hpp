@@ -1,0 +1,124 @@
+// How many tokens to draft, by the cost of decode steps and the acceptance rates so far.
+//
+// Knows neither models nor clocks: the decision depends on a table of step times and on the tokens so far alone, so that
+// the same answer takes the same steps again.
+//
+// The first token of a draft after a match of m tokens is accepted with probability p(m), the second with p(m + 1), and
+// so on. Every token of the answer teaches these: it shows of any draft, verified or not, whether it was right. The
+// tokens of a draft model all have one probability; its steps cost time, even if it turns out to be unsure.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <vector>
+
+namespace llmrun {
+
+// A decode step to which a draft may be added.
+struct StepShape {
+    int32_t rows;     // tokens that it decodes without drafts
+    int32_t sampled;  // tokens that it yields without drafts: one per sequence
+    int32_t depth;    // tokens in the KV cache before it
+};
+
+// Seconds of a decode step with this many rows: start + slope * depth.
+struct StepLine {
+    int32_t width;
+    double start;
+    double slope;
+};
+
+// The number of tokens to draft, and the expected tokens/s (a relative figure without step times).
+struct DraftChoice {
+    int32_t length = 0;
+    double rate = 0.0;
+};
+
+// The draft lengths of one answer.
+class Gate {
+  public:
+    static constexpr int32_t model = -1;  // the length of a match, for drafts of a draft model
+
+    // lines: of the measured widths, ascending; without any, drafts are as long as possible.
+    // draft_lines: of the draft model.
+    Gate(int32_t most, std::vector<StepLine> lines, std::vector<StepLine> draft_lines);
+
+    // match: the number of last tokens that the draft has followed before, or model.
+    DraftChoice choose(int32_t match, int32_t limit, const StepShape& step) const;
+
+    // The expected number of accepted tokens of a draft.
+    double expected(int32_t match, int32_t length) const;
+
+    // One sequence's share of the draft model's time for a draft of this length.
+    double draft_seconds(const StepShape& step, double length) const;
+
+    // Whether the draft model should prefill tokens that it has not seen. The answer is expected to take as long again
+    // as it took so far, prefill included; what drafts gain in that time has to pay for the prefill.
+    bool is_worth_prefill(int32_t n_tokens, const StepShape& step) const;
+
+    // Learns from a draft: its first n_accepted tokens were right, and if missed, the next one was wrong.
+    void learn(int32_t match, int32_t n_accepted, bool missed);
+
+    // Learns whether the draft model was sure of the first token of a draft.
+    void learn_sureness(bool sure) { sure_.learn(sure); }
+
+    // Accounts for a step, with the seconds of the draft model.
+    void record_step(const StepShape& step, int32_t n_drafted, int32_t n_accepted, double drafting);
+
+    // How many tokens of a draft are compared with the answer, verified by a step or not.
+    size_t n_compared() const;
+
+    // Plans a step with one draft, and chooses how many of its tokens to verify.
+    DraftChoice plan(std::vector<int32_t> drafted, int32_t match, const StepShape& step,
+                     int32_t limit = std::numeric_limits<int32_t>::max());
+
+    // Adds the draft model's draft to the planned step.
+    void add_model_draft(std::vector<int32_t> drafted) { drafts_.push_back({std::move(drafted), model}); }
+
+    // The planned step verifies this many tokens, for which the draft model takes some seconds.
+    void set_length(int32_t length, double seconds);
+
+    // Compares the drafts of the planned step with the tokens that came since, if any.
+    void compare(std::span<const int32_t> tokens);
+
+    // Forgets the planned step.
+    void forget() { drafts_.clear(); }
+
+  private:
+    struct Draft {
+        std::vector<int32_t> tokens;
+        int32_t match;
+    };
+    class AcceptanceRate {
+      public:
+        explicit AcceptanceRate(double prior) : value_(prior) {}
+        double value() const { return value_; }
+        void learn(bool accepted);
+
+      private:
+        double value_;
+        int32_t outcomes_ = 4;  // weight of the prior
+    };
+
+    double rate_of(int32_t match) const;
+    AcceptanceRate& rate(int32_t match);
+
+    int32_t most_;
+    std::vector<StepLine> lines_;
+    std::vector<StepLine> draft_lines_;
+    std::vector<AcceptanceRate> rates_;
+    AcceptanceRate sure_;
+    // Seconds by the table: of all steps, gained by drafts, and the largest extra time of a step.
+    double decoding_ = 0.0;
+    double gain_ = 0.0;
+    double trial_ = 0.0;
+    // The planned step.
+    std::vector<Draft> drafts_;
+    StepShape step_{1, 1, 0};
+    int32_t length_ = 0;
+    double seconds_ = 0.0;
+};
+
+}  // namespace llmrun
