@@ -253,15 +253,8 @@ class Database:
             DiskFullError: the disk is full.
             ResourceError: the file can't be written.
         """
-        with self.explained():
-            self.connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self.connection.execute("COMMIT")
-            except BaseException:
-                if self.connection.in_transaction:
-                    self.connection.execute("ROLLBACK")
-                raise
+        with self.explained(), _transaction(self.connection):
+            yield
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -364,6 +357,18 @@ class Database:
         return ResourceError(f"can't read or write {what} in {path!r}", why=text, hint=hint)
 
 
+@contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
 def _version(connection: sqlite3.Connection) -> int:
     """Return the number of migrations applied to a file."""
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
@@ -372,19 +377,12 @@ def _version(connection: sqlite3.Connection) -> int:
 def _migrate(connection: sqlite3.Connection, migrations: Sequence[Sequence[str]]) -> None:
     """Apply the missing migrations, all or none."""
     connection.execute("PRAGMA journal_mode=WAL")
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        for statements in migrations[
-            _version(connection) :
-        ]:  # another process may have applied some while this one waited
+    with _transaction(connection):
+        # Another process may have applied some while this one waited.
+        for statements in migrations[_version(connection) :]:
             for statement in statements:
                 connection.execute(statement)
         connection.execute(f"PRAGMA user_version={len(migrations)}")
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
 
 
 def sqlite_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
@@ -407,16 +405,13 @@ def _rescued(old: Path, new: sqlite3.Connection, rescue: Rescue) -> str:
     """Copy the readable part of a damaged file in one transaction; return its description."""
     import sqlite3
 
-    new.execute("BEGIN IMMEDIATE")
+    said = ""
     try:
-        with closing(sqlite3.connect(f"{old.absolute().as_uri()}?mode=ro", uri=True)) as damaged:
+        with _transaction(new), closing(sqlite3.connect(f"{old.absolute().as_uri()}?mode=ro", uri=True)) as damaged:
             said = rescue(damaged, new)
     except sqlite_errors() as error:
         if not is_damage(error):
             raise
-        new.execute("ROLLBACK")
-        return ""
-    new.execute("COMMIT")
     return said
 
 

@@ -296,7 +296,9 @@ class _Sweep:
                         alive.remove(each)
             if drops and number:
                 verdicts = {each: _verdict(rates, base, each, goal) for each in alive for goal in tests}
-                alive = [each for each in alive if max(_ratios(rates, base, each, *tests)) >= _MATTERS]
+                (goal,) = tests
+                pairs = {each: zip(rates[each, goal], rates[base, goal], strict=False) for each in alive}
+                alive = [each for each in alive if max(mine / other for mine, other in pairs[each]) >= _MATTERS]
                 if all(verdicts[each].kind == "faster" for each in alive):
                     break
         return rates
@@ -374,10 +376,6 @@ class _Sweep:
 def _whole_batch(settings: Iterable[TunableSettings]) -> int:
     """Return the tokens of a prompt that fills a micro-batch of each."""
     return max(_BATCH, *(each.n_ubatch for each in settings))
-
-
-def _ratios(rates: _Rates, base: TunableSettings, candidate: TunableSettings, goal: str) -> list[float]:
-    return [mine / other for mine, other in zip(rates[candidate, goal], rates[base, goal], strict=False)]
 
 
 def _verdict(rates: _Rates, base: TunableSettings, candidate: TunableSettings, goal: str) -> Verdict:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
 from llmrun.bench.compare import Comparison, Pair
 from llmrun.bench.external import ExternalComparison
 from llmrun.bench.history import HistoryEntry
@@ -16,11 +14,8 @@ from llmrun.bench.results import Result
 from llmrun.bench.statistics import Verdict
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.tables import Column, ago, show_table
-from llmrun.ui.views.bench import details, disturbances
+from llmrun.ui.views.bench import details, disturbances, limit_text
 from llmrun.ui.views.bench_labels import labels
-
-if TYPE_CHECKING:
-    from llmrun.bench.results import BenchRow
 
 
 def show_entries(output: Output, entries: Sequence[HistoryEntry]) -> None:
@@ -45,7 +40,7 @@ def show_result(output: Output, result: Result) -> None:
     """Print one result; settings that vary are part of a row's name."""
     columns = (Column("TEST"), Column("TOKENS/S", right=True), Column("±", right=True), Column("OF LIMIT"))
     rows = [
-        (f"{label} {row.test}".strip(), f"{row.avg_ts:,.2f}", f"{row.stddev_ts:,.2f}", _limit(row))
+        (f"{label} {row.test}".strip(), f"{row.avg_ts:,.2f}", f"{row.stddev_ts:,.2f}", limit_text(row))
         for row, label in zip(result.rows, labels(result.rows), strict=True)
     ]
     show_table(output, columns, rows)
@@ -56,11 +51,6 @@ def show_result(output: Output, result: Result) -> None:
         output.sentence(line)
     for line in disturbances(result):
         output.note(line)
-
-
-def _limit(row: BenchRow) -> str:
-    share = row.share_of_limit
-    return f"{share:.0%} {row.limit.binds}" if row.limit is not None and share is not None else ""
 
 
 def show_comparison(output: Output, comparison: Comparison) -> None:
