@@ -274,7 +274,7 @@ def _mann_whitney_cut(n: int, m: int) -> int:
             ways[u] -= ways[u - m - i]
         for u in range(i, n * m + 1):
             ways[u] += ways[u - i]
-    return _cut(ways, math.comb(n + m, n), CONFIDENCE)
+    return _cut(ways, math.comb(n + m, n))
 
 
 @functools.cache
@@ -287,15 +287,15 @@ def _signed_rank_cut(n: int) -> int:
     for rank in range(1, n + 1):
         for total in range(len(ways) - 1, rank - 1, -1):
             ways[total] += ways[total - rank]
-    return _cut(ways, 2**n, CONFIDENCE)
+    return _cut(ways, 2**n)
 
 
-def _cut(ways: Sequence[int], total: int, confidence: float) -> int:
-    """Return the largest k such that both tails of fewer than k together have a probability of 1 - confidence."""
+def _cut(ways: Sequence[int], total: int) -> int:
+    """Return the largest k such that both tails of fewer than k together have a probability of 1 - CONFIDENCE."""
     below = 0
     for k, count in enumerate(ways):
         below += count
-        if 2 * below > (1 - confidence) * total:
+        if 2 * below > (1 - CONFIDENCE) * total:
             return k - 1
     raise AssertionError("half of the ways are above any level")
 

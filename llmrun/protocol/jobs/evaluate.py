@@ -140,8 +140,10 @@ class EvaluateUpdate:
     so_far: EvaluateResult | None = None  # partial figures; None if unchanged
 
 
-def _models(command: Evaluate) -> tuple[str, ...]:
-    return tuple(filter(None, (command.model, command.reference)))
-
-
-EVALUATE = JobKind("evaluate", Evaluate, EvaluateUpdate, EvaluateResult, _models)
+EVALUATE = JobKind(
+    "evaluate",
+    Evaluate,
+    EvaluateUpdate,
+    EvaluateResult,
+    lambda command: tuple(filter(None, (command.model, command.reference))),
+)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+
 from llmrun.bench.compare import Comparison, Pair
 from llmrun.bench.external import ExternalComparison
 from llmrun.bench.history import HistoryEntry
