@@ -134,7 +134,7 @@ def versus(
     left, right = merged(rows[True]), merged(rows[False])
     verdict = statistics.compare(right.samples_ts, left.samples_ts, paired=True)
     why = (verdict.why,) if verdict.kind == "noisy" else ()
-    builds = ()
+    builds: tuple[str, ...] = ()
     if right.build_commit and not same_build(left.build_commit, right.build_commit):
         builds = (f"another build of ggml: ours {left.build_commit or 'unknown'}, theirs {right.build_commit}",)
     return ExternalComparison(left, right, verdict, (*builds, *other.notes(model, case), *why))
