@@ -21,7 +21,7 @@ from llmrun.ui.terminal.cells import cut
 from llmrun.ui.terminal.format import rate, seconds
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.sanitize import clean
-from llmrun.ui.terminal.tables import Column, show_table
+from llmrun.ui.terminal.tables import Column, right, show_table
 
 if TYPE_CHECKING:
     from llmrun.protocol.messages import Rewriting
@@ -197,8 +197,7 @@ def show_servers(output: Output, servers: Sequence[RunningServer], now: float) -
         return
     columns = [
         Column("ADDRESS", style="bold"),
-        Column("PROCESS", right=True),
-        Column("RUNS FOR", right=True),
+        *right("PROCESS", "RUNS FOR"),
         Column("IN MEMORY"),
         Column("CHECKPOINTS", right=True),
     ]
@@ -218,7 +217,7 @@ def show_servers(output: Output, servers: Sequence[RunningServer], now: float) -
 def show_requests(output: Output, requests: Sequence[ServedRequest]) -> None:
     """Print a table of answered requests, if there are any."""
     if requests:
-        columns = [Column("LAST REQUESTS"), *(Column(name, right=True) for name in ("PROMPT", "REUSED", "RATE"))]
+        columns = [Column("LAST REQUESTS"), *right("PROMPT", "REUSED", "RATE")]
         show_table(output, [*columns, Column("FIRST DIFFERENCE", is_excerpt=True)], list(map(_request_row, requests)))
 
 
