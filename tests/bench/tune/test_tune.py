@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.engines import fake_engine
 from support.gguf_writer import runnable_model, tiny_model, write
 
 from llmrun.bench.results import BenchWarning
@@ -32,11 +32,9 @@ from llmrun.protocol.devices import Gpu
 from llmrun.protocol.jobs.bench import BenchTest
 from llmrun.protocol.loading import Load
 from llmrun.quantize.fast_copy import FastCopy
-from llmrun.runner.launch import launch
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.views.tune import TuneView, as_json, line_of, show_fast_copy, show_outcome, step_words
 
-FAKE_ENGINE = Path(__file__).parents[2] / "support/fake_engine.py"
 GIB = 1 << 30
 MACHINE = Hardware("Some CPU", ("avx2", "avx512f"), 4, 8, None, 16 * GIB, 12 * GIB)
 DEFAULT = TunableSettings(threads=4, threads_batch=4)
@@ -141,8 +139,7 @@ def test_as_many_engines_as_fit_on_each_gpu(header: Header) -> None:
 @pytest.mark.usefixtures("package_on_path")
 def test_step_times_are_measured_and_remembered_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
-    engine = (sys.executable, str(FAKE_ENGINE), "normal")
-    monkeypatch.setattr("llmrun.model.launch", lambda **options: launch(engine))
+    monkeypatch.setattr("llmrun.model.launch", lambda **options: fake_engine())
     model = write(tmp_path / "model.gguf", runnable_model())
     spec = ModelSpec("tiny", path=model)
     times = measure_steps(spec, model)

@@ -12,8 +12,9 @@ from collections.abc import Iterable
 import pyte
 import pytest
 from support.answers import sent
+from support.clock import Clock
 from support.escapes import SEQUENCES, UNFINISHED, is_allowed
-from support.screens import Clock, Terminal, rows_of
+from support.screens import Terminal, rows_of
 
 from llmrun.protocol.loading import Loaded, LoadProgress
 from llmrun.protocol.messages import Event, Failed, Finished, PrefillProgress, Rendering, Started, Stats, TextDelta

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.clock import Clock
 from support.gguf_writer import tiny_model, write
 
 from llmrun.gguf.reader import read_header
@@ -21,16 +22,6 @@ class Terminal(io.StringIO):
         return True
 
 
-class Clock:
-    """Seconds that pass when told to."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def output(stderr: io.StringIO, *, as_json: bool = False) -> tuple[Output, io.StringIO]:
     stdout = io.StringIO()
     environment = {"TERM": "xterm", "COLUMNS": "100", "NO_COLOR": "1"}
@@ -39,7 +30,7 @@ def output(stderr: io.StringIO, *, as_json: bool = False) -> tuple[Output, io.St
 
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(0)
 
 
 def test_lines_where_there_is_no_terminal(clock: Clock) -> None:
