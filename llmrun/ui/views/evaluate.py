@@ -12,14 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 
-from llmrun.protocol.jobs.evaluate import (
-    EvaluateResult,
-    EvaluateUpdate,
-    Figure,
-    Needle,
-    PositionRange,
-    least_chunks,
-)
+from llmrun.protocol.jobs.evaluate import EvaluateResult, EvaluateUpdate, Figure, Needle, PositionRange, least_chunks
 from llmrun.ui.terminal.activity import Activity
 from llmrun.ui.terminal.format import counted
 from llmrun.ui.terminal.output import Output

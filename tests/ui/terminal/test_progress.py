@@ -8,14 +8,10 @@ import random
 
 import pytest
 from support.clock import Clock
+from support.streams import Terminal
 
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.progress import Pace, download_progress, rounded_seconds
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def make(stream: io.StringIO, **environment: str) -> tuple[Output, io.StringIO]:

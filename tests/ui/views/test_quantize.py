@@ -10,16 +10,12 @@ from pathlib import Path
 import pytest
 from support.clock import Clock
 from support.gguf_writer import tiny_model, write
+from support.streams import Terminal
 
 from llmrun.gguf.reader import read_header
 from llmrun.quantize.job import Preview, QuantizedFile
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.views.quantize import show_done, show_preview, stages
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def output(stderr: io.StringIO, *, as_json: bool = False) -> tuple[Output, io.StringIO]:
