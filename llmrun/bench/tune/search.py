@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from llmrun.bench.results import BenchWarning
 from llmrun.bench.statistics import Verdict, compare
 from llmrun.bench.tune.axes import DECODE, PREFILL, Axis
 from llmrun.errors import BadModelError, EngineCrashedError, ResourceError, UsageError
@@ -124,6 +125,7 @@ class SearchResult:
     prefill_test: BenchTest  # of the final figures
     decode_test: BenchTest
     seconds: float
+    warnings: tuple[BenchWarning, ...] = ()  # disturbances meanwhile
 
 
 def search(
