@@ -55,18 +55,13 @@ class ExternalBenchmark(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ExternalComparison:
-    """Both sides of one test.
+    """Both sides of one test."""
 
-    Attributes:
-        ours, theirs: rows with their samples in pairs.
-        verdict: of ours against theirs.
-        notes: differences between the sides, in words.
-    """
-
+    # Rows with their samples in pairs.
     ours: BenchRow
     theirs: BenchRow
-    verdict: Verdict
-    notes: tuple[str, ...] = ()
+    verdict: Verdict  # of ours against theirs
+    notes: tuple[str, ...] = ()  # differences between the sides, in words
 
 
 def kind_of(name: str) -> str:

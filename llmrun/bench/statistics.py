@@ -69,25 +69,18 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The outcome of comparing B with A.
+    """The outcome of comparing B with A."""
 
-    Attributes:
-        kind: "faster" or "slower": B, with 95 % confidence. "same": no difference, where one of RESOLUTION would
-            show. "noisy": too noisy to tell, or too few samples.
-        ratio: of B's speed to A's.
-        low, high: the 95 % interval of that ratio; 0 and infinity where there are too few samples.
-        samples: of A and of B.
-        paired: whether they were measured in turns.
-        why: the reason for "noisy", or for a wider interval; "" for none.
-    """
-
+    # "faster" or "slower": B, with 95 % confidence. "same": no difference, where one of RESOLUTION would show. "noisy":
+    # too noisy to tell, or too few samples.
     kind: Literal["faster", "slower", "same", "noisy"]
-    ratio: float
+    ratio: float  # of B's speed to A's
+    # The 95 % interval of that ratio; 0 and infinity where there are too few samples.
     low: float
     high: float
-    samples: tuple[int, int]
-    paired: bool
-    why: str = ""
+    samples: tuple[int, int]  # of A and of B
+    paired: bool  # whether they were measured in turns
+    why: str = ""  # the reason for "noisy", or for a wider interval; "" for none
 
     @property
     def is_different(self) -> bool:

@@ -45,17 +45,14 @@ class Evaluate(EngineSettings):
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure estimated from a sample.
-
-    Attributes:
-        error: standard error as llama-perplexity computes it, with every position independent; 0 for quantiles, and
-            with fewer than eleven positions.
-        low, high: 95 % confidence interval. It is computed from the differences between blocks of positions, because
-            neighbours are correlated, so it is wider than +- 1.96 errors. None with fewer than LEAST_BLOCKS blocks.
-    """
+    """A figure estimated from a sample."""
 
     value: float
+    # Standard error as llama-perplexity computes it, with every position independent; 0 for quantiles, and with fewer
+    # than eleven positions.
     error: float
+    # 95 % confidence interval. It is computed from the differences between blocks of positions, because neighbours are
+    # correlated, so it is wider than +- 1.96 errors. None with fewer than LEAST_BLOCKS blocks.
     low: float | None = None
     high: float | None = None
 
