@@ -241,9 +241,10 @@ class Database:
                 return
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             _make_file(path)
-            if not self._is_ready():
+            if not self._opened(migrates=False):  # intact and of the newest version, as at nearly every start
                 with _alone_in(path.parent):
-                    self._set_up()
+                    if not self._opened():  # other processes wait, or have just set it up
+                        self._replace()
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -277,23 +278,14 @@ class Database:
     def close(self) -> None:
         self.connection.close()
 
-    def _is_ready(self) -> bool:
-        """Open the file if it is intact and of the newest version, as at nearly every start."""
+    def _opened(self, *, migrates: bool = True) -> bool:
+        """Connect; return False if the file is damaged, or of an older version that must not be migrated."""
         try:
-            return self._open(migrates=False)
+            return self._open(migrates=migrates)
         except sqlite_errors() as error:
             if is_damage(error):
                 return False
             raise
-
-    def _set_up(self) -> None:
-        """Create, migrate or replace the file. Other processes wait, or have just done it."""
-        try:
-            self._open()
-        except sqlite_errors() as error:
-            if not is_damage(error):
-                raise
-            self._replace()
 
     def _replace(self) -> None:
         """Replace a damaged file by a new one with its rescued data, and keep it aside."""
