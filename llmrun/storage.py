@@ -397,14 +397,13 @@ def _rescued(old: Path, new: sqlite3.Connection, rescue: Rescue) -> str:
     """Copy the readable part of a damaged file in one transaction; return its description."""
     import sqlite3
 
-    said = ""
     try:
         with _transaction(new), closing(sqlite3.connect(f"{old.absolute().as_uri()}?mode=ro", uri=True)) as damaged:
-            said = rescue(damaged, new)
+            return rescue(damaged, new)
     except sqlite_errors() as error:
         if not is_damage(error):
             raise
-    return said
+        return ""
 
 
 def _move_aside(path: Path) -> Path:

@@ -173,7 +173,9 @@ def sample_clock(root: Path = Path("/")) -> ClockSample:
     cpus = root / "sys/devices/system/cpu"
     clocks = [1e3 * (read_number(path) or 0) for path in cpus.glob("cpu[0-9]*/cpufreq/scaling_cur_freq")]
     if not clocks:
-        found = re.findall(r"^cpu MHz\s*:\s*(\d+\.?\d*)$", read_text(root / "proc/cpuinfo", _CPUINFO_BYTES), re.M)
+        found = re.findall(
+            r"^cpu MHz[^:\n]*:\s*(\d+\.?\d*)\s*$", read_text(root / "proc/cpuinfo", _CPUINFO_BYTES), re.M
+        )
         clocks = [1e6 * float(text) for text in found]
     zones = (root / "sys/class/thermal").glob("thermal_zone*")
     # "x86_pkg_temp", "cpu-thermal", "cpu0-thermal", "k10temp"; others are batteries and radios.

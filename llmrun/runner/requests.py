@@ -112,8 +112,10 @@ class PendingRequest:
             self.phase = "while encoding an image"  # a likely reason for a crash
         if isinstance(event, (Rendering, Rendered)):
             if not self.is_cancelled:
-                share = rendering_share(self._asked.messages, self._asked.tools)
-                self.ends_at = time.monotonic() + RENDER_SECONDS + share if isinstance(event, Rendering) else None
+                self.ends_at = None
+                if isinstance(event, Rendering):
+                    share = rendering_share(self._asked.messages, self._asked.tools)
+                    self.ends_at = time.monotonic() + RENDER_SECONDS + share
         else:
             self.put(self._error(event) if isinstance(event, Failed) else event)
         return isinstance(event, (answers[-1], Failed))

@@ -110,9 +110,8 @@ class BenchConversation:
         return ns, BenchAnswer((first_text or [began + ns])[0] - began, gaps, watch.sampling_ns, watch.text_ns)
 
     def _prompt(self) -> list[int]:
-        return self._stopwatch.context.vocabulary.tokenize(self._text, special=False)[
-            : self._test.n_depth + self._test.n_prompt
-        ]
+        tokens = self._stopwatch.context.vocabulary.tokenize(self._text, special=False)
+        return tokens[: self._test.n_depth + self._test.n_prompt]
 
     def _run(self, prompt: list[int], n_tokens: int, hand_on: Callable[..., None]) -> None:
         outbox = Outbox(hand_on)
