@@ -61,13 +61,14 @@ def load_settings(environment: Mapping[str, str] | None = None) -> Settings:
     """
     env = os.environ if environment is None else environment
     home = env.get("HF_HOME") or Path(env.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    states_bytes = env.get("LLMRUN_KV_BYTES", "").strip()
     cache = env.get("HF_HUB_CACHE") or env.get("HUGGINGFACE_HUB_CACHE") or Path(home, "hub")
     return Settings(
         hub_cache=Path(os.path.expandvars(Path(cache).expanduser())).absolute(),
         endpoint=(env.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/"),
         offline=_truth(env, "HF_HUB_OFFLINE" if env.get("HF_HUB_OFFLINE") else "TRANSFORMERS_OFFLINE"),
         debug=_truth(env, "LLMRUN_DEBUG"),
-        states_bytes=_bytes(env, "LLMRUN_KV_BYTES", DEFAULT_STATES_BYTES),
+        states_bytes=int(states_bytes) if states_bytes.isdecimal() else DEFAULT_STATES_BYTES,
     )
 
 
@@ -111,8 +112,3 @@ def ca_file() -> str | None:
 
 def _truth(env: Mapping[str, str], name: str) -> bool:
     return env.get(name, "").strip().upper() in {"1", "ON", "YES", "TRUE"}
-
-
-def _bytes(env: Mapping[str, str], name: str, default: int) -> int:
-    text = env.get(name, "").strip()
-    return int(text) if text.isdecimal() else default

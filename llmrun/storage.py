@@ -241,9 +241,10 @@ class Database:
                 return
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             _make_file(path)
-            if not self._is_ready():
+            if not self._opened(migrates=False):  # intact and of the newest version, as at nearly every start
                 with _alone_in(path.parent):
-                    self._set_up()
+                    if not self._opened():  # other processes wait, or have just set it up
+                        self._replace()
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -253,15 +254,8 @@ class Database:
             DiskFullError: the disk is full.
             ResourceError: the file can't be written.
         """
-        with self.explained():
-            self.connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self.connection.execute("COMMIT")
-            except BaseException:
-                if self.connection.in_transaction:
-                    self.connection.execute("ROLLBACK")
-                raise
+        with self.explained(), _transaction(self.connection):
+            yield
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -284,23 +278,14 @@ class Database:
     def close(self) -> None:
         self.connection.close()
 
-    def _is_ready(self) -> bool:
-        """Open the file if it is intact and of the newest version, as at nearly every start."""
+    def _opened(self, *, migrates: bool = True) -> bool:
+        """Connect; return False if the file is damaged, or of an older version that must not be migrated."""
         try:
-            return self._open(migrates=False)
+            return self._open(migrates=migrates)
         except sqlite_errors() as error:
             if is_damage(error):
                 return False
             raise
-
-    def _set_up(self) -> None:
-        """Create, migrate or replace the file. Other processes wait, or have just done it."""
-        try:
-            self._open()
-        except sqlite_errors() as error:
-            if not is_damage(error):
-                raise
-            self._replace()
 
     def _replace(self) -> None:
         """Replace a damaged file by a new one with its rescued data, and keep it aside."""
@@ -364,6 +349,18 @@ class Database:
         return ResourceError(f"can't read or write {what} in {path!r}", why=text, hint=hint)
 
 
+@contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
 def _version(connection: sqlite3.Connection) -> int:
     """Return the number of migrations applied to a file."""
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
@@ -372,19 +369,12 @@ def _version(connection: sqlite3.Connection) -> int:
 def _migrate(connection: sqlite3.Connection, migrations: Sequence[Sequence[str]]) -> None:
     """Apply the missing migrations, all or none."""
     connection.execute("PRAGMA journal_mode=WAL")
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        for statements in migrations[
-            _version(connection) :
-        ]:  # another process may have applied some while this one waited
+    with _transaction(connection):
+        # Another process may have applied some while this one waited.
+        for statements in migrations[_version(connection) :]:
             for statement in statements:
                 connection.execute(statement)
         connection.execute(f"PRAGMA user_version={len(migrations)}")
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
 
 
 def sqlite_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
@@ -407,17 +397,13 @@ def _rescued(old: Path, new: sqlite3.Connection, rescue: Rescue) -> str:
     """Copy the readable part of a damaged file in one transaction; return its description."""
     import sqlite3
 
-    new.execute("BEGIN IMMEDIATE")
     try:
-        with closing(sqlite3.connect(f"{old.absolute().as_uri()}?mode=ro", uri=True)) as damaged:
-            said = rescue(damaged, new)
+        with _transaction(new), closing(sqlite3.connect(f"{old.absolute().as_uri()}?mode=ro", uri=True)) as damaged:
+            return rescue(damaged, new)
     except sqlite_errors() as error:
         if not is_damage(error):
             raise
-        new.execute("ROLLBACK")
         return ""
-    new.execute("COMMIT")
-    return said
 
 
 def _move_aside(path: Path) -> Path:

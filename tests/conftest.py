@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 import llmrun
 from llmrun import errors
+
+if TYPE_CHECKING:
+    from support.remote_server import FarServer
+
+    from llmrun.runner.client import EngineClient
 
 PACKAGE_PARENT = Path(llmrun.__file__).parents[1]
 
@@ -38,6 +45,24 @@ def package_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """Subprocesses import llmrun from where this process has it, whatever their folder."""
     paths = [str(PACKAGE_PARENT), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., EngineClient]]:
+    """start(mode): a client of a fake engine, closed in the end."""
+    from support.engines import fake_client
+
+    with ExitStack() as clients:
+        yield lambda mode="normal": clients.enter_context(closing(fake_client(mode)))
+
+
+@pytest.fixture
+def server() -> Iterator[FarServer]:
+    """A remote server."""
+    from support import remote_server
+
+    with remote_server.serving() as server:
+        yield server
 
 
 @pytest.fixture

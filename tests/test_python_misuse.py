@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.engines import fake_client
 from support.gguf_writer import tiny_model, write
 from support.python_misuse import MISUSES, Misuse
 
@@ -19,10 +19,6 @@ from llmrun.model.load_plan import prepare
 from llmrun.models.registry import ModelSpec
 from llmrun.protocol.arguments import FLAGS, KINDS, in_python
 from llmrun.protocol.jobs.beams import BeamSettings
-from llmrun.runner.client import EngineClient
-from llmrun.runner.launch import launch
-
-FAKE_ENGINE = Path(__file__).parent / "support/fake_engine.py"
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +27,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[llmrun.Model]:
     path = write(tmp_path_factory.mktemp("model") / "tiny.gguf", tiny_model())
     with prepare(ModelSpec("tiny", path=path), path) as model, pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(llmrun.__file__).parents[1]))
-        model.start(EngineClient(launch((sys.executable, str(FAKE_ENGINE), "normal"))))
+        model.start(fake_client())
         yield model
 
 

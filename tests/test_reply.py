@@ -8,7 +8,6 @@ import inspect
 import json
 import os
 import re
-import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ from unittest.mock import create_autospec
 import psutil
 import pytest
 from support.answers import sent
+from support.engines import fake_client
 from support.gguf_writer import tiny_model, write
 
 import llmrun
@@ -41,10 +41,7 @@ from llmrun.protocol.messages import (
     TokenLogprob,
 )
 from llmrun.reply import Reply, as_grammar, as_messages, sort_options
-from llmrun.runner.client import EngineClient
-from llmrun.runner.launch import launch
 
-FAKE_ENGINE = Path(__file__).parent / "support/fake_engine.py"
 HI = Message("user", "hi")
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
@@ -110,7 +107,7 @@ def test_who_waits_for_something_else_measures_meanwhile(
 
 def started(path: Path, mode: str = "normal") -> llmrun.Model:
     model = prepare(ModelSpec("tiny", path=path), path)
-    model.start(EngineClient(launch((sys.executable, str(FAKE_ENGINE), mode))))
+    model.start(fake_client(mode))
     return model
 
 

@@ -88,7 +88,9 @@ class RemoteEngine:
                     else:
                         waiting.appendleft(each.todo)
                 if lost:
-                    self._pause(lost[0], n_failures, sink)
+                    seconds = self._patience.backoff_seconds * 2**n_failures
+                    sink.note(f"{lost[0].error}; retrying in {seconds:g} seconds")
+                    self._sleep(seconds)
             if client.has_usage is False:
                 sink.note(f"{self._server.host} reports no token counts: pieces of text are counted instead")
 
@@ -126,11 +128,6 @@ class RemoteEngine:
             answer.put(None)
         else:
             client.listen(Generate(client.next_request(), request), answer.put, sampling)
-
-    def _pause(self, lost: RowAnswer, n_failures: int, sink: RowSink) -> None:
-        seconds = self._patience.backoff_seconds * 2**n_failures
-        sink.note(f"{lost.error}; retrying in {seconds:g} seconds")
-        self._sleep(seconds)
 
 
 def _counted(parts: Sequence[Part]) -> Sequence[Part]:

@@ -16,9 +16,9 @@ from llmrun.batch.ledger import RowSink
 from llmrun.batch.rows import PendingRow
 from llmrun.errors import EngineCrashedError, LlmrunError, UsageError
 from llmrun.model import Model
-from llmrun.protocol.messages import AnswerRequest, Event, Generate
+from llmrun.protocol.messages import Event, Generate
 from llmrun.runner.client import EngineClient
-from llmrun.server.answer_parts import AnswerReader, CompletionRequest, Part
+from llmrun.server.answer_parts import AnswerReader, Part
 
 AHEAD = 8
 """Number of rows queued in the engine, which starts with the one that has the longest cached prefix."""
@@ -98,8 +98,10 @@ class BatchRun:
             while waiting and len(running) < limit and not lost:
                 answer = RowAnswer(waiting.popleft(), self._finished)
                 running[answer.todo.row.number] = answer
-                try:
-                    client.listen(Generate(client.next_request(), self._request(answer.todo.completion)), answer.put)
+                completion = answer.todo.completion
+                try:  # with the model's advised sampling where the row sets nothing
+                    request = replace(completion.request, sampling=self._model.sampling(completion.sampling)[0])
+                    client.listen(Generate(client.next_request(), request), answer.put)
                 except UsageError as error:  # the row is too long for the pipe, or has invalid sampling
                     answer.put(error)
                     answer.put(None)
@@ -121,7 +123,3 @@ class BatchRun:
             self._sink.died()
             self._suspects = len(lost)
             waiting.extendleft(reversed(lost))
-
-    def _request(self, completion: CompletionRequest) -> AnswerRequest:
-        """Return the request for the engine, with the model's advised sampling where the row sets nothing."""
-        return replace(completion.request, sampling=self._model.sampling(completion.sampling)[0])

@@ -77,39 +77,27 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A row of each side to compare.
+    """A row of each side to compare."""
 
-    Attributes:
-        a, b: the newest rows of each side.
-        verdict: of B against A.
-        runs: how many runs of each side count; 1 and 1 unless both sides have several.
-        differences: in model, settings or program; empty when only the speed may differ.
-        notes: what to know about the verdict, in words.
-    """
-
+    # The newest rows of each side.
     a: BenchRow
     b: BenchRow
-    verdict: Verdict
-    runs: tuple[int, int]
-    differences: tuple[Difference, ...] = ()
-    notes: tuple[str, ...] = ()
+    verdict: Verdict  # of B against A
+    runs: tuple[int, int]  # how many runs of each side count; 1 and 1 unless both sides have several
+    differences: tuple[Difference, ...] = ()  # in model, settings or program; empty when only the speed may differ
+    notes: tuple[str, ...] = ()  # what to know about the verdict, in words
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A comparison of B with A.
+    """A comparison of B with A."""
 
-    Attributes:
-        a, b: labels.
-        pairs: in A's order.
-        machines: what differs between the machines and the programs on them.
-        only_a, only_b: rows that have no partner.
-    """
-
+    # Labels of the two sides.
     a: str
     b: str
-    pairs: tuple[Pair, ...]
-    machines: tuple[Difference, ...]
+    pairs: tuple[Pair, ...]  # in A's order
+    machines: tuple[Difference, ...]  # what differs between the machines and the programs on them
+    # Rows that have no partner.
     only_a: tuple[BenchRow, ...]
     only_b: tuple[BenchRow, ...]
 

@@ -55,18 +55,13 @@ class ExternalBenchmark(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ExternalComparison:
-    """Both sides of one test.
+    """Both sides of one test."""
 
-    Attributes:
-        ours, theirs: rows with their samples in pairs.
-        verdict: of ours against theirs.
-        notes: differences between the sides, in words.
-    """
-
+    # Rows with their samples in pairs.
     ours: BenchRow
     theirs: BenchRow
-    verdict: Verdict
-    notes: tuple[str, ...] = ()
+    verdict: Verdict  # of ours against theirs
+    notes: tuple[str, ...] = ()  # differences between the sides, in words
 
 
 def kind_of(name: str) -> str:
@@ -134,7 +129,10 @@ def versus(
     left, right = merged(rows[True]), merged(rows[False])
     verdict = statistics.compare(right.samples_ts, left.samples_ts, paired=True)
     why = (verdict.why,) if verdict.kind == "noisy" else ()
-    return ExternalComparison(left, right, verdict, (*_builds(left, right), *other.notes(model, case), *why))
+    builds: tuple[str, ...] = ()
+    if right.build_commit and not same_build(left.build_commit, right.build_commit):
+        builds = (f"another build of ggml: ours {left.build_commit or 'unknown'}, theirs {right.build_commit}",)
+    return ExternalComparison(left, right, verdict, (*builds, *other.notes(model, case), *why))
 
 
 def merged(rows: Sequence[BenchRow]) -> BenchRow:
@@ -188,12 +186,6 @@ class _BorrowedWorker:
 
     def close(self) -> None:
         pass
-
-
-def _builds(ours: BenchRow, theirs: BenchRow) -> tuple[str, ...]:
-    if not theirs.build_commit or same_build(ours.build_commit, theirs.build_commit):
-        return ()
-    return (f"another build of ggml: ours {ours.build_commit or 'unknown'}, theirs {theirs.build_commit}",)
 
 
 # ---- llama-bench -----------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ def read_file(path: Path) -> Result:
             hint="make one with: llmrun bench MODEL -o json > FILE",
         ) from None
     try:
-        result = Result.from_json([data] if isinstance(data, dict) else data)
+        result = Result.from_json(data)
         for row in result.rows:
             _check(as_dict(row), "a row")
     except LlmrunError as error:

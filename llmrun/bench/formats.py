@@ -32,7 +32,7 @@ _OURS: dict[str, Callable[[BenchRow], Any]] = {
     "load_ns": lambda row: row.load_ns,
     "peak_bytes": lambda row: row.peak_bytes,
     "joules_per_token": lambda row: row.joules_per_token,
-    "ttft_ns": lambda row: _mean(row.chat.ttft_ns) if row.chat else None,
+    "ttft_ns": lambda row: sum(times) // len(times) if row.chat and (times := row.chat.ttft_ns) else None,
     "token_p50_ns": lambda row: row.chat.token_p50_ns if row.chat else None,
     "token_p95_ns": lambda row: row.chat.token_p95_ns if row.chat else None,
     "token_p99_ns": lambda row: row.chat.token_p99_ns if row.chat else None,
@@ -78,17 +78,6 @@ def _file(path: str) -> str:
     return re.split(r"[/\\]", path)[-1]
 
 
-# ---- JSON ------------------------------------------------------------------------------------------
-
-
-def _json(rows: Sequence[BenchRow]) -> str:
-    return json.dumps([row.to_json() for row in rows], indent=2, allow_nan=False) + "\n"
-
-
-def _jsonl(rows: Sequence[BenchRow]) -> str:
-    return "".join(json.dumps(row.to_json(), allow_nan=False) + "\n" for row in rows)
-
-
 # ---- CSV -------------------------------------------------------------------------------------------
 
 
@@ -97,7 +86,8 @@ def _csv(rows: Sequence[BenchRow]) -> str:
     import io
 
     text = io.StringIO()
-    names = _llama_bench_names()
+    names = [name for name in _DEFAULTS.to_json() if name not in _ARRAYS]
+    names = names[: names.index(_LAST_OF_LLAMA_BENCH) + 1]
     text.write(",".join([*names, *_OURS]) + "\n")  # llama-bench does not quote these
     writer = csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator="\n")
     for row in rows:
@@ -114,15 +104,6 @@ def _cell(value: Any) -> Any:
         value = _one_line(value)
         return f"'{value}" if value.startswith(("=", "+", "-", "@")) else value
     return "" if value is None else value
-
-
-def _llama_bench_names() -> list[str]:
-    names = [name for name in _DEFAULTS.to_json() if name not in _ARRAYS]
-    return names[: names.index(_LAST_OF_LLAMA_BENCH) + 1]
-
-
-def _mean(samples: Sequence[int]) -> int | None:
-    return sum(samples) // len(samples) if samples else None
 
 
 def _end(row: BenchRow, end: str) -> float | None:
@@ -157,7 +138,8 @@ def _markdown(rows: Sequence[BenchRow]) -> str:
     if any(row.warnings or row.is_partial for row in rows):
         columns["note"] = _note
     cells = [[value(row) for value in columns.values()] for row in rows]
-    return markdown_table(list(columns), cells, _TO_THE_LEFT) + f"\n\nbuild: {_builds(rows)}\n"
+    builds = dict.fromkeys(f"{row.build_commit or 'unknown'}, by {row.program} {row.version}" for row in rows)
+    return markdown_table(list(columns), cells, _TO_THE_LEFT) + f"\n\nbuild: {', '.join(builds)}\n"
 
 
 def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]], to_the_left: Collection[str]) -> str:
@@ -224,13 +206,9 @@ def _note(row: BenchRow) -> str:
     return "; ".join([*(warning.text for warning in row.warnings), *stopped])
 
 
-def _builds(rows: Sequence[BenchRow]) -> str:
-    return ", ".join(dict.fromkeys(f"{row.build_commit or 'unknown'}, by {row.program} {row.version}" for row in rows))
-
-
 WRITERS: dict[str, Callable[[Sequence[BenchRow]], str]] = {
     "md": _markdown,
     "csv": _csv,
-    "json": _json,
-    "jsonl": _jsonl,
+    "json": lambda rows: json.dumps([row.to_json() for row in rows], indent=2, allow_nan=False) + "\n",
+    "jsonl": lambda rows: "".join(json.dumps(row.to_json(), allow_nan=False) + "\n" for row in rows),
 }

@@ -188,16 +188,12 @@ class History:
 
 
 def _entry(row: Sequence[Any]) -> HistoryEntry:
-    number, measured, machine, models, version, tests, origin = row
-    return HistoryEntry(number, measured, machine, _names(models), version, tests, origin)
-
-
-def _names(written: str) -> tuple[str, ...]:
-    """Return the names of a result's models; none where the data is damaged."""
-    try:
-        return tuple(map(str, load_json(written)))
-    except (ValueError, TypeError):
-        return ()
+    """Return an entry, without names of models where they are damaged."""
+    number, measured, machine, written, version, tests, origin = row
+    models: tuple[str, ...] = ()
+    with suppress(ValueError, TypeError):
+        models = tuple(map(str, load_json(written)))
+    return HistoryEntry(number, measured, machine, models, version, tests, origin)
 
 
 def _is_model(name: str, text: str) -> bool:

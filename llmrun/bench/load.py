@@ -85,34 +85,26 @@ class LoadRequest:
 
 @dataclass(frozen=True, slots=True)
 class LoadRow:
-    """The figures of N concurrent clients. Quantiles are over all answers of all repetitions.
-
-    Attributes:
-        prompt_tokens: of one prompt.
-        samples_ts: tokens/s of all answers together, from the first request to the last token, of each repetition.
-        client_ts: tokens/s of one client after its first token, the median.
-        ttft_p50_ns, ttft_p95_ns: from a client's request to its first text.
-        token_p50_ns, token_p95_ns, token_p99_ns: between two pieces of an answer's text.
-        cached_share: of the prompts' tokens, found in the KV cache, 0 to 1.
-        answer_p50_ns: from a client's request to the last text of its answer.
-        early: answers that ended before all their tokens.
-    """
+    """The figures of N concurrent clients. Quantiles are over all answers of all repetitions."""
 
     clients: int
     shares_prompt: bool
-    prompt_tokens: int
+    prompt_tokens: int  # of one prompt
+    # Tokens/s of all answers together, from the first request to the last token, of each repetition.
     samples_ts: tuple[float, ...]
     avg_ts: float
     stddev_ts: float
-    client_ts: float
+    client_ts: float  # tokens/s of one client after its first token, the median
+    # From a client's request to its first text.
     ttft_p50_ns: int
     ttft_p95_ns: int
+    # Between two pieces of an answer's text.
     token_p50_ns: int
     token_p95_ns: int
     token_p99_ns: int
-    cached_share: float
-    answer_p50_ns: int = 0
-    early: int = 0
+    cached_share: float  # of the prompts' tokens, found in the KV cache, 0 to 1
+    answer_p50_ns: int = 0  # from a client's request to the last text of its answer
+    early: int = 0  # answers that ended before all their tokens
 
     @property
     def power(self) -> float:

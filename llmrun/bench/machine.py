@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -45,6 +46,9 @@ def describe(
     """
     import llmrun
 
+    llama = ""
+    with suppress(metadata.PackageNotFoundError):
+        llama = metadata.version("llama-cpp-python")
     hardware = hardware or probe(root)
     details = probe_details(root)
     machine = Machine(
@@ -62,7 +66,7 @@ def describe(
         governor=details.governor,
         python=".".join(map(str, sys.version_info[:3])),
         llmrun=llmrun.__version__,
-        llama=_version("llama-cpp-python"),
+        llama=llama,
         build_commit=build_commit,
     )
     return machine if name else replace(machine, name=label(machine))
@@ -102,10 +106,3 @@ def _kernel(root: Path) -> str:
     text = f"{platform.system()} {number[0] if number else ''}".strip()
     flags = re.search(r"^flags\s*:(.*)$", read_text(root / "proc/cpuinfo", 8192), re.M)
     return f"{text}, virtual machine" if flags and " hypervisor" in flags[1] else text
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""

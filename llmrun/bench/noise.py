@@ -154,6 +154,7 @@ def read(root: Path = Path("/")) -> SystemCounters:
     groups = cgroup_directories(read_text(root / "proc/self/cgroup"), root / "sys/fs/cgroup")
     stopped = [read_text(group / "cpu.stat") for kind in ("", "cpu") for group in groups.get(kind, [])]
     memory = read_text(root / "proc/vmstat")
+    counters = (root / "sys/devices/system/cpu").glob("cpu[0-9]*/thermal_throttle/*_throttle_count")
     return SystemCounters(
         wall=now.wall,
         busy=now.everybody,
@@ -163,7 +164,7 @@ def read(root: Path = Path("/")) -> SystemCounters:
         throttled_seconds=max(map(_throttled_seconds, stopped), default=0.0),
         swapped=_PAGE * (parse_statistic(memory, "pswpin") + parse_statistic(memory, "pswpout")),
         reread=_PAGE * parse_statistic(memory, "workingset_refault_file"),
-        heat=_heat(root),
+        heat=int(sum(read_number(path) or 0 for path in counters)),
     )
 
 
@@ -172,8 +173,10 @@ def sample_clock(root: Path = Path("/")) -> ClockSample:
     cpus = root / "sys/devices/system/cpu"
     clocks = [1e3 * (read_number(path) or 0) for path in cpus.glob("cpu[0-9]*/cpufreq/scaling_cur_freq")]
     if not clocks:
-        lines = read_text(root / "proc/cpuinfo", _CPUINFO_BYTES).splitlines()
-        clocks = [1e6 * _float(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz")]
+        found = re.findall(
+            r"^cpu MHz[^:\n]*:\s*(\d+\.?\d*)\s*$", read_text(root / "proc/cpuinfo", _CPUINFO_BYTES), re.M
+        )
+        clocks = [1e6 * float(text) for text in found]
     zones = (root / "sys/class/thermal").glob("thermal_zone*")
     # "x86_pkg_temp", "cpu-thermal", "cpu0-thermal", "k10temp"; others are batteries and radios.
     kinds = re.compile("cpu|pkg|k10temp|soc", re.IGNORECASE)
@@ -204,15 +207,3 @@ def _steal_seconds(text: str) -> float:
 def _throttled_seconds(text: str) -> float:
     """Return the throttled seconds: cgroup version 2 counts microseconds, version 1 nanoseconds."""
     return parse_statistic(text, "throttled_usec") / 1e6 + parse_statistic(text, "throttled_time") / 1e9
-
-
-def _heat(root: Path) -> int:
-    counters = (root / "sys/devices/system/cpu").glob("cpu[0-9]*/thermal_throttle/*_throttle_count")
-    return int(sum(read_number(path) or 0 for path in counters))
-
-
-def _float(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return 0.0

@@ -129,8 +129,11 @@ class Ollama:
         name = f"{_PREFIX}{uuid.uuid4().hex[:12]}"
         self._imported[path] = name  # removed even if the import fails half-way
         try:
-            if not self._has(digest):
-                self._upload(path, digest)
+            blob, headers = f"/api/blobs/{digest}", {"Content-Length": str(path.stat().st_size)}
+            with _told(self.where):
+                if not self._client.head(blob, timeout=_QUICK).is_success:
+                    with path.open("rb") as file:
+                        _checked(self._client.post(blob, content=file, headers=headers))
             self._ask("POST", "/api/create", {"model": name, "files": {"model.gguf": digest}, "stream": False})
         except LlmrunError as error:
             raise LlmrunError(f"Ollama can't import {path.name}", why=error.why or error.what) from None
@@ -152,7 +155,9 @@ class Ollama:
         is_first = key not in self._words
         for _ in range(_TRIES):
             words = self._words.setdefault(key, max(target, 1))
-            body = {"model": name, "prompt": self._prompt(words), "raw": True, "stream": False, "options": options}
+            # New words each time: Ollama would have a known prompt in its cache.
+            prompt = " ".join(self._random.choices(_WORDS, k=words))
+            body = {"model": name, "prompt": prompt, "raw": True, "stream": False, "options": options}
             answer = self._ask("POST", "/api/generate", body)
             counted = int(answer.get("prompt_eval_count", 0))
             near = not target or not counted or abs(counted - target) <= max(_CLOSE * target, 2)
@@ -162,21 +167,6 @@ class Ollama:
             if not near:
                 self._words[key] = max(1, round(words * target / counted))
         return answer
-
-    def _prompt(self, words: int) -> str:
-        """Return new words each time: Ollama would have a known prompt in its cache."""
-        return " ".join(self._random.choice(_WORDS) for _ in range(words))
-
-    # ---- HTTP --------------------------------------------------------------------------------------
-
-    def _has(self, digest: str) -> bool:
-        with _told(self.where):
-            return self._client.head(f"/api/blobs/{digest}", timeout=_QUICK).is_success
-
-    def _upload(self, path: Path, digest: str) -> None:
-        headers = {"Content-Length": str(path.stat().st_size)}
-        with _told(self.where), path.open("rb") as file:
-            _checked(self._client.post(f"/api/blobs/{digest}", content=file, headers=headers))
 
     def _ask(self, method: str, path: str, body: Any = None, seconds: float = _PATIENT) -> dict[str, Any]:
         with _told(self.where):

@@ -222,7 +222,8 @@ class _Run:
 
     def _begin(self, row: _OpenRow) -> None:
         row.began = time.time()
-        if self._request.with_limits and not self._on_gpu(row.case):
+        on_gpu = row.case.settings.gpu_layers != 0 and bool(self._hardware.gpus or self._hardware.workers)
+        if self._request.with_limits and not on_gpu:
             self._report(row, "measuring the machine")
             parts = self._needs[row.model.path].phases(row.case.test, row.case.settings)
             n_bytes = max(part.working_set for part in parts)
@@ -230,9 +231,6 @@ class _Run:
         if self._request.delay:
             self._report(row, "cooling down")
             time.sleep(self._request.delay)
-
-    def _on_gpu(self, case: Case) -> bool:
-        return case.settings.gpu_layers != 0 and bool(self._hardware.gpus or self._hardware.workers)
 
     def _measure_machine(self, command: MeasureLimits) -> MeasuredLimits:
         if self._limits_engine is None:
@@ -279,14 +277,10 @@ class _Run:
         )
 
     def row(self, number: int) -> BenchRow:
-        """Return a row with the repetitions measured."""
+        """Return a row with the repetitions measured, and the facts of its model, which any of its rows has."""
         row = self.rows[number]
-        facts = row.benched.model if row.benched else self._facts_of(row.model)
-        return _row(row, facts, self.machine, self._request.repetitions)
-
-    def _facts_of(self, model: BenchedModel) -> BenchModel | None:
-        """Return the facts that another row of the same model has."""
-        return next((each.benched.model for each in self.rows if each.model is model and each.benched), None)
+        known = (each.benched.model for each in (row, *self.rows) if each.model is row.model and each.benched)
+        return _row(row, next(known, None), self.machine, self._request.repetitions)
 
 
 def _row(row: _OpenRow, facts: BenchModel | None, machine: Machine, repetitions: int) -> BenchRow:

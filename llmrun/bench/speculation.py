@@ -134,28 +134,18 @@ PROMPTS = {
 
 @dataclass(frozen=True, slots=True)
 class SpeculationRow:
-    """The gain of drafts on prompts of one kind.
+    """The gain of drafts on prompts of one kind."""
 
-    Attributes:
-        kind: of PROMPTS.
-        tokens: of the answer.
-        plain_ts, drafted_ts: decode rates without and with drafts, measured in turns.
-        verdict: of their comparison.
-        acceptance: share of drafted tokens that were accepted; None where none were drafted.
-        tokens_a_step: with drafts.
-        expected: the gain predicted by the step times; None where none were drafted.
-        is_same: the answers were the same text.
-    """
-
-    kind: str
-    tokens: int
+    kind: str  # of PROMPTS
+    tokens: int  # of the answer
+    # Decode rates without and with drafts, measured in turns.
     plain_ts: tuple[float, ...]
     drafted_ts: tuple[float, ...]
-    verdict: Verdict
-    acceptance: float | None
-    tokens_a_step: float
-    expected: float | None
-    is_same: bool
+    verdict: Verdict  # of their comparison
+    acceptance: float | None  # share of drafted tokens that were accepted; None where none were drafted
+    tokens_a_step: float  # with drafts
+    expected: float | None  # the gain predicted by the step times; None where none were drafted
+    is_same: bool  # the answers were the same text
 
 
 class SpeculationOutcome(NamedTuple):

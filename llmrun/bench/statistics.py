@@ -69,25 +69,18 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The outcome of comparing B with A.
+    """The outcome of comparing B with A."""
 
-    Attributes:
-        kind: "faster" or "slower": B, with 95 % confidence. "same": no difference, where one of RESOLUTION would
-            show. "noisy": too noisy to tell, or too few samples.
-        ratio: of B's speed to A's.
-        low, high: the 95 % interval of that ratio; 0 and infinity where there are too few samples.
-        samples: of A and of B.
-        paired: whether they were measured in turns.
-        why: the reason for "noisy", or for a wider interval; "" for none.
-    """
-
+    # "faster" or "slower": B, with 95 % confidence. "same": no difference, where one of RESOLUTION would show. "noisy":
+    # too noisy to tell, or too few samples.
     kind: Literal["faster", "slower", "same", "noisy"]
-    ratio: float
+    ratio: float  # of B's speed to A's
+    # The 95 % interval of that ratio; 0 and infinity where there are too few samples.
     low: float
     high: float
-    samples: tuple[int, int]
-    paired: bool
-    why: str = ""
+    samples: tuple[int, int]  # of A and of B
+    paired: bool  # whether they were measured in turns
+    why: str = ""  # the reason for "noisy", or for a wider interval; "" for none
 
     @property
     def is_different(self) -> bool:
@@ -274,7 +267,7 @@ def _mann_whitney_cut(n: int, m: int) -> int:
             ways[u] -= ways[u - m - i]
         for u in range(i, n * m + 1):
             ways[u] += ways[u - i]
-    return _cut(ways, math.comb(n + m, n), CONFIDENCE)
+    return _cut(ways, math.comb(n + m, n))
 
 
 @functools.cache
@@ -287,15 +280,15 @@ def _signed_rank_cut(n: int) -> int:
     for rank in range(1, n + 1):
         for total in range(len(ways) - 1, rank - 1, -1):
             ways[total] += ways[total - rank]
-    return _cut(ways, 2**n, CONFIDENCE)
+    return _cut(ways, 2**n)
 
 
-def _cut(ways: Sequence[int], total: int, confidence: float) -> int:
-    """Return the largest k such that both tails of fewer than k together have a probability of 1 - confidence."""
+def _cut(ways: Sequence[int], total: int) -> int:
+    """Return the largest k such that both tails of fewer than k together have a probability of 1 - CONFIDENCE."""
     below = 0
     for k, count in enumerate(ways):
         below += count
-        if 2 * below > (1 - confidence) * total:
+        if 2 * below > (1 - CONFIDENCE) * total:
             return k - 1
     raise AssertionError("half of the ways are above any level")
 

@@ -462,8 +462,6 @@ async def _watch(
     serving: Serving, view: ServeView, entry: ServerFile | None, server: RunningServer, parent: int | None
 ) -> None:
     """Keep the live line and this server's entry in `llmrun ps` up to date; end the server after its parent."""
-    from llmrun.ui.views.serve import ServeFigures
-
     written: RunningServer | None = None
     now = server
     while True:
@@ -479,5 +477,5 @@ async def _watch(
             written = now
         if view.is_live:
             used, cells = sum(each.cells_used for each in conditions), sum(each.cells for each in conditions)
-            view.show(ServeFigures(*serving.metrics.figures, used, cells))
+            view.show(serving.metrics.figures._replace(cells_used=used, cells=cells))
         await asyncio.sleep(_WATCH_SECONDS)

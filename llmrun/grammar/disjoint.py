@@ -97,7 +97,7 @@ def _learn(facts: _Facts, part: dict[str, Any]) -> None:
     """Add the facts of a schema without its inner ones."""
     facts.types &= types_allowed(part)
     for listed in [part[key] if key == "enum" else [part[key]] for key in ("enum", "const") if key in part]:
-        values = {_written(value) for value in listed}
+        values = {json.dumps(_plain(value), sort_keys=True) for value in listed}  # the same text for equal values
         facts.values = values if facts.values is None else facts.values & values
         facts.types &= set().union(*map(types_of_value, listed))
     facts.required.update(part.get("required", []))
@@ -111,11 +111,6 @@ def _learn(facts: _Facts, part: dict[str, Any]) -> None:
 def _lacks(one: _Facts, other: _Facts) -> bool:
     """Return whether an object of one can't have a property that the other requires."""
     return one.only is not None and bool(other.required - one.only)
-
-
-def _written(value: Any) -> str:
-    """Return the JSON of a value, the same for equal values."""
-    return json.dumps(_plain(value), sort_keys=True)
 
 
 def _plain(value: Any) -> Any:

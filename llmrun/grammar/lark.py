@@ -30,15 +30,11 @@ def check(text: str) -> None:
                 raise broken(GRAMMAR, text, match.start(), f"brackets are nested more than {MAX_DEPTH} deep")
             opened.append(match.start())
         elif match["close"]:
-            _close(text, match, opened)
+            if not opened:
+                raise broken(GRAMMAR, text, match.start(), f"this {match[0]} was never opened")
+            start = opened.pop()
+            if text[start] != _PAIRS[match[0]]:
+                why = f"this {match[0]} can't close the {text[start]} at {place(text, start)}"
+                raise broken(GRAMMAR, text, match.start(), why)
     if opened:
         raise broken(GRAMMAR, text, opened[-1], f"this {text[opened[-1]]} is never closed")
-
-
-def _close(text: str, match: re.Match[str], opened: list[int]) -> None:
-    if not opened:
-        raise broken(GRAMMAR, text, match.start(), f"this {match[0]} was never opened")
-    start = opened.pop()
-    if text[start] != _PAIRS[match[0]]:
-        why = f"this {match[0]} can't close the {text[start]} at {place(text, start)}"
-        raise broken(GRAMMAR, text, match.start(), why)

@@ -47,10 +47,6 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, (list, tuple))
 
 
-def _are_token_ids(value: Any) -> bool:
-    return _is_list(value) and all(_is_whole(each) and 0 <= each <= MOST_TOKENS for each in value)
-
-
 def _are_several(value: Any) -> bool:
     return isinstance(value, Iterable) and not isinstance(value, (str, bytes, bytearray, Mapping))
 
@@ -162,7 +158,7 @@ KINDS: dict[str, ValueKind] = {
     # tokens, and questions about an answer
     "text": TEXT,
     "special": _SWITCH,
-    "tokens": ValueKind("a list of token ids", _are_token_ids),
+    "tokens": _list_of(_whole(0, MOST_TOKENS), "a list of token ids"),
     "system": _optional(TEXT),
     "stream": _SWITCH,
     "last": _whole(1, MOST_TOKENS),

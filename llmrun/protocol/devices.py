@@ -93,18 +93,16 @@ def selected(
     unknown = [name for name in names if name not in known]
     if unknown and names != (NO_DEVICE,):
         raise unknown_device("--device", unknown[0], tuple(known))
-    # Integrated GPUs are used only where no other one is.
-    found = tuple(known[name] for name in names if name in known) if names else _usual(gpus)
+    if names:
+        found = tuple(known[name] for name in names if name in known)
+    else:  # integrated GPUs are used only where no other one is
+        found = tuple(gpu for gpu in gpus if not gpu.shared) or tuple(gpus)
     if split_mode == "none" and found:
         _require_count("--main-gpu", main_gpu + 1, found)
         found = found[main_gpu : main_gpu + 1]
     elif found:
         _require_count("--tensor-split", len(proportions(tensor_split)), found)
     return found
-
-
-def _usual(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    return tuple(gpu for gpu in gpus if not gpu.shared) or tuple(gpus)
 
 
 def unknown_device(option: str, name: str, known: Sequence[str]) -> UsageError:

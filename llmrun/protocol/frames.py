@@ -22,12 +22,9 @@ PREFIX_BYTES = _LENGTH.size
 
 
 class FrameError(Exception):
-    """The other side sent bytes that are not a frame.
+    """The other side sent bytes that are not a frame."""
 
-    Attributes:
-        failed: the answer to an unreadable command; later frames can be read, because its length was right.
-    """
-
+    # The answer to an unreadable command; later frames can be read, because its length was right.
     failed: Failed | None = None
 
 

@@ -255,34 +255,22 @@ class PrefillProgress(NamedTuple):
 
 
 class TokenLogprob(NamedTuple):
-    """The log-probability of one token of the answer.
+    """The log-probability of one token of the answer."""
 
-    Attributes:
-        text: the token's text; bytes that are not a whole character are U+FFFD.
-        bytes: the token's bytes.
-        logprob: natural logarithm of its probability.
-        top: (text, bytes, logprob) of the most likely tokens in its place.
-    """
-
-    text: str
-    bytes: tuple[int, ...]
-    logprob: float
-    top: tuple[tuple[str, tuple[int, ...], float], ...]
+    text: str  # the token's text; bytes that are not a whole character are U+FFFD
+    bytes: tuple[int, ...]  # the token's bytes
+    logprob: float  # natural logarithm of its probability
+    top: tuple[tuple[str, tuple[int, ...], float], ...]  # (text, bytes, logprob) of the most likely tokens in its place
 
 
 PartKind = Literal["text", "reasoning", "reasoning_end", "call", "arguments", "call_end"]
 
 
 class AnswerPart(NamedTuple):
-    """A piece of the answer of one kind.
+    """A piece of the answer of one kind."""
 
-    Attributes:
-        kind: "call" begins a tool call, "arguments" continues its JSON; the two ends complete what they name.
-        text: the tool's name for "call"; "" for the two ends.
-    """
-
-    kind: PartKind
-    text: str = ""
+    kind: PartKind  # "call" begins a tool call, "arguments" continues its JSON; the two ends complete what they name
+    text: str = ""  # the tool's name for "call"; "" for the two ends
 
 
 class TextDelta(NamedTuple):

@@ -16,33 +16,6 @@ from llmrun.protocol.arguments import NUMBER, check_fields
 
 _INT32_MAX = 2**31 - 1
 
-# Both bounds of every numeric parameter, inclusive.
-BOUNDS: dict[str, tuple[float, float]] = {
-    "seed": (0, 2**32 - 1),
-    "temperature": (0.0, 100.0),
-    "temperature_range": (0.0, 100.0),
-    "temperature_exponent": (0.0, 100.0),
-    "top_k": (0, _INT32_MAX),
-    "top_p": (0.0, 1.0),
-    "min_p": (0.0, 1.0),
-    "typical_p": (0.0, 1.0),
-    "top_n_sigma": (-1.0, 100.0),
-    "xtc_probability": (0.0, 1.0),
-    "xtc_threshold": (0.0, 1.0),
-    "repeat_last_n": (0, 65_536),
-    "repeat_penalty": (0.01, 100.0),
-    "frequency_penalty": (-100.0, 100.0),
-    "presence_penalty": (-100.0, 100.0),
-    "dry_multiplier": (0.0, 100.0),
-    "dry_base": (0.0, 100.0),
-    "dry_allowed_length": (0, 65_536),
-    "dry_last_n": (0, 65_536),
-    "mirostat": (0, 2),
-    "mirostat_tau": (0.0, 100.0),
-    "mirostat_eta": (0.0, 1.0),
-}
-
-
 # The steps of the sampler chain that can be moved, in llama.cpp's order; biases come before them, the draw after.
 STEPS = (
     "penalties",
@@ -55,6 +28,11 @@ STEPS = (
     "xtc",
     "temperature",
 )
+
+
+def _bounded(default: Any, low: float, high: float) -> Any:
+    """Return a field of a dataclass, with both bounds of its values, inclusive."""
+    return field(default=default, metadata={"bounds": (low, high)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,29 +70,29 @@ class SamplingParams:
         watermark_key: secret that marks the answer and detects the mark.
     """
 
-    seed: int | None = None
-    temperature: float = 0.8
-    temperature_range: float = 0.0
-    temperature_exponent: float = 1.0
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    typical_p: float = 1.0
-    top_n_sigma: float = -1.0
-    xtc_probability: float = 0.0
-    xtc_threshold: float = 0.10
-    repeat_last_n: int = 64
-    repeat_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    dry_multiplier: float = 0.0
-    dry_base: float = 1.75
-    dry_allowed_length: int = 2
-    dry_last_n: int = 64
+    seed: int | None = _bounded(None, 0, 2**32 - 1)
+    temperature: float = _bounded(0.8, 0.0, 100.0)
+    temperature_range: float = _bounded(0.0, 0.0, 100.0)
+    temperature_exponent: float = _bounded(1.0, 0.0, 100.0)
+    top_k: int = _bounded(40, 0, _INT32_MAX)
+    top_p: float = _bounded(0.95, 0.0, 1.0)
+    min_p: float = _bounded(0.05, 0.0, 1.0)
+    typical_p: float = _bounded(1.0, 0.0, 1.0)
+    top_n_sigma: float = _bounded(-1.0, -1.0, 100.0)
+    xtc_probability: float = _bounded(0.0, 0.0, 1.0)
+    xtc_threshold: float = _bounded(0.10, 0.0, 1.0)
+    repeat_last_n: int = _bounded(64, 0, 65_536)
+    repeat_penalty: float = _bounded(1.0, 0.01, 100.0)
+    frequency_penalty: float = _bounded(0.0, -100.0, 100.0)
+    presence_penalty: float = _bounded(0.0, -100.0, 100.0)
+    dry_multiplier: float = _bounded(0.0, 0.0, 100.0)
+    dry_base: float = _bounded(1.75, 0.0, 100.0)
+    dry_allowed_length: int = _bounded(2, 0, 65_536)
+    dry_last_n: int = _bounded(64, 0, 65_536)
     dry_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
-    mirostat: int = 0
-    mirostat_tau: float = 5.0
-    mirostat_eta: float = 0.1
+    mirostat: int = _bounded(0, 0, 2)
+    mirostat_tau: float = _bounded(5.0, 0.0, 100.0)
+    mirostat_eta: float = _bounded(0.1, 0.0, 1.0)
     logit_bias: tuple[tuple[int, float], ...] = ()
     order: tuple[str, ...] = STEPS
     watermark: str = ""
@@ -199,6 +177,10 @@ def _check_order(order: tuple[str, ...], label: str) -> None:
             )
 
 
+BOUNDS: dict[str, tuple[float, float]] = {
+    each.name: each.metadata["bounds"] for each in fields(SamplingParams) if each.metadata
+}
+"""Both bounds of every numeric parameter, inclusive."""
 DEFAULTS = SamplingParams()
 SERVER = "server"
 """Origin of a parameter that a remote server chooses, and does not report."""

@@ -29,33 +29,20 @@ class ParameterForm(NamedTuple):
 
 
 class Syntax(NamedTuple):
-    """The syntax of calls of a family of models: begin, first, name, middle, arguments, close; then for each more; end.
-
-    Attributes:
-        begin: marks a call.
-        first: between that and the first call's name.
-        middle: between a name and the arguments, which are a JSON object unless there is a `parameter`.
-        close: after the arguments.
-        then: between two calls, up to the next name; "" if an answer has at most one call.
-        end: after the last call.
-        at_start: an answer is a call or text, never text and then a call.
-        marks: texts that may be control tokens, and must stay in the text.
-        parameter: syntax of each parameter; None if the arguments are a JSON object.
-        lead: precedes an answer that is text.
-        told: begin with first, and middle, as the templates write earlier calls; None if they are the same.
-    """
+    """The syntax of calls of some models: begin, first, name, middle, arguments, close; then for each more; end."""
 
     name: str
-    begin: str
-    first: str
-    middle: str
-    close: str
-    then: str = ""
-    end: str = ""
-    at_start: bool = False
-    marks: tuple[str, ...] = ()
-    parameter: ParameterForm | None = None
-    lead: str = ""
+    begin: str  # marks a call
+    first: str  # between that and the first call's name
+    middle: str  # between a name and the arguments, which are a JSON object unless there is a `parameter`
+    close: str  # after the arguments
+    then: str = ""  # between two calls, up to the next name; "" if an answer has at most one call
+    end: str = ""  # after the last call
+    at_start: bool = False  # an answer is a call or text, never text and then a call
+    marks: tuple[str, ...] = ()  # texts that may be control tokens, and must stay in the text
+    parameter: ParameterForm | None = None  # syntax of each parameter; None if the arguments are a JSON object
+    lead: str = ""  # precedes an answer that is text
+    # Begin with first, and middle, as the templates write earlier calls; None if they are the same.
     told: tuple[str, str] | None = None
 
 

@@ -20,24 +20,20 @@ _SPELLED = "green,gamma=0.25,bias=2,selfhash=4 or synthid,ngram=5,rounds=30"
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """A scheme and its parameters.
+    """A scheme and its parameters."""
 
-    Attributes:
-        scheme: "green" biases a share of the vocabulary chosen by the token before; "synthid" lets the candidates
-            compete in rounds, and changes no probability on average.
-        gamma: green share of the vocabulary, between 0 and 1.
-        bias: added to the logits of green tokens.
-        selfhash: number of tokens that choose, the candidate being the last; 0: the token before chooses (lefthash).
-        ngram: of synthid, number of tokens that decide, the candidate being the last.
-        rounds: of synthid, if the key is a text.
-    """
-
+    # "green" biases a share of the vocabulary chosen by the token before; "synthid" lets the candidates compete in
+    # rounds, and changes no probability on average.
     scheme: Literal["green", "synthid"] = "green"
+    # Green share of the vocabulary, between 0 and 1.
     gamma: float = field(default=0.25, metadata={"of": "green", "bounds": (0.01, 0.99)})
+    # Added to the logits of green tokens.
     bias: float = field(default=2.0, metadata={"of": "green", "bounds": (0.01, 100.0)})
+    # Number of tokens that choose, the candidate being the last; 0: the token before chooses (lefthash).
     selfhash: int = field(default=0, metadata={"of": "green", "bounds": (0, 64)})
+    # Of synthid, number of tokens that decide, the candidate being the last.
     ngram: int = field(default=5, metadata={"of": "synthid", "bounds": (2, 64)})
-    rounds: int = field(default=30, metadata={"of": "synthid", "bounds": (1, 64)})
+    rounds: int = field(default=30, metadata={"of": "synthid", "bounds": (1, 64)})  # of synthid, if the key is a text
 
     def native(self, key: str) -> _native.Watermark:
         """Return the native watermark for a sampler or a detector; raises as native_keys()."""

@@ -72,15 +72,12 @@ class TokenCounter:
 
     def _tokens(self, text: str) -> int:
         if self._has_tokenizer and text not in self._counted:
+            body = {"model": self._model.name, "content": text, "prompt": text, "add_special_tokens": False}
             try:
-                self._counted[text] = self._tokenized(text)
+                self._counted[text] = len(ask(self._server, f"{_root(self._server)}/tokenize", body)["tokens"])
             except (LlmrunError, KeyError, TypeError):
                 self._has_tokenizer = False
         return self._counted[text] if self._has_tokenizer else ceil(len(text.encode()) * self._tokens_a_byte)
-
-    def _tokenized(self, text: str) -> int:
-        body = {"model": self._model.name, "content": text, "prompt": text, "add_special_tokens": False}
-        return len(ask(self._server, f"{_root(self._server)}/tokenize", body)["tokens"])
 
 
 def _root(server: Server) -> str:

@@ -96,11 +96,11 @@ def body_of(asked: AnswerRequest, model: ServedModel, named: Collection[str] | N
     """
     sampling, refused = _sampling(asked.sampling, model.owner, named)
     extensions, refused_extensions = _extensions(asked, model.owner)
-    endpoint, prompt = (
-        ("/chat/completions", _conversation(asked, model.owner))
-        if asked.prompt is None
-        else ("/completions", _text(asked))
-    )
+    if asked.prompt is None:
+        endpoint, prompt = "/chat/completions", _conversation(asked, model.owner)
+    else:
+        likeliest = {} if asked.logprobs is None else {"logprobs": asked.logprobs}
+        endpoint, prompt = "/completions", {"prompt": asked.prompt, **likeliest}
     body: dict[str, Any] = {"model": model.name, **prompt, **sampling, **extensions}
     if asked.limits.max_tokens is not None:
         is_new = model.owner in _OPENAI_OWNERS and asked.prompt is None
@@ -168,11 +168,6 @@ def _schema(text: str, *, is_raw: bool) -> dict[str, Any]:
     if is_raw:
         return {"json_schema": schema}
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}}
-
-
-def _text(asked: AnswerRequest) -> dict[str, Any]:
-    likeliest = {} if asked.logprobs is None else {"logprobs": asked.logprobs}
-    return {"prompt": asked.prompt, **likeliest}
 
 
 def _conversation(asked: AnswerRequest, owner: str) -> dict[str, Any]:

@@ -112,13 +112,13 @@ class PendingRequest:
             self.phase = "while encoding an image"  # a likely reason for a crash
         if isinstance(event, (Rendering, Rendered)):
             if not self.is_cancelled:
-                self.ends_at = self._rendering_ends() if isinstance(event, Rendering) else None
+                self.ends_at = None
+                if isinstance(event, Rendering):
+                    share = rendering_share(self._asked.messages, self._asked.tools)
+                    self.ends_at = time.monotonic() + RENDER_SECONDS + share
         else:
             self.put(self._error(event) if isinstance(event, Failed) else event)
         return isinstance(event, (answers[-1], Failed))
-
-    def _rendering_ends(self) -> float:
-        return time.monotonic() + RENDER_SECONDS + rendering_share(self._asked.messages, self._asked.tools)
 
     @property
     def _asked(self) -> AnswerRequest:

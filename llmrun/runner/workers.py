@@ -71,7 +71,7 @@ class RpcWorker:
     link: RpcLink | None = None  # None if not measured
 
 
-def read_endpoints(text: str, flag: str = "--rpc") -> tuple[str, ...]:
+def read_endpoints(text: str) -> tuple[str, ...]:
     """Parse "HOST:PORT,...".
 
     Raises:
@@ -83,15 +83,13 @@ def read_endpoints(text: str, flag: str = "--rpc") -> tuple[str, ...]:
         port = int(match[2] or PORT) if match else 0
         if match is None or not 1 <= port <= 65_535:
             why = "must be HOST:PORT, a name or an IPv4 address and a port"
-            raise UsageError(
-                f"invalid {flag} {part or text!r}", why=why, hint=f"{flag} 127.0.0.1:{PORT},127.0.0.1:50053"
-            )
+            raise UsageError(f"invalid --rpc {part or text!r}", why=why, hint=f"--rpc 127.0.0.1:{PORT},127.0.0.1:50053")
         found.append(f"{match[1]}:{port}")
     twice = next((endpoint for endpoint in found if found.count(endpoint) > 1), None)
     if twice is not None:
-        raise UsageError(f"{flag} names {twice} twice", hint="name each worker once")
+        raise UsageError(f"--rpc names {twice} twice", hint="name each worker once")
     if len(found) > MOST_WORKERS:
-        raise UsageError(f"{flag} names {len(found)} workers", why=f"ggml can use {MOST_WORKERS} at most")
+        raise UsageError(f"--rpc names {len(found)} workers", why=f"ggml can use {MOST_WORKERS} at most")
     return tuple(found)
 
 

@@ -45,10 +45,12 @@ class Figures(NamedTuple):
 
     running: int  # requests
     waiting: int
-    rate: float  # tokens/s
-    ttft: tuple[float | None, float | None]  # median and 95th percentile in seconds
-    itl: tuple[float | None, float | None]
-    acceptance: float | None  # share of drafted tokens that were accepted
+    rate: float  # tokens/s of all answers
+    ttft: tuple[float | None, float | None]  # median and 95th percentile in seconds, None if not measured
+    itl: tuple[float | None, float | None]  # inter-token latency, the same
+    acceptance: float | None = None  # share of drafted tokens that were accepted; None without drafts
+    cells_used: int = 0  # of the KV cache
+    cells: int = 0  # 0 while no model is loaded
 
 
 class ModelMetrics:

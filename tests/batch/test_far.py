@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import remote_server
 from support.remote_server import FINE, MODEL, FarRequest, FarServer, Reply, failed
 
 from llmrun.batch.ledger import BatchProgress, Ledger
@@ -23,12 +21,6 @@ from llmrun.remote.server import ServedModel, Server
 
 PATIENCE = replace(PATIENT, connect_seconds=30.0, stall_seconds=30.0, retries=0, backoff_seconds=0.0)
 HANGS_UP: Reply = (b"",)
-
-
-@pytest.fixture
-def server() -> Iterator[FarServer]:
-    with remote_server.serving() as server:
-        yield server
 
 
 class Run:

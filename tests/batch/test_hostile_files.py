@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +26,14 @@ CUT = '{"row": 1, "answer": "half an an'
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FarServer]:
+def server(server: FarServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FarServer:
     monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.chdir(tmp_path)
     for name in ("LLMRUN_SERVER", "LLMRUN_SERVER_KEY", "LLMRUN_SERVER_KEY_FILE"):
         monkeypatch.delenv(name, raising=False)
-    with remote_server.serving() as server:
-        server.models = remote_server.listed(MODEL)
-        yield server
+    server.models = remote_server.listed(MODEL)
+    return server
 
 
 def run(server: FarServer, rows: str, *options: str) -> Result:

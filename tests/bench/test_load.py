@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
+from support.engines import fake_client
 from support.scripted_client import MS, ScriptedClient
 
 from llmrun.bench import load
@@ -16,10 +15,7 @@ from llmrun.bench.load import LoadCase, LoadOutcome, LoadRequest, LoadRow, loade
 from llmrun.bench.run import Progress
 from llmrun.errors import CancelledError, EngineCrashedError
 from llmrun.protocol.loading import Load
-from llmrun.runner.client import EngineClient
-from llmrun.runner.launch import launch
 
-FAKE_ENGINE = Path(__file__).parents[1] / "support/fake_engine.py"
 LOAD = Load("/m.gguf", 1024, 1024, n_seq_max=3)
 REQUEST = LoadRequest("tiny", LOAD, (1, 3), tokens=4, repetitions=2)
 
@@ -117,9 +113,7 @@ def test_a_crowd_with_one_failure_does_not_count(run: Run) -> None:
 @pytest.mark.usefixtures("package_on_path")
 @pytest.mark.parametrize(("mode", "error"), [("normal", type(None)), ("die:decode:SIGSEGV", EngineCrashedError)])
 def test_an_engine_behind_a_pipe(mode: str, error: type) -> None:
-    outcome = measure(
-        REQUEST, start=lambda: loaded(EngineClient(launch((sys.executable, str(FAKE_ENGINE), mode))), LOAD)
-    )
+    outcome = measure(REQUEST, start=lambda: loaded(fake_client(mode), LOAD))
     assert type(outcome.error) is error
     assert [len(row.samples_ts) for row in outcome.rows] == ([] if outcome.error else [2] * 4)
     assert all(row.avg_ts > 0 and row.prompt_tokens == 3 for row in outcome.rows)

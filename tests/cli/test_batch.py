@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,15 +19,14 @@ app.command()(batch)
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FarServer]:
+def server(server: FarServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FarServer:
     monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     for name in ("LLMRUN_SERVER", "LLMRUN_SERVER_KEY", "LLMRUN_SERVER_KEY_FILE"):
         monkeypatch.delenv(name, raising=False)
     Path("rows.jsonl").write_text("".join(json.dumps({"id": f"r{n}", "prompt": f"row {n}"}) + "\n" for n in range(5)))
-    with remote_server.serving() as server:
-        server.models = remote_server.listed(MODEL)
-        yield server
+    server.models = remote_server.listed(MODEL)
+    return server
 
 
 @pytest.mark.parametrize("words", [["rows.jsonl"], [MODEL, "rows.jsonl"]])

@@ -3,34 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.hf_writer import files_of, write
 from typer.testing import CliRunner
 
 from llmrun.cli.app import app
-from llmrun.convert.job import convert_folder
-from llmrun.runner import client
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("beams")
-    return convert_folder(write(folder / "hf", files_of("Qwen3ForCausalLM")), folder / "tiny.gguf", type="f32").path
-
-
 @pytest.fixture
-def run(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+def run(random_qwen: Path, own_engines: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     monkeypatch.setenv("LLMRUN_HOME", str(tmp_path))
-    with ExitStack() as engines:
-        monkeypatch.setattr(client, "prestarted", lambda: engines.enter_context(closing(client.EngineClient())))
-        yield lambda *arguments: CliRunner().invoke(app, ["run", str(model), "--raw", "hello the world", *arguments])
+    command = ["run", str(random_qwen), "--raw", "hello the world"]
+    return lambda *arguments: CliRunner().invoke(app, [*command, *arguments])
 
 
 def test_a_pipe_gets_the_best_answer_and_nothing_else(run: Callable[..., Any]) -> None:

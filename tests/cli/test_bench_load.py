@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -87,52 +86,48 @@ def test_as_a_page(model: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         assert Path(more[-1]).read_text().startswith("<!DOCTYPE html>")
 
 
-@pytest.fixture
-def far() -> Iterator[FarServer]:
-    with remote_server.serving() as server:
-        yield server
-
-
-def test_a_far_server(far: FarServer) -> None:
-    far.replies = [remote_server.told(*[remote_server.chunk("x")] * 8)]
-    done = CliRunner().invoke(app, ["--at", far.url, "--clients", "1,2,4", "--tokens", "4", "-r", "2", "--no-warmup"])
+def test_a_far_server(server: FarServer) -> None:
+    server.replies = [remote_server.told(*[remote_server.chunk("x")] * 8)]
+    done = CliRunner().invoke(
+        app, ["--at", server.url, "--clients", "1,2,4", "--tokens", "4", "-r", "2", "--no-warmup"]
+    )
     assert done.exception is None, done.stderr
     heading, *rows = done.stdout.splitlines()
     assert "CACHED" not in heading, "nobody knows"
     assert [row.split()[:2] for row in rows[:6]] == [[n, kind] for n in "124" for kind in ("own", "shared")]
-    assert f"server: {far.url.removeprefix('http://')}" in done.stdout
+    assert f"server: {server.url.removeprefix('http://')}" in done.stdout
     assert "prompts of 7 tokens" in done.stdout
     assert "28 of 28 answers ended before 4 tokens" in done.stderr
-    assert len(far.answered()) == 2 * 2 * (1 + 2 + 4)
-    for request in far.answered():
+    assert len(server.answered()) == 2 * 2 * (1 + 2 + 4)
+    for request in server.answered():
         assert (request.path, request.body["model"]) == (remote_server.TEXT, remote_server.MODEL)
         assert (request.body["max_tokens"], request.body["ignore_eos"]) == (4, True)
 
 
-def test_a_far_server_that_counts_nothing(far: FarServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LLMRUN_SERVER", far.url)
-    far.models = remote_server.listed("one", "two")
-    far.behave("says no usage")
+def test_a_far_server_that_counts_nothing(server: FarServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMRUN_SERVER", server.url)
+    server.models = remote_server.listed("one", "two")
+    server.behave("says no usage")
     done = CliRunner().invoke(app, ["two", "--clients", "1", "--tokens", "2", "-r", "1", "--json"])
     found = json.loads(done.stdout)
-    assert (found["model"], found["server"]) == ("two", far.url.removeprefix("http://"))
+    assert (found["model"], found["server"]) == ("two", server.url.removeprefix("http://"))
     assert not {"threads", "n_ctx"} & set(found)
     assert "does not count tokens" in done.stderr
-    assert all("ignore_eos" not in request.body for request in far.answered())
+    assert all("ignore_eos" not in request.body for request in server.answered())
     done = CliRunner().invoke(app, ["--clients", "1"])
     assert isinstance(done.exception, UsageError)
     assert "2 models: one, two" in str(done.exception)
 
 
-def test_a_far_server_that_fails_in_the_middle(far: FarServer) -> None:
-    far.replies = [*[remote_server.FINE] * 4, *remote_server.WAYS["fails"].replies]
-    done = CliRunner().invoke(app, ["--at", far.url, "--clients", "1", "-r", "5"])
+def test_a_far_server_that_fails_in_the_middle(server: FarServer) -> None:
+    server.replies = [*[remote_server.FINE] * 4, *remote_server.WAYS["fails"].replies]
+    done = CliRunner().invoke(app, ["--at", server.url, "--clients", "1", "-r", "5"])
     assert isinstance(done.exception, NetworkError)
     assert "kaboom" in str(done.exception)
     assert [line.split()[:2] for line in done.stdout.splitlines()[1:3]] == [["1", "own"], ["1", "shared"]]
 
 
-def test_options_that_a_far_server_has_no_use_for(far: FarServer, tmp_path: Path) -> None:
+def test_options_that_a_far_server_has_no_use_for(server: FarServer, tmp_path: Path) -> None:
     for arguments, words in (
         (["-t", "1"], "--at and -t exclude each other"),
         (["--rpc", "10.0.0.2"], "--at and --rpc exclude each other"),
@@ -141,13 +136,13 @@ def test_options_that_a_far_server_has_no_use_for(far: FarServer, tmp_path: Path
         (["--clients", "2000"], "invalid --clients 2000"),
         (["one", "two"], "--clients measures one model"),
     ):
-        done = CliRunner().invoke(app, ["--at", far.url, "--clients", "1", *arguments])
+        done = CliRunner().invoke(app, ["--at", server.url, "--clients", "1", *arguments])
         assert isinstance(done.exception, UsageError)
         assert words in done.exception.what
-    done = CliRunner().invoke(app, ["--at", far.url])
+    done = CliRunner().invoke(app, ["--at", server.url])
     assert isinstance(done.exception, UsageError)
     assert done.exception.what == "--at and --key-file need --clients"
-    assert not far.asked
+    assert not server.asked
 
 
 def test_ctrl_c_shows_what_was_measured_and_ends_so(model: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 import typer
+from support.engines import fake_client
 from support.gguf_writer import runnable_model, write
 from typer.testing import CliRunner
 
@@ -16,9 +16,7 @@ from llmrun.bench import speculation
 from llmrun.cli import bench as command
 from llmrun.errors import EngineCrashedError, UsageError
 from llmrun.runner.client import EngineClient
-from llmrun.runner.launch import launch
 
-FAKE_ENGINE = Path(__file__).parents[1] / "support/fake_engine.py"
 pytestmark = pytest.mark.usefixtures("package_on_path")
 app = typer.Typer()
 app.command()(command.bench)
@@ -41,7 +39,7 @@ def answered_by(monkeypatch: pytest.MonkeyPatch, mode: str) -> list[str]:
 
     def start(model: object) -> EngineClient:
         started.append(mode)
-        return EngineClient(launch((sys.executable, str(FAKE_ENGINE), mode)))
+        return fake_client(mode)
 
     monkeypatch.setattr(speculation, "measure", partial(speculation.measure, start=start))
     return started

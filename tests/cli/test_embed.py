@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 from llmrun.cli.app import app
 from llmrun.errors import UsageError
 from llmrun.models.registry import CatalogueEntry, load_catalogue
-from llmrun.runner import client
 
 BERT = "bert, mean"
 FOUND: dict[str, Any] = json.loads(GOLDENS.read_text(encoding="utf-8"))
@@ -30,19 +29,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture
-def llmrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
-    """The command; each call has an engine of its own."""
+def llmrun(own_engines: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
-    engines: list[client.EngineClient] = []
-
-    def started() -> client.EngineClient:
-        engines.append(client.EngineClient())
-        return engines[-1]
-
-    monkeypatch.setattr(client, "prestarted", started)
-    yield lambda *arguments, **more: CliRunner().invoke(app, list(arguments), **more)
-    for engine in engines:
-        engine.close()
+    return lambda *arguments, **more: CliRunner().invoke(app, list(arguments), **more)
 
 
 def rows(text: str) -> list[dict[str, Any]]:

@@ -3,42 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.hf_writer import files_of, write
 from typer.testing import CliRunner
 
 from llmrun.cli.app import app
-from llmrun.convert.job import convert_folder
 from llmrun.errors import UsageError
-from llmrun.runner import client
 from llmrun.ui.terminal.sanitize import clean
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("explain")
-    return convert_folder(write(folder / "hf", files_of("Qwen3ForCausalLM")), folder / "tiny.gguf", type="f32").path
-
-
 @pytest.fixture
-def llmrun(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+def llmrun(random_qwen: Path, own_engines: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
-    engines: list[client.EngineClient] = []
-
-    def prestarted() -> client.EngineClient:
-        engines.append(client.EngineClient())
-        return engines[-1]
-
-    monkeypatch.setattr(client, "prestarted", prestarted)
-    yield lambda command, *arguments: CliRunner().invoke(app, [command, str(model), *arguments])
-    for engine in engines:
-        engine.close()
+    return lambda command, *arguments: CliRunner().invoke(app, [command, str(random_qwen), *arguments])
 
 
 def test_the_answer_is_the_one_that_run_gives(llmrun: Callable[..., Any]) -> None:

@@ -68,7 +68,7 @@ def test_what_tuning_found_is_shown_where_it_can_not_be_kept(
     found = SearchResult(
         TunedSettings(default, (faster,), 0, 0.0), (Improvement(faster, verdict, verdict),), (), (), *tests, 42.0
     )
-    monkeypatch.setattr(tuning, "tune", lambda *arguments, **options: tuning.TuneOutcome(found, ()))
+    monkeypatch.setattr(tuning, "tune", lambda *arguments, **options: found)
     with pytest.raises(ResourceError, match="can't write"):
         tune.__wrapped__(str(write(tmp_path / "model.gguf", tiny_model())), devices={})
     shown = capsys.readouterr()

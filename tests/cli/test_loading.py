@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.streams import Terminal
 
 from llmrun.cli.loading import fetch, find_draft
 from llmrun.config import load_settings
@@ -19,13 +20,6 @@ GB = 10**9
 FILE = Path("model.gguf")
 
 
-class Keyboard(io.StringIO):
-    """Somebody who can type, and has."""
-
-    def isatty(self) -> bool:
-        return True
-
-
 def fetched(
     monkeypatch: pytest.MonkeyPatch, n_bytes: int | None, *, typed: str | None = None, yes: bool = False
 ) -> str:
@@ -36,8 +30,8 @@ def fetched(
         return FILE
 
     monkeypatch.setattr("llmrun.models.pull.pull", pull)
-    errors = io.StringIO() if typed is None else Keyboard()
-    stdin = io.StringIO() if typed is None else Keyboard(typed)
+    errors = io.StringIO() if typed is None else Terminal()
+    stdin = io.StringIO() if typed is None else Terminal(typed)
     output = Output(stdin=stdin, stdout=io.StringIO(), stderr=errors, environment={})
     assert fetch(output, ModelSpec("a b", repository="a/b"), load_settings(), yes=yes) == FILE
     return errors.getvalue()

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import typer
-from support import remote_server
 from support.gguf_writer import tiny_model, write
 from support.installed import Terminal, only_error_line
 from support.remote_server import (
@@ -40,12 +39,6 @@ FRONT = Path(__file__).parents[1] / "support/front.py"
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Start = Callable[..., Terminal]
 on_a_terminal = pytest.mark.skipif(os.name == "nt", reason="needs a pseudo-terminal")
-
-
-@pytest.fixture
-def server() -> Iterator[FarServer]:
-    with remote_server.serving() as server:
-        yield server
 
 
 @pytest.fixture

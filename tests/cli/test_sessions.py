@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from support.chats import add_turn
 from support.damaged_chats import HURT, NAMES, ROWS, hurt, make_chats
+from support.streams import Terminal
 
 from llmrun.chat.store.store import Sessions, folder_in
 from llmrun.chat.store.turns import Answer, Question
@@ -95,10 +96,6 @@ def test_show() -> None:
 
 @pytest.mark.usefixtures("chats")
 def test_a_terminal_gets_no_escapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
     for terminal in (True, False):
         stdout = Terminal() if terminal else io.StringIO()
         monkeypatch.setattr(command, "Output", lambda json=False, stdout=stdout: Output(json=json, stdout=stdout))
@@ -151,10 +148,6 @@ def test_rm_needs_a_yes() -> None:
 
 @pytest.mark.usefixtures("chats")
 def test_rm_asks_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
     for answer, left in (("n\n", ["cats", "sky"]), ("y\n", ["cats"])):
         stderr = Terminal()
         output = Output(stdin=Terminal(answer), stdout=io.StringIO(), stderr=stderr)

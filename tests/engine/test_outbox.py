@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
+from support.clock import Clock
+
 from llmrun.engine.channel import Outbox
 from llmrun.protocol.messages import Event, Finished, Started, Stats, TextDelta, TokenLogprob
-
-
-class Clock:
-    """Time that a test moves."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def outbox() -> tuple[Outbox, list[Event], Clock]:

@@ -18,7 +18,7 @@ from support.sampler_cases import (
     shuffled_order,
 )
 from support.sampler_llama import same_as_llama
-from support.sampler_twin import Twin
+from support.sampler_twin import Twin, assert_twins
 
 from llmrun import _native
 from llmrun.protocol.params import STEPS, SamplingParams
@@ -60,17 +60,7 @@ def test_any_order_is_the_twin(seed: int) -> None:
     params = replace(params, typical_p=1.0) if masks else params
     n_vocab = draw.choice([12, 40, 90])
     prompt = [draw.randrange(draw.choice([4, 12])) for _ in range(40)]
-    native, twin = native_sampler(n_vocab, params, seed), Twin(params, seed)
-    native.accept_many(prompt)
-    for token in prompt:
-        twin.accept(token)
-    logits = np.random.default_rng(seed).normal(size=(8, n_vocab)).astype(np.float32)
-    logits[:, : draw.randint(1, 4)] += 3
-    for row in logits:
-        token = native.sample(row.ctypes.data)
-        assert token == twin.sample(row)
-        native.accept(token)
-        twin.accept(token)
+    assert_twins(native_sampler(n_vocab, params, seed), Twin(params, seed), prompt, n_vocab, seed, draw)
 
 
 def exact_tokens(params: SamplingParams) -> int:

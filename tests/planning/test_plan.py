@@ -60,10 +60,6 @@ def test_a_cache_that_takes_memory_on_use_has_no_copy() -> None:
     assert make_plan(SMALL, replace(hardware, gpus=(gpu(GIB),)), on).memory.growth > 0
 
 
-def attention_of(choice: str) -> LoadPreferences:
-    return LoadPreferences(flash_attention=choice)
-
-
 def test_context_is_cut_to_what_fits_and_said() -> None:
     plan = make_plan(LARGE, machine(free=12 * GIB), LoadPreferences())
     assert plan.n_ctx < 131_072

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +13,6 @@ from llmrun.errors import CancelledError, DiskFullError, EngineCrashedError, Llm
 from llmrun.protocol.jobs import JobKind
 from llmrun.runner.client import EngineClient
 from llmrun.runner.launch import launch
-
-FAKE_ENGINE = Path(__file__).parents[1] / "support/fake_engine.py"
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
 
@@ -37,19 +34,6 @@ class Said:
 
 
 SAY = JobKind("say", Say, Done, Said)
-
-
-@pytest.fixture
-def start() -> Iterator[Callable[[str], EngineClient]]:
-    runners: list[EngineClient] = []
-
-    def make(mode: str) -> EngineClient:
-        runners.append(EngineClient(launch((sys.executable, str(FAKE_ENGINE), mode))))
-        return runners[-1]
-
-    yield make
-    for runner in runners:
-        runner.close()
 
 
 def test_a_job_tells_how_far_it_is_and_what_came_out(start: Callable[[str], EngineClient]) -> None:

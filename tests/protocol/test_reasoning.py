@@ -7,7 +7,8 @@ import itertools
 
 import pytest
 from support.answers import sent, split, splitter_of
-from support.screens import Clock, Terminal
+from support.clock import Clock
+from support.screens import Terminal
 
 from llmrun.protocol.messages import Event, Started, TextDelta
 from llmrun.protocol.reasoning import ReasoningSplitter

@@ -34,12 +34,6 @@ HI = AnswerRequest(messages=(Message("user", "Hi"),))
 
 
 @pytest.fixture
-def server() -> Iterator[FarServer]:
-    with remote_server.serving() as server:
-        yield server
-
-
-@pytest.fixture
 def client(server: FarServer) -> Iterator[RemoteClient]:
     client = RemoteClient(Server(f"{server.url}/v1", KEY), ServedModel(MODEL), PATIENCE)
     yield client

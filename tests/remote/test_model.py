@@ -42,12 +42,6 @@ Open = Callable[..., RemoteModel]
 
 
 @pytest.fixture
-def server() -> Iterator[FarServer]:
-    with remote_server.serving() as server:
-        yield server
-
-
-@pytest.fixture
 def far(server: FarServer) -> Iterator[Open]:
     """far(owner, n_ctx, patience): the server's model."""
     opened: list[RemoteModel] = []

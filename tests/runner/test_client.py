@@ -6,7 +6,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import psutil
 import pytest
@@ -29,25 +28,10 @@ from llmrun.runner import requests
 from llmrun.runner.client import EngineClient
 from llmrun.runner.launch import launch
 
-FAKE_ENGINE = Path(__file__).parents[1] / "support/fake_engine.py"
 HI = AnswerRequest((Message("user", "Hi"),))
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
 Start = Callable[[str], EngineClient]
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    """start(mode): a client of a fake engine, closed in the end."""
-    clients: list[EngineClient] = []
-
-    def make(mode: str = "normal") -> EngineClient:
-        clients.append(EngineClient(launch((sys.executable, str(FAKE_ENGINE), mode))))
-        return clients[-1]
-
-    yield make
-    for client in clients:
-        client.close()
 
 
 def ask(client: EngineClient) -> tuple[int, Iterator[Event]]:

@@ -124,23 +124,18 @@ def test_a_megabyte_of_headers_is_refused_or_dropped(serve: Serve, headers: dict
     assert server.get("/health").status == 200
 
 
-def test_a_body_that_comes_byte_by_byte_without_end_is_given_up(serve: Serve) -> None:
+@pytest.mark.parametrize(
+    ("header", "piece"), [({"content_length": "1000000"}, b" "), ({"transfer_encoding": "chunked"}, b"1\r\n \r\n")]
+)
+def test_a_body_that_comes_piece_by_piece_without_end_is_given_up(
+    serve: Serve, header: dict[str, str], piece: bytes
+) -> None:
     server = serve(receive_seconds=0.5)
-    head = server.request("POST", CHAT, content_type="application/json", content_length="1000000")
+    head = server.request("POST", CHAT, content_type="application/json", **header)
     with server.connect() as connection, suppress(ConnectionError):
         connection.sendall(head)
         while not select.select([connection], [], [], 0.01)[0]:
-            connection.sendall(b" ")
-        assert parse(read_all(connection)).status == 408
-
-
-def test_chunks_without_end_are_given_up(serve: Serve) -> None:
-    server = serve(receive_seconds=0.5)
-    head = server.request("POST", CHAT, content_type="application/json", transfer_encoding="chunked")
-    with server.connect() as connection, suppress(ConnectionError):
-        connection.sendall(head)
-        while not select.select([connection], [], [], 0.01)[0]:
-            connection.sendall(b"1\r\n \r\n")
+            connection.sendall(piece)
         assert parse(read_all(connection)).status == 408
 
 

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
+from support.clock import Clock
+
 from llmrun.protocol.messages import Finished, Started, Stats, TextDelta
 from llmrun.protocol.questions import EngineStatus
 from llmrun.server.metrics import Histogram, ServerMetrics
 
 
-class Clock:
-    """Seconds that pass when they are told to."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_a_request_waits_runs_and_ends() -> None:
-    clock = Clock()
+    clock = Clock(0)
     metrics = ServerMetrics(clock)
     request = metrics.request("tiny")
     assert metrics.figures[:2] == (0, 1)
@@ -50,7 +42,7 @@ def test_a_request_waits_runs_and_ends() -> None:
 
 
 def test_what_became_of_drafts() -> None:
-    metrics = ServerMetrics(Clock())
+    metrics = ServerMetrics(Clock(0))
     metrics.request("tiny").finished(Finished(1, "stop", Stats()))
     assert metrics.figures.acceptance is None
     metrics.request("tiny").finished(Finished(1, "stop", Stats(drafted_tokens=30, accepted_tokens=20)))
@@ -62,7 +54,7 @@ def test_what_became_of_drafts() -> None:
 
 
 def test_a_request_that_is_given_up_counts_no_more() -> None:
-    metrics = ServerMetrics(Clock())
+    metrics = ServerMetrics(Clock(0))
     waiting, running = metrics.request("tiny"), metrics.request("tiny")
     running.started(Started(1, 3, 0, 7))
     waiting.aborted()
@@ -73,7 +65,7 @@ def test_a_request_that_is_given_up_counts_no_more() -> None:
 
 
 def test_the_rate_is_of_the_last_seconds() -> None:
-    clock = Clock()
+    clock = Clock(0)
     metrics = ServerMetrics(clock)
     metrics.request("tiny").delta(TextDelta(1, "x", 50))
     assert metrics.figures.rate == 10.0
@@ -90,6 +82,6 @@ def test_buckets_hold_what_is_at_most_their_bound() -> None:
 
 
 def test_a_name_can_not_break_out_of_its_label() -> None:
-    metrics = ServerMetrics(Clock())
+    metrics = ServerMetrics(Clock(0))
     metrics.request('a"b\\c\nd')
     assert 'model_name="a\\"b\\\\c\\nd"' in metrics.text({})

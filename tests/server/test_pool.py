@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.engines import fake_engine
 from support.gguf_writer import runnable_model, write
 
 from llmrun.config import load_settings
@@ -18,11 +18,9 @@ from llmrun.model import Model
 from llmrun.model.load_plan import prepare
 from llmrun.models.location import ModelLocation, locate
 from llmrun.planning.plan import LoadPreferences
-from llmrun.runner.launch import EngineHandle, launch
+from llmrun.runner.launch import EngineHandle
 from llmrun.server.http_errors import CrashingPromptError
 from llmrun.server.pool import CrashTracker, Pool
-
-FAKE_ENGINE = Path(__file__).parents[1] / "support/fake_engine.py"
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
 
@@ -64,7 +62,7 @@ class Machine:
     def start(self, model: Model) -> EngineHandle:
         self.loads.append(model.path.stem)
         self.may_start.wait()
-        return launch((sys.executable, str(FAKE_ENGINE), self.mode))
+        return fake_engine(self.mode)
 
     @property
     def loaded(self) -> str:

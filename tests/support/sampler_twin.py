@@ -12,7 +12,9 @@ import ctypes.util
 import math
 import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -322,3 +324,18 @@ def temperature(candidates: list[Candidate], value: np.float32) -> list[Candidat
         if candidate is not best:
             candidate.logit = f32(-np.inf)
     return candidates
+
+
+def assert_twins(native: Any, twin: Twin, prompt: Sequence[int], n_vocab: int, seed: int, draw: random.Random) -> None:
+    """Require the same tokens of the native sampler and its twin, which are fed back."""
+    native.accept_many(prompt)
+    for token in prompt:
+        twin.accept(token)
+    # A handful of peaks makes repeats, which DRY needs; the logits are all different.
+    logits = np.random.default_rng(seed).normal(size=(8, n_vocab)).astype(np.float32)
+    logits[:, : draw.randint(1, 4)] += 3
+    for row in logits:
+        token = native.sample(row.ctypes.data)
+        assert token == twin.sample(row)
+        native.accept(token)
+        twin.accept(token)

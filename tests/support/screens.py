@@ -81,16 +81,6 @@ class Terminal(io.StringIO):
         return self.screen.columns, self.screen.lines
 
 
-class Clock:
-    """Time that passes when told to."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def rows_of(text: str, columns: int, rows: int) -> list[str]:
     """What a terminal shows of the text alone."""
     terminal = Terminal(columns, rows)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import sys
 import threading
 from collections.abc import Sequence
 from contextlib import closing
@@ -18,16 +17,16 @@ import pytest
 from llmrun.config import load_settings
 from llmrun.model import Model
 from llmrun.planning.plan import LoadPreferences
-from llmrun.runner.launch import EngineHandle, launch
+from llmrun.runner.launch import EngineHandle
 from llmrun.server.app import AccessRecord
 from llmrun.server.guard import Policy
 from llmrun.server.page.tools import PageTools
 from llmrun.server.serving import ServeOptions, Serving, run_in_event_loop
 from llmrun.server.sockets import bind
 from llmrun.ui.views.explain_html import explain_page
+from support.engines import fake_engine
 from support.gguf_writer import runnable_model, write
 
-_FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
 SECONDS = 120.0
 """A server that takes longer hangs."""
 CHAT = "/v1/chat/completions"
@@ -127,7 +126,7 @@ class LiveServer:
         self.engines += 1
         if mode == "real":
             return model.launch_engine()
-        return launch((sys.executable, str(_FAKE_ENGINE), mode))
+        return fake_engine(mode)
 
     @property
     def page_paths(self) -> list[str]:

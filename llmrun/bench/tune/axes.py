@@ -113,8 +113,9 @@ def _memory_axes(header: Header, hardware: Hardware, *, huge_pages: Path) -> lis
         return []
     changes: list[Change] = []
     reads = hardware.memory_available > _COPIES * header.weight_bytes
-    policy = _policy(huge_pages)
-    if policy == "madvise":
+    found = re.search(r"\[(\w+)\]", read_text(huge_pages))
+    policy = found[1] if found else "never"
+    if policy == "madvise":  # on request
         changes.append((("huge_pages", True),))
         if reads:
             changes.append((("huge_pages", True), ("mmap", False)))
@@ -122,12 +123,6 @@ def _memory_axes(header: Header, hardware: Hardware, *, huge_pages: Path) -> lis
         changes.append((("mmap", False),))
     memory = [Axis("huge pages", tuple(changes), (DECODE, PREFILL))] if changes else []
     return [*memory, Axis("waiting", _values("spins", _SPINS), (DECODE,), wants_quiet=True)]
-
-
-def _policy(file: Path) -> str:
-    """Return Linux's policy for huge pages: "always", "madvise" (on request) or "never"."""
-    found = re.search(r"\[(\w+)\]", read_text(file))
-    return found[1] if found else "never"
 
 
 def _values(name: str, values: Sequence[Any]) -> tuple[Change, ...]:

@@ -9,12 +9,11 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from llmrun.bench.engines import EnginePool
 from llmrun.bench.noise import DisturbanceMonitor
-from llmrun.bench.results import BenchWarning
 from llmrun.bench.tune.axes import axes_for
 from llmrun.bench.tune.search import SearchResult, Step, search
 from llmrun.errors import require_within
@@ -100,14 +99,6 @@ def count_engines(header: Header, hardware: Hardware, plan: Plan) -> int:
     return max(1, min(counts))
 
 
-@dataclass(frozen=True, slots=True)
-class TuneOutcome:
-    """A search and the disturbances during it."""
-
-    found: SearchResult
-    warnings: tuple[BenchWarning, ...]
-
-
 def tune(
     header: Header,
     hardware: Hardware,
@@ -117,7 +108,7 @@ def tune(
     depth: int | None = None,
     kv: bool = False,
     on_step: Callable[[Step], None] = lambda step: None,
-) -> TuneOutcome:
+) -> SearchResult:
     """Search for faster settings than the plan's, without remembering them.
 
     Args:
@@ -138,7 +129,7 @@ def tune(
         n_gpus = len(plan.gpu_bytes)
         axes = axes_for(header, hardware, default, kv=kv, n_batch=load.n_batch, n_gpus=n_gpus)
         found = search(machine, default, axes, seconds=seconds, depth=depth, on_step=on_step)
-    return TuneOutcome(found, watch.warnings)
+    return replace(found, warnings=watch.warnings)
 
 
 def measure_steps(spec: ModelSpec, path: Path) -> tuple[StepTime, ...]:
@@ -169,7 +160,7 @@ def check_preferences(seconds: float, depth: int | None, n_ctx: int = CONTEXT_BO
     require_within("--depth", depth, (0, n_ctx // 2))
 
 
-def keep(outcome: TuneOutcome, header: Header, hardware: Hardware, folder: Path, name: str = "") -> TunedSettings:
+def keep(found: SearchResult, header: Header, hardware: Hardware, folder: Path, name: str = "") -> TunedSettings:
     """Remember the tuned settings, and return what is remembered now.
 
     A noisy search that found nothing does not replace settings known from before.
@@ -180,8 +171,8 @@ def keep(outcome: TuneOutcome, header: Header, hardware: Hardware, folder: Path,
     Raises:
         LlmrunError: the folder can't be written.
     """
-    tuned, known = outcome.found.tuned, remembered(header, hardware, folder)
-    if outcome.warnings and not tuned.others and known is not None and known.others:
+    tuned, known = found.tuned, remembered(header, hardware, folder)
+    if found.warnings and not tuned.others and known is not None and known.others:
         return known
     remember(tuned, header, hardware, folder, name)
     return tuned

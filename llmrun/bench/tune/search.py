@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from llmrun.bench.results import BenchWarning
 from llmrun.bench.statistics import Verdict, compare
 from llmrun.bench.tune.axes import DECODE, PREFILL, Axis
 from llmrun.errors import BadModelError, EngineCrashedError, ResourceError, UsageError
@@ -124,6 +125,7 @@ class SearchResult:
     prefill_test: BenchTest  # of the final figures
     decode_test: BenchTest
     seconds: float
+    warnings: tuple[BenchWarning, ...] = ()  # disturbances meanwhile
 
 
 def search(
@@ -296,7 +298,9 @@ class _Sweep:
                         alive.remove(each)
             if drops and number:
                 verdicts = {each: _verdict(rates, base, each, goal) for each in alive for goal in tests}
-                alive = [each for each in alive if max(_ratios(rates, base, each, *tests)) >= _MATTERS]
+                (goal,) = tests
+                pairs = {each: zip(rates[each, goal], rates[base, goal], strict=False) for each in alive}
+                alive = [each for each in alive if max(mine / other for mine, other in pairs[each]) >= _MATTERS]
                 if all(verdicts[each].kind == "faster" for each in alive):
                     break
         return rates
@@ -374,10 +378,6 @@ class _Sweep:
 def _whole_batch(settings: Iterable[TunableSettings]) -> int:
     """Return the tokens of a prompt that fills a micro-batch of each."""
     return max(_BATCH, *(each.n_ubatch for each in settings))
-
-
-def _ratios(rates: _Rates, base: TunableSettings, candidate: TunableSettings, goal: str) -> list[float]:
-    return [mine / other for mine, other in zip(rates[candidate, goal], rates[base, goal], strict=False)]
 
 
 def _verdict(rates: _Rates, base: TunableSettings, candidate: TunableSettings, goal: str) -> Verdict:

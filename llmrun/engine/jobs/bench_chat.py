@@ -11,7 +11,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llmrun.engine.channel import Outbox
 from llmrun.engine.core.loop import Engine
@@ -41,27 +41,13 @@ class _Stopwatch:
     def __init__(self, context: LlamaContext) -> None:
         self.context = context
         self.vocabulary = self
-        self.n_ctx, self.n_seq_max = context.n_ctx, context.n_seq_max
-        self.n_cells, self.n_parked, self.unified = context.n_cells, context.n_parked, context.unified
-        self.shares, self.choose_kv_layout = context.shares, context.choose_kv_layout
-        self.n_batch, self.n_outputs, self.cuts = context.n_batch, context.n_outputs, context.cuts
-        self.synchronize, self.run = context.synchronize, context.run
-        self.adapt, self.forget, self.drop, self.copy = context.adapt, context.forget, context.drop, context.copy
-        self.can_forget = context.can_forget
-        self.state, self.set_state = context.state, context.set_state
-        self.has_checkpoints, self.checkpoint, self.go_back = (
-            context.has_checkpoints,
-            context.checkpoint,
-            context.go_back,
-        )
-        known = context.vocabulary
-        self.n_tokens, self.suppressed, self.control_texts = known.n_tokens, known.suppressed, known.control_texts
-        self.bos_text, self.eos_text = known.bos_text, known.eos_text
-        self.tokenize, self.with_bos, self.fill_in = known.tokenize, known.with_bos, known.fill_in
-        self.piece, self.control_piece = known.piece, known.control_piece
         self.sampling_ns = self.text_ns = 0
         self.token_times: list[int] = []
         self._mark = 0
+
+    def __getattr__(self, name: str) -> Any:
+        owner = self.context if hasattr(self.context, name) else self.context.vocabulary
+        return getattr(owner, name)
 
     def decode(self, batch: Inputs) -> None:
         if self.token_times:
@@ -124,7 +110,8 @@ class BenchConversation:
         return ns, BenchAnswer((first_text or [began + ns])[0] - began, gaps, watch.sampling_ns, watch.text_ns)
 
     def _prompt(self) -> list[int]:
-        return self._stopwatch.tokenize(self._text, special=False)[: self._test.n_depth + self._test.n_prompt]
+        tokens = self._stopwatch.context.vocabulary.tokenize(self._text, special=False)
+        return tokens[: self._test.n_depth + self._test.n_prompt]
 
     def _run(self, prompt: list[int], n_tokens: int, hand_on: Callable[..., None]) -> None:
         outbox = Outbox(hand_on)

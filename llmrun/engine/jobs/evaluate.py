@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -58,19 +57,13 @@ def run(command: Evaluate, report: Report, flag: _native.CancelFlag) -> Evaluate
         raise _too_short(len(tokens), command)
     contexts = [open_context(model, command)]
     if command.reference:
-        with _naming_the_reference():
+        try:
             reference = LlamaModel(command.reference, command.gpu_layers, flag, settings=command)
             contexts.append(open_context(reference, replace(command, kv_type_k="f16", kv_type_v="f16")))
+        except LlmrunError as error:
+            raise type(error)(f"the reference: {error.what}", why=error.why, hint=error.hint) from None
         check_vocabulary(vocabulary, reference.vocabulary, tokens, command.text)
     return Evaluation(command, contexts, tokens, vocabulary.with_bos([]), report).run()
-
-
-@contextmanager
-def _naming_the_reference() -> Iterator[None]:
-    try:
-        yield
-    except LlmrunError as error:
-        raise type(error)(f"the reference: {error.what}", why=error.why, hint=error.hint) from None
 
 
 def open_context(model: LlamaModel, command: Evaluate) -> LlamaContext:

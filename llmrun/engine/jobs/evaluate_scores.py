@@ -237,10 +237,7 @@ def _mapped(figure: Figure, function: Callable[[float], float]) -> Figure:
 
 def _correlation(one: Array, other: Array) -> float:
     """Return Pearson's correlation; 1 if a model's values are all equal."""
-    scale = float(np.std(one) * np.std(other))
-    if not scale:
-        return 1.0
-    return float(np.mean((one - np.mean(one)) * (other - np.mean(other)))) / scale
+    return float(np.corrcoef(one, other)[0, 1]) if np.std(one) * np.std(other) else 1.0
 
 
 def joined(parts: Sequence[Array]) -> Array:

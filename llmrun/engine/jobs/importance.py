@@ -7,8 +7,8 @@ first token. activations.py sums; calibration.py writes a text if there is none.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import closing, suppress
 from pathlib import Path
 
 from llmrun import _native
@@ -53,7 +53,7 @@ def run(command: Importance, report: Report, flag: _native.CancelFlag) -> Import
     written = time.monotonic()
     pieces = _pieces(tokens, n_ctx, command)
     activations = Activations(includes_output=command.includes_output)
-    with _context(model, activations, n_ctx, command.threads) as context:
+    with closing(_context(model, activations, n_ctx, command.threads)) as context:
         _read(context, pieces, activations, report)
     tensors = _save(activations, command.sums)
     return ImportanceSums(
@@ -88,11 +88,8 @@ def _write(model: LlamaModel, command: Importance, n_ctx: int, report: Report) -
         share = max(done / command.n_tokens, seconds / command.seconds)
         limited(ImportanceUpdate("writing", done, command.n_tokens, min(share, 1.0)))
 
-    author = Author(model, command.threads, n_ctx)
-    try:
+    with closing(Author(model, command.threads, n_ctx)) as author:
         return author.write(command.prompts, command.n_tokens, command.seconds, command.seed, progress)
-    finally:
-        author.close()
 
 
 def _pieces(tokens: list[int], n_ctx: int, command: Importance) -> list[list[int]]:
@@ -108,23 +105,18 @@ def _pieces(tokens: list[int], n_ctx: int, command: Importance) -> list[list[int
     return [tokens[start : start + n_ctx] for start in starts]
 
 
-@contextmanager
-def _context(model: LlamaModel, activations: Activations, n_ctx: int, threads: int) -> Iterator[LlamaContext]:
-    """Yield a context with the evaluation callback.
+def _context(model: LlamaModel, activations: Activations, n_ctx: int, threads: int) -> LlamaContext:
+    """Return a context with the evaluation callback.
 
     Every token requests logits, or llama.cpp would leave most tokens out of the last layer; the logits themselves are
     never computed: activations.py ends each computation before.
     """
     load = Load(model.path, n_ctx, n_ctx, n_batch=n_ctx, n_ubatch=n_ctx, threads=threads)
     try:
-        context = LlamaContext(model, load, n_outputs=n_ctx, watch=activations.watch)
+        return LlamaContext(model, load, n_outputs=n_ctx, watch=activations.watch)
     except OutOfMemoryError:
         hint = "close other programs, or use fewer layers"
         raise OutOfMemoryError(f"there is no memory for reading {n_ctx} tokens at once", hint=hint) from None
-    try:
-        yield context
-    finally:
-        context.close()
 
 
 def _read(context: LlamaContext, pieces: list[list[int]], activations: Activations, report: Report) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 
@@ -139,10 +140,9 @@ def _slopes(
     vocabulary = model.vocabulary
     tokens = vocabulary.with_bos(vocabulary.tokenize(command.text, special=False))
     tokens = tokens[: min(n_tokens, model.n_ctx_train or n_tokens)]
-    reader = Reader(model, tokens, command.candidates, command.threads)
-    if not reader.predicts:
-        return dict.fromkeys(command.candidates, 1.0), 0, 0
-    try:
+    with closing(Reader(model, tokens, command.candidates, command.threads)) as reader:
+        if not reader.predicts:
+            return dict.fromkeys(command.candidates, 1.0), 0, 0
         reader.read()  # warms up and finds the tensors
         began = time.monotonic()
         reader.set_reference()
@@ -154,8 +154,6 @@ def _slopes(
             report(MeasureUpdate(_ERRORS_SHARE + (1 - _ERRORS_SHARE) * done / len(groups)))
         unused = dict.fromkeys(command.candidates, min(slopes.values(), default=1.0))
         return unused | slopes, len(groups), reader.positions
-    finally:
-        reader.close()
 
 
 def _divergence(reader: Reader, weights: Weights, names: list[str]) -> float:

@@ -10,7 +10,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +47,8 @@ def run(command: Quantize, report: Callable[[QuantizeUpdate], None], flag: _nati
     """
     check_layout()
     log = _Log()
-    with log_to(log.add):
-        if command.target:
-            with _reporting(command.target, log, report):
-                _quantize(command, log)
-        else:
-            _quantize(command, log)
+    with log_to(log.add), _reporting(command.target, log, report) if command.target else nullcontext():
+        _quantize(command, log)
     if command.target:
         _verify(command, log.types)
     else:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import accumulate
+from operator import mul
 from typing import Any
 
 import numpy as np
@@ -113,7 +115,7 @@ class Reader:
             for tensor in self._found[name].values():
                 before.append((tensor, tensor.type, tuple(tensor.nb), tensor.data))
                 tensor.type, tensor.data = kind, array.ctypes.data
-                for dimension, stride in enumerate(_strides(tuple(tensor.ne), element_bytes)):
+                for dimension, stride in enumerate(accumulate(tensor.ne[:-1], mul, initial=element_bytes)):
                     tensor.nb[dimension] = stride
         try:
             yield
@@ -122,10 +124,3 @@ class Reader:
                 tensor.type, tensor.data = old_kind, address
                 for dimension, stride in enumerate(strides):
                     tensor.nb[dimension] = stride
-
-
-def _strides(shape: tuple[int, ...], element_bytes: int) -> list[int]:
-    strides = [element_bytes]
-    for length in shape[:-1]:
-        strides.append(strides[-1] * length)
-    return strides

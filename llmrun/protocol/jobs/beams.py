@@ -19,24 +19,18 @@ ROOT = -1
 
 @dataclass(frozen=True, slots=True)
 class BeamSettings:
-    """Settings of a beam search.
+    """Settings of a beam search."""
 
-    Attributes:
-        beams: number of beams.
-        length_penalty: exponent of the length that divides a sum of log-probabilities.
-        early_stopping: "true" stops when as many answers as beams have finished, "false" when no running beam scores
-            higher at its present length, "never" when none can ever score higher.
-        groups: number of groups for diverse beam search; they choose in turn, each its share of the beams.
-        diversity: penalty on a token's log-probability for each beam of earlier groups that chose it in the same step.
-        length_rule: one of LENGTH_RULES: vLLM counts the prompt in the length but not the end token, and continues to
-            the limit; TensorRT-LLM differs from transformers only in its defaults, see of().
-    """
-
-    beams: int = 4
-    length_penalty: float = 1.0
+    beams: int = 4  # number of beams
+    length_penalty: float = 1.0  # exponent of the length that divides a sum of log-probabilities
+    # "true" stops when as many answers as beams have finished, "false" when no running beam scores higher at its
+    # present length, "never" when none can ever score higher.
     early_stopping: str = "false"
-    groups: int = 1
+    groups: int = 1  # number of groups for diverse beam search; they choose in turn, each its share of the beams
+    # Penalty on a token's log-probability for each beam of earlier groups that chose it in the same step.
     diversity: float = 0.0
+    # One of LENGTH_RULES: vLLM counts the prompt in the length but not the end token, and continues to the limit;
+    # TensorRT-LLM differs from transformers only in its defaults, see of().
     length_rule: str = "transformers"
 
     def __post_init__(self) -> None:

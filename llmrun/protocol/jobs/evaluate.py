@@ -45,17 +45,14 @@ class Evaluate(EngineSettings):
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure estimated from a sample.
-
-    Attributes:
-        error: standard error as llama-perplexity computes it, with every position independent; 0 for quantiles, and
-            with fewer than eleven positions.
-        low, high: 95 % confidence interval. It is computed from the differences between blocks of positions, because
-            neighbours are correlated, so it is wider than +- 1.96 errors. None with fewer than LEAST_BLOCKS blocks.
-    """
+    """A figure estimated from a sample."""
 
     value: float
+    # Standard error as llama-perplexity computes it, with every position independent; 0 for quantiles, and with fewer
+    # than eleven positions.
     error: float
+    # 95 % confidence interval. It is computed from the differences between blocks of positions, because neighbours are
+    # correlated, so it is wider than +- 1.96 errors. None with fewer than LEAST_BLOCKS blocks.
     low: float | None = None
     high: float | None = None
 
@@ -140,8 +137,10 @@ class EvaluateUpdate:
     so_far: EvaluateResult | None = None  # partial figures; None if unchanged
 
 
-def _models(command: Evaluate) -> tuple[str, ...]:
-    return tuple(filter(None, (command.model, command.reference)))
-
-
-EVALUATE = JobKind("evaluate", Evaluate, EvaluateUpdate, EvaluateResult, _models)
+EVALUATE = JobKind(
+    "evaluate",
+    Evaluate,
+    EvaluateUpdate,
+    EvaluateResult,
+    lambda command: tuple(filter(None, (command.model, command.reference))),
+)

@@ -102,39 +102,26 @@ class EmbeddingPlane:
 
 @dataclass(frozen=True, slots=True)
 class RunCollected:
-    """The observations.
-
-    Attributes:
-        pieces: texts of all tokens that occur.
-        n_prompt: number of prompt tokens.
-        first: the first observed position.
-        embedding: norms of the observed positions' vectors before the first layer.
-        embeddings: None if the file has no embedding matrix.
-        flash_attention: the answer may have been computed with it, which rounds differently; the observed run was not.
-        pictures: the heads that fit a role best.
-        lens: for positions that chose a token, or for all; empty with a reason in `lens_refused`.
-        lens_refused: "", "names" (tensors missing), "norm" (another kind of norm), or "differs" (the lens does not give
-            the model's own logits).
-        lens_difference: maximum difference between the lens's logits at the last layer and the model's own, relative to
-            their range.
-        prefill_seconds: for all observed positions.
-        decode_seconds: for one position; 0 if unknown.
-    """
+    """The observations."""
 
     tokens: tuple[int, ...]
-    pieces: tuple[VocabularyPiece, ...]
-    n_prompt: int
-    first: int
-    embedding: tuple[float, ...]
-    embeddings: EmbeddingPlane | None
+    pieces: tuple[VocabularyPiece, ...]  # texts of all tokens that occur
+    n_prompt: int  # number of prompt tokens
+    first: int  # the first observed position
+    embedding: tuple[float, ...]  # norms of the observed positions' vectors before the first layer
+    embeddings: EmbeddingPlane | None  # None if the file has no embedding matrix
     layers: tuple[WatchedLayer, ...]
+    # The answer may have been computed with it, which rounds differently; the observed run was not.
     flash_attention: bool
-    pictures: tuple[HeadAttention, ...]
-    lens: tuple[LensColumn, ...]
+    pictures: tuple[HeadAttention, ...]  # the heads that fit a role best
+    lens: tuple[LensColumn, ...]  # for positions that chose a token, or for all; empty with a reason in `lens_refused`
+    # "", "names" (tensors missing), "norm" (another kind of norm), or "differs" (the lens does not give the model's own
+    # logits).
     lens_refused: str
+    # Maximum difference between the lens's logits at the last layer and the model's own, relative to their range.
     lens_difference: float
-    prefill_seconds: float
-    decode_seconds: float
+    prefill_seconds: float  # for all observed positions
+    decode_seconds: float  # for one position; 0 if unknown
 
 
 EXPLAIN = JobKind("explain", ExplainRun, Empty, RunCollected, needs_model=True)

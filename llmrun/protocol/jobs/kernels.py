@@ -29,17 +29,12 @@ class MeasureKernels:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Rates of one type of weights.
+    """Rates of one type of weights."""
 
-    Attributes:
-        decode: (bytes, bytes/s) of matrices times one token, the smaller first; empty if the type can't be measured.
-        prefill: multiply-adds/s of a matrix times many tokens.
-        short_rows: decode time of a matrix with rows of SHORT_ROW elements relative to LONG_ROW.
-    """
-
+    # (bytes, bytes/s) of matrices times one token, the smaller first; empty if the type can't be measured.
     decode: tuple[tuple[float, float], ...] = ()
-    prefill: float = 0.0
-    short_rows: float = 1.0
+    prefill: float = 0.0  # multiply-adds/s of a matrix times many tokens
+    short_rows: float = 1.0  # decode time of a matrix with rows of SHORT_ROW elements relative to LONG_ROW
 
     def at(self, size: float, row: float = LONG_ROW) -> float:
         """Return bytes/s in decode for a model with matrices of `size` bytes: caches are faster than memory.
@@ -56,23 +51,15 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class MachineSpeed:
-    """Figures of one machine with one number of threads.
+    """Figures of one machine with one number of threads."""
 
-    Attributes:
-        read: memory bandwidth of all threads, bytes/s.
-        operation: seconds of a small operation, mostly thread synchronization.
-        looks: KV type -> head length -> seconds of attention for one query head and one position, in decode.
-        prefill_looks: the same in prefill.
-        types: type -> its rates.
-        others: cores that other programs used during the measurement.
-    """
-
-    read: float
-    operation: float
+    read: float  # memory bandwidth of all threads, bytes/s
+    operation: float  # seconds of a small operation, mostly thread synchronization
+    # KV type -> head length -> seconds of attention for one query head and one position, in decode.
     looks: Mapping[str, Mapping[int, float]]
-    prefill_looks: Mapping[str, Mapping[int, float]]
-    types: Mapping[str, Rates]
-    others: float = 0.0
+    prefill_looks: Mapping[str, Mapping[int, float]]  # the same in prefill
+    types: Mapping[str, Rates]  # type -> its rates
+    others: float = 0.0  # cores that other programs used during the measurement
 
     def decode(self, kind: str, size: float, row: float = LONG_ROW) -> float:
         """Return bytes/s of a type's matrices in decode, with rows of `row` elements, in a model of `size` bytes."""

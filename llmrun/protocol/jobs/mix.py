@@ -28,18 +28,14 @@ class MeasureUpdate:
 
 @dataclass(frozen=True, slots=True)
 class MixMeasurement:
-    """The expected losses.
+    """The expected losses."""
 
-    Attributes:
-        losses: tensor -> for each candidate the expected increase of the Kullback-Leibler divergence, nats per token.
-        groups: number of groups of tensors whose sensitivity was measured; 0 if the model predicts no text, and each
-            tensor's loss is its relative error.
-        positions: number of compared positions in the text.
-    """
-
+    # Tensor -> for each candidate the expected increase of the Kullback-Leibler divergence, nats per token.
     losses: dict[str, tuple[float, ...]]
+    # Number of groups of tensors whose sensitivity was measured; 0 if the model predicts no text, and each tensor's
+    # loss is its relative error.
     groups: int
-    positions: int
+    positions: int  # number of compared positions in the text
 
 
 MIX = JobKind("mix", MeasureMix, MeasureUpdate, MixMeasurement, lambda command: command.files[:1])

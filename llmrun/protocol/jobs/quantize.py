@@ -9,31 +9,20 @@ from llmrun.protocol.jobs import JobKind
 
 @dataclass(frozen=True, slots=True)
 class Quantize:
-    """Write a quantized file and verify it, or only report its types.
+    """Write a quantized file and verify it, or only report its types."""
 
-    Attributes:
-        source: path of the model's (first) file, absolute.
-        target: path of the file to write, absolute; overwritten if it exists. Empty: only report.
-        file_type: llama.cpp's number (llama_ftype) of the mix of types.
-        overrides: (regular expression, ggml's number of a type) for tensors whose name contains a match; the first
-            match counts.
-        output_type: ggml's number of the output matrix's type; -1 leaves it to the mix.
-        embedding_type: the same for the token embedding.
-        imatrix: path of an importance matrix in GGUF, absolute; "" for none.
-        pure: every matrix gets the mix's main type.
-        keeps_output: do not quantize the output matrix.
-    """
-
-    source: str
+    source: str  # path of the model's (first) file, absolute
+    # Path of the file to write, absolute; overwritten if it exists. Empty: only report.
     target: str
-    file_type: int
+    file_type: int  # llama.cpp's number (llama_ftype) of the mix of types
+    # (regular expression, ggml's number of a type) for tensors whose name contains a match; the first match counts.
     overrides: tuple[tuple[str, int], ...] = ()
-    output_type: int = -1
-    embedding_type: int = -1
-    imatrix: str = ""
+    output_type: int = -1  # ggml's number of the output matrix's type; -1 leaves it to the mix
+    embedding_type: int = -1  # the same for the token embedding
+    imatrix: str = ""  # path of an importance matrix in GGUF, absolute; "" for none
     threads: int = 1
-    pure: bool = False
-    keeps_output: bool = False
+    pure: bool = False  # every matrix gets the mix's main type
+    keeps_output: bool = False  # do not quantize the output matrix
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,11 @@ class Column:
     is_excerpt: bool = False
 
 
+def right(*headings: str) -> list[Column]:
+    """Return right-aligned columns, as figures have."""
+    return [Column(heading, right=True) for heading in headings]
+
+
 @dataclass(frozen=True, slots=True)
 class InstalledRow:
     """A model on this disk."""

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from llmrun.batch.ledger import BatchProgress
 from llmrun.batch.plan import BatchPlan
@@ -71,21 +70,14 @@ class BatchView:
         self._activity.pause()
         if self._output.json:
             if error is None:
-                self._output.result_json(self._facts())
+                speed, out = self._tally.tokens_per_second, str(self._out)
+                facts = {"tokens_per_second": speed, "parallel": self._parallel, "output": out}
+                self._output.result_json({**as_dict(self._tally), **facts})
             return
         for line in self._summary():
             self._output.note(line)
         if error is not None and self._tally.done:
             self._output.note("run the same command again to continue")
-
-    def _facts(self) -> dict[str, Any]:
-        tally = self._tally
-        return {
-            **as_dict(tally),
-            "tokens_per_second": tally.tokens_per_second,
-            "parallel": self._parallel,
-            "output": str(self._out),
-        }
 
     def _summary(self) -> list[str]:
         tally = self._tally

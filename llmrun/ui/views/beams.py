@@ -17,12 +17,12 @@ from llmrun.ui.answer.view import can_show, terminal_size
 from llmrun.ui.terminal.format import counted, rate, seconds
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.suspend import Suspendable
-from llmrun.ui.terminal.tables import Column, show_table
+from llmrun.ui.terminal.tables import Column, right, show_table
 from llmrun.ui.views.beam_tree import tree_rows
 
 _REDRAW_SECONDS = 0.1
 _LEFT_ROWS = 2  # of the terminal, for the cursor and a ^C
-_COLUMNS = (Column("SCORE", right=True), Column("SUM", right=True), Column("TOKENS", right=True), Column("ANSWER"))
+_COLUMNS = (*right("SCORE", "SUM", "TOKENS"), Column("ANSWER"))
 _MAX_COMMON = 24  # characters of a common beginning that is shown in both answers
 _OPEN_ENDED = 64  # tokens; a longer answer without a grammar counts as free text
 

@@ -73,7 +73,8 @@ class BenchView:
         """Print a finished row."""
         self.clear()
         if not self._shows_rows:
-            self._output.note(f"{row.model} {row.test}: {_speed(row)} t/s{_limit_words(row)}")
+            limit = f", {text}" if (text := limit_text(row)) else ""
+            self._output.note(f"{row.model} {row.test}: {row.avg_ts:,.2f} ± {row.stddev_ts:,.2f} t/s{limit}")
             return
         room = self._output.columns()
         if room and sum(column.width + len(_GAP) for column in self._columns) - len(_GAP) > room:
@@ -127,9 +128,9 @@ def _columns(models: Sequence[str], cases: Sequence[Case]) -> list[_Column]:
         *found,
         _Column("TEST", max(tests, len("TEST")), lambda row: row.test, right=False),
         _Column("TOKENS/S", 9, lambda row: f"{row.avg_ts:,.2f}" if row.avg_ts < 1000 else f"{row.avg_ts:,.1f}"),
-        _Column("±", 6, _deviation),
+        _Column("±", 6, lambda row: f"{row.stddev_ts:,.2f}" if len(row.samples_ns) > 1 else ""),
         _Column("95 %", 6, _interval),
-        _Column(_LIMIT, 12, _limit, right=False),
+        _Column(_LIMIT, 12, lambda row: limit_text(row, "4"), right=False),
         _Column("", _NOTE_WIDTH, _note, right=False),
     ]
 
@@ -137,10 +138,6 @@ def _columns(models: Sequence[str], cases: Sequence[Case]) -> list[_Column]:
 def _set(text: str, column: _Column) -> str:
     padding = " " * max(column.width - width(text), 0)
     return padding + text if column.right else text + padding
-
-
-def _deviation(row: BenchRow) -> str:
-    return f"{row.stddev_ts:,.2f}" if len(row.samples_ns) > 1 else ""
 
 
 def _interval(row: BenchRow) -> str:
@@ -153,18 +150,10 @@ def _interval(row: BenchRow) -> str:
     return f"±{found.half_width:.0%}" if found.half_width >= 0.0995 else f"±{found.half_width:.1%}"
 
 
-def _speed(row: BenchRow) -> str:
-    return f"{row.avg_ts:,.2f} ± {row.stddev_ts:,.2f}"
-
-
-def _limit(row: BenchRow) -> str:
+def limit_text(row: BenchRow, columns: str = "") -> str:
+    """Return the share of the machine's limit and its kind, e.g. "45% memory"; "" if unknown."""
     share = row.share_of_limit
-    return f"{share:4.0%} {row.limit.binds}" if row.limit is not None and share is not None else ""
-
-
-def _limit_words(row: BenchRow) -> str:
-    limit = _limit(row).strip()
-    return f", {limit}" if limit else ""
+    return f"{share:{columns}.0%} {row.limit.binds}" if row.limit is not None and share is not None else ""
 
 
 def _note(row: BenchRow) -> str:

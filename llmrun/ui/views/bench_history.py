@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from llmrun.bench.compare import Comparison, Pair
 from llmrun.bench.external import ExternalComparison
@@ -15,12 +14,9 @@ from llmrun.bench.history import HistoryEntry
 from llmrun.bench.results import Result
 from llmrun.bench.statistics import Verdict
 from llmrun.ui.terminal.output import Output
-from llmrun.ui.terminal.tables import Column, ago, show_table
-from llmrun.ui.views.bench import details, disturbances
+from llmrun.ui.terminal.tables import Column, ago, right, show_table
+from llmrun.ui.views.bench import details, disturbances, limit_text
 from llmrun.ui.views.bench_labels import labels
-
-if TYPE_CHECKING:
-    from llmrun.bench.results import BenchRow
 
 
 def show_entries(output: Output, entries: Sequence[HistoryEntry]) -> None:
@@ -43,9 +39,9 @@ def show_entries(output: Output, entries: Sequence[HistoryEntry]) -> None:
 
 def show_result(output: Output, result: Result) -> None:
     """Print one result; settings that vary are part of a row's name."""
-    columns = (Column("TEST"), Column("TOKENS/S", right=True), Column("±", right=True), Column("OF LIMIT"))
+    columns = (Column("TEST"), *right("TOKENS/S", "±"), Column("OF LIMIT"))
     rows = [
-        (f"{label} {row.test}".strip(), f"{row.avg_ts:,.2f}", f"{row.stddev_ts:,.2f}", _limit(row))
+        (f"{label} {row.test}".strip(), f"{row.avg_ts:,.2f}", f"{row.stddev_ts:,.2f}", limit_text(row))
         for row, label in zip(result.rows, labels(result.rows), strict=True)
     ]
     show_table(output, columns, rows)
@@ -58,21 +54,9 @@ def show_result(output: Output, result: Result) -> None:
         output.note(line)
 
 
-def _limit(row: BenchRow) -> str:
-    share = row.share_of_limit
-    return f"{share:.0%} {row.limit.binds}" if row.limit is not None and share is not None else ""
-
-
 def show_comparison(output: Output, comparison: Comparison) -> None:
     """Print ratios with intervals and verdicts on stdout, other differences below."""
-    columns = (
-        Column("TEST"),
-        Column("A", right=True),
-        Column("B", right=True),
-        Column("B / A", right=True),
-        Column("95 %", style="dim"),
-        Column("VERDICT", style="bold"),
-    )
+    columns = (Column("TEST"), *right("A", "B", "B / A"), Column("95 %", style="dim"), Column("VERDICT", style="bold"))
     show_table(output, columns, [_cells(pair) for pair in comparison.pairs])
     output.text("")
     output.sentence(f"A is {comparison.a}, B is {comparison.b}: {comparison.summary}")
@@ -90,9 +74,7 @@ def show_versus(output: Output, found: Sequence[ExternalComparison], rival: str)
     """Print both sides of each test and their ratio on stdout, differences of the setup on stderr."""
     columns = (
         Column("TEST"),
-        Column("LLMRUN", right=True),
-        Column(rival.upper(), right=True),
-        Column("RATIO", right=True),
+        *right("LLMRUN", rival.upper(), "RATIO"),
         Column("95 %", style="dim"),
         Column("LLMRUN IS", style="bold"),
     )

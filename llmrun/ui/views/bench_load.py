@@ -14,17 +14,13 @@ from llmrun.bench.noise import sample_warnings
 from llmrun.protocol.codec import as_dict
 from llmrun.ui.terminal.format import bar, counted
 from llmrun.ui.terminal.output import Output
-from llmrun.ui.terminal.tables import Column, show_table
+from llmrun.ui.terminal.tables import Column, right, show_table
 
 _BAR_CELLS = 24
 _COLUMNS = (
     Column("CLIENTS", right=True),
     Column("PROMPT"),
-    Column("TOKENS/S", right=True),
-    Column("EACH", right=True),
-    Column("TTFT P50/95", right=True),
-    Column("ITL P50/95/99", right=True),
-    Column("CACHED", right=True),
+    *right("TOKENS/S", "EACH", "TTFT P50/95", "ITL P50/95/99", "CACHED"),
 )
 _CHART = (
     Column("CLIENTS", right=True),

@@ -14,18 +14,10 @@ from llmrun.bench.speculation import SpeculationOutcome, SpeculationRow
 from llmrun.protocol.codec import as_dict
 from llmrun.protocol.loading import Load
 from llmrun.ui.terminal.output import Output
-from llmrun.ui.terminal.tables import Column, show_table
+from llmrun.ui.terminal.tables import Column, right, show_table
 from llmrun.ui.views.tune import step_words, times
 
-_COLUMNS = (
-    Column("KIND"),
-    Column("OFF", right=True),
-    Column("ON", right=True),
-    Column("GAIN"),
-    Column("EXPECTED", right=True),
-    Column("ACCEPTED", right=True),
-    Column("A STEP", right=True),
-)
+_COLUMNS = (Column("KIND"), *right("OFF", "ON"), Column("GAIN"), *right("EXPECTED", "ACCEPTED", "A STEP"))
 
 
 def show_outcome(output: Output, name: str, load: Load, outcome: SpeculationOutcome, machine: str) -> None:

@@ -11,7 +11,7 @@ from llmrun.protocol.messages import Message
 from llmrun.protocol.questions import TokenCount
 from llmrun.ui.terminal.format import bar, short
 from llmrun.ui.terminal.output import Output
-from llmrun.ui.terminal.tables import Column, show_table
+from llmrun.ui.terminal.tables import Column, right, show_table
 
 _CELLS = 16
 _TEXT = 32
@@ -39,8 +39,7 @@ def show_context(
     columns = (
         Column("", style="bold"),
         Column("", style="dim", is_excerpt=True),
-        Column("TOKENS", right=True),
-        Column("SHARE", right=True),
+        *right("TOKENS", "SHARE"),
         Column("", style="cyan"),
     )
     show_table(output, columns, rows, stderr=True)

@@ -13,7 +13,7 @@ from llmrun.model.embeddings import RankedDocument, TextVectors
 from llmrun.ui.terminal.cells import cut
 from llmrun.ui.terminal.format import counted
 from llmrun.ui.terminal.output import Output
-from llmrun.ui.terminal.tables import Column, show_table
+from llmrun.ui.terminal.tables import Column, right, show_table
 
 _SHOWN_NUMBERS = 4
 _SHORT_TEXT = 28  # cells
@@ -30,11 +30,7 @@ def show_similarities(output: Output, texts: Sequence[str], found: TextVectors) 
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     unit = vectors / np.maximum(lengths, np.finfo(np.float32).tiny)
     cosines = unit @ unit.T
-    columns = (
-        Column("#", right=True, style="cyan"),
-        Column("TEXT"),
-        *(Column(str(number), right=True) for number in range(1, len(texts) + 1)),
-    )
+    columns = (Column("#", right=True, style="cyan"), Column("TEXT"), *right(*map(str, range(1, len(texts) + 1))))
     rows = [
         (str(number + 1), _short(text), *(f"{cosine:.2f}" for cosine in cosines[number]))
         for number, text in enumerate(texts)

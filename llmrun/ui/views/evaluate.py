@@ -12,20 +12,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 
-from llmrun.protocol.jobs.evaluate import (
-    Divergence,
-    EvaluateResult,
-    EvaluateUpdate,
-    Figure,
-    Needle,
-    PositionRange,
-    least_chunks,
-)
+from llmrun.protocol.jobs.evaluate import EvaluateResult, EvaluateUpdate, Figure, Needle, PositionRange, least_chunks
 from llmrun.ui.terminal.activity import Activity
 from llmrun.ui.terminal.format import counted
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.progress import Pace, time_left
-from llmrun.ui.terminal.tables import Column, show_facts, show_table
+from llmrun.ui.terminal.tables import Column, right, show_facts, show_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +77,7 @@ def show_evaluated(output: Output, about: EvaluationSubject, found: EvaluateResu
     show_facts(output, _facts(about, found))
     if found.perplexity is not None:
         output.text("")
-        columns = (
-            Column(""),
-            Column("VALUE", right=True, style="bold"),
-            Column("± ERROR", right=True),
-            Column("95 % INTERVAL"),
-        )
+        columns = (Column(""), Column("VALUE", right=True, style="bold"), *right("± ERROR"), Column("95 % INTERVAL"))
         show_table(output, columns, _figures(found))
     if found.by_position:
         output.text("")
@@ -116,26 +103,22 @@ def _facts(about: EvaluationSubject, found: EvaluateResult) -> list[tuple[str, s
 def _figures(found: EvaluateResult) -> list[tuple[str, str, str, str]]:
     assert found.perplexity is not None
     rows = [_row("perplexity", found.perplexity), ("bits per byte", digits(found.bits_per_byte), "", "")]
-    if found.divergence is not None:
-        rows += _compared(found.divergence)
+    if (compared := found.divergence) is not None:
+        rows += [
+            _row("perplexity of the reference", compared.reference_perplexity),
+            _row("ratio of both", compared.ratio),
+            _row("KL divergence, mean", compared.mean),
+            _row("  median", compared.median),
+            _row("  90 % of positions below", compared.p90),
+            _row("  95 %", compared.p95),
+            _row("  99 %", compared.p99),
+            _row("  99.9 %", compared.p999),
+            ("  maximum", digits(compared.maximum), "", ""),
+            _row("same likeliest token", compared.same_top, percent=True),
+            _row("change of the right token's probability", compared.probability_change, percent=True),
+            _row("  root mean square", compared.rms_change, percent=True),
+        ]
     return rows
-
-
-def _compared(found: Divergence) -> list[tuple[str, str, str, str]]:
-    return [
-        _row("perplexity of the reference", found.reference_perplexity),
-        _row("ratio of both", found.ratio),
-        _row("KL divergence, mean", found.mean),
-        _row("  median", found.median),
-        _row("  90 % of positions below", found.p90),
-        _row("  95 %", found.p95),
-        _row("  99 %", found.p99),
-        _row("  99.9 %", found.p999),
-        ("  maximum", digits(found.maximum), "", ""),
-        _row("same likeliest token", found.same_top, percent=True),
-        _row("change of the right token's probability", found.probability_change, percent=True),
-        _row("  root mean square", found.rms_change, percent=True),
-    ]
 
 
 def _row(name: str, figure: Figure, *, percent: bool = False) -> tuple[str, str, str, str]:
@@ -165,15 +148,11 @@ def _show_positions(output: Output, rows: Sequence[PositionRange]) -> None:
     columns = [Column("POSITIONS"), Column("PERPLEXITY", right=True), Column("95 % INTERVAL")]
     compared = rows[0].divergence is not None
     if compared:
-        columns += [Column("REFERENCE", right=True), Column("KLD", right=True), Column("SAME TOKEN", right=True)]
+        columns += right("REFERENCE", "KLD", "SAME TOKEN")
     cells = []
     for row in rows:
         figure = row.perplexity
-        cell = [
-            f"{row.start:,} to {row.end:,}",
-            digits(figure.value),
-            _interval(figure, digits),
-        ]
+        cell = [f"{row.start:,} to {row.end:,}", digits(figure.value), _interval(figure, digits)]
         if row.reference_perplexity is not None and row.divergence is not None and row.same_top is not None:
             cell += [digits(row.reference_perplexity.value), digits(row.divergence.value), _percent(row.same_top.value)]
         cells.append(cell)
@@ -183,11 +162,9 @@ def _show_positions(output: Output, rows: Sequence[PositionRange]) -> None:
 def _show_needles(output: Output, needles: Sequence[Needle]) -> None:
     """Print a row for each length: the probability of the right answer by depth, and the number of facts found."""
     depths = sorted({needle.depth for needle in needles})
-    columns = [Column("FACTS IN"), *(Column(f"{depth:.0%}".replace("%", " %"), right=True) for depth in depths)]
-    columns.append(Column("FOUND", right=True))
     compared = needles[0].reference_found is not None
-    if compared:
-        columns.append(Column("REFERENCE", right=True))
+    figures = [*(f"{depth:.0%}".replace("%", " %") for depth in depths), "FOUND", *(["REFERENCE"] if compared else [])]
+    columns = [Column("FACTS IN"), *right(*figures)]
     rows = []
     for length, group in groupby(needles, lambda needle: needle.n_tokens):
         row = sorted(group, key=lambda needle: needle.depth)

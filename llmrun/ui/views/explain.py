@@ -14,7 +14,7 @@ from llmrun.protocol.jobs.explain import HeadAttention, LensColumn, Neighbour, R
 from llmrun.protocol.questions import Choice
 from llmrun.ui.terminal.format import counted, milliseconds, percent, rate
 from llmrun.ui.terminal.output import Output
-from llmrun.ui.terminal.tables import Column, show_table
+from llmrun.ui.terminal.tables import Column, right, show_table
 from llmrun.ui.views.explain_words import (
     EXPERTS,
     NO_ATTENTION,
@@ -124,12 +124,7 @@ def _show_layers(output: Output, run: RunCollected) -> None:
         ("attention added", _at(run.layers, "attention", at)),
         ("feed-forward added", _at(run.layers, "feed_forward", at)),
     ]
-    columns = (
-        Column("", style="bold"),
-        Column("", style="cyan"),
-        Column("FIRST", right=True),
-        Column("LAST", right=True),
-    )
+    columns = (Column("", style="bold"), Column("", style="cyan"), *right("FIRST", "LAST"))
     drawn = [(name, sparkline(values), f"{values[0]:.1f}", f"{values[-1]:.1f}") for name, values in rows if values]
     show_table(output, columns, drawn)
 
@@ -184,7 +179,7 @@ def _show_attention(output: Output, run: RunCollected, tokens: Mapping[int, Toke
         figures = run.layers[head.layer].heads[head.head]
         shares = (percent(figures.previous), percent(figures.first), f"{figures.spread:.2f}")
         rows.append((head_name(head), ROLES[role], *shares))
-    columns = (Column("HEAD", style="bold"), Column(""), *(Column(name, right=True) for name in _FIGURES))
+    columns = (Column("HEAD", style="bold"), Column(""), *right("TOKEN BEFORE", "FIRST TOKEN", "SPREAD"))
     show_table(output, columns, rows)
     chosen = heads[next(role for role in _PREFERRED if role in heads)]
     output.text("")
@@ -192,9 +187,6 @@ def _show_attention(output: Output, run: RunCollected, tokens: Mapping[int, Toke
         f"{head_name(chosen).capitalize()}: rows are tokens, columns the tokens that they attend to; darker is more:"
     )
     output.console().print(_attention_map(run, chosen, tokens))
-
-
-_FIGURES = ("TOKEN BEFORE", "FIRST TOKEN", "SPREAD")
 
 
 def _attention_map(run: RunCollected, head: HeadAttention, tokens: Mapping[int, Token]) -> Text:
@@ -239,8 +231,7 @@ def _show_time(output: Output, found: ExplainedAnswer) -> None:
         (phase.name, f"{phase.tokens}", milliseconds(phase.seconds), rate(phase.speed), phase.of_limit)
         for phase in timed
     ]
-    right = [Column(name, right=True) for name in ("TOKENS", "TIME", "SPEED")]
-    show_table(output, (Column("", style="bold"), *right, Column("LIMIT")), rows)
+    show_table(output, (Column("", style="bold"), *right("TOKENS", "TIME", "SPEED"), Column("LIMIT")), rows)
     drawn = [
         (phase.name, sparkline(phase.layers), milliseconds(max(phase.layers))) for phase in timed if any(phase.layers)
     ]
@@ -257,13 +248,13 @@ def _show_choices(output: Output, found: ExplainedAnswer, tokens: Mapping[int, T
     first = "The first" if len(choices) == len(run.tokens) - run.n_prompt else "The first one with stored logits"
     _heading(output, "Sampling", f"{SAMPLING} {first}:")
     show_choice(output, choices[0], stderr=False)
-    columns = {column.position: column for column in run.lens}
+    lens = {column.position: column for column in run.lens}
     start = len(run.tokens) - len(choices)
-    rows = [_choice_row(choice, columns.get(start + place - 1)) for place, choice in enumerate(choices[:_MAX_ROWS])]
+    rows = [_choice_row(choice, lens.get(start + place - 1)) for place, choice in enumerate(choices[:_MAX_ROWS])]
     output.text("")
     output.sentence("All tokens of the answer, with the layer from which on the lens ranks the chosen token first:")
-    names = ("TOKEN", "MODEL", "DRAWN WITH", "OUT OF", "FIRST FROM LAYER")
-    show_table(output, (Column(names[0], style="bold"), *(Column(name, right=True) for name in names[1:])), rows)
+    columns = (Column("TOKEN", style="bold"), *right("MODEL", "DRAWN WITH", "OUT OF", "FIRST FROM LAYER"))
+    show_table(output, columns, rows)
     if len(choices) > _MAX_ROWS:
         output.note(f"{len(choices) - _MAX_ROWS:,} more: use --json for all of them")
 

@@ -11,7 +11,7 @@ from llmrun.planning.split import described
 from llmrun.protocol.sizes import readable_size
 from llmrun.ui.terminal.format import counted, rate, seconds
 from llmrun.ui.terminal.output import Output
-from llmrun.ui.terminal.tables import Column, show_table
+from llmrun.ui.terminal.tables import Column, right, show_table
 
 
 def show_estimates(output: Output, rows: Sequence[QuantEstimate], hardware: Hardware, reason: str = "") -> None:
@@ -23,36 +23,24 @@ def show_estimates(output: Output, rows: Sequence[QuantEstimate], hardware: Hard
     contexts = [column.n_ctx for column in rows[0].contexts] if rows else []
     columns = (
         Column("QUANT", style="bold"),
-        Column("FILE", right=True),
-        *(Column(f"{context_name(n_ctx)} CTX", right=True) for n_ctx in contexts),
-        Column("LOAD", right=True),
-        Column("PREFILL", right=True),
-        Column("DECODE", right=True),
+        *right("FILE", *(f"{context_name(n_ctx)} CTX" for n_ctx in contexts), "LOAD", "PREFILL", "DECODE"),
         Column("VERDICT"),
     )
     show_table(output, columns, [_cells(row) for row in rows])
     output.note(f"memory: {_memory(hardware)}")
     if reason:
         output.note(reason)
-    for row in rows[:1]:
-        _note_network(output, row)
+    if rows:
+        _note_network(output, rows[0])
     if any(not at.fits for row in rows for at in row.contexts):
         output.note("(in brackets): leaves too little memory for the rest of the system")
-    best = next((row for row in rows if row.n_ctx), None)
-    if best is None:
+    if not any(row.n_ctx for row in rows):
         output.note("none fits: run `llmrun list --all` for smaller models")
 
 
 def show_proposals(output: Output, found: Sequence[Proposal], hardware: Hardware) -> None:
     """Print a line for each proposed model on stdout, and what to type next on stderr."""
-    columns = (
-        Column("FOR"),
-        Column("MODEL", style="bold"),
-        Column("PARAMETERS", right=True),
-        Column("FILE", right=True),
-        Column("MEMORY", right=True),
-        Column("DECODE", right=True),
-    )
+    columns = (Column("FOR"), Column("MODEL", style="bold"), *right("PARAMETERS", "FILE", "MEMORY", "DECODE"))
     rows = [
         (
             each.purpose,

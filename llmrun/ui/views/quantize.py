@@ -6,9 +6,10 @@ Owns the words and the drawing; must not know how files are written.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llmrun.protocol.sizes import readable_size
 from llmrun.ui.terminal.activity import Activity
@@ -39,12 +40,10 @@ class Stages:
             self._pace.restart()
         self._name, share = name, min(max(share, 0.0), 1.0)
         self._pace.update(int(share * _STEPS), self._clock())
-        self._activity.show(f"{self._title}: {name}", share, self._left(share), begins=begins)
-
-    def _left(self, share: float) -> str:
+        left = time_left(self._pace.seconds_left(_STEPS))
         if share >= 1.0:
-            return _LAST if self._name == "quantizing" else ""
-        return time_left(self._pace.seconds_left(_STEPS))
+            left = _LAST if name == "quantizing" else ""
+        self._activity.show(f"{self._title}: {name}", share, left, begins=begins)
 
 
 @contextmanager
@@ -74,22 +73,15 @@ def show_preview(output: Output, preview: Preview, kind: str, target: str) -> No
             }
         )
         return
-    counts: dict[str, int] = {}
-    for name in preview.types.values():
-        counts[name] = counts.get(name, 0) + 1
-    mix = ", ".join(f"{count} {name}" for name, count in sorted(counts.items(), key=lambda item: -item[1]))
+    mix = ", ".join(f"{count} {name}" for name, count in Counter(preview.types.values()).most_common())
     output.note(
         f"{target} would have {readable_size(preview.n_bytes)}, {preview.bits_per_weight:.2f} bits per weight "
         f"(now {preview.source.quant}, {readable_size(preview.source.file_size)}); tensors: {mix}"
     )
 
 
-def show_done(output: Output, done: QuantizedFile, extra: Mapping[str, Any] | None = None) -> None:
-    """Print the result.
-
-    Args:
-        extra: further fields of the JSON output.
-    """
+def show_done(output: Output, done: QuantizedFile) -> None:
+    """Print the result."""
     if output.json:
         output.result_json(
             {
@@ -103,7 +95,6 @@ def show_done(output: Output, done: QuantizedFile, extra: Mapping[str, Any] | No
                 "bytes_per_type": dict(done.bytes_per_type),
                 "seconds": round(done.seconds, 3),
                 "notes": list(done.notes),
-                **(extra or {}),
             }
         )
         return

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llmrun.protocol.questions import ChainStep, Choice
+from llmrun.protocol.questions import Choice
 from llmrun.ui.terminal.format import bar, counted, percent
 from llmrun.ui.terminal.output import Output
-from llmrun.ui.terminal.tables import Column, show_table
+from llmrun.ui.terminal.tables import Column, right, show_table
 
 _BAR_CELLS = 8
 
@@ -42,11 +42,7 @@ def show_choice(output: Output, choice: Choice, *, stderr: bool = True) -> None:
         f"{choice.text!r}: the model gave it {percent(first.probabilities[choice.chosen])}; "
         f"drawn with {percent(last.probabilities[choice.chosen])} from {counted(last.remaining, 'candidate')}."
     )
-    columns = (
-        Column("TOKEN", style="bold"),
-        *(Column(step.name, right=True) for step in choice.steps),
-        Column("", style="cyan"),
-    )
+    columns = (Column("TOKEN", style="bold"), *right(*(step.name for step in choice.steps)), Column("", style="cyan"))
     rows = [_row(choice, index) for index in range(len(choice.candidates))]
     left = ("left", *(f"{step.remaining:,}" for step in choice.steps), "")
     show_table(output, columns, [*rows, left], stderr=stderr)
@@ -60,9 +56,5 @@ def _row(choice: Choice, index: int) -> tuple[str, ...]:
         else:
             was_there = before is None or before.probabilities[index] > 0
             cells.append("cut" if was_there else "")
-    return repr(choice.candidates[index]), *cells, _bar(choice.steps[-1], index, chosen=index == choice.chosen)
-
-
-def _bar(step: ChainStep, index: int, *, chosen: bool) -> str:
-    shown = bar(step.probabilities[index], _BAR_CELLS)
-    return f"{shown} ◀ chosen".strip() if chosen else shown
+    shown = bar(choice.steps[-1].probabilities[index], _BAR_CELLS)
+    return repr(choice.candidates[index]), *cells, f"{shown} ◀ chosen".strip() if index == choice.chosen else shown

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from llmrun.errors import LlmrunError
 from llmrun.protocol.sizes import readable_size
@@ -21,11 +21,12 @@ from llmrun.ui.terminal.cells import cut
 from llmrun.ui.terminal.format import rate, seconds
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.sanitize import clean
-from llmrun.ui.terminal.tables import Column, show_table
+from llmrun.ui.terminal.tables import Column, right, show_table
 
 if TYPE_CHECKING:
     from llmrun.protocol.messages import Rewriting
     from llmrun.server.app import AccessRecord
+    from llmrun.server.metrics import Figures
     from llmrun.server.registry import RunningServer
 
 _REWRITINGS: dict[Rewriting, str] = {
@@ -41,19 +42,6 @@ _INDEX = re.compile(r"\[\d+\]")
 _MOST_IGNORED = 100  # kinds that are named
 _REDRAW_SECONDS = 0.5
 _SHOWN_REQUESTS = 8  # by `llmrun ps`
-
-
-class ServeFigures(NamedTuple):
-    """A server's current metrics."""
-
-    running: int  # answers
-    waiting: int
-    rate: float  # tokens/s of all answers
-    ttft: tuple[float | None, float | None]  # time to first token: median and p95 in seconds, None if not measured
-    itl: tuple[float | None, float | None]  # inter-token latency, the same
-    acceptance: float | None = None  # share of drafted tokens that were accepted; None without drafts
-    cells_used: int = 0  # of the KV cache
-    cells: int = 0  # 0 while no model is loaded
 
 
 class ServeView:
@@ -133,7 +121,7 @@ class ServeView:
             self._ignored |= kinds
             self.note(f"{request.path} ignores {clean(', '.join(sorted(kinds)))}")
 
-    def show(self, figures: ServeFigures) -> None:
+    def show(self, figures: Figures) -> None:
         """Redraw the live line, at most twice a second."""
         now = self._clock()
         if not self.is_live or now - self._drawn_at < _REDRAW_SECONDS:
@@ -146,7 +134,7 @@ class ServeView:
         self._status.clear()
 
 
-def live_line(figures: ServeFigures) -> str:
+def live_line(figures: Figures) -> str:
     """Return e.g. "2 running, 0 waiting · 131.2 t/s · TTFT 58/120 ms · inter-token 8.9/12 ms": medians/p95."""
     parts = [f"{figures.running} running, {figures.waiting} waiting", rate(figures.rate, whole=True)]
     parts += [
@@ -197,8 +185,7 @@ def show_servers(output: Output, servers: Sequence[RunningServer], now: float) -
         return
     columns = [
         Column("ADDRESS", style="bold"),
-        Column("PROCESS", right=True),
-        Column("RUNS FOR", right=True),
+        *right("PROCESS", "RUNS FOR"),
         Column("IN MEMORY"),
         Column("CHECKPOINTS", right=True),
     ]
@@ -218,7 +205,7 @@ def show_servers(output: Output, servers: Sequence[RunningServer], now: float) -
 def show_requests(output: Output, requests: Sequence[ServedRequest]) -> None:
     """Print a table of answered requests, if there are any."""
     if requests:
-        columns = [Column("LAST REQUESTS"), *(Column(name, right=True) for name in ("PROMPT", "REUSED", "RATE"))]
+        columns = [Column("LAST REQUESTS"), *right("PROMPT", "REUSED", "RATE")]
         show_table(output, [*columns, Column("FIRST DIFFERENCE", is_excerpt=True)], list(map(_request_row, requests)))
 
 

@@ -14,7 +14,7 @@ from llmrun.insight.tokens import ScriptCount, Token, TokenGroup, groups
 from llmrun.ui.terminal.format import counted
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.sanitize import clean
-from llmrun.ui.terminal.tables import Column, show_table
+from llmrun.ui.terminal.tables import Column, right, show_table
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -65,20 +65,11 @@ def show_scripts(
     output: Output, name: str, tokens: Sequence[Token], counts: Sequence[ScriptCount], n_vocab: int
 ) -> None:
     """Print the counts of each script, and the total number of tokens."""
-    show_table(output, _SCRIPT_COLUMNS, [_script_row(count) for count in counts])
+    columns = (Column("SCRIPT", style="bold"), *right("CHARACTERS", "BYTES", "TOKENS", "CHARS/TOKEN", "TOKENS/WORD"))
+    show_table(output, columns, [_script_row(count) for count in counts])
     n_control = sum(token.is_control for token in tokens)
     control = f", {n_control:,} of them control tokens" if n_control else ""
     output.note(f"{counted(len(tokens), 'token')}{control}, of the {n_vocab:,} of {name}.")
-
-
-_SCRIPT_COLUMNS = (
-    Column("SCRIPT", style="bold"),
-    Column("CHARACTERS", right=True),
-    Column("BYTES", right=True),
-    Column("TOKENS", right=True),
-    Column("CHARS/TOKEN", right=True),
-    Column("TOKENS/WORD", right=True),
-)
 
 
 def _script_row(count: ScriptCount) -> tuple[str, ...]:
@@ -107,8 +98,8 @@ def show_compared(output: Output, sides: Sequence[tuple[str, Sequence[Token], Se
         output.console().print(pieces_text(tokens, color=output.stdout_has_color))
         output.text("")
     by_script = [{count.script: count for count in counts} for _, _, counts in sides]
-    columns = [Column("SCRIPT", style="bold"), Column("CHARACTERS", right=True)]
-    columns += [Column(os.path.basename(name).upper(), right=True) for name, _, _ in sides]  # noqa: PTH119 - or a URL
+    names = (os.path.basename(name).upper() for name, _, _ in sides)  # noqa: PTH119 - or a URL
+    columns = [Column("SCRIPT", style="bold"), *right("CHARACTERS", *names)]
     rows = []
     for script in dict.fromkeys(script for counts in by_script for script in counts):
         cells = [counts.get(script) for counts in by_script]

@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import Any
 
 from llmrun.bench.statistics import Verdict
-from llmrun.bench.tune.run import TuneOutcome
 from llmrun.bench.tune.search import Improvement, Ratio, SearchResult, Step, Trial
 from llmrun.gguf.header import Header
 from llmrun.planning.tuned import Profile, TunedSettings
@@ -76,7 +75,7 @@ def times(ratio: Ratio | Verdict) -> str:
 
 
 def show_outcome(
-    output: Output, name: str, outcome: TuneOutcome, stored: TunedSettings | None, steps: Sequence[StepTime] = ()
+    output: Output, name: str, found: SearchResult, stored: TunedSettings | None, steps: Sequence[StepTime] = ()
 ) -> None:
     """Print default and tuned settings and the gain on stdout, and advice on stderr.
 
@@ -84,7 +83,6 @@ def show_outcome(
         stored: settings that are stored now; None if none can be.
         steps: times of decode steps, if measured.
     """
-    found = outcome.found
     tests = [each.name for each in (found.prefill_test, found.decode_test)]
     columns = (
         Column("SETTINGS", style="bold"),
@@ -98,9 +96,9 @@ def show_outcome(
     for each in found.unsure:
         changes = ", ".join(each.profile.settings.changes(found.tuned.default.settings))
         output.note(f"too uncertain to store: {changes}: prefill {times(each.prefill)}, decode {times(each.decode)}")
-    for warning in outcome.warnings:
+    for warning in found.warnings:
         output.note(f"meanwhile {warning.text}")
-    if outcome.warnings:
+    if found.warnings:
         output.note("this hides differences and can change the best settings: tune again on a quieter machine")
     if steps:
         output.note(f"measured for drafts: {step_words(steps)}")
@@ -165,10 +163,9 @@ def show_fast_copy(output: Output, name: str, header: Header, copy: FastCopy) ->
 
 
 def as_json(
-    name: str, outcome: TuneOutcome, steps: Sequence[StepTime] = (), copy: FastCopy | None = None
+    name: str, found: SearchResult, steps: Sequence[StepTime] = (), copy: FastCopy | None = None
 ) -> dict[str, Any]:
     """Return the whole outcome as JSON data."""
-    found = outcome.found
     return {
         "model": name,
         "seconds": found.seconds,
@@ -182,5 +179,5 @@ def as_json(
         "tried": [as_dict(each) for each in found.tried],
         "fast_copy": copy._asdict() if copy is not None else None,
         "step_times": [each._asdict() for each in steps],
-        "warnings": [as_dict(each) for each in outcome.warnings],
+        "warnings": [as_dict(each) for each in found.warnings],
     }

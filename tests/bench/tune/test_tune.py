@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.engines import fake_engine
 from support.gguf_writer import runnable_model, tiny_model, write
 
 from llmrun.bench.results import BenchWarning
 from llmrun.bench.statistics import Verdict
 from llmrun.bench.tune.axes import _memory_axes, axes_for, most_ubatch, thread_counts
-from llmrun.bench.tune.run import TuneOutcome, count_engines, keep, measure_steps
+from llmrun.bench.tune.run import count_engines, keep, measure_steps
 from llmrun.bench.tune.search import Improvement, SearchResult, Trial, TuneProgress
 from llmrun.config import load_settings
 from llmrun.errors import LlmrunError
@@ -32,11 +32,9 @@ from llmrun.protocol.devices import Gpu
 from llmrun.protocol.jobs.bench import BenchTest
 from llmrun.protocol.loading import Load
 from llmrun.quantize.fast_copy import FastCopy
-from llmrun.runner.launch import launch
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.views.tune import TuneView, as_json, line_of, show_fast_copy, show_outcome, step_words
 
-FAKE_ENGINE = Path(__file__).parents[2] / "support/fake_engine.py"
 GIB = 1 << 30
 MACHINE = Hardware("Some CPU", ("avx2", "avx512f"), 4, 8, None, 16 * GIB, 12 * GIB)
 DEFAULT = TunableSettings(threads=4, threads_batch=4)
@@ -102,7 +100,7 @@ def test_noise_does_not_undo_what_was_found_in_quiet(header: Header, tmp_path: P
     assert keep(nothing, header, MACHINE, tmp_path) == TUNED
     assert remembered(header, MACHINE, tmp_path) == TUNED
     quiet = replace(nothing, warnings=())
-    assert keep(quiet, header, MACHINE, tmp_path) == quiet.found.tuned == remembered(header, MACHINE, tmp_path)
+    assert keep(quiet, header, MACHINE, tmp_path) == quiet.tuned == remembered(header, MACHINE, tmp_path)
 
 
 def test_a_tuned_split_mode_is_used_where_as_much_fits(
@@ -141,8 +139,7 @@ def test_as_many_engines_as_fit_on_each_gpu(header: Header) -> None:
 @pytest.mark.usefixtures("package_on_path")
 def test_step_times_are_measured_and_remembered_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
-    engine = (sys.executable, str(FAKE_ENGINE), "normal")
-    monkeypatch.setattr("llmrun.model.launch", lambda **options: launch(engine))
+    monkeypatch.setattr("llmrun.model.launch", lambda **options: fake_engine())
     model = write(tmp_path / "model.gguf", runnable_model())
     spec = ModelSpec("tiny", path=model)
     times = measure_steps(spec, model)
@@ -322,11 +319,12 @@ def test_huge_pages_are_tried_where_linux_gives_them(
     assert sum(len(axis.changes) for axis in axes if axis.name == "huge pages") == expected
 
 
-def outcome(**changes: Any) -> TuneOutcome:
+def outcome(**changes: Any) -> SearchResult:
     verdict = Verdict("faster", 1.67, 1.6, 1.74, (8, 8), True)
     compared = tuple(Improvement(profile, verdict, verdict) for profile in TUNED.others)
-    found = SearchResult(TUNED, compared, (), (), BenchTest(n_prompt=256), BenchTest(n_gen=16, n_depth=512), 42.0)
-    return TuneOutcome(replace(found, **changes), (BenchWarning("load", "other programs used 1.5 of 2 cores"),))
+    tests = BenchTest(n_prompt=256), BenchTest(n_gen=16, n_depth=512)
+    busy = BenchWarning("load", "other programs used 1.5 of 2 cores")
+    return replace(SearchResult(TUNED, compared, (), (), *tests, 42.0, (busy,)), **changes)
 
 
 def output() -> tuple[Output, io.StringIO, io.StringIO]:

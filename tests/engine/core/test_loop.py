@@ -341,25 +341,21 @@ def _values(params: SamplingParams) -> dict[str, object]:
     return {name: getattr(params, name) for name in params.__slots__}
 
 
-def test_penalties_see_the_prompt() -> None:
-    def model(tokens: Sequence[int]) -> Sequence[float]:
-        logits = [0.0] * N_VOCAB
-        logits[ord("a")], logits[ord("b")] = 3.0, 2.5
-        return logits
+def a_or_b(tokens: Sequence[int]) -> Sequence[float]:
+    logits = [0.0] * N_VOCAB
+    logits[ord("a")], logits[ord("b")] = 3.0, 2.5
+    return logits
 
+
+def test_penalties_see_the_prompt() -> None:
     penalty = SamplingParams(temperature=0, presence_penalty=1.0)
-    assert Conversation(model).answer("xy", penalty, most=1)[0] == "a"
-    assert Conversation(model).answer("xa", penalty, most=1)[0] == "b"
+    assert Conversation(a_or_b).answer("xy", penalty, most=1)[0] == "a"
+    assert Conversation(a_or_b).answer("xa", penalty, most=1)[0] == "b"
 
 
 def test_penalties_see_the_whole_prompt_even_if_it_is_cached() -> None:
-    def model(tokens: Sequence[int]) -> Sequence[float]:
-        logits = [0.0] * N_VOCAB
-        logits[ord("a")], logits[ord("b")] = 3.0, 2.5
-        return logits
-
     penalty = SamplingParams(temperature=0, presence_penalty=1.0)
-    talk = Conversation(model)
+    talk = Conversation(a_or_b)
     talk.answer("axxx", most=1)
     assert talk.answer("axxx", penalty, most=1)[0] == "b"
     assert talk.started().reused_tokens == 3

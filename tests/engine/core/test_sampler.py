@@ -19,7 +19,7 @@ from support.sampler_cases import (
     rows,
 )
 from support.sampler_llama import same_as_llama
-from support.sampler_twin import Mt19937, Twin
+from support.sampler_twin import Mt19937, Twin, assert_twins
 
 from llmrun import _native
 from llmrun.engine.core.sampler import SequenceSampler, dry_breaker_tokens, sample_rows
@@ -36,19 +36,9 @@ def test_native_is_the_twin(seed: int) -> None:
     prompt = [draw.randrange(draw.choice([4, 12])) for _ in range(40)]
     starts = [draw.randrange(36) for _ in range(draw.choice([0, 0, 1, 3]))]
     breakers = tuple(tuple(prompt[start : start + draw.randint(1, 3)]) for start in starts)
-    native, twin = native_sampler(n_vocab, params, seed, breakers), Twin(params, seed, breakers)
-    native.accept_many(prompt)
-    for token in prompt:
-        twin.accept(token)
-
-    # A handful of peaks makes repeats, which DRY needs; the logits are all different.
-    logits = np.random.default_rng(seed).normal(size=(8, n_vocab)).astype(np.float32)
-    logits[:, : draw.randint(1, 4)] += 3
-    for row in logits:
-        token = native.sample(row.ctypes.data)
-        assert token == twin.sample(row)
-        native.accept(token)
-        twin.accept(token)
+    assert_twins(
+        native_sampler(n_vocab, params, seed, breakers), Twin(params, seed, breakers), prompt, n_vocab, seed, draw
+    )
 
 
 # ---- against llama.cpp -----------------------------------------------------------------------------

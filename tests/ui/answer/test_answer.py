@@ -11,26 +11,17 @@ from collections.abc import Iterable
 
 import pyte
 import pytest
-from support.answers import sent
+from support.answers import STATS, SUMMARY, sent
+from support.clock import Clock
 from support.escapes import SEQUENCES, UNFINISHED, is_allowed
-from support.screens import Clock, Terminal, rows_of
+from support.screens import Terminal, rows_of
 
 from llmrun.protocol.loading import Loaded, LoadProgress
-from llmrun.protocol.messages import Event, Failed, Finished, PrefillProgress, Rendering, Started, Stats, TextDelta
+from llmrun.protocol.messages import Event, Failed, Finished, PrefillProgress, Rendering, Started, TextDelta
 from llmrun.ui.answer.page import Page
 from llmrun.ui.answer.view import AnswerView, PlainView, answer_view
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.sanitize import clean
-
-STATS = Stats(
-    prompt_tokens=31, reused_tokens=0, prefill_seconds=31 / 412, completion_tokens=128,
-    decode_seconds=127 / 131.2, ttft_seconds=0.21, itl_p50_seconds=0.0075, itl_p95_seconds=0.0081,
-    context_used=159, n_ctx=8192, seed=1234,
-)  # fmt: skip
-SUMMARY = (
-    "prefill 31 tokens 412 t/s · decode 128 tokens 131.2 t/s · TTFT 0.21 s · "
-    "inter-token p50 7.5 ms p95 8.1 ms · ctx 159/8,192 · seed 1234"
-)
 
 
 class Case:

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
+from support.clock import Clock
 from support.effort import loops
-from support.screens import Clock, Terminal, rows_of
+from support.screens import Terminal, rows_of
 
 from llmrun.protocol.messages import Started, TextDelta
 from llmrun.ui.answer.formula import readable

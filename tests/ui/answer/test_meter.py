@@ -4,19 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from support.answers import STATS, SUMMARY
+
 from llmrun.protocol.messages import Finished, Stats
 from llmrun.protocol.speculation import StepTables, StepTime
 from llmrun.ui.answer.meter import fit, in_rows, short_summary, summary
-
-STATS = Stats(
-    prompt_tokens=31, reused_tokens=0, prefill_seconds=31 / 412, completion_tokens=128,
-    decode_seconds=127 / 131.2, ttft_seconds=0.21, itl_p50_seconds=0.0075, itl_p95_seconds=0.0081,
-    context_used=159, n_ctx=8192, seed=1234,
-)  # fmt: skip
-SUMMARY = (
-    "prefill 31 tokens 412 t/s · decode 128 tokens 131.2 t/s · TTFT 0.21 s · "
-    "inter-token p50 7.5 ms p95 8.1 ms · ctx 159/8,192 · seed 1234"
-)
 
 
 def test_a_short_summary() -> None:

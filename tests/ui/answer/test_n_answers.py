@@ -7,7 +7,8 @@ import random
 import re
 
 import pytest
-from support.screens import Clock, Terminal
+from support.clock import Clock
+from support.screens import Terminal
 
 from llmrun.protocol.messages import Event, Finished, Started, Stats, TextDelta
 from llmrun.ui.answer.columns import CellRows, ColumnsView, SeedIndex, fit_beside

@@ -6,7 +6,7 @@ import io
 import math
 
 import pytest
-from support.screens import Clock
+from support.clock import Clock
 
 from llmrun.protocol.messages import AnswerPart, TextDelta, TokenLogprob
 from llmrun.ui.answer.page import Page

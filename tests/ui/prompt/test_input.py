@@ -15,6 +15,7 @@ import pexpect
 import pytest
 from prompt_toolkit.input import PipeInput, create_pipe_input
 from prompt_toolkit.output import DummyOutput
+from support.streams import Terminal
 
 from llmrun.ui.prompt import history as history_module
 from llmrun.ui.prompt.drafts import is_open_block, read_typed, without_surrogates
@@ -23,11 +24,6 @@ from llmrun.ui.prompt.input import ChatInput
 from llmrun.ui.terminal.output import Output
 
 ENTER, ALT_ENTER, CTRL_C, CTRL_D, TAB, UP = "\r", "\x1b\r", "\x03", "\x04", "\t", "\x1b[A"
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def terminal() -> Output:

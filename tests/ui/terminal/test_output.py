@@ -9,17 +9,13 @@ import subprocess
 import sys
 
 import pytest
+from support.streams import Terminal
 
 from llmrun.errors import LlmrunError, ModelNotFoundError
 from llmrun.protocol.messages import Finished, Stats, TextDelta
 from llmrun.ui.terminal.output import Output, drop_output
 
 ERROR = ModelNotFoundError("there is no model 'x\x1b[2J'", why="no such\nfile", hint="llmrun list --all")
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def terminal_output(stdin: str = "", *, json: bool = False, **environment: str) -> Output:

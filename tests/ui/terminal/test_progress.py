@@ -7,21 +7,11 @@ import itertools
 import random
 
 import pytest
+from support.clock import Clock
+from support.streams import Terminal
 
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.progress import Pace, download_progress, rounded_seconds
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def make(stream: io.StringIO, **environment: str) -> tuple[Output, io.StringIO]:
@@ -31,7 +21,7 @@ def make(stream: io.StringIO, **environment: str) -> tuple[Output, io.StringIO]:
 
 def test_plain_lines_at_start_every_ten_seconds_and_end() -> None:
     output, stderr = make(io.StringIO())
-    clock = Clock()
+    clock = Clock(0)
     with download_progress(output, "model\x1b[2J.gguf", clock=clock) as on_progress:
         for second in range(26):
             clock.now = float(second)
@@ -46,7 +36,7 @@ def test_plain_lines_at_start_every_ten_seconds_and_end() -> None:
 
 def test_resumed_bytes_do_not_count_for_the_speed() -> None:
     output, stderr = make(io.StringIO())
-    clock = Clock()
+    clock = Clock(0)
     with download_progress(output, "m", clock=clock) as on_progress:
         on_progress(90_000_000, None)
         clock.now = 2.0
@@ -123,7 +113,7 @@ def screen(text: str) -> list[str]:
 
 def test_bar_says_when_nothing_arrives() -> None:
     output, stderr = make(Terminal(), TERM="xterm-256color")
-    clock = Clock()
+    clock = Clock(0)
     with download_progress(output, "m", clock=clock) as shown:
         for second in range(6):
             clock.now = float(second)
@@ -142,7 +132,7 @@ def test_bar_after_the_last_byte_says_what_is_still_done() -> None:
 
 def test_transfer_that_begins_again() -> None:
     output, stderr = make(io.StringIO())
-    clock = Clock()
+    clock = Clock(0)
     with download_progress(output, "m", clock=clock) as shown:
         for second, done in enumerate([50, 60, 0, 10, 20]):
             clock.now = float(second)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import pyte
 import pytest
+from support.streams import Terminal
 
 from llmrun.bench.parameters import Case, bench_settings
 from llmrun.bench.results import BenchRow, Limit
@@ -42,11 +43,6 @@ INSTALLED = [
     InstalledRow("smollm2:135m", 98_900_000, "Q4_1", 7200.0, "hub cache"),
     InstalledRow("日本\x1b[2J\nx", 4_700_000_000, "Q4_K_M", 0.0, "[bold]owner[/foo]/array"),
 ]
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def pipe() -> Output:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 
+from support.streams import Terminal
+
 from llmrun.bench.parameters import BenchGrid, Case, bench_settings
 from llmrun.bench.results import BenchRow, BenchWarning, ChatTimes, Limit, Machine, Result
 from llmrun.bench.run import Progress
@@ -32,11 +34,6 @@ NOISY = BenchWarning("noisy", "too noisy: ±20%")
 SWAPPED = BenchWarning("swapped", "memory was swapped: 5 MB")
 CASES = (Case(bench_settings(threads=2), BenchTest(512)), Case(bench_settings(threads=2), BenchTest(0, 128)))
 PROGRESS = Progress("smollm2", "tg128", 3, 10, "warming up", 1, 5)
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def pipe() -> Output:

@@ -8,27 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.clock import Clock
 from support.gguf_writer import tiny_model, write
+from support.streams import Terminal
 
 from llmrun.gguf.reader import read_header
 from llmrun.quantize.job import Preview, QuantizedFile
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.views.quantize import show_done, show_preview, stages
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-class Clock:
-    """Seconds that pass when told to."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def output(stderr: io.StringIO, *, as_json: bool = False) -> tuple[Output, io.StringIO]:
@@ -39,7 +26,7 @@ def output(stderr: io.StringIO, *, as_json: bool = False) -> tuple[Output, io.St
 
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(0)
 
 
 def test_lines_where_there_is_no_terminal(clock: Clock) -> None:

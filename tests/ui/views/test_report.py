@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.report_fake import card, row
+from support.streams import Terminal
 
 from llmrun.errors import CancelledError, ResourceError, UsageError
 from llmrun.quantize.report import ReportUpdate
@@ -21,11 +22,6 @@ from llmrun.ui.views.report_html import report_page
 from llmrun.ui.views.report_text import decode_words, notes, wall, with_error
 
 HOSTILE = "evil|<script>alert(1)</script>\x1b[31m*x*`\u202e"
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def output(stdout: io.StringIO, stderr: io.StringIO | None = None, *, json: bool = False, **environment: str) -> Output:

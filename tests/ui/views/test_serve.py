@@ -7,11 +7,13 @@ import json
 from typing import get_args
 
 import pytest
+from support.streams import Terminal
 
 from llmrun.protocol.messages import Rewriting
 from llmrun.server.app import AccessRecord
+from llmrun.server.metrics import Figures
 from llmrun.ui.terminal.output import Output
-from llmrun.ui.views.serve import ServeFigures, ServeView, live_line, log_line
+from llmrun.ui.views.serve import ServeView, live_line, log_line
 
 ANSWERED = AccessRecord(
     "127.0.0.1",
@@ -21,14 +23,7 @@ ANSWERED = AccessRecord(
     1.2,
     {"model": "tiny", "prompt_tokens": 32, "cached_tokens": 31, "completion_tokens": 10, "reason": "stop"},
 )
-FIGURES = ServeFigures(2, 1, 131.24, (0.058, 0.12), (0.0089, 0.0121), 0.814, 12, 100)
-
-
-class Terminal(io.StringIO):
-    """A stream that a user looks at."""
-
-    def isatty(self) -> bool:
-        return True
+FIGURES = Figures(2, 1, 131.24, (0.058, 0.12), (0.0089, 0.0121), 0.814, 12, 100)
 
 
 def view(
@@ -42,7 +37,7 @@ def view(
 def test_the_live_line_says_how_the_server_does() -> None:
     expected = "2 running, 1 waiting · 131 t/s · TTFT 58/120 ms · inter-token 8.9/12 ms · acceptance 81% · KV 12%"
     assert live_line(FIGURES) == expected
-    assert live_line(ServeFigures(0, 0, 0.0, (None, None), (None, None))) == "0 running, 0 waiting · 0.0 t/s"
+    assert live_line(Figures(0, 0, 0.0, (None, None), (None, None))) == "0 running, 0 waiting · 0.0 t/s"
 
 
 def test_a_figure_of_the_live_line_is_there_as_a_whole_or_not_at_all() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 
+from support.streams import Terminal
+
 from llmrun.insight.merges import SentencePiece
 from llmrun.insight.tokens import Token, script_counts
 from llmrun.ui.terminal.output import Output
@@ -11,11 +13,6 @@ from llmrun.ui.views.tokens import show_compared, show_merges, show_scripts, sho
 
 WORDS = [b"<s>", b" hi", b"\xe4\xbd", b"\xa0", b"\x1b[2J\n"]
 TOKENS = [Token(number, word, is_control=number == 0) for number, word in enumerate(WORDS)]
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def output(**environment: str) -> Output:
