@@ -28,7 +28,7 @@ AUTO, OFF = -1, 0
 DRAFT_BOUNDS = (3, 15)
 """Bounds of a number of drafted tokens per step: batches of 4 to 16 rows."""
 _MOST_TIMES = 64
-_SURPRISE = 1.5  # ratio of measured and expected time, or its inverse, of an outdated prediction
+_SURPRISE = 1.5  # ratio of measured and expected time, or its inverse, of a wrong prediction
 _MOST_SURPRISES = 3  # consecutive answers
 _FEWEST_STEPS = 32  # of an answer that counts
 
@@ -141,9 +141,10 @@ class DraftPolicy:
         return self._lacks_attention
 
     def noticing(self, events: Iterator[Event]) -> Iterator[Event]:
-        """Pass on an answer's events, and detect outdated step times: several answers in a row took another time.
+        """Pass on an answer's events, and detect wrong step times, only if the engine has a single sequence.
 
-        Only if the engine has a single sequence.
+        When several answers in a row take longer, an idle engine measures again. A faster answer shows at once that
+        other programs ran during the measurement: its times are forgotten.
         """
         for event in events:
             if isinstance(event, StepsMeasured):
@@ -159,7 +160,11 @@ class DraftPolicy:
         if expected is None or self._load.n_seq_max > 1 or stats.decode_steps < _FEWEST_STEPS:
             return
         ratio = stats.decode_seconds / expected
-        self._surprises = self._surprises + 1 if not 1 / _SURPRISE < ratio < _SURPRISE else 0
+        self._surprises = self._surprises + 1 if ratio >= _SURPRISE else 0
+        if ratio <= 1 / _SURPRISE:
+            self._times = ()
+            with suppress(LlmrunError):  # the folder can't be written
+                measurement_cache.drop(self._path, self._key)
 
     @property
     def can_pay(self) -> bool:
