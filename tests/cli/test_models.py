@@ -86,6 +86,11 @@ def machine(tmp_path: Path, hub: StandInHub, monkeypatch: pytest.MonkeyPatch) ->
     return Machine(tmp_path, hub.url)
 
 
+def test_pull_of_a_file_that_is_no_model(machine: Machine) -> None:
+    machine.folder.joinpath("notes.txt").write_text("no model " * 20)
+    assert "is not a GGUF model" in machine.error("pull", "./notes.txt", status=7)
+
+
 @pytest.fixture
 def full(machine: Machine) -> Machine:
     """A machine with one model of each program."""
