@@ -211,7 +211,7 @@ def resolve(name: str, catalogue: Catalogue) -> ModelSpec:
         entry, quant = _as_ollama_names(catalogue, alias.lower(), quant) or (entry, quant)
     if entry:
         return _from_entry(name, entry, quant)
-    if _is_file(name) or name.startswith(_PATH_STARTS):
+    if _is_file(name) or f"{name}/".startswith(_PATH_STARTS):
         return _from_path(name)
     first, _, rest = name.partition("/")
     if rest and first.lower() in other_programs.PROGRAMS:

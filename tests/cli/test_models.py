@@ -412,6 +412,8 @@ def test_import(machine: Machine) -> None:
     assert machine.run("list", "-q").stdout == "me/tiny/my.gguf\n"
     assert machine.json("show", "me/tiny")["architecture"] == "llama"
     assert machine.run("verify").stdout.splitlines()[1].split()[:4] == ["me/tiny/my.gguf", "7.8", "kB", "ok"]
+    (machine.folder / "vectors.gguf").write_bytes(tiny_model({"llama.pooling_type": 1}))
+    assert "try: llmrun embed vectors TEXT..." in machine.run("import", "vectors.gguf", "--name", "vectors").stderr
 
 
 def test_import_of_another_programs_model(full: Machine) -> None:
