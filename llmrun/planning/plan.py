@@ -212,7 +212,8 @@ def make_plan(
     flash_attention = (
         choose_flash_attention(header, hardware, preferences) if is_like_one else attention["flash_attention"]
     )
-    grows = flash_attention == "off" or hardware.gpus or hardware.workers or not hardware.kv_on_use
+    is_local = not (hardware.workers or (hardware.gpus and preferences.gpu_layers != 0))
+    grows = flash_attention == "off" or not is_local or not hardware.kv_on_use
     n_opened = n_ctx_start * fit.apart if grows else n_cells
     split, plain = fit.split(n_cells, n_opened), fit.memory(n_cells, n_opened)
     writes_scores = flash_attention == "off" and not (split.gpu_bytes and split.gpu_layers == ALL_LAYERS)
