@@ -127,7 +127,8 @@ def require_within(name: str, value: float | None, bounds: tuple[float, float]) 
     """Raise UsageError if the value of an option, if there is one, is not within its bounds, both included."""
     low, high = bounds
     if value is not None and not low <= value <= high:  # a comparison with NaN is false
-        raise UsageError(f"invalid {name} {value:.12g}", why=f"must be between {low:,.12g} and {high:,.12g}")
+        text = brief(value) if isinstance(value, int) else f"{value:.12g}"  # no float holds 400 digits
+        raise UsageError(f"invalid {name} {text}", why=f"must be between {low:,.12g} and {high:,.12g}")
 
 
 class ContextOverflowError(UsageError):

@@ -11,7 +11,7 @@ import pytest
 
 from llmrun.errors import BadModelError, EngineCrashedError, UsageError
 from llmrun.gguf.header import Header
-from llmrun.gguf.pooling import makes_embeddings, pooling_of, refuse_answers
+from llmrun.gguf.pooling import command_for, makes_embeddings, pooling_of, refuse_answers
 from llmrun.model.embeddings import Embedding, EmbedOptions, Ranking, joined
 from llmrun.models.registry import EmbeddingAdvice, load_catalogue, resolve
 from llmrun.protocol.jobs.embed import TextsEmbedded
@@ -106,6 +106,18 @@ def test_a_ranking_model_gives_no_vectors() -> None:
     assert (command.query, command.texts, command.pooling) == ("q", ("a", "b"), "rank")
     with pytest.raises(UsageError, match="reranker"):
         refuse_answers(header(pooling_type=4))
+
+
+@pytest.mark.parametrize(
+    ("head", "command"),
+    [
+        (header("llama"), 'llmrun run x "Hello"'),
+        (header(), "llmrun embed x TEXT..."),
+        (header(pooling_type=4), "llmrun rerank x QUERY DOCUMENT..."),
+    ],
+)
+def test_the_command_of_a_model_follows_its_purpose(head: Header, command: str) -> None:
+    assert command_for(head, "x") == command
 
 
 @pytest.mark.parametrize(

@@ -66,3 +66,8 @@ def test_text() -> None:
     error = LlmrunError("it broke", why="it was old", hint="buy a new one")
     assert str(error) == "it broke: it was old"
     assert (error.what, error.why, error.hint) == ("it broke", "it was old", "buy a new one")
+
+
+def test_a_number_that_no_float_holds_is_refused() -> None:
+    with pytest.raises(errors.UsageError, match="invalid --port 999"):
+        errors.require_within("--port", int("9" * 400), (1, 65_535))

@@ -101,7 +101,7 @@ def _require_listener(address: str) -> None:
         return
     try:
         socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError) as error:
         raise _unreachable(address, error) from None
 
 

@@ -32,7 +32,6 @@ from llmrun.cli.remote import AtOption, KeyFileOption, remote_server, served_mod
 from llmrun.cli.remote_options import ANY_MODEL, refuse_with_remote
 from llmrun.cli.run_command import RawOption
 from llmrun.cli.sampling import sampling_flags
-from llmrun.config import load_settings
 from llmrun.errors import RowsFailedError, UsageError, require_within
 from llmrun.planning.plan import PARALLEL_BOUNDS
 from llmrun.protocol.messages import AnswerRequest
@@ -211,16 +210,15 @@ def _answering(
             yield cluster
         return
     from llmrun.batch.local import LocalEngine
-    from llmrun.cli.loading import fetch
+    from llmrun.cli.loading import find_model
     from llmrun.model.load_plan import prepare
-    from llmrun.models.location import find_projector, locate
+    from llmrun.models.location import find_projector
     from llmrun.models.store.in_use import using
 
-    settings, adapters = load_settings(), loading.adapters
-    located = locate(name, settings)
-    path = located.path or fetch(output, located.spec, settings, yes=loading.yes)
+    adapters = loading.adapters
+    spec, path = find_model(output, name, yes=loading.yes)
     projector = find_projector(path, loading.projector)
-    prepared = partial(prepare, located.spec, path, warm_up=True, projector=projector, adapters=adapters)
+    prepared = partial(prepare, spec, path, warm_up=True, projector=projector, adapters=adapters)
     with using(path):
         yield LocalEngine(prepared, loading.preferences, parallel, adapters)
 

@@ -13,7 +13,6 @@ from llmrun.cli.completion import BENCH_ACTIONS
 from llmrun.cli.defaults import with_preset
 from llmrun.cli.options import DraftOption
 from llmrun.cli.remote import AtOption, KeyFileOption, remote_server, served_model
-from llmrun.config import load_settings
 from llmrun.errors import UsageError, require_within
 from llmrun.protocol.settings import SETTINGS
 
@@ -99,9 +98,8 @@ def measure(
     """
     from llmrun.bench.load import PROMPT_TOKENS, LoadRequest
     from llmrun.bench.load import measure as measure_load
-    from llmrun.cli.loading import fetch
+    from llmrun.cli.loading import find_model
     from llmrun.model.load_plan import prepare
-    from llmrun.models.location import locate
     from llmrun.models.store.in_use import using
     from llmrun.planning.plan import PARALLEL_BOUNDS, LoadPreferences
     from llmrun.ui.views.bench import BenchView
@@ -119,12 +117,10 @@ def measure(
     )
     preferences = with_preset(models[0], preferences)
     tokens = typed.tokens or _DEFAULT_TOKENS
-    settings = load_settings()
-    located = locate(models[0], settings)
-    path = located.path or fetch(output, located.spec, settings, yes=yes)
-    name = path.stem if located.spec.path else models[0]
+    spec, path = find_model(output, models[0], yes=yes)
+    name = path.stem if spec.path else models[0]
     with using(path):
-        model = prepare(located.spec, path, preferences, warm_up=True, adapters=lists.adapters)
+        model = prepare(spec, path, preferences, warm_up=True, adapters=lists.adapters)
         if PROMPT_TOKENS + tokens > model.plan.n_ctx:
             raise UsageError(
                 f"invalid --tokens {tokens}",

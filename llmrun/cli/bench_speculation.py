@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from llmrun.cli.bench_load import LoadTestOptions, number_of_threads, refuse_others
 from llmrun.cli.completion import BENCH_ACTIONS
 from llmrun.cli.defaults import with_preset
-from llmrun.config import load_settings
 from llmrun.errors import UsageError, require_within
 
 if TYPE_CHECKING:
@@ -37,9 +36,8 @@ def measure(
         UsageError: an option does not apply, or is out of bounds.
     """
     from llmrun.bench.speculation import measure as measure_gains
-    from llmrun.cli.loading import fetch, find_draft
+    from llmrun.cli.loading import find_draft, find_model
     from llmrun.model.load_plan import A_CHAT, prepare
-    from llmrun.models.location import locate
     from llmrun.models.store.in_use import using
     from llmrun.planning.plan import LoadPreferences
     from llmrun.protocol.params import MOST_TOKENS
@@ -50,17 +48,13 @@ def measure(
         raise UsageError(f"{_FLAG} measures one model", hint=f"llmrun bench smollm2 {_FLAG}")
     refuse_others(_FLAG, lists, how, after)
     require_within("--tokens", asked.tokens, (2, MOST_TOKENS))
-    settings = load_settings()
     preferences = LoadPreferences(threads=number_of_threads(_FLAG, lists), workers=lists.workers)
     preferences = with_preset(models[0], preferences)
-    located = locate(models[0], settings)
-    path = located.path or fetch(output, located.spec, settings, yes=yes)
-    name = path.stem if located.spec.path else models[0]
-    drafts = find_draft(output, asked.draft, settings, yes=yes)
+    spec, path = find_model(output, models[0], yes=yes)
+    name = path.stem if spec.path else models[0]
+    drafts = find_draft(output, asked.draft, yes=yes)
     with using(path), using(drafts.path) if drafts is not None else nullcontext():
-        model = prepare(
-            located.spec, path, preferences, warm_up=True, expected=A_CHAT, draft=drafts, adapters=lists.adapters
-        )
+        model = prepare(spec, path, preferences, warm_up=True, expected=A_CHAT, draft=drafts, adapters=lists.adapters)
         for note in model.plan.notes:
             output.note(note)
         view = BenchView(output, [name], (), shows_rows=False)

@@ -71,7 +71,7 @@ def convert(
     again = ["llmrun", "convert", "-y", str(folder), str(target), *more]
     check_output_file(output, target, yes=yes, hint=shlex.join(again))
     if is_adapter:
-        _show(output, _convert_adapter(output, folder, _base(base), target, kind), "llmrun run MODEL --lora {}")
+        _show(output, _convert_adapter(output, folder, _base(base), target, kind), is_adapter=True)
     elif script:
         _show(output, _convert_with(output, script, python, folder, target, kind))
     else:
@@ -120,7 +120,9 @@ def _base(name: str) -> Path | None:
     return path
 
 
-def _show(output: Output, done: ConvertedModel, use: str = 'llmrun run {} "Hello"') -> None:
+def _show(output: Output, done: ConvertedModel, *, is_adapter: bool = False) -> None:
+    from llmrun.gguf.pooling import command_for
+    from llmrun.gguf.reader import read_header
     from llmrun.protocol.sizes import readable_size
 
     for note in done.notes:
@@ -139,7 +141,8 @@ def _show(output: Output, done: ConvertedModel, use: str = 'llmrun run {} "Hello
         )
     else:
         path = shlex.quote(str(done.path))
-        output.note(f"{path}: {done.type}, {readable_size(done.n_bytes)}; try: {use.format(path)}")
+        use = f"llmrun run MODEL --lora {path}" if is_adapter else command_for(read_header(done.path), path)
+        output.note(f"{path}: {done.type}, {readable_size(done.n_bytes)}; try: {use}")
 
 
 def _target(folder: Path, out: Path | None, kind: str, *, is_known: bool, is_adapter: bool) -> Path:

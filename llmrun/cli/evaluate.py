@@ -92,7 +92,7 @@ def evaluate(
     --cache-type-k and --cache-type-v apply to the model, not to the reference: compare a model with itself to measure
     their cost. Ctrl-C prints the figures so far.
     """
-    from llmrun.cli.loading import model_file
+    from llmrun.cli.loading import find_model
     from llmrun.models.store.in_use import using
     from llmrun.quantize.evaluate import check_sample
     from llmrun.quantize.evaluate import evaluate as measure
@@ -100,7 +100,7 @@ def evaluate(
 
     check_sample(sample.n_ctx, sample.chunks, long=sample.long)
     output, result = Output(json=json), _EvaluationOutput()
-    paths = [model_file(output, name, yes=yes) for name in (model, reference) if name]
+    paths = [find_model(output, name, yes=yes)[1] for name in (model, reference) if name]
     about = EvaluationSubject(paths[0].name, paths[1].name if reference else "", sample.text.name, sample.text.sha256)
     try:
         with ExitStack() as held:

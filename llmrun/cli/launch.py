@@ -162,9 +162,9 @@ def _serving(
         model, _ = _choose_model()
         output.note(f"Using {model}, the largest installed model that fits.")
     else:
-        from llmrun.cli.loading import model_file
+        from llmrun.cli.loading import find_model
 
-        model_file(output, model, yes=yes)
+        find_model(output, model, yes=yes)
     with _own_server(output, model, ctx, folder) as address:
         yield _endpoint(_local(address), model)
 

@@ -88,14 +88,13 @@ def open_model(
         LlmrunError: see llmrun.model.loading.load().
     """
     settings = load_settings()
-    located = locate(name, settings)
-    path = located.path or fetch(output, located.spec, settings, yes=loading.yes)
+    spec, path = find_model(output, name, yes=loading.yes)
     projector = find_projector(path, loading.projector)
     if sees:
-        require_projector(located.spec.name, projector is not None)
-    draft = find_draft(output, loading.draft, settings, yes=loading.yes)
+        require_projector(spec.name, projector is not None)
+    draft = find_draft(output, loading.draft, yes=loading.yes)
     model = prepare(
-        located.spec,
+        spec,
         path,
         loading.preferences,
         warm_up=warm_up,
@@ -116,7 +115,7 @@ def open_model(
             with answer_view(output, markdown=True) as view:  # what shows answers is loaded beside the model
                 model.start(engine, lambda fraction: view.show(LoadProgress(fraction)))
             if not embeds:
-                remember_model(name if located.spec.path is None else str(located.spec.path))
+                remember_model(name if spec.path is None else str(spec.path))
             for note in compare_allocated(model.header, model.plan, model.loaded.buffers, settings.state_dir):
                 output.note(note)
             yield model
@@ -134,18 +133,16 @@ def _note_plan(output: Output, model: Model, draft: DraftFile | None, *, verbose
         output.note(f"{draft.name} drafts nothing: {model.drafting.words} (llmrun help speculation)")
 
 
-def find_draft(output: Output, name: str | None, settings: Settings, *, yes: bool) -> DraftFile | None:
+def find_draft(output: Output, name: str | None, *, yes: bool) -> DraftFile | None:
     """Return the file of a draft model, downloaded if necessary; None without a name. Raises as fetch()."""
-    if name is None:
-        return None
+    return None if name is None else DraftFile.of(*find_model(output, name, yes=yes))
+
+
+def find_model(output: Output, name: str, *, yes: bool) -> tuple[ModelSpec, Path]:
+    """Return the spec and the file of a model, downloaded if necessary. Raises as fetch()."""
+    settings = load_settings()
     located = locate(name, settings)
-    return DraftFile.of(located.spec, located.path or fetch(output, located.spec, settings, yes=yes))
-
-
-def model_file(output: Output, name: str, *, yes: bool) -> Path:
-    """Return the file of a model, downloaded if necessary. Raises as fetch()."""
-    located = locate(name, load_settings())
-    return located.path or fetch(output, located.spec, load_settings(), yes=yes)
+    return located.spec, located.path or fetch(output, located.spec, settings, yes=yes)
 
 
 def fetch(output: Output, spec: ModelSpec, settings: Settings, *, yes: bool) -> Path:

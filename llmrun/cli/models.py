@@ -35,11 +35,14 @@ def pull(
 ) -> None:
     """Download a model, update it, or resume an interrupted download."""
     from llmrun.cli.loading import fetch, refresh
+    from llmrun.gguf.reader import read_header
     from llmrun.models.location import locate
 
     output = Output(json=json)
     settings = load_settings()
     located = locate(model, settings)
+    if located.spec.path is not None:
+        read_header(located.spec.path)  # refuses a file that is no model
     if dry_run:
         _show_download_size(output, located.spec, settings)
         return

@@ -25,7 +25,7 @@ def score(
     The text is read as it is, without a chat template. In a pipe, each line has the log-probability of a token and its
     text in quotes. A text longer than the context window is read in windows that overlap by half.
     """
-    from llmrun.cli.loading import model_file
+    from llmrun.cli.loading import find_model
     from llmrun.cli.tokenize import read_content
     from llmrun.models.store.in_use import using
     from llmrun.quantize.evaluate import check_sample
@@ -36,7 +36,7 @@ def score(
     check_sample(ctx, None, long=False)
     output = Output(json=json)
     content = read_content(output, text)
-    path = model_file(output, model, yes=yes)
+    _, path = find_model(output, model, yes=yes)
     with using(path), reading(output) as show:
         found = measure(path, content, n_ctx=ctx, preferences=preferences, on_update=show)
     if json:

@@ -340,24 +340,18 @@ def _fetch_missing(output: Output, names: tuple[str, ...], loading: LoadingOptio
     Raises:
         UsageError: the draft's model is ambiguous, or an adapter or projector does not fit the first model.
     """
-    from llmrun.cli.loading import find_draft
-    from llmrun.models.location import find_projector, locate
+    from llmrun.cli.loading import find_draft, find_model
+    from llmrun.models.location import find_projector
 
     if loading.draft is not None and len(names) != 1:
         raise UsageError("--draft drafts for one model", hint="llmrun serve MODEL --draft SMALLER")
     _require_model(names, {"--lora FILE": bool(loading.adapters), "--mmproj FILE": loading.projector is not None})
-    settings = load_settings()
-    for name in names:
-        located = locate(name, settings)
-        if located.path is None:
-            from llmrun.cli.loading import fetch
-
-            fetch(output, located.spec, settings, yes=loading.yes)
+    paths = [find_model(output, name, yes=loading.yes)[1] for name in names]
     if loading.adapters:
-        _check_adapters(loading.adapters, locate(names[0], settings).path)
+        _check_adapters(loading.adapters, paths[0])
     if loading.projector is not None:
         find_projector(Path(), loading.projector)
-    return find_draft(output, loading.draft, settings, yes=loading.yes)
+    return find_draft(output, loading.draft, yes=loading.yes)
 
 
 def _require_model(names: tuple[str, ...], given: Mapping[str, bool]) -> None:
@@ -368,12 +362,11 @@ def _require_model(names: tuple[str, ...], given: Mapping[str, bool]) -> None:
             raise UsageError(f"{flag} needs a model", hint=f"llmrun serve MODEL {option}")
 
 
-def _check_adapters(adapters: tuple[Adapter, ...], model: Path | None) -> None:
+def _check_adapters(adapters: tuple[Adapter, ...], model: Path) -> None:
     """Raise before the first request if an adapter does not fit. Raises as adapter_bytes()."""
     from llmrun.gguf.reader import read_header
     from llmrun.models.adapters import adapter_bytes
 
-    assert model is not None
     adapter_bytes(adapters, read_header(model))
 
 

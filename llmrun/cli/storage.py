@@ -114,6 +114,8 @@ def import_file(
 
     Every command then finds the model by this name.
     """
+    from llmrun.gguf.pooling import command_for
+    from llmrun.gguf.reader import read_header
     from llmrun.models.store.importing import import_model
     from llmrun.ui.terminal.progress import download_progress
 
@@ -131,7 +133,7 @@ def import_file(
     else:
         is_short = name and "/" not in name and name.lower() not in load_catalogue().entries
         short = name if is_short else model.name
-        output.note(f'{short} is at {model.path}; try: llmrun run {shlex.quote(short)} "Hello"')
+        output.note(f"{short} is at {model.path}; try: {command_for(read_header(model.path), shlex.quote(short))}")
 
 
 def verify(

@@ -74,16 +74,12 @@ def _show(output: Output, name: str, found: TokenizedFile, *, merges: bool, tabl
 
 
 def tokenize_with(output: Output, name: str, text: str, *, special: bool, yes: bool) -> tuple[str, TokenizedFile]:
-    from llmrun.cli.loading import fetch
-    from llmrun.config import load_settings
+    from llmrun.cli.loading import find_model
     from llmrun.insight.tokens import tokenize_text
-    from llmrun.models.location import locate
     from llmrun.runner import client
 
-    settings = load_settings()
-    located = locate(name, settings)
-    path = located.path or fetch(output, located.spec, settings, yes=yes)
-    return located.spec.name, tokenize_text(client.prestarted(), path, text, special=special)
+    spec, path = find_model(output, name, yes=yes)
+    return spec.name, tokenize_text(client.prestarted(), path, text, special=special)
 
 
 def read_content(output: Output, text: str) -> str:

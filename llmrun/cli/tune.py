@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmrun.cli.engine_options import device_options
+from llmrun.cli.loading import find_model
 from llmrun.cli.options import JsonOption, ModelArgument, YesOption, with_options
 from llmrun.config import load_settings
 from llmrun.errors import CancelledError, LlmrunError, OutOfMemoryError
@@ -17,7 +18,6 @@ from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
     from llmrun.gguf.header import Header
-    from llmrun.models.registry import ModelSpec
     from llmrun.planning.hardware import Hardware
     from llmrun.planning.plan import LoadPreferences, Plan
     from llmrun.protocol.speculation import StepTime
@@ -55,7 +55,7 @@ def tune(
 
     search.check_preferences(seconds, depth)
     output, settings, preferences = Output(json=json), load_settings(), LoadPreferences(**devices)
-    spec, path = _found(output, model, yes=yes)
+    spec, path = find_model(output, model, yes=yes)
     name = spec.name
     header, hardware = read_header(path), this_machine()
     check(header)
@@ -116,16 +116,6 @@ def _plan(header: Header, hardware: Hardware, preferences: LoadPreferences, fold
     with suppress(OutOfMemoryError):
         return make_plan(header, hardware, replace(preferences, n_ubatch=most_ubatch(header, hardware)), name=name)
     return make_plan(header, hardware, preferences, name=name)
-
-
-def _found(output: Output, name: str, *, yes: bool) -> tuple[ModelSpec, Path]:
-    """Return the parsed name and the model's file, downloaded if necessary."""
-    from llmrun.cli.loading import fetch
-    from llmrun.models.location import locate
-
-    settings = load_settings()
-    located = locate(name, settings)
-    return located.spec, located.path or fetch(output, located.spec, settings, yes=yes)
 
 
 def _forget(output: Output, name: str, header: Header, hardware: Hardware, folder: Path) -> None:

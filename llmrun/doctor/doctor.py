@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from importlib import metadata, util
+from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
@@ -24,6 +24,7 @@ from llmrun.errors import LlmrunError, ResourceError
 from llmrun.models.registry import load_catalogue
 from llmrun.planning.hardware import Hardware, probe
 from llmrun.planning.hardware_details import Details, probe_details
+from llmrun.planning.machine import library_folder
 from llmrun.protocol.jobs import Empty
 from llmrun.protocol.jobs.build import BUILD, Build
 from llmrun.protocol.sizes import readable_size
@@ -116,12 +117,10 @@ def _version(package: str, missing: Status, fix: str) -> Finding:
 
 def _llama_library() -> Finding:
     topic = "llama.cpp library"
-    spec = util.find_spec("llama_cpp")  # finds the package without running it
-    for folder in spec.submodule_search_locations or () if spec else ():
-        for name in _LIBRARY_NAMES:
-            library = Path(folder, "lib", name)
-            if library.is_file():
-                return Finding(topic, "ok", str(library))
+    folder = library_folder()
+    for name in _LIBRARY_NAMES:
+        if folder and (folder / name).is_file():
+            return Finding(topic, "ok", str(folder / name))
     fix = "pip install --force-reinstall llama-cpp-python"
     return Finding(topic, "problem", "not found, so no model can be loaded", fix)
 

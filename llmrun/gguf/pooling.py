@@ -40,12 +40,20 @@ def pooling_of(header: Header) -> str:
     return stated if stated in POOLINGS[1:] else "mean" if is_encoder(header) else "last"
 
 
+def command_for(header: Header, model: str) -> str:
+    """Return the command that uses a model for its purpose."""
+    if not makes_embeddings(header):
+        return f'llmrun run {model} "Hello"'
+    ranks = pooling_of(header) == "rank"
+    return f"llmrun rerank {model} QUERY DOCUMENT..." if ranks else f"llmrun embed {model} TEXT..."
+
+
 def refuse_answers(header: Header) -> None:
     """Raise UsageError if the model is made for embeddings."""
     if makes_embeddings(header):
-        ranks = pooling_of(header) == "rank"
+        kind = "a reranker" if pooling_of(header) == "rank" else "an embedding model"
         raise UsageError(
-            f"{header.name} is {'a reranker' if ranks else 'an embedding model'}, which does not answer",
+            f"{header.name} is {kind}, which does not answer",
             why="it is an encoder" if is_encoder(header) else "its file states a pooling of vectors",
-            hint="llmrun rerank MODEL QUERY DOCUMENT..." if ranks else "llmrun embed MODEL TEXT...",
+            hint=command_for(header, "MODEL"),
         )

@@ -18,7 +18,7 @@ from llmrun.errors import ModelNotFoundError, NetworkError
 from llmrun.gguf import filenames
 from llmrun.models.download.transfer import DEFAULT_RETRY_POLICY, OnNote, RetryPolicy, ignore_note
 from llmrun.models.hub_api import invalid_response, request_json
-from llmrun.models.registry import ModelSpec, similar_quants
+from llmrun.models.registry import IMPORTED, ModelSpec, similar_quants
 from llmrun.protocol.sizes import readable_size
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -65,10 +65,16 @@ def repository_files(
         on_note: called before each retry, and with the names of ignored files.
 
     Raises:
-        ModelNotFoundError: there is no such repository or revision.
+        ModelNotFoundError: there is no such repository or revision, or it is one of `llmrun import`.
         LoginRequiredError: it is gated.
         NetworkError: the hub can't be reached, its response is invalid, or we are offline.
     """
+    if repository.lower().startswith(IMPORTED):
+        raise ModelNotFoundError(
+            f"{repository} is not on this disk",
+            why=f"{IMPORTED}* are models of `llmrun import`, never the hub's; a file imported with --link may be gone",
+            hint=f"llmrun import FILE --name {repository.removeprefix(IMPORTED)}; llmrun gc removes broken links",
+        )
     refuse_offline(f"{repository} can't be fetched", settings)
     if not _REPOSITORY.fullmatch(repository) or "--" in repository or ".." in repository:
         raise ModelNotFoundError(f"{repository!r} can't be a repository's name")

@@ -21,6 +21,8 @@ from llmrun.errors import LlmrunError, ModelNotFoundError, UsageError, did_you_m
 from llmrun.gguf import filenames
 from llmrun.models.store import other_programs
 
+IMPORTED = "local/"
+"""Start of the repositories of `llmrun import`; never looked for on the hub, where somebody may own that name."""
 _HUB_HOSTS = frozenset({"hf.co", "huggingface.co", "www.huggingface.co"})
 _NAME_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _QUANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -209,7 +211,7 @@ def resolve(name: str, catalogue: Catalogue) -> ModelSpec:
         entry, quant = _as_ollama_names(catalogue, alias.lower(), quant) or (entry, quant)
     if entry:
         return _from_entry(name, entry, quant)
-    if _is_file(name) or name.startswith(_PATH_STARTS):
+    if _is_file(name) or f"{name}/".startswith(_PATH_STARTS):
         return _from_path(name)
     first, _, rest = name.partition("/")
     if rest and first.lower() in other_programs.PROGRAMS:
@@ -222,7 +224,7 @@ def resolve(name: str, catalogue: Catalogue) -> ModelSpec:
         return _from_path(name)
     own = load_settings().hub_cache / f"models--local--{alias}"
     if _NAME_PART.fullmatch(alias) and os.path.isdir(own):  # noqa: PTH112 - False for a name that is too long
-        return _from_hub(name, f"local/{name}", catalogue)  # of `llmrun import --name`
+        return _from_hub(name, f"{IMPORTED}{name}", catalogue)
     raise _unknown(name, alias, catalogue)
 
 

@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib.util import find_spec
+from importlib import util
 from pathlib import Path
 
 from llmrun.planning.hardware import Hardware, probe
@@ -35,7 +35,7 @@ def this_machine(workers: Sequence[str] = (), *, measures_links: bool = False) -
         from llmrun.runner.workers import ask_all
 
         hardware = replace(hardware, workers=ask_all(workers, measures_links=measures_links))
-    return _with_gpus(hardware) if is_built_for_gpus(_libraries()) else hardware
+    return _with_gpus(hardware) if is_built_for_gpus(library_folder()) else hardware
 
 
 def is_built_for_gpus(folder: Path | None) -> bool:
@@ -44,11 +44,11 @@ def is_built_for_gpus(folder: Path | None) -> bool:
     return any(each and not _WITHOUT_GPU.fullmatch(each[1]) for each in found)
 
 
-def _libraries() -> Path | None:
-    """Return the folder of llama-cpp-python's llama.cpp without importing it, which would load it."""
+def library_folder() -> Path | None:
+    """Return the folder of the llama.cpp that llama-cpp-python would load, without importing it."""
     if os.environ.get("LLAMA_CPP_LIB_PATH"):
         return Path(os.environ["LLAMA_CPP_LIB_PATH"])
-    package = find_spec("llama_cpp")
+    package = util.find_spec("llama_cpp")
     return Path(package.origin).with_name("lib") if package and package.origin else None
 
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from importlib import util
 from pathlib import Path
 from typing import Any
 
 from llmrun.gguf.header import Header
 from llmrun.planning.hardware import Hardware
+from llmrun.planning.machine import library_folder
 from llmrun.protocol.codec import load_json
 from llmrun.storage import disk_errors, write_whole
 
@@ -93,15 +93,13 @@ def _shape(header: Header) -> dict[str, Any]:
 
 def _build() -> list[list[Any]]:
     """Return names, sizes and times of llama.cpp's libraries, which identify the build without loading it."""
-    spec = util.find_spec("llama_cpp")  # without importing the package
-    folders = spec.submodule_search_locations if spec else None
     found = []
-    for folder in folders or ():
-        for pattern in _LIBRARIES:
-            for library in Path(folder, "lib").glob(pattern):
-                with suppress(OSError):
-                    status = library.stat()
-                    found.append([library.name, status.st_size, int(status.st_mtime)])
+    folder = library_folder()
+    for pattern in _LIBRARIES:
+        for library in folder.glob(pattern) if folder else ():
+            with suppress(OSError):
+                status = library.stat()
+                found.append([library.name, status.st_size, int(status.st_mtime)])
     return sorted(found)
 
 

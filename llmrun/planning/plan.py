@@ -207,12 +207,12 @@ def make_plan(
     n_cells, cell_notes = fit.cells(n_ctx)
     # A growing KV cache would cross the network each time.
     n_ctx_start = n_ctx if fit.apart > 1 or hardware.workers else fit.start(n_cells)
-    is_like_one = preferences.parallel == 1 or preferences.as_alone or preferences.exact
     attention = preferences.attention
-    flash_attention = (
-        choose_flash_attention(header, hardware, preferences) if is_like_one else attention["flash_attention"]
-    )
-    grows = flash_attention == "off" or hardware.gpus or hardware.workers or not hardware.kv_on_use
+    flash_attention = attention["flash_attention"]
+    if preferences.parallel == 1 or preferences.as_alone or preferences.exact:
+        flash_attention = choose_flash_attention(header, hardware, preferences)
+    is_local = not (hardware.workers or (hardware.gpus and preferences.gpu_layers != 0))
+    grows = flash_attention == "off" or not is_local or not hardware.kv_on_use
     n_opened = n_ctx_start * fit.apart if grows else n_cells
     split, plain = fit.split(n_cells, n_opened), fit.memory(n_cells, n_opened)
     writes_scores = flash_attention == "off" and not (split.gpu_bytes and split.gpu_layers == ALL_LAYERS)

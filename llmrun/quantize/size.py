@@ -12,7 +12,7 @@ from llmrun.planning.memory import memory
 from llmrun.planning.plan import margin, trained_context
 from llmrun.protocol.sizes import readable_size
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgt]?)(i?)b?", re.IGNORECASE)
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,15})?) ?([kmgt]?)(i?)b?", re.IGNORECASE)
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _MIN_BITS = 1.0
 """No type has fewer."""
@@ -76,7 +76,7 @@ def goal_bytes(goal: SizeGoal, header: Header, hardware: Hardware) -> int:
 def _largest_fitting(header: Header, hardware: Hardware, n_ctx: int | None) -> int:
     window = n_ctx or trained_context(header)
     free = hardware.memory_available
-    overhead = memory(header, window).needed - header.weight_bytes
+    overhead = memory(header, window, start=window if hardware.kv_on_use else None).needed - header.weight_bytes
     room = free - margin(free) - overhead
     if room <= header.n_parameters * _MIN_BITS / 8:
         raise OutOfMemoryError(

@@ -188,7 +188,7 @@ class _Connection:
         what = f"the worker {endpoint} can't be reached"
         try:
             self._socket = socket.create_connection((host, int(port)), _SECONDS)
-        except socket.gaierror:
+        except (socket.gaierror, UnicodeError):  # the latter for "a..b" and labels of over 63 characters
             raise NetworkError(what, why=f"no machine is known as {host}", hint="check the name") from None
         except ConnectionRefusedError:
             raise NetworkError(what, why="nothing listens there", hint=start_hint(endpoint)) from None

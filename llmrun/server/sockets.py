@@ -39,8 +39,8 @@ def bind(host: str, port: int, command: str = "llmrun serve") -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         found = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise UsageError(f"there is no address {host}", why=error.strerror or str(error)) from None
+    except (OSError, UnicodeError) as error:  # the latter for "a..b" and labels of over 63 characters
+        raise UsageError(f"there is no address {host}", why=getattr(error, "strerror", "") or str(error)) from None
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(address)

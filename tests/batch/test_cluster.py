@@ -118,6 +118,11 @@ def test_where_nobody_listens_there_is_no_cluster() -> None:
     ):
         pass
     with (
+        pytest.raises(ResourceError, match="no Ray cluster answers"),
+        cluster.connected("a..b:6379", NodeJob("tiny", LoadPreferences(), None)),
+    ):
+        pass
+    with (
         pytest.raises(UsageError, match="--ray bogus"),
         cluster.connected("bogus", NodeJob("tiny", LoadPreferences(), None)),
     ):

@@ -66,11 +66,11 @@ def test_a_draft_model_is_found_or_fetched(monkeypatch: pytest.MonkeyPatch, tmp_
     output = Output(stdin=io.StringIO(), stdout=io.StringIO(), stderr=io.StringIO(), environment={})
     monkeypatch.setattr("llmrun.cli.loading.fetch", lambda *arguments, **options: FILE)
     monkeypatch.setenv("LLMRUN_HOME", str(tmp_path))
-    assert find_draft(output, None, load_settings(), yes=False) is None
+    assert find_draft(output, None, yes=False) is None
     here = tmp_path / "small.gguf"
     here.touch()
-    found = find_draft(output, str(here), load_settings(), yes=False)
+    found = find_draft(output, str(here), yes=False)
     assert found == DraftFile(str(here), here)
-    fetched_one = find_draft(output, "owner/missing:Q4_0", load_settings(), yes=False)
+    fetched_one = find_draft(output, "owner/missing:Q4_0", yes=False)
     assert fetched_one is not None
     assert fetched_one.path == FILE

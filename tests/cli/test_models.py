@@ -86,6 +86,11 @@ def machine(tmp_path: Path, hub: StandInHub, monkeypatch: pytest.MonkeyPatch) ->
     return Machine(tmp_path, hub.url)
 
 
+def test_pull_of_a_file_that_is_no_model(machine: Machine) -> None:
+    machine.folder.joinpath("notes.txt").write_text("no model " * 20)
+    assert "is not a GGUF model" in machine.error("pull", "./notes.txt", status=7)
+
+
 @pytest.fixture
 def full(machine: Machine) -> Machine:
     """A machine with one model of each program."""
@@ -407,6 +412,8 @@ def test_import(machine: Machine) -> None:
     assert machine.run("list", "-q").stdout == "me/tiny/my.gguf\n"
     assert machine.json("show", "me/tiny")["architecture"] == "llama"
     assert machine.run("verify").stdout.splitlines()[1].split()[:4] == ["me/tiny/my.gguf", "7.8", "kB", "ok"]
+    (machine.folder / "vectors.gguf").write_bytes(tiny_model({"llama.pooling_type": 1}))
+    assert "try: llmrun embed vectors TEXT..." in machine.run("import", "vectors.gguf", "--name", "vectors").stderr
 
 
 def test_import_of_another_programs_model(full: Machine) -> None:

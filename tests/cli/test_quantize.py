@@ -264,7 +264,7 @@ def test_sizes_as_people_type_them(text: str, n_bytes: int) -> None:
     assert read_size(text) == n_bytes
 
 
-@pytest.mark.parametrize("text", ["", "GB", "4XB", "-4GB", "0", "4GB5"])
+@pytest.mark.parametrize("text", ["", "GB", "4XB", "-4GB", "0", "4GB5", "9" * 400, "1." + "0" * 400])
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(UsageError, match="is not a size"):
         read_size(text)
@@ -278,6 +278,8 @@ def test_what_a_goal_comes_to() -> None:
     fitting = goal_bytes(SizeGoal(fits=True, n_ctx=4096), header, machine(12 * gib))
     assert 8 * gib < fitting < 12 * gib
     assert goal_bytes(SizeGoal(fits=True, n_ctx=1024), header, machine(12 * gib)) > fitting
+    on_use = replace(machine(12 * gib), kv_on_use=True)
+    assert goal_bytes(SizeGoal(fits=True, n_ctx=4096), header, on_use) > fitting  # no copy of a KV cache
     for goal, free, what in (
         (SizeGoal(n_bytes=20 * gib), 8, "is not larger than that already"),
         (SizeGoal(n_bytes=gib // 2), 8, "can't be made as small as"),

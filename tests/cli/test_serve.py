@@ -59,6 +59,7 @@ def test_beside_the_last_port_the_one_before_is_told() -> None:
         (("--parallel", "0"), "invalid --parallel 0"),
         (("--queue", "-1"), "invalid --queue -1"),
         (("--host", "no such host"), "there is no address no such host"),
+        (("--host", "a..b"), "there is no address a..b"),
         (("--key-file", "missing.txt"), "--key-file missing.txt can't be read"),
         (("--ctx", "5"), "invalid --ctx 5"),
         (("--alias", "gpt-5"), "invalid --alias 'gpt-5'"),

@@ -350,5 +350,8 @@ def test_the_command_asks_before_it_replaces(tmp_path: Path, monkeypatch: pytest
     again = CliRunner().invoke(app, [str(source)])
     assert isinstance(again.exception, UsageError)
     assert "-y" in again.exception.hint
-    assert CliRunner().invoke(app, [str(source), "-y", "--type", "q8_0"]).exit_code == 0
+    done = CliRunner().invoke(app, [str(source), "-y", "--type", "q8_0"])
+    assert "try: llmrun run Tiny-Q8_0.gguf" in done.stderr
     assert read_header(tmp_path / "Tiny-Q8_0.gguf").quant == "Q8_0"
+    encoder = write(tmp_path / "Bert", files_of("BertModel"))
+    assert "try: llmrun embed Bert-F16.gguf TEXT" in CliRunner().invoke(app, [str(encoder)]).stderr

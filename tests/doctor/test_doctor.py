@@ -147,6 +147,11 @@ def test_llama_library(settings: Settings, tmp_path: Path, monkeypatch: pytest.M
     (package / "lib" / "libllama.so").touch()
     finding = findings(settings)["llama.cpp library"]
     assert (finding.status, finding.text) == ("ok", str(package / "lib" / "libllama.so"))
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "libllama.so").touch()
+    monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(other))
+    assert findings(settings)["llama.cpp library"].text == str(other / "libllama.so")
 
 
 def test_no_llama_package(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,6 +157,15 @@ def test_impossible_name(hub: StandInHub) -> None:
         ask(hub, "a--b/c")
 
 
+@pytest.mark.parametrize("repository", ["local/tiny", "Local/tiny"])
+def test_an_imported_model_that_is_gone_is_not_fetched_from_a_strangers_repository(
+    hub: StandInHub, repository: str
+) -> None:
+    with pytest.raises(ModelNotFoundError, match="is not on this disk"):
+        ask(hub, repository)
+    assert not hub.requests
+
+
 def test_hub_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     import threading
 

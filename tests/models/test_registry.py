@@ -197,7 +197,7 @@ def test_file_that_exists_is_a_path(name: str, empty_directory: Path) -> None:
     assert spec.repository is None
 
 
-def test_folder_with_one_model(empty_directory: Path) -> None:
+def test_folder_with_one_model(empty_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = empty_directory / "models/mine"
     folder.mkdir(parents=True)
     with pytest.raises(ModelNotFoundError, match="no model is in the folder"):
@@ -206,6 +206,13 @@ def test_folder_with_one_model(empty_directory: Path) -> None:
         (folder / name).touch()
     assert resolve("./models/mine", CATALOGUE).path == folder / "m-00001-of-00002.gguf"
     assert resolve("models/mine/", CATALOGUE).repository == "models/mine"  # without a dot it is the hub's
+    (folder / "sub").mkdir()
+    for inside, name in ((folder, "."), (folder / "sub", "..")):
+        monkeypatch.chdir(inside)
+        path = resolve(name, CATALOGUE).path
+        assert path is not None
+        assert path.samefile(folder / "m-00001-of-00002.gguf")
+    monkeypatch.chdir(empty_directory)
     (folder / "other.gguf").touch()
     with pytest.raises(ModelNotFoundError, match="has 2 models") as caught:
         resolve("./models/mine", CATALOGUE)

@@ -57,7 +57,9 @@ def test_a_cache_that_takes_memory_on_use_has_no_copy() -> None:
     hardware = replace(machine(), kv_on_use=True)
     assert make_plan(SMALL, hardware, on).memory == memory(SMALL, 8192, start=8192)
     assert make_plan(SMALL, hardware, off).memory.growth == memory(SMALL, 8192).growth > 0
-    assert make_plan(SMALL, replace(hardware, gpus=(gpu(GIB),)), on).memory.growth > 0
+    beside_gpu = replace(hardware, gpus=(gpu(GIB),))
+    assert make_plan(SMALL, beside_gpu, on).memory.growth > 0
+    assert make_plan(SMALL, beside_gpu, replace(on, gpu_layers=0)).memory.growth == 0
 
 
 def test_context_is_cut_to_what_fits_and_said() -> None:

@@ -57,6 +57,17 @@ def test_measured_once(engine: Engine, tmp_path: Path) -> None:
     assert again == first
 
 
+def test_another_build_of_llama_cpp_is_measured_for_itself(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speed_of(MACHINE, {"Q6_K"}, tmp_path)
+    (tmp_path / "libllama.so").write_bytes(b"another build")
+    monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(tmp_path))
+    assert remembered(MACHINE, tmp_path) is None
+    speed_of(MACHINE, {"Q6_K"}, tmp_path)
+    assert len(engine.asked) == 2
+
+
 def test_another_type_is_measured_and_joins(engine: Engine, tmp_path: Path) -> None:
     speed_of(MACHINE, {"Q6_K"}, tmp_path)
     found = speed_of(MACHINE, {"Q6_K", "Q8_0"}, tmp_path)

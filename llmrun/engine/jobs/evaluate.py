@@ -84,7 +84,7 @@ def _too_short(n_tokens: int, command: Evaluate) -> UsageError:
     fits = smaller >= (2 * needles.SHORTEST if command.needles else _SHORTEST_CHUNK)
     return UsageError(
         "the text is too short",
-        why=f"it has {n_tokens:,} tokens, and one chunk takes {command.n_ctx:,}",
+        why=f"it has {n_tokens:,} token{'s' * (n_tokens != 1)}, and one chunk takes {command.n_ctx:,}",
         hint="a longer --text" + (f", or --ctx {smaller}" if fits else ""),
     )
 

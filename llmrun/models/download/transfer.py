@@ -10,7 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -149,7 +149,7 @@ class Link:
             all_headers = {"User-Agent": "llmrun", **headers}
             if self.source.token and _origin(url) == _origin(first):
                 all_headers["Authorization"] = f"Bearer {self.source.token}"
-            with client.stream("GET", url, headers=all_headers) as response:
+            with _opened(client, url, all_headers) as response:
                 if response.status_code not in _REDIRECTS:
                     if response.is_success:
                         with self._lock:
@@ -164,6 +164,19 @@ class Link:
         raise NetworkError(
             f"too many redirects for {self.source.label}", why=f"the server sent more than {_MAX_REDIRECTS}"
         )
+
+
+@contextmanager
+def _opened(client: httpx2.Client, url: httpx2.URL, headers: dict[str, str]) -> Iterator[httpx2.Response]:
+    """Open a response. Raises InvalidURL for a host that is no name, such as "a..b", also that of a proxy."""
+    import httpx2
+
+    with ExitStack() as stack:
+        try:
+            response = stack.enter_context(client.stream("GET", url, headers=headers))
+        except UnicodeError as error:
+            raise httpx2.InvalidURL(str(error)) from error
+        yield response
 
 
 def _next_url(url: httpx2.URL, response: httpx2.Response, source: TransferSource) -> httpx2.URL:

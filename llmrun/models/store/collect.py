@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmrun.gguf import filenames
-from llmrun.models.store.disk import disk_errors
 from llmrun.models.store.in_use import in_use
 from llmrun.models.store.removal import disk_bytes, tidy
 from llmrun.models.store.store import SnapshotFile, Store, symlink_target
+from llmrun.storage import disk_errors
 from llmrun.system import read_text
 
 DAY_SECONDS = 86_400.0
@@ -158,11 +158,11 @@ class _Search:
     def age(self, path: Path) -> str:
         """E.g. "3 days"."""
         seconds = max(self.now - _modified(path), 0.0)
-        for unit, length in (("day", DAY_SECONDS), ("hour", 3600.0), ("minute", 60.0)):
+        for unit, length in (("day", DAY_SECONDS), ("hour", 3600.0), ("minute", 60.0), ("second", 1.0)):
             if seconds >= length:
                 count = int(seconds // length)
                 return f"{count} {unit}{'s' * (count > 1)}"
-        return f"{seconds:.0f} seconds"
+        return "less than a second"
 
 
 def _superseded(folder: Path, files: list[SnapshotFile]) -> dict[Path, str]:

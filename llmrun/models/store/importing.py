@@ -18,12 +18,12 @@ from llmrun.gguf import filenames
 from llmrun.gguf.reader import read_header
 from llmrun.models.download.download import OnProgress, ignore_progress
 from llmrun.models.hashing import OnBytes, sha256_of
-from llmrun.models.registry import ModelSpec
+from llmrun.models.registry import IMPORTED, ModelSpec
 from llmrun.models.store import other_programs
-from llmrun.models.store.disk import disk_errors, exclusive, require_space
+from llmrun.models.store.disk import exclusive, require_space
 from llmrun.models.store.installed import Installed
 from llmrun.models.store.store import Store
-from llmrun.storage import sync_folder
+from llmrun.storage import disk_errors, sync_folder
 
 How = Literal["copy", "move", "link"]
 
@@ -56,7 +56,7 @@ def import_model(
     header = read_header(source)
     if how == "move":
         _refuse_foreign(source, store)
-    repository = name if "/" in name else f"local/{name or _model_name(source)}"
+    repository = name if "/" in name else f"{IMPORTED}{name or _model_name(source)}"
     if not _NAME.fullmatch(repository) or ".." in repository or "--" in repository:
         raise UsageError(f"{repository!r} is not a valid model name", hint="--name tiny, or --name owner/tiny")
     parts = [source.with_name(part) for part in filenames.all_parts(source.name)]
@@ -95,7 +95,7 @@ def _store_part(source: Path, filename: str, repository: str, store: Store, how:
     """Store one file's bytes in blobs/, then its name in a snapshot; the bytes always have at least one name."""
     blobs = store.blob(repository, "0").parent
     arriving = blobs / f"{filename}.{os.getpid()}.tmp"
-    with disk_errors(arriving):
+    with disk_errors(arriving, lambda: source.stat().st_size):
         blobs.mkdir(parents=True, exist_ok=True)
         try:
             sha256 = _transfer(source, arriving, how, on_bytes)

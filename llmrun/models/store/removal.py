@@ -16,10 +16,10 @@ from pathlib import Path
 
 from llmrun.errors import UsageError
 from llmrun.gguf import filenames
-from llmrun.models.store.disk import disk_errors
 from llmrun.models.store.in_use import removing
 from llmrun.models.store.installed import LINK, LM_STUDIO, OLLAMA, Installed
 from llmrun.models.store.store import SnapshotFile, Store, symlink_target
+from llmrun.storage import disk_errors
 from llmrun.system import read_text
 
 

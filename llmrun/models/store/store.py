@@ -22,9 +22,8 @@ from llmrun.config import Settings
 from llmrun.gguf import filenames
 from llmrun.models.registry import ModelSpec, load_catalogue
 from llmrun.models.store import other_programs
-from llmrun.models.store.disk import disk_errors
 from llmrun.models.store.installed import LINK, Installed, measure
-from llmrun.storage import sync_folder, write_whole
+from llmrun.storage import disk_errors, sync_folder, write_whole
 from llmrun.system import read_text
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")

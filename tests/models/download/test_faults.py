@@ -144,6 +144,7 @@ MODES = [
     Mode("redirects in a circle", {"circle": True}, "too many redirects"),
     Mode("redirect to nowhere", {"location": ""}, "invalid"),
     Mode("redirect to no link", {"location": "http://127.0.0.1:port/"}, "invalid"),
+    Mode("redirect to no host's name", {"location": "http://a..b/x"}, "invalid link"),
     Mode("redirect to a file", {"location": "file:///etc/passwd"}, "unsafe redirect|invalid"),
     Mode("redirect to a dead host", {"location": "http://127.0.0.1:9/x"}, r"can't reach 127\.0\.0\.1"),
     # -- metadata

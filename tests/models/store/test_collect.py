@@ -55,6 +55,15 @@ def test_a_clean_cache_has_none(store: Store) -> None:
     assert collect(store, include_recent=True, now=time.time() + 1e9) == []
 
 
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0.4, "less than a second"), (1.2, "1 second"), (59, "59 seconds"), (60, "1 minute")]
+)
+def test_ages(store: Store, seconds: float, words: str) -> None:
+    part = stray(store, f"{SHA}.part")
+    (found,) = collect(store, now=part.stat().st_mtime + seconds)
+    assert found.keep == f"only {words} old; --all includes it"
+
+
 def test_parts_of_downloads(store: Store) -> None:
     part = stray(store, f"{SHA}.part")
     stray(store, f"{SHA}.part.map")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections import namedtuple
 from pathlib import Path
@@ -129,6 +130,17 @@ def test_no_room(store: Store, source: Path, monkeypatch: pytest.MonkeyPatch) ->
         import_model(source, store)
     assert f"{len(MODEL):,} bytes are needed, 10 are free" in caught.value.why
     assert import_model(source, store, how="link").path.exists()  # which takes none
+
+
+def test_a_disk_that_is_full_meanwhile(store: Store, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(importing, "_copy", refuse)
+    with pytest.raises(DiskFullError) as caught:
+        import_model(source, store)
+    assert f"{len(MODEL):,} more bytes are needed" in caught.value.why
+    assert "kept" not in caught.value.hint  # the copy begins again
 
 
 def test_a_file_that_changes_meanwhile(store: Store, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:

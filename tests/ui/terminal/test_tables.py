@@ -162,6 +162,14 @@ def test_a_narrow_terminal_splits_no_name() -> None:
     assert max(map(len, lines)) <= 44
 
 
+def test_units_of_records_stay_as_they_are() -> None:
+    output = terminal(NO_COLOR="1", COLUMNS="12")
+    show_table(
+        output, [Column("TYPE"), Column("RAM MB", right=True), Column("SIZE GB", right=True)], [["Q8_0", "9", "1"]]
+    )
+    assert written(output).split() == ["Q8_0", "ram", "MB", "9,", "size", "GB", "1"]
+
+
 def test_a_terminal_too_narrow_for_a_table_gets_records() -> None:
     output = terminal(NO_COLOR="1", COLUMNS="40")
     show_catalogue(output, [CatalogueRow("qwen3-0.6b", "0.6B", "Q8_0", 639_000_000, "MIT", True, True, 10**9, 5.0)])
