@@ -205,6 +205,7 @@ def test_files_are_dropped_and_chosen(browser: Chromium, serve: Callable[..., Li
     assert "The image red.png can't be seen." in shown
     assert "from a file" in shown
     assert page.see("document.querySelector('.question').textContent.includes('Image: red.png')")
+    assert "from a file" in page.see("document.querySelector('.question details pre').textContent")
     assert page.see("document.querySelector('#attached').children.length") == 0
     page.check()
 
@@ -284,6 +285,10 @@ def test_every_width_holds_all_of_it(
     colours = "(style => [style.backgroundColor, style.color])(getComputedStyle(document.body))"
     paper, ink = page.see(colours)
     assert (int(paper[4:].split(",")[0]) > int(ink[4:].split(",")[0])) == (scheme == "light")
+    height = "document.querySelector('header').offsetHeight"
+    before = page.see(height)
+    page.see("document.querySelector('#loading').textContent = 'loading … 9 s'")
+    assert page.see(height) == before
     page.key("Escape")
     page.see("document.querySelector('#toggle-settings').click()")
     assert page.see("document.querySelector('#settings').getBoundingClientRect().right") <= width

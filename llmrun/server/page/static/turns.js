@@ -54,6 +54,7 @@ export function questionElement(entry, { edit, go, answer }) {
   const show = () =>
     element.replaceChildren(
       text,
+      ...(entry.files ? [h("details", { class: "hint" }, h("summary", {}, "Text files"), h("pre", { class: "plain" }, clean(entry.files)))] : []),
       ...entry.images.map((name) => h("p", { class: "hint" }, `Image: ${clean(name)}`)),
       h("div", { class: "buttons" }, answer && button("Answer", answer, { class: "change" }), button("Edit", open, { class: "change" }), alternatives(entry, go)),
     );
