@@ -7,6 +7,7 @@ import { showContext } from "./context.js";
 import { Comparison } from "./compare.js";
 import { byId, button, clean, h, number, recall, remember, short } from "./dom.js";
 import { save } from "./exports.js";
+import { goToEnd, place, scroller, turns } from "./scroll.js";
 import { LiveMarkdown } from "./markdown.js";
 import { Settings } from "./settings.js";
 import { TokenView, tokensOf } from "./tokens.js";
@@ -14,14 +15,11 @@ import { answerElement, answerParts, questionElement, resultElement, roundElemen
 import { watch } from "./watch.js";
 
 const CANDIDATES = 10; // shown of each token
-const NEAR = 80; // pixels from the end within which the view follows the answer
 const FIGURES = 500; // ms between two figures of an answer that is decoded
 const WAIT = 150; // ms between two looks for the saved answer
 const WIDE = matchMedia("(min-width: 60rem)");
 
-const state = { chat: null, busy: null, tokens: recall("tokens") === "on", seen: new Map(), drawn: new Map(), columns: null, isStale: false, isAtEnd: true, limits: new Map(), model: null, sees: false, models: [] };
-const scroller = byId("scroller");
-const turns = byId("turns");
+const state = { chat: null, busy: null, tokens: recall("tokens") === "on", seen: new Map(), drawn: new Map(), columns: null, isStale: false, limits: new Map(), model: null, sees: false, models: [] };
 const field = byId("question");
 const attached = new Attachments(byId("attached"), () => (state.model === byId("model").value && !state.sees ? state.model : null), complain);
 const exporters = h("p", { class: "buttons" }, Object.entries({ markdown: "Markdown", json: "JSON", html: "HTML" }).map(([form, name]) => button(name, () => guarded(() => save(state.chat.id, form, scroller)))));
@@ -53,7 +51,7 @@ const lastOf = (chat) => chat?.entries.at(-1) ?? null;
 function show(chat) {
   if (chat.id !== state.chat?.id) {
     state.drawn.clear();
-    state.isAtEnd = true;
+    goToEnd();
   }
   state.chat = chat;
   state.isStale = false;
@@ -87,31 +85,6 @@ function draw() {
   const code = (command) => h("code", {}, command);
   const empty = h("p", { class: "empty" }, state.models.length ? ["Ask something. The chat is saved where ", code("llmrun sessions"), " finds it."] : ["There is no model on this disk yet. In a terminal: ", code("llmrun pull smollm2")]);
   place(drawn.length ? drawn.map((each) => each.element) : [empty]);
-}
-
-/** Show elements; those that are shown stay, and so does the view, unless it follows the end. */
-function place(elements) {
-  const { scrollTop } = scroller;
-  const stay = new Set(elements);
-  for (const each of [...turns.children]) if (!stay.has(each)) each.remove();
-  let next = turns.firstChild;
-  for (const each of elements) {
-    if (each === next) next = next.nextSibling;
-    else turns.insertBefore(each, next);
-  }
-  scroller.scrollTop = state.isAtEnd ? scroller.scrollHeight : scrollTop;
-}
-
-/** Follow the end of the conversation until the user scrolls up. */
-function follow() {
-  let top = 0;
-  scroller.addEventListener("scroll", () => {
-    const isNear = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < NEAR;
-    state.isAtEnd = isNear || (state.isAtEnd && scroller.scrollTop >= top);
-    top = scroller.scrollTop;
-  });
-  const grown = new ResizeObserver(() => state.isAtEnd && (scroller.scrollTop = scroller.scrollHeight));
-  for (const each of [scroller, turns]) grown.observe(each);
 }
 
 function entryElement(entry, question, isLast) {
@@ -195,7 +168,7 @@ async function ask(text, beside = null) {
   if (!saved) return;
   if (field.value === text) field.value = "";
   if (!beside) attached.clear();
-  state.isAtEnd = true;
+  goToEnd();
   show(saved);
   listChats();
   await (settings.isDouble.checked ? compare : answer)(lastOf(saved).id);
@@ -291,7 +264,7 @@ class LiveAnswer {
     this.parts = answerParts(this.body.model);
     this.text = new LiveMarkdown(this.parts.text);
     this.beginText(kept, begins);
-    state.isAtEnd = true;
+    goToEnd();
     place([...state.chat.entries.slice(0, at + 1).map((entry) => state.drawn.get(entry.id).element), this.parts.element]);
   }
 
@@ -451,7 +424,6 @@ function tell(words) {
 }
 
 function listen() {
-  follow();
   watch(() => (state.busy || !state.chat?.id ? null : { id: state.chat.id, last: lastOf(state.chat)?.id ?? null }), tell);
   WIDE.addEventListener("change", () => toggle("chats", WIDE.matches));
   for (const id of ["chats", "settings"]) byId(`toggle-${id}`).addEventListener("click", () => toggle(id));

@@ -112,7 +112,7 @@ export function answerElement(entry, { retry, go, explain, limit, view, seconds 
   if (view) parts.text.replaceChildren(view.element);
   else render(parts.text, entry.text);
   parts.below.replaceChildren(
-    h("div", { class: "buttons" }, button("Retry", retry, { class: "change" }), button("Copy", copy(entry.text), { "aria-label": "Copy this answer" }), explainer(explain), alternatives(entry, go)),
+    h("div", { class: "buttons" }, button("Copy", copy(entry.text), { "aria-label": "Copy this answer" }), button("Retry", retry, { class: "change" }), explainer(explain), alternatives(entry, go)),
     h("p", { class: "hint" }),
   );
   showFigures(parts.element, entry, limit);
