@@ -25,8 +25,8 @@ _PACE_SECONDS = 0.1
 class PageWriter:
     """Writes the events of one answer, and accumulates it.
 
-    Text that follows within _PACE_SECONDS waits for the next part: the page draws no oftener, and every chunk wakes
-    three processes of a browser, which shares the processor with the engine.
+    Text within _PACE_SECONDS of the last text sent is held until the next part: the page draws no more often, and each
+    chunk wakes three processes of a browser, which shares the processor with the engine.
 
     Args:
         begins: text that the answer was given to begin with.

@@ -129,9 +129,7 @@ def test_a_chat_of_1000_turns_goes_on_without_drawing_them_again(
     page.see("document.querySelector('#scroller').scrollTop = 0")
     page.until("document.querySelector('article strong')?.checkVisibility({ contentVisibilityAuto: true })")
     far = LAST.replace("-1", "-2")
-    assert not page.see(f"{far}.checkVisibility({{ contentVisibilityAuto: true }})"), (
-        "what is far away is not laid out"
-    )
+    assert not page.see(f"{far}.checkVisibility({{ contentVisibilityAuto: true }})"), "what is far away is not laid out"
     page.ask("And now?")
     assert page.see("document.querySelectorAll('article').length") == 2 * TURNS + 2
     assert page.see("document.querySelector('article').isTheFirst") is True

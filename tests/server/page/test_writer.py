@@ -38,11 +38,12 @@ def test_slow_text_never_waits(clock: list[float]) -> None:
         clock[0] += 0.2
 
 
-def test_waiting_text_is_sent_before_the_end_and_before_an_error(clock: list[float]) -> None:
-    for end in (lambda writer: writer.feed(ResponseFinished(0, "stop", Stats())), lambda writer: writer.error(LlmrunError("no"))):
-        writer = PageWriter()
-        writer.feed(AnswerText(0, "one"))
-        writer.feed(AnswerText(0, " two"))
-        events = end(writer).split(b"\n\n")
-        assert [b" two" in events[0], len(events)] == [True, 3]
-        assert writer.end() == b""
+@pytest.mark.parametrize("failed", [False, True])
+def test_waiting_text_is_sent_before_the_end_and_before_an_error(clock: list[float], *, failed: bool) -> None:
+    writer = PageWriter()
+    writer.feed(AnswerText(0, "one"))
+    writer.feed(AnswerText(0, " two"))
+    end = writer.error(LlmrunError("no")) if failed else writer.feed(ResponseFinished(0, "stop", Stats()))
+    events = end.split(b"\n\n")
+    assert [b" two" in events[0], len(events)] == [True, 3]
+    assert writer.end() == b""
