@@ -63,7 +63,7 @@ def test_a_growing_answer_is_drawn_seldom_and_only_where_it_changes(
 
 
 PIECES = """Some *words*
-in two lines with `code`.
+in two lines with `code` and a [link].
 
 # A heading
 - one
@@ -112,11 +112,15 @@ def test_only_the_last_block_of_a_growing_answer_is_drawn_and_nothing_else_chang
         first.textContent = "drawn before";
         live.add(" of it");
         live.draw();
+        const kept = first.textContent;
+        live.add("\\n\\n[link]: https://example.org");
+        live.end();
+        const links = live.element.querySelectorAll("a").length;
         live.clear();
-        return [different, first.textContent, live.element.childNodes.length];
+        return [different, kept, links, live.element.childNodes.length];
     }})()"""
     found = browser.ask("Runtime.evaluate", expression=grow, returnByValue=True, awaitPromise=True)
-    assert found["result"]["value"] == [[], "drawn before", 0]
+    assert found["result"]["value"] == [[], "drawn before", 1, 0]
     page.check()
 
 

@@ -133,6 +133,13 @@ export class LiveMarkdown {
     else this.timer ??= setTimeout(() => this.draw(), this.due - performance.now());
   }
 
+  /** Draw all of it: a link in the first block may have its address in the last one. */
+  end() {
+    this.open = this.text;
+    this.n_closed = 0;
+    this.draw();
+  }
+
   draw() {
     clearTimeout(this.timer);
     this.timer = null;

@@ -7,8 +7,8 @@ import { showContext } from "./context.js";
 import { Comparison } from "./compare.js";
 import { byId, button, clean, h, number, recall, remember, short } from "./dom.js";
 import { save } from "./exports.js";
-import { goToEnd, place, scroller, turns } from "./scroll.js";
 import { LiveMarkdown } from "./markdown.js";
+import { goToEnd, place, scroller, turns } from "./scroll.js";
 import { Settings } from "./settings.js";
 import { TokenView, tokensOf } from "./tokens.js";
 import { answerElement, answerParts, questionElement, resultElement, roundElement, showFigures } from "./turns.js";
@@ -288,7 +288,7 @@ class LiveAnswer {
       if (error.name !== "AbortError") throw error;
     } finally {
       clearInterval(clock);
-      if (!this.view) this.text.draw();
+      if (!this.view) this.text.end();
     }
   }
 
