@@ -28,6 +28,8 @@ _Result = TypeVar("_Result")
 Said: TypeAlias = "list[tuple[Message, tuple[ImageFile, ...]]]"
 """Messages, each with its images, which are read for every request."""
 
+_MOST_SHOWN = 2000  # characters of the text files of a question
+
 
 @dataclass
 class _OpenQuestion:
@@ -318,7 +320,9 @@ def _entry_data(entry: TurnEntry) -> dict[str, Any]:
 
     if isinstance(entry.part, Question):
         images = [image.name for image in entry.part.images]
-        return {"id": entry.id, "role": "user", "text": entry.part.shown, "images": images}
+        files = entry.part.content.removesuffix(entry.part.shown).rstrip()
+        shown = files if len(files) <= _MOST_SHOWN else f"{files[:_MOST_SHOWN]} …"
+        return {"id": entry.id, "role": "user", "text": entry.part.shown, "images": images, "files": shown}
     answer = entry.part
     return {
         "id": entry.id,

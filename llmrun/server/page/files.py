@@ -25,6 +25,7 @@ MEDIA_TYPES = {
     "exports.js": _SCRIPT,
     "markdown.js": _SCRIPT,
     "sampler.js": _SCRIPT,
+    "scroll.js": _SCRIPT,
     "settings.js": _SCRIPT,
     "steps.js": _SCRIPT,
     "tokens.js": _SCRIPT,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict
 from typing import Any
 
@@ -18,9 +19,14 @@ from llmrun.server.answer_parts import (
 )
 from llmrun.server.protocols.openai import error_body
 
+_PACE_SECONDS = 0.1
+
 
 class PageWriter:
     """Writes the events of one answer, and accumulates it.
+
+    Text within _PACE_SECONDS of the last text sent is held until the next part: the page draws no more often, and each
+    chunk wakes three processes of a browser, which shares the processor with the engine.
 
     Args:
         begins: text that the answer was given to begin with.
@@ -38,6 +44,8 @@ class PageWriter:
         self.failed = False
         self.notes: list[str] = []
         self._begins = begins
+        self._waiting = bytearray()
+        self._due = 0.0  # when text is sent again
 
     @property
     def text(self) -> str:
@@ -55,23 +63,32 @@ class PageWriter:
             case ResponseStarted():
                 return sse.event({"prompt_tokens": part.prompt_tokens, "cached_tokens": part.cached_tokens}, "started")
             case AnswerText(logprobs=()):
-                return sse.event({"text": part.text}, "text")
+                return self._paced(sse.event({"text": part.text}, "text"))
             case AnswerText():
-                return sse.event({"text": part.text, "tokens": logprob_entries(part.logprobs)}, "text")
+                return self._paced(sse.event({"text": part.text, "tokens": logprob_entries(part.logprobs)}, "text"))
             case ReasoningText():
-                return sse.event({"text": part.text}, "reasoning")
+                return self._paced(sse.event({"text": part.text}, "reasoning"))
             case ResponseFinished():
-                return sse.event({"reason": part.reason, **asdict(part.stats)}, "finished")
+                return self.end() + sse.event({"reason": part.reason, **asdict(part.stats)}, "finished")
         return b""  # calls are sent when they are whole, see answering.py
+
+    def _paced(self, event: bytes) -> bytes:
+        self._waiting += event
+        now = time.monotonic()
+        if now < self._due:
+            return b""
+        self._due = now + _PACE_SECONDS
+        return self.end()
 
     def end(self) -> bytes:
         """See answer_parts.Writer."""
-        return b""
+        waiting, self._waiting = bytes(self._waiting), bytearray()
+        return waiting
 
     def error(self, error: LlmrunError) -> bytes:
         """See answer_parts.Writer."""
         self.failed = True
-        return sse.event(error_body(error, error.http_status)["error"], "failed")
+        return self.end() + sse.event(error_body(error, error.http_status)["error"], "failed")
 
     def whole(self) -> dict[str, Any]:
         """See answer_parts.Writer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from llmrun.models.fingerprint import ModelFingerprint
 from llmrun.server.guard import Policy
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
+RING = 3  # pixels around what has the focus, which must not be cut off
 
 
 def test_an_answer_streams_as_markdown(browser: Chromium, serve: Callable[..., LiveServer]) -> None:
@@ -57,6 +59,68 @@ def test_a_growing_answer_is_drawn_seldom_and_only_where_it_changes(
     is_kept, draws_per_ms, is_whole = found["result"]["value"]
     assert (is_kept, is_whole) == (True, True)
     assert draws_per_ms < 16 / 1000, "about ten times a second"
+    page.check()
+
+
+PIECES = """Some *words*
+in two lines with `code` and a [link].
+
+# A heading
+- one
+
+- two
+  1. three
+
+     a paragraph of it
+* another list
+
+```python
+def f():
+
+    return "- x"
+```
+| a | b |
+| - | -: |
+| 1 | 2 |
+> a quote
+still in it
+
+    indented
+
+    code
+underlined
+---
+***
+The end"""
+
+
+def test_only_the_last_block_of_a_growing_answer_is_drawn_and_nothing_else_changes(
+    browser: Chromium, serve: Callable[..., LiveServer]
+) -> None:
+    page = Page(browser, serve())
+    grow = f"""(async () => {{
+        const {{ LiveMarkdown, render }} = await import("/ui/files/markdown.js");
+        const live = new LiveMarkdown(document.createElement("div")), whole = document.createElement("div");
+        const different = [];
+        for (const each of {json.dumps(PIECES)}) {{
+            live.add(each);
+            live.draw();
+            render(whole, live.text);
+            if (live.element.innerHTML.trim() !== whole.innerHTML.trim()) different.push(live.text);
+        }}
+        const first = live.element.firstElementChild;
+        first.textContent = "drawn before";
+        live.add(" of it");
+        live.draw();
+        const kept = first.textContent;
+        live.add("\\n\\n[link]: https://example.org");
+        live.end();
+        const links = live.element.querySelectorAll("a").length;
+        live.clear();
+        return [different, kept, links, live.element.childNodes.length];
+    }})()"""
+    found = browser.ask("Runtime.evaluate", expression=grow, returnByValue=True, awaitPromise=True)
+    assert found["result"]["value"] == [[], "drawn before", 1, 0]
     page.check()
 
 
@@ -145,6 +209,7 @@ def test_files_are_dropped_and_chosen(browser: Chromium, serve: Callable[..., Li
     assert "The image red.png can't be seen." in shown
     assert "from a file" in shown
     assert page.see("document.querySelector('.question').textContent.includes('Image: red.png')")
+    assert "from a file" in page.see("document.querySelector('.question details pre').textContent")
     assert page.see("document.querySelector('#attached').children.length") == 0
     page.check()
 
@@ -187,9 +252,14 @@ def test_escape_stops_an_answer_and_what_came_stays(browser: Chromium, serve: Ca
     page.write("Go on for ever")
     page.key("Enter")
     page.until(f"!document.querySelector('#stop').hidden && {LAST}?.textContent.includes('Hel')")
+    shown = "[...document.querySelectorAll('%s')].filter(e => e.checkVisibility({ visibilityProperty: true }))"
+    assert page.see(f"{shown % 'article button'}.length") == 0, "what can't be done now is not offered"
+    assert page.see("document.querySelectorAll(':is(#undo, #go, #new, #chats li button):disabled').length") == 4
     page.key("Escape")
     page.until(f"{IDLE} && document.querySelector('.answer .below .hint')")
     assert "stopped" in page.see("document.querySelector('.answer .below .hint').textContent")
+    assert page.see("document.querySelectorAll('button:disabled').length") == 0
+    assert page.see(f"{shown % 'article button'}.length") == 4
     page.check()
 
 
@@ -219,9 +289,17 @@ def test_every_width_holds_all_of_it(
     colours = "(style => [style.backgroundColor, style.color])(getComputedStyle(document.body))"
     paper, ink = page.see(colours)
     assert (int(paper[4:].split(",")[0]) > int(ink[4:].split(",")[0])) == (scheme == "light")
+    height = "document.querySelector('header').offsetHeight"
+    before = page.see(height)
+    page.see("document.querySelector('#loading').textContent = 'loading … 9 s'")
+    assert page.see(height) == before
     page.key("Escape")
     page.see("document.querySelector('#toggle-settings').click()")
     assert page.see("document.querySelector('#settings').getBoundingClientRect().right") <= width
+    page.see("document.querySelector('#toggle-settings').click()")
+    page.see("document.querySelector('.question button').click()")
+    inside = "document.querySelector('.question textarea').getBoundingClientRect()"
+    assert page.see(f"{inside}.left - document.querySelector('.question').getBoundingClientRect().left") >= RING
     page.check()
 
 

@@ -165,11 +165,14 @@ def test_a_call_of_a_tool_is_asked_about(browser: Chromium, tmp_path: Path) -> N
         page.until("document.querySelector('.call button')")
         page.see("[...document.querySelectorAll('.call button')].find(e => e.textContent === 'No').click()")
         page.until(f"{IDLE} && {LAST}?.textContent.includes('does not allow it')")
+        page.see("document.querySelector('#toggle-tokens').click()")
         page.write_question('{"city": "Lima"}')
         page.until("document.querySelector('.call button')")
+        assert page.see("document.querySelectorAll('.answer:last-child .tokens').length") == 1, "for the text after it"
         page.key("Escape")
         page.until(f"{IDLE} && document.querySelectorAll('.answer').length === 3")
         page.see("document.querySelector('#tools').click()")
+        page.see("document.querySelector('#toggle-tokens').click()")
         page.check()
 
 
@@ -184,6 +187,9 @@ def test_the_context_bar_opens_and_the_limit_of_the_machine_is_shown(browser: Ch
     page.until("document.querySelector('#window').open")
     rows = page.see("[...document.querySelectorAll('#window th')].map(each => each.textContent)")
     assert rows == ["user", "assistant", "template", "free"]
+    browser.ask("Emulation.setDeviceMetricsOverride", width=360, height=800, deviceScaleFactor=1, mobile=False)
+    assert page.see("(wide => wide.scrollWidth <= wide.clientWidth)(document.querySelector('#window .wide'))")
+    browser.ask("Emulation.setDeviceMetricsOverride", width=1200, height=800, deviceScaleFactor=1, mobile=False)
     page.key("Escape")
     page.see("document.querySelector('#toggle-settings').click()")
     page.see("document.querySelector('#origin-top_k').previousElementSibling.focus()")

@@ -130,6 +130,7 @@ def test_files_come_with_a_question_and_are_those_of_the_terminal(server: LiveSe
     files = [{"name": "../a/notes.txt", "text": "one\ntwo"}]
     chat = ask(server, "What is this?", files=files)
     assert texts(chat) == ["What is this?"]
+    assert chat["entries"][0]["files"] == "notes.txt:\n```\none\ntwo\n```"
     answer(server, chat)
     assert texts(read(server, chat))[1] == "notes.txt:\n```\none\ntwo\n```\n\nWhat is this?", (
         "the echo says what it got"
@@ -138,6 +139,13 @@ def test_files_come_with_a_question_and_are_those_of_the_terminal(server: LiveSe
         asked = terminal.open(chat["name"]).entries[0].part
         assert isinstance(asked, Question)
         assert (asked.typed, asked.images) == ("What is this?", ())
+
+
+def test_the_beginning_of_a_long_file_is_shown(server: LiveServer) -> None:
+    shown = ask(server, "What is this?", files=[{"name": "long.txt", "text": "x" * 100_000}])["entries"][0]["files"]
+    assert shown.startswith("long.txt:\n```\nxxx")
+    assert shown.endswith("x …")
+    assert len(shown) < 10_000
 
 
 def test_a_model_without_vision_gets_a_line_for_an_image_and_says_so(server: LiveServer) -> None:

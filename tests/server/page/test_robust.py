@@ -19,6 +19,48 @@ pytestmark = pytest.mark.usefixtures("package_on_path")
 TURNS = 1000
 
 
+ROOM = "(({ scrollTop, scrollHeight, clientHeight }) => scrollHeight - scrollTop - clientHeight)"
+BELOW = f"{ROOM}(document.querySelector('#scroller'))"
+
+
+def add_chat(n_turns: int, text: str) -> None:
+    """Save a chat whose answers all have a text."""
+    entries = []
+    for number in range(1, 2 * n_turns, 2):
+        entries.append(TurnEntry(number, number - 1 or None, 0.0, Question(f"question {number}")))
+        entries.append(TurnEntry(number + 1, number, 0.0, Answer(text, model=ModelFingerprint("tiny"))))
+    with Sessions(folder_in(load_settings().state_dir)) as store:
+        store.add(Tree("long", "", 0.0, 0.0, "main", {"main": 2 * n_turns}, tuple(entries))).release()
+
+
+def test_the_end_of_a_long_answer_stays_in_view(browser: Chromium, serve: Callable[..., LiveServer]) -> None:
+    page = Page(browser, serve())
+    page.ask("word " * 3000)
+    assert page.see("document.querySelector('#scroller').scrollTop") > 0
+    page.until(f"{BELOW} < 2")
+    page.ask("short")
+    page.until(f"{BELOW} < 2")
+    page.check()
+
+
+def test_who_reads_further_up_is_left_there_when_the_answer_ends(
+    browser: Chromium, serve: Callable[..., LiveServer]
+) -> None:
+    server = serve("obedient")
+    add_chat(3, "word " * 1000)
+    page = Page(browser, server, path="/#chat=1")
+    page.until(f"document.querySelectorAll('article').length === 6 && {BELOW} < 2")
+    page.write_question("Go on for ever")
+    page.until(f"{LAST}.textContent.includes('Hel') && {BELOW} < 2")
+    drawn = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    up = f"document.querySelector('#scroller').scrollTop = 0, {drawn}"
+    browser.ask("Runtime.evaluate", expression=up, awaitPromise=True)
+    page.key("Escape")
+    page.until(IDLE)
+    assert page.see("document.querySelector('#scroller').scrollTop") == 0
+    page.check()
+
+
 def test_a_server_that_comes_again_goes_on_with_the_chat(browser: Chromium, tmp_path: Path) -> None:
     with LiveServer(tmp_path, ("echo",)) as server:
         page = Page(browser, server)
@@ -80,21 +122,14 @@ def test_a_chat_of_1000_turns_goes_on_without_drawing_them_again(
     browser: Chromium, serve: Callable[..., LiveServer]
 ) -> None:
     server = serve()
-    entries = []
-    for number in range(1, 2 * TURNS, 2):
-        answer = Answer(f"**answer** {number}\n\n- one\n- two", model=ModelFingerprint("tiny"))
-        entries.append(TurnEntry(number, number - 1 or None, 0.0, Question(f"question {number}")))
-        entries.append(TurnEntry(number + 1, number, 0.0, answer))
-    with Sessions(folder_in(load_settings().state_dir)) as store:
-        store.add(Tree("long", "", 0.0, 0.0, "main", {"main": 2 * TURNS}, tuple(entries))).release()
+    add_chat(TURNS, "**answer**\n\n- one\n- two")
     page = Page(browser, server, path="/#chat=1")
     page.until(f"document.querySelectorAll('article').length === {2 * TURNS}")
     page.see("document.querySelector('article').isTheFirst = true")
-    page.see("document.querySelector('#turns').scrollTop = 0")
+    page.see("document.querySelector('#scroller').scrollTop = 0")
     page.until("document.querySelector('article strong')?.checkVisibility({ contentVisibilityAuto: true })")
-    assert not page.see(f"{LAST}.checkVisibility({{ contentVisibilityAuto: true }})"), (
-        "what is far away is not laid out"
-    )
+    far = LAST.replace("-1", "-2")
+    assert not page.see(f"{far}.checkVisibility({{ contentVisibilityAuto: true }})"), "what is far away is not laid out"
     page.ask("And now?")
     assert page.see("document.querySelectorAll('article').length") == 2 * TURNS + 2
     assert page.see("document.querySelector('article').isTheFirst") is True

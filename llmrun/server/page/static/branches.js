@@ -11,12 +11,12 @@ export function showBranches(branches, go) {
   const dialog = byId("branches");
   const row = ({ name, head, turns, current, last, differs }) => {
     const choose = () => (dialog.close(), go(name || `#${head}`));
-    const where = differs ? `differs in turn ${differs[0]}: ${shortened(clean(differs[1]))}` : shortened(clean(last));
+    const where = differs ? `, differs in turn ${differs[0]}: ` : current ? ", shown: " : ": ";
     return h(
       "li",
       {},
       button(clean(name || `#${head}`), choose, { disabled: current, "aria-current": current && "true" }),
-      h("span", { class: "hint" }, `${turns} ${turns === 1 ? "turn" : "turns"}${current ? ", shown" : ""}. ${where}`),
+      h("span", { class: "hint" }, `${turns} ${turns === 1 ? "turn" : "turns"}${where}${shortened(clean(differs?.[1] ?? last))}`),
     );
   };
   dialog.replaceChildren(

@@ -25,7 +25,7 @@ class Column {
       this.ended = true;
       this.hint.textContent = error.name === "AbortError" ? "stopped" : clean(error.message);
     }
-    this.text.draw();
+    this.text.end();
   }
 
   take(name, data) {

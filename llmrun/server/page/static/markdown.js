@@ -5,7 +5,7 @@ import { button, clean, h } from "./dom.js";
 
 const LONGEST = 200_000; // characters; a longer text is shown as it is
 const COST = 4; // times the last rendering's time has to pass before the next one
-export const REDRAW = 100; // ms at least between two drawings: the browser shares the processor with the engine
+const REDRAW = 90; // ms at least between two drawings: the browser shares the processor with the engine
 
 const markdown = new MarkdownIt({ html: false, linkify: false, breaks: true }).disable("image");
 markdown.validateLink = (address) => /^(https?:\/\/|mailto:)/i.test(address.trim());
@@ -59,19 +59,22 @@ markdown.block.ruler.before("fence", "formula", (state, first, last, silent) => 
   return true;
 }, { alt: ["paragraph"] });
 
-// The only place where text becomes HTML.
-const policy = globalThis.trustedTypes?.createPolicy("markdown", { createHTML: (text) => markdown.render(text) }) ?? {
-  createHTML: (text) => markdown.render(text),
-};
+markdown.core.ruler.push("last", ({ env, tokens }) => {
+  env.last = tokens.findLast((token) => token.map && !token.level)?.map[0] ?? 0; // line on which the last block begins
+});
 
-export function render(element, text) {
-  const shown = clean(text);
-  if (shown.length > LONGEST) {
-    element.replaceChildren(h("pre", { class: "plain" }, shown));
-    return;
-  }
+// The only place where text becomes HTML.
+const rules = { createHTML: (text, env) => markdown.render(text, env) };
+const policy = globalThis.trustedTypes?.createPolicy("markdown", rules) ?? rules;
+
+export const render = (element, text) => renderFrom(element, 0, clean(text));
+
+/** Render a text in place of the children from a number on; return the line on which its last block begins. */
+function renderFrom(element, first, shown) {
+  const env = { last: 0 };
   const made = h("div");
-  made.innerHTML = policy.createHTML(shown);
+  if (shown.length > LONGEST) made.append(h("pre", { class: "plain" }, shown));
+  else made.innerHTML = policy.createHTML(shown, env);
   for (const block of made.querySelectorAll("pre")) {
     const code = block.textContent;
     block.tabIndex = 0;
@@ -82,12 +85,13 @@ export function render(element, text) {
     table.replaceWith(wide);
     wide.append(table);
   }
-  replaceChanged(element, [...made.childNodes]);
+  replaceChanged(element, first, [...made.childNodes]);
+  return env.last;
 }
 
-/** Replace the children from the first one that differs: what is above is not laid out again, and stays selected. */
-function replaceChanged(element, made) {
-  const shown = [...element.childNodes];
+/** Replace the children from a number on that differ: what is above is not laid out again, and stays selected. */
+function replaceChanged(element, first, made) {
+  const shown = [...element.childNodes].slice(first);
   let same = 0;
   while (same < shown.length && same < made.length && shown[same].isEqualNode(made[same])) same += 1;
   for (const old of shown.slice(same)) old.remove();
@@ -107,27 +111,47 @@ export const copy = (text) => async (event) => {
   setTimeout(() => (pressed.textContent = said), 1500);
 };
 
-/** Render a growing text as often as its length allows. */
+/** Render a growing text as often as its length allows: its last block, since the ones before it don't change any more. */
 export class LiveMarkdown {
-  constructor(element, drawn) {
+  constructor(element, drawn = () => null) {
     this.element = element;
     this.drawn = drawn;
-    this.text = "";
-    this.timer = 0;
-    this.cost = 0;
+    this.due = 0;
+    this.clear();
+  }
+
+  clear() {
+    this.text = this.open = ""; // the whole text, and that from the last block on
+    this.n_closed = 0; // child nodes before the last block
+    this.element.replaceChildren();
   }
 
   add(text) {
     this.text += text;
-    this.timer ||= setTimeout(() => this.draw(), this.cost && Math.max(REDRAW, this.cost * COST));
+    this.open += text;
+    if (performance.now() >= this.due) this.draw();
+    else this.timer ??= setTimeout(() => this.draw(), this.due - performance.now());
+  }
+
+  /** Draw all of it: a link in the first block may have its address in the last one. */
+  end() {
+    this.open = this.text;
+    this.n_closed = 0;
+    this.draw();
   }
 
   draw() {
     clearTimeout(this.timer);
+    this.timer = null;
     const began = performance.now();
-    render(this.element, this.text);
+    this.open = clean(this.open);
+    const last = renderFrom(this.element, this.n_closed, this.open);
+    if (last) {
+      this.open = this.open.split("\n").slice(last).join("\n");
+      this.n_closed = [...this.element.childNodes].indexOf(this.element.lastElementChild);
+    }
     this.drawn();
-    this.cost = performance.now() - began;
-    this.timer = 0;
+    const now = performance.now();
+    this.due = now + Math.max(REDRAW, (now - began) * COST);
   }
 }

@@ -7,22 +7,22 @@ import { showContext } from "./context.js";
 import { Comparison } from "./compare.js";
 import { byId, button, clean, h, number, recall, remember, short } from "./dom.js";
 import { save } from "./exports.js";
-import { LiveMarkdown, REDRAW } from "./markdown.js";
+import { LiveMarkdown } from "./markdown.js";
+import { goToEnd, place, scroller, turns } from "./scroll.js";
 import { Settings } from "./settings.js";
 import { TokenView, tokensOf } from "./tokens.js";
 import { answerElement, answerParts, questionElement, resultElement, roundElement, showFigures } from "./turns.js";
 import { watch } from "./watch.js";
 
 const CANDIDATES = 10; // shown of each token
-const NEAR = 80; // pixels from the end within which the view follows the answer
+const FIGURES = 500; // ms between two figures of an answer that is decoded
 const WAIT = 150; // ms between two looks for the saved answer
 const WIDE = matchMedia("(min-width: 60rem)");
 
 const state = { chat: null, busy: null, tokens: recall("tokens") === "on", seen: new Map(), drawn: new Map(), columns: null, isStale: false, limits: new Map(), model: null, sees: false, models: [] };
-const turns = byId("turns");
 const field = byId("question");
 const attached = new Attachments(byId("attached"), () => (state.model === byId("model").value && !state.sees ? state.model : null), complain);
-const exporters = h("p", { class: "buttons" }, Object.entries({ markdown: "Markdown", json: "JSON", html: "HTML" }).map(([form, name]) => button(name, () => guarded(() => save(state.chat.id, form, turns)))));
+const exporters = h("p", { class: "buttons" }, Object.entries({ markdown: "Markdown", json: "JSON", html: "HTML" }).map(([form, name]) => button(name, () => guarded(() => save(state.chat.id, form, scroller)))));
 const settings = new Settings(byId("settings"), (system) => state.chat?.id && guarded(async () => show(await post("/ui/system", { chat: state.chat.id, system }))), exporters);
 
 // ---- what is said ----
@@ -49,18 +49,21 @@ async function guarded(work) {
 const lastOf = (chat) => chat?.entries.at(-1) ?? null;
 
 function show(chat) {
-  if (chat.id !== state.chat?.id) state.drawn.clear();
+  if (chat.id !== state.chat?.id) {
+    state.drawn.clear();
+    goToEnd();
+  }
   state.chat = chat;
   state.isStale = false;
   const title = clean(chat.name || "New chat");
   byId("title").textContent = title;
   document.title = `${title} – llmrun`;
   settings.system.value = chat.system;
-  for (const each of [...exporters.children, byId("undo"), byId("go")]) each.disabled = !chat.id;
-  byId("undo").disabled ||= !chat.entries.length;
+  for (const each of exporters.children) each.disabled = !chat.id;
   byId("elsewhere").replaceChildren();
   history.replaceState(null, "", chat.id ? `#chat=${chat.id}` : location.pathname);
   draw();
+  showBusy();
   showContextBar(lastOf(chat)?.stats);
   markCurrent();
 }
@@ -81,8 +84,7 @@ function draw() {
   else state.columns = null;
   const code = (command) => h("code", {}, command);
   const empty = h("p", { class: "empty" }, state.models.length ? ["Ask something. The chat is saved where ", code("llmrun sessions"), " finds it."] : ["There is no model on this disk yet. In a terminal: ", code("llmrun pull smollm2")]);
-  turns.replaceChildren(...(drawn.length ? drawn.map((each) => each.element) : [empty]));
-  turns.scrollTop = turns.scrollHeight;
+  place(drawn.length ? drawn.map((each) => each.element) : [empty]);
 }
 
 function entryElement(entry, question, isLast) {
@@ -146,6 +148,7 @@ async function listChats() {
     if (!WIDE.matches) toggle("chats", false);
   };
   byId("chat-list").replaceChildren(...chats.map((chat) => h("li", {}, button(clean(chat.name), open(chat.id), { "data-chat": chat.id, title: clean(chat.first) }))));
+  showBusy();
   markCurrent();
 }
 
@@ -165,6 +168,7 @@ async function ask(text, beside = null) {
   if (!saved) return;
   if (field.value === text) field.value = "";
   if (!beside) attached.clear();
+  goToEnd();
   show(saved);
   listChats();
   await (settings.isDouble.checked ? compare : answer)(lastOf(saved).id);
@@ -184,7 +188,6 @@ async function compare(question) {
   state.busy = live;
   showBusy();
   turns.append(live.element);
-  turns.scrollTop = turns.scrollHeight;
   say("Answering twice");
   await guarded(() => live.run());
   say("Both answers have ended");
@@ -256,34 +259,36 @@ class LiveAnswer {
     this.reasoningSeconds = 0;
     this.pieces = 0;
     this.began = performance.now();
-    this.first = 0;
+    this.first = this.shown = 0;
     const at = state.chat.entries.findIndex((entry) => entry.id === question);
     this.parts = answerParts(this.body.model);
-    turns.replaceChildren(...state.chat.entries.slice(0, at + 1).map((entry) => state.drawn.get(entry.id).element), this.parts.element);
-    this.text = new LiveMarkdown(this.parts.text, () => this.follow());
-    if (state.tokens) {
-      this.view = new TokenView(() => {});
-      this.view.add(kept);
-      this.parts.text.replaceChildren(this.view.element);
-    } else if (begins) this.text.add(begins);
-    turns.scrollTop = turns.scrollHeight;
-    this.isAtEnd = true;
-    turns.onscroll = () => (this.isAtEnd = turns.scrollHeight - turns.scrollTop - turns.clientHeight < NEAR);
+    this.text = new LiveMarkdown(this.parts.text);
+    this.beginText(kept, begins);
+    goToEnd();
+    place([...state.chat.entries.slice(0, at + 1).map((entry) => state.drawn.get(entry.id).element), this.parts.element]);
+  }
+
+  beginText(kept, begins) {
+    this.text.clear();
+    if (!this.body.candidates) return void (begins && this.text.add(begins));
+    this.view = new TokenView(() => {});
+    this.view.add(kept);
+    this.parts.text.append(this.view.element);
   }
 
   async run() {
-    const clock = setInterval(() => this.showSpeed(), 250);
-    const follower = setInterval(() => this.follow(), REDRAW);
+    const clock = setInterval(() => this.pieces || this.showSpeed(), 250);
     try {
-      for await (const events of streamed(this.body, this.stopper.signal)) for (const [name, data] of events) this.take(name, data);
+      for await (const events of streamed(this.body, this.stopper.signal)) {
+        for (const [name, data] of events) this.take(name, data);
+        if (performance.now() - this.shown >= FIGURES) this.showSpeed();
+      }
     } catch (error) {
       this.hasFailed = true;
       if (error.name !== "AbortError") throw error;
     } finally {
       clearInterval(clock);
-      clearInterval(follower);
-      turns.onscroll = null;
-      if (!state.tokens) this.text.draw();
+      if (!this.view) this.text.end();
     }
   }
 
@@ -303,8 +308,7 @@ class LiveAnswer {
       if (this.view) this.view.add(data.tokens ?? []);
       else this.text.add(data.text);
     } else if (name === "calls") {
-      this.text.text = "";
-      this.text.draw();
+      this.beginText([], "");
       const decide = (call, decision) => guarded(() => post("/ui/decide", { call, decision }));
       this.parts.rounds.append(roundElement(data, decide));
       const asked = data.calls.filter((call) => call.asks);
@@ -329,10 +333,6 @@ class LiveAnswer {
     this.last = performance.now();
   }
 
-  follow() {
-    if (this.isAtEnd) turns.scrollTop = turns.scrollHeight;
-  }
-
   /** Say how fast it goes: pieces of text are nearly tokens; the exact figures come with the end. */
   showSpeed() {
     const waited = short((performance.now() - this.began) / 1000);
@@ -344,6 +344,7 @@ class LiveAnswer {
       text = `first text after ${short((this.first - this.began) / 1000)} s · ${number(this.prompt.cached_tokens)} of ${number(this.prompt.prompt_tokens)} prompt tokens reused${rate}`;
     }
     byId("speed").textContent = text;
+    this.shown = performance.now();
   }
 
   stop() {
@@ -355,6 +356,9 @@ class LiveAnswer {
 function showBusy() {
   byId("stop").hidden = !state.busy;
   byId("send").hidden = Boolean(state.busy);
+  byId("undo").disabled = state.busy || !state.chat?.entries.length;
+  byId("go").disabled = state.busy || !state.chat?.id;
+  for (const each of byId("chats").querySelectorAll("button")) each.disabled = state.busy;
   turns.ariaBusy = state.busy ? "true" : "false";
   if (!state.busy) byId("speed").textContent = "\u00a0";
 }

@@ -56,7 +56,7 @@ export class Settings {
   constructor(element, changedSystem, exports) {
     this.system = h("textarea", { id: "system", rows: "4", change: () => changedSystem(this.system.value) });
     this.sampling = new Sampling("", Object.keys(FIELDS));
-    this.thinking = select("thinking", { "": "as the model does", true: "on", false: "off" });
+    this.thinking = select("thinking", { "": "default", true: "on", false: "off" });
     this.hasTools = h("input", { type: "checkbox", id: "tools", checked: true });
     this.tools = h("label", { class: "check", hidden: true }, this.hasTools, " Tools: ", h("span", {}));
     this.theme = select("theme", { "": "as the system", light: "light", dark: "dark" });
@@ -64,7 +64,7 @@ export class Settings {
     this.theme.addEventListener("change", () => (remember("theme", this.theme.value), this.showTheme()));
     this.showTheme();
     this.isDouble = h("input", { type: "checkbox", id: "double", change: () => (second.hidden = !this.isDouble.checked) });
-    this.model = select("second-model", { "": "the same model" });
+    this.model = select("second-model", { "": "same model" });
     this.second = new Sampling("second-", Object.keys(FIELDS).filter((name) => name !== "max_tokens"));
     const second = h(
       "div",
@@ -101,7 +101,7 @@ export class Settings {
   /** Show the models that can be the second one. */
   showModels(names) {
     const { value } = this.model;
-    this.model.replaceChildren(h("option", { value: "" }, "the same model"), ...names.map((name) => h("option", { value: name }, clean(name))));
+    this.model.replaceChildren(h("option", { value: "" }, "same model"), ...names.map((name) => h("option", { value: name }, clean(name))));
     this.model.value = names.includes(value) ? value : "";
   }
 

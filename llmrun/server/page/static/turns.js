@@ -27,7 +27,7 @@ function alternatives(entry, go) {
   const kind = entry.role === "user" ? "question" : "answer";
   return h(
     "span",
-    { class: "alternatives", role: "group", "aria-label": `Other versions of this ${kind}` },
+    { class: "alternatives change", role: "group", "aria-label": `Other versions of this ${kind}` },
     button("‹", () => go(all[at - 1]), { disabled: at === 0, "aria-label": "Version before" }),
     ` ${at + 1} of ${all.length} `,
     button("›", () => go(all[at + 1]), { disabled: at + 1 === all.length, "aria-label": "Next version" }),
@@ -44,7 +44,7 @@ function explainer(explain) {
     const link = h("a", { href: address, target: "_blank", rel: "noopener" }, "Open the explanation");
     pressed.replaceWith(link);
     link.focus();
-  }, { title: "Compute this answer again, and show every step on a page of its own" });
+  }, { class: "change", title: "Compute this answer again, and show every step on a page of its own" });
   return pressed;
 }
 
@@ -54,8 +54,9 @@ export function questionElement(entry, { edit, go, answer }) {
   const show = () =>
     element.replaceChildren(
       text,
+      ...(entry.files ? [h("details", { class: "hint" }, h("summary", {}, "Text files"), h("pre", { class: "plain" }, clean(entry.files)))] : []),
       ...entry.images.map((name) => h("p", { class: "hint" }, `Image: ${clean(name)}`)),
-      h("div", { class: "buttons" }, answer && button("Answer", answer), button("Edit", open), alternatives(entry, go)),
+      h("div", { class: "buttons" }, answer && button("Answer", answer, { class: "change" }), button("Edit", open, { class: "change" }), alternatives(entry, go)),
     );
   const open = () => {
     const input = h("textarea", { rows: "3", "aria-label": "Question" });
@@ -65,7 +66,7 @@ export function questionElement(entry, { edit, go, answer }) {
       if (event.key === "Escape") show();
       if (event.key === "Enter" && !event.shiftKey && !event.isComposing) (event.preventDefault(), send());
     });
-    element.replaceChildren(input, h("div", { class: "buttons" }, button("Cancel", show), button("Ask this instead", send, { class: "main" })));
+    element.replaceChildren(input, h("div", { class: "buttons" }, button("Cancel", show), button("Ask this instead", send, { class: "main change" })));
     input.focus();
   };
   show();
@@ -111,7 +112,7 @@ export function answerElement(entry, { retry, go, explain, limit, view, seconds 
   if (view) parts.text.replaceChildren(view.element);
   else render(parts.text, entry.text);
   parts.below.replaceChildren(
-    h("div", { class: "buttons" }, button("Retry", retry), button("Copy", copy(entry.text), { "aria-label": "Copy this answer" }), explainer(explain), alternatives(entry, go)),
+    h("div", { class: "buttons" }, button("Copy", copy(entry.text), { "aria-label": "Copy this answer" }), button("Retry", retry, { class: "change" }), explainer(explain), alternatives(entry, go)),
     h("p", { class: "hint" }),
   );
   showFigures(parts.element, entry, limit);

@@ -1,0 +1,36 @@
+// The turns of a conversation and the view on them, which follows the end until the user scrolls up.
+
+import { byId } from "./dom.js";
+
+const NEAR = 80; // pixels from the end that count as the end
+export const scroller = byId("scroller");
+export const turns = byId("turns");
+let isAtEnd = true;
+let top = 0;
+
+/** Show the end, also of what is placed next. */
+export function goToEnd() {
+  isAtEnd = true;
+  scroller.scrollTop = scroller.scrollHeight;
+}
+
+/** Show elements; those that are shown stay, and so does the view, unless it follows the end. */
+export function place(elements) {
+  const { scrollTop } = scroller;
+  const stay = new Set(elements);
+  for (const each of [...turns.children]) if (!stay.has(each)) each.remove();
+  let next = turns.firstChild;
+  for (const each of elements) {
+    if (each === next) next = next.nextSibling;
+    else turns.insertBefore(each, next);
+  }
+  scroller.scrollTop = isAtEnd ? scroller.scrollHeight : scrollTop;
+}
+
+scroller.addEventListener("scroll", () => {
+  const isNear = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < NEAR;
+  isAtEnd = isNear || (isAtEnd && scroller.scrollTop >= top);
+  top = scroller.scrollTop;
+});
+const grown = new ResizeObserver(() => isAtEnd && goToEnd());
+for (const each of [scroller, turns]) grown.observe(each);
