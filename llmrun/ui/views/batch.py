@@ -86,7 +86,7 @@ class BatchView:
                 return []
             return [f"nothing to do: all {tally.total:,} rows are answered in {self._out}"]
         lines = [
-            f"{tally.done:,} rows in {seconds(tally.seconds)}, up to {self._parallel} at a time: {self._out}",
+            f"{counted(tally.done, 'row')} in {seconds(tally.seconds)}, up to {self._parallel} at a time: {self._out}",
             f"{tally.completion_tokens:,} tokens of answers, {rate(tally.tokens_per_second, whole=True)}; "
             f"{tally.prompt_tokens:,} of prompts, {tally.cached_tokens:,} of them from the KV cache",
         ]

@@ -39,7 +39,7 @@ def _settings(row: BenchRow) -> dict[str, str]:
         "values": f"values {row.type_v}",
         "flash": _FLASH.get(row.flash_attn, ""),
         "repack": "repacked" if row.repack else "not repacked",
-        "load": "mapped" if row.load_mode == "mmap" else "read",
+        "load": "read" if row.load_mode == "none" else "mapped",
         "gpu": f"{row.n_gpu_layers} layers on the GPU" if row.n_gpu_layers >= 0 else "all layers on the GPU",
         "environment": " ".join(f"{name}={value}" for name, value in sorted(row.environment.items())),
     }

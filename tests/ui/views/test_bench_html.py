@@ -39,6 +39,7 @@ def test_rows_are_told_apart_by_what_differs() -> None:
     rows = [ROW, replace(ROW, n_threads=1), replace(ROW, model="tiny-Q8_0")]
     assert labels(rows) == ["Q4_0, 2 threads", "Q4_0, 1 thread", "Q8_0, 2 threads"]
     assert labels([ROW, PROMPT]) == ["", ""]
+    assert labels([ROW, replace(ROW, load_mode="none")]) == ["mapped", "read"]
     assert labels([ROW, replace(ROW, type_k="q8_0", flash_attn=0)]) == [
         "keys f16, flash attention auto",
         "keys q8_0, no flash attention",
