@@ -69,7 +69,7 @@ def explain(
     with open_model(output, model, loading) as loaded:
         asked = asked_for(output, loaded, text, AnswerOptions(system, request, None, "hide", True), raw=raw)
         asked = replace(asked, sampling=loaded.sampling(flags)[0], speculation=loaded.drafting.speculation())
-        with cancelling(loaded):
+        with cancelling(output, loaded):
             finished = [event for event in loaded.answer(asked) if isinstance(event, Finished)]
         if finished[-1].reason == "cancelled":
             raise CancelledError("stopped by Ctrl-C")

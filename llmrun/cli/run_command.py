@@ -227,7 +227,7 @@ def _show(
     output: Output, model: ChatModel, asked: AnswerRequest, shown_as: DisplayOptions, answers: int, record: Path | None
 ) -> Finished:
     """Show the answer; write the recording and log-probabilities on request."""
-    with cancelling(model):
+    with cancelling(output, model):
         if answers > 1:
             from llmrun.cli.n_answers import show_n_answers
 

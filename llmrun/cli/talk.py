@@ -24,7 +24,6 @@ from llmrun.model.chat_model import ChatModel
 from llmrun.protocol.messages import Event, Finished
 from llmrun.ui.prompt.input import ChatInput
 from llmrun.ui.terminal.format import counted, short
-from llmrun.ui.terminal.keyboard import keyboard
 from llmrun.ui.terminal.output import Output
 
 _MAX_ROUNDS = 20  # of tool calls in one turn
@@ -189,7 +188,7 @@ class Chat:
     def _show_round(self, events: Events) -> Finished:
         """Show one answer, which may end in tool calls."""
         # The partial answer is saved before the store is closed, whatever is raised here.
-        with closing(events), keyboard(self.output.stdin, echoes=False), cancelling(self.conversation.model):
+        with closing(events), cancelling(self.output, self.conversation.model):
             finished = show(self.output, events, self.conversation.model, self.shown_as)
             for _ in events:
                 pass  # the turn is saved after its last event

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import fields
@@ -52,6 +53,24 @@ def test_bare_command_shows_a_start_page(tmp_path: Path) -> None:
     done = llmrun(tmp_path=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert 'llmrun run smollm2 "Why is the sky blue?"' in done.stdout
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no signal ends a process there")
+def test_ctrl_c_during_the_imports_prints_no_traceback(tmp_path: Path, package_on_path: None) -> None:
+    program = """
+import os, signal, sys
+from llmrun.__main__ import main
+
+class Slow:
+    def find_spec(self, name, *rest):
+        if name == "llmrun.cli.main":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Slow())
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
 def test_version_names_both(tmp_path: Path) -> None:
