@@ -13,6 +13,7 @@ from llmrun.model.chat_model import ChatModel
 from llmrun.protocol.messages import Event, Finished, ImageAccepted, Started, Stats, TextDelta
 from llmrun.protocol.sizes import readable_size
 from llmrun.ui.answer.view import answer_view
+from llmrun.ui.terminal.format import counted
 from llmrun.ui.terminal.keyboard import keyboard
 from llmrun.ui.terminal.output import Output
 
@@ -111,7 +112,7 @@ def show_attached(output: Output, attached: Attachments) -> None:
     for note in attached.notes:
         output.note(note)
     for file in attached.files:
-        output.note(f"{file.name}: {readable_size(file.n_bytes)}, about {file.tokens:,} tokens")
+        output.note(f"{file.name}: {readable_size(file.n_bytes)}, about {counted(file.tokens, 'token')}")
     for image in attached.images:
         output.note(f"{image.name}: {readable_size(image.n_bytes)}, an image; its tokens are counted when it is sent")
 

@@ -64,7 +64,7 @@ def explain(
         check_output_file(output, html, yes=loading.yes)
     if loading.preferences.workers:
         raise UsageError("explain needs all layers on this machine", hint="leave out --rpc")
-    text = read_prompt(output, prompt or [])
+    text = read_prompt(output, prompt or [], "explain")
     request = AnswerRequest(limits=Limits(answer), remember=MOST_TOKENS)
     with open_model(output, model, loading) as loaded:
         asked = asked_for(output, loaded, text, AnswerOptions(system, request, None, "hide", True), raw=raw)

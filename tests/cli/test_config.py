@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -95,6 +96,16 @@ def test_a_value_in_several_lines_is_left_to_the_editor(config: Path) -> None:
 def test_mistakes(words: list[str], said: str, config: Path) -> None:
     with pytest.raises(UsageError, match=said):
         call(["config", *(["set", "--", *words[1:]] if words[0] == "set" else words)])
+    assert not config.exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"), [("modl", "model"), ("serve.prot", "serve.port"), ("models.a.ctxx", "models.a.ctx")]
+)
+def test_a_hint_names_the_key_to_type(key: str, meant: str, config: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        call(["config", "set", key, "1"])
+    assert re.match(rf"did you mean {re.escape(meant)}\b", caught.value.hint)
     assert not config.exists()
 
 
