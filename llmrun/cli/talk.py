@@ -114,9 +114,14 @@ class Chat:
         with self.conversation.model.measuring_steps():
             return self.typed.read()
 
+    @property
+    def is_saved(self) -> bool:
+        """Whether another run can resume the chat."""
+        return self.store.folder is not None and not self.conversation.chat.is_detached
+
     def _show_resume_hint(self) -> None:
         chat = self.conversation.chat
-        if chat.id is not None and self.store.folder is not None and not chat.is_detached:
+        if chat.id is not None and self.is_saved:
             self.output.note(f"Saved. To resume: llmrun chat --session {shlex.quote(chat.name)}", is_command=True)
 
     def obey(self, message: str) -> None:

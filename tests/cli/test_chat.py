@@ -129,6 +129,7 @@ def test_a_disk_that_refuses(start: Start) -> None:
     chat = start("normal", LLMRUN_HOME="/proc/nothing")
     assert any("not saved" in line for line in chat.lines)
     assert "Hello" in chat.ask("hi")
+    assert chat.ask("/save river") == ["This chat is now called river: it is not saved"]
     chat.press("d")
     assert chat.end() == 0
 
