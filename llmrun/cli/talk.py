@@ -132,7 +132,8 @@ class Chat:
             self.output.note(f"Unknown command {word}: {meant} To send it as a message: /{short(message)}")
             return
         try:
-            self._commands[word](self, message[len(word) :].strip())
+            with self.typed.unechoed():
+                self._commands[word](self, message[len(word) :].strip())
         except TerminatedError:
             raise
         except CancelledError as error:

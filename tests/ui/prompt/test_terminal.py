@@ -43,6 +43,12 @@ with ChatInput(output, Path("history"), commands=commands) as reader:
         if message == "wait":
             print("waiting", flush=True)
             time.sleep(1)
+        if message == "work":
+            with reader.unechoed():
+                print("working", flush=True)
+                while not Path("continue").exists():
+                    time.sleep(0.02)
+            continue
         if reader.is_command and message == "/multiline":
             reader.multiline = not reader.multiline
             output.note(reader.multiline_hint)
@@ -299,6 +305,17 @@ def test_search_and_clear(chat: Callable[..., Chat]) -> None:
     typed.press(CTRL_R, "sec", CTRL_C)  # ends the search only
     typed.press(CTRL_L)
     typed.wait(lambda: typed.at_prompt() and typed.lines == [">>>"])
+
+
+def test_keys_typed_during_a_command_are_in_the_next_prompt_only(chat: Callable[..., Chat], tmp_path: Path) -> None:
+    typed = chat()
+    typed.press("work\r")
+    typed.wait(lambda: "working" in typed.lines)
+    typed.press("typed ahead")
+    (tmp_path / "continue").touch()
+    typed.wait(lambda: typed.lines[-1] == ">>> typed ahead")
+    assert typed.lines[-2:] == ["working", ">>> typed ahead"]
+    assert typed.gives("\r") == "message 'typed ahead'"
 
 
 def test_tab(chat: Callable[..., Chat], tmp_path: Path) -> None:
