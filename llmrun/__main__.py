@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 
 _MOVES = (
@@ -15,6 +16,7 @@ _WITH_ENGINE = frozenset({"run", "chat", "quantize", "tokenize", "explain"})
 
 def main() -> None:
     """Run the command in sys.argv; ends the process."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of an import; cli.main.run() sets the real handler
     gc.disable()  # imports make no garbage; cli.main.run() enables it again
     arguments = sys.argv[1:]
     if _needs_engine(arguments):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,6 +13,8 @@ from llmrun.model.chat_model import ChatModel
 from llmrun.protocol.messages import Event, Finished, ImageAccepted, Started, Stats, TextDelta
 from llmrun.protocol.sizes import readable_size
 from llmrun.ui.answer.view import answer_view
+from llmrun.ui.terminal.format import counted
+from llmrun.ui.terminal.keyboard import keyboard
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
@@ -42,9 +44,15 @@ def on_ctrl_c(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]
         signal.signal(signal.SIGINT, before)
 
 
-def cancelling(what: ChatModel | Toolbox) -> AbstractContextManager[None]:
-    """Cancel the model's answer or the tool's call on Ctrl-C, instead of the command."""
-    return on_ctrl_c(lambda number, frame: what.cancel())
+@contextmanager
+def cancelling(output: Output, what: ChatModel | Toolbox) -> Iterator[None]:
+    """Cancel the model's answer or the tool's call on Ctrl-C, instead of the command; echo no keys into the display."""
+    drawn_on = output.stdin if output.stdin_is_terminal else output.stdout
+    with (
+        keyboard(drawn_on, echoes=False) if output.stdout_is_terminal else nullcontext(),  # `| less` has its own mode
+        on_ctrl_c(lambda number, frame: what.cancel()),
+    ):
+        yield
 
 
 def show(output: Output, events: Iterable[Event], model: ChatModel, shown_as: DisplayOptions) -> Finished:
@@ -104,7 +112,7 @@ def show_attached(output: Output, attached: Attachments) -> None:
     for note in attached.notes:
         output.note(note)
     for file in attached.files:
-        output.note(f"{file.name}: {readable_size(file.n_bytes)}, about {file.tokens:,} tokens")
+        output.note(f"{file.name}: {readable_size(file.n_bytes)}, about {counted(file.tokens, 'token')}")
     for image in attached.images:
         output.note(f"{image.name}: {readable_size(image.n_bytes)}, an image; its tokens are counted when it is sent")
 

@@ -137,7 +137,7 @@ def search(
         CancelledError: Ctrl-C; the partial result is shown.
         CutOffError: a limit cut off an answer that must follow a grammar.
     """
-    with cancelling(model):
+    with cancelling(output, model):
         found, tree = searched(output, model, asked, settings)
     best = found.answers[0]
     if output.json:

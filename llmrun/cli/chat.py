@@ -29,7 +29,7 @@ from llmrun.cli.remote import AtOption, KeyFileOption, remote_server
 from llmrun.cli.remote_options import refuse_with_remote
 from llmrun.cli.sampling import sampling_flags
 from llmrun.cli.sessions import complete_session
-from llmrun.cli.slash.commands import completions, find
+from llmrun.cli.slash.commands import BY_NAME, completions
 from llmrun.cli.slash.inspection import REMEMBERED
 from llmrun.cli.talk import Chat
 from llmrun.cli.tools import ToolOptions, Tools, toolbox, tooling
@@ -215,7 +215,7 @@ def talk_with(
             markdown = not (wanted.plain or wanted.asked.grammar)
             shown_as = DisplayOptions(stats, markdown, think=wanted.thoughts, end_line=True)
             attached = wanted.attached or Attachments()
-            talk = Chat(output, typed, store, conversation, loading, shown_as, attached, tools, find)
+            talk = Chat(output, typed, store, conversation, loading, shown_as, attached, tools, BY_NAME)
             typed.commands = completions(talk)
             talk.greet()
             talk.run()

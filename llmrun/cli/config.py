@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -76,13 +77,27 @@ def edit_file() -> None:
     """Edit the settings file with VISUAL or EDITOR. An invalid text is refused."""
     from llmrun.ui.prompt.editor import edit
 
-    path = config_file()
-    before = path.read_text(encoding="utf-8") if path.exists() else ""
-    text = edit(before.removesuffix("\n"))
-    settings_file.read_text(text, path)
-    if text != before.removesuffix("\n"):
+    output, path = Output(), config_file()
+    before = path.read_text(encoding="utf-8").removesuffix("\n") if path.exists() else ""
+    text = edit(before, name=path.name)
+    while (error := _mistake(text, path)) is not None:
+        if not output.can_ask:
+            raise error
+        output.error(error)
+        if not output.confirm("Edit it again?", enter=True):
+            return
+        text = edit(text, name=path.name)
+    if text != before:
         write_whole(path, f"{text}\n" if text else "", makes_folder=True)
-        Output().note(f"{path} is changed")
+        output.note(f"{path} is changed")
+
+
+def _mistake(text: str, path: Path) -> UsageError | None:
+    try:
+        settings_file.read_text(text, path)
+    except UsageError as error:
+        return error
+    return None
 
 
 def _rows() -> list[tuple[str, str | int | float | None, str]]:

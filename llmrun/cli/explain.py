@@ -27,6 +27,7 @@ from llmrun.errors import CancelledError, UsageError, require_within
 from llmrun.protocol.codec import as_dict
 from llmrun.protocol.messages import AnswerRequest, Finished
 from llmrun.protocol.params import Limits
+from llmrun.ui.terminal.activity import Activity
 from llmrun.ui.terminal.output import Output
 
 _ANSWER_TOKENS = 8
@@ -64,17 +65,20 @@ def explain(
         check_output_file(output, html, yes=loading.yes)
     if loading.preferences.workers:
         raise UsageError("explain needs all layers on this machine", hint="leave out --rpc")
-    text = read_prompt(output, prompt or [])
+    text = read_prompt(output, prompt or [], "explain")
     request = AnswerRequest(limits=Limits(answer), remember=MOST_TOKENS)
     with open_model(output, model, loading) as loaded:
         asked = asked_for(output, loaded, text, AnswerOptions(system, request, None, "hide", True), raw=raw)
         asked = replace(asked, sampling=loaded.sampling(flags)[0], speculation=loaded.drafting.speculation())
-        with cancelling(loaded):
+        wanted = CANDIDATES if html is None else PAGE_CANDIDATES
+        with cancelling(output, loaded), Activity(output) as activity:
+            activity.show("computing the answer")
             finished = [event for event in loaded.answer(asked) if isinstance(event, Finished)]
         if finished[-1].reason == "cancelled":
             raise CancelledError("stopped by Ctrl-C")
-        wanted = CANDIDATES if html is None else PAGE_CANDIDATES
-        found = explain_answer(loaded, everywhere=json or html is not None, candidates=wanted)
+        with Activity(output) as activity:
+            activity.show("computing every step again")
+            found = explain_answer(loaded, everywhere=json or html is not None, candidates=wanted)
     if html is not None:
         from llmrun.cli.bench_history import put
         from llmrun.insight.merges import merge_rule

@@ -40,10 +40,18 @@ HELP_ALL = "--help-all"
 def page(arguments: Sequence[str]) -> str | None:
     """Return the page for arguments that need no command, else None."""
     if not arguments:
-        return START_PAGE
+        return _start_page(Output().columns())
     if arguments[0] == "--version":
         return _versions()
     return root_help() if arguments[0] in {"--help", "-h", HELP_ALL} or list(arguments) == ["help"] else None
+
+
+def _start_page(columns: int) -> str:
+    if not 0 < columns < _USUAL_WIDTH:
+        return START_PAGE
+    from llmrun.cli.reflow import reflow
+
+    return reflow(START_PAGE, columns)
 
 
 def root_help() -> str:

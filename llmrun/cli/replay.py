@@ -57,7 +57,7 @@ def replay(
         for line in changed:
             output.note(line)
         deltas: list[TextDelta] = []
-        with cancelling(loaded):
+        with cancelling(output, loaded):
             asked = record.again()
             if loading.speculate is not None:
                 asked = replace(asked, speculation=loaded.drafting.speculation())

@@ -227,7 +227,7 @@ def _show(
     output: Output, model: ChatModel, asked: AnswerRequest, shown_as: DisplayOptions, answers: int, record: Path | None
 ) -> Finished:
     """Show the answer; write the recording and log-probabilities on request."""
-    with cancelling(model):
+    with cancelling(output, model):
         if answers > 1:
             from llmrun.cli.n_answers import show_n_answers
 
@@ -319,8 +319,8 @@ def asked_for(output: Output, model: ChatModel, text: str, wanted: AnswerOptions
     return replace(wanted.asked, messages=tuple(messages))
 
 
-def read_prompt(output: Output, words: list[str]) -> str:
-    """Return the prompt: stdin, then the words; a lone "-" stands for stdin.
+def read_prompt(output: Output, words: list[str], command: str = "run") -> str:
+    """Return the prompt of a command: stdin, then the words; a lone "-" stands for stdin.
 
     Raises:
         UsageError: the prompt is empty.
@@ -329,9 +329,8 @@ def read_prompt(output: Output, words: list[str]) -> str:
     typed = " ".join(_decoded(word) for word in words if word != "-")
     text = "\n\n".join(part for part in (piped, typed) if part.strip())
     if not text:
-        raise UsageError(
-            "there is no prompt", hint='llmrun run MODEL "Why is the sky blue?", or llmrun chat MODEL to talk'
-        )
+        hint = f'llmrun {command} MODEL "Why is the sky blue?", or llmrun chat MODEL to talk'
+        raise UsageError("there is no prompt", hint=hint)
     return text
 
 

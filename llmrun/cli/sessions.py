@@ -104,7 +104,12 @@ def show_session(name: LastArgument = "", branch: BranchOption = "", json: JsonO
     output = Output(json=json)
     with _sessions(output) as sessions:
         tree = sessions.tree(name)
-    _print(output, export(tree, "json" if json else "markdown", branch))
+    text = export(tree, "json" if json else "markdown", branch)
+    if json or not output.stdout_is_terminal:
+        _print(output, text)
+        return
+    for line in text.removesuffix("\n").split("\n"):
+        output.sentence(line)
 
 
 @app.command("export")
@@ -269,7 +274,7 @@ def _show_list(output: Output, found: list[SessionFacts]) -> None:
         Column("TURNS", right=True),
         Column("MODEL"),
         Column("USED"),
-        Column("BEGINS WITH", style="dim", is_excerpt=True),
+        Column("BEGINS WITH", style="dim", is_excerpt=True, is_dispensable=True),  # as most names do
     )
     now = time.time()
     rows = [(f.name, str(f.turns), f.model, ago(now - f.updated), short(f.first)) for f in found]

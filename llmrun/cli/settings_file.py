@@ -74,7 +74,7 @@ def find_key(key: str, where: str) -> Key:
         known = {**PRESET, "alias": _ALIAS}
     if name in known:
         return known[name]
-    head = f"{table}." if known else ""
+    head = f"{table}." if known and table else ""
     names = [f"{head}{each}" for each in known] or ["model", *(f"serve.{each}" for each in SERVE), "models.MODEL.ctx"]
     hint = did_you_mean(f"{head}{name}", names) or f"one of {', '.join(names)}"
     raise UsageError(f"there is no setting {key!r}", why=where, hint=hint)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 import signal
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, closing
 
 from llmrun.chat.attachments import Attachments
@@ -19,12 +19,11 @@ from llmrun.chat.store.turns import Question
 from llmrun.cli.answering import DisplayOptions, cancelling, on_ctrl_c, show, show_again, show_attached
 from llmrun.cli.options import LoadingOptions
 from llmrun.cli.tools import Tools
-from llmrun.errors import CancelledError, LlmrunError, TerminatedError, UsageError
+from llmrun.errors import CancelledError, LlmrunError, TerminatedError, UsageError, did_you_mean
 from llmrun.model.chat_model import ChatModel
 from llmrun.protocol.messages import Event, Finished
 from llmrun.ui.prompt.input import ChatInput
 from llmrun.ui.terminal.format import counted, short
-from llmrun.ui.terminal.keyboard import keyboard
 from llmrun.ui.terminal.output import Output
 
 _MAX_ROUNDS = 20  # of tool calls in one turn
@@ -39,7 +38,7 @@ class Chat:
     """One run of `llmrun chat`.
 
     Args:
-        find_command: returns the function of a slash command, None for an unknown one.
+        commands: the functions of the slash commands, by name.
     """
 
     def __init__(
@@ -52,7 +51,7 @@ class Chat:
         shown_as: DisplayOptions,
         attached: Attachments,
         tools: Tools,
-        find_command: Callable[[str], Callable[[Chat, str], None] | None],
+        commands: Mapping[str, Callable[[Chat, str], None]],
     ) -> None:
         self.store = store
         self.conversation = conversation
@@ -64,7 +63,7 @@ class Chat:
         self.tools = tools
         self.models = ExitStack()  # loaded after the first one
         self.leaves = False  # read no further message
-        self._find_command = find_command
+        self._commands = commands
 
     def greet(self) -> None:
         """Print the model and its context window, and the last turns of a resumed chat."""
@@ -115,20 +114,26 @@ class Chat:
         with self.conversation.model.measuring_steps():
             return self.typed.read()
 
+    @property
+    def is_saved(self) -> bool:
+        """Whether another run can resume the chat."""
+        return self.store.folder is not None and not self.conversation.chat.is_detached
+
     def _show_resume_hint(self) -> None:
         chat = self.conversation.chat
-        if chat.id is not None and self.store.folder is not None and not chat.is_detached:
+        if chat.id is not None and self.is_saved:
             self.output.note(f"Saved. To resume: llmrun chat --session {shlex.quote(chat.name)}", is_command=True)
 
     def obey(self, message: str) -> None:
         """Run a slash command, or print why that is not possible."""
         word = message.split()[0]
-        command = self._find_command(word)
-        if command is None:
-            self.output.note(f"Unknown command {word}: /? lists all. To send it as a message: /{short(message)}")
+        if word not in self._commands:
+            meant = did_you_mean(word, self._commands, "/? lists all.")
+            self.output.note(f"Unknown command {word}: {meant} To send it as a message: /{short(message)}")
             return
         try:
-            command(self, message[len(word) :].strip())
+            with self.typed.unechoed():
+                self._commands[word](self, message[len(word) :].strip())
         except TerminatedError:
             raise
         except CancelledError as error:
@@ -189,7 +194,7 @@ class Chat:
     def _show_round(self, events: Events) -> Finished:
         """Show one answer, which may end in tool calls."""
         # The partial answer is saved before the store is closed, whatever is raised here.
-        with closing(events), keyboard(self.output.stdin, echoes=False), cancelling(self.conversation.model):
+        with closing(events), cancelling(self.output, self.conversation.model):
             finished = show(self.output, events, self.conversation.model, self.shown_as)
             for _ in events:
                 pass  # the turn is saved after its last event

@@ -110,7 +110,7 @@ class Tools:
         assert self._toolbox is not None
         show_call(self._output, call)
         if self._may_run(call.name):
-            with cancelling(self._toolbox), Activity(self._output) as activity:
+            with cancelling(self._output, self._toolbox), Activity(self._output) as activity:
                 activity.show(f"{call.name} runs")
                 called = self._toolbox.call(call)
         else:

@@ -129,6 +129,7 @@ def test_a_disk_that_refuses(start: Start) -> None:
     chat = start("normal", LLMRUN_HOME="/proc/nothing")
     assert any("not saved" in line for line in chat.lines)
     assert "Hello" in chat.ask("hi")
+    assert chat.ask("/save river") == ["This chat is now called river: it is not saved"]
     chat.press("d")
     assert chat.end() == 0
 
@@ -172,6 +173,7 @@ def test_a_message_that_begins_with_a_slash(start: Start) -> None:
     chat = start("normal")
     refused = chat.ask("/usr/bin is what?")
     assert "Unknown command /usr/bin: /? lists all. To send it as a message: //usr/bin is what?" in " ".join(refused)
+    assert any("Unknown command /branches: did you mean /branch?" in line for line in chat.ask("/branches"))
     assert "Hello" in chat.ask("//usr/bin is what?")
     assert any('Removed: "/usr/bin is what?"' in line for line in chat.ask("/undo"))
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from llmrun.cli.app import call
 from llmrun.cli.settings_file import read_file, with_value
 from llmrun.config import config_file
 from llmrun.errors import UsageError
+from llmrun.ui.terminal.output import Output
 
 
 @pytest.fixture(autouse=True)
@@ -98,6 +101,16 @@ def test_mistakes(words: list[str], said: str, config: Path) -> None:
     assert not config.exists()
 
 
+@pytest.mark.parametrize(
+    ("key", "meant"), [("modl", "model"), ("serve.prot", "serve.port"), ("models.a.ctxx", "models.a.ctx")]
+)
+def test_a_hint_names_the_key_to_type(key: str, meant: str, config: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        call(["config", "set", key, "1"])
+    assert re.match(rf"did you mean {re.escape(meant)}\b", caught.value.hint)
+    assert not config.exists()
+
+
 def test_an_edited_file_must_be_valid(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     editor = tmp_path / "editor"
     editor.write_text('#!/bin/sh\nprintf \'%s\\n\' "$TEXT" > "$1"\n')
@@ -110,6 +123,27 @@ def test_an_edited_file_must_be_valid(config: Path, tmp_path: Path, monkeypatch:
     with pytest.raises(UsageError, match="modle"):
         call(["config", "edit"])
     assert read_file() == {"model": "a"}
+
+
+def test_a_mistake_is_edited_again_instead_of_lost(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    editor = tmp_path / "editor"
+    lines = "test $(basename $1) = config.toml && if grep -q modle $1; then echo 'model = \"a\"' > $1;"
+    editor.write_text(f"#!/bin/sh\n{lines} else echo 'modle = 1' > $1; fi\n")
+    editor.chmod(editor.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("VISUAL", str(editor))
+    for answer, read in (("n\n", {}), ("\n", {"model": "a"})):
+        stderr = Terminal()
+        output = Output(stdin=Terminal(answer), stderr=stderr, environment={})
+        monkeypatch.setattr("llmrun.cli.config.Output", lambda output=output: output)
+        call(["config", "edit"])
+        assert "there is no setting 'modle'" in stderr.getvalue()
+        assert (read_file() if config.exists() else {}) == read
 
 
 def test_the_place_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

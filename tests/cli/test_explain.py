@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.installed import SECONDS, eventually
+from support.streams import Terminal
 from typer.testing import CliRunner
 
 from llmrun.cli.app import app
+from llmrun.cli.slash import inspection
 from llmrun.errors import UsageError
+from llmrun.insight.explain import explain_answer
+from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.sanitize import clean
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
@@ -81,3 +88,27 @@ def test_a_page_and_json_are_two_results(llmrun: Callable[..., Any], tmp_path: P
     error = llmrun("explain", "hello", "--json", "--html", str(tmp_path / "page.html")).exception
     assert isinstance(error, UsageError)
     assert "exclude" in str(error)
+
+
+def test_a_terminal_sees_that_something_is_computed(
+    llmrun: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stderr, seen = Terminal(), list[bool]()
+
+    def explained(*words: Any, **options: Any) -> Any:
+        seen.append(eventually(lambda: "computing every step again" in stderr.getvalue(), SECONDS))
+        return explain_answer(*words, **options) if words[0] else None
+
+    output = Output(
+        stdin=io.StringIO(), stdout=io.StringIO(), stderr=stderr, environment={"TERM": "xterm", "COLUMNS": "80"}
+    )
+    monkeypatch.setattr("llmrun.insight.explain.explain_answer", explained)
+    monkeypatch.setattr("llmrun.cli.explain.Output", lambda json=False: output)
+    assert llmrun("explain", "hello the world", "--raw", "--answer", "2").exit_code == 0
+    assert seen == [True]
+    chat = SimpleNamespace(output=output)
+    stderr.truncate(0)
+    monkeypatch.setattr(inspection, "_with_last_answer", lambda chat, command: None)
+    monkeypatch.setattr("llmrun.ui.views.explain.show_explained", lambda output, found: None)
+    inspection.explain(chat, "")  # type: ignore[arg-type]
+    assert seen == [True, True]

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import fields
@@ -22,7 +23,7 @@ from llmrun.cli.app import app, call
 from llmrun.cli.commands import ALIASES, BASICS, BENCH_COMMANDS, COMMANDS, OPTION_TOPICS, PANELS
 from llmrun.cli.help import EXIT_CODES, TOPICS, topic
 from llmrun.cli.options import wanted, with_options
-from llmrun.cli.pages import OPTIONS, _panels
+from llmrun.cli.pages import OPTIONS, _panels, _start_page
 from llmrun.cli.run_command import conversation, read_prompt
 from llmrun.cli.sampling import FLAGS, sampling_flags, sampling_rows
 from llmrun.cli.slash.commands import SLASH_COMMANDS
@@ -54,6 +55,31 @@ def test_bare_command_shows_a_start_page(tmp_path: Path) -> None:
     assert 'llmrun run smollm2 "Why is the sky blue?"' in done.stdout
 
 
+def test_the_start_page_on_a_narrow_terminal() -> None:
+    rows = _start_page(40).split("\n")
+    assert all(len(row) <= 40 for row in rows if not row.startswith("  llmrun"))
+    assert '  llmrun run smollm2 "Why is the sky blue?"' in rows, "a command is one line, to be copied"
+    assert _start_page(0) == _start_page(80) == _start_page(120)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no signal ends a process there")
+def test_ctrl_c_during_the_imports_prints_no_traceback(tmp_path: Path, package_on_path: None) -> None:
+    program = """
+import os, signal, sys
+from llmrun.__main__ import main
+
+class Slow:
+    def find_spec(self, name, *rest):
+        if name == "llmrun.cli.main":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Slow())
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
 def test_version_names_both(tmp_path: Path) -> None:
     done = llmrun("--version", tmp_path=tmp_path)
     assert re.fullmatch(r"llmrun \S+ \(llama-cpp-python 0\.3\.36\)\n", done.stdout)
@@ -64,7 +90,8 @@ def test_version_names_both(tmp_path: Path) -> None:
     [
         (("run", "smolm", "hi"), 3, "did you mean smollm2"),
         (("run", "./missing.gguf", "hi"), 3, "missing.gguf"),
-        (("run", "smollm2"), 2, "there is no prompt"),
+        (("run", "smollm2"), 2, "there is no prompt\n  try: llmrun run MODEL"),
+        (("explain", "smollm2"), 2, "there is no prompt\n  try: llmrun explain MODEL"),
         (("run", "smollm2", "hi", "--temp", "nan"), 2, "invalid --temp nan"),
         (("run", "smollm2", "hi", "--top-k", "-1"), 2, "invalid --top-k -1"),
         (("run", "smollm2", "hi", "--sampler-order", "top_k,topp"), 2, "--sampler-order: 'topp' is not a step"),

@@ -91,6 +91,7 @@ def test_without_a_server_there_is_nothing_to_list_or_stop(capsys: pytest.Captur
     call(["ps"])
     assert "No server is running" in capsys.readouterr().err
     assert refused("stop").what == "no server runs"
+    assert refused("stop").hint == "llmrun serve MODEL --background starts one"
     assert refused("stop", "--port", "5").what == "no server runs at port 5"
 
 

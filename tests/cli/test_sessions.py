@@ -102,6 +102,13 @@ def test_a_terminal_gets_no_escapes(monkeypatch: pytest.MonkeyPatch) -> None:
         command.show_session("sky", "main")
         assert ("\x1b" in stdout.getvalue()) != terminal
         assert "scattering." in stdout.getvalue()
+    whole = stdout.getvalue().replace("\x1b[31m", "")
+    monkeypatch.setenv("COLUMNS", "12")
+    narrow = Terminal()
+    monkeypatch.setattr(command, "Output", lambda json=False: Output(json=json, stdout=narrow))
+    command.show_session("sky", "main")
+    assert narrow.getvalue().split() == whole.split(), "wrapped between words"
+    assert narrow.getvalue().count("\n") > whole.count("\n")
 
 
 @pytest.mark.usefixtures("chats")

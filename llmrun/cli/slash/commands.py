@@ -89,20 +89,15 @@ SLASH_COMMANDS: dict[str, SlashCommand] = {
 }
 _OTHER_NAMES = {"/?": "/help", "/exit": "/bye", "/quit": "/bye", "/q": "/bye", "/history": "/sessions"}
 _OTHER_NAMES |= dict.fromkeys(LEAVING_WORDS, "/bye")
-_BY_WORD = {name.split()[0]: command.obey for name, command in SLASH_COMMANDS.items()}
-
-
-def find(word: str) -> Callable[[Chat, str], None] | None:
-    """Return the function of a command, None for an unknown one."""
-    return _BY_WORD.get(_OTHER_NAMES.get(word, word))
+BY_NAME = {name.split()[0]: command.obey for name, command in SLASH_COMMANDS.items()}
+BY_NAME |= {other: BY_NAME[name] for other, name in _OTHER_NAMES.items()}
 
 
 def completions(chat: Chat) -> dict[str, Completion | None]:
     """Return the completion of each command's arguments."""
     from llmrun.cli.completion import complete_model
 
-    names = (name.split()[0] for name in (*SLASH_COMMANDS, *_OTHER_NAMES))
-    found: dict[str, Completion | None] = {name: None for name in names if name not in LEAVING_WORDS}
+    found: dict[str, Completion | None] = {name: None for name in BY_NAME if name not in LEAVING_WORDS}
     found["/model"] = lambda words: complete_model(words[-1]) if chat.loading.server is None else []
     found["/load"] = lambda words: chat.store.names()
     found["/set"] = lambda words: [Candidate(flag.lstrip("-"), _hint(name)) for name, (flag, _) in FLAGS.items()]

@@ -76,9 +76,13 @@ def explain(chat: Chat, rest: str) -> None:
     """Print how the model made the last answer."""
     model = _with_last_answer(chat, "/explain")
     from llmrun.insight.explain import explain_answer
+    from llmrun.ui.terminal.activity import Activity
     from llmrun.ui.views.explain import show_explained
 
-    show_explained(chat.output, explain_answer(model))
+    with Activity(chat.output) as activity:
+        activity.show("computing every step again")
+        found = explain_answer(model)
+    show_explained(chat.output, found)
 
 
 def _with_last_answer(chat: Chat, command: str) -> Model:

@@ -20,7 +20,8 @@ def save(chat: Chat, rest: str) -> None:
         raise UsageError("/save needs a name", hint="/save trip-to-rome; every turn is saved anyway")
     saved = chat.conversation.chat
     saved.rename(rest)
-    chat.output.note(f"This chat is now called {rest}: llmrun chat --session {shlex.quote(saved.name)}")
+    resumed = f"llmrun chat --session {shlex.quote(saved.name)}" if chat.is_saved else "it is not saved"
+    chat.output.note(f"This chat is now called {rest}: {resumed}")
 
 
 def load(chat: Chat, rest: str) -> None:

@@ -21,7 +21,6 @@ from llmrun.model.n_answers import seeds_for
 from llmrun.models.location import require_projector
 from llmrun.protocol.messages import Event, Finished
 from llmrun.ui.terminal.format import counted, short
-from llmrun.ui.terminal.keyboard import keyboard
 
 if TYPE_CHECKING:
     from llmrun.cli.talk import Chat
@@ -48,7 +47,7 @@ def _show_and_choose(chat: Chat, seeds: list[int], events: Generator[Event, None
     from llmrun.cli.n_answers import stream
 
     conversation, output = chat.conversation, chat.output
-    with closing(events), keyboard(output.stdin, echoes=False), cancelling(conversation.model):
+    with closing(events), cancelling(output, conversation.model):
         finished = stream(output, conversation.model, events, seeds, chat.shown_as)
     numbers = {str(place + 1): "" for place in range(conversation.n_versions)}
     if len(numbers) > 1:

@@ -18,12 +18,13 @@ from llmrun.errors import ResourceError, UsageError
 _DEFAULTS = ("editor", "nano", "vi")
 
 
-def edit(text: str, environment: Mapping[str, str] = os.environ) -> str:
+def edit(text: str, environment: Mapping[str, str] = os.environ, *, name: str = "message.md") -> str:
     """Return the text as the user leaves it in the editor, without a newline at the end.
 
     Args:
         text: initial text. It is in a private folder as long as the editor is open, with all files of the editor.
         environment: VISUAL or EDITOR names the editor, with its options.
+        name: of the file in the editor, which tells its format.
 
     Raises:
         UsageError: there is no editor, it can't be started, or it reports a failure.
@@ -32,7 +33,7 @@ def edit(text: str, environment: Mapping[str, str] = os.environ) -> str:
     command = _editor(environment)
     try:
         with tempfile.TemporaryDirectory(prefix="llmrun-") as folder:
-            path = Path(folder) / "message.md"
+            path = Path(folder) / name
             with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
                 file.write(f"{text}\n".encode("utf-8", "replace") if text else b"")
             _run([*command, str(path)])

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmrun.ui.prompt.completion import Completion
 from llmrun.ui.prompt.drafts import is_command, is_open_block, read_typed, without_surrogates
-from llmrun.ui.terminal.keyboard import restore_terminal_mode, terminal_mode
+from llmrun.ui.terminal.keyboard import keyboard, restore_terminal_mode, terminal_mode
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
@@ -100,6 +101,10 @@ class ChatInput:
         """Return the next message, never an empty one; None when the user leaves or stdin ends."""
         self.is_command = False
         return self._read_typed() if self.interactive else self._read_line()
+
+    def unechoed(self) -> AbstractContextManager[None]:
+        """Keep typed keys off the screen inside the block; the next prompt shows them, where the cursor moves."""
+        return keyboard(self._output.stdin, echoes=False) if self._moves and self.interactive else nullcontext()
 
     def close(self) -> None:
         """Restore the terminal. May be called twice."""

@@ -5,20 +5,19 @@ Owns prompt_toolkit; must not know the meaning of a message. Imported only when 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.application import run_in_terminal
 from prompt_toolkit.buffer import Buffer
-from prompt_toolkit.completion import CompleteEvent, Completer
+from prompt_toolkit.completion import CompleteEvent, Completer, get_common_complete_suffix
 from prompt_toolkit.completion import Completion as Inserted
 from prompt_toolkit.document import Document
 from prompt_toolkit.enums import DEFAULT_BUFFER
 from prompt_toolkit.filters import has_focus
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
-from prompt_toolkit.key_binding.bindings.completion import display_completions_like_readline
 from prompt_toolkit.keys import Keys
 from prompt_toolkit.output import create_output
 from prompt_toolkit.shortcuts import CompleteStyle
@@ -28,6 +27,7 @@ from llmrun.ui.prompt.completion import Completion, Completions, offer
 from llmrun.ui.prompt.drafts import is_command, is_open_block
 from llmrun.ui.prompt.editor import edit
 from llmrun.ui.prompt.history import open_history
+from llmrun.ui.terminal.cells import fitting, width
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.suspend import Suspendable
 
@@ -163,13 +163,31 @@ class Prompt:
 
         @keys.add("tab", filter=typing)
         def complete(event: KeyPressEvent) -> None:
-            hint = self._offers.at(event.current_buffer.document).hint
+            buffer = event.current_buffer
+            hint = self._offers.at(buffer.document).hint
+            found = list(self._offers.get_completions(buffer.document, CompleteEvent(completion_requested=True)))
             if hint:
                 run_in_terminal(lambda: self._output.note(f"  {hint}"))
-            else:
-                display_completions_like_readline(event)
+            elif len(found) == 1:
+                buffer.delete_before_cursor(-found[0].start_position)
+                buffer.insert_text(found[0].text)
+            elif common := get_common_complete_suffix(buffer.document, found):
+                buffer.insert_text(common)
+            elif found:
+                names = [offered.display_text for offered in found]
+                run_in_terminal(lambda: self._list(names), render_cli_done=True)
 
         return keys
+
+    def _list(self, names: Sequence[str]) -> None:
+        """Print the names in columns, all at once: in the pages of prompt_toolkit, Ctrl-C is a traceback."""
+        output, cells = self._session.output, max(map(width, names)) + 2
+        columns = output.get_size().columns
+        n_rows = -(-len(names) // max(columns // cells, 1))
+        for row in (names[start::n_rows] for start in range(n_rows)):
+            line = "".join(name + " " * (cells - width(name)) for name in row).rstrip()
+            output.write(fitting(line, columns) + "\n")
+        output.flush()
 
     async def _edit(self, buffer: Buffer) -> None:
         """Open the typed text in the user's editor, or print why that is not possible."""

@@ -5,6 +5,7 @@ Owns termios; must not know what is typed.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,17 +29,27 @@ def terminal_mode(stdin: TextIO) -> list[Any] | None:
 
 
 def restore_terminal_mode(stdin: TextIO, mode: list[Any]) -> None:
-    """Set the mode of the terminal, unless the terminal is gone."""
+    """Set the mode of the terminal, unless the terminal is gone, or another program is in the foreground."""
     if sys.platform == "win32":
         return
     import termios
 
     try:
         descriptor = stdin.fileno()
-        if termios.tcgetattr(descriptor) != mode:
+        if termios.tcgetattr(descriptor) != mode and not _is_in_background(descriptor):
             termios.tcsetattr(descriptor, termios.TCSADRAIN, mode)
     except (OSError, ValueError, termios.error):
         return
+
+
+def _is_in_background(descriptor: int) -> bool:
+    """Return whether the system would stop this process for changing the terminal."""
+    if sys.platform == "win32":
+        return False
+    try:
+        return os.tcgetpgrp(descriptor) != os.getpgrp()
+    except OSError:  # not the terminal that started this process
+        return False
 
 
 @contextmanager

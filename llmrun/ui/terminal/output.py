@@ -106,7 +106,8 @@ class Output:
             facts = {"code": error.code, "what": error.what, "why": error.why, "hint": error.hint}
             self._to_stderr(_json({"error": facts}))
             return
-        lines = [self._styled(_RED, "error:") + " " + clean(error.what)]
+        first = self._wrapped("error: " + clean(error.what))
+        lines = [self._styled(_RED, "error:") + first.removeprefix("error:")]
         if error.why:
             lines.append(self._wrapped("  why: " + clean(error.why)))
         if error.hint:

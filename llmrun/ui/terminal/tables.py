@@ -27,6 +27,7 @@ class Column:
     right: bool = False
     style: str = ""
     is_excerpt: bool = False
+    is_dispensable: bool = False  # left out where the other columns fit without it, and not with it
 
 
 def right(*headings: str) -> list[Column]:
@@ -205,6 +206,7 @@ def show_table(
         stderr: print there, because the table is not the command's result.
     """
     safe = [[clean(cell) for cell in row] for row in rows]
+    columns, safe = _without_dispensable(columns, safe, output.columns(stderr=stderr))
     headings = [column.heading for column in columns]
     heads = [headings] if any(headings) else []
     widths = [max((width(line[index]) for line in heads + safe), default=0) for index in range(len(columns))]
@@ -226,6 +228,19 @@ def show_record(output: Output, columns: Sequence[Column], row: Sequence[str]) -
     """Print one row of a table that is too wide for the terminal."""
     _Printer(output, stderr=False).record(columns, [clean(cell) for cell in row], output.columns())
     output.stdout.flush()
+
+
+def _without_dispensable(
+    columns: Sequence[Column], rows: list[list[str]], room: int
+) -> tuple[Sequence[Column], list[list[str]]]:
+    """Return the columns and cells to show: all but the dispensable ones where only the others fit unbroken."""
+    lines = [[column.heading for column in columns], *rows]
+    limits = [_MIN_EXCERPT if column.is_excerpt else room for column in columns]
+    widths = [min(max(width(line[index]) for line in lines), limit) + _GAP for index, limit in enumerate(limits)]
+    needed = [index for index, column in enumerate(columns) if not column.is_dispensable]
+    if not sum(widths[index] for index in needed) <= room + _GAP < sum(widths):
+        return columns, rows
+    return [columns[index] for index in needed], [[row[index] for index in needed] for row in rows]
 
 
 def _fitted(

@@ -57,7 +57,8 @@ def show_proposals(output: Output, found: Sequence[Proposal], hardware: Hardware
     if not all(each.estimate.fits for each in found):
         output.note("none fits: close other programs, or use a machine with more memory")
     name = found[-1].entry.alias
-    output.note(f"llmrun plan {name} predicts each quant; llmrun run {name} downloads and runs it; llmrun list --all")
+    output.note(f"llmrun plan {name} predicts each quant; llmrun run {name} downloads and runs it")
+    output.note("llmrun list --all shows all models")
 
 
 def _note_network(output: Output, row: QuantEstimate) -> None:

@@ -254,6 +254,26 @@ def test_what_is_copied_of_a_paragraph_has_its_words_apart() -> None:
         assert line.split() == ["llmrun", "bench", "smollm2", "--clients", "1,2", "--json"] * 5
 
 
+@pytest.mark.parametrize("emoji", ["👩‍👩‍👧", "👍🏽", "🇩🇪", "❤️", "❤️‍🔥"])
+def test_emoji_that_terminals_disagree_on_shift_no_other_row(emoji: str) -> None:
+    """A family takes two cells in some terminals, six in others: no number of blanks is right in both."""
+    text = f"We all {emoji} " + "walk along the roads " * 6
+    rows = bare(rendered(text, 39)).rstrip("\n").split("\n")
+    assert rows[0].startswith(f"We all {emoji} walk along the"), "broken between words"
+    assert len(rows) == 2, "further rows are filled with blanks, which the terminal wraps"
+    assert "  " not in rows[0]
+    assert "  " in rows[1]
+    assert " ".join(rows).split() == text.split()
+
+
+@pytest.mark.parametrize("emoji", ["👩‍👩‍👧", "👩🏽‍💻", "❤️‍🔥", "👍🏽"])
+def test_an_emoji_of_several_characters_is_in_one_row(emoji: str) -> None:
+    for columns in range(8, 20):
+        markdown = Markdown()
+        text = f"We all are {emoji} here"
+        assert emoji in "".join(markdown.feed(char, columns) for char in text) + markdown.flush(columns), columns
+
+
 def test_what_begins_like_a_table_is_text() -> None:
     assert plain("| only one line |\n\ntext") == ["| only one line |", "", "text"]
     assert plain("| a |\n| b |\ntext") == ["| a |", "| b |", "text"]

@@ -34,6 +34,7 @@ from llmrun.ui.terminal.output import Output
 commands = {
     "/help": None,
     "/file": file_names,
+    "/many": lambda words: [Candidate(str(number), "of many " * 9) for number in range(10, 50)],
     "/set": lambda words: [Candidate("temperature", "0 to 2"), Candidate("top_k", "0 to 1000")],
 }
 output = Output()
@@ -42,6 +43,12 @@ with ChatInput(output, Path("history"), commands=commands) as reader:
         if message == "wait":
             print("waiting", flush=True)
             time.sleep(1)
+        if message == "work":
+            with reader.unechoed():
+                print("working", flush=True)
+                while not Path("continue").exists():
+                    time.sleep(0.02)
+            continue
         if reader.is_command and message == "/multiline":
             reader.multiline = not reader.multiline
             output.note(reader.multiline_hint)
@@ -300,6 +307,17 @@ def test_search_and_clear(chat: Callable[..., Chat]) -> None:
     typed.wait(lambda: typed.at_prompt() and typed.lines == [">>>"])
 
 
+def test_keys_typed_during_a_command_are_in_the_next_prompt_only(chat: Callable[..., Chat], tmp_path: Path) -> None:
+    typed = chat()
+    typed.press("work\r")
+    typed.wait(lambda: "working" in typed.lines)
+    typed.press("typed ahead")
+    (tmp_path / "continue").touch()
+    typed.wait(lambda: typed.lines[-1] == ">>> typed ahead")
+    assert typed.lines[-2:] == ["working", ">>> typed ahead"]
+    assert typed.gives("\r") == "message 'typed ahead'"
+
+
 def test_tab(chat: Callable[..., Chat], tmp_path: Path) -> None:
     (tmp_path / "my notes.txt").touch()
     (tmp_path / "my other notes").mkdir()
@@ -312,7 +330,7 @@ def test_tab(chat: Callable[..., Chat], tmp_path: Path) -> None:
 
     assert typed.gives("/fi\tmy n\t\r") == "command '/file my notes.txt'"
     typed.press("/file my \t")
-    typed.wait(lambda: listed("notes.txt    other", "/file my "))
+    typed.wait(lambda: listed("notes.txt     other", "/file my "))
     assert typed.gives("o\t\r") == "command '/file my other notes/'"
     typed.press("/set t\t")
     typed.wait(lambda: listed("temperature  0 to 2", "/set t"))
@@ -322,6 +340,19 @@ def test_tab(chat: Callable[..., Chat], tmp_path: Path) -> None:
     typed.wait(lambda: any(line.strip() == "0 to 2" for line in typed.lines))
     assert typed.gives("\r") == "command '/set temperature'"
     assert b"\x1b[31m" not in typed.raw
+
+
+def test_tab_lists_more_than_a_screen_without_asking(chat: Callable[..., Chat]) -> None:
+    """The pages of prompt_toolkit end with a traceback at Ctrl-C."""
+    typed = chat(columns=60, rows=12)
+    typed.press("/many \t")
+    typed.wait(lambda: any(line.startswith("49  of many") for line in typed.lines) and "/many" in typed.lines[-1])
+    assert all(line.endswith("…") for line in typed.lines[:-1])
+    typed.press(CTRL_C)
+    typed.wait(typed.at_prompt)
+    assert typed.gives("said\r") == "message 'said'"
+    assert b"Traceback" not in typed.raw
+    assert b"y/n" not in typed.raw
 
 
 # ---- the editor ---------------------------------------------------------------------------------------

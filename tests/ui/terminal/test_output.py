@@ -47,6 +47,12 @@ def test_error_is_three_clean_lines_on_stderr() -> None:
     )
 
 
+def test_an_error_is_wrapped_between_words() -> None:
+    output = terminal_output(COLUMNS="30", NO_COLOR="1")
+    output.error(LlmrunError("there is no saved chat called nothing"))
+    assert written(output)[1] == "error: there is no saved chat\ncalled nothing\n"
+
+
 def test_error_without_why_and_hint_is_one_line() -> None:
     output = pipe_output()
     output.error(LlmrunError("it broke"))

@@ -75,6 +75,32 @@ with keyboard(output.stdin, echoes=False):
     output.note(f"confirmed: {output.confirm('Remove it?')}.")
 """
 
+RUN = """
+import time
+from llmrun.cli.answering import cancelling
+from llmrun.ui.terminal.output import Output
+
+
+class Model:
+    def cancel(self):
+        stopped.append(True)
+
+
+stopped = []
+with cancelling(Output(), Model()):
+    print("answering", flush=True)
+    while not stopped:
+        time.sleep(0.02)
+print("ended", flush=True)
+"""
+
+BACKGROUND = """
+import sys
+from llmrun.ui.terminal.keyboard import keyboard
+with keyboard(sys.stdin, echoes=False):
+    print("ended", flush=True)
+"""
+
 
 @pytest.fixture
 def start(tmp_path: Path, package_on_path: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Terminal]]:
@@ -150,3 +176,33 @@ def test_a_question_beside_an_answer_shows_what_is_typed(start: Callable[..., Te
     assert f"{first} {rest}" == asked + " [r/n] what", "it is broken between words"
     assert others[1].endswith("[r/n] R")
     assert others[2:] == ["chosen: r.", "Remove it? [y/N] y", "confirmed: True."]
+
+
+@pytest.mark.parametrize("before", ["", "true |"])
+def test_keys_do_not_break_into_an_answer_of_run(start: Callable[..., Terminal], before: str) -> None:
+    terminal = start("bash", "-c", f"{before} '{sys.executable}' -c \"$0\"", RUN)
+    terminal.wait(lambda: "answering" in terminal.lines and not echoes(terminal))
+    terminal.type("typed ahead")
+    terminal.press("c")
+    terminal.wait(lambda: "ended" in terminal.lines and echoes(terminal))
+    assert terminal.lines == ["answering", "ended"]
+
+
+def test_run_leaves_a_terminal_alone_whose_answer_goes_elsewhere(
+    start: Callable[..., Terminal], tmp_path: Path
+) -> None:
+    """A pager below it has its own mode, which ours would undo."""
+    answer = tmp_path / "answer"
+    terminal = start("bash", "-c", f"'{sys.executable}' -c \"$0\" > answer", RUN)
+    terminal.wait(lambda: "answering" in (answer.read_text() if answer.exists() else ""))
+    assert echoes(terminal)
+    terminal.press("c")
+    terminal.wait(lambda: "ended" in answer.read_text())
+
+
+def test_a_command_in_the_background_leaves_the_terminal_alone(start: Callable[..., Terminal]) -> None:
+    """The system would stop it for a change."""
+    terminal = start("bash", "-c", f"set -m; '{sys.executable}' -c \"$0\" & wait; echo waited", BACKGROUND)
+    terminal.wait(lambda: "waited" in terminal.lines)
+    assert "ended" in terminal.lines
+    assert echoes(terminal)

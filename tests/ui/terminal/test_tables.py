@@ -303,3 +303,22 @@ def test_no_table_breaks_a_word_or_has_high_rows(name: str, columns: int) -> Non
     if columns == 80:
         first = [row for row in rows if not row.startswith("  ")]
         assert len(rows) <= 3 * len(first) + 1
+
+
+def test_a_column_that_repeats_another_one_goes_before_a_cell_is_wrapped() -> None:
+    columns = [
+        Column("NAME", style="bold"),
+        Column("USED"),
+        Column("BEGINS WITH", is_excerpt=True, is_dispensable=True),
+    ]
+    rows = [(LONG_NAME, "16 minutes ago", "What is the difference?"), ("hi", "just now", "hi")]
+    for room, shown in ((12, True), (11, False)):
+        output = terminal(NO_COLOR="1", COLUMNS=str(len(LONG_NAME) + 2 + 14 + 2 + room))
+        show_table(output, columns, rows)
+        lines = written(output).splitlines()
+        assert len(lines) == 3
+        assert ("BEGINS WITH" in lines[0]) is shown
+        assert "16 minutes ago" in lines[1]
+    output = terminal(NO_COLOR="1", COLUMNS=str(len(LONG_NAME) + 15))
+    show_table(output, columns, rows)
+    assert "What is" in written(output), "there is room in a record"
