@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import io
 import struct
 from collections.abc import Sequence
@@ -110,7 +109,7 @@ def image_bytes(image: Image) -> tuple[bytes, int, int]:
     name = image.name or "an image"
     try:
         data = base64.b64decode(image.data, validate=True)
-    except binascii.Error:
+    except ValueError:  # also for other than ASCII
         raise UsageError(f"{name} can't be read", why="its data are not base64") from None
     if data.startswith(b"RIFF"):
         data = _as_png(data, name)

@@ -71,6 +71,12 @@ def test_pillow_refuses_it(monkeypatch: pytest.MonkeyPatch, opened: _Opened | No
         image_bytes(WEBP)
 
 
+@pytest.mark.parametrize("data", ["#", PNG.data + "ÄÖÜß"])
+def test_other_characters_than_those_of_base64_are_refused(data: str) -> None:
+    with pytest.raises(UsageError, match="not base64"):
+        image_bytes(Image(data, "a.png"))
+
+
 def test_without_pillow_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(UsageError, match="Pillow is not installed") as raised:
