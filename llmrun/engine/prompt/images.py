@@ -35,11 +35,9 @@ def with_placeholders(messages: Sequence[Message]) -> tuple[Sequence[Message], d
     replaced = []
     for message in messages:
         content = message.content
-        for image in reversed(message.pictures):
-            at = min(max(image.at, 0), len(content))
-            content = f"{content[:at]}\0{content[at:]}"
-        for _ in message.pictures:
-            content = content.replace("\0", next(characters), 1)
+        for image, character in reversed([*zip(message.pictures, characters, strict=False)]):
+            at = min(max(image.at, 0), len(message.content))
+            content = f"{content[:at]}{character}{content[at:]}"
         replaced.append(replace(message, content=content, pictures=()) if message.pictures else message)
     return replaced, placeholders
 

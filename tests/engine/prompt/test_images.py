@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from llmrun.engine.prompt.images import image_bytes, with_omitted_images
+from llmrun.engine.prompt.images import image_bytes, with_omitted_images, with_placeholders
 from llmrun.errors import UsageError
 from llmrun.protocol.messages import Image, Message
 
@@ -57,6 +57,16 @@ def install(monkeypatch: pytest.MonkeyPatch, opened: _Opened | None) -> None:
     package.Image = module  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "PIL", package)
     monkeypatch.setitem(sys.modules, "PIL.Image", module)
+
+
+def test_images_stand_where_they_were_put_in_any_text() -> None:
+    first, second, third = (Image("x", str(at), at) for at in (1, 5, 99))
+    messages = [Message("user", "\0cats\0", pictures=(first, second, third)), Message("user", "?", pictures=(first,))]
+    [said, more], images = with_placeholders(messages)
+    a, b, c, d = images
+    assert (said.content, more.content) == (f"\0{a}cats{b}\0{c}", f"?{d}")
+    assert [*images.values()] == [first, second, third, first]
+    assert not said.pictures
 
 
 def test_pillow_converts_it(monkeypatch: pytest.MonkeyPatch) -> None:
