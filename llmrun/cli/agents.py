@@ -162,10 +162,10 @@ def _longest_answer(server: Endpoint) -> int:
 
 AGENTS = {
     "claude": Agent("Claude Code", "claude", "npm install -g @anthropic-ai/claude-code", 23_000, _claude),
-    "codex": Agent("Codex", "codex", "npm install -g @openai/codex", 6_000, _codex),
+    "codex": Agent("Codex", "codex", "npm install -g @openai/codex", 9_000, _codex),
     "opencode": Agent("opencode", "opencode", "npm install -g opencode-ai", 9_000, _opencode),
-    "qwen": Agent("Qwen Code", "qwen", "npm install -g @qwen-code/qwen-code", 0, _qwen),
-    "aider": Agent("aider", "aider", "uv tool install aider-chat", 0, _aider),
+    "qwen": Agent("Qwen Code", "qwen", "npm install -g @qwen-code/qwen-code", 18_000, _qwen),
+    "aider": Agent("aider", "aider", "uv tool install aider-chat", 700, _aider),
     "crush": Agent("Crush", "crush", "npm install -g @charmland/crush", 0, _crush),
-    "continue": Agent("Continue", "cn", "npm install -g @continuedev/cli", 0, _continue),
+    "continue": Agent("Continue", "cn", "npm install -g @continuedev/cli", 1_400, _continue),
 }
