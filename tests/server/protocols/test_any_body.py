@@ -86,7 +86,12 @@ def test_every_protocol_reads_what_is_said_of_drafts(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "key"),
-    [("anthropic", "stop_sequences"), ("ollama chat", "options.stop"), ("openai chat", "stop"), ("openai text", "stop")],
+    [
+        ("anthropic", "stop_sequences"),
+        ("ollama chat", "options.stop"),
+        ("openai chat", "stop"),
+        ("openai text", "stop"),
+    ],
 )
 def test_every_protocol_drops_empty_stop_strings_and_names_its_field(name: str, key: str) -> None:
     read, plausible = READERS[name]
