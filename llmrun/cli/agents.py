@@ -132,8 +132,27 @@ def _crush(server: Endpoint, folder: str) -> AgentSettings:
     }
     chosen = {"provider": "llmrun", "model": server.model}
     config = {"providers": {"llmrun": provider}, "models": {"large": chosen, "small": chosen}}
-    environment = {"CRUSH_GLOBAL_CONFIG": folder, "LLMRUN_AGENT_KEY": server.key or PLACEHOLDER_KEY}
+    # Here Crush keeps the models that the user chooses, which come before those of CRUSH_GLOBAL_CONFIG.
+    environment = {"CRUSH_GLOBAL_DATA": folder, "LLMRUN_AGENT_KEY": server.key or PLACEHOLDER_KEY}
     return AgentSettings(environment, files={"crush.json": json.dumps(config)})
+
+
+def _continue(server: Endpoint, folder: str) -> AgentSettings:
+    limits = {"contextLength": server.n_ctx, "maxTokens": _longest_answer(server)} if server.n_ctx else {}
+    model = {
+        "name": server.model,
+        "provider": "openai",
+        "model": server.model,
+        "apiBase": server.openai_url,
+        "apiKey": "${{ secrets.LLMRUN_AGENT_KEY }}",
+        "roles": ["chat"],
+        "capabilities": ["tool_use"],
+        "defaultCompletionOptions": limits,
+    }
+    file = "continue.yaml"  # JSON is YAML
+    config = {"name": "llmrun", "version": "1.0.0", "schema": "v1", "models": [model]}
+    environment = {"LLMRUN_AGENT_KEY": server.key or PLACEHOLDER_KEY}
+    return AgentSettings(environment, ("--config", f"{folder}/{file}"), {file: json.dumps(config)})
 
 
 def _longest_answer(server: Endpoint) -> int:
@@ -143,9 +162,10 @@ def _longest_answer(server: Endpoint) -> int:
 
 AGENTS = {
     "claude": Agent("Claude Code", "claude", "npm install -g @anthropic-ai/claude-code", 23_000, _claude),
-    "codex": Agent("Codex", "codex", "npm install -g @openai/codex", 6_000, _codex),
+    "codex": Agent("Codex", "codex", "npm install -g @openai/codex", 9_000, _codex),
     "opencode": Agent("opencode", "opencode", "npm install -g opencode-ai", 9_000, _opencode),
-    "qwen": Agent("Qwen Code", "qwen", "npm install -g @qwen-code/qwen-code", 0, _qwen),
-    "aider": Agent("aider", "aider", "uv tool install aider-chat", 0, _aider),
+    "qwen": Agent("Qwen Code", "qwen", "npm install -g @qwen-code/qwen-code", 18_000, _qwen),
+    "aider": Agent("aider", "aider", "uv tool install aider-chat", 700, _aider),
     "crush": Agent("Crush", "crush", "npm install -g @charmland/crush", 0, _crush),
+    "continue": Agent("Continue", "cn", "npm install -g @continuedev/cli", 1_400, _continue),
 }

@@ -6,6 +6,7 @@ never ignored.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -52,6 +53,8 @@ REFUSED = {
 }
 
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
+# Look-around or a back-reference; escapes and sets of characters are skipped.
+_REGEX_PARTS = re.compile(r"(\\[1-9]|\(\?<?[=!])|\\.|\[(?:\\.|[^\]\\])*\]", re.DOTALL)
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 
 
@@ -194,6 +197,13 @@ def _check_string(schema: Schema, part: dict[str, Any], key: str) -> None:
         schema.fail(part, key, f"{key} is a string, not {kind_of(part[key])}")
 
 
+def _check_pattern(schema: Schema, part: dict[str, Any], key: str) -> None:
+    _check_string(schema, part, key)
+    if any(found[1] for found in _REGEX_PARTS.finditer(part[key])):
+        hint = "leave (?=...), (?!...), (?<=...), (?<!...) and \\1 out"
+        schema.fail(part, key, "look-around and back-references can't be enforced while an answer is written", hint)
+
+
 def _check_format(schema: Schema, part: dict[str, Any], key: str) -> None:
     _check_string(schema, part, key)
     name = part[key]
@@ -232,7 +242,7 @@ _CHECKS: Mapping[str, Callable[[Schema, dict[str, Any], str], None]] = {
     "enum": _check_enum,
     "const": _check_const,
     "format": _check_format,
-    "pattern": _check_string,
+    "pattern": _check_pattern,
     "required": _check_required,
     **dict.fromkeys(IN_PLACE, _check_filled),
     **dict.fromkeys(_COUNTS, _check_count),

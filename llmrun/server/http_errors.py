@@ -5,9 +5,9 @@ from __future__ import annotations
 from llmrun.errors import LlmrunError, ModelNotFoundError, UsageError
 
 
-def model_not_found(name: str, listing: str = "/v1/models") -> ModelNotFoundError:
+def model_not_found(name: str, listing: str = "/v1/models", hint: str = "") -> ModelNotFoundError:
     """Return the error for an unknown name; `listing` is the path that lists all names."""
-    return ModelNotFoundError(f"no model is called {name[:200]!r}", hint=f"GET {listing} lists all models")
+    return ModelNotFoundError(f"no model is called {name[:200]!r}", hint=f"GET {listing} lists all models{hint}")
 
 
 def response_not_found(name: str) -> ResponseNotFoundError:

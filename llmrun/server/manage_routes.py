@@ -113,8 +113,10 @@ class ManageRoutes:
 
 def _name(fields: Fields, *keys: str) -> str:
     """Return the name of a model, without Ollama's default tag."""
-    text = next((text for key in keys if (text := fields.text(key))), None) or fields.needed_text(keys[-1])
-    return text.removesuffix(":latest")
+    name = next(filter(None, map(fields.text, keys)), "").removesuffix(":latest")
+    if not name:
+        raise UsageError(f"{keys[0]} is missing or empty")
+    return name
 
 
 async def _as_ndjson(lines: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from llmrun.config import Settings
-from llmrun.errors import LlmrunError, OutOfMemoryError, UsageError
+from llmrun.errors import LlmrunError, ModelNotFoundError, OutOfMemoryError, UsageError
 from llmrun.model import Model
 from llmrun.models.location import ModelLocation, locate, not_on_disk
 from llmrun.models.store.in_use import using
@@ -298,12 +298,16 @@ class Pool:
             ModelNotFoundError: it is not on this disk; the server downloads nothing.
         """
         is_given = name in self.names or name in self.aliases.values()
+        unknown = model_not_found(name, hint="; llmrun serve --any-model answers other names with the first one")
         if not is_given and (len(name) > _LONGEST_NAME or not _NAME.fullmatch(name)):
-            raise model_not_found(name)
-        located = locate(name, self._settings)
+            raise unknown
+        try:
+            located = locate(name, self._settings)
+        except ModelNotFoundError:  # its hint is for the command line
+            raise unknown from None
         is_path = located.spec.path is not None and not name.startswith(("ollama/", "lmstudio/"))
         if is_path and not is_given:
-            raise model_not_found(name)
+            raise unknown
         if located.path is None:
             raise not_on_disk(name)
         return located

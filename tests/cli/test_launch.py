@@ -67,12 +67,29 @@ def test_opencode() -> None:
     assert provider["models"][SERVER.model]["limit"]["context"] == 65_536
 
 
-@pytest.mark.parametrize(("name", "file"), [("aider", "model-metadata.json"), ("crush", "crush.json")])
+FILES = [("aider", "model-metadata.json"), ("crush", "crush.json"), ("continue", "continue.yaml")]
+
+
+@pytest.mark.parametrize(("name", "file"), FILES)
 def test_files_lie_in_the_temporary_folder(name: str, file: str) -> None:
     found = settings(name)
     assert list(found.files) == [file]
     assert "65536" in found.files[file]
     assert any("FOLDER" in word for word in (*found.arguments, *found.environment.values()))
+
+
+def test_crush_finds_its_settings_where_it_keeps_the_chosen_models() -> None:
+    """Those in its data folder come before those in its configuration."""
+    assert settings("crush").environment["CRUSH_GLOBAL_DATA"] == "FOLDER"
+
+
+def test_continue() -> None:
+    found = settings("continue")
+    [model] = json.loads(found.files["continue.yaml"])["models"]
+    assert found.arguments == ("--config", "FOLDER/continue.yaml")
+    assert (model["model"], model["apiBase"]) == (SERVER.model, "http://127.0.0.1:8080/v1")
+    assert model["apiKey"] == "${{ secrets.LLMRUN_AGENT_KEY }}"
+    assert found.environment["LLMRUN_AGENT_KEY"]
 
 
 @pytest.mark.parametrize("name", AGENTS)

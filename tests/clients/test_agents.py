@@ -17,6 +17,8 @@ from forcing_proxy import DONE, Call, Seen, forcing
 from support.real_server import RealServer
 from table import ROWS, Row
 
+from llmrun.cli.agents import AGENTS
+
 SECONDS = 300
 SAID = "llmrun-ran-this"
 SESSION = "11111111-2222-4333-8444-555555555555"
@@ -85,6 +87,7 @@ CASES = (
     ),
     Case("aider", "a message", [], AIDER, ""),
     Case("crush", "run, bash", [[Call("bash", ECHO)]], ("run", "Do it"), SAID),
+    Case("continue", "Bash", [[Call("Bash", {"command": f"echo {SAID}"})]], ("--auto", "-p", "Do it"), SAID),
 )
 
 
@@ -102,9 +105,8 @@ def png(path: Path) -> Path:
 
 
 def version(agent: str, environment: dict[str, str]) -> str:
-    found = subprocess.run(
-        [agent, "--version"], capture_output=True, text=True, env=environment, timeout=60, check=False
-    )
+    command = [AGENTS[agent].executable, "--version"]
+    found = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
     return found.stdout.strip().splitlines()[-1] if found.stdout.strip() else "?"
 
 
@@ -116,7 +118,7 @@ class Agents:
 
     def run(self, case: Case, *more: str) -> tuple[subprocess.CompletedProcess[str], list[Seen]]:
         """Run a case; skip where the agent is not installed."""
-        if shutil.which(case.agent) is None:
+        if shutil.which(AGENTS[case.agent].executable) is None:
             ROWS.append(Row(case.agent, "-", case.done, "skipped: not installed"))
             pytest.skip(f"{case.agent} is not installed")
         image = str(png(self._folder / "red.png"))

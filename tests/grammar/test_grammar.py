@@ -202,3 +202,25 @@ def test_the_front_imports_next_to_nothing() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "is_refused"),
+    [
+        (r"^(?!.*\.\.)[a-z]+$", True),
+        (r"a(?=b)", True),
+        (r"(?<=a)b|(?<!c)d", True),
+        (r"(a)\1", True),
+        (r"\\(?=b)", True),
+        (r"\(?=b", False),  # an optional bracket
+        (r"[(?=\]]\d{2}(?:x|y)(?P<z>z)", False),
+        (r"\\1", False),
+    ],
+)
+def test_look_around_is_refused_by_its_place(pattern: str, is_refused: bool) -> None:
+    text = json.dumps({"type": "string", "pattern": pattern})
+    if not is_refused:
+        assert read_json_schema(text)
+        return
+    with pytest.raises(BadGrammarError, match=r"line 1, column \d+: look-around and back-references can't be enforced"):
+        read_json_schema(text)

@@ -48,7 +48,9 @@ def test_a_model_is_copied_and_deleted(server: LiveServer) -> None:
     assert delete(server, mine).status == 200, "it is unloaded first"
     assert [name.partition(":")[0] for name in names()] == ["local/other"]
     assert delete(server, mine).status == 404
-    assert server.post("/api/copy", {"source": "local/other", "destination": "a b"}).status == 400
+    for destination in ("a b", "", ":latest", None):
+        assert server.post("/api/copy", {"source": "local/other", "destination": destination}).status == 400
+    assert [name.partition(":")[0] for name in names()] == ["local/other"]
 
 
 def test_a_pull_streams_its_progress(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:

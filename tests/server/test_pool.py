@@ -213,9 +213,10 @@ def test_what_can_not_be_loaded_is_told_to_all_who_wait_and_tried_again(tmp_path
 @pytest.mark.parametrize("name", ["nothing", "owner/repo:Q4_K_M", "/etc/passwd", "../a", "a.gguf", "x\ny", "é" * 600])
 def test_what_is_not_here_is_not_found(tmp_path: Path, name: str) -> None:
     async def scenario(machine: Machine) -> None:
-        with pytest.raises(ModelNotFoundError):
+        with pytest.raises(ModelNotFoundError) as raised:
             async with machine.pool.lease(name):
                 pass
+        assert ("llmrun pull" if name.startswith("owner") else "serve --any-model") in raised.value.hint
         assert not machine.loads
 
     run(Machine(tmp_path, "a"), scenario)

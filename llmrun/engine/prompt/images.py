@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import io
 import struct
 from collections.abc import Sequence
@@ -36,11 +35,9 @@ def with_placeholders(messages: Sequence[Message]) -> tuple[Sequence[Message], d
     replaced = []
     for message in messages:
         content = message.content
-        for image in reversed(message.pictures):
-            at = min(max(image.at, 0), len(content))
-            content = f"{content[:at]}\0{content[at:]}"
-        for _ in message.pictures:
-            content = content.replace("\0", next(characters), 1)
+        for image, character in reversed([*zip(message.pictures, characters, strict=False)]):
+            at = min(max(image.at, 0), len(message.content))
+            content = f"{content[:at]}{character}{content[at:]}"
         replaced.append(replace(message, content=content, pictures=()) if message.pictures else message)
     return replaced, placeholders
 
@@ -110,7 +107,7 @@ def image_bytes(image: Image) -> tuple[bytes, int, int]:
     name = image.name or "an image"
     try:
         data = base64.b64decode(image.data, validate=True)
-    except binascii.Error:
+    except ValueError:  # also for other than ASCII
         raise UsageError(f"{name} can't be read", why="its data are not base64") from None
     if data.startswith(b"RIFF"):
         data = _as_png(data, name)

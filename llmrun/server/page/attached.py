@@ -6,7 +6,6 @@ Must not know chats or models.
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import re
 from pathlib import Path
@@ -51,7 +50,7 @@ def read_uploads(fields: Fields) -> Uploads:
     for each in fields.objects("images"):
         try:
             data = base64.b64decode(each.needed_text("data"), validate=True)
-        except binascii.Error:
+        except ValueError:  # also for other than ASCII
             raise UsageError(f"invalid {each.name('data')}", why="must be an image in base64") from None
         if not data.startswith(PICTURE_BEGINNINGS):
             raise UsageError(f"{_name(each)} can't be attached", why="it is not a PNG, JPEG, GIF, BMP or WebP image")

@@ -30,7 +30,7 @@ from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.ignored import ignored_fields, ignored_tools
 from llmrun.server.protocols.images import image_from_base64, refuse_media
 from llmrun.server.protocols.reasoning import read_effort, read_reasoning, signature
-from llmrun.server.protocols.sampling import read_drafts, read_sampling, schema_grammar
+from llmrun.server.protocols.sampling import read_drafts, read_sampling, read_stop, schema_grammar
 from llmrun.server.protocols.tools import checked_tools, complete_calls, tool, tool_call, tool_name
 from llmrun.server.sse import EVENT_STREAM, PLACE, TextEvent, event
 
@@ -77,7 +77,7 @@ def read_count(body: Mapping[str, Any]) -> CompletionRequest:
     choice, parallel = _tool_choice(fields)
     request = AnswerRequest(
         messages=(*_system(fields), *_messages(fields)),
-        limits=Limits(fields.whole("max_tokens", 1, MOST_TOKENS), fields.texts("stop_sequences")),
+        limits=Limits(fields.whole("max_tokens", 1, MOST_TOKENS), read_stop(fields, "stop_sequences")),
         grammar=_format(fields),
         **read_reasoning(fields, effort, thinking),
         thinking_tokens=budget,

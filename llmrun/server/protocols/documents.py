@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 
 from llmrun.errors import UsageError
@@ -50,7 +49,7 @@ def _decoded(fields: Fields, key: str, data: str, kind: str, title: str) -> str:
     """Return base64 data as text if they are text; without a type, if they are UTF-8."""
     try:
         raw = base64.b64decode(data, validate=True)
-    except binascii.Error:
+    except ValueError:  # also for other than ASCII
         raise UsageError(f"invalid {fields.name(key)}", why="must be base64") from None
     if not kind or kind.startswith(_TEXT_TYPES):
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 from typing import NoReturn
 
@@ -45,7 +44,7 @@ def image_from_base64(data: str, name: str, at: int) -> Image:
     """
     try:
         magic = base64.b64decode(data[:_MAGIC_LENGTH], validate=True)
-    except binascii.Error:
+    except ValueError:  # also for other than ASCII
         raise UsageError(f"invalid {name}", why="must be an image in base64") from None
     if not magic.startswith(PICTURE_BEGINNINGS):
         raise UsageError(f"invalid {name}", why="must be a PNG, JPEG, GIF, BMP or WebP image")

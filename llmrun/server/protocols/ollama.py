@@ -27,7 +27,7 @@ from llmrun.server.protocols.ignored import ignored_fields
 from llmrun.server.protocols.images import image_from_base64
 from llmrun.server.protocols.ollama_models import unix_time
 from llmrun.server.protocols.reasoning import read_effort, read_reasoning
-from llmrun.server.protocols.sampling import ANY_OBJECT, read_drafts, read_sampling, schema_grammar
+from llmrun.server.protocols.sampling import ANY_OBJECT, read_drafts, read_sampling, read_stop, schema_grammar
 from llmrun.server.protocols.tools import checked_tools, complete_calls, tool, tool_call
 from llmrun.server.sse import NDJSON, PLACE, TextEvent, line
 
@@ -82,7 +82,7 @@ def _completion_request(fields: Fields, request: AnswerRequest) -> CompletionReq
         model=fields.text("model") or fields.text("name") or "",
         request=replace(
             request,
-            limits=Limits(max_tokens if max_tokens > 0 else None, options.texts("stop")),
+            limits=Limits(max_tokens if max_tokens > 0 else None, read_stop(options, "stop")),
             grammar=_format(fields),
             **_thinking(fields),
             logprobs=_logprobs(fields),

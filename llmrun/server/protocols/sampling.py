@@ -12,7 +12,7 @@ from llmrun.grammar import Grammar, read_grammar, read_json_schema
 from llmrun.models.adapters import LARGEST_SCALE
 from llmrun.planning.speculation import read_speculate
 from llmrun.protocol.adapters import AdapterScale
-from llmrun.protocol.params import BOUNDS, MOST_TOKENS, STEPS, Limits, check_parameter
+from llmrun.protocol.params import BOUNDS, MOST_TOKENS, STEPS, Limits, check_limits, check_parameter
 from llmrun.server.protocols.fields import Fields
 
 MOST_ANSWERS = 16  # to one prompt
@@ -127,8 +127,19 @@ def read_limits(body: Fields, *names: str) -> Limits:
     """
     counts = (body.whole(name, -1, MOST_TOKENS) for name in names)
     max_tokens = next((count for count in counts if count is not None), None)
-    stop = tuple(text for text in body.texts("stop") if text)
-    return Limits(None if max_tokens == -1 else max_tokens, stop, body.texts("ban"), body.flag("ignore_eos") is True)
+    stop, ban, ignores_end = read_stop(body, "stop"), body.texts("ban"), body.flag("ignore_eos") is True
+    return Limits(None if max_tokens == -1 else max_tokens, stop, ban, ignores_end)
+
+
+def read_stop(body: Fields, key: str) -> tuple[str, ...]:
+    """Return the stop strings without empty ones.
+
+    Raises:
+        UsageError: the field has the wrong type, or is too long.
+    """
+    found = tuple(filter(None, body.texts(key)))
+    check_limits(None, found, (), ("", body.name(key), ""))
+    return found
 
 
 def read_grammar_fields(body: Fields) -> Grammar | None:

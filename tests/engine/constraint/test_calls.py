@@ -32,6 +32,7 @@ PLACE: dict[str, Any] = {
     "properties": {"city": {"enum": ["Rome", "Oslo"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
     "required": ["city"],
 }
+LOOK_AROUND = {"type": "string", "pattern": r"^(?!.*\.\.)[a-z]+$"}  # llguidance has none
 TOOLS = (Tool("weather", "Tells it.", json.dumps(PLACE)), Tool("now"))
 ASKED = AnswerRequest(tools=TOOLS)
 
@@ -235,6 +236,7 @@ def test_another_grammar_and_tools_exclude_each_other() -> None:
             {"not": "x"},
         ),
         ({"type": "object", "properties": {"a": {"type": "string", "format": "made-up"}}}, {"a": "b"}, {"a": 1}),
+        ({"properties": {**PLACE["properties"], "a": LOOK_AROUND}}, {"city": "Rome", "a": "../"}, {"city": "Bonn"}),
         ({"type": "object", "properties": 5}, {"a": 1}, None),
         ({"properties": {"a": json.loads('{"items": ' * 450 + "{}" + "}" * 450)}}, {"a": [1]}, None),
         ({"type": "object", "properties": {"a": {"$ref": "#/nowhere"}}}, {"a": 1}, None),

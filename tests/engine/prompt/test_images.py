@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from llmrun.engine.prompt.images import image_bytes, with_omitted_images
+from llmrun.engine.prompt.images import image_bytes, with_omitted_images, with_placeholders
 from llmrun.errors import UsageError
 from llmrun.protocol.messages import Image, Message
 
@@ -59,6 +59,16 @@ def install(monkeypatch: pytest.MonkeyPatch, opened: _Opened | None) -> None:
     monkeypatch.setitem(sys.modules, "PIL.Image", module)
 
 
+def test_images_stand_where_they_were_put_in_any_text() -> None:
+    first, second, third = (Image("x", str(at), at) for at in (1, 5, 99))
+    messages = [Message("user", "\0cats\0", pictures=(first, second, third)), Message("user", "?", pictures=(first,))]
+    [said, more], images = with_placeholders(messages)
+    a, b, c, d = images
+    assert (said.content, more.content) == (f"\0{a}cats{b}\0{c}", f"?{d}")
+    assert [*images.values()] == [first, second, third, first]
+    assert not said.pictures
+
+
 def test_pillow_converts_it(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, _Opened(3, 2))
     assert image_bytes(WEBP) == (base64.b64decode(PNG.data), 3, 2)
@@ -69,6 +79,12 @@ def test_pillow_refuses_it(monkeypatch: pytest.MonkeyPatch, opened: _Opened | No
     install(monkeypatch, opened)
     with pytest.raises(UsageError, match=words):
         image_bytes(WEBP)
+
+
+@pytest.mark.parametrize("data", ["#", PNG.data + "ÄÖÜß"])
+def test_other_characters_than_those_of_base64_are_refused(data: str) -> None:
+    with pytest.raises(UsageError, match="not base64"):
+        image_bytes(Image(data, "a.png"))
 
 
 def test_without_pillow_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

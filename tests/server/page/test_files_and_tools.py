@@ -168,6 +168,7 @@ def test_a_model_without_vision_gets_a_line_for_an_image_and_says_so(server: Liv
     "images",
     [
         [{"name": "x.png", "data": "@"}],
+        [{"name": "x.png", "data": "ÄÖÜß"}],
         [{"name": "x.tiff", "data": base64.b64encode(b"II*\0....").decode()}],
         [{"name": "x.png"}],
         "x",

@@ -82,3 +82,25 @@ def test_every_protocol_reads_what_is_said_of_drafts(name: str) -> None:
     assert [said(value) for value in ("auto", "off", 7, "7", None)] == [AUTO, OFF, 7, 7, None]
     with pytest.raises(UsageError, match="speculate"):
         said("fast")
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("anthropic", "stop_sequences"),
+        ("ollama chat", "options.stop"),
+        ("openai chat", "stop"),
+        ("openai text", "stop"),
+    ],
+)
+def test_every_protocol_drops_empty_stop_strings_and_names_its_field(name: str, key: str) -> None:
+    read, plausible = READERS[name]
+
+    def stop(texts: list[str]) -> tuple[str, ...]:
+        outer, _, inner = key.rpartition(".")
+        body = {inner: texts}
+        return read({**plausible, **({outer: body} if outer else body)}).request.limits.stop
+
+    assert stop(["", "END", ""]) == ("END",)
+    with pytest.raises(UsageError, match=f"^invalid {key} "):
+        stop([f"stop {number}" for number in range(100)])

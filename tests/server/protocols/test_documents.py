@@ -39,8 +39,9 @@ def test_a_pdf_is_named() -> None:
     assert claude(source, title="a.pdf") == f"Read\n{OMITTED}"
     with pytest.raises(UsageError, match="'url' can't be read"):
         claude({"type": "url", "url": "https://example.org/a.pdf"})
-    with pytest.raises(UsageError, match="must be base64"):
-        claude({"type": "base64", "media_type": "text/plain", "data": "#"})
+    for data in ("#", "ÄÖÜß"):
+        with pytest.raises(UsageError, match="must be base64"):
+            claude({"type": "base64", "media_type": "text/plain", "data": data})
 
 
 def test_an_image_stands_behind_a_document() -> None:
