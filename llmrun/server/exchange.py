@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, contextmanager
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
-from llmrun.errors import ContextOverflowError, LlmrunError
+from llmrun.errors import ContextOverflowError, LlmrunError, UsageError
 from llmrun.protocol.messages import TextDelta
 from llmrun.server import sse
 from llmrun.server.answer_parts import CompletionRequest, Envelope, ResponseFinished, ResponseStarted, Writer
@@ -89,11 +89,15 @@ class Traffic:
             exchange: notified when the grace period is over; a request without one is cancelled then.
 
         Raises:
+            UsageError: these are more answers than may ever be in progress.
             BusyError: too many requests wait.
             DrainingError: the server is shutting down.
         """
         if self.is_draining:
             raise DrainingError("the server is shutting down")
+        if n_answers > self._limit:
+            hint = "ask for fewer, or start the server with a larger --queue"
+            raise UsageError(f"{n_answers} answers are asked for, the server takes {self._limit} at once", hint=hint)
         if self._n_answers + n_answers > self._limit:
             raise BusyError("too many requests wait already", hint="try again in a moment")
         exchanges = {exchange} if exchange is not None else set()

@@ -180,6 +180,12 @@ def test_more_requests_than_may_wait_are_sent_away(serve: Serve) -> None:
         assert server.get("/health").status == 200
 
 
+def test_more_answers_than_may_ever_wait_are_a_mistake_of_the_request(serve: Serve) -> None:
+    refused = serve("obedient", parallel=1, queue=2).post(CHAT, {**STREAM, "n": 4})
+    assert refused.status == 400
+    assert b"larger --queue" in refused.body
+
+
 def test_a_silent_answer_is_filled_with_comments(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "KEEP_ALIVE_SECONDS", 0.01)
     server = serve("obedient")

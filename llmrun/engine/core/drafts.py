@@ -80,7 +80,7 @@ class Drafting:
         return self.model is None and isinstance(self._drafter, SuffixAutomaton)
 
     def natively(self, tokens: Sequence[int]) -> tuple[SuffixAutomaton, Gate]:
-        """Return what native code needs to plan the drafts after these tokens, and after those that it samples."""
+        """Return what native code needs to plan the drafts after these tokens, and after its own samples."""
         assert isinstance(self._drafter, SuffixAutomaton)
         self._catch_up(tokens)
         return self._drafter, self._gate

@@ -292,7 +292,7 @@ class Engine:
         return all(each.is_plain for each in active) and (len(active) == 1 or self._slots.make_room(len(active)))
 
     def _has_drafts(self, n_sequences: int) -> bool:
-        """Return whether a batch of so many decoding sequences may hold drafts."""
+        """Return whether a batch of `n_sequences` decoding sequences may hold drafts."""
         return self._drafts and not self._suspects and (n_sequences == 1 or self._context.unified)
 
     def _run(self, limit: RunLimit, emit: Emit | None) -> list[Event] | None:
