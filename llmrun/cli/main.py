@@ -5,13 +5,15 @@ Must not know the commands.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import math
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
@@ -27,6 +29,8 @@ _CLEANUP_SECONDS = 1.0
 
 def run() -> NoReturn:
     """Run the command in sys.argv and end the process with its exit code."""
+    statuses: list[int] = []
+    atexit.register(_end_by_signal, statuses)  # the first one registered is called last
     gc.freeze()
     gc.enable()
     interrupt = Interrupt()
@@ -54,6 +58,7 @@ def run() -> NoReturn:
         status = _report(explained, debug=debug)
     _ignore_signals()  # Python would go back to their defaults while it ends
     gc.freeze()  # the interpreter's last collections would take longer than most commands' own work
+    statuses.append(status)
     sys.exit(status)
 
 
@@ -102,6 +107,20 @@ def _report(error: LlmrunError, *, debug: bool) -> int:
 def _ignore_signals() -> None:
     for number in (signal.SIGINT, *ENDING):
         signal.signal(number, signal.SIG_IGN)
+
+
+def _end_by_signal(statuses: Sequence[int]) -> None:
+    """After Ctrl-C, end by the signal itself: a shell's loop goes on after a program that ends with a status.
+
+    The shell shows the same status, 130.
+    """
+    if CancelledError.exit_status not in statuses or sys.platform == "win32":
+        return
+    with suppress(OSError, ValueError):  # the reader is gone
+        sys.stdout.flush()
+        sys.stderr.flush()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 class Interrupt:

@@ -137,7 +137,7 @@ def test_ctrl_c_twice_ends_every_stream_with_an_error(served: Served) -> None:
     served.process.send_signal(signal.SIGINT)
     assert eventually(lambda: served.get("/health") == 503, SECONDS)
     served.process.send_signal(signal.SIGINT)
-    served.ends(130, 2)
+    served.ends(-signal.SIGINT, 2)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -166,7 +166,7 @@ def test_a_second_signal_counts_again_after_a_while() -> None:
         interrupt(signal.SIGTERM, None)
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("command", ["run", "batch"])
 def test_signals_twice_end_as_one_does(tmp_path: Path, command: str, number: signal.Signals, status: int) -> None:
     model, rows = str(write(tmp_path / "tiny.gguf", runnable_model())), tmp_path / "rows.txt"

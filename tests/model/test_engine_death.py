@@ -120,7 +120,7 @@ def test_the_engine_ends_with_a_front_killed_at_once(llmrun: Installed) -> None:
 
 
 @pytest.mark.parametrize("phase", [held_in_load, in_prefill, in_decode])
-@pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 143)])
 def test_signals_to_the_front(llmrun: Installed, phase: Phase, sent: signal.Signals, status: int) -> None:
     running = phase(llmrun)
     os.kill(running.process.pid, sent)
@@ -134,7 +134,7 @@ def test_a_second_ctrl_c_does_no_harm(llmrun: Installed) -> None:
     for _ in range(3):
         os.kill(running.process.pid, signal.SIGINT)
         time.sleep(0.01)
-    assert running.end() == (130, "")
+    assert running.end() == (-signal.SIGINT, "")
     assert gone(running.engine)
 
 
@@ -143,7 +143,7 @@ def test_ctrl_c_reaches_only_the_front_of_a_terminals_process_group(llmrun: Inst
     terminal.wait(lambda: any("prefill" in line for line in terminal.lines))
     engine = terminal.engine
     terminal.press("c")
-    assert terminal.end() == 130
+    assert terminal.end() == -signal.SIGINT
     assert gone(engine)
     assert terminal.modes() == terminal.modes_before
     assert b"Traceback" not in terminal.raw

@@ -66,7 +66,7 @@ def test_the_second_ctrl_c_ends_running_streams_at_once(command: str, pulled: No
         server.process.send_signal(signal.SIGINT)
         assert eventually(lambda: status_of(server, "/health") == 503, SECONDS)
         assert first.readline() is not None, "it goes on"
-        assert server.end(signal.SIGINT) == 130
+        assert server.end(signal.SIGINT) == -signal.SIGINT
         assert all(b"shutting-down" in answer.read() for answer in (first, second))
     assert eventually(lambda: gone(engine), SECONDS)
     assert "Traceback" not in server.log.read_text()

@@ -119,7 +119,7 @@ def test_ctrl_c_ends_at_once_with_what_was_measured(llmrun: Installed) -> None:
     engines = psutil.Process(process.pid).children()
     process.send_signal(signal.SIGINT)
     stdout, _ = process.communicate(timeout=SECONDS)
-    assert process.returncode == 130
+    assert process.returncode == -signal.SIGINT
     rows = json.loads(stdout)
     assert rows[0]["test"] == "pp8"
     assert len(rows[0]["samples_ns"]) == 50

@@ -251,7 +251,7 @@ def test_a_signal_when_so_many_bytes_are_written(scene: Scene, number: signal.Si
     eventually(lambda: scene.written() >= moment or process.poll() is not None, SECONDS)
     process.send_signal(number)
     status = process.wait(SECONDS)
-    ends = {signal.SIGKILL: -signal.SIGKILL, signal.SIGHUP: 128 + signal.SIGTERM}
+    ends = {each: -each for each in (signal.SIGKILL, signal.SIGINT)} | {signal.SIGHUP: 128 + signal.SIGTERM}
     assert status in (0, ends.get(number, 128 + number))
     assert eventually(lambda: gone(engine), SECONDS)
     scene.check()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -43,7 +44,7 @@ def test_ctrl_c_changes_nothing(llmrun: Installed, tuned_file: Path) -> None:
     terminal = llmrun.terminal("tune", "smollm2")
     terminal.wait(lambda: any("of 60 s" in line for line in terminal.lines))
     terminal.press("c")
-    assert terminal.end() == 130
+    assert terminal.end() == -signal.SIGINT
     assert any("nothing was changed" in line for line in terminal.lines)
     assert not tuned_file.exists()
 

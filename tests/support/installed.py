@@ -90,7 +90,7 @@ class Running:
         raise AssertionError(f"no {kinds}: {self.process.stderr.read().decode() if self.process.stderr else ''}")
 
     def end(self, seconds: float = SECONDS) -> tuple[int, str]:
-        """Exit status and stderr, once it has ended."""
+        """Exit status and stderr, once it has ended; minus the signal's number if one ended it."""
         _, stderr = self.process.communicate(timeout=seconds)
         return self.process.returncode, stderr.decode()
 
