@@ -6,6 +6,7 @@ Owns login and retries; must not know the meaning of the responses. A refusal ex
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -155,6 +156,7 @@ def _unreachable(settings: Settings, why: str) -> NetworkError:
     hint = "check the network; models of `llmrun list` work without it"
     if "CERTIFICATE" in why:
         hint = "name the certificates to trust: SSL_CERT_FILE=FILE"
+    why = re.sub(r"^\[Errno -?\d+\] ", "", why)
     return NetworkError(f"can't reach the hub at {settings.endpoint}", why=why, hint=hint)
 
 

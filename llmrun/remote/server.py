@@ -188,6 +188,6 @@ def choose_model(server: Server, found: Sequence[ServedModel], name: str | None)
         )
     chosen = found[0] if name is None else next((model for model in found if model.name == name), None)
     if chosen is None:
-        hint = did_you_mean(name or "", names)
+        hint = did_you_mean(name or "", names) or "name one of these"
         raise ModelNotFoundError(f"{server.host} has no model {name!r}", why=f"it has {listed(names, 10)}", hint=hint)
     return chosen

@@ -108,6 +108,9 @@ def test_which_model_is_meant() -> None:
     with pytest.raises(ModelNotFoundError, match="it has llama-3, qwen-3") as caught:
         choose_model(server, (one, other), "lama-3")
     assert caught.value.hint == "did you mean llama-3?"
+    with pytest.raises(ModelNotFoundError) as caught:
+        choose_model(server, (one, other), "x")
+    assert caught.value.hint == "name one of these"
     with pytest.raises(ModelNotFoundError, match="has no model"):
         choose_model(server, (), None)
     with pytest.raises(UsageError, match="and 15 more"):
