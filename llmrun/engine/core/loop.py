@@ -72,7 +72,9 @@ class Engine:
         self._exclusive = ExclusiveScheduler(context, exact=exact) if exact or adapts else None
         self._vocabulary = context.vocabulary
         self._window, self._clock = min(context.n_ctx, context.n_cells), clock
-        self._slots = Slots(context, states, exact=exact, prefixes=prefixes or (), checkpoint_bytes=checkpoint_bytes)
+        self._rate, self._n_batches = PrefillRate(), 0
+        sources = states, self._rate, prefixes
+        self._slots = Slots(context, *sources, exact=exact, checkpoint_bytes=checkpoint_bytes)
         self.prefixes, self.save_parked = self._slots.prefixes, self._slots.save_parked
         self._numbers = itertools.count()
         self._active: list[Sequence] = []  # oldest first
@@ -82,7 +84,6 @@ class Engine:
         self._has_cancelled = False
         self._finished: dict[int, Sequence] = {}  # slot -> the last answer that finished there
         self._sole_request: int | None = None  # the only request in the last batch
-        self._rate, self._n_batches = PrefillRate(), 0
         self._prefix_queries = self._prefix_hits = self._prefilled = self._decoded = 0  # tokens, in total
 
     @property

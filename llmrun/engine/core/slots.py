@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from llmrun.engine.core.cell_budget import CellBudget
 from llmrun.engine.core.checkpoints import MAX_BYTES, Checkpoint, Checkpoints, first_end, most_useful, turn_end
 from llmrun.engine.core.host_prefix_cache import HostPrefix, HostPrefixCache
+from llmrun.engine.core.metrics import PrefillRate
 from llmrun.engine.core.prefix import common_prefix, gap_after, reusable
 from llmrun.engine.llama.base import Context
 from llmrun.errors import LlmrunError
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _MIN_RESTORED = 64  # tokens: fewer are prefilled faster than files are searched
 _MIN_MOVED = 32
 _CHEAP_CELLS = 256  # of parked prefixes, without effect on speed: llama.cpp reads this many at a time
+_UNNOTICED_SECONDS = 0.2  # of prefill: a prefix that needs less is not copied, since a new prompt waits for the copy
 _HOST_SHARE = 4  # host memory may hold 1/N of the tokens that the cells can hold
 _SHOWN = 12  # tokens of a difference
 _MOST_SAVED = 0.75  # of a parked conversation: each save writes all of it
@@ -43,11 +45,13 @@ class Slots:
         self,
         context: Context,
         states: KVStore | None = None,
+        rate: PrefillRate | None = None,
+        prefixes: Sequence[HostPrefix] | None = None,
         *,
         exact: bool = False,
-        prefixes: Sequence[HostPrefix] = (),
         checkpoint_bytes: int = 0,
     ) -> None:
+        self._rate = rate or PrefillRate()
         self._exact = exact  # reuse only whole batches of a prompt, because other batch widths round differently
         self._context = context
         self._states = states
@@ -55,7 +59,7 @@ class Slots:
         self.cached: dict[int, list[int]] = {slot: [] for slot in range(context.n_seq_max + context.n_parked)}
         self.idle = set(self.cached)
         self.budget = CellBudget(context.n_cells)
-        self._host_cache = HostPrefixCache(prefixes)
+        self._host_cache = HostPrefixCache(prefixes or ())
         self.checkpoints = Checkpoints(
             context,
             self.cached,
@@ -302,19 +306,26 @@ class Slots:
             self._offload_copy(slot)
         if slot == source or not shared:
             return slot, False
-        self.truncate(slot, 0)
-        found = self.checkpoints.deepest(source, shared)
-        checkpoint = found.state if found is not None and found.length == shared else None
-        if not self._context.copy(source, slot, shared, checkpoint):
+        if not self._context.unified and self._longest(tokens, salt, [slot])[1] == shared:
+            self.truncate(slot, shared)
+        elif not self._copy_prefix(source, slot, shared):
             return self._longest(tokens, salt, self.idle)[0], False
-        self.cached[slot], self._salts[slot] = self.cached[source][:shared], salt
-        self.checkpoints.copy(source, slot, shared)
-        if self._context.unified:
-            self.budget.share(source, slot, shared)
-        else:
-            self.budget.append(slot, shared)
         self._save_slot_soon(slot)  # two prompts share this prefix: later ones will, also after a restart
         return slot, True
+
+    def _copy_prefix(self, source: int, slot: int, length: int) -> bool:
+        self.truncate(slot, 0)
+        found = self.checkpoints.deepest(source, length)
+        checkpoint = found.state if found is not None and found.length == length else None
+        if not self._context.copy(source, slot, length, checkpoint):
+            return False
+        self.cached[slot], self._salts[slot] = self.cached[source][:length], self._salts[source]
+        self.checkpoints.copy(source, slot, length)
+        if self._context.unified:
+            self.budget.share(source, slot, length)
+        else:
+            self.budget.append(slot, length)
+        return True
 
     def _is_next_turn(self, cached: list[int], n_prompt: int, tokens: list[int]) -> bool:
         """Return whether a prompt repeats or continues a cached prompt, whose answer it may have changed."""
@@ -325,10 +336,10 @@ class Slots:
         return turn_end(prompt, self._context.vocabulary.is_end)
 
     def _has_unique_prefix(self, slot: int) -> bool:
-        """Return whether a slot holds enough tokens that no other one holds."""
+        """Return whether a slot holds tokens that no other one holds, and whose prefill would be noticed."""
         tokens, others = self.cached[slot], {*self.cached} - {slot}
         shared = self._longest(tokens, self._salts[slot], others)[1] if others else 0
-        return len(tokens) - shared >= _MIN_RESTORED
+        return len(tokens) - shared >= max(_MIN_RESTORED, self._rate.tokens_within(_UNNOTICED_SECONDS))
 
     def _cost(self, slot: int) -> tuple[int, bool, int, int]:
         """Return a sort key of idle slots for a new sequence: the fewest gaps, then empty, then least recently used."""

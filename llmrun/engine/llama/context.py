@@ -32,6 +32,7 @@ _PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: without keys and values of f
 _STEP = 256  # cells; the size of a stream is a multiple
 # A sequence's state: a magic number, the number of streams, then for each stream its number of cells and the cells.
 _MAGIC_BYTES, _COUNT = 8, struct.Struct("=I")
+_COPIED_BYTES = 1 << 24  # states up to this size are copied without new memory: its first use takes longer
 _MAX_VERIFIED = 16  # rows of logits of a step that verifies drafts
 
 
@@ -94,6 +95,7 @@ class LlamaContext:
         self.n_outputs = max(n_outputs, verified, self.n_seq_max + self.n_parked)  # llama.cpp requires one per sequence
         self._failures: list[BaseException] = []  # raised by the evaluation callback
         self._callback = guarded(self._llama, watch, self._failures.append) if watch else None
+        self._copied = bytes_of(bytearray(_COPIED_BYTES))
         self._shifted: set[int] = set()  # sequences whose keys the next decode rotates to their new positions
         self._open(self._initial_room())
         empty = _MAGIC_BYTES + _COUNT.size * (1 + self.n_seq_max)
@@ -411,13 +413,19 @@ class LlamaContext:
         # Not every kind of memory can copy a part.
         if self.unified:
             self._llama.llama_memory_seq_cp(self._memory, source, target, 0, _TO_THE_END)
-        elif not self.set_state(target, self._state(source), self._length(source)):
+        elif not self._copy_stream(source, target):
             return False
         self._positions.copy(source, target)
         if self.forget(target, length) or (checkpoint is not None and self.go_back(target, checkpoint, length)):
             return True
         self.forget(target, 0)
         return False
+
+    def _copy_stream(self, source: int, target: int) -> bool:
+        n_bytes = self._llama.llama_state_seq_get_size(self._pointer, source)
+        state = self._copied if n_bytes <= _COPIED_BYTES else bytes_of(bytearray(n_bytes))
+        n_bytes = self._llama.llama_state_seq_get_data(self._pointer, state, n_bytes, source)
+        return bool(self._llama.llama_state_seq_set_data(self._pointer, state, n_bytes, target) == n_bytes)
 
     def checkpoint(self, sequence_id: int) -> bytearray:
         if sequence_id in self._shifted or self._positions.differ(sequence_id):
