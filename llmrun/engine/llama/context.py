@@ -32,7 +32,7 @@ _PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: without keys and values of f
 _STEP = 256  # cells; the size of a stream is a multiple
 # A sequence's state: a magic number, the number of streams, then for each stream its number of cells and the cells.
 _MAGIC_BYTES, _COUNT = 8, struct.Struct("=I")
-_COPIED_BYTES = 1 << 24  # states up to this size are copied without new memory: its first use takes longer
+_MAX_KEPT = 1 << 24  # bytes: memory for a copy is kept up to this size, because using new memory takes longer
 _MAX_VERIFIED = 16  # rows of logits of a step that verifies drafts
 
 
@@ -95,7 +95,6 @@ class LlamaContext:
         self.n_outputs = max(n_outputs, verified, self.n_seq_max + self.n_parked)  # llama.cpp requires one per sequence
         self._failures: list[BaseException] = []  # raised by the evaluation callback
         self._callback = guarded(self._llama, watch, self._failures.append) if watch else None
-        self._copied = bytes_of(bytearray(_COPIED_BYTES))
         self._shifted: set[int] = set()  # sequences whose keys the next decode rotates to their new positions
         self._open(self._initial_room())
         empty = _MAGIC_BYTES + _COUNT.size * (1 + self.n_seq_max)
@@ -103,7 +102,7 @@ class LlamaContext:
             self.close()  # not the plain cache whose format _state() converts
             self._stream, self.unified = 0, True
             self._open(self._initial_room())
-        self._positions = Positions()
+        self._positions, self._copied = Positions(), bytes_of(bytearray())
         self._batch = LlamaBatch(self._llama, self.n_batch, self._positions)
         self._get_logits = function("llama_get_logits_ith", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
         if load.warm_up:
@@ -230,9 +229,11 @@ class LlamaContext:
     def _put_states(self, states: dict[int, bytearray]) -> None:
         for sequence_id, state in states.items():
             if sequence_id == _ALL:
-                self._put_whole_state(state)
-            elif not self._put_state(sequence_id, state):
-                raise DecodeError("llama.cpp could not move the KV cache into another layout")
+                is_moved = self._llama.llama_state_set_data(self._pointer, bytes_of(state), len(state)) == len(state)
+            else:
+                is_moved = self._put_state(sequence_id, state)
+            if not is_moved:
+                raise DecodeError("llama.cpp could not move the KV cache into another context")
 
     def _whole_state(self) -> bytearray:
         """Return the state of all sequences: shared cells once, cells that a sliding window has passed included."""
@@ -241,10 +242,6 @@ class LlamaContext:
         if llama.llama_state_get_data(self._pointer, bytes_of(state), len(state)) != len(state):
             raise DecodeError("llama.cpp could not read out the KV cache")
         return state
-
-    def _put_whole_state(self, state: bytearray) -> None:
-        if self._llama.llama_state_set_data(self._pointer, bytes_of(state), len(state)) != len(state):
-            raise DecodeError("llama.cpp could not move the KV cache into a larger context")
 
     # ---- computation ----
 
@@ -423,7 +420,9 @@ class LlamaContext:
 
     def _copy_stream(self, source: int, target: int) -> bool:
         n_bytes = self._llama.llama_state_seq_get_size(self._pointer, source)
-        state = self._copied if n_bytes <= _COPIED_BYTES else bytes_of(bytearray(n_bytes))
+        state = self._copied if n_bytes <= len(self._copied) else bytes_of(bytearray(n_bytes))
+        if n_bytes <= _MAX_KEPT:
+            self._copied = state
         n_bytes = self._llama.llama_state_seq_get_data(self._pointer, state, n_bytes, source)
         return bool(self._llama.llama_state_seq_set_data(self._pointer, state, n_bytes, target) == n_bytes)
 

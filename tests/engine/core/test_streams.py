@@ -58,6 +58,28 @@ def test_a_stream_whose_prefix_others_have_too_is_not_kept_besides(monkeypatch: 
     crowd.answer("something else", SAMPLING, most=4)
 
 
+def test_a_stream_that_holds_as_much_of_a_prompt_as_any_is_cut_to_that_without_a_copy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    crowd = talk()
+    for request in range(4):
+        crowd.answer(SYSTEM + f"{request}?", SAMPLING, most=4)
+    monkeypatch.setattr(crowd.context, "copy", lambda *_: pytest.fail("it is there already"))
+    assert crowd.answer(SYSTEM + "next?", SAMPLING, most=4)[0] == alone(SYSTEM + "next?", 4)
+    assert crowd.started().reused_tokens == len(SYSTEM)
+    check_cells(crowd)
+
+
+@pytest.mark.parametrize(("seconds", "is_kept"), [(0.0005, False), (0.01, True)])
+def test_a_prefix_is_kept_besides_if_its_prefill_would_be_noticed(seconds: float, is_kept: bool) -> None:
+    crowd = talk()
+    crowd.clock.per_token = seconds
+    for letter in "abcde":
+        crowd.answer(letter * 100, SAMPLING, most=4)
+    assert crowd.answer("a" * 100 + "!", SAMPLING, most=4)[0] == alone("a" * 100 + "!", 4)
+    assert crowd.started().reused_tokens == (100 if is_kept else 0)
+
+
 def busy_slots(crowd: Conversation) -> list[int]:
     return sorted({entry.sequence_id for entry in crowd.context.calls[-1]})
 

@@ -181,15 +181,15 @@ def test_a_cache_that_cannot_be_moved_stays_as_it_was(model: LlamaModel, monkeyp
     ids = tokens(8, STEP)
     with opened(model, 1024) as context:
         read(context, ids)
-        putting, calls = LlamaContext._put_whole_state, []
+        putting, calls = LlamaContext._put_states, []
 
-        def fails_once(context: LlamaContext, state: bytearray) -> None:
-            calls.append(len(state))
+        def fails_once(context: LlamaContext, states: dict[int, bytearray]) -> None:
+            calls.append(len(states))
             if len(calls) == 1:
                 raise DecodeError("no")
-            putting(context, state)
+            putting(context, states)
 
-        monkeypatch.setattr(LlamaContext, "_put_whole_state", fails_once)
+        monkeypatch.setattr(LlamaContext, "_put_states", fails_once)
         with pytest.raises(DecodeError):
             context.decode(entries([7], STEP))
         assert same(read(context, [7], STEP), alone(model, [*ids, 7]))
@@ -265,13 +265,19 @@ def test_where_positions_depend_on_the_window_each_sequence_has_its_own(
 # ---- copying, states
 
 
-def test_a_copy_goes_on_by_itself(model: LlamaModel) -> None:
+@pytest.mark.parametrize(("n_stream", "most_kept"), [(0, 0), (STEP, 0), (STEP, 1 << 24)])
+def test_a_copy_goes_on_by_itself(
+    model: LlamaModel, n_stream: int, most_kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(context_module, "_MAX_KEPT", most_kept)
     prompt, other = tokens(11, 100), tokens(12, 30)
-    with opened(model, STEP, n_seq_max=3) as context:
+    with opened(model, STEP, n_seq_max=3, n_stream=n_stream) as context:
         read(context, prompt)
         assert context.copy(0, 2, 70)
         assert same(read(context, other, 70, 2), alone(model, prompt[:70] + other))
         assert same(read(context, other, 100), alone(model, prompt + other))
+        assert context.copy(0, 1, 110), "from memory that is used again"
+        assert same(read(context, [5], 110, 1), alone(model, [*prompt, *other[:10], 5]))
         assert context.forget(0, 0)
         assert same(read(context, [5], 100, 2), alone(model, [*prompt[:70], *other, 5]))
     with opened(model) as context:
