@@ -422,6 +422,7 @@ class Slots:
             return False
         del cached[shared : shared + gap]
         self.budget.drop(slot, shared, shared + gap)
+        self.checkpoints.cut(slot, shared)
         self._n_prompt[slot] -= gap
         return True
 

@@ -394,8 +394,8 @@ class LlamaContext:
 
     def drop(self, sequence_id: int, start: int, end: int) -> bool:
         llama, memory = self._llama, self._memory
-        if not llama.llama_memory_can_shift(memory):
-            return False
+        if not self.cuts or not llama.llama_memory_can_shift(memory):
+            return False  # llama.cpp would move a recurrent state's position, and leave the state as it is
         if self.model.sliding_window and self._first(sequence_id) > 0:
             return False  # cells missing before the window would be inside it again
         if not llama.llama_memory_seq_rm(memory, sequence_id, start, end):

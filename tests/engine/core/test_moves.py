@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
@@ -25,6 +26,15 @@ def test_what_stands_after_dropped_turns_is_not_computed_again() -> None:
     assert talk.started().reused_tokens == len(SYSTEM + SECOND) + 4
     assert talk.computed() == 2 + 1
     assert talk.context.cached() == tokens_of(SYSTEM + SECOND + answer + "?" + talk.text())[:-1]
+
+
+def test_checkpoints_after_dropped_turns_are_of_other_tokens() -> None:
+    """As with a sliding window, whose cells may be moved as long as none has passed."""
+    talk = Conversation(hashed, n_ctx=400, n_batch=16, has_checkpoints=True)
+    talk.answer(SYSTEM + FIRST + SECOND, most=5)
+    talk.answer(SYSTEM + SECOND + talk.text() + "?", extras=Extras(moves=True), most=2)
+    kept = talk.engine._slots.checkpoints.of(0)
+    assert all(json.loads(each.state) == talk.context.cached()[: each.length] for each in kept)
 
 
 @pytest.mark.parametrize(("moves", "cuts"), [(False, True), (True, False)])

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.hybrid_models import CASES, write_models
+from support.hybrid_models import CASES, HYBRIDS, write_models
 
 from llmrun import _native
 from llmrun.engine.core.loop import Engine
 from llmrun.engine.core.sampler import SequenceSampler
+from llmrun.engine.core.sequence import Extras
 from llmrun.engine.core.states import KVStore
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
@@ -49,10 +50,13 @@ def engine(model: LlamaModel, states: KVStore | None = None, parallel: int = 1) 
         context.close()
 
 
-def ask(talk: tuple[Engine, Any], prompt: list[int], n_tokens: int = 1, request: int = 1) -> tuple[Any, Finished]:
+def ask(
+    talk: tuple[Engine, Any], prompt: list[int], n_tokens: int = 1, request: int = 1, *, moves: bool = False
+) -> tuple[Any, Finished]:
     """The logits of the answer's last token, and how the answer ended."""
     loop, context = talk
-    loop.add(request, prompt, SequenceSampler(GREEDY, context.vocabulary, prompt), Limits(n_tokens))
+    sampler = SequenceSampler(GREEDY, context.vocabulary, prompt)
+    loop.add(request, prompt, sampler, Limits(n_tokens), Extras(moves=moves))
     ended = None
     while loop.busy:
         for event in loop.step():
@@ -102,6 +106,17 @@ def test_a_prompt_with_another_end(model: LlamaModel, length: int) -> None:
         found, ended = ask(talk, changed, request=2)
         assert computed(ended) <= 50 + N_BATCH + 1
         assert_as_fresh(model, found, changed)
+
+
+@pytest.mark.parametrize("model", HYBRIDS, indirect=True)
+def test_no_checkpoint_from_before_the_oldest_turns_were_dropped_is_used_after_it(model: LlamaModel) -> None:
+    with engine(model) as talk:
+        system, oldest, turns = tokens(3, 100), tokens(4, 150), tokens(5, 300)
+        ask(talk, [*system, *oldest, *turns], 8)
+        truncated = [*system, *turns, *tokens(6, 20)]
+        found, ended = ask(talk, truncated, request=2, moves=True)
+        assert 0 < ended.stats.reused_tokens <= len(system)
+        assert_as_fresh(model, found, truncated)
 
 
 def test_an_early_change_after_another_conversation_came_between(model: LlamaModel) -> None:
