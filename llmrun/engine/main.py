@@ -71,14 +71,18 @@ _IDLE_SECONDS = 3.0  # without commands, before parked conversations are saved; 
 class Commands:
     """The commands by state, for cancelling: waiting, in the loop, or running in llama.cpp's thread.
 
+    Args:
+        flag: stops the computation.
+
     Attributes:
         answering: requests in the loop.
         busy: the running command; None between commands, while the loop may run.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, flag: _native.CancelFlag) -> None:
         self.answering: set[int] = set()
         self.busy: int | None = None
+        self._flag = flag
         self._lock = threading.Lock()
         self._waiting: dict[int, Command] = {}
 
@@ -95,8 +99,16 @@ class Commands:
             if not self.is_waiting(command):
                 return False
             del self._waiting[command.request]
-            self.busy = command.request if busy else self.busy
+            if busy:
+                self.busy = command.request
+                self._flag.clear()  # the cancel of an answer or a job before may have come too late to stop that
             return True
+
+    def stop(self, request: int, *, is_alone: bool) -> None:
+        """Stop the computation if it is this request's: a command, or an answer that is alone in the loop."""
+        with self._lock:
+            if self.busy == request or (self.busy is None and is_alone):
+                self._flag.set()
 
     @property
     def n_answers(self) -> int:
@@ -121,7 +133,7 @@ class EngineProcess:
         self._channel, self._preload = channel, preload
         self._outbox = Outbox(channel.send)
         self._flag = _native.CancelFlag() if preload is None else preload.flag
-        self._commands = Commands()
+        self._commands = Commands(self._flag)
         self._to_prepare: queue.SimpleQueue[Command] = queue.SimpleQueue()
         # A command, and the argument of its handler.
         self._to_compute: queue.SimpleQueue[tuple[Command, Command | PreparedRequest]] = queue.SimpleQueue()
@@ -188,8 +200,8 @@ class EngineProcess:
         elif command is not None:
             self._channel.send(Failed.of(CancelledError("it was cancelled"), request))
         else:
-            if commands.busy == request or (commands.busy is None and self._is_alone(request)):
-                self._flag.set()  # before the other thread can take the command, which clears the flag
+            # Before the other thread can take the cancel, which clears the flag.
+            commands.stop(request, is_alone=self._is_alone(request))
             self._queue(cancel, cancel)
 
     def _ask(self, job: Job, questions: dict[str, Callable[[int, Any], Any]]) -> Event:
@@ -313,6 +325,8 @@ class EngineProcess:
                 event = self._compute_handlers[type(command)](argument)
             except LlmrunError as error:
                 event = Failed.of(error, command.request)
+            except Aborted:
+                event = Failed.of(CancelledError("it was cancelled"), command.request)
             self._commands.busy = None
             if event is not None:
                 self._channel.send(event)
@@ -362,17 +376,14 @@ class EngineProcess:
         self._weights = weights = self._load_weights(load, self._weights)
         if before is not None and before.weights is not weights:
             before, prefixes = None, []
-        try:
-            context = LlamaContext(weights, load, encodes=True)
-            context.synchronize()  # its warm-up is a part of loading
-            self._contexts.append(context)
-            drafts = None
-            if load.draft is not None:
-                self._draft_weights = self._load_weights(load.draft, self._draft_weights)
-                drafts = LlamaContext(self._draft_weights, load.draft)
-                self._contexts.append(drafts)
-        except Aborted:
-            raise CancelledError("loading was cancelled") from None
+        context = LlamaContext(weights, load, encodes=True)
+        context.synchronize()  # its warm-up is a part of loading
+        self._contexts.append(context)
+        drafts = None
+        if load.draft is not None:
+            self._draft_weights = self._load_weights(load.draft, self._draft_weights)
+            drafts = LlamaContext(self._draft_weights, load.draft)
+            self._contexts.append(drafts)
         from llmrun.engine.loaded import LoadedModel
 
         self._model = model = LoadedModel(

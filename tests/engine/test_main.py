@@ -17,8 +17,11 @@ import pytest
 from support.fake_context import FakeContext, FakeVocabulary, endless
 
 import llmrun.engine.main as module
+from llmrun.engine.jobs import explain
+from llmrun.engine.llama.base import Aborted
 from llmrun.engine.loaded import LoadedModel
 from llmrun.engine.main import EngineProcess
+from llmrun.errors import CancelledError
 from llmrun.protocol.codec import as_dict
 from llmrun.protocol.frames import encode
 from llmrun.protocol.loading import Load
@@ -465,6 +468,34 @@ def test_a_job_can_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     gate.open()
     assert running.channel.wait(lambda event: event.request == 1).result == {"stopped": True}  # type: ignore[union-attr]
     assert eventually(lambda: not running.process._flag.is_set)
+
+
+def test_a_late_cancel_of_an_answer_does_not_stop_the_job_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    running, gate = in_a_batch(1)
+    process = running.process
+    monkeypatch.setitem(process._compute_handlers, Job, lambda job: JobDone(job.request, process._flag.is_set))
+    running.channel.say(Job(9, "embed", {}))
+    assert eventually(lambda: not process._to_compute.empty())
+    running.channel.say(Cancel(1))
+    assert eventually(lambda: process._flag.is_set)
+    gate.open()
+    assert running.channel.wait(lambda event: event.request == 9) == JobDone(9, result=False)
+    assert running.channel.finished(1).reason == "cancelled"
+
+
+def test_a_cancelled_job_whose_decode_call_is_aborted_fails_alone(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def aborted(*_: object) -> None:
+        raise Aborted
+
+    monkeypatch.setattr(explain, "run", aborted)
+    running.channel.say(Job(1, "explain", {"answer": 1}))
+    failed = running.channel.wait(lambda event: event.request == 1)
+    assert isinstance(failed, Failed)
+    assert failed.code == CancelledError("").code
+    running.channel.say(ask(2))
+    assert running.channel.finished(2).reason == "length"
 
 
 def test_a_cancel_sets_the_flag_before_it_can_be_handled() -> None:
