@@ -155,7 +155,7 @@ class Preparer:
         extras = self._extras(request, tags, syntax, inside=inside)
         if images is not None:
             assert self._projector is not None
-            salt = f"{request.salt} {generate.request}" if self._projector.is_exact else request.salt
+            salt = f"{extras.salt} {generate.request}" if self._projector.is_exact else extras.salt
             extras = replace(extras, images=images, salt=salt)
         elif request.speculation is not None and request.speculation.probes:
             probe = StepProbe()

@@ -17,7 +17,9 @@ from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.loaded import LoadedModel
 from llmrun.engine.prompt.images import MAX_PIXELS
+from llmrun.engine.service import Preparer
 from llmrun.errors import BadModelError, BadTemplateError, LlmrunError, UsageError
+from llmrun.protocol.adapters import Adapter, AdapterScale
 from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import (
     AnswerRequest,
@@ -117,6 +119,19 @@ def test_what_an_image_takes_is_told(opened: Open, kind: str) -> None:
     assert (pictured.name, pictured.width, pictured.height) == ("a.png", 300, 200)
     assert stats.picture_tokens == LARGE_TOKENS[kind] < pictured.tokens < stats.prompt_tokens
     assert 0 < stats.picture_seconds < stats.prefill_seconds
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_prompts_with_images_are_reused_with_the_same_adapters_only(opened: Open, exact: bool) -> None:
+    model = opened(exact=exact)
+    adapters = (Adapter("a", "/a", 1.0),)
+    preparer = Preparer(model.weights.vocabulary, None, 1024, projector=model._projector, adapters=adapters)
+    plain, other = (
+        preparer.prepare(Generate(1, asked(BLUE, salt="x", adapters=each)), lambda event: None).extras
+        for each in (None, ())
+    )
+    assert (plain.adapters, other.adapters) == ((AdapterScale(0, 1.0),), ())
+    assert plain.salt != other.salt
 
 
 @pytest.mark.parametrize("kind", ["idefics3", "qwen2vl_merger"])
