@@ -453,8 +453,8 @@ class Engine:
         return [*rest, Finished(sequence.request, reason, sequence.stats(self._window), detail)]
 
     def _fail(self, sequence: Sequence, error: LlmrunError) -> Failed:
+        self._slots.truncate(sequence.slot, 0)  # before it is parked
         self._remove(sequence)
-        self._slots.truncate(sequence.slot, 0)
         return Failed.of(error, sequence.request)
 
     def _truncate(self, sequence: Sequence, length: int) -> None:

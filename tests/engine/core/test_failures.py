@@ -94,6 +94,23 @@ def test_bad_logits_of_one_do_not_hurt_the_other() -> None:
     assert talk.text(2) == "cdef"
 
 
+def test_what_a_failed_request_has_computed_is_not_reused() -> None:
+    """Not even from host memory, to which prefixes move while others run."""
+    prompt = "x" * 300
+
+    def damaged(tokens: Sequence[int]) -> Sequence[float]:
+        return [math.nan] * N_VOCAB if len(tokens) == 303 and tokens[0] == ord("x") else endless(tokens)
+
+    talk = Conversation(damaged, n_ctx=2000, n_batch=512, n_seq_max=3)
+    talk.ask("Hi", most=60, request=1)
+    talk.ask(prompt, request=2)
+    while not any(isinstance(event, Failed) for event in talk.events):
+        talk.events += talk.engine.step()
+    talk.ask(prompt, most=2, request=3)
+    talk.run()
+    assert talk.started(3).reused_tokens == 0
+
+
 def test_a_biased_token_outside_the_vocabulary() -> None:
     talk = Conversation(endless)
     with pytest.raises(UsageError, match="logit_bias"):
