@@ -105,13 +105,13 @@ class LoadedModel:
             return ()
 
     def save(self, save: SaveState) -> StateSaved:
-        """Save an answer's KV state. A failed write is only reported as zeros, because the file is only a cache.
+        """Save an answer's KV state. A failure is only reported as zeros, because the file is only a cache.
 
         Raises:
             UsageError: another answer has taken its slot.
         """
         tokens = n_bytes = 0
-        with suppress(OSError):
+        with suppress(OSError, MemoryError):
             tokens, n_bytes = self.engine.save(save.answer, prompt_only=save.prompt_only)
         return StateSaved(tokens, n_bytes)
 

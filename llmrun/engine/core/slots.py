@@ -153,7 +153,7 @@ class Slots:
     ) -> None:
         """Queue a prefix for the disk if that is worthwhile; only then read its state."""
         if self.saver is not None and not salt and self.saver.accepts(tokens, most_saved):
-            with suppress(LlmrunError):
+            with suppress(LlmrunError, MemoryError):
                 state = read()
                 if state:
                     self.saver.save(tokens, state, most_useful(checkpoints))
@@ -195,7 +195,7 @@ class Slots:
 
     def _copy(self, slot: int) -> HostPrefix | None:
         """Return a copy of a parked slot's prefix; None if llama.cpp can't export it."""
-        with suppress(LlmrunError):
+        with suppress(LlmrunError, MemoryError):
             state = self._context.state(slot)
             if state:
                 n_prompt, is_multi_turn = self._n_prompt[slot], slot in self._multi_turn
@@ -317,15 +317,16 @@ class Slots:
         self.truncate(slot, 0)
         found = self.checkpoints.deepest(source, length)
         checkpoint = found.state if found is not None and found.length == length else None
-        if not self._context.copy(source, slot, length, checkpoint):
-            return False
-        self.cached[slot], self._salts[slot] = self.cached[source][:length], self._salts[source]
-        self.checkpoints.copy(source, slot, length)
-        if self._context.unified:
-            self.budget.share(source, slot, length)
-        else:
-            self.budget.append(slot, length)
-        return True
+        with suppress(MemoryError):
+            if self._context.copy(source, slot, length, checkpoint):
+                self.cached[slot], self._salts[slot] = self.cached[source][:length], self._salts[source]
+                self.checkpoints.copy(source, slot, length)
+                if self._context.unified:
+                    self.budget.share(source, slot, length)
+                else:
+                    self.budget.append(slot, length)
+                return True
+        return False
 
     def _is_next_turn(self, cached: list[int], n_prompt: int, tokens: list[int]) -> bool:
         """Return whether a prompt repeats or continues a cached prompt, whose answer it may have changed."""
@@ -371,7 +372,7 @@ class Slots:
         target = min(self.idle & {runs[-1][0] - 1, runs[-1][-1] + 1})
         if not self._offload(target):
             self.truncate(target, 0)
-        with suppress(LlmrunError):
+        with suppress(LlmrunError, MemoryError):
             if self._context.copy(source, target, len(self.cached[source])):
                 self._move(source, target)
                 return [(source, target)]
@@ -453,7 +454,7 @@ class Slots:
     def _load_state(self, slot: int, cached: list[int], state: bytes | bytearray, tokens: list[int]) -> int:
         """Replace a slot by a state of the cached tokens; return the number of a sequence's tokens that it holds."""
         self.truncate(slot, 0)
-        with suppress(LlmrunError):  # it is only a cache
+        with suppress(LlmrunError, MemoryError):  # it is only a cache
             if self.make_room(len(cached)) and self._context.set_state(slot, state, len(cached)):
                 self.append(slot, cached)
                 return reusable(cached, tokens)

@@ -127,6 +127,23 @@ def test_a_state_that_is_refused_is_computed_again() -> None:
     assert talk.text(20) == alone(LONG["a"] + "!")
 
 
+@pytest.mark.parametrize("n_stream", [0, 500])
+def test_without_memory_for_copies_there_are_none(n_stream: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    talk = Conversation(hashed, n_ctx=2000, n_seq_max=2, n_stream=n_stream)
+    for name in ("state", "copy"):
+        monkeypatch.setattr(talk.context, name, fail)
+    for prompt in (*LONG.values(), LONG["a"] + "!"):
+        assert talk.answer(prompt, SAMPLING, most=4)[0] == alone(prompt)
+    talk.ask(LONG["b"], SAMPLING, most=400, request=9)
+    talk.events += talk.engine.step() + talk.engine.step()
+    talk.ask(LONG["b"] + "!", SAMPLING, most=4, request=10)
+    talk.run()
+    assert talk.text(10) == alone(LONG["b"] + "!")
+
+
 def test_the_prefix_that_knows_most_is_found() -> None:
     stowed = HostPrefixCache()
     short, long, salted = (
