@@ -281,13 +281,13 @@ class EngineProcess:
             if self._model.engine.is_starting:
                 self._gather()
             seconds = self._outbox.due - time.perf_counter()
-            events = self._model.engine.step(RunLimit(_MAX_RUN, seconds, self._queued), self._emit)
-            for event in events:
-                if isinstance(event, Finished | Failed):
-                    self._commands.answering.discard(event.request)
-            self._outbox.add(events)
+            self._emit(self._model.engine.step(RunLimit(_MAX_RUN, seconds, self._queued), self._emit))
 
     def _emit(self, events: list[Event]) -> float:
+        """Send events of the loop; return the seconds until the next text is due."""
+        for event in events:
+            if isinstance(event, Finished | Failed):
+                self._commands.answering.discard(event.request)
         self._outbox.add(events)
         return max(0.0, self._outbox.due - time.perf_counter())
 
@@ -295,7 +295,7 @@ class EngineProcess:
         """Wait briefly for requests in preparation: prompts that arrive together share the first prefill."""
         ends_at = time.perf_counter() + _GATHER_SECONDS
         while self._commands.n_answers and (seconds := ends_at - time.perf_counter()) > 0:
-            self._outbox.add(self._loaded_model().engine.admit())  # copies cached prefixes meanwhile
+            self._emit(self._loaded_model().engine.admit())  # copies cached prefixes meanwhile
             with suppress(queue.Empty):
                 self._handle(*self._to_compute.get(timeout=seconds))
 

@@ -254,6 +254,20 @@ def test_prompts_that_arrive_together_share_the_first_prefill(monkeypatch: pytes
     assert {entry.sequence_id for entry in running.context.calls[0]} == {0, 1}
 
 
+def test_an_answer_cancelled_while_others_are_prepared_is_no_longer_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_GATHER_SECONDS", PATIENCE)
+    running = Running(n_seq_max=2)
+    gate = running.gate_in_preparing(2)
+    running.start()
+    running.channel.say(ask(1), ask(2))
+    running.channel.wait(lambda event: isinstance(event, Started))
+    running.channel.say(Cancel(1))
+    running.channel.finished(1)
+    gate.open()
+    running.channel.finished(2)
+    assert not running.process._commands.answering
+
+
 def test_a_long_preparation_does_not_hold_up_an_idle_engine() -> None:
     running = Running(n_seq_max=2)
     gate = running.gate_in_preparing(2)
