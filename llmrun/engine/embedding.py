@@ -85,13 +85,17 @@ class Embedder:
                 raise CancelledError("it was cancelled") from None
         return vectors
 
+    def close(self) -> None:
+        """Free the context; the next use creates another one."""
+        if self._context is not None:
+            self._context.close()
+            self._context = None
+
     def _context_for(self, pooling: str, n_batch: int) -> LlamaContext:
         """Return a context with this batch size: llama.cpp aborts if more than n_ubatch tokens attend to each other."""
         if self._context is not None and self._pooling == pooling and self._n_batch >= n_batch:
             return self._context
-        if self._context is not None:
-            self._context.close()
-            self._context = None
+        self.close()
         n_seq_max = 1 if self._weights.is_recurrent or self._weights.rope_depends_on_window else BATCH_TEXTS
         load = replace(
             self._load,

@@ -213,13 +213,12 @@ class EngineProcess:
             return Failed.of(error, job.request)
 
     def _status(self) -> EngineStatus:
-        waiting = self._commands.n_answers
-        return EngineStatus(waiting=waiting) if self._model is None else self._model.engine.status(waiting)
+        waiting, model = self._commands.n_answers, self._model  # another thread may set it to None
+        return EngineStatus(waiting=waiting) if model is None else model.engine.status(waiting)
 
     def _is_alone(self, request: int) -> bool:
-        return self._commands.answering == {request} or (
-            self._model is not None and self._model.engine.runs_alone(request)
-        )
+        model = self._model
+        return self._commands.answering == {request} or (model is not None and model.engine.runs_alone(request))
 
     # ---- the thread that prepares --------------------------------------------------------------------------
 
@@ -413,6 +412,7 @@ class EngineProcess:
         if model.engine.busy:
             raise UsageError("the model can't be loaded again", why="it is answering")
         prefixes, self._model = model.engine.prefixes(), None
+        model.embedder.close()
         while self._contexts:
             self._contexts.pop().close()
         return model, prefixes

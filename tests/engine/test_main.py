@@ -222,6 +222,30 @@ def test_a_model_that_answers_is_not_loaded_again(running: Running) -> None:
     assert running.channel.finished(1).reason == "length"
 
 
+def test_a_context_for_embeddings_is_freed_with_its_model() -> None:
+    process, closed = Running().process, []
+    assert process._model is not None
+    process._model.embedder._context = SimpleNamespace(close=lambda: closed.append(True))  # type: ignore[assignment]
+    process._unload()
+    assert closed == [True]
+
+
+def test_the_model_may_be_unloaded_while_another_thread_looks_at_it() -> None:
+    class Process(EngineProcess):
+        @property
+        def _model(self) -> LoadedModel | None:  # type: ignore[override]
+            return seen.pop(0)
+
+        @_model.setter
+        def _model(self, model: LoadedModel | None) -> None: ...
+
+    process, model = Process(FakeChannel()), Running().model  # type: ignore[arg-type]
+    seen = [model, None, model, None]
+    assert process._status().running == 0
+    seen = [model, None]
+    assert not process._is_alone(1)
+
+
 def test_preparing_one_request_does_not_hold_up_another() -> None:
     running = Running(n_seq_max=2)
     gate = running.gate_in_preparing(2)

@@ -454,7 +454,7 @@ class Slots:
     def _load_state(self, slot: int, cached: list[int], state: bytes | bytearray, tokens: list[int]) -> int:
         """Replace a slot by a state of the cached tokens; return the number of a sequence's tokens that it holds."""
         self.truncate(slot, 0)
-        with suppress(LlmrunError, MemoryError):  # it is only a cache
+        with suppress(LlmrunError):  # it is only a cache; MemoryError is a lost one
             if self.make_room(len(cached)) and self._context.set_state(slot, state, len(cached)):
                 self.append(slot, cached)
                 return reusable(cached, tokens)
