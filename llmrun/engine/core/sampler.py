@@ -67,7 +67,7 @@ class SequenceSampler:
             self._native = _native.Sampler(
                 vocabulary.n_tokens,
                 seed=self.seed,
-                logit_bias=_biases(params, vocabulary),
+                logit_bias=logit_biases(params, vocabulary),
                 dry_breakers=breakers,
                 watermark=_watermark(params),
                 remember=remember,
@@ -258,7 +258,8 @@ def _watermark(params: SamplingParams) -> _native.Watermark | None:
     return read_watermark(params.watermark).native(params.watermark_key)
 
 
-def _biases(params: SamplingParams, vocabulary: Vocabulary) -> list[tuple[int, float]]:
+def logit_biases(params: SamplingParams, vocabulary: Vocabulary) -> list[tuple[int, float]]:
+    """Return the biases of a request, and the bans of its model; raise UsageError if the model has no such token."""
     for token, _ in params.logit_bias:
         if token >= vocabulary.n_tokens:
             raise UsageError(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from llmrun import _native
+from llmrun.engine.core.sampler import logit_biases
 from llmrun.engine.jobs.beam_search import Beam
 from llmrun.errors import BadLogitsError
 from llmrun.protocol.jobs.beams import ROOT
@@ -53,9 +54,8 @@ class Branches:
         self._native = _native.Sampler(vocabulary.n_tokens, seed=0)
         self._stops = [text.encode() for text in limits.stop]
         self._bans = [text.casefold() for text in limits.ban]
-        suppressed = [(token, -math.inf) for token in vocabulary.suppressed if token < vocabulary.n_tokens]
         ends = [(token, -math.inf) for token in self.end_tokens if limits.ignores_end]
-        self._biases = [*sampling.logit_bias, *suppressed, *ends]
+        self._biases = [*logit_biases(sampling, vocabulary), *ends]
         penalties = (sampling.repeat_penalty - 1, sampling.frequency_penalty, sampling.presence_penalty)
         self._penalizes = sampling.repeat_last_n > 0 and any(penalties)
 

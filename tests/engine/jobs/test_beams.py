@@ -107,6 +107,11 @@ def test_finds_what_transformers_finds(case: BeamCase, models: dict[str, LlamaMo
     assert scores == pytest.approx(wanted["scores"], abs=1e-2)  # llama.cpp looks GELU up in half precision
 
 
+def test_a_bias_of_a_token_that_the_model_lacks_is_refused(models: dict[str, LlamaModel]) -> None:
+    with pytest.raises(UsageError, match="names token 1000000"):
+        searched(models["LlamaForCausalLM"], PROMPT, APART, SamplingParams(logit_bias=((1_000_000, 1.0),)))
+
+
 def test_a_cache_that_is_full_ends_the_search_with_what_there_is(models: dict[str, LlamaModel]) -> None:
     model = models["Qwen2ForCausalLM"]
     sampling = SamplingParams(logit_bias=tuple((end, -math.inf) for end in ENDS["Qwen2ForCausalLM"]))
