@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import create_autospec
 
+import numpy as np
 import psutil
 import pytest
 from support.answers import sent
@@ -26,6 +26,7 @@ from support.gguf_writer import tiny_model, write
 
 import llmrun
 from llmrun.errors import CutOffError, EngineCrashedError, UsageError
+from llmrun.model.embeddings import RankedDocument, TextVectors
 from llmrun.model.load_plan import prepare
 from llmrun.models.registry import ModelSpec
 from llmrun.protocol.jobs.beams import BeamSettings, SearchBeams
@@ -356,9 +357,9 @@ def test_an_example_runs(code: str, load: Load, monkeypatch: pytest.MonkeyPatch)
     model = load("normal")
     monkeypatch.setattr("llmrun.load", lambda *_, **__: load("normal"), raising=False)
     for method in ("embed", "rerank"):  # the fake engine has no vectors
-        result = SimpleNamespace(vectors=[[1.0]])
+        result = TextVectors(np.ones((1, 1), np.float32), (1,))
         monkeypatch.setattr(llmrun.Model, method, create_autospec(getattr(llmrun.Model, method), return_value=result))
-    monkeypatch.setattr(llmrun.Model.rerank, "return_value", [SimpleNamespace(text="Paris is a city")], raising=False)
+    monkeypatch.setattr(llmrun.Model.rerank, "return_value", [RankedDocument(0, 0.9)], raising=False)
     values = {"model": model, "llmrun": llmrun}
     assert "model" in code
     exec(compile(code, "example", "exec"), values)
