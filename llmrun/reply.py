@@ -6,6 +6,7 @@ Must not know engines: events come in.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import AsyncIterator, Callable, Collection, Generator, Iterable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any, Protocol, TypeVar
@@ -42,17 +43,18 @@ Said = str | Message | Mapping[str, str]
 
 
 class Stream(Iterator[_Value]):
-    """Values that come with time, for `for` and `async for`."""
+    """Values that come with time, for `for` and `async for`; each goes to one of the threads that iterate."""
 
     def __init__(self, values: Iterator[_Value], cancel: Callable[[], None]) -> None:
-        self._values = values
+        self._values, self._taking = values, threading.Lock()
         self.cancel = cancel
 
     def __next__(self) -> _Value:
-        return next(self._values)
+        with self._taking:  # a generator refuses a second thread, such as the one a cancelled task left waiting
+            return next(self._values)
 
     def __aiter__(self) -> AsyncIterator[_Value]:
-        return _waiting_elsewhere(self._values, self.cancel)
+        return _waiting_elsewhere(self, self.cancel)
 
 
 class Reply(Stream[str]):
@@ -81,9 +83,14 @@ class Reply(Stream[str]):
     def __init__(
         self, events: Iterator[Event], cancel: Callable[[], None], schema: SchemaClass | Mapping[str, Any] | None = None
     ) -> None:
-        self._received, self._schema = ResponseAccumulator(), schema
-        self._events = _recorded(events, self._received)
-        super().__init__(_texts(self._events), cancel)
+        self._received, self._schema, stopped = ResponseAccumulator(), schema, threading.Event()
+
+        def stop() -> None:
+            stopped.set()
+            cancel()
+
+        self._events = Stream(_recorded(events, self._received, stopped, cancel), stop)
+        super().__init__(_texts(self._events), stop)
 
     def pieces(self) -> Reply:
         """Return the reply: its text as it comes."""
@@ -91,7 +98,7 @@ class Reply(Stream[str]):
 
     def events(self) -> Stream[Event]:
         """Return the answer's events as they come; for `for` and `async for`."""
-        return Stream(self._events, self.cancel)
+        return self._events
 
     @property
     def text(self) -> str:
@@ -172,9 +179,13 @@ class Reply(Stream[str]):
         return self._received.finished
 
 
-def _recorded(events: Iterable[Event], received: ResponseAccumulator) -> Iterator[Event]:
+def _recorded(
+    events: Iterable[Event], received: ResponseAccumulator, stopped: threading.Event, cancel: Callable[[], None]
+) -> Iterator[Event]:
     """Yield the events, and collect them. No method of Reply: it would refer to itself in a circle."""
     for event in events:
+        if stopped.is_set():  # perhaps before the request was sent: the engine did not know it yet
+            cancel()
         received.take(event)
         yield event
 

@@ -9,14 +9,15 @@ import json
 import os
 import re
 import textwrap
+import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import create_autospec
 
+import numpy as np
 import psutil
 import pytest
 from support.answers import sent
@@ -25,6 +26,7 @@ from support.gguf_writer import tiny_model, write
 
 import llmrun
 from llmrun.errors import CutOffError, EngineCrashedError, UsageError
+from llmrun.model.embeddings import RankedDocument, TextVectors
 from llmrun.model.load_plan import prepare
 from llmrun.models.registry import ModelSpec
 from llmrun.protocol.jobs.beams import BeamSettings, SearchBeams
@@ -355,9 +357,9 @@ def test_an_example_runs(code: str, load: Load, monkeypatch: pytest.MonkeyPatch)
     model = load("normal")
     monkeypatch.setattr("llmrun.load", lambda *_, **__: load("normal"), raising=False)
     for method in ("embed", "rerank"):  # the fake engine has no vectors
-        result = SimpleNamespace(vectors=[[1.0]])
+        result = TextVectors(np.ones((1, 1), np.float32), (1,))
         monkeypatch.setattr(llmrun.Model, method, create_autospec(getattr(llmrun.Model, method), return_value=result))
-    monkeypatch.setattr(llmrun.Model.rerank, "return_value", [SimpleNamespace(text="Paris is a city")], raising=False)
+    monkeypatch.setattr(llmrun.Model.rerank, "return_value", [RankedDocument(0, 0.9)], raising=False)
     values = {"model": model, "llmrun": llmrun}
     assert "model" in code
     exec(compile(code, "example", "exec"), values)
@@ -407,6 +409,48 @@ def test_a_task_that_is_cancelled_cancels_its_answer(load: Load) -> None:
     assert next(reply.pieces()) == "Hel"
     reply.cancel()
     assert reply.reason == "cancelled"
+
+
+def test_a_reply_that_a_cancelled_task_left_can_be_read(load: Load) -> None:
+    model = load("obedient")
+
+    async def given_up() -> Reply:
+        reply = model.chat("hi")
+        task = asyncio.create_task(_drained(reply, first := asyncio.Event()))
+        await first.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert reply.text == "Hel", "while the task's thread still waits for the next piece"
+        return reply
+
+    assert asyncio.run(given_up()).reason == "cancelled"
+
+
+def test_a_reply_that_is_cancelled_before_it_begins_is_not_computed(load: Load) -> None:
+    reply = load("obedient").chat("hi")
+    reply.cancel()
+    assert reply.reason == "cancelled"
+
+
+def test_threads_share_the_pieces_of_a_reply() -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def events() -> Iterator[Event]:
+        begun.set()
+        goes_on.wait()
+        started = Started(1, 1, 0, 0)
+        yield from [started, *sent(started, ["Hel", "lo"])]
+
+    reply = Reply(events(), lambda: None)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(list, reply)
+        begun.wait()
+        second = pool.submit(list, reply)
+        wait([second], timeout=0.05)  # it fails at once where it can't wait
+        goes_on.set()
+    assert sorted(first.result() + second.result()) == ["Hel", "lo"]
+    assert reply.text == "Hello"
 
 
 async def _drained(pieces: Any, first: asyncio.Event) -> None:

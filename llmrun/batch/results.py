@@ -40,7 +40,7 @@ class ResultFile:
     """The file of answers, locked by one process at a time.
 
     Args:
-        path: created with the first row if it is missing.
+        path: created by require_writable() or the first row if it is missing; removed if it stays empty.
         clock: monotonic seconds.
         retry_errors: rows with an error count as unwritten; their lines are removed when the first new one is written.
 
@@ -76,14 +76,16 @@ class ResultFile:
         return sum(line.failed for line in self.written.values())
 
     def require_writable(self) -> None:
-        """Check that rows can be written, before the work begins.
+        """Check that rows can be written, before the work begins; a new file is made, and locked.
 
         Raises:
-            UsageError: the folder is missing.
+            UsageError: the folder is missing, or another process has begun to write the file.
             ResourceError: the file or its folder can't be written.
         """
         if self._reading is None or self._retried:
             check_target(Path(os.path.realpath(self._path)))
+            if self._reading is None:
+                self._descriptor = self._open()
         elif not os.access(self._path, os.W_OK):
             raise ResourceError(f"can't write {str(self._path)!r}", why="the file is read-only")
 
@@ -205,6 +207,9 @@ class ResultFile:
             self._close()
 
     def _close(self) -> None:
+        if self._descriptor is not None and self._reading is None and not self._end:  # a new file without a row
+            with suppress(OSError):
+                Path(os.path.realpath(self._path)).unlink()
         for descriptor in (self._descriptor, self._reading):
             if descriptor is not None:
                 os.close(descriptor)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TextIO
 
-from llmrun.errors import UsageError
+from llmrun.errors import UsageError, brief
 from llmrun.protocol.codec import as_dict, load_json
 from llmrun.protocol.messages import AnswerRequest, Message
 from llmrun.server.answer_parts import CompletionRequest, Envelope, Writer
@@ -74,7 +74,10 @@ def read_rows(path: Path) -> Iterator[Row]:
                     for number, line in enumerate(_lines(file), 1)
                     if not isinstance(line, str) or line.strip()
                 )
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError:
+        hint = "save it as UTF-8, e.g. with iconv -f WINDOWS-1252 -t UTF-8"
+        raise UsageError(f"{str(path)!r} can't be read", why="it is not UTF-8 text", hint=hint) from None
+    except (OSError, csv.Error) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise UsageError(f"{str(path)!r} can't be read", why=why) from None
 
@@ -187,6 +190,8 @@ class RowTemplate:
             text = filled(self.template, columns)
         elif isinstance(columns.get("prompt"), str):
             text = columns["prompt"]
+        elif "prompt" in columns:
+            raise UsageError("the row's prompt is not a text", why=f"it is {brief(columns['prompt'])}")
         else:
             names = ", ".join(map(repr, columns)) or "none"
             raise UsageError(

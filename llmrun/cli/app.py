@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -70,10 +71,20 @@ def _command(name: str, entry: CommandEntry, function: Any) -> Any:
     command.name = name
     for each in (command, *getattr(command, "commands", {}).values()):
         each.format_help = _write_help
+        for parameter in each.params:
+            if parameter.type.name == "path":
+                parameter.type.convert = partial(_convert_path, parameter.type.convert)
         each.params.append(_help_all_option())
     if name in habits.TAKES_MODEL:
         _complete_arguments(command)
     return command
+
+
+def _convert_path(convert: Callable[..., Any], value: Any, parameter: Any, context: Any) -> Any:
+    """Convert a path; refuse an empty one, such as that of an unset shell variable, which would be this folder."""
+    if value == "":
+        raise typer.BadParameter("it is empty", ctx=context, param=parameter)
+    return convert(value, parameter, context)
 
 
 def _complete_arguments(command: Any) -> None:

@@ -242,6 +242,8 @@ def _read(rows: Path, out: Path) -> list[Row]:
     """
     from llmrun.batch.rows import read_rows
 
+    if str(rows) == "-":
+        raise UsageError("batch does not read stdin", why="the same file continues a batch", hint="cat > rows.jsonl")
     if out.exists() and rows.exists() and out.samefile(rows):
         raise UsageError(f"-o {out} is the file with the rows", hint="name another file")
     found = list(read_rows(rows))

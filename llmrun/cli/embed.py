@@ -27,6 +27,7 @@ from llmrun.errors import UsageError
 from llmrun.model.embeddings import EmbedOptions
 from llmrun.planning.plan import LoadPreferences
 from llmrun.planning.speculation import OFF
+from llmrun.ui.terminal.format import counted
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
@@ -187,6 +188,8 @@ def _texts_of(output: Output, word: str) -> list[str]:
 
 
 def _lines(data: bytes, name: str) -> list[str]:
+    if not data.strip():
+        raise UsageError(f"{name} is empty", why="each of its lines is a text")
     lines = [line.removesuffix("\r") for line in data.decode("utf-8-sig", "replace").removesuffix("\n").split("\n")]
     blank = next((number for number, line in enumerate(lines, 1) if not line.strip()), None)
     if blank is not None:
@@ -244,4 +247,4 @@ def _write_array(output: Output, parts: Iterator[TextVectors], file: Path) -> No
     data = io.BytesIO()
     np.save(data, vectors, allow_pickle=False)
     write_whole(file, data.getvalue())
-    output.note(f"{vectors.shape[0]:,} vectors of {vectors.shape[1]:,} dimensions are in {file}.")
+    output.note(f"{counted(vectors.shape[0], 'vector')} of {vectors.shape[1]:,} dimensions in {file}")

@@ -100,7 +100,7 @@ def evaluate(
 
     check_sample(sample.n_ctx, sample.chunks, long=sample.long)
     output, result = Output(json=json), _EvaluationOutput()
-    paths = [find_model(output, name, yes=yes)[1] for name in (model, reference) if name]
+    paths = [find_model(output, name, yes=yes)[1] for name in [model, *filter(None, [reference])]]
     about = EvaluationSubject(paths[0].name, paths[1].name if reference else "", sample.text.name, sample.text.sha256)
     try:
         with ExitStack() as held:

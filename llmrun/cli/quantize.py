@@ -13,6 +13,7 @@ from llmrun.cli.completion import complete_model, complete_type
 from llmrun.cli.options import JsonOption, OutputFileYesOption, with_options
 from llmrun.cli.replacing import check_output_file
 from llmrun.errors import UsageError, require_within
+from llmrun.gguf.types import FILE_TYPES
 from llmrun.planning.plan import CONTEXT_BOUNDS, LoadPreferences
 from llmrun.quantize.size import SizeGoal, read_size
 from llmrun.quantize.types import TensorTypes
@@ -368,6 +369,8 @@ class _Target:
 
 def _check_name(target: Path) -> None:
     if target.suffix.lower() != ".gguf":
-        raise UsageError(f"{str(target)!r} does not end in .gguf", hint=f"name it {target.name}.gguf")
+        is_type = target.name.upper() in FILE_TYPES
+        hint = f"--type {target}" if is_type else f"name it {target.name}.gguf"
+        raise UsageError(f"{str(target)!r} does not end in .gguf", hint=hint)
     if target.exists() and not target.is_file():
         raise UsageError(f"{str(target)!r} is not a file", hint="name another OUT")

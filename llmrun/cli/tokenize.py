@@ -44,7 +44,9 @@ def tokenize(
     """
     output = Output(json=json)
     content = read_content(output, text)
-    sides = [tokenize_with(output, name, content, special=not plain, yes=yes) for name in (model, compare) if name]
+    sides = [
+        tokenize_with(output, name, content, special=not plain, yes=yes) for name in [model, *filter(None, [compare])]
+    ]
     if json:
         found = [_as_json(name, each, merges=merges) for name, each in sides]
         output.result_json(found if compare else found[0])
@@ -55,7 +57,7 @@ def tokenize(
         show_compared(output, [(name, each.tokens, script_counts(each.tokens)) for name, each in sides])
     elif output.stdout_is_terminal or merges or table:
         _show(output, *sides[0], merges=merges, table=table)
-    else:
+    elif sides[0][1].tokens:
         output.text("\n".join(str(token.id) for token in sides[0][1].tokens))
 
 

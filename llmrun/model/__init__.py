@@ -371,7 +371,8 @@ class Model:
     def rerank(self, query: str, documents: Iterable[str]) -> list[RankedDocument]:
         """Return the documents by relevance to a query, the best first.
 
-            model.rerank("capital of France", ["Paris is a city", "The Seine is a river"])[0].text
+            documents = ["Paris is a city", "The Seine is a river"]
+            documents[model.rerank("capital of France", documents)[0].index]
 
         Raises:
             UsageError: a text is blank.

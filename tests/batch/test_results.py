@@ -146,6 +146,21 @@ def test_two_batches_dont_write_one_file(tmp_path: Path) -> None:
         ResultFile(path)
 
 
+def test_a_new_file_is_locked_before_the_work_begins(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    with ResultFile(path) as first, ResultFile(path) as second:
+        first.require_writable()
+        with pytest.raises(UsageError, match="another batch writes"):
+            second.require_writable()
+        with pytest.raises(UsageError, match="another batch writes"):
+            ResultFile(path)
+        first.add(1, "k1", RESULT)
+    assert len(lines(path)) == 1
+    with ResultFile(tmp_path / "empty.jsonl") as results:
+        results.require_writable()
+    assert not (tmp_path / "empty.jsonl").exists()
+
+
 def test_a_file_that_another_program_changed_meanwhile_stays_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     for content in ("", json.dumps({"row": 1, **RESULT, "key": "k"}) + "\n"):

@@ -69,6 +69,12 @@ def test_refused_before_a_row_is_asked(
     assert not server.answered()
 
 
+def test_stdin_is_refused() -> None:
+    done = CliRunner().invoke(app, [MODEL, "-"])
+    assert isinstance(done.exception, UsageError)
+    assert "does not read stdin" in str(done.exception)
+
+
 def test_an_engine_here_needs_a_model(server: FarServer) -> None:
     done = CliRunner().invoke(app, ["rows.jsonl"])
     assert isinstance(done.exception, UsageError)

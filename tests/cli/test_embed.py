@@ -104,6 +104,11 @@ def test_empty_lines_are_named(llmrun: Callable[..., Any], files: dict[str, str]
     assert str(failure).startswith(f"line 2 of {tmp_path / 'texts.txt'} is empty")
 
 
+@pytest.mark.parametrize("nothing", [b"", b"\n"])
+def test_an_empty_stdin_is_said(nothing: bytes, llmrun: Callable[..., Any], files: dict[str, str]) -> None:
+    assert str(llmrun("embed", files[BERT], input=nothing).exception).startswith("stdin is empty")
+
+
 def test_documents_in_the_order_of_a_query(llmrun: Callable[..., Any], files: dict[str, str]) -> None:
     model = files["bert reranker"]
     found = json.loads(llmrun("rerank", model, QUERY, *TEXTS, "--json").stdout)

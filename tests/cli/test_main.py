@@ -303,6 +303,9 @@ def test_help_covers_every_topic(name: str, tmp_path: Path) -> None:
         (["show", "--nonsense"], "no such option: --nonsense", "", "llmrun show --help"),
         (["show"], "missing argument 'MODEL'", "", "llmrun show --help"),
         (["tune", "x", "--depth", "x"], "invalid value for '--depth'", "'x' is not a valid int", "llmrun tune --help"),
+        (["batch", "x", ""], "invalid value for 'IN'", "it is empty", "llmrun batch --help"),
+        (["evaluate", ""], "'' is not the name of a model", "", "see `llmrun list --all`"),
+        (["tokenize", "", "hi"], "'' is not the name of a model", "", "see `llmrun list --all`"),
         (["sessions", "rm"], "missing argument 'NAME...'", "", "llmrun sessions rm --help"),
     ],
 )  # fmt: skip

@@ -171,6 +171,11 @@ def test_what_makes_no_sense(engine: Engine, arguments: tuple[str, ...], what: s
     assert not engine.commands
 
 
+@pytest.mark.usefixtures("engine")
+def test_a_type_in_the_place_of_the_file_is_known() -> None:
+    assert refused("tiny-F16.gguf", "q4_0").hint == "--type q4_0"
+
+
 def test_a_report_reads_the_text_that_was_named(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,6 +34,7 @@ def test_a_pipe_gets_ids(tokenize: Callable[..., Any], tmp_path: Path) -> None:
     assert tokenize("hi hi").stdout == f"1\n{HI}\n{HI}\n"
     assert tokenize("--plain", "hi").stdout == f"{HI}\n"
     assert tokenize("-", input=b"hi").stdout == f"1\n{HI}\n"
+    assert tokenize("--plain", "").stdout == "", "no token, no line"
     file = write(tmp_path / "text.txt", b"hi\xff")
     done = tokenize(str(file))
     assert done.stdout.split()[:2] == ["1", str(HI)]
