@@ -135,17 +135,18 @@ class HttpApp:
                 await send(message)
 
             try:
-                await app(scope, receive, sending)
-            except asyncio.CancelledError:  # by Listener.stop()
-                if not status and self._traffic.is_draining:
-                    await _refuse(scope, sending, DrainingError("the server is shutting down"))
-                raise
+                try:
+                    await app(scope, receive, sending)
+                except asyncio.CancelledError:  # by Listener.stop()
+                    if not status and self._traffic.is_draining:
+                        await _refuse(scope, sending, DrainingError("the server is shutting down"))
+                    raise
+                finally:
+                    client = (scope.get("client") or ("",))[0]
+                    seconds = time.monotonic() - started
+                    self._on_served(AccessRecord(client, scope["method"], scope["path"], status or 499, seconds, facts))
             except Exception:  # a bug; _internal_error() has sent the response
                 traceback.print_exc()
-            finally:
-                client = (scope.get("client") or ("",))[0]
-                seconds = time.monotonic() - started
-                self._on_served(AccessRecord(client, scope["method"], scope["path"], status or 499, seconds, facts))
 
         return logged
 
