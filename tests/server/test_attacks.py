@@ -141,11 +141,11 @@ def test_a_body_that_comes_piece_by_piece_without_end_is_given_up(
 
 
 def test_a_request_sent_before_the_answer_to_the_one_before_waits_for_it(serve: Serve) -> None:
-    server = serve("held", receive_seconds=0.2)
+    server = serve("held", receive_seconds=1.0)
     first = server.request("POST", CHAT, json.dumps(HI).encode(), connection="keep-alive")
     with server.connect() as connection:
         connection.sendall(first + server.request("GET", "/health"))
-        time.sleep(0.6)
+        time.sleep(1.5)
         while not select.select([connection], [], [], 0.05)[0]:
             server.get("/metrics")  # ends the answer
         assert read_all(connection).count(b"HTTP/1.1 200 OK") == 2
