@@ -161,8 +161,14 @@ def test_many_texts_are_many_jobs_in_their_order() -> None:
     assert [text for command in commands for text in command.texts] == texts
     assert len(commands) > 3
     assert max(len(command.texts) for command in commands) <= 128
+    assert all(len("".join(command.texts)) <= 4096 for command in commands if len(command.texts) > 1)
     tokens = list(embedding().of_tokens([[1]] * 300))
     assert sum(len(command.tokens) for command in tokens) == 300
+
+
+def test_other_requests_never_wait_for_many_long_texts() -> None:
+    assert [len(command.texts) for command in embedding(role=None).commands(["word " * 400] * 5)] == [2, 2, 1]
+    assert [len(command.tokens) for command in embedding().of_tokens([[1] * 500] * 5)] == [2, 2, 1]
 
 
 def test_an_empty_text_is_refused_by_its_number() -> None:

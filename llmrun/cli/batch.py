@@ -33,9 +33,9 @@ from llmrun.cli.remote_options import ANY_MODEL, refuse_with_remote
 from llmrun.cli.run_command import RawOption
 from llmrun.cli.sampling import sampling_flags
 from llmrun.errors import RowsFailedError, UsageError, require_within
-from llmrun.planning.plan import PARALLEL_BOUNDS
 from llmrun.protocol.messages import AnswerRequest
 from llmrun.protocol.params import resolve_sampling
+from llmrun.protocol.settings import PARALLEL_BOUNDS
 from llmrun.storage import check_target
 from llmrun.ui.terminal.activity import Activity
 from llmrun.ui.terminal.output import Output

@@ -101,7 +101,8 @@ def measure(
     from llmrun.cli.loading import find_model
     from llmrun.model.load_plan import prepare
     from llmrun.models.store.in_use import using
-    from llmrun.planning.plan import PARALLEL_BOUNDS, LoadPreferences
+    from llmrun.planning.plan import LoadPreferences
+    from llmrun.protocol.settings import PARALLEL_BOUNDS
     from llmrun.ui.views.bench import BenchView
 
     server = remote_server(typed.at, typed.key_file)

@@ -23,10 +23,10 @@ from llmrun.cli.sampling import sampling_flags, sampling_rows
 from llmrun.errors import CancelledError, CutOffError, LlmrunError, UsageError, require_within
 from llmrun.model.chat_model import ChatModel, loaded_locally
 from llmrun.model.load_plan import ExpectedUse
-from llmrun.planning.plan import PARALLEL_BOUNDS
 from llmrun.protocol.jobs.beams import BeamSettings
 from llmrun.protocol.messages import AnswerRequest, Finished, Message, TextDelta
 from llmrun.protocol.params import SamplingParams
+from llmrun.protocol.settings import PARALLEL_BOUNDS
 from llmrun.ui.terminal.output import Output
 
 _WORTH_SAVING = 64  # tokens that had to be prefilled

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llmrun.cli import settings_file
 from llmrun.cli.answer_files import template_text
 from llmrun.cli.completion import complete_model
 from llmrun.cli.defaults import served_presets
@@ -37,7 +38,7 @@ from llmrun.cli.tools import ToolOptions, page_tools, tooling
 from llmrun.config import load_settings, model_aliases
 from llmrun.errors import CancelledError, LlmrunError, TerminatedError, UsageError, require_within
 from llmrun.planning.gpu_memory import compare_allocated
-from llmrun.server.durations import read_duration
+from llmrun.server.durations import read_time
 from llmrun.server.sockets import allow_many_connections, bind
 from llmrun.ui.terminal.output import Output
 
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
     from llmrun.server.serving import ServeOptions, Serving
     from llmrun.ui.views.serve import ServeView
 
-_FOR_EVER = math.inf
 _WATCH_SECONDS = 0.5
 _SENDING_NICENESS = 10
 _LOOPBACK = "127.0.0.1"
@@ -163,10 +163,10 @@ def serve(
 
         service.uninstall(Output())
         return
-    require_within("--port", port, (0, 65_535))
-    require_within("--queue", queue, (0, 10_000))
+    require_within("--port", port, settings_file.SERVE["port"].bounds)
+    require_within("--queue", queue, settings_file.SERVE["queue"].bounds)
     keep_seconds, grace_seconds, answer_seconds = (
-        _seconds(flag, text) for flag, text in (("--keep", keep), ("--grace", grace), ("--timeout", timeout))
+        read_time(flag, text) for flag, text in (("--keep", keep), ("--grace", grace), ("--timeout", timeout))
     )
     allow_many_connections()
     listening = bind(host, 0 if install else port)  # an installed server may use the port now
@@ -198,7 +198,7 @@ def _run_on(output: Output, typed: Sequence[str], port: int, options: ServeOptio
     if installs:
         from llmrun.cli import service
 
-        grace = None if options.grace_seconds == _FOR_EVER else options.grace_seconds
+        grace = None if options.grace_seconds == math.inf else options.grace_seconds
         service.install(output, arguments, port, grace)
     else:
         from llmrun.cli.background import serve_in_background
@@ -228,7 +228,7 @@ def serve_page(name: str, loading: LoadingOptions, tooling: ToolOptions, page: s
         (name,),
         _policy(_LOOPBACK, listening, None, [], []),
         loading.preferences,
-        keep_seconds=_FOR_EVER,
+        keep_seconds=math.inf,
         verbose=loading.verbose,
         speculate=loading.most_drafted,
         draft=_fetch_missing(output, (name,), loading),
@@ -295,20 +295,6 @@ def _on_signal(number: int, act: Callable[[], None]) -> None:
         signal.signal(number, lambda *_: loop.call_soon_threadsafe(act))
     else:
         loop.add_signal_handler(number, act)
-
-
-def _seconds(flag: str, text: str) -> float:
-    """Parse a time such as "5m", "1h30m" or "90"; -1 and "forever" are infinite.
-
-    Raises:
-        UsageError: the text is none of these.
-    """
-    if text in {"-1", "forever"}:
-        return _FOR_EVER
-    seconds = read_duration(text)
-    if seconds is None or seconds < 0:
-        raise UsageError(f"invalid {flag} {text}", why="must be a time such as 30s, 5m or 1h, or forever")
-    return seconds
 
 
 def _policy(host: str, listening: socket.socket, key_file: Path | None, origins: list[str], hosts: list[str]) -> Policy:
@@ -419,7 +405,7 @@ async def _run(
     )
     _give_way()
     gc.freeze()  # collections during streams skip the imported modules, which take milliseconds
-    grace = None if options.grace_seconds == _FOR_EVER else options.grace_seconds
+    grace = None if options.grace_seconds == math.inf else options.grace_seconds
     ended_by: list[LlmrunError] = []  # what cut running answers off
 
     def end(error: LlmrunError, *, now: bool = False) -> None:

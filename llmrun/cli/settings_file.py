@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 
 from llmrun.cli.sampling import FLAGS, read_value
 from llmrun.config import config_file, read_toml
-from llmrun.errors import ResourceError, UsageError, did_you_mean
-from llmrun.protocol.settings import SETTINGS
+from llmrun.errors import ResourceError, UsageError, did_you_mean, require_within
+from llmrun.protocol.settings import PARALLEL_BOUNDS, SETTINGS
+from llmrun.server.durations import read_time
 from llmrun.storage import write_whole
 
 _LISTS = {"dry_breakers", "logit_bias", "watermark", "watermark_key"}  # flags that no preset has
@@ -34,11 +35,13 @@ class Key(NamedTuple):
     kind: type[int] | type[float] | type[str]
     choices: tuple[str, ...] = ()
     is_sampling: bool = False
+    bounds: tuple[int, int] = (0, _HIGHEST)
+    is_time: bool = False
 
 
 PRESET = {
     "system": Key("system", str),
-    "max-tokens": Key("max_tokens", int),
+    "max-tokens": Key("max_tokens", int, bounds=(1, _HIGHEST)),
     "ctx": Key("ctx", int),
     "cache-type-k": Key("kv_type_k", str, SETTINGS["kv_type_k"].choices),
     "cache-type-v": Key("kv_type_v", str, SETTINGS["kv_type_v"].choices),
@@ -47,12 +50,12 @@ LOADING = {"ctx", "cache-type-k", "cache-type-v"}
 """Keys of a preset that mean nothing for a remote server."""
 SERVE = {
     "host": Key("host", str),
-    "port": Key("port", int),
-    "parallel": Key("parallel", int),
-    "queue": Key("queue", int),
-    "keep": Key("keep", str),
-    "timeout": Key("timeout", str),
-    "grace": Key("grace", str),
+    "port": Key("port", int, bounds=(0, 65_535)),
+    "parallel": Key("parallel", int, bounds=PARALLEL_BOUNDS),
+    "queue": Key("queue", int, bounds=(0, 10_000)),
+    "keep": Key("keep", str, is_time=True),
+    "timeout": Key("timeout", str, is_time=True),
+    "grace": Key("grace", str, is_time=True),
 }
 _MODEL, _ALIAS = Key("model", str), Key("alias", str)
 
@@ -103,10 +106,13 @@ def parse(key: str, text: str, label: str) -> Any:
         raise UsageError(f"invalid {label} {text}", why=f"must be {', '.join(found.choices)}")
     if found is _ALIAS and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", text):
         raise UsageError(f"invalid {label} {text}", why="must be a name of letters, digits, dots and dashes")
+    if found.is_time:
+        read_time(label, text)
     if found.kind is str:
         return text
     if not re.fullmatch("[0-9]+", text) or int(text) > _HIGHEST:
         raise UsageError(f"invalid {label} {text}", why="must be a whole number")
+    require_within(label, int(text), found.bounds)
     return int(text)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from llmrun.errors import TEXT, BadModelError, EngineCrashedError, UsageError, require
 from llmrun.gguf.header import Header
@@ -23,8 +23,11 @@ if TYPE_CHECKING:
 
 Role = Literal["query", "document"]
 """Role of a text in a search."""
-_MOST_TEXTS = 128  # in a job
-_MOST_CHARACTERS = 1 << 16
+MOST_TEXTS = 128  # in a job
+MOST_CHARACTERS = 1 << 12
+"""Characters of the texts of a job, about 1,000 tokens: all other requests wait for its end."""
+_TOKEN_CHARACTERS = 4
+_Text = TypeVar("_Text", str, Sequence[int])
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +109,8 @@ class Embedding:
 
     def of_tokens(self, tokens: Sequence[Sequence[int]]) -> Iterator[EmbedTexts]:
         """Yield the jobs that embed texts given as tokens, without a prompt."""
-        for start in range(0, len(tokens), _MOST_TEXTS):
-            chunk = tuple(map(tuple, tokens[start : start + _MOST_TEXTS]))
-            yield EmbedTexts((), self.pooling, tokens=chunk, truncates=self._options.truncate)
+        for chunk in _chunks(tokens, MOST_CHARACTERS // _TOKEN_CHARACTERS):
+            yield EmbedTexts((), self.pooling, tokens=tuple(map(tuple, chunk)), truncates=self._options.truncate)
 
     def read(self, done: TextsEmbedded) -> TextVectors:
         """Return the vectors in a job's result.
@@ -176,11 +178,12 @@ def checked(texts: Iterable[str]) -> Iterator[str]:
         yield text
 
 
-def _chunks(texts: Iterable[str]) -> Iterator[list[str]]:
-    chunk: list[str] = []
+def _chunks(texts: Iterable[_Text], limit: int = MOST_CHARACTERS) -> Iterator[list[_Text]]:
+    """Yield the texts of each job; `limit` is the length of all, unless there is only one."""
+    chunk: list[_Text] = []
     size = 0
     for text in texts:
-        if chunk and (len(chunk) == _MOST_TEXTS or size + len(text) > _MOST_CHARACTERS):
+        if chunk and (len(chunk) == MOST_TEXTS or size + len(text) > limit):
             yield chunk
             chunk, size = [], 0
         chunk.append(text)

@@ -32,6 +32,7 @@ from llmrun.protocol.settings import (
     DEVICE_SETTINGS,
     MAX_THREADS,
     MAX_TOKENS,
+    PARALLEL_BOUNDS,
     SETTINGS,
     EngineSettings,
     check_setting,
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 
 # Inclusive bounds of preferences.
 CONTEXT_BOUNDS = (256, MAX_TOKENS)
-PARALLEL_BOUNDS = (1, 128)
 
 UNKNOWN_CONTEXT = 4096  # for files without a training context
 SMALLEST_CONTEXT = 512  # useful for a conversation

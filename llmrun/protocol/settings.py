@@ -21,6 +21,8 @@ FLASH_ATTENTION = ("auto", "on", "off")
 MAX_TOKENS = 1 << 24
 """The largest context window and batch."""
 MAX_THREADS = 512
+PARALLEL_BOUNDS = (1, 128)
+"""Bounds of the answers at the same time."""
 
 
 class Setting(NamedTuple):

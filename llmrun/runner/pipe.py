@@ -26,6 +26,7 @@ _LOG_TAIL_BYTES = 64 * 1024
 _USUAL = (  # parts of log lines that explain nothing
     "AMX is not ready",  # see engine/llama/library.py
     "failed to decode, ret = 2",  # an answer was cancelled
+    "model default pooling_type is",  # embeddings by a model for text
 )
 _TELLING = ("GGML_ASSERT", "pre-allocated", "rror", "failed", "terminate")  # parts of log lines that name a cause
 _LAST = "failed to load model"  # follows every reason

@@ -96,6 +96,7 @@ class ResponseFinished(NamedTuple):
     reason: str
     stats: Stats
     stop: str = ""  # the stop string that ended it
+    reasoning_tokens: int = 0  # of stats.completion_tokens
 
 
 Part = ResponseStarted | ReasoningText | AnswerText | CallStarted | CallArguments | ResponseFinished
@@ -113,7 +114,9 @@ class AnswerReader:
         self._choice, self._new_id = choice, new_id
         self.is_started = False  # the prompt was accepted
         self._n_calls = self._n_complete_calls = 0
+        self._n_reasoning = 0  # tokens
         self._logprobs: tuple[TokenLogprob, ...] = ()  # wait for the next text
+        self._follows_other = False  # the next text follows reasoning or a call
 
     def read(self, event: Event) -> list[Part]:
         """Return the parts of an event; none if it is not of the answer itself."""
@@ -121,6 +124,10 @@ class AnswerReader:
             if event.parts is None and not (event.logprobs or self._logprobs):  # a shortcut for most events
                 return [AnswerText(self._choice, event.text)] if event.text else []
             self._logprobs += event.logprobs
+            kinds = {kind for kind, _ in event.answer_parts}
+            self._n_reasoning += event.tokens if "reasoning" in kinds else 0
+            if kinds and "text" not in kinds:
+                self._logprobs, self._follows_other = (), True
             return [part for kind, text in event.answer_parts if (part := self._part(kind, text)) is not None]
         if isinstance(event, Started):
             self.is_started = True
@@ -129,7 +136,8 @@ class AnswerReader:
 
     def _part(self, kind: PartKind, text: str) -> Part | None:
         if kind == "text":
-            logprobs, self._logprobs = self._logprobs, ()
+            logprobs = _tokens_of(text, self._logprobs) if self._follows_other else self._logprobs
+            self._logprobs, self._follows_other = (), False
             return AnswerText(self._choice, text, logprobs)
         if kind == "reasoning":
             return ReasoningText(self._choice, text)
@@ -142,12 +150,23 @@ class AnswerReader:
         return None
 
     def _finished(self, event: Finished) -> ResponseFinished:
+        reason, stop = event.reason, ""
         if self._n_calls > self._n_complete_calls:  # also by a stop text or the loop guard: no client may run it
-            return ResponseFinished(self._choice, "length", event.stats)
-        if event.reason != "stop":
-            return ResponseFinished(self._choice, event.reason, event.stats)
-        reason = "stop_string" if event.detail else "tool_calls" if self._n_complete_calls else "stop"
-        return ResponseFinished(self._choice, reason, event.stats, event.detail)
+            reason = "length"
+        elif reason == "stop":
+            stop = event.detail
+            reason = "stop_string" if stop else "tool_calls" if self._n_complete_calls else "stop"
+        return ResponseFinished(self._choice, reason, event.stats, stop, self._n_reasoning)
+
+
+def _tokens_of(text: str, tokens: tuple[TokenLogprob, ...]) -> tuple[TokenLogprob, ...]:
+    """Return the last tokens, as many as the text has: those before it are a tag's."""
+    excess = sum(len(token.bytes) for token in tokens) - len(text.encode("utf-8", "replace"))
+    start = 0
+    while excess > 0 and start < len(tokens) - 1:
+        excess -= len(tokens[start].bytes)
+        start += 1
+    return tokens[start:]
 
 
 class AccumulatedAnswer:

@@ -22,11 +22,11 @@ from llmrun.server.catalog import ModelCatalog
 from llmrun.server.embedding_routes import EmbeddingRoutes
 from llmrun.server.engine_routes import EngineRoutes
 from llmrun.server.exchange import CompletionApi, HttpExchange, ServerState
-from llmrun.server.guard import App, Guard, Policy, Receive, Scope, Send
+from llmrun.server.guard import App, Guard, Policy, Receive, Scope, Send, header
 from llmrun.server.http_errors import DrainingError, MethodNotAllowedError, RouteNotFoundError
-from llmrun.server.http_messages import send_error
+from llmrun.server.http_messages import ErrorBody, send_error
 from llmrun.server.manage_routes import ManageRoutes
-from llmrun.server.model_routes import ModelRoutes
+from llmrun.server.model_routes import ANTHROPIC, ModelRoutes
 from llmrun.server.ollama_routes import OllamaRoutes
 from llmrun.server.page.routes import PageRoutes
 from llmrun.server.protocols import anthropic, llama_server, ollama, openai, openai_chat, openai_responses, openai_text
@@ -135,17 +135,18 @@ class HttpApp:
                 await send(message)
 
             try:
-                await app(scope, receive, sending)
-            except asyncio.CancelledError:  # by Listener.stop()
-                if not status and self._traffic.is_draining:
-                    await _refuse(scope, sending, DrainingError("the server is shutting down"))
-                raise
+                try:
+                    await app(scope, receive, sending)
+                except asyncio.CancelledError:  # by Listener.stop()
+                    if not status and self._traffic.is_draining:
+                        await _refuse(scope, sending, DrainingError("the server is shutting down"))
+                    raise
+                finally:
+                    client = (scope.get("client") or ("",))[0]
+                    seconds = time.monotonic() - started
+                    self._on_served(AccessRecord(client, scope["method"], scope["path"], status or 499, seconds, facts))
             except Exception:  # a bug; _internal_error() has sent the response
                 traceback.print_exc()
-            finally:
-                client = (scope.get("client") or ("",))[0]
-                seconds = time.monotonic() - started
-                self._on_served(AccessRecord(client, scope["method"], scope["path"], status or 499, seconds, facts))
 
         return logged
 
@@ -174,16 +175,20 @@ class _AsgiEndpoint:
         await self._app(scope, receive, send)
 
 
-def _error_body(path: str) -> Callable[[LlmrunError, int], dict[str, Any]]:
+def _error_body(scope: Scope) -> ErrorBody:
     """Return the error format of a path; a path below one of COMPLETION_APIS has the format of that protocol."""
+    path = scope["path"]
     if path.startswith("/api/"):
         return ollama.error_body
     api = next((each for start, each in COMPLETION_APIS.items() if path.startswith(start)), None)
-    return api.error_body if api else openai.error_body
+    if api is not None:
+        return api.error_body
+    is_anthropic = header(scope["headers"], ANTHROPIC.encode()) is not None
+    return anthropic.error_body if is_anthropic else openai.error_body
 
 
 async def _refuse(scope: Scope, send: Send, error: LlmrunError) -> None:
-    await send_error(send, error, _error_body(scope["path"]))
+    await send_error(send, error, _error_body(scope))
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
@@ -202,4 +207,4 @@ async def _internal_error(request: Request, error: Exception) -> Response:
 async def _failed(request: Request, error: Exception) -> Response:
     assert isinstance(error, LlmrunError)
     status = error.http_status
-    return JSONResponse(_error_body(request.scope["path"])(error, status), status)
+    return JSONResponse(_error_body(request.scope)(error, status), status)

@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from llmrun.errors import EngineCrashedError, LlmrunError
+from llmrun.model.embeddings import MOST_CHARACTERS, MOST_TEXTS
 from llmrun.protocol.jobs.embed import EMBED, EmbedTexts, TextsEmbedded
 from llmrun.server.connection import EngineConnection
 
-_MOST_TEXTS = 128
 _FLOAT_BYTES = 4
 
 
@@ -84,10 +84,12 @@ def _resolve(one: _Waiting, answer: TextsEmbedded | LlmrunError) -> None:
 
 def together(commands: Sequence[EmbedTexts]) -> int:
     """Return the number of commands, from the first on, that can be one job."""
-    kind, texts = replace(commands[0], texts=()), 0
+    kind, texts, characters = replace(commands[0], texts=()), 0, 0
     for number, command in enumerate(commands):
         texts += len(command.texts)
-        if number and (texts > _MOST_TEXTS or command.tokens or replace(command, texts=()) != kind):
+        characters += sum(map(len, command.texts))
+        is_full = texts > MOST_TEXTS or characters > MOST_CHARACTERS
+        if number and (is_full or command.tokens or replace(command, texts=()) != kind):
             return number
     return len(commands)
 

@@ -48,7 +48,8 @@ class DeadlineProtocol(H11Protocol):
         if self._deadline is None:
             self._start_deadline()
         super().data_received(data)
-        if self.conn.their_state is not h11.SEND_BODY and not self.conn.trailing_data[0]:
+        has_more = bool(self.conn.trailing_data[0])  # of the next request, which is read after the current response
+        if self.conn.their_state is not h11.SEND_BODY and not (has_more and self.conn.their_state is h11.IDLE):
             self._clear_deadline()
 
     def connection_lost(self, exc: Exception | None) -> None:

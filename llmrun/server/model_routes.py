@@ -14,7 +14,8 @@ from llmrun.server.pool import Pool
 from llmrun.server.protocols import models
 from llmrun.server.protocols.models import ListedModel
 
-_ANTHROPIC = "anthropic-version"  # a header of all requests of Anthropic's clients
+ANTHROPIC = "anthropic-version"
+"""A header of all requests of Anthropic's clients."""
 _CODEX = "client_version"  # a parameter of Codex's request
 
 
@@ -32,7 +33,7 @@ class ModelRoutes:
         ]
 
     async def _models(self, request: Request) -> Response:
-        write = models.anthropic_models if _ANTHROPIC in request.headers else models.openai_models
+        write = models.anthropic_models if ANTHROPIC in request.headers else models.openai_models
         if _CODEX in request.query_params:
             write = models.codex_models
         return JSONResponse(write([*(await self._by_name()).values()]))
@@ -42,7 +43,7 @@ class ModelRoutes:
         listed = await self._by_name()
         if name not in listed:
             raise model_not_found(name)
-        write = models.anthropic_model if _ANTHROPIC in request.headers else models.openai_model
+        write = models.anthropic_model if ANTHROPIC in request.headers else models.openai_model
         return JSONResponse(write(listed[name]))
 
     async def _by_name(self) -> dict[str, ListedModel]:

@@ -342,7 +342,7 @@ class Pool:
                 try:
                     return await self._load(pooled)
                 except OutOfMemoryError:
-                    idle = [each for each in self._models.values() if each.is_loaded and not each.users]
+                    idle = [each for each in self._models.values() if each.is_loaded and each.is_unused]
                     if not idle:
                         raise
                     await self._unload(min(idle, key=lambda each: each.used_at))
@@ -379,6 +379,8 @@ class Pool:
         await self._unload(pooled)
 
     async def _unload(self, pooled: PooledModel) -> None:
+        if not pooled.is_unused:  # a request arrived after the timer, and before this task
+            return
         await self._close(pooled)
         if pooled.is_unused and not pooled.is_loaded:  # a request may have arrived meanwhile
             self._models.pop(pooled.path, None)

@@ -40,7 +40,7 @@ class ServedRequest(NamedTuple):
         """Return the figures of a request whose prompt was accepted, from its facts in the log."""
         seconds = facts.get("decode_seconds", 0.0)
         rate = round(facts.get("completion_tokens", 0) / seconds, 1) if seconds else 0.0
-        return cls(path, facts["prompt_tokens"], facts["cached_tokens"], rate, facts.get("difference"))
+        return cls(path, facts["prompt_tokens"], facts.get("cached_tokens", 0), rate, facts.get("difference"))
 
 
 class RunningServer(NamedTuple):

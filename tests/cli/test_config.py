@@ -90,6 +90,10 @@ def test_a_value_in_several_lines_is_left_to_the_editor(config: Path) -> None:
     [
         (["set", "servr.port", "1"], "there is no setting 'servr.port'"),
         (["set", "serve.port", "x"], r"invalid serve\.port x"),
+        (["set", "serve.port", "99999"], r"invalid serve\.port 99999: must be between 0 and 65,535"),
+        (["set", "serve.parallel", "0"], r"invalid serve\.parallel 0: must be between 1 and 128"),
+        (["set", "serve.keep", "3x"], r"invalid serve\.keep 3x: must be a time"),
+        (["set", "models.a.max-tokens", "0"], r"invalid models\.a\.max-tokens 0: must be between 1"),
         (["set", "models.a.temp", "-1"], r"invalid models\.a\.temp -1"),
         (["unset", "serve.port"], r"serve\.port is not set"),
         (["unset", "nothing"], "there is no setting"),

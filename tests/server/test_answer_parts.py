@@ -7,7 +7,7 @@ import itertools
 import pytest
 from support.answers import sent
 
-from llmrun.protocol.messages import Started
+from llmrun.protocol.messages import AnswerPart, Finished, PartKind, Started, Stats, TextDelta, TokenLogprob
 from llmrun.protocol.toolcalls import HERMES
 from llmrun.server.answer_parts import (
     AnswerReader,
@@ -73,6 +73,30 @@ def test_a_cut_call_ends_for_its_length_whatever_cut_it(reason: str) -> None:
     last = [part for event in events for part in reader.read(event)][-1]
     assert isinstance(last, ResponseFinished)
     assert last.reason == "length"
+
+
+def test_reasoning_is_counted_and_only_the_text_has_log_probabilities() -> None:
+    def delta(*texts: str, kind: PartKind | None = None, shown: str = "") -> TextDelta:
+        tokens = tuple(TokenLogprob(text, tuple(text.encode()), -0.5, ()) for text in texts)
+        return TextDelta(
+            1, "".join(texts), len(texts), tokens, parts=(AnswerPart(kind, shown),) if kind is not None else ()
+        )
+
+    reader = AnswerReader(0)
+    deltas = (
+        delta("Hm", ".", kind="reasoning", shown="Hm."),
+        delta("</think>"),
+        delta("\n\n", "Hi", kind="text", shown="Hi"),
+        delta(" you", "!", kind="text", shown=" you!"),
+        delta("<tool_call>"),
+        delta("f", kind="call", shown="f"),
+        delta("{}", kind="arguments", shown="{}"),
+        delta("</tool_call>", kind="call_end"),
+    )
+    parts = [part for event in (*deltas, Finished(1, "stop", Stats())) for part in reader.read(event)]
+    tokens = [token.text for part in parts if isinstance(part, AnswerText) for token in part.logprobs]
+    assert tokens == ["Hi", " you", "!"]
+    assert parts[-1] == ResponseFinished(0, "tool_calls", Stats(), reasoning_tokens=2)
 
 
 def test_ids_differ() -> None:

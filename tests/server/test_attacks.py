@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import json
 import select
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -137,6 +138,17 @@ def test_a_body_that_comes_piece_by_piece_without_end_is_given_up(
         while not select.select([connection], [], [], 0.01)[0]:
             connection.sendall(piece)
         assert parse(read_all(connection)).status == 408
+
+
+def test_a_request_sent_before_the_answer_to_the_one_before_waits_for_it(serve: Serve) -> None:
+    server = serve("held", receive_seconds=1.0)
+    first = server.request("POST", CHAT, json.dumps(HI).encode(), connection="keep-alive")
+    with server.connect() as connection:
+        connection.sendall(first + server.request("GET", "/health"))
+        time.sleep(1.5)
+        while not select.select([connection], [], [], 0.05)[0]:
+            server.get("/metrics")  # ends the answer
+        assert read_all(connection).count(b"HTTP/1.1 200 OK") == 2
 
 
 def test_a_client_that_reads_nothing_is_given_up(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,3 +89,4 @@ def test_what_differs_is_not_put_together() -> None:
     for other in (command("b", pooling="cls"), command("b", query="q"), command(tokens=((1,),)), command(*["b"] * 128)):
         assert together([command("a"), other]) == 1
     assert together([command(*["a"] * 500), command("b")]) == 1
+    assert together([command("a" * 3000), command("b" * 1000), command("c" * 1000)]) == 2

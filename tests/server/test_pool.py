@@ -154,6 +154,21 @@ def test_a_model_that_nobody_asks_goes_after_its_time(tmp_path: Path) -> None:
     run(Machine(tmp_path, "a", keep_seconds=0.0), scenario)
 
 
+def test_a_request_between_the_timer_and_the_unload_keeps_the_model(tmp_path: Path) -> None:
+    async def scenario(machine: Machine) -> None:
+        await machine.use(0)
+        (pooled,) = machine.pool.models
+        machine.pool._when_unused(pooled, machine.pool._unload)  # as the timer does: the task has not run yet
+        async with machine.pool.lease(machine.paths[0]) as kept:
+            connection = await machine.pool.ready(kept)
+            for _ in range(9):
+                await asyncio.sleep(0)
+            assert connection.alive
+        assert machine.loads == ["a"]
+
+    run(Machine(tmp_path, "a"), scenario)
+
+
 def test_a_model_whose_time_is_over_while_it_is_loaded_for_nobody_goes_afterwards(tmp_path: Path) -> None:
     async def scenario(machine: Machine) -> None:
         machine.may_start.clear()

@@ -251,7 +251,9 @@ def test_models_have_their_context_window(serve: Serve, tmp_path: Path) -> None:
     entry = page["data"][0]
     assert (page["has_more"], page["first_id"], entry["id"]) == (False, server.model, server.model)
     assert (entry["type"], entry["display_name"], entry["max_input_tokens"]) == ("model", server.model, n_ctx)
-    assert entry["created_at"].endswith("Z")
+    assert (entry["created_at"][-1], entry["lifecycle"]) == ("Z", "active")
+    missing = server.get("/v1/models/none", anthropic_version="2023-06-01").json
+    assert (missing["type"], missing["error"]["type"]) == ("error", "not_found_error")
 
 
 def test_an_alias_answers_with_the_true_name(serve: Serve, tmp_path: Path) -> None:
@@ -277,6 +279,8 @@ def test_what_is_ignored_is_named_in_a_header(serve: Serve, stream: bool) -> Non
     assert server.post("/v1/responses", items).headers["x-llmrun-ignored"] == "tools[0].type=web_search, background"
     options = {**HI, "options": {"num_ctx": 4096}}
     assert server.post("/api/chat", options).headers["x-llmrun-ignored"] == "options.num_ctx"
+    context = {"prompt": "Hi", "context": [1, 2], "stream": False}
+    assert server.post("/api/generate", context).headers["x-llmrun-ignored"] == "context"
 
 
 def test_any_model_is_the_first_one(serve: Serve) -> None:

@@ -70,6 +70,7 @@ def phase(name: str) -> None:
         return
     print(TOO_LARGE if MODE.endswith(":too_large") else LAST_WORDS, file=sys.stderr, flush=True)
     print("llama_decode: failed to decode, ret = 2", file=sys.stderr, flush=True)
+    print("llama_init: error: model default pooling_type is [-1], but [3] was specified", file=sys.stderr, flush=True)
     print("the end", file=sys.stderr, flush=True)
     cause = MODE.split(":")[2]
     if cause.isdigit():

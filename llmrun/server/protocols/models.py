@@ -36,7 +36,8 @@ def codex_models(models: Sequence[ListedModel]) -> dict[str, Any]:
 
 def anthropic_model(model: ListedModel) -> dict[str, Any]:
     names = {"type": "model", "id": model.name, "display_name": model.name}
-    return {**names, "created_at": unix_time(model.created), "max_input_tokens": model.n_ctx or None}
+    times = {"created_at": unix_time(model.created), "lifecycle": "active"}
+    return {**names, **times, "max_input_tokens": model.n_ctx or None}
 
 
 def anthropic_models(models: Sequence[ListedModel]) -> dict[str, Any]:

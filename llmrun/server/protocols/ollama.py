@@ -91,7 +91,7 @@ def _completion_request(fields: Fields, request: AnswerRequest) -> CompletionReq
         stream=fields.flag("stream") is not False,
         keep_seconds=read_keep_seconds(fields),
         speculate=read_drafts(options),
-        ignored=ignored_fields(options, "num_ctx"),
+        ignored=(*ignored_fields(options, "num_ctx"), *ignored_fields(fields, "context")),
     )
 
 

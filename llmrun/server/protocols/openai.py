@@ -8,9 +8,9 @@ from typing import Any
 
 from llmrun.errors import LlmrunError
 from llmrun.protocol.logprobs import logprob_entries
-from llmrun.protocol.messages import AnswerRequest, Image, Stats, TokenLogprob
+from llmrun.protocol.messages import AnswerRequest, Image, TokenLogprob
 from llmrun.server import sse
-from llmrun.server.answer_parts import AccumulatedAnswer, CompletionRequest, Envelope
+from llmrun.server.answer_parts import AccumulatedAnswer, CompletionRequest, Envelope, ResponseFinished
 from llmrun.server.protocols.documents import openai_file
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.images import image_from_url, refuse_media
@@ -57,19 +57,23 @@ def content(fields: Fields, key: str) -> tuple[str, tuple[Image, ...]]:
     return text, tuple(images)
 
 
-def usage(prompt_tokens: int, cached_tokens: int, answers: Iterable[Stats]) -> dict[str, Any]:
-    """Return the cost of a request, with drafted tokens. The prompt counts once for any number of answers."""
+def usage(prompt_tokens: int, cached_tokens: int, answers: Iterable[ResponseFinished]) -> dict[str, Any]:
+    """Return the cost of a request, with drafts and reasoning. The prompt counts once for any number of answers."""
     finished = list(answers)
-    completion = sum(stats.completion_tokens for stats in finished)
+    completion = sum(answer.stats.completion_tokens for answer in finished)
     counts: dict[str, Any] = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion,
         "total_tokens": prompt_tokens + completion,
         "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }
-    if drafted := sum(stats.drafted_tokens for stats in finished):
-        accepted = sum(stats.accepted_tokens for stats in finished)
+    details: dict[str, int] = {}
+    if drafted := sum(answer.stats.drafted_tokens for answer in finished):
+        accepted = sum(answer.stats.accepted_tokens for answer in finished)
         details = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": drafted - accepted}
+    if reasoning := sum(answer.reasoning_tokens for answer in finished):
+        details["reasoning_tokens"] = reasoning
+    if details:
         counts["completion_tokens_details"] = details
     return counts
 
@@ -130,7 +134,7 @@ class CompletionWriter:
             started = [answer.started for answer in answers if answer.started is not None]
             prompt_tokens += max((part.prompt_tokens for part in started), default=0)
             cached_tokens += min((part.cached_tokens for part in started), default=0)  # the others share the first one
-        return usage(prompt_tokens, cached_tokens, (answer.stats for answer in self._answers))
+        return usage(prompt_tokens, cached_tokens, (answer.finished for answer in self._answers if answer.finished))
 
 
 def finish_reason(answer: AccumulatedAnswer) -> str | None:

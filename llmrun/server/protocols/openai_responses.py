@@ -9,7 +9,7 @@ from typing import Any
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.grammar import Grammar
 from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS
-from llmrun.protocol.messages import AnswerRequest, Message, ToolCall
+from llmrun.protocol.messages import AnswerRequest, Message, Stats, ToolCall
 from llmrun.server.answer_parts import (
     AnswerText,
     CallArguments,
@@ -53,6 +53,8 @@ _ECHOED = (
     "instructions", "max_output_tokens", "metadata", "previous_response_id", "prompt_cache_key", "reasoning",
     "temperature", "text", "top_logprobs", "top_p", "truncation", "user",
 )  # fmt: skip
+_REQUIRED = ("instructions", "metadata", "temperature", "top_p")
+"""Fields that every response has, if only as null."""
 _CONTENTS = {"reasoning": "reasoning_text", "message": "output_text"}
 """Type of an item -> type of its content."""
 
@@ -202,6 +204,7 @@ class ResponseWriter:
     def __init__(self, body: Mapping[str, Any], envelope: Envelope) -> None:
         self._envelope, fields = envelope, Fields(body)
         self._echoed = {
+            **dict.fromkeys(_REQUIRED),
             **{name: fields.data[name] for name in _ECHOED if name in fields.data},
             "background": False,
             "store": fields.flag("store") is not False,
@@ -282,12 +285,13 @@ class ResponseWriter:
         }
 
     def _usage(self) -> dict[str, Any]:
-        prompt, answer = self._started.prompt_tokens, self._finished.stats.completion_tokens if self._finished else 0
+        finished = self._finished or ResponseFinished(0, "", Stats())
+        prompt, answer = self._started.prompt_tokens, finished.stats.completion_tokens
         return {
             "input_tokens": prompt,
             "input_tokens_details": {"cached_tokens": self._started.cached_tokens, "cache_write_tokens": 0},
             "output_tokens": answer,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": finished.reasoning_tokens},
             "total_tokens": prompt + answer,
         }
 

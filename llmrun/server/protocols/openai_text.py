@@ -13,6 +13,7 @@ from llmrun.protocol.messages import AnswerRequest, TokenLogprob
 from llmrun.server import sse
 from llmrun.server.answer_parts import AnswerText, CompletionRequest, Envelope, Part, ReasoningText, ResponseFinished
 from llmrun.server.protocols.fields import Fields
+from llmrun.server.protocols.ignored import ignored_fields
 from llmrun.server.protocols.openai import CompletionWriter, completion_request, error_body, finish_reason
 from llmrun.server.protocols.sampling import read_grammar_fields, read_limits
 
@@ -46,7 +47,10 @@ def read(body: Mapping[str, Any]) -> CompletionRequest:
     )
     _check(fields, (first, *others))
     completion = completion_request(fields, first)
-    return completion._replace(others=tuple(replace(each, adapters=completion.request.adapters) for each in others))
+    return completion._replace(
+        others=tuple(replace(each, adapters=completion.request.adapters) for each in others),
+        ignored=ignored_fields(fields, "best_of") if fields.data.get("best_of") != 1 else (),
+    )
 
 
 def read_prompts(fields: Fields) -> list[str | tuple[int, ...]]:
@@ -141,7 +145,8 @@ class TextWriter(CompletionWriter):
         return {**self._head(_KIND), "choices": choices, "usage": self._usage()}
 
     def _chunk(self, index: int, text: str, tokens: Sequence[TokenLogprob] = ()) -> bytes:
-        return sse.event({**self._head(_KIND), "choices": [self._choice(index, text, tokens, self._offsets[index])]})
+        data = {**self._head(_KIND), "choices": [self._choice(index, text, tokens, self._offsets[index])]}
+        return sse.event({**data, "usage": None} if self._has_usage else data)
 
     def _choice(self, index: int, text: str, tokens: Sequence[TokenLogprob], offsets: TextOffsets) -> dict[str, Any]:
         logprobs, reason = offsets.logprobs(tokens) if tokens else None, finish_reason(self._answers[index])

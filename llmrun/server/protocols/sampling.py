@@ -125,8 +125,10 @@ def read_limits(body: Fields, *names: str) -> Limits:
     Raises:
         UsageError: a field has the wrong type, or is out of bounds.
     """
-    counts = (body.whole(name, -1, MOST_TOKENS) for name in names)
-    max_tokens = next((count for count in counts if count is not None), None)
+    counts = ((name, body.whole(name, -1, MOST_TOKENS)) for name in names)
+    name, max_tokens = next((each for each in counts if each[1] is not None), ("", None))
+    if max_tokens == 0:
+        raise UsageError(f"invalid {body.name(name)} 0", why="must be at least 1")
     stop, ban, ignores_end = read_stop(body, "stop"), body.texts("ban"), body.flag("ignore_eos") is True
     return Limits(None if max_tokens == -1 else max_tokens, stop, ban, ignores_end)
 

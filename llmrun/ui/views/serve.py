@@ -42,6 +42,7 @@ _INDEX = re.compile(r"\[\d+\]")
 _MOST_IGNORED = 100  # kinds that are named
 _REDRAW_SECONDS = 0.5
 _SHOWN_REQUESTS = 8  # by `llmrun ps`
+_unwritten = suppress(OSError)  # the disk is full, or the log's reader has ended: the server continues
 
 
 class ServeView:
@@ -78,7 +79,8 @@ class ServeView:
         page = "" if has_keys else "chat in a browser; "
         self.note(f"Serving at {address} ({page}OpenAI: {address}/v1). Press Ctrl-C to stop.")
         self.note("Models: " + (", ".join(models) if models else "all of llmrun list, loaded on demand"))
-        self._output.note(f"curl {address}/v1/chat/completions{key} --json '{body}'", is_command=True)
+        with _unwritten:
+            self._output.note(f"curl {address}/v1/chat/completions{key} --json '{body}'", is_command=True)
 
     def loaded(self, name: str, n_ctx: int, parallel: int, load_seconds: float) -> None:
         """Print that a model is in memory."""
@@ -87,14 +89,16 @@ class ServeView:
 
     def failed(self, error: LlmrunError) -> None:
         """Print that a model can't be loaded; the server continues."""
-        self._status.clear()
-        self._output.error(error)
+        with _unwritten:
+            self._status.clear()
+            self._output.error(error)
 
     def note(self, text: str) -> None:
         """Print a line above the live line."""
         if not self._log_json:
-            self._status.clear()
-            self._output.note(text)
+            with _unwritten:
+                self._status.clear()
+                self._output.note(text)
 
     def served(self, request: AccessRecord) -> None:
         """Log an answered request; beside the live line only an error."""
@@ -104,7 +108,7 @@ class ServeView:
             facts = {"time": round(self._wall_clock(), 3), **request._asdict(), **request.facts}
             del facts["facts"]
             facts.pop("difference", None)  # has text of prompts
-            with suppress(OSError):  # a full disk
+            with _unwritten:
                 self._output.stderr.write(json.dumps(facts) + "\n")
                 self._output.stderr.flush()
             return

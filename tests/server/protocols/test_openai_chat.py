@@ -264,6 +264,36 @@ def test_allowed_tools_are_the_only_ones() -> None:
         read({**USER, "tools": tools, "tool_choice": {"type": "custom", "custom": {"name": "f"}}})
 
 
+def test_usage_has_the_tokens_of_reasoning() -> None:
+    written = writer({**USER, "n": 2}, ENVELOPE)
+    for index in range(2):
+        written.feed(ResponseFinished(index, "stop", Stats(completion_tokens=9), reasoning_tokens=4))
+    assert written.whole()["usage"]["completion_tokens_details"] == {"reasoning_tokens": 8}
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_no_tokens_at_all_are_refused_by_the_name_of_the_field(name: str) -> None:
+    with pytest.raises(UsageError, match=f"invalid {name} 0"):
+        read({**USER, name: 0})
+
+
+def test_every_chunk_of_a_completion_has_a_usage_if_one_is_requested() -> None:
+    body = {"prompt": "Hi", "stream_options": {"include_usage": True}}
+    written = openai_text.writer(body, ENVELOPE)
+    first, second, last = chunks(
+        written.feed(AnswerText(0, "a"))
+        + written.feed(ResponseFinished(0, "stop", Stats(completion_tokens=1)))
+        + written.end()
+    )
+    assert (first["usage"], second["usage"], last["usage"]["completion_tokens"]) == (None, None, 1)
+    assert "usage" not in chunks(openai_text.writer({"prompt": "Hi"}, ENVELOPE).feed(AnswerText(0, "a")))[0]
+
+
+def test_the_best_of_several_completions_is_not_looked_for() -> None:
+    assert openai_text.read({"prompt": "Hi", "best_of": 3}).ignored == ("best_of",)
+    assert openai_text.read({"prompt": "Hi", "best_of": 1}).ignored == ()
+
+
 def test_usage_tells_what_became_of_drafts() -> None:
     written = writer({**USER, "n": 2}, ENVELOPE)
     written.feed(ResponseFinished(0, "stop", Stats(drafted_tokens=10, accepted_tokens=7)))

@@ -354,6 +354,17 @@ def test_calls_have_the_names_of_the_client() -> None:
     assert done["input"] == "*** Begin\n"
 
 
+def test_a_response_has_all_required_fields_and_counts_reasoning() -> None:
+    made = writer(HELLO, ENVELOPE)
+    made.feed(ResponseFinished(0, "stop", STATS, reasoning_tokens=4))
+    whole = made.whole()
+    assert whole["usage"]["output_tokens_details"] == {"reasoning_tokens": 4}
+    assert [whole[name] for name in ("instructions", "metadata", "temperature", "top_p")] == [None] * 4
+    assert writer({**HELLO, "top_p": 0.5}, ENVELOPE).whole()["top_p"] == 0.5
+    with pytest.raises(UsageError, match="max_output_tokens 0"):
+        read({**HELLO, "max_output_tokens": 0})
+
+
 def test_encrypted_reasoning_comes_back_as_it_was() -> None:
     body = {**HELLO, "include": ["reasoning.encrypted_content"], "store": False}
     made = writer(body, ENVELOPE)

@@ -9,6 +9,7 @@ from typing import get_args
 import pytest
 from support.streams import Terminal
 
+from llmrun.errors import UsageError
 from llmrun.protocol.messages import Rewriting
 from llmrun.server.app import AccessRecord
 from llmrun.server.metrics import Figures
@@ -78,6 +79,28 @@ def test_without_a_terminal_every_request_is_a_line_and_nothing_is_drawn() -> No
     shown.show(FIGURES)
     shown.served(ANSWERED)
     assert stderr.getvalue() == log_line(ANSWERED) + "\n"
+
+
+def test_a_request_for_vectors_is_logged_too() -> None:
+    stderr = io.StringIO()
+    shown = view(stderr)
+    shown.served(ANSWERED._replace(path="/v1/embeddings", facts={"model": "tiny", "prompt_tokens": 7}))
+    assert [tuple(each) for each in shown.requests] == [("/v1/embeddings", 7, 0, 0.0, None)]
+    assert "POST /v1/embeddings 200" in stderr.getvalue()
+
+
+@pytest.mark.parametrize("log_json", [False, True])
+def test_a_log_without_a_reader_stops_nothing(log_json: bool) -> None:
+    class Broken(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    shown = view(Broken(), log_json=log_json)
+    shown.begin("http://127.0.0.1:8080", ["tiny"], has_keys=False)
+    shown.loaded("tiny", 256, 1, 0.1)
+    shown.failed(UsageError("no"))
+    shown.served(ANSWERED)
+    assert len(shown.requests) == 1
 
 
 def test_each_kind_of_ignored_field_is_a_line_once() -> None:
