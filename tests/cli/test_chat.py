@@ -105,8 +105,17 @@ def test_a_number_of_answers_that_can_not_be_is_refused(start: Start, count: str
     assert f"error: invalid /retry {count}" in chat.ask(f"/retry {count}")
 
 
+def test_undo_takes_no_number(start: Start) -> None:
+    chat = start("normal")
+    chat.ask("Name a river")
+    assert "error: invalid /undo 2" in chat.ask("/undo 2")
+    assert any('Removed: "Name a river"' in line for line in chat.ask("/undo"))
+    assert "* main: 0 turns, current" in chat.ask("/branch")
+
+
 def test_branches_say_where_they_differ(start: Start) -> None:
     chat = start("normal")
+    assert "There is no branch yet: ask something first." in chat.ask("/branch")
     chat.ask("Name a river")
     chat.ask("/edit Name a mountain")
     shown = chat.ask("/branch")

@@ -26,10 +26,8 @@ def set_value(chat: Chat, rest: str) -> None:
         show_sampling(chat.output, sampling_rows(*chat.conversation.sampling()))
     elif words[0] == "system":
         set_system(chat, words[1] if len(words) > 1 else "")
-    elif len(words) == 1:
-        raise UsageError(f"/set {words[0]} needs a value", hint="/set temp 0.5; /set lists them")
     else:
-        name, value = read_value(words[0], words[1], "/set ")
+        name, value = read_value(*words, before="/set ")
         if not chat.conversation.model.takes(name):
             raise UsageError(f"{chat.conversation.model.used.server} does not support {FLAGS[name][0]}")
         chat.conversation.settings.session[name] = value

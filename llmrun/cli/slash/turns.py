@@ -75,6 +75,8 @@ def edit(chat: Chat, rest: str) -> None:
 
 def undo(chat: Chat, rest: str) -> None:
     """Remove the last question and its answer from the conversation."""
+    if rest:
+        raise UsageError(f"invalid /undo {rest}", why="it removes one question and its answer", hint="/undo")
     question = chat.conversation.chat.undo()
     chat.output.note(f'Removed: "{short(question.shown)}"' if question else "There is no question to remove.")
 
@@ -95,10 +97,15 @@ def branch(chat: Chat, rest: str) -> None:
 def _list_branches(chat: Chat) -> None:
     """Print each branch, and its first difference from the current one."""
     saved = chat.conversation.chat
-    for branch in saved.branches():
+    branches = saved.branches()
+    if not any(branch.turns for branch in branches):
+        chat.output.note("There is no branch yet: ask something first.")
+        return
+    for branch in branches:
         name, turns = branch.name or f"#{branch.head}", counted(branch.turns, "turn")
         if branch.current:
-            chat.output.note(f'* {name}: {turns}, current, last "{short(branch.last)}"')
+            last = f', last "{short(branch.last)}"' if branch.turns else ""
+            chat.output.note(f"* {name}: {turns}, current{last}")
             continue
         fork = saved.difference(branch)
         if fork is None:
