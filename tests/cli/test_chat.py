@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from support.gguf_writer import tiny_adapter, tiny_model, write
 from support.installed import Terminal
+
+from llmrun.cli.slash.commands import show_help
+from llmrun.ui.terminal.output import Output
 
 FRONT = str(Path(__file__).parents[1] / "support/front.py")
 Start = Callable[..., Terminal]
@@ -176,6 +182,18 @@ def test_beams_answer_the_last_question(start: Start) -> None:
     assert any("2 beams: 1 step" in line for line in shown)
     assert any("no answer to explain" in line for line in chat.ask("/why"))
     assert any("prefill 5 tokens" in line for line in chat.ask("/stats"))
+
+
+def test_help_is_a_table_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Output, "columns", lambda self, *, stderr=False: 80)
+    shown = Output(stdout=io.StringIO(), stderr=io.StringIO(), environment={})
+    chat: Any = SimpleNamespace(output=shown)
+    show_help(chat, "")
+    lines = shown.stderr.getvalue().splitlines()
+    retry = next(number for number, line in enumerate(lines) if line.startswith("/retry"))
+    beside = lines[retry].index("answer the last question")
+    assert lines[retry + 1].startswith(" " * beside + "and keep one answer"), "below the text, not below the name"
+    assert max(map(len, lines)) <= 80
 
 
 def test_a_message_that_begins_with_a_slash(start: Start) -> None:

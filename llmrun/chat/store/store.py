@@ -338,7 +338,9 @@ class Sessions:
     def _no_such(self, which: str) -> UsageError:
         if not which:
             return UsageError("there is no saved chat yet", hint="llmrun chat starts one")
-        hint = did_you_mean(which, [facts.name for facts in self.all()], "llmrun sessions list, or /sessions in a chat, shows all")
+        hint = did_you_mean(
+            which, [facts.name for facts in self.all()], "llmrun sessions list, or /sessions in a chat, shows all"
+        )
         return UsageError(f"there is no saved chat called {which}", hint=hint)
 
 
