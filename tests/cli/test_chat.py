@@ -184,6 +184,19 @@ def test_beams_answer_the_last_question(start: Start) -> None:
     assert any("prefill 5 tokens" in line for line in chat.ask("/stats"))
 
 
+def test_quotes_around_an_argument_are_not_part_of_it(start: Start, tmp_path: Path) -> None:
+    chat = start("normal")
+    assert "System prompt: Be brief." in chat.ask('/system "Be brief."')
+    assert 'System prompt: Say "yes"' in chat.ask('/system Say "yes"')
+    assert 'System prompt: "yes" or "no"' in chat.ask('/system "yes" or "no"')
+    chat.ask("Name a river")
+    assert "Started the branch other way." in chat.ask("/branch 'other way'")
+    assert any(line.startswith("This chat is now called my trip: ") for line in chat.ask("/save 'my trip'"))
+    chat.ask(f"/export '{tmp_path / 'my trip.md'}'")
+    assert (tmp_path / "my trip.md").is_file()
+    assert any("Resuming my trip" in line for line in chat.ask("/load 'my trip'"))
+
+
 def test_help_is_a_table_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Output, "columns", lambda self, *, stderr=False: 80)
     shown = Output(stdout=io.StringIO(), stderr=io.StringIO(), environment={})

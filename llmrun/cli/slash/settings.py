@@ -12,6 +12,7 @@ from llmrun.errors import UsageError
 from llmrun.model.chat_model import loaded_locally
 from llmrun.model.load_plan import A_CHAT
 from llmrun.planning.speculation import AUTO, OFF, read_speculate
+from llmrun.ui.prompt.drafts import unquoted
 
 if TYPE_CHECKING:
     from llmrun.cli.talk import Chat
@@ -63,7 +64,7 @@ def set_system(chat: Chat, rest: str) -> None:
     """Print the system prompt, or set another."""
     saved = chat.conversation.chat
     if rest:
-        saved.set_system(rest.strip('"'))
+        saved.set_system(unquoted(rest))
     chat.output.note(f"System prompt: {saved.system}" if saved.system else "There is no system prompt.")
 
 

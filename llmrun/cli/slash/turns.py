@@ -20,6 +20,7 @@ from llmrun.errors import UsageError
 from llmrun.model.n_answers import seeds_for
 from llmrun.models.location import require_projector
 from llmrun.protocol.messages import Event, Finished
+from llmrun.ui.prompt.drafts import unquoted
 from llmrun.ui.terminal.format import counted, short
 
 if TYPE_CHECKING:
@@ -83,15 +84,15 @@ def undo(chat: Chat, rest: str) -> None:
 
 def branch(chat: Chat, rest: str) -> None:
     """List the branches, switch to one, or start a new one."""
-    saved = chat.conversation.chat
-    if not rest:
+    saved, name = chat.conversation.chat, unquoted(rest)
+    if not name:
         _list_branches(chat)
-    elif any(rest in (branch.name, f"#{branch.head}") for branch in saved.branches()):
-        saved.switch(rest)
+    elif any(name in (branch.name, f"#{branch.head}") for branch in saved.branches()):
+        saved.switch(name)
         chat.output.note(f"Switched to {saved.branch}.")
     else:
-        saved.make_branch(rest)
-        chat.output.note(f"Started the branch {rest}.")
+        saved.make_branch(name)
+        chat.output.note(f"Started the branch {name}.")
 
 
 def _list_branches(chat: Chat) -> None:
