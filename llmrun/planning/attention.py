@@ -31,16 +31,33 @@ def measured_attention(header: Header, hardware: Hardware, folder: Path) -> str:
     Args:
         folder: config.Settings.state_dir.
     """
+    times = _times(header, hardware, folder)
+    if not times:
+        return ""
+    # Without flash attention, prefill is slower and needs more memory.
+    return "off" if sum(each.on for each in times) >= _MIN_GAIN * sum(each.off for each in times) else "on"
+
+
+def forget(header: Header, hardware: Hardware, folder: Path, seconds: float) -> bool:
+    """Remove a measurement of which no step was as fast as `seconds`, and return whether there was one.
+
+    Raises:
+        LlmrunError: the folder can't be written.
+    """
+    times = _times(header, hardware, folder)
+    is_slow = bool(times) and min(min(each.on, each.off) for each in times) > seconds
+    return is_slow and measurement_cache.drop(folder / ATTENTION_FILE, measurement_cache.model_key(header, hardware))
+
+
+def _times(header: Header, hardware: Hardware, folder: Path) -> list[AttentionTime]:
+    """Return what was measured; nothing if it was not, or is damaged."""
     path = folder / ATTENTION_FILE
     entry = measurement_cache.find(path, measurement_cache.model_key(header, hardware)) if path.exists() else None
     try:
         times = [from_json(AttentionTime, each) for each in entry["times"]] if entry else []
     except (TypeError, ValueError, KeyError):
-        return ""  # edited by hand
-    if not times or not all(0 < seconds < math.inf for each in times for seconds in (each.on, each.off)):
-        return ""
-    # Without flash attention, prefill is slower and needs more memory.
-    return "off" if sum(each.on for each in times) >= _MIN_GAIN * sum(each.off for each in times) else "on"
+        return []  # edited by hand
+    return times if all(0 < seconds < math.inf for each in times for seconds in (each.on, each.off)) else []
 
 
 def remember(times: tuple[AttentionTime, ...], header: Header, hardware: Hardware, folder: Path) -> None:

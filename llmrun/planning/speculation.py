@@ -141,30 +141,35 @@ class DraftPolicy:
         return self._lacks_attention
 
     def noticing(self, events: Iterator[Event]) -> Iterator[Event]:
-        """Pass on an answer's events, and detect wrong step times, only if the engine has a single sequence.
-
-        When several answers in a row take longer, an idle engine measures again. A faster answer shows at once that
-        other programs ran during the measurement: its times are forgotten.
-        """
+        """Pass on an answer's events, and remember and compare step times."""
         for event in events:
             if isinstance(event, StepsMeasured):
                 with suppress(LlmrunError):  # it can't be written
                     self.remember(event.times)
                 continue
             if isinstance(event, Finished):
-                self._notice(event.stats)
+                self.notice(event.stats)
             yield event
 
-    def _notice(self, stats: Stats) -> None:
+    def notice(self, stats: Stats) -> bool:
+        """Compare an answer with the step times; return whether they have to be measured again.
+
+        That is so when several answers in a row take longer, only if the engine has a single sequence: others slow an
+        answer down too. A faster answer shows at once that other programs ran during the measurement: its times are
+        forgotten.
+        """
         expected = expected_seconds(stats, self.measured)
-        if expected is None or self._load.n_seq_max > 1 or stats.decode_steps < _FEWEST_STEPS:
-            return
+        if expected is None or stats.decode_steps < _FEWEST_STEPS:
+            return False
         ratio = stats.decode_seconds / expected
-        self._surprises = self._surprises + 1 if ratio >= _SURPRISE else 0
         if ratio <= 1 / _SURPRISE:
-            self._times = ()
+            self._times, self._lacks_attention = (), None
+            slowest = _SURPRISE * stats.decode_seconds / stats.decode_steps
             with suppress(LlmrunError):  # the folder can't be written
                 measurement_cache.drop(self._path, self._key)
+                attention.forget(self._header, self._hardware, self._folder, slowest)
+        self._surprises = self._surprises + 1 if ratio >= _SURPRISE and self._load.n_seq_max == 1 else 0
+        return not self._times or self._surprises >= _MOST_SURPRISES
 
     @property
     def can_pay(self) -> bool:

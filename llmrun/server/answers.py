@@ -132,6 +132,7 @@ class ResponseStreams:
             if self._pool.crashes:
                 self._pool.crashes.forget(self._prompt(index))
             timer.finished(event)
+            self._pooled.notice(event.stats)
         return choice.reader.read(event)
 
     def _recover(self, index: int, crash: EngineCrashedError) -> None:

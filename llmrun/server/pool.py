@@ -26,7 +26,7 @@ from llmrun.models.store.in_use import using
 from llmrun.planning.plan import LoadPreferences
 from llmrun.protocol.jobs import Empty
 from llmrun.protocol.loading import Loaded
-from llmrun.protocol.messages import AnswerRequest, Message
+from llmrun.protocol.messages import AnswerRequest, Message, Stats
 from llmrun.protocol.questions import MEASURE_STEPS, STATUS, EngineStatus, MeasureSteps
 from llmrun.runner.launch import EngineHandle
 from llmrun.server.adapters import NO_ADAPTERS, ServedAdapters
@@ -62,6 +62,11 @@ class PooledModel:
         self.idling: asyncio.TimerHandle | None = None
         self.can_measure = True  # drafts, while idle
         self.locks = ExitStack()
+
+    def notice(self, stats: Stats) -> None:
+        """Let the idle engine measure its decode steps again if an answer shows that their times are wrong."""
+        if self.model is not None and self.model.drafting.notice(stats):
+            self.can_measure = True
 
     def cancel_timers(self) -> None:
         for timer in (self.expiry, self.idling):

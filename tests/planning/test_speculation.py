@@ -16,7 +16,7 @@ from llmrun.planning.hardware import Hardware
 from llmrun.planning.speculation import AUTO, OFF, DraftPolicy, expected_gain, read_speculate
 from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import Finished, Stats
-from llmrun.protocol.speculation import Speculation, StepsMeasured, StepTables, StepTime
+from llmrun.protocol.speculation import AttentionTime, Speculation, StepsMeasured, StepTables, StepTime
 
 GIB = 1 << 30
 MACHINE = Hardware("Some CPU", ("avx2",), 4, 8, None, 16 * GIB, 12 * GIB)
@@ -222,7 +222,19 @@ def test_times_that_an_answer_undercuts_are_forgotten(tmp_path: Path) -> None:
         assert each.speculation(probes=True) == Speculation(15, probes=True)
 
 
-def test_short_answers_and_those_beside_others_say_nothing_about_times(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("seconds", "is_kept"), [(0.002, True), (0.004, False)])
+def test_attention_measured_beside_other_programs_is_forgotten_too(
+    tmp_path: Path, seconds: float, is_kept: bool
+) -> None:
+    policy = drafting(tmp_path)
+    policy.remember(TIMES, (), (AttentionTime(0, seconds, 2 * seconds),))
+    assert not policy.lacks_attention
+    answers(policy, 0.002, 1)
+    assert policy.lacks_times
+    assert policy.lacks_attention != is_kept
+
+
+def test_short_answers_and_slow_ones_beside_others_say_nothing_about_times(tmp_path: Path) -> None:
     policy, crowd = drafting(tmp_path), drafting(tmp_path, replace(LOAD, n_seq_max=4))
     for each in (policy, crowd):
         each.remember(TIMES)
@@ -230,6 +242,8 @@ def test_short_answers_and_those_beside_others_say_nothing_about_times(tmp_path:
     answers(crowd, 0.050, 5)
     assert not policy.lacks_times
     assert not crowd.lacks_times
+    answers(crowd, 0.006, 1)
+    assert crowd.lacks_times, "but a faster one does"
 
 
 def test_nothing_is_no_news(tmp_path: Path) -> None:

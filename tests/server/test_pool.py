@@ -18,6 +18,7 @@ from llmrun.model import Model
 from llmrun.model.load_plan import prepare
 from llmrun.models.location import ModelLocation, locate
 from llmrun.planning.plan import LoadPreferences
+from llmrun.protocol.messages import Stats
 from llmrun.runner.launch import EngineHandle
 from llmrun.server.http_errors import CrashingPromptError
 from llmrun.server.pool import CrashTracker, Pool
@@ -186,6 +187,29 @@ def test_an_idle_engine_measures_its_decode_steps(tmp_path: Path, monkeypatch: p
 
     run(Machine(tmp_path, "a", idle_seconds=0.0), scenario)
     assert (tmp_path / "home/steps.json").is_file()
+
+
+def test_steps_are_measured_again_where_an_answer_shows_that_others_ran_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
+
+    async def scenario(machine: Machine) -> None:
+        for _ in range(2):
+            async with machine.pool.lease("") as kept:
+                await machine.pool.ready(kept)
+            assert kept.model is not None
+            drafting = kept.model.drafting
+            while drafting.lacks_times or kept.can_measure:
+                await asyncio.sleep(0)
+            expected = drafting.times[0].seconds
+            kept.notice(Stats(completion_tokens=40, decode_steps=40, decode_seconds=40 * expected))
+            assert not kept.can_measure, "as expected"
+            kept.notice(Stats(completion_tokens=40, decode_steps=40, decode_seconds=10 * expected))
+            assert kept.can_measure
+            assert drafting.lacks_times
+
+    run(Machine(tmp_path, "a", idle_seconds=0.0), scenario)
 
 
 def test_less_than_no_time_is_for_ever(tmp_path: Path) -> None:
