@@ -114,7 +114,7 @@ def _sampling_parameter(name: str) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-def read_value(name: str, text: str = "", before: str = "") -> tuple[str, Any]:
+def read_value(name: str, text: str, before: str = "") -> tuple[str, Any]:
     """Parse a sampling parameter that is set within a chat; return its field and its value.
 
     Args:

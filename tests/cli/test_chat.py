@@ -86,9 +86,9 @@ def test_figures_and_reasons_of_a_chat_that_goes_on(start: Start) -> None:
     again = start("normal", "--continue")
     assert any("decode 2 tokens" in line for line in again.ask("/stats"))
     why = again.ask("/why")
-    assert any("only the last answer of this run" in line for line in why)
+    assert any("last sampled answer of this run only" in line for line in why)
     assert any("/retry" in line for line in why)
-    assert any("only the last answer of this run" in line for line in again.ask("/explain"))
+    assert any("last sampled answer of this run only" in line for line in again.ask("/explain"))
 
 
 def test_of_several_answers_the_user_keeps_one(start: Start) -> None:

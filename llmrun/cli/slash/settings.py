@@ -28,7 +28,7 @@ def set_value(chat: Chat, rest: str) -> None:
     elif words[0] == "system":
         set_system(chat, words[1] if len(words) > 1 else "")
     else:
-        name, value = read_value(*words, before="/set ")
+        name, value = read_value(words[0], "".join(words[1:]), "/set ")
         if not chat.conversation.model.takes(name):
             raise UsageError(f"{chat.conversation.model.used.server} does not support {FLAGS[name][0]}")
         chat.conversation.settings.session[name] = value
