@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -105,16 +106,28 @@ def list_models(
     if every:
         _show_catalogue(output, list(load_catalogue().entries.values()), settings, quiet=quiet, others=installed)
         return
-    if json:
-        output.result_json([as_plain(model) for model in installed])
-    elif quiet:
+    if quiet and not json:
         for model in installed:
             output.text(clean(model.name))
+        return
+    installed = [replace(model, quant=model.quant or _stated_quant(model.path)) for model in installed]
+    if json:
+        output.result_json([as_plain(model) for model in installed])
     elif installed:
         now = time.time()
         show_installed(output, [InstalledRow(m.name, m.size, m.quant, now - m.used, m.place) for m in installed])
     else:
         output.note("No models on this disk yet. `llmrun list --all` lists models to choose from.")
+
+
+def _stated_quant(path: Path) -> str:
+    """Return the quant in a model's header; "" if it can't be read."""
+    from llmrun.gguf.reader import read_header
+
+    try:
+        return read_header(path).quant
+    except LlmrunError:
+        return ""
 
 
 def search(

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from llmrun.errors import UsageError
+from llmrun.errors import UsageError, did_you_mean
 from llmrun.protocol.params import DEFAULTS, SERVER, SamplingParams, check_parameter
 
 # SamplingParams field -> flag, help.
@@ -129,8 +129,11 @@ def read_value(name: str, text: str, before: str = "") -> tuple[str, Any]:
     known = {flag.lstrip("-"): field for field, (flag, _) in FLAGS.items()}
     known |= {field.replace("_", "-"): field for field in FLAGS}
     if spelled not in known:
-        raise UsageError(f"there is no sampling parameter called {name}", hint="/set lists them")
+        hint = did_you_mean(spelled, known, "/set lists all")
+        raise UsageError(f"there is no sampling parameter called {name}", hint=hint)
     field, label = known[spelled], f"{before}{spelled}"
+    if not text:
+        raise UsageError(f"{label} needs a value", hint="/set temp 0.5; /set lists all")
     value: Any = text
     try:
         if field in _REPEATED:
@@ -147,7 +150,7 @@ def shown_value(name: str, value: Any) -> str:
     if name == "seed":
         return "random" if value is None else str(value)
     if name == "order":
-        return ",".join(value)
+        return ", ".join(value)  # a table can wrap it
     if name == "watermark_key" and value:
         from llmrun.protocol.watermark import fingerprint
 

@@ -145,7 +145,11 @@ def _open_regular(path: Path) -> int:
         if not stat.S_ISREG(mode):
             raise ModelNotFoundError(f"{shown} is not a regular file", why="it is a pipe or a device")
         # Non-blocking, in case the path has become a FIFO since.
-        return os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+        try:
+            return os.open(path, flags | getattr(os, "O_NOATIME", 0))  # a header is no use of a model
+        except PermissionError:  # another user's file
+            return os.open(path, flags)
     except FileNotFoundError as error:
         raise ModelNotFoundError(f"there is no file {shown}") from error
     except OSError as error:

@@ -113,7 +113,7 @@ class SamplingParams:
     def _check_watermark(self) -> None:
         check_parameter("watermark", self.watermark)
         if not self.watermark_key:
-            raise UsageError("a watermark needs a key", hint="--watermark-key KEY; llmrun help watermarks")
+            raise UsageError("a watermark needs a key", hint="--watermark-key KEY; in a chat, /set watermark-key KEY")
         if self.mirostat:
             raise UsageError("mirostat and a watermark exclude each other", hint="give one of them")
         if self.watermark.startswith("synthid") and self.temperature <= 0 and not self.temperature_range:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from support.gguf_writer import tiny_adapter, tiny_model, write
 from support.installed import Terminal
+
+from llmrun.cli.slash.commands import show_help
+from llmrun.ui.terminal.output import Output
 
 FRONT = str(Path(__file__).parents[1] / "support/front.py")
 Start = Callable[..., Terminal]
@@ -80,9 +86,9 @@ def test_figures_and_reasons_of_a_chat_that_goes_on(start: Start) -> None:
     again = start("normal", "--continue")
     assert any("decode 2 tokens" in line for line in again.ask("/stats"))
     why = again.ask("/why")
-    assert any("only the last answer of this run" in line for line in why)
+    assert any("last sampled answer of this run only" in line for line in why)
     assert any("/retry" in line for line in why)
-    assert any("only the last answer of this run" in line for line in again.ask("/explain"))
+    assert any("last sampled answer of this run only" in line for line in again.ask("/explain"))
 
 
 def test_of_several_answers_the_user_keeps_one(start: Start) -> None:
@@ -105,8 +111,17 @@ def test_a_number_of_answers_that_can_not_be_is_refused(start: Start, count: str
     assert f"error: invalid /retry {count}" in chat.ask(f"/retry {count}")
 
 
+def test_undo_takes_no_number(start: Start) -> None:
+    chat = start("normal")
+    chat.ask("Name a river")
+    assert "error: invalid /undo 2" in chat.ask("/undo 2")
+    assert any('Removed: "Name a river"' in line for line in chat.ask("/undo"))
+    assert "* main: 0 turns, current" in chat.ask("/branch")
+
+
 def test_branches_say_where_they_differ(start: Start) -> None:
     chat = start("normal")
+    assert "There is no branch yet: ask something first." in chat.ask("/branch")
     chat.ask("Name a river")
     chat.ask("/edit Name a mountain")
     shown = chat.ask("/branch")
@@ -167,6 +182,31 @@ def test_beams_answer_the_last_question(start: Start) -> None:
     assert any("2 beams: 1 step" in line for line in shown)
     assert any("no answer to explain" in line for line in chat.ask("/why"))
     assert any("prefill 5 tokens" in line for line in chat.ask("/stats"))
+
+
+def test_quotes_around_an_argument_are_not_part_of_it(start: Start, tmp_path: Path) -> None:
+    chat = start("normal")
+    assert "System prompt: Be brief." in chat.ask('/system "Be brief."')
+    assert 'System prompt: Say "yes"' in chat.ask('/system Say "yes"')
+    assert 'System prompt: "yes" or "no"' in chat.ask('/system "yes" or "no"')
+    chat.ask("Name a river")
+    assert "Started the branch other way." in chat.ask("/branch 'other way'")
+    assert any(line.startswith("This chat is now called my trip: ") for line in chat.ask("/save 'my trip'"))
+    chat.ask(f"/export '{tmp_path / 'my trip.md'}'")
+    assert (tmp_path / "my trip.md").is_file()
+    assert any("Resuming my trip" in line for line in chat.ask("/load 'my trip'"))
+
+
+def test_help_is_a_table_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Output, "columns", lambda self, *, stderr=False: 80)
+    shown = Output(stdout=io.StringIO(), stderr=io.StringIO(), environment={})
+    chat: Any = SimpleNamespace(output=shown)
+    show_help(chat, "")
+    lines = shown.stderr.getvalue().splitlines()
+    retry = next(number for number, line in enumerate(lines) if line.startswith("/retry"))
+    beside = lines[retry].index("answer the last question")
+    assert lines[retry + 1].startswith(" " * beside + "and keep one answer"), "below the text, not below the name"
+    assert max(map(len, lines)) <= 80
 
 
 def test_a_message_that_begins_with_a_slash(start: Start) -> None:

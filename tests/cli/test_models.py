@@ -410,6 +410,7 @@ def test_import(machine: Machine) -> None:
     facts = machine.json("import", "my.gguf", "--name", "me/tiny")
     assert (facts["name"], facts["repository"]) == ("me/tiny/my.gguf", "me/tiny")
     assert machine.run("list", "-q").stdout == "me/tiny/my.gguf\n"
+    assert machine.json("list")[0]["quant"] == machine.json("show", "me/tiny")["quant"] != ""
     assert machine.json("show", "me/tiny")["architecture"] == "llama"
     assert machine.run("verify").stdout.splitlines()[1].split()[:4] == ["me/tiny/my.gguf", "7.8", "kB", "ok"]
     (machine.folder / "vectors.gguf").write_bytes(tiny_model({"llama.pooling_type": 1}))

@@ -12,9 +12,9 @@ import typer
 from typer.testing import CliRunner
 
 from llmrun.cli.commands import COMMANDS
-from llmrun.cli.sampling import FLAGS, read_value
+from llmrun.cli.sampling import FLAGS, read_value, shown_value
 from llmrun.errors import LlmrunError, UsageError
-from llmrun.protocol.params import BOUNDS
+from llmrun.protocol.params import BOUNDS, SamplingParams
 
 MODEL = "owner/not-here-GGUF"
 
@@ -165,9 +165,17 @@ def test_the_table_knows_every_option_with_a_value(command: str) -> None:
         ("top_k", "x", "invalid /set top-k x"),
         ("logit-bias", "5", "invalid /set logit-bias '5'"),
         ("order", "top_k,topp", "/set order: 'topp' is not a step of the sampler"),
+        ("nothing", "", "there is no sampling parameter called nothing"),
+        ("min_p", "", "/set min-p needs a value"),
     ],
 )
 def test_a_chats_set_is_refused_by_what_was_typed(name: str, text: str, what: str) -> None:
     with pytest.raises(UsageError) as refused:
         read_value(name, text, "/set ")
     assert refused.value.what == what
+
+
+def test_the_sampler_order_is_shown_in_words_that_a_table_can_wrap() -> None:
+    text = shown_value("order", SamplingParams().order)
+    assert max(map(len, text.split())) < 20
+    assert read_value("order", text) == ("order", SamplingParams().order)

@@ -282,6 +282,22 @@ def test_hundred_thousand_strings_are_skipped_fast(path: Path) -> None:
 # ---- files that are none
 
 
+@pytest.mark.skipif(not hasattr(os, "O_NOATIME"), reason="only Linux can read without a trace")
+def test_a_header_that_is_read_is_no_use_of_the_model(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(path, tiny_model())
+    without_trace, real = list[bool](), os.open
+
+    def open_as_a_stranger(path: Path, flags: int) -> int:
+        without_trace.append(bool(flags & os.O_NOATIME))
+        if without_trace[-1]:
+            raise PermissionError("not the owner")
+        return real(path, flags)
+
+    monkeypatch.setattr(os, "open", open_as_a_stranger)
+    assert read_header(path).quant
+    assert without_trace == [True, False]
+
+
 def test_missing_file(path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match="there is no file"):
         read_header(path)

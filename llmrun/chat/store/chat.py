@@ -141,7 +141,7 @@ class SavedChat:
         with self._writing():
             query = "SELECT 1 FROM sessions WHERE name = ? AND id IS NOT ?"
             if self._connection.execute(query, (name, self.id)).fetchone():
-                raise UsageError(f"there is already a saved chat called {name}", hint="llmrun sessions list")
+                raise UsageError(f"there is already a saved chat called {name}", hint="choose another name")
             self._connection.execute("UPDATE sessions SET name = ? WHERE id = ?", (name, self.id))
         self.name = name
 

@@ -35,7 +35,7 @@ def checked_name(name: str) -> str:
     if not name or len(name) > _LONGEST_NAME or not name.isprintable() or name.isdecimal() or name[0] in "-#":
         raise UsageError(
             f"{name!r} can't be a name",
-            why=f"a name has 1 to {_LONGEST_NAME} printable characters, and is not a number or begins with - or #",
+            why=f"must have 1 to {_LONGEST_NAME} printable characters, not begin with - or #, and not be a number",
         )
     return name
 

@@ -333,12 +333,14 @@ class Sessions:
 
     def _refuse_taken(self, name: str) -> None:
         if self.has(name):
-            raise UsageError(f"there is already a saved chat called {name}", hint="llmrun sessions list")
+            raise UsageError(f"there is already a saved chat called {name}", hint="choose another name")
 
     def _no_such(self, which: str) -> UsageError:
         if not which:
             return UsageError("there is no saved chat yet", hint="llmrun chat starts one")
-        hint = did_you_mean(which, [facts.name for facts in self.all()], "llmrun sessions list shows all")
+        hint = did_you_mean(
+            which, [facts.name for facts in self.all()], "llmrun sessions list, or /sessions in a chat, shows all"
+        )
         return UsageError(f"there is no saved chat called {which}", hint=hint)
 
 

@@ -28,11 +28,10 @@ class SlashCommand(NamedTuple):
 
 def show_help(chat: Chat, rest: str) -> None:
     """Print the commands and keys."""
-    width = max(map(len, SLASH_COMMANDS))
-    for name, command in SLASH_COMMANDS.items():
-        chat.output.note(f"  {name:{width}}  {command.meaning}")
-    for key, meaning in KEYS.items():
-        chat.output.note(f"  {key:{width}}  {meaning}")
+    from llmrun.ui.terminal.tables import show_facts
+
+    meanings = {name: command.meaning for name, command in SLASH_COMMANDS.items()}
+    show_facts(chat.output, [*meanings.items(), *KEYS.items()], stderr=True)
 
 
 def leave(chat: Chat, rest: str) -> None:

@@ -93,6 +93,6 @@ def _with_last_answer(chat: Chat, command: str) -> Model:
     """
     model = loaded_locally(chat.conversation.model, command)
     if chat.conversation.last is None:
-        why = "only the last answer of this run can be explained: logits are not saved with a chat"
+        why = "logits are in memory for the last sampled answer of this run only"
         raise UsageError("there is no answer to explain", why=why, hint="ask something, or /retry")
     return model

@@ -12,6 +12,7 @@ from llmrun.errors import UsageError
 from llmrun.model.chat_model import loaded_locally
 from llmrun.model.load_plan import A_CHAT
 from llmrun.planning.speculation import AUTO, OFF, read_speculate
+from llmrun.ui.prompt.drafts import unquoted
 
 if TYPE_CHECKING:
     from llmrun.cli.talk import Chat
@@ -26,10 +27,8 @@ def set_value(chat: Chat, rest: str) -> None:
         show_sampling(chat.output, sampling_rows(*chat.conversation.sampling()))
     elif words[0] == "system":
         set_system(chat, words[1] if len(words) > 1 else "")
-    elif len(words) == 1:
-        raise UsageError(f"/set {words[0]} needs a value", hint="/set temp 0.5; /set lists them")
     else:
-        name, value = read_value(words[0], words[1], "/set ")
+        name, value = read_value(words[0], "".join(words[1:]), "/set ")
         if not chat.conversation.model.takes(name):
             raise UsageError(f"{chat.conversation.model.used.server} does not support {FLAGS[name][0]}")
         chat.conversation.settings.session[name] = value
@@ -65,7 +64,7 @@ def set_system(chat: Chat, rest: str) -> None:
     """Print the system prompt, or set another."""
     saved = chat.conversation.chat
     if rest:
-        saved.set_system(rest.strip('"'))
+        saved.set_system(unquoted(rest))
     chat.output.note(f"System prompt: {saved.system}" if saved.system else "There is no system prompt.")
 
 

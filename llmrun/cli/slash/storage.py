@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from llmrun.cli.replacing import check_output_file
 from llmrun.errors import UsageError
+from llmrun.ui.prompt.drafts import unquoted
 from llmrun.ui.terminal.format import counted, short
 
 if TYPE_CHECKING:
@@ -16,19 +17,21 @@ if TYPE_CHECKING:
 
 def save(chat: Chat, rest: str) -> None:
     """Rename this chat."""
-    if not rest:
+    name = unquoted(rest)
+    if not name:
         raise UsageError("/save needs a name", hint="/save trip-to-rome; every turn is saved anyway")
     saved = chat.conversation.chat
-    saved.rename(rest)
+    saved.rename(name)
     resumed = f"llmrun chat --session {shlex.quote(saved.name)}" if chat.is_saved else "it is not saved"
-    chat.output.note(f"This chat is now called {rest}: {resumed}")
+    chat.output.note(f"This chat is now called {name}: {resumed}")
 
 
 def load(chat: Chat, rest: str) -> None:
     """Open another saved chat."""
-    if not rest:
+    name = unquoted(rest)
+    if not name:
         raise UsageError("/load needs a name", hint="/sessions lists them")
-    opened = chat.store.open(rest)
+    opened = chat.store.open(name)
     if opened.open_elsewhere:
         raise UsageError(f"{opened.name} is open in another llmrun", hint="leave it there first")
     chat.conversation.save_state()
@@ -48,12 +51,13 @@ def export_chat(chat: Chat, rest: str) -> None:
     from llmrun.chat.store.export import export, format_for
     from llmrun.storage import write_whole
 
-    form = format_for(rest)
+    name = unquoted(rest)
+    form = format_for(name)
     if form is None:
         raise UsageError("/export needs a file name with .md, .json or .jsonl", hint="/export chat.md")
     if chat.conversation.chat.id is None:
         raise UsageError("there is nothing to export yet", hint="ask something first")
-    path = Path(rest).expanduser()
+    path = Path(name).expanduser()
     check_output_file(chat.output, path, yes=False, hint="/export with another name")
     write_whole(path, export(chat.conversation.chat.tree(), form))
     chat.output.note(f"Wrote {path}.")

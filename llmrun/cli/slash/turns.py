@@ -20,6 +20,7 @@ from llmrun.errors import UsageError
 from llmrun.model.n_answers import seeds_for
 from llmrun.models.location import require_projector
 from llmrun.protocol.messages import Event, Finished
+from llmrun.ui.prompt.drafts import unquoted
 from llmrun.ui.terminal.format import counted, short
 
 if TYPE_CHECKING:
@@ -75,30 +76,37 @@ def edit(chat: Chat, rest: str) -> None:
 
 def undo(chat: Chat, rest: str) -> None:
     """Remove the last question and its answer from the conversation."""
+    if rest:
+        raise UsageError(f"invalid /undo {rest}", why="it removes one question and its answer", hint="/undo")
     question = chat.conversation.chat.undo()
     chat.output.note(f'Removed: "{short(question.shown)}"' if question else "There is no question to remove.")
 
 
 def branch(chat: Chat, rest: str) -> None:
     """List the branches, switch to one, or start a new one."""
-    saved = chat.conversation.chat
-    if not rest:
+    saved, name = chat.conversation.chat, unquoted(rest)
+    if not name:
         _list_branches(chat)
-    elif any(rest in (branch.name, f"#{branch.head}") for branch in saved.branches()):
-        saved.switch(rest)
+    elif any(name in (branch.name, f"#{branch.head}") for branch in saved.branches()):
+        saved.switch(name)
         chat.output.note(f"Switched to {saved.branch}.")
     else:
-        saved.make_branch(rest)
-        chat.output.note(f"Started the branch {rest}.")
+        saved.make_branch(name)
+        chat.output.note(f"Started the branch {name}.")
 
 
 def _list_branches(chat: Chat) -> None:
     """Print each branch, and its first difference from the current one."""
     saved = chat.conversation.chat
-    for branch in saved.branches():
+    branches = saved.branches()
+    if not any(branch.turns for branch in branches):
+        chat.output.note("There is no branch yet: ask something first.")
+        return
+    for branch in branches:
         name, turns = branch.name or f"#{branch.head}", counted(branch.turns, "turn")
         if branch.current:
-            chat.output.note(f'* {name}: {turns}, current, last "{short(branch.last)}"')
+            last = f', last "{short(branch.last)}"' if branch.turns else ""
+            chat.output.note(f"* {name}: {turns}, current{last}")
             continue
         fork = saved.difference(branch)
         if fork is None:

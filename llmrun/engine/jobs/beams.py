@@ -146,7 +146,6 @@ class BeamDecoder:
         search = self._search
         n_before = len(search.tree)
         search.step(self._branches)
-        self._steps += 1
         running = [beam.node for beam in search.running]
         self._report(BeamStep(tuple(map(self._tree_node, search.tree[n_before:])), tuple(running)))
         self._fork(running, n_prompt + search.length - 1)
@@ -157,6 +156,7 @@ class BeamDecoder:
             for node in running
         ]
         self._context.decode(entries)
+        self._steps += 1
         self._rows += len(entries)
         for row, node in enumerate(running):
             self._branches.by_node[node].logits = self._context.logits(row)

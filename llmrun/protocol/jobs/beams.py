@@ -124,7 +124,7 @@ class BeamsFound:
     answers: tuple[BeamAnswer, ...]  # the best first
     prompt_tokens: int
     prefill_seconds: float
-    steps: int
+    steps: int  # of decoding; the first tokens come from the prompt's logits
     rows: int  # tokens decoded in all steps
     decode_seconds: float
     cells: int  # of the KV cache that all beams share, at the end

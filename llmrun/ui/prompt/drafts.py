@@ -46,6 +46,12 @@ def read_typed(text: str) -> str:
     return before + inside.removeprefix("\n").removesuffix("\n") + after if closing else before + after
 
 
+def unquoted(text: str) -> str:
+    """Return the argument of a command without the quotes around it, if it has no others of that kind."""
+    inside, quote = text[1:-1], text[:1]
+    return inside if quote in ('"', "'") and text == f"{quote}{inside}{quote}" and quote not in inside else text
+
+
 def without_surrogates(text: str) -> str:
     """Return text with U+FFFD instead of bytes that were not UTF-8: a lone surrogate can't be tokenized."""
     return _SURROGATE.sub("\ufffd", text)

@@ -95,12 +95,15 @@ def _difference(best: str, other: str) -> str:
 
 def show_cost(output: Output, settings: BeamSettings, found: BeamsFound, kv_bytes: int, *, is_free: bool) -> None:
     """Print the cost of the search, and advise sampling for free text."""
-    speed = rate(found.rows / found.decode_seconds) if found.decode_seconds > 0 else "-"
-    output.note(
-        f"{settings.beams} beams: {counted(found.steps, 'step')} of {found.rows / max(found.steps, 1):.1f} rows in "
-        f"{seconds(found.decode_seconds)}, {speed} through the model for {len(found.answers[0].tokens)} of the answer"
-        f" · KV cache {readable_size(kv_bytes)}"
-    )
+    work = "no decode step after the prompt"
+    if found.steps:
+        speed = rate(found.rows / found.decode_seconds) if found.decode_seconds > 0 else "-"
+        work = (
+            f"{counted(found.steps, 'step')} of {found.rows / found.steps:.1f} rows in "
+            f"{seconds(found.decode_seconds)}, {speed} through the model for "
+            f"{counted(len(found.answers[0].tokens), 'token')} of the answer"
+        )
+    output.note(f"{settings.beams} beams: {work} · KV cache {readable_size(kv_bytes)}")
     if is_free and len(found.answers[0].tokens) >= _OPEN_ENDED:
         output.note(
             "For free text use sampling: the likeliest text is often dull and repeats itself. Beams are for answers "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 
@@ -102,6 +103,13 @@ def test_other_answers_and_the_cost_are_beside_the_answer() -> None:
     assert any(line.split() == ["-1.500", "-3.00", "2", "…", "Milan."] for line in lines)
     assert any("2 steps of 4.0 rows" in line and "16.0 t/s" in line and "1.0 MB" in line for line in lines)
     assert not any("sampling" in line for line in lines), "the answer is short"
+
+
+def test_a_search_that_ended_before_a_decode_step_has_no_rate() -> None:
+    shown = output()
+    found = replace(FOUND, steps=0, rows=0)
+    show_cost(shown, BeamSettings(4), found, 1_000_000, is_free=True)
+    assert shown.stderr.getvalue() == "4 beams: no decode step after the prompt · KV cache 1.0 MB\n"
 
 
 def test_long_free_text_is_told_to_be_sampled() -> None:
