@@ -38,15 +38,15 @@ def measured_attention(header: Header, hardware: Hardware, folder: Path) -> str:
     return "off" if sum(each.on for each in times) >= _MIN_GAIN * sum(each.off for each in times) else "on"
 
 
-def forget(header: Header, hardware: Hardware, folder: Path, seconds: float) -> bool:
-    """Remove a measurement of which no step was as fast as `seconds`, and return whether there was one.
+def forget(header: Header, hardware: Hardware, folder: Path, seconds: float) -> None:
+    """Remove a measurement of which no step was as fast as `seconds`.
 
     Raises:
         LlmrunError: the folder can't be written.
     """
     times = _times(header, hardware, folder)
-    is_slow = bool(times) and min(min(each.on, each.off) for each in times) > seconds
-    return is_slow and measurement_cache.drop(folder / ATTENTION_FILE, measurement_cache.model_key(header, hardware))
+    if times and all(min(each.on, each.off) > seconds for each in times):
+        measurement_cache.drop(folder / ATTENTION_FILE, measurement_cache.model_key(header, hardware))
 
 
 def _times(header: Header, hardware: Hardware, folder: Path) -> list[AttentionTime]:

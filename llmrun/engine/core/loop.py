@@ -73,8 +73,7 @@ class Engine:
         self._vocabulary = context.vocabulary
         self._window, self._clock = min(context.n_ctx, context.n_cells), clock
         self._rate, self._n_batches = PrefillRate(), 0
-        sources = states, self._rate, prefixes
-        self._slots = Slots(context, *sources, exact=exact, checkpoint_bytes=checkpoint_bytes)
+        self._slots = Slots(context, states, self._rate, prefixes, exact=exact, checkpoint_bytes=checkpoint_bytes)
         self.prefixes, self.save_parked = self._slots.prefixes, self._slots.save_parked
         self._numbers = itertools.count()
         self._active: list[Sequence] = []  # oldest first

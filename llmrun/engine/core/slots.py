@@ -317,16 +317,18 @@ class Slots:
         self.truncate(slot, 0)
         found = self.checkpoints.deepest(source, length)
         checkpoint = found.state if found is not None and found.length == length else None
+        is_copied = False
         with suppress(MemoryError):
-            if self._context.copy(source, slot, length, checkpoint):
-                self.cached[slot], self._salts[slot] = self.cached[source][:length], self._salts[source]
-                self.checkpoints.copy(source, slot, length)
-                if self._context.unified:
-                    self.budget.share(source, slot, length)
-                else:
-                    self.budget.append(slot, length)
-                return True
-        return False
+            is_copied = self._context.copy(source, slot, length, checkpoint)
+        if not is_copied:
+            return False
+        self.cached[slot], self._salts[slot] = self.cached[source][:length], self._salts[source]
+        self.checkpoints.copy(source, slot, length)
+        if self._context.unified:
+            self.budget.share(source, slot, length)
+        else:
+            self.budget.append(slot, length)
+        return True
 
     def _is_next_turn(self, cached: list[int], n_prompt: int, tokens: list[int]) -> bool:
         """Return whether a prompt repeats or continues a cached prompt, whose answer it may have changed."""
