@@ -65,6 +65,8 @@ class LoadedModel:
             adapters=adapters,
             predicts=predicts,
         )
+        if before is not None:
+            self.preparer.history = before.preparer.history
         states = _states(load, weights)
         self.engine = Engine(
             context,

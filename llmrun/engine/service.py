@@ -23,6 +23,15 @@ from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Extras
 from llmrun.engine.llama.base import ALLOCATING, PIECE_TOKENS
 from llmrun.engine.llama.media import Projector
+from llmrun.engine.prompt.history import (
+    Beginning,
+    Conversation,
+    History,
+    OpenTurn,
+    Render,
+    after_answer,
+    keeps_reasoning,
+)
 from llmrun.engine.prompt.images import image_bytes, with_omitted_images
 from llmrun.engine.prompt.template import NAMED, ChatTemplate, ControlTexts, Part
 from llmrun.engine.prompt.thinking import (
@@ -63,6 +72,9 @@ if TYPE_CHECKING:
     Pieces = Sequence[list[int] | ImageChunk]  # An image in a prompt: token ids around vectors
 
 _LONG_TOKEN = 32  # bytes; most have a few
+# Shares of the context window. In longer prompts than the first, the template writes earlier turns in its own form,
+# without their reasoning, if that saves the second.
+_ROOMY, _WORTHWHILE = 3 / 4, 1 / 16
 
 
 class PreparedRequest(NamedTuple):
@@ -78,9 +90,10 @@ class PreparedRequest(NamedTuple):
 class TokenizedPrompt(NamedTuple):
     """A prompt in text and tokens."""
 
-    text: str  # without its images
+    text: str  # without its images, and without the beginning that stands as it was generated
     tokens: list[int]  # ids; negative ones are images
     images: PromptImages | None = None  # None without any
+    turn: OpenTurn | None = None  # of a conversation
 
 
 class Preparer:
@@ -88,6 +101,7 @@ class Preparer:
 
     Attributes:
         thinking_tags: the tags around reasoning in the model's own chat template; None if it has none.
+        history: the answers so far, for later prompts of their conversations.
     """
 
     def __init__(
@@ -101,6 +115,7 @@ class Preparer:
         adapters: Sequence[Adapter] = (),
         predicts: bool = True,
     ) -> None:
+        self.history = History()
         self._projector = projector
         self._image_lengths: dict[int, int] = {}  # hash of an image's data -> tokens
         self._adapters, self._predicts = adapters, predicts
@@ -112,6 +127,7 @@ class Preparer:
         self._templates: dict[str, ChatTemplate] = {}
         self._token_cache: TokenCache | None = None
         self._control: ControlTexts | None = None
+        self._keeping: dict[tuple[object, ...], bool] = {}  # template and its options -> it keeps reasoning
 
     def read_vocabulary(self) -> None:
         """Read the vocabulary now, which the first grammar would otherwise do while other requests wait."""
@@ -134,7 +150,7 @@ class Preparer:
         request = generate.asked
         syntax = None
         matcher = None if offers_tools(request) else self._matcher(request.grammar)
-        text, tokens, images = self.prompt(generate, send)
+        text, tokens, images, turn = self.prompt(generate, send)
         if offers_tools(request):
             syntax = self._chat_template(request.template).syntax
             matcher = self._calls(request, syntax)
@@ -153,6 +169,9 @@ class Preparer:
         prompt = tokens if images is None else text_only(tokens)
         sampler = SequenceSampler(sampling, self._vocabulary, prompt, constraint, request.remember, request.logprobs)
         extras = self._extras(request, tags, syntax, inside=inside)
+        if turn is not None:
+            turn.reasons |= inside or (tags is not None and text.rstrip().endswith(tags[1]))
+            extras = replace(extras, turn=turn)
         if images is not None:
             assert self._projector is not None
             salt = f"{extras.salt} {generate.request}" if self._projector.is_exact else extras.salt
@@ -330,30 +349,109 @@ class Preparer:
             return self._plain_prompt(request)
         if not is_counted:
             self._raise_if_too_long(request.messages, request.tools)
-        with ALLOCATING:
-            send(Rendering(generate.request))
-            template = self._chat_template(request.template)
-            tools = request.tools if offers_tools(request) else ()
-            messages = self._readable(request.messages)
-            parts = template.render(
-                messages,
-                self._control_texts(),
-                thinking=request.thinks,
-                tools=tools,
-                effort=request.reasoning_effort,
-                variables=request.template_variables,
-            )
-        send(Rendered(generate.request))
-        text = "".join(part.text for part in parts if isinstance(part, Part))
-        encode = partial(self._encode_image, generate.request, None if is_counted else send)
-        tokens, placed = self._tokens(parts, encode)
-        if not tokens:
+        template = self._chat_template(request.template)
+        salt = self._salt(request.salt, self.adapters_for(request.adapters))
+        tools = request.tools if offers_tools(request) else ()
+        messages = self._readable(request.messages)
+        options = (request.thinks, request.reasoning_effort, request.template_variables)
+
+        def render(keeps: bool | None, each: Sequence[Message]) -> list[Part | Image]:
+            with ALLOCATING:
+                send(Rendering(generate.request))
+                parts = template.render(
+                    each,
+                    self._control_texts(),
+                    thinking=request.thinks,
+                    tools=tools,
+                    effort=request.reasoning_effort,
+                    variables=request.template_variables,
+                )
+            send(Rendered(generate.request))
+            return parts
+
+        conversation = Conversation((template.source, salt, tools, options), messages, private=bool(salt))
+        encode, keeps = (
+            partial(self._encode_image, generate.request, None if is_counted else send),
+            request.keep_reasoning,
+        )
+        as_asked, without_reasoning = partial(render, keeps), partial(render, False)
+        if keeps is None and any(message.role == "assistant" for message in messages):
+            keeps = conversation.has_calls or self._template_keeps((template.source, options), as_asked)
+        beginning = self.history.find(conversation, keeps=bool(keeps))
+        prompt = self._conversation_prompt(conversation, beginning, as_asked, encode, bool(keeps), request.begins)
+        n_ctx = self._n_ctx
+        if len(prompt.tokens) > (n_ctx if request.keep_reasoning else _ROOMY * n_ctx) and (beginning or keeps):
+            short = self._conversation_prompt(conversation, None, without_reasoning, encode, False, request.begins)
+            if len(short.tokens) + _WORTHWHILE * n_ctx < len(prompt.tokens) or len(short.tokens) <= n_ctx < len(
+                prompt.tokens
+            ):
+                prompt = short
+        if not prompt.tokens:
             raise UsageError(
                 "the prompt is empty",
                 why="the chat template writes nothing for this conversation",
                 hint="choose another template with --template",
             )
-        return TokenizedPrompt(text, tokens, PromptImages(placed) if placed else None)
+        return prompt
+
+    def _template_keeps(self, key: tuple[object, ...], render: Render) -> bool:
+        """Return whether the chat template writes the reasoning of turns before the last question."""
+        if key not in self._keeping:
+            self._keeping[key] = keeps_reasoning(render)
+        return self._keeping[key]
+
+    def _conversation_prompt(
+        self,
+        conversation: Conversation,
+        beginning: Beginning | None,
+        render: Render,
+        encode: Callable[[Image], Pieces],
+        keeps: bool,
+        begins: str,
+    ) -> TokenizedPrompt:
+        """Return the prompt of a conversation.
+
+        Args:
+            beginning: the messages that stand as they were generated; the template writes the others, or all if it
+                can't be told where they end.
+            keeps: reasoning of turns before the last question may stand in it.
+            begins: as in AnswerRequest.
+        """
+        messages = self.history.with_reasoning(conversation)
+        parts = before = None
+        if beginning is not None:
+            ends = {*self._end_texts, self._vocabulary.control_piece(beginning.turn.end).decode("utf-8", "replace")}
+            parts = after_answer(messages, beginning.n_messages, render, ends)
+            before = self._standing(beginning, messages, encode)
+        if parts is None or before is None:
+            beginning, before, parts = None, ([], []), render(messages)
+        text = "".join(part.text for part in parts if isinstance(part, Part))
+        tokens, placed = self._tokens(parts, encode, before[0])
+        images = [*before[1], *placed]
+        turn = OpenTurn(self.history, conversation, messages, beginning, keeps=keeps, begins=begins)
+        return TokenizedPrompt(text, tokens, PromptImages(images) if images else None, turn)
+
+    def _standing(
+        self, beginning: Beginning, messages: Sequence[Message], encode: Callable[[Image], Pieces]
+    ) -> tuple[list[int], list[PlacedChunk]] | None:
+        """Return the tokens that a prompt begins with, and the images there; None if an image has other tokens now."""
+        tokens, placed, end = beginning.turn.all_tokens, list[PlacedChunk](), 0
+        for image in (image for message in messages[: beginning.n_messages] for image in message.pictures):
+            for chunk in (piece for piece in encode(image) if not isinstance(piece, list)):
+                ids = list(chunk.ids)
+                start = tokens.index(ids[0], end) if ids[0] in tokens[end:] else end
+                end = start + len(ids)
+                if tokens[start:end] != ids:
+                    return None
+                placed.append(PlacedChunk(start, chunk))
+        return tokens, placed
+
+    @cached_property
+    def _end_texts(self) -> frozenset[str]:
+        """The texts of control tokens that end an answer."""
+        vocabulary = self._vocabulary
+        tokens = ((text, vocabulary.tokenize(text, special=True)) for text in vocabulary.control_texts)
+        return frozenset(text for text, ids in tokens if len(ids) == 1 and vocabulary.is_end(ids[0]))
 
     def _plain_prompt(self, request: AnswerRequest) -> TokenizedPrompt:
         """Return a text's tokens, token ids as they are, or a text with a gap to fill in."""
@@ -416,10 +514,14 @@ class Preparer:
             )
 
     def _tokens(
-        self, parts: Sequence[Part | Image], encode: Callable[[Image], Pieces]
+        self, parts: Sequence[Part | Image], encode: Callable[[Image], Pieces], standing: Sequence[int] = ()
     ) -> tuple[list[int], list[PlacedChunk]]:
-        """Return the token ids of a prompt, none for an empty one, and its images."""
-        vocabulary, ids, placed = self._vocabulary, list[int](), list[PlacedChunk]()
+        """Return the token ids of a prompt, none for an empty one, and the images of the parts.
+
+        Args:
+            standing: the tokens before the parts.
+        """
+        vocabulary, ids, placed = self._vocabulary, [*standing], list[PlacedChunk]()
         for part in parts:
             if isinstance(part, Part):
                 ids += self._special_tokens(part.text) if part.special else self._checked(part.text, special=False)
@@ -429,7 +531,7 @@ class Preparer:
                 else:
                     placed.append(PlacedChunk(len(ids), piece))
                     ids += piece.ids
-        tokens = vocabulary.with_bos(ids)
+        tokens = ids if standing else vocabulary.with_bos(ids)
         placed = [each._replace(start=each.start + len(tokens) - len(ids)) for each in placed]
         is_lost = not ids and any(part.text for part in parts if isinstance(part, Part))
         if is_lost or (tokens and tokens[0] >= vocabulary.n_tokens):

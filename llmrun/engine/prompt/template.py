@@ -98,6 +98,9 @@ class ChatTemplate:
         bos: text of the begin-of-sequence token.
         eos: text of the end-of-sequence token.
 
+    Attributes:
+        source: as given.
+
     Raises:
         BadTemplateError: it does not compile.
     """
@@ -106,7 +109,7 @@ class ChatTemplate:
         if len(source) > MAX_TEMPLATE_CHARACTERS:
             why = f"the maximum is {MAX_TEMPLATE_CHARACTERS:,}"
             raise BadTemplateError(f"the chat template has {len(source):,} characters", why=why)
-        self._source = source
+        self.source = source
         self._bos = bos
         self._eos = eos
         self._efforts: dict[str, str | None] = {}
@@ -129,7 +132,7 @@ class ChatTemplate:
     @cached_property
     def _needs_lists(self) -> bool:
         """The template only accepts contents that are lists of parts, as those of some vision models do."""
-        if "type" not in self._source or "'text'" not in self._source.replace('"', "'"):
+        if "type" not in self.source or "'text'" not in self.source.replace('"', "'"):
             return False
         plain = {"messages": [{"role": "user", "content": _PROBE_TEXT}]}
         listed = {"messages": [{"role": "user", "content": [{"type": "text", "text": _PROBE_TEXT}]}]}
@@ -153,9 +156,9 @@ class ChatTemplate:
         return self._efforts[effort]
 
     def _find_effort(self, effort: str) -> str | None:
-        if "reasoning_effort" not in self._source:
+        if "reasoning_effort" not in self.source:
             return None
-        named = {each for each in EFFORTS if f"'{each}'" in self._source or f'"{each}"' in self._source}
+        named = {each for each in EFFORTS if f"'{each}'" in self.source or f'"{each}"' in self.source}
         if effort == "none":
             return effort if effort in named else None
         known = sorted((named | {"low", "medium", "high"}) - {"none"}, key=EFFORTS.index)
