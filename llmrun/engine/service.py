@@ -28,8 +28,8 @@ from llmrun.engine.prompt.history import (
     Conversation,
     History,
     OpenTurn,
-    Render,
     after_answer,
+    closing_of,
     keeps_reasoning,
 )
 from llmrun.engine.prompt.images import image_bytes, with_omitted_images
@@ -127,7 +127,6 @@ class Preparer:
         self._templates: dict[str, ChatTemplate] = {}
         self._token_cache: TokenCache | None = None
         self._control: ControlTexts | None = None
-        self._keeping: dict[tuple[object, ...], bool] = {}  # template and its options -> it keeps reasoning
 
     def read_vocabulary(self) -> None:
         """Read the vocabulary now, which the first grammar would otherwise do while other requests wait."""
@@ -349,43 +348,41 @@ class Preparer:
             return self._plain_prompt(request)
         if not is_counted:
             self._raise_if_too_long(request.messages, request.tools)
-        template = self._chat_template(request.template)
+        template, tools = self._chat_template(request.template), request.tools if offers_tools(request) else ()
         salt = self._salt(request.salt, self.adapters_for(request.adapters))
-        tools = request.tools if offers_tools(request) else ()
-        messages = self._readable(request.messages)
-        options = (request.thinks, request.reasoning_effort, request.template_variables)
+        options = request.thinks, request.reasoning_effort, request.template_variables
 
-        def render(keeps: bool | None, each: Sequence[Message]) -> list[Part | Image]:
+        def render(messages: Sequence[Message], keeps: bool | None, *, is_trial: bool = False) -> list[Part | Image]:
+            called = {call.name for message in messages for call in message.tool_calls}
+            few = [tool for tool in tools if tool.name in called] or tools[:1]
             with ALLOCATING:
                 send(Rendering(generate.request))
                 parts = template.render(
-                    each,
+                    messages,
                     self._control_texts(),
                     thinking=request.thinks,
-                    tools=tools,
+                    tools=few if is_trial else tools,
                     effort=request.reasoning_effort,
                     variables=request.template_variables,
                 )
             send(Rendered(generate.request))
             return parts
 
+        messages = self._readable(request.messages)
         conversation = Conversation((template.source, salt, tools, options), messages, private=bool(salt))
-        encode, keeps = (
-            partial(self._encode_image, generate.request, None if is_counted else send),
-            request.keep_reasoning,
-        )
-        as_asked, without_reasoning = partial(render, keeps), partial(render, False)
+        keeps = request.keep_reasoning
         if keeps is None and any(message.role == "assistant" for message in messages):
-            keeps = conversation.has_calls or self._template_keeps((template.source, options), as_asked)
+            keeps = conversation.has_calls or keeps_reasoning(partial(render, keeps=None, is_trial=True))
+        encode = partial(self._encode_image, generate.request, None if is_counted else send)
+        write = partial(self._conversation_prompt, conversation, render, encode, request.begins)
         beginning = self.history.find(conversation, keeps=bool(keeps))
-        prompt = self._conversation_prompt(conversation, beginning, as_asked, encode, bool(keeps), request.begins)
-        n_ctx = self._n_ctx
-        if len(prompt.tokens) > (n_ctx if request.keep_reasoning else _ROOMY * n_ctx) and (beginning or keeps):
-            short = self._conversation_prompt(conversation, None, without_reasoning, encode, False, request.begins)
-            if len(short.tokens) + _WORTHWHILE * n_ctx < len(prompt.tokens) or len(short.tokens) <= n_ctx < len(
-                prompt.tokens
-            ):
-                prompt = short
+        prompt = write(beginning, keeps)
+        room = self._n_ctx if request.keep_reasoning else int(_ROOMY * self._n_ctx)
+        if len(prompt.tokens) > room and (beginning is not None or keeps):
+            own = write(None, False)
+            n_saved = len(prompt.tokens) - len(own.tokens)
+            if n_saved > (0 if len(prompt.tokens) > self._n_ctx else _WORTHWHILE * self._n_ctx):
+                prompt = own
         if not prompt.tokens:
             raise UsageError(
                 "the prompt is empty",
@@ -394,41 +391,39 @@ class Preparer:
             )
         return prompt
 
-    def _template_keeps(self, key: tuple[object, ...], render: Render) -> bool:
-        """Return whether the chat template writes the reasoning of turns before the last question."""
-        if key not in self._keeping:
-            self._keeping[key] = keeps_reasoning(render)
-        return self._keeping[key]
-
     def _conversation_prompt(
         self,
         conversation: Conversation,
-        beginning: Beginning | None,
-        render: Render,
+        render: Callable[..., list[Part | Image]],
         encode: Callable[[Image], Pieces],
-        keeps: bool,
         begins: str,
+        beginning: Beginning | None,
+        keeps: bool | None,
     ) -> TokenizedPrompt:
         """Return the prompt of a conversation.
 
         Args:
-            beginning: the messages that stand as they were generated; the template writes the others, or all if it
-                can't be told where they end.
-            keeps: reasoning of turns before the last question may stand in it.
+            render: returns the parts of a prompt, given messages and `keeps`; with few tools if `is_trial`.
             begins: as in AnswerRequest.
+            beginning: the messages that stand as they were generated. The template writes the others, or all if it
+                can't be told where they end.
+            keeps: reasoning of turns before the last question may stand in it; None leaves that to the template.
         """
         messages = self.history.with_reasoning(conversation)
-        parts = before = None
+        parts = before = closing = None
         if beginning is not None:
-            ends = {*self._end_texts, self._vocabulary.control_piece(beginning.turn.end).decode("utf-8", "replace")}
-            parts = after_answer(messages, beginning.n_messages, render, ends)
-            before = self._standing(beginning, messages, encode)
+            n_messages, end = beginning.n_messages, self._vocabulary.control_piece(beginning.turn.end)
+            ends = {*self._end_texts, end.decode("utf-8", "replace")}
+            closing = closing_of(messages, n_messages, partial(render, keeps=keeps, is_trial=True), ends)
+            if closing is not None:
+                parts = after_answer(messages, n_messages, partial(render, keeps=keeps), closing)
+                before = self._standing(beginning, messages, encode)
         if parts is None or before is None:
-            beginning, before, parts = None, ([], []), render(messages)
+            beginning, before, parts = None, ([], []), render(messages, keeps)
         text = "".join(part.text for part in parts if isinstance(part, Part))
         tokens, placed = self._tokens(parts, encode, before[0])
         images = [*before[1], *placed]
-        turn = OpenTurn(self.history, conversation, messages, beginning, keeps=keeps, begins=begins)
+        turn = OpenTurn(self.history, conversation, messages, beginning, keeps=bool(keeps), begins=begins)
         return TokenizedPrompt(text, tokens, PromptImages(images) if images else None, turn)
 
     def _standing(

@@ -1,4 +1,4 @@
-"""Requests from messages to answers in one process: preparation and loop, as a client with a server's answers has them."""
+"""Requests from messages to answers in one process: preparation and loop, without pipe and server."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Answering:
     @property
     def end(self) -> int:
         """The token that ends answers."""
-        return self._vocabulary.tokenize(self._vocabulary.eos_text, special=True)[0]
+        return next(token for token in range(self._vocabulary.n_tokens) if self._vocabulary.is_end(token))
 
     def ask(
         self,
@@ -80,7 +80,7 @@ class Answering:
 
         Args:
             says: what the model says, with control tokens; None leaves it to its weights.
-            thinks: its reasoning before that.
+            thinks: its reasoning before that, if it reasons.
             stop_after: tokens after which the client cancels.
         """
         settings = {"sampling": GREEDY, "limits": Limits(300), **request}
@@ -88,8 +88,8 @@ class Answering:
         prepared = self.preparer.prepare(Generate(number, AnswerRequest(tuple(messages), **settings)), lambda _: None)
         response, extras = ResponseAccumulator(), prepared.extras
         if says is not None:
-            opening, closing = extras.thinking_tags if thinks or extras.starts_in_reasoning else ("", "")
-            reasoning = ("" if extras.starts_in_reasoning else opening) + thinks + closing
+            inside, tags = extras.starts_in_reasoning, extras.thinking_tags if thinks else ()
+            reasoning = f"{'' if inside else tags[0]}{thinks}{tags[1]}" if tags else ""
             self.engine.script = [*self._vocabulary.tokenize(reasoning + says, special=True), self.end]
         self.engine.add(*prepared)
         sequence = self.engine._waiting[-1]

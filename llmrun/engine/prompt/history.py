@@ -18,6 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from os.path import commonprefix
 from typing import Any, NamedTuple
 
 from llmrun.engine.prompt.template import Part
@@ -32,8 +33,9 @@ MAX_TOKENS = 1 << 22
 Render = Callable[[Sequence[Message]], list[Part | Image]]
 """Returns the prompt of a conversation by its chat template."""
 
+_MAX_OPENING = 128  # characters at the end of a prompt that the template leaves out in later ones: tags of reasoning
 _MARKER, _NEXT_MARKER, _ARGUMENT = "endofanswer", "nextmessage", "argument"
-_QUESTION = Message("user", "question")
+_QUESTION = Message("user", "earlierquestion")
 
 
 class Conversation:
@@ -300,42 +302,64 @@ def keeps_reasoning(render: Render) -> bool:
     """Return whether a template writes the reasoning of answers before the last question."""
     with suppress(BadTemplateError):
         prompt = render([_QUESTION, Message("assistant", "answer", reasoning=_MARKER), _QUESTION])
-        return any(isinstance(part, Part) and _MARKER in part.text for part in prompt)
+        return _MARKER in _text(prompt)
     return False
 
 
+def closing_of(messages: Sequence[Message], n_messages: int, render: Render, ends: Collection[str]) -> str | None:
+    """Return what a template writes between what a client sees of an answer and its end token.
+
+    Args:
+        messages: a conversation, whose answer is the last one of the first `n_messages`.
+        render: of short conversations for a trial.
+        ends: the texts of end tokens.
+
+    Returns:
+        None if there is no end token after a call, or if the template writes more after a prompt than in later prompts
+        after the same messages: those instructions would stand there again and again.
+    """
+    answer, following = _marked(messages[n_messages - 1]), messages[n_messages:]
+    n_results = next((index for index, each in enumerate(following) if each.role != "tool"), len(following))
+    after = [replace(each, content=_NEXT_MARKER, pictures=()) for each in following[: max(1, n_results)]]
+    try:
+        open_prompt, prompt = _text(render([_QUESTION])), _text(render([_QUESTION, answer, *after]))
+    except BadTemplateError:
+        return None
+    opening = open_prompt.rpartition(_QUESTION.content)[2]
+    before, found, rest = prompt.rpartition(_MARKER)
+    same = len(commonprefix([opening, before.rpartition(_QUESTION.content)[2]]))  # noqa: RUF071 - of texts
+    if not found or len(opening) - same > _MAX_OPENING:
+        return None
+    between = rest.partition(_NEXT_MARKER)[0]
+    end = min((at for text in ends if (at := between.find(text)) >= 0), default=-1)
+    if end < 0:
+        return None if answer.tool_calls else ""
+    return between[:end]
+
+
 def after_answer(
-    messages: Sequence[Message], n_messages: int, render: Render, ends: Collection[str]
+    messages: Sequence[Message], n_messages: int, render: Render, closing: str
 ) -> list[Part | Image] | None:
     """Return the parts of a prompt after an answer, which begin with the text that ends it.
 
-    The conversation is rendered with a marker as the answer's text, or in its last call. After the marker, the template
-    closes call and message, as the model did before its end token; a short conversation shows with which text.
+    The conversation is rendered with a marker as the answer's text, or in its last call.
 
     Args:
         n_messages: the answer is the last one of these first messages.
-        ends: the texts of end tokens.
+        closing: what the template writes after the marker and the model before its end token.
 
     Returns:
         None if the end of the answer can't be told for certain.
     """
     if any(_MARKER in text for message in messages for text in message.texts):
         return None
-    answer, following = _marked(messages[n_messages - 1]), messages[n_messages:]
-    n_next = max(1, next((index for index, each in enumerate(following) if each.role != "tool"), len(following)))
-    marked = [replace(each, content=_NEXT_MARKER, pictures=()) for each in following[:n_next]]
-    try:
-        region = _after(_MARKER, render([_QUESTION, answer, *marked]))
-        whole = _after(_MARKER, render([*messages[: n_messages - 1], answer, *following]))
-    except BadTemplateError:
-        return None
-    if region is None or whole is None:
-        return None
-    between = "".join(part.text for part in region if isinstance(part, Part)).partition(_NEXT_MARKER)[0]
-    end = min((at for text in ends if (at := between.find(text)) >= 0), default=-1)
-    if end < 0:
-        return None if answer.tool_calls else whole
-    return _without(between[:end], whole)
+    answer = _marked(messages[n_messages - 1])
+    rest = _after(_MARKER, render([*messages[: n_messages - 1], answer, *messages[n_messages:]]))
+    return _without(closing, rest) if rest is not None else None
+
+
+def _text(parts: Sequence[Part | Image]) -> str:
+    return "".join(part.text for part in parts if isinstance(part, Part))
 
 
 def _marked(answer: Message) -> Message:
