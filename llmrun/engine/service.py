@@ -29,7 +29,7 @@ from llmrun.engine.prompt.history import (
     History,
     OpenTurn,
     after_answer,
-    closing_of,
+    ending_of,
     keeps_reasoning,
 )
 from llmrun.engine.prompt.images import image_bytes, with_omitted_images
@@ -410,13 +410,13 @@ class Preparer:
             keeps: reasoning of turns before the last question may stand in it; None leaves that to the template.
         """
         messages = self.history.with_reasoning(conversation)
-        parts = before = closing = None
+        parts = before = None
         if beginning is not None:
             n_messages, end = beginning.n_messages, self._vocabulary.control_piece(beginning.turn.end)
             ends = {*self._end_texts, end.decode("utf-8", "replace")}
-            closing = closing_of(messages, n_messages, partial(render, keeps=keeps, is_trial=True), ends)
-            if closing is not None:
-                parts = after_answer(messages, n_messages, partial(render, keeps=keeps), closing)
+            ending = ending_of(messages, n_messages, partial(render, keeps=keeps, is_trial=True), ends)
+            if ending is not None:
+                parts = after_answer(messages, n_messages, partial(render, keeps=keeps), ending)
                 before = self._standing(beginning, messages, encode)
         if parts is None or before is None:
             beginning, before, parts = None, ([], []), render(messages, keeps)

@@ -63,6 +63,13 @@ class Answering:
         self._numbers, self._vocabulary = itertools.count(1), context.vocabulary
 
     @property
+    def without_blanks(self) -> SamplingParams:
+        """Sampling of a model of random weights that would write blanks without end where a grammar allows them."""
+        tokens = (token for token in range(self._vocabulary.n_tokens) if not self._vocabulary.is_end(token))
+        blanks = ((token, -30.0) for token in tokens if self._vocabulary.piece(token).isspace())
+        return replace(GREEDY, logit_bias=tuple(blanks))
+
+    @property
     def end(self) -> int:
         """The token that ends answers."""
         return next(token for token in range(self._vocabulary.n_tokens) if self._vocabulary.is_end(token))

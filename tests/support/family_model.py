@@ -72,7 +72,6 @@ def write_family_model(path: Path, control: Iterable[str], ends: Iterable[str], 
     return path
 
 
-
 def _printable(byte: int) -> str:
     """Return the character of a byte in byte-level vocabularies."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]

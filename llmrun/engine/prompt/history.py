@@ -35,7 +35,7 @@ Render = Callable[[Sequence[Message]], list[Part | Image]]
 
 _MAX_OPENING = 128  # characters at the end of a prompt that the template leaves out in later ones: tags of reasoning
 _MARKER, _NEXT_MARKER, _ARGUMENT = "endofanswer", "nextmessage", "argument"
-_QUESTION = Message("user", "earlierquestion")
+_QUESTION, _NEXT = Message("user", "earlierquestion"), Message("user", _NEXT_MARKER)
 
 
 class Conversation:
@@ -301,17 +301,24 @@ class History:
 def keeps_reasoning(render: Render) -> bool:
     """Return whether a template writes the reasoning of answers before the last question."""
     with suppress(BadTemplateError):
-        prompt = render([_QUESTION, Message("assistant", "answer", reasoning=_MARKER), _QUESTION])
+        prompt = render([_QUESTION, Message("assistant", "answer", reasoning=_MARKER), _NEXT])
         return _MARKER in _text(prompt)
     return False
 
 
-def closing_of(messages: Sequence[Message], n_messages: int, render: Render, ends: Collection[str]) -> str | None:
-    """Return what a template writes between what a client sees of an answer and its end token.
+class Ending(NamedTuple):
+    """The text of a chat template after what a client sees of an answer."""
+
+    closing: str  # what the model has written too, before its end token
+    following: str  # what the template must write next: an end token, or else all up to the next message's text
+
+
+def ending_of(messages: Sequence[Message], n_messages: int, render: Render, ends: Collection[str]) -> Ending | None:
+    """Return the end of an answer as a chat template writes it in a short conversation.
 
     Args:
         messages: a conversation, whose answer is the last one of the first `n_messages`.
-        render: of short conversations for a trial.
+        render: returns the prompt of a trial.
         ends: the texts of end tokens.
 
     Returns:
@@ -331,14 +338,14 @@ def closing_of(messages: Sequence[Message], n_messages: int, render: Render, end
     if not found or len(opening) - same > _MAX_OPENING:
         return None
     between = rest.partition(_NEXT_MARKER)[0]
-    end = min((at for text in ends if (at := between.find(text)) >= 0), default=-1)
-    if end < 0:
-        return None if answer.tool_calls else ""
-    return between[:end]
+    at, end = min(((between.find(text), text) for text in ends if text in between), default=(0, ""))
+    if not end:
+        return None if answer.tool_calls else Ending("", between)
+    return Ending(between[:at], end)
 
 
 def after_answer(
-    messages: Sequence[Message], n_messages: int, render: Render, closing: str
+    messages: Sequence[Message], n_messages: int, render: Render, ending: Ending
 ) -> list[Part | Image] | None:
     """Return the parts of a prompt after an answer, which begin with the text that ends it.
 
@@ -346,16 +353,17 @@ def after_answer(
 
     Args:
         n_messages: the answer is the last one of these first messages.
-        closing: what the template writes after the marker and the model before its end token.
 
     Returns:
-        None if the end of the answer can't be told for certain.
+        None if the answer does not end in this way.
     """
     if any(_MARKER in text for message in messages for text in message.texts):
         return None
     answer = _marked(messages[n_messages - 1])
     rest = _after(_MARKER, render([*messages[: n_messages - 1], answer, *messages[n_messages:]]))
-    return _without(closing, rest) if rest is not None else None
+    if rest is None or not _text(rest).startswith(ending.closing + ending.following):
+        return None
+    return _without(ending.closing, rest)
 
 
 def _text(parts: Sequence[Part | Image]) -> str:
@@ -380,14 +388,11 @@ def _after(marker: str, parts: Sequence[Part | Image]) -> list[Part | Image] | N
     return [*([part._replace(text=rest)] if rest else []), *parts[index + 1 :]]
 
 
-def _without(beginning: str, parts: Sequence[Part | Image]) -> list[Part | Image] | None:
-    """Return the parts without the text that they begin with; None if they begin with another one."""
-    rest = list(parts)
-    while beginning:
-        part = rest.pop(0) if rest else None
-        if not isinstance(part, Part) or not (part.text.startswith(beginning) or beginning.startswith(part.text)):
-            return None
-        if len(part.text) > len(beginning):
-            rest.insert(0, part._replace(text=part.text[len(beginning) :]))
-        beginning = beginning[len(part.text) :]
+def _without(beginning: str, parts: Sequence[Part | Image]) -> list[Part | Image]:
+    """Return the parts without the text that they begin with."""
+    rest, n_left = list(parts), len(beginning)
+    while n_left and isinstance(part := rest.pop(0), Part):
+        if len(part.text) > n_left:
+            rest.insert(0, part._replace(text=part.text[n_left:]))
+        n_left -= min(n_left, len(part.text))
     return rest
