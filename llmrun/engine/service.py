@@ -206,8 +206,12 @@ class Preparer:
 
     @cached_property
     def _end_bans(self) -> tuple[tuple[int, float], ...]:
-        vocabulary = self._vocabulary
-        return tuple((token, -math.inf) for token in range(vocabulary.n_tokens) if vocabulary.is_end(token))
+        return tuple((token, -math.inf) for token in self._ends)
+
+    @cached_property
+    def _ends(self) -> tuple[int, ...]:
+        """The tokens that end an answer."""
+        return tuple(filter(self._vocabulary.is_end, range(self._vocabulary.n_tokens)))
 
     def _constraint(
         self, request: AnswerRequest, matcher: Matcher | None, syntax: Syntax | None, tags: Tags | None, *, inside: bool
@@ -412,8 +416,8 @@ class Preparer:
         messages = self.history.with_reasoning(conversation)
         parts = before = None
         if beginning is not None:
-            n_messages, end = beginning.n_messages, self._vocabulary.control_piece(beginning.turn.end)
-            ends = {*self._end_texts, end.decode("utf-8", "replace")}
+            n_messages = beginning.n_messages
+            ends = {self._vocabulary.control_piece(token).decode("utf-8", "replace") for token in self._ends}
             ending = ending_of(messages, n_messages, partial(render, keeps=keeps, is_trial=True), ends)
             if ending is not None:
                 parts = after_answer(messages, n_messages, partial(render, keeps=keeps), ending)
@@ -440,13 +444,6 @@ class Preparer:
                     return None
                 placed.append(PlacedChunk(start, chunk))
         return tokens, placed
-
-    @cached_property
-    def _end_texts(self) -> frozenset[str]:
-        """The texts of control tokens that end an answer."""
-        vocabulary = self._vocabulary
-        tokens = ((text, vocabulary.tokenize(text, special=True)) for text in vocabulary.control_texts)
-        return frozenset(text for text, ids in tokens if len(ids) == 1 and vocabulary.is_end(ids[0]))
 
     def _plain_prompt(self, request: AnswerRequest) -> TokenizedPrompt:
         """Return a text's tokens, token ids as they are, or a text with a gap to fill in."""

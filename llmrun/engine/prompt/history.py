@@ -106,7 +106,6 @@ class Turn:
         digest: of the conversation with the answer.
         parent: the last earlier answer whose tokens the prompt begins with.
         tokens: of the prompt after the parent's, and of the answer without its end token.
-        end: the end token, which the template writes in later prompts, or another one.
         reasonings: of the answers after the parent's, the last is its own; "" for none.
         reasons: reasoning stands in the prompt or the answer, or the tags of an empty one.
         keeps: reasoning of turns before the last question stands in the prompt.
@@ -116,7 +115,6 @@ class Turn:
     digest: bytes
     parent: Turn | None
     tokens: array[int]
-    end: int
     reasonings: tuple[str, ...]
     reasons: bool
     keeps: bool
@@ -213,7 +211,6 @@ class OpenTurn:
             conversation.digest_with(answer),
             parent,
             array("i", tokens[parent.n_tokens if parent is not None else 0 : -1]),
-            tokens[-1],
             (*conversation.reasonings(n_known, len(conversation.messages)), response.reasoning),
             reasons=self.reasons or bool(response.reasoning),
             keeps=self.keeps,

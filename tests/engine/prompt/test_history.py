@@ -126,7 +126,9 @@ def test_in_every_syntax_of_calls(model: Path, syntax: str) -> None:
     schema = {"type": "object", "properties": {"at": {"enum": ["here", "there"]}}, "required": ["at"]}
     tools, messages = (Tool("look", "Looks.", json.dumps(schema)),), [QUESTION]
     with real_answering(model, TOOL_TEMPLATES[syntax], n_ctx=4096) as talk:
-        first = talk.ask(messages, tools=tools, tool_choice="required", sampling=talk.without_blanks)
+        first = talk.ask(
+            messages, tools=tools, tool_choice="required", parallel_calls=False, sampling=talk.without_blanks
+        )
         assert [call.name for call in first.message.tool_calls] == ["look"]
         result = Message("tool", "A wall.", tool_call_id=first.message.tool_calls[0].id)
         messages += [with_other_json(first.message), result]
@@ -315,7 +317,7 @@ def test_where_the_end_cannot_be_told_the_template_writes_all_with_the_reasoning
 
 
 def _turn(number: int, parent: Turn | None = None, size: int = 10) -> Turn:
-    return Turn(bytes([number]), parent, array("i", [number] * size), 2, ("",), reasons=False, keeps=False)
+    return Turn(bytes([number]), parent, array("i", [number] * size), ("",), reasons=False, keeps=False)
 
 
 def test_the_least_recently_used_turns_are_forgotten_children_first() -> None:
