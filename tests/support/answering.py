@@ -12,17 +12,15 @@ from typing import Any, NamedTuple
 
 from llmrun import _native
 from llmrun.engine.core.batch import BatchPart
-from llmrun.engine.core.loop import Engine
-from llmrun.engine.core.states import KVStore
-from llmrun.engine.llama.base import Context
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
-from llmrun.engine.service import Preparer
+from llmrun.engine.loaded import LoadedModel
 from llmrun.errors import LlmrunError
 from llmrun.protocol.answer import ResponseAccumulator
 from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import AnswerRequest, Failed, Generate, Message, Started
 from llmrun.protocol.params import Limits, SamplingParams
+from llmrun.protocol.questions import SaveState
 
 GREEDY = SamplingParams(temperature=0)
 
@@ -43,24 +41,31 @@ class Answered(NamedTuple):
         return [*self.prompt, *self.completion[:-1]]
 
 
-class _Engine(Engine):
-    """One that samples the tokens of a script, while there are any."""
-
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        self.script: list[int] = []
-
-    def _sample(self, parts: list[BatchPart]) -> list[int | LlmrunError]:
-        return [self.script.pop(0)] if self.script else super()._sample(parts)
-
-
 class Answering:
-    """An engine and the preparer of its requests."""
+    """A loaded model and a chat template."""
 
-    def __init__(self, context: Context, template: str | None, n_ctx: int, states: KVStore | None = None) -> None:
-        self.preparer = Preparer(context.vocabulary, template, n_ctx)
-        self.engine = _Engine(context, states=states)
-        self._numbers, self._vocabulary = itertools.count(1), context.vocabulary
+    def __init__(self, loaded: LoadedModel, template: str | None) -> None:
+        self.loaded, self.template = loaded, template
+        self._numbers, self._vocabulary = itertools.count(1), loaded.weights.vocabulary
+        self._script: list[int] = []
+        self._last = 0
+        self._sample, loaded.engine._sample = loaded.engine._sample, self._scripted  # type: ignore[method-assign]
+
+    def _scripted(self, parts: list[BatchPart]) -> list[int | LlmrunError]:
+        """Return the next token of the script, while there are any."""
+        return [self._script.pop(0)] if self._script else self._sample(parts)
+
+    def prompt(self, messages: Sequence[Message], **request: Any) -> list[int]:
+        """Return the tokens of a conversation's prompt."""
+        asked = AnswerRequest(tuple(messages), **{"template": self.template, **request})
+        return self.loaded.preparer.prompt(Generate(next(self._numbers), asked)).tokens
+
+    def save(self) -> None:
+        """Save the KV state of the last answer."""
+        self.loaded.save(SaveState(self._last))
+
+    def text(self, tokens: Sequence[int]) -> str:
+        return b"".join(map(self._vocabulary.control_piece, tokens)).decode()
 
     @property
     def without_blanks(self) -> SamplingParams:
@@ -90,22 +95,24 @@ class Answering:
             thinks: its reasoning before that, if it reasons.
             stop_after: tokens after which the client cancels.
         """
-        settings = {"sampling": GREEDY, "limits": Limits(300), **request}
-        number = next(self._numbers)
-        prepared = self.preparer.prepare(Generate(number, AnswerRequest(tuple(messages), **settings)), lambda _: None)
+        settings = {"sampling": GREEDY, "limits": Limits(300), "template": self.template, **request}
+        number, engine = next(self._numbers), self.loaded.engine
+        self._last = number
+        generate = Generate(number, AnswerRequest(tuple(messages), **settings))
+        prepared = self.loaded.preparer.prepare(generate, lambda _: None)
         response, extras = ResponseAccumulator(), prepared.extras
         if says is not None:
             inside, tags = extras.starts_in_reasoning, extras.thinking_tags if thinks else ()
             reasoning = f"{'' if inside else tags[0]}{thinks}{tags[1]}" if tags else ""
-            self.engine.script = [*self._vocabulary.tokenize(reasoning + says, special=True), self.end]
-        self.engine.add(*prepared)
-        sequence = self.engine._waiting[-1]
-        while self.engine.busy:
-            for event in self.engine.step():
+            self._script = [*self._vocabulary.tokenize(reasoning + says, special=True), self.end]
+        engine.add(*prepared)
+        sequence = engine._waiting[-1]
+        while engine.busy:
+            for event in engine.step():
                 assert not isinstance(event, Failed), event
                 response.take(event)
             if stop_after is not None and sequence.n_completion >= stop_after:
-                self.engine.cancel(number)
+                engine.cancel(number)
         assert response.started is not None
         assert response.finished is not None
         started, stats = response.started, response.finished.stats
@@ -116,17 +123,16 @@ class Answering:
 
 
 @contextmanager
-def real_answering(
-    path: Path, template: str | None, *, n_ctx: int = 8192, states: KVStore | None = None, **load: Any
-) -> Iterator[Answering]:
-    """Yield one with a model file."""
-    model = LlamaModel(str(path), 0, _native.CancelFlag())
-    context = LlamaContext(model, Load(model.path, n_ctx, n_ctx, n_batch=512, **{"n_cells": n_ctx, **load}))
+def answering(path: Path, template: str | None, *, n_ctx: int = 8192, **load: Any) -> Iterator[Answering]:
+    """Yield a model file, loaded."""
+    weights = LlamaModel(str(path), 0, _native.CancelFlag())
+    loading = Load(weights.path, n_ctx, n_ctx, n_batch=512, **{"n_cells": n_ctx, **load})
+    context = LlamaContext(weights, loading)
     try:
-        yield Answering(context, template, n_ctx, states)
+        yield Answering(LoadedModel(weights, context, loading), template)
     finally:
         context.close()
-        model.close()
+        weights.close()
 
 
 def without_reasoning(message: Message) -> Message:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from support.answering import Answered, real_answering, with_other_json, without_reasoning
+from support.answering import Answered, answering, with_other_json, without_reasoning
 from support.family_model import ENDS, control_texts, write_family_model
 
 from llmrun.engine.prompt.template import ChatTemplate, ControlTexts, Part
@@ -76,7 +76,7 @@ def _loop(file: Path, model: Path, change: Callable[[Message], Message]) -> list
     source = file.read_text()
     answers, messages = list[Answered](), [Message("system", "Be brief."), QUESTION]
     says = (HARMONY_FINAL if HARMONY_FINAL in source else "") + "It is fine."
-    with real_answering(model, source) as talk:
+    with answering(model, source) as talk:
 
         def ask(**request: object) -> None:
             answers.append(talk.ask(messages, tools=TOOLS, limits=Limits(400), **request))

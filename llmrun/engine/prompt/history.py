@@ -15,7 +15,7 @@ import json
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from os.path import commonprefix
@@ -224,25 +224,33 @@ class History:
 
     Args:
         max_tokens: limit of the tokens of all turns.
+
+    Attributes:
+        saved: returns tokens of saved states, and what turns_of() returned for them; called once, when it is needed.
     """
 
     def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
+        self.saved: Callable[[], Iterable[tuple[list[int], bytes]]] = tuple
+        self._is_loaded = False
         self._max_tokens = max_tokens
         self._lock = threading.Lock()
         self._turns: dict[bytes, list[Turn]] = {}  # digest -> turns, the last used one at the end
         self._order: OrderedDict[Turn, None] = OrderedDict()  # least recently used first; a parent after its children
         self.n_tokens = 0
 
-    def add(self, turn: Turn) -> None:
+    def add(self, turn: Turn) -> Turn:
+        """Remember a turn; return the equal one that is known already, if any."""
         with self._lock:
             same = (
                 each
                 for each in self._turns.get(turn.digest, ())
                 if (each.parent, each.tokens, each.reasonings) == (turn.parent, turn.tokens, turn.reasonings)
             )
-            self._use(next(same, turn))
+            turn = next(same, turn)
+            self._use(turn)
             while self.n_tokens > self._max_tokens:
                 self._forget(next(iter(self._order)))
+        return turn
 
     def _use(self, turn: Turn) -> None:
         for each in turn.path:
@@ -261,12 +269,44 @@ class History:
         if not self._turns[turn.digest]:
             del self._turns[turn.digest]
 
+    def turns_of(self, tokens: list[int]) -> bytes:
+        """Return the turns whose tokens these are or begin with, as data for later processes."""
+        found: dict[Turn | None, tuple[int, int]] = {None: (-1, 0)}  # turn -> its place in the data, its last token
+        data: list[list[object]] = []
+        with self._lock:
+            for turn in reversed(self._order):  # a parent before its children
+                _, start = found.get(turn.parent, (0, len(tokens)))
+                end = start + len(turn.tokens)
+                if not turn.private and turn.parent in found and tokens[start:end] == turn.tokens.tolist():
+                    place = found[turn.parent][0]
+                    found[turn] = len(data), end
+                    data.append([turn.digest.hex(), place, end, turn.reasonings, turn.reasons, turn.keeps])
+        return json.dumps(data).encode()
+
+    def _load(self) -> None:
+        """Add the turns of saved states."""
+        if self._is_loaded:
+            return
+        self._is_loaded = True
+        for tokens, data in self.saved():
+            found: list[Turn] = []
+            for digest, place, end, reasonings, *flags in json.loads(data or b"[]"):
+                parent = found[place] if place >= 0 else None
+                start = parent.n_tokens if parent is not None else 0
+                reasons, keeps = flags
+                turn = Turn(
+                    bytes.fromhex(digest), parent, array("i", tokens[start:end]), (*reasonings,), reasons, keeps
+                )
+                found.append(self.add(turn))
+
     def find(self, conversation: Conversation, *, keeps: bool) -> Beginning | None:
         """Return the longest remembered beginning of a conversation.
 
         Args:
             keeps: reasoning of turns before the last question may stand in it.
         """
+        if any(message.role == "assistant" for message in conversation.messages):
+            self._load()
         with self._lock:
             for n_messages in range(len(conversation.messages), 0, -1):
                 for turn in self._known(conversation, n_messages):

@@ -16,7 +16,7 @@ import pytest
 from support.answering import (
     Answered,
     Answering,
-    real_answering,
+    answering,
     with_other_json,
     without_reasoning,
 )
@@ -24,7 +24,7 @@ from support.family_model import control_texts, write_family_model
 from support.tool_templates import TOOL_TEMPLATES
 
 from llmrun.engine.prompt.history import Conversation, History, Turn
-from llmrun.protocol.messages import AnswerRequest, Generate, Message, Tool, ToolCall
+from llmrun.protocol.messages import Message, Tool, ToolCall
 from llmrun.protocol.params import Limits
 
 THINKS = """{%- set last = namespace(question=-1) -%}
@@ -58,8 +58,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def talk(model: Path) -> Iterator[Answering]:
-    with real_answering(model, THINKS, n_ctx=4096) as answering:
-        yield answering
+    with answering(model, THINKS, n_ctx=4096) as loaded:
+        yield loaded
 
 
 def new_tokens(answered: Answered, before: Answered) -> int:
@@ -68,22 +68,20 @@ def new_tokens(answered: Answered, before: Answered) -> int:
     return len(answered.prompt) - len(before.standing)
 
 
-def text_of(talk: Answering, tokens: list[int]) -> str:
-    return b"".join(map(talk.preparer._vocabulary.control_piece, tokens)).decode()
-
-
 def fresh_prompt(model: Path, messages: list[Message], **request: Any) -> list[int]:
     """Return the prompt of a conversation that nobody has seen."""
-    with real_answering(model, THINKS, n_ctx=4096) as talk:
-        return talk.preparer.prompt(Generate(1, AnswerRequest(tuple(messages), **request))).tokens
+    with answering(model, THINKS, n_ctx=4096) as talk:
+        return talk.prompt(messages, **request)
 
 
-def loop(talk: Answering, change: Callable[[Message], Message] = lambda message: message) -> list[Answered]:
+def loop(
+    talk: Answering, change: Callable[[Message], Message] = lambda message: message, **request: Any
+) -> list[Answered]:
     """Return the answers of a question with two rounds of calls, and of the next question; `change` is the client's."""
     messages, answers = [SYSTEM, QUESTION], list[Answered]()
 
     def ask(says: str, thinks: str) -> None:
-        answers.append(talk.ask(messages, says=says, thinks=thinks, tools=TOOLS))
+        answers.append(talk.ask(messages, says=says, thinks=thinks, tools=TOOLS, **request))
         messages.append(change(answers[-1].message))
         messages.extend(Message("tool", "A wall.", tool_call_id=call.id) for call in answers[-1].message.tool_calls)
 
@@ -115,7 +113,7 @@ def test_each_request_computes_only_what_is_new(talk: Answering, change: Callabl
     for before, answered in itertools.pairwise(answers):
         assert answered.computed == new_tokens(answered, before) <= result
     assert answers[3].computed < 0.05 * len(answers[3].prompt)
-    prompt = text_of(talk, answers[3].prompt)
+    prompt = talk.text(answers[3].prompt)
     assert prompt.count("I should look. ") == 9
     assert '{"at":   [1, "a b"]}' in prompt
     assert "</think> There is a wall. \n<|im_end|>\n<|im_start|>user\nAnd" in prompt
@@ -125,7 +123,7 @@ def test_each_request_computes_only_what_is_new(talk: Answering, change: Callabl
 def test_in_every_syntax_of_calls(model: Path, syntax: str) -> None:
     schema = {"type": "object", "properties": {"at": {"enum": ["here", "there"]}}, "required": ["at"]}
     tools, messages = (Tool("look", "Looks.", json.dumps(schema)),), [QUESTION]
-    with real_answering(model, TOOL_TEMPLATES[syntax], n_ctx=4096) as talk:
+    with answering(model, TOOL_TEMPLATES[syntax], n_ctx=4096) as talk:
         first = talk.ask(
             messages, tools=tools, tool_choice="required", parallel_calls=False, sampling=talk.without_blanks
         )
@@ -147,7 +145,7 @@ def test_the_answer_is_that_of_a_fresh_engine_with_these_tokens(model: Path, tal
     messages = [SYSTEM, QUESTION, Message("user", "More?")]
     found = talk.ask([*messages[:2], *_rest(answers), messages[2]], tools=TOOLS, limits=Limits(20))
     assert found.prompt[: len(answers[3].standing)] == answers[3].standing
-    with real_answering(model, THINKS, n_ctx=4096) as fresh:
+    with answering(model, THINKS, n_ctx=4096) as fresh:
         expected = fresh.ask((), prompt="", prompt_tokens=tuple(found.prompt), limits=Limits(20))
     assert len(found.completion) == 20
     assert found.completion == expected.completion
@@ -172,7 +170,7 @@ def test_a_plain_chat_has_the_form_of_the_template(model: Path, talk: Answering)
     messages += [first.message, Message("user", "And behind it?")]
     assert talk.ask(messages, says="Nothing.").prompt == fresh_prompt(model, messages)
     kept = talk.ask(messages, says="Nothing.", keep_reasoning=True)
-    assert "Hm. " in text_of(talk, kept.prompt)
+    assert "Hm. " in talk.text(kept.prompt)
     assert new_tokens(kept, first) < 60
 
 
@@ -189,15 +187,15 @@ def test_a_request_can_ask_for_the_form_of_the_template(model: Path, talk: Answe
     assert talk.ask(asked, says="?", tools=TOOLS, keep_reasoning=False).prompt == fresh_prompt(
         model, asked, tools=TOOLS
     )
-    assert "I should look" in text_of(talk, talk.ask(asked, says="?", tools=TOOLS).prompt)
+    assert "I should look" in talk.text(talk.ask(asked, says="?", tools=TOOLS).prompt)
 
 
 def test_a_narrow_window_drops_the_reasoning_of_earlier_turns(model: Path) -> None:
-    with real_answering(model, THINKS, n_ctx=4096) as wide:
+    with answering(model, THINKS, n_ctx=4096) as wide:
         most = len(loop(wide)[3].prompt)
-    with real_answering(model, THINKS, n_ctx=most + 100) as talk:
+    with answering(model, THINKS, n_ctx=most + 100) as talk:
         answers = loop(talk, without_reasoning)
-        prompt = text_of(talk, answers[3].prompt)
+        prompt = talk.text(answers[3].prompt)
         assert "I should look" not in prompt
         assert "Once more. " not in prompt
         assert "And behind it?" in prompt
@@ -206,10 +204,10 @@ def test_a_narrow_window_drops_the_reasoning_of_earlier_turns(model: Path) -> No
 
 
 def test_a_loop_keeps_its_reasoning_in_a_narrow_window(model: Path) -> None:
-    with real_answering(model, THINKS, n_ctx=4096) as wide:
+    with answering(model, THINKS, n_ctx=4096) as wide:
         most = len(loop(wide)[2].prompt)
-    with real_answering(model, THINKS, n_ctx=most + 400) as talk:
-        assert "I should look" in text_of(talk, loop(talk, without_reasoning)[2].prompt)
+    with answering(model, THINKS, n_ctx=most + 400) as talk:
+        assert "I should look" in talk.text(loop(talk, without_reasoning)[2].prompt)
 
 
 def test_reasoning_that_a_client_sent_stays(talk: Answering) -> None:
@@ -220,7 +218,7 @@ def test_reasoning_that_a_client_sent_stays(talk: Answering) -> None:
     messages[2] = without_reasoning(said)
     messages += [without_reasoning(first.message), Message("user", "And behind it?")]
     second = talk.ask(messages, says="?", tools=TOOLS)
-    assert "From elsewhere" in text_of(talk, first.prompt)
+    assert "From elsewhere" in talk.text(first.prompt)
     assert second.computed == new_tokens(second, first)
 
 
@@ -280,8 +278,8 @@ def test_nothing_stands_under_another_salt_or_with_other_tools(talk: Answering, 
     request = {"tools": TOOLS, "salt": "a"}
     first = talk.ask([SYSTEM, QUESTION], says=CALL, thinks="Secret. ", **request)
     messages = [SYSTEM, QUESTION, without_reasoning(first.message), Message("tool", "A wall.")]
-    assert "Secret" in text_of(talk, talk.ask(messages, says="?", **request).prompt)
-    assert "Secret" not in text_of(talk, talk.ask(messages, says="?", **{**request, **other}).prompt)
+    assert "Secret" in talk.text(talk.ask(messages, says="?", **request).prompt)
+    assert "Secret" not in talk.text(talk.ask(messages, says="?", **{**request, **other}).prompt)
 
 
 def test_conversations_that_begin_alike_go_their_own_ways(talk: Answering) -> None:
@@ -307,10 +305,30 @@ def test_where_the_end_cannot_be_told_the_template_writes_all_with_the_reasoning
 {%- endfor""", """{{ '<|im_end|>\\n' if not message.tool_calls else '' }}
 {%- endfor""")  # fmt: skip
     assert endless != THINKS
-    with real_answering(model, endless, n_ctx=4096) as talk:
+    with answering(model, endless, n_ctx=4096) as talk:
         first, second, *_ = loop(talk, without_reasoning)
-        assert "I should look" in text_of(talk, second.prompt)
+        assert "I should look" in talk.text(second.prompt)
         assert second.prompt[: len(first.prompt)] == first.prompt
+
+
+# ---- a restart -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("salt", ["", "private"])
+def test_after_a_restart_the_saved_turns_stand_again(model: Path, tmp_path: Path, salt: str) -> None:
+    saving = {"states": str(tmp_path / "states"), "states_bytes": 1 << 30}
+    with answering(model, THINKS, n_ctx=4096, **saving) as talk:
+        answers = loop(talk, without_reasoning, salt=salt)
+        talk.save()
+    messages = [SYSTEM, QUESTION, *_rest(answers), Message("user", "More?")]
+    with answering(model, THINKS, n_ctx=4096, **saving) as talk:
+        found = talk.ask(messages, says="No.", tools=TOOLS, salt=salt)
+        if salt:
+            assert found.prompt == fresh_prompt(model, messages, tools=TOOLS)
+            assert b"I should look" not in b"".join(path.read_bytes() for path in tmp_path.rglob("*.kv"))
+        else:
+            assert found.computed == new_tokens(found, answers[3]) < 60
+            assert "I should look" in talk.text(found.prompt)
 
 
 # ---- the tree ------------------------------------------------------------------------------------------------
