@@ -303,7 +303,7 @@ class Preparer:
         each = [len(tokenize(message.content, special=False)) for message in messages]
         for index, message in enumerate(messages):
             each[index] += sum(self._image_lengths[hash(image.data)] for image in message.pictures)
-        return TokenCount(tuple(each), len(prompt.tokens))
+        return TokenCount(tuple(each), len(prompt.tokens), prompt.turn.history if prompt.turn is not None else None)
 
     def tokenize(self, command: TokenizeText) -> TextTokens:
         """Tokenize a text.
@@ -387,6 +387,8 @@ class Preparer:
             n_saved = len(prompt.tokens) - len(own.tokens)
             if n_saved > (0 if len(prompt.tokens) > self._n_ctx else _WORTHWHILE * self._n_ctx):
                 prompt = own
+                if own.turn is not None:
+                    own.turn.is_shortened = True
         if not prompt.tokens:
             raise UsageError(
                 "the prompt is empty",

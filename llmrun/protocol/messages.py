@@ -223,6 +223,14 @@ class PromptDifference(NamedTuple):
     prompt: str
 
 
+class PromptHistory(NamedTuple):
+    """The beginning of a prompt that stands as it was computed and generated, instead of as the template writes it."""
+
+    answers: int  # answers in it that have the tokens that the model generated
+    tokens: int
+    is_shortened: bool = False  # none stands: the window got narrow, and reasoning of earlier turns was left out
+
+
 class Started(NamedTuple):
     """The prompt is tokenized, and prefill begins.
 
@@ -236,6 +244,7 @@ class Started(NamedTuple):
         tool_syntax: name of the syntax of tool calls, see toolcalls.SYNTAXES; "" if the answer can have none.
         rewritten: of the conversation, as the chat template demands; each is reported once.
         difference: None if the prompt continues a cached one, or resembles none.
+        history: None if the chat template wrote the whole prompt in its own form.
     """
 
     request: int
@@ -247,6 +256,7 @@ class Started(NamedTuple):
     tool_syntax: str = ""
     rewritten: tuple[Rewriting, ...] = ()
     difference: PromptDifference | None = None
+    history: PromptHistory | None = None
 
 
 class PrefillProgress(NamedTuple):

@@ -104,6 +104,7 @@ class Sequence:
             extras.tool_syntax,
             extras.rewritten,
             difference,
+            extras.turn.history if extras.turn is not None else None,
         )
 
     @property

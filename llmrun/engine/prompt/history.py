@@ -25,7 +25,7 @@ from llmrun.engine.prompt.template import Part
 from llmrun.errors import BadTemplateError
 from llmrun.protocol.answer import ResponseAccumulator
 from llmrun.protocol.codec import load_json
-from llmrun.protocol.messages import Finished, Image, Message, TextDelta
+from llmrun.protocol.messages import Finished, Image, Message, PromptHistory, TextDelta
 
 MAX_TOKENS = 1 << 22
 """Of all remembered prompts and answers together: 16 MiB. Prompts that begin alike share their beginning."""
@@ -168,6 +168,7 @@ class OpenTurn:
     Attributes:
         keeps: it does stand there.
         reasons: as in Turn.
+        is_shortened: as in PromptHistory.
     """
 
     def __init__(
@@ -180,8 +181,9 @@ class OpenTurn:
         keeps: bool,
         begins: str = "",
     ) -> None:
-        self._history, self._conversation, self._begins = history, conversation, begins
+        self._tree, self._conversation, self._begins = history, conversation, begins
         self.beginning = beginning
+        self.is_shortened = False
         self._deltas: list[TextDelta] = []
         question, (turn, n_known) = conversation.question, beginning or (None, 0)
         is_earlier = n_known <= question  # the last known answer is from before the question
@@ -190,6 +192,14 @@ class OpenTurn:
         )
         self.reasons = self.keeps or (turn is not None and not is_earlier and turn.reasons)
         self.reasons |= any(each.reasoning for each in messages[max(n_known, question) :])
+
+    @property
+    def history(self) -> PromptHistory | None:
+        """What stands in the prompt; None if the template wrote it in its own form."""
+        if self.beginning is None:
+            return PromptHistory(0, 0, is_shortened=True) if self.is_shortened else None
+        turn = self.beginning.turn
+        return PromptHistory(len(turn.path), turn.n_tokens)
 
     def take(self, delta: TextDelta) -> None:
         self._deltas.append(delta)
@@ -216,7 +226,7 @@ class OpenTurn:
             keeps=self.keeps,
             private=conversation.private,
         )
-        self._history.add(turn)
+        self._tree.add(turn)
 
 
 class History:

@@ -24,7 +24,7 @@ from support.family_model import control_texts, write_family_model
 from support.tool_templates import TOOL_TEMPLATES
 
 from llmrun.engine.prompt.history import Conversation, History, Turn
-from llmrun.protocol.messages import Message, Tool, ToolCall
+from llmrun.protocol.messages import AnswerRequest, Message, PromptHistory, Tool, ToolCall
 from llmrun.protocol.params import Limits
 
 THINKS = """{%- set last = namespace(question=-1) -%}
@@ -119,6 +119,16 @@ def test_each_request_computes_only_what_is_new(talk: Answering, change: Callabl
     assert "</think> There is a wall. \n<|im_end|>\n<|im_start|>user\nAnd" in prompt
 
 
+def test_an_answer_and_a_count_say_what_stands(talk: Answering) -> None:
+    answers = loop(talk)
+    assert answers[0].started.history is None
+    assert answers[3].started.history == PromptHistory(3, len(answers[2].standing))
+    asked = AnswerRequest((SYSTEM, QUESTION, *_rest(answers)), template=THINKS, tools=TOOLS)
+    counted = talk.loaded.preparer.count(asked, 1, lambda event: None)
+    assert counted.history == PromptHistory(4, len(answers[3].standing))
+    assert counted.total > len(answers[3].standing)
+
+
 @pytest.mark.parametrize("syntax", TOOL_TEMPLATES)
 def test_in_every_syntax_of_calls(model: Path, syntax: str) -> None:
     schema = {"type": "object", "properties": {"at": {"enum": ["here", "there"]}}, "required": ["at"]}
@@ -196,6 +206,7 @@ def test_a_narrow_window_drops_the_reasoning_of_earlier_turns(model: Path) -> No
     with answering(model, THINKS, n_ctx=most + 100) as talk:
         answers = loop(talk, without_reasoning)
         prompt = talk.text(answers[3].prompt)
+        assert answers[3].started.history == PromptHistory(0, 0, is_shortened=True)
         assert "I should look" not in prompt
         assert "Once more. " not in prompt
         assert "And behind it?" in prompt
