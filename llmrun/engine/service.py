@@ -29,7 +29,7 @@ from llmrun.engine.prompt.history import (
     History,
     OpenTurn,
     after_answer,
-    ending_of,
+    end_of_answer,
     keeps_reasoning,
 )
 from llmrun.engine.prompt.images import image_bytes, with_omitted_images
@@ -415,17 +415,18 @@ class Preparer:
                 can't be told where they end.
             keeps: reasoning of turns before the last question may stand in it; None leaves that to the template.
         """
-        messages = self.history.with_reasoning(conversation)
+        messages = self.history.with_reasoning(conversation, beginning)
         parts = before = None
         if beginning is not None:
             n_messages = beginning.n_messages
             ends = {self._vocabulary.control_piece(token).decode("utf-8", "replace") for token in self._ends}
-            ending = ending_of(messages, n_messages, partial(render, keeps=keeps, is_trial=True), ends)
-            if ending is not None:
-                parts = after_answer(messages, n_messages, partial(render, keeps=keeps), ending)
+            end = end_of_answer(messages, n_messages, partial(render, keeps=keeps, is_trial=True), ends)
+            if end is not None:
+                parts = after_answer(messages, n_messages, partial(render, keeps=keeps), end)
                 before = self._standing(beginning, messages, encode)
         if parts is None or before is None:
-            beginning, before, parts = None, ([], []), render(messages, keeps)
+            beginning, before, messages = None, ([], []), self.history.with_reasoning(conversation, None)
+            parts = render(messages, keeps)
         text = "".join(part.text for part in parts if isinstance(part, Part))
         tokens, placed = self._tokens(parts, encode, before[0])
         images = [*before[1], *placed]

@@ -64,10 +64,6 @@ class Conversation:
     def has_calls(self) -> bool:
         return any(message.tool_calls or message.role == "tool" for message in self.messages)
 
-    def reasonings(self, start: int, end: int) -> tuple[str, ...]:
-        """Return the reasoning of each answer among these messages."""
-        return tuple(each.reasoning.strip() for each in self.messages[start:end] if each.role == "assistant")
-
     def digest_with(self, answer: Message) -> bytes:
         """Return the digest of the conversation with an answer."""
         return self._next(answer)
@@ -96,6 +92,11 @@ def _value(arguments: str) -> Any:
 def _number(text: str) -> float | int:
     number = float(text)
     return int(number) if number.is_integer() else number
+
+
+def _reasonings(messages: Sequence[Message]) -> tuple[str, ...]:
+    """Return the reasoning of each answer among messages."""
+    return tuple(message.reasoning.strip() for message in messages if message.role == "assistant")
 
 
 @dataclass(slots=True, eq=False)
@@ -144,7 +145,8 @@ class Turn:
         """Return whether a client has left out the reasoning of each answer, or sent it unchanged."""
         remembered = (each for turn in reversed(self.path) for each in turn.reasonings)
         return all(
-            sent in ("", known) for sent, known in zip(conversation.reasonings(0, n_messages), remembered, strict=True)
+            sent in ("", known)
+            for sent, known in zip(_reasonings(conversation.messages[:n_messages]), remembered, strict=True)
         )
 
 
@@ -186,6 +188,7 @@ class OpenTurn:
         self.is_shortened = False
         self._deltas: list[TextDelta] = []
         question, (turn, n_known) = conversation.question, beginning or (None, 0)
+        self._reasonings = _reasonings(messages[n_known:])
         is_earlier = n_known <= question  # the last known answer is from before the question
         self.keeps = (turn is not None and (turn.reasons if is_earlier else turn.keeps)) or (
             keeps and any(each.reasoning for each in messages[n_known:question])
@@ -215,13 +218,13 @@ class OpenTurn:
         for delta in self._deltas:
             response.take(delta)
         response.take(finished)
-        parent, n_known = self.beginning or (None, 0)
+        parent = self.beginning.turn if self.beginning is not None else None
         answer = Message("assistant", self._begins + response.text, response.calls)
         turn = Turn(
             conversation.digest_with(answer),
             parent,
             array("i", tokens[parent.n_tokens if parent is not None else 0 : -1]),
-            (*conversation.reasonings(n_known, len(conversation.messages)), response.reasoning),
+            (*self._reasonings, response.reasoning),
             reasons=self.reasons or bool(response.reasoning),
             keeps=self.keeps,
             private=conversation.private,
@@ -300,7 +303,7 @@ class History:
         self._is_loaded = True
         for tokens, data in self.saved():
             found: list[Turn] = []
-            for digest, place, end, reasonings, *flags in json.loads(data or b"[]"):
+            for digest, place, end, reasonings, *flags in load_json(data or b"[]"):
                 parent = found[place] if place >= 0 else None
                 start = parent.n_tokens if parent is not None else 0
                 reasons, keeps = flags
@@ -334,12 +337,13 @@ class History:
         found = reversed(self._turns.get(conversation.digests[n_messages], ()))
         return [turn for turn in found if turn.agrees(conversation, n_messages)]
 
-    def with_reasoning(self, conversation: Conversation) -> list[Message]:
-        """Return the messages with the reasoning that the client has left out."""
+    def with_reasoning(self, conversation: Conversation, beginning: Beginning | None) -> list[Message]:
+        """Return the messages, those after a known beginning with the reasoning that the client has left out."""
         completed = list(conversation.messages)
         with self._lock:
             for index, message in enumerate(completed):
-                if message.role == "assistant" and not message.reasoning:
+                is_after = beginning is None or index >= beginning.n_messages
+                if is_after and message.role == "assistant" and not message.reasoning:
                     known = self._known(conversation, index + 1)
                     completed[index] = replace(message, reasoning=known[0].reasonings[-1]) if known else message
         return completed
@@ -353,14 +357,16 @@ def keeps_reasoning(render: Render) -> bool:
     return False
 
 
-class Ending(NamedTuple):
+class AnswerEnd(NamedTuple):
     """The text of a chat template after what a client sees of an answer."""
 
     closing: str  # what the model has written too, before its end token
     following: str  # what the template must write next: an end token, or else all up to the next message's text
 
 
-def ending_of(messages: Sequence[Message], n_messages: int, render: Render, ends: Collection[str]) -> Ending | None:
+def end_of_answer(
+    messages: Sequence[Message], n_messages: int, render: Render, ends: Collection[str]
+) -> AnswerEnd | None:
     """Return the end of an answer as a chat template writes it in a short conversation.
 
     Args:
@@ -387,12 +393,12 @@ def ending_of(messages: Sequence[Message], n_messages: int, render: Render, ends
     between = rest.partition(_NEXT_MARKER)[0]
     at, end = min(((between.find(text), text) for text in ends if text in between), default=(0, ""))
     if not end:
-        return None if answer.tool_calls else Ending("", between)
-    return Ending(between[:at], end)
+        return None if answer.tool_calls else AnswerEnd("", between)
+    return AnswerEnd(between[:at], end)
 
 
 def after_answer(
-    messages: Sequence[Message], n_messages: int, render: Render, ending: Ending
+    messages: Sequence[Message], n_messages: int, render: Render, end: AnswerEnd
 ) -> list[Part | Image] | None:
     """Return the parts of a prompt after an answer, which begin with the text that ends it.
 
@@ -408,9 +414,9 @@ def after_answer(
         return None
     answer = _marked(messages[n_messages - 1])
     rest = _after(_MARKER, render([*messages[: n_messages - 1], answer, *messages[n_messages:]]))
-    if rest is None or not _text(rest).startswith(ending.closing + ending.following):
+    if rest is None or not _text(rest).startswith(end.closing + end.following):
         return None
-    return _without(ending.closing, rest)
+    return _without(end.closing, rest)
 
 
 def _text(parts: Sequence[Part | Image]) -> str:
