@@ -94,6 +94,7 @@ class TokenizedPrompt(NamedTuple):
     tokens: list[int]  # ids; negative ones are images
     images: PromptImages | None = None  # None without any
     turn: OpenTurn | None = None  # of a conversation
+    accepted: tuple[Event, ...] = ()  # about its images
 
 
 class Preparer:
@@ -149,7 +150,7 @@ class Preparer:
         request = generate.asked
         syntax = None
         matcher = None if offers_tools(request) else self._matcher(request.grammar)
-        text, tokens, images, turn = self.prompt(generate, send)
+        text, tokens, images, turn, _ = self.prompt(generate, send)
         if offers_tools(request):
             syntax = self._chat_template(request.template).syntax
             matcher = self._calls(request, syntax)
@@ -377,7 +378,7 @@ class Preparer:
         keeps = request.keep_reasoning
         if keeps is None and any(message.role == "assistant" for message in messages):
             keeps = conversation.has_calls or keeps_reasoning(partial(render, keeps=None, is_trial=True))
-        encode = partial(self._encode_image, generate.request, None if is_counted else send)
+        encode = partial(self._encode_image, generate.request)
         write = partial(self._conversation_prompt, conversation, render, encode, request.begins)
         beginning = self.history.find(conversation, keeps=bool(keeps))
         prompt = write(beginning, keeps)
@@ -389,6 +390,8 @@ class Preparer:
                 prompt = own
                 if own.turn is not None:
                     own.turn.is_shortened = True
+        for event in () if is_counted else prompt.accepted:
+            send(event)
         if not prompt.tokens:
             raise UsageError(
                 "the prompt is empty",
@@ -401,7 +404,7 @@ class Preparer:
         self,
         conversation: Conversation,
         render: Callable[..., list[Part | Image]],
-        encode: Callable[[Image], Pieces],
+        encode: Callable[[Callable[[Event], None], Image], Pieces],
         begins: str,
         beginning: Beginning | None,
         keeps: bool | None,
@@ -410,11 +413,14 @@ class Preparer:
 
         Args:
             render: returns the parts of a prompt, given messages and `keeps`; with few tools if `is_trial`.
+            encode: returns the tokens and vectors of an image, given what takes the event about it.
             begins: as in AnswerRequest.
             beginning: the messages that stand as they were generated. The template writes the others, or all if it
                 can't be told where they end.
             keeps: reasoning of turns before the last question may stand in it; None leaves that to the template.
         """
+        accepted = list[Event]()
+        encode_image = partial(encode, accepted.append)
         messages = self.history.with_reasoning(conversation, beginning)
         parts = before = None
         if beginning is not None:
@@ -423,15 +429,16 @@ class Preparer:
             end = end_of_answer(messages, n_messages, partial(render, keeps=keeps, is_trial=True), ends)
             if end is not None:
                 parts = after_answer(messages, n_messages, partial(render, keeps=keeps), end)
-                before = self._standing(beginning, messages, encode)
+                before = self._standing(beginning, messages, encode_image)
         if parts is None or before is None:
             beginning, before, messages = None, ([], []), self.history.with_reasoning(conversation, None)
             parts = render(messages, keeps)
+            accepted.clear()
         text = "".join(part.text for part in parts if isinstance(part, Part))
-        tokens, placed = self._tokens(parts, encode, before[0])
+        tokens, placed = self._tokens(parts, encode_image, before[0])
         images = [*before[1], *placed]
         turn = OpenTurn(self.history, conversation, messages, beginning, keeps=bool(keeps), begins=begins)
-        return TokenizedPrompt(text, tokens, PromptImages(images) if images else None, turn)
+        return TokenizedPrompt(text, tokens, PromptImages(images) if images else None, turn, tuple(accepted))
 
     def _standing(
         self, beginning: Beginning, messages: Sequence[Message], encode: Callable[[Image], Pieces]
@@ -480,7 +487,7 @@ class Preparer:
     def _readable(self, messages: Sequence[Message]) -> Sequence[Message]:
         return with_omitted_images(messages, sees=self._projector is not None)
 
-    def _encode_image(self, request: int, send: Callable[[Event], None] | None, image: Image) -> Pieces:
+    def _encode_image(self, request: int, send: Callable[[Event], None], image: Image) -> Pieces:
         """Return the tokens and vectors of an image, and send ImageAccepted."""
         if self._projector is None:
             raise UsageError("this model can't read images", why="it was loaded without a projector")
@@ -488,8 +495,7 @@ class Preparer:
         pieces = self._projector.pieces(data, image.name or "the image")
         n_tokens = sum(len(piece if isinstance(piece, list) else piece.ids) for piece in pieces)
         self._image_lengths[hash(image.data)] = n_tokens
-        if send is not None:
-            send(ImageAccepted(request, image.name, width, height, n_tokens))
+        send(ImageAccepted(request, image.name, width, height, n_tokens))
         return pieces
 
     def _raise_if_too_long(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
