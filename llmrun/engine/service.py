@@ -29,6 +29,7 @@ from llmrun.engine.prompt.history import (
     History,
     OpenTurn,
     after_answer,
+    begin_alike,
     end_of_answer,
     keeps_reasoning,
 )
@@ -128,6 +129,7 @@ class Preparer:
         self._templates: dict[str, ChatTemplate] = {}
         self._token_cache: TokenCache | None = None
         self._control: ControlTexts | None = None
+        self._begin_alike: dict[tuple[object, ...], bool] = {}  # template and options -> prompts begin as without them
 
     def read_vocabulary(self) -> None:
         """Read the vocabulary now, which the first grammar would otherwise do while other requests wait."""
@@ -353,28 +355,11 @@ class Preparer:
             return self._plain_prompt(request)
         if not is_counted:
             self._raise_if_too_long(request.messages, request.tools)
-        template, tools = self._chat_template(request.template), request.tools if offers_tools(request) else ()
-        salt = self._salt(request.salt, self.adapters_for(request.adapters))
-        options = request.thinks, request.reasoning_effort, request.template_variables
-
-        def render(messages: Sequence[Message], keeps: bool | None, *, is_trial: bool = False) -> list[Part | Image]:
-            called = {call.name for message in messages for call in message.tool_calls}
-            few = [tool for tool in tools if tool.name in called] or tools[:1]
-            with ALLOCATING:
-                send(Rendering(generate.request))
-                parts = template.render(
-                    messages,
-                    self._control_texts(),
-                    thinking=request.thinks,
-                    tools=few if is_trial else tools,
-                    effort=request.reasoning_effort,
-                    variables=request.template_variables,
-                )
-            send(Rendered(generate.request))
-            return parts
-
-        messages = self._readable(request.messages)
-        conversation = Conversation((template.source, salt, tools, options), messages, private=bool(salt))
+        render = partial(self._render, generate, send)
+        messages, salt = self._readable(request.messages), self._salt(request.salt, self.adapters_for(request.adapters))
+        tools = request.tools if offers_tools(request) else ()
+        context = self._chat_template(request.template).source, salt, tools, self._options(generate, send)
+        conversation = Conversation(context, messages, private=bool(salt))
         keeps = request.keep_reasoning
         if keeps is None and any(message.role == "assistant" for message in messages):
             keeps = conversation.has_calls or keeps_reasoning(partial(render, keeps=None, is_trial=True))
@@ -399,6 +384,50 @@ class Preparer:
                 hint="choose another template with --template",
             )
         return prompt
+
+    def _render(
+        self,
+        generate: Generate,
+        send: Callable[[Event], None],
+        messages: Sequence[Message],
+        keeps: bool | None,
+        *,
+        is_trial: bool = False,
+    ) -> list[Part | Image]:
+        """Return the parts of a conversation's prompt.
+
+        Args:
+            keeps: as in AnswerRequest.keep_reasoning.
+            is_trial: with few tools, if any.
+        """
+        request = generate.asked
+        tools = request.tools if offers_tools(request) else ()
+        if is_trial:
+            called = {call.name for message in messages for call in message.tool_calls}
+            tools = tuple(tool for tool in tools if tool.name in called) or tools[:1]
+        with ALLOCATING:
+            send(Rendering(generate.request))
+            parts = self._chat_template(request.template).render(
+                messages,
+                self._control_texts(),
+                thinking=request.thinks,
+                tools=tools,
+                effort=request.reasoning_effort,
+                variables=request.template_variables,
+            )
+        send(Rendered(generate.request))
+        return parts
+
+    def _options(self, generate: Generate, send: Callable[[Event], None]) -> tuple[object, ...]:
+        """Return the template's options; none if they only change the end of a prompt, as thinking often does."""
+        request = generate.asked
+        options = request.thinks, request.reasoning_effort, request.template_variables
+        key = self._chat_template(request.template).source, *options
+        if options != (None, None, "{}") and key not in self._begin_alike:
+            plain = replace(request, thinking=None, reasoning_effort=None, template_variables="{}")
+            each = (partial(self._render, Generate(generate.request, asked), send) for asked in (request, plain))
+            self._begin_alike[key] = begin_alike(*(partial(render, keeps=None, is_trial=True) for render in each))
+        return () if self._begin_alike.get(key, True) else options
 
     def _conversation_prompt(
         self,

@@ -357,6 +357,13 @@ def keeps_reasoning(render: Render) -> bool:
     return False
 
 
+def begin_alike(*renders: Render) -> bool:
+    """Return whether these prompts of a question are equal up to the question."""
+    with suppress(BadTemplateError):
+        return len({_text(render([_QUESTION])).partition(_QUESTION.content)[0] for render in renders}) == 1
+    return False
+
+
 class AnswerEnd(NamedTuple):
     """The text of a chat template after what a client sees of an answer."""
 

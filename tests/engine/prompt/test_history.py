@@ -27,7 +27,7 @@ from llmrun.engine.prompt.history import Conversation, History, Turn
 from llmrun.protocol.messages import AnswerRequest, Message, PromptHistory, Tool, ToolCall
 from llmrun.protocol.params import Limits
 
-THINKS = """{%- set last = namespace(question=-1) -%}
+THINKS = """{{ mood }}{%- set last = namespace(question=-1) -%}
 {%- for message in messages if message.role == 'user' %}{% set last.question = messages.index(message) %}{% endfor -%}
 {%- if tools %}{{ '<|im_start|>system\\n' ~ (tools | tojson) ~ '<|im_end|>\\n' }}{% endif -%}
 {%- for message in messages -%}
@@ -283,7 +283,13 @@ def test_before_a_changed_message_the_prompt_stands(talk: Answering) -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [{"salt": "b"}, {"tools": (*TOOLS, Tool("go"))}, {"template": THINKS + " "}, {"reasoning_effort": "high"}]
+    "other",
+    [
+        {"salt": "b"},
+        {"tools": (*TOOLS, Tool("go"))},
+        {"template": THINKS + " "},
+        {"template_variables": '{"mood": "Happy."}'},
+    ],
 )
 def test_nothing_stands_under_another_salt_or_with_other_tools(talk: Answering, other: dict[str, Any]) -> None:
     request = {"tools": TOOLS, "salt": "a"}
@@ -291,6 +297,13 @@ def test_nothing_stands_under_another_salt_or_with_other_tools(talk: Answering, 
     messages = [SYSTEM, QUESTION, without_reasoning(first.message), Message("tool", "A wall.")]
     assert "Secret" in talk.text(talk.ask(messages, says="?", **request).prompt)
     assert "Secret" not in talk.text(talk.ask(messages, says="?", **{**request, **other}).prompt)
+
+
+@pytest.mark.parametrize("options", [{"thinking": False}, {"reasoning_effort": "low"}])
+def test_options_that_change_no_beginning_of_a_prompt_may_change(talk: Answering, options: dict[str, Any]) -> None:
+    first = talk.ask([SYSTEM, QUESTION], says=CALL, thinks="Hm.", tools=TOOLS)
+    messages = [SYSTEM, QUESTION, without_reasoning(first.message), Message("tool", "A wall.")]
+    assert new_tokens(talk.ask(messages, says="?", tools=TOOLS, **options), first) < 60
 
 
 def test_conversations_that_begin_alike_go_their_own_ways(talk: Answering) -> None:
