@@ -119,6 +119,9 @@ HARMONY = CallSyntax(
     lead="<|channel|>final<|message|>",
 )
 
+HARMONY_AS_TOLD = "<|start|>assistant to=functions."
+"""What gpt-oss's template writes of earlier calls."""
+
 TOOL_NAME = re.compile(r"[\w.:/-]{1,256}")
 TOOL_NAME_RULE = "must be 1 to 256 letters, digits or any of _-.:/"
 _FIELDS = {CallField.NAME: TOOL_NAME, CallField.ID: re.compile(r"[\w-]{1,64}"), CallField.INDEX: re.compile(r"\d{1,9}")}
