@@ -26,7 +26,10 @@ def make_environment() -> Any:
     """Return the environment that compiles chat templates; its limits of time and memory are the caller's."""
     runtime, extensions = import_submodule("jinja2", "runtime"), import_submodule("jinja2", "ext")
     environment = _sandbox(import_submodule("jinja2", "sandbox"))(
-        undefined=_lenient(runtime), trim_blocks=True, lstrip_blocks=True, extensions=[extensions.loopcontrols, _generation_tag(extensions)]
+        undefined=_lenient(runtime),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[extensions.loopcontrols, _generation_tag(extensions)],
     )
     environment.filters["tojson"] = _to_json
     for name in ("batch", "center", "format", "indent", "slice", "tojson", "truncate", "wordwrap"):

@@ -325,7 +325,11 @@ class ChatTemplate:
         return with_ids(messages, support.form.ids), tools
 
     def _variables(
-        self, messages: Sequence[Message], tools: Sequence[Tool], hide: Callable[[str], str], form: ToolForm | None = None
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        hide: Callable[[str], str],
+        form: ToolForm | None = None,
     ) -> dict[str, Any]:
         has_calls = any(message.tool_calls for message in messages)
         if form is None:

@@ -261,7 +261,11 @@ def with_ids(messages: Sequence[Message], ids: str) -> list[Message]:
             message = replace(message, tool_calls=tuple(calls))
         elif message.role == "tool":
             name = given.get(message.tool_call_id, "") if message.tool_call_id else ""
-            name = name or (pending[0] if pending and not message.tool_call_id else _call_id(ToolCall(message.tool_call_id, message.name, ""), n_calls, ids))
+            name = name or (
+                pending[0]
+                if pending and not message.tool_call_id
+                else _call_id(ToolCall(message.tool_call_id, message.name, ""), n_calls, ids)
+            )
             if name in pending:
                 pending.remove(name)
             message = replace(message, tool_call_id=name)
