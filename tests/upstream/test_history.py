@@ -44,12 +44,12 @@ CLIENTS: dict[str, Callable[[Message], Message]] = {
     "no reasoning": without_reasoning,
     "other JSON": lambda message: with_other_json(without_reasoning(message)),
 }
-NEW_TEXT = 160
+NEW_TEXT = 200
 """Most tokens of a result or a question in a vocabulary of bytes, with the template's text around it."""
 REPEATS = ("CohereForAI-c4ai-command-r-plus-tool_use",)
 """Templates that write the same instructions at the end of each prompt only; there, the template's own form holds."""
 BLANK_LINES = ("llama-cpp-rwkv-world",)
-MOVES = ("mistralai-Mistral-Nemo-Instruct-2407",)
+MOVES = ("mistralai-Mistral-Nemo-Instruct-2407", "Mistral-Small-3.2-24B-Instruct-2506")
 """Templates that write the tools before the last question, so that they are new with each question."""
 
 
