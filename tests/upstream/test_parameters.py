@@ -86,11 +86,8 @@ def test_llama_servers_values_are_those_of_its_sources() -> None:
     names = {"n_seq_max": "n_parallel", "offload_kqv": "", "op_offload": "", "embeddings": "embedding"}
     for name, theirs in SERVER_CONTEXT.items():
         source = names.get(name, name)
-        found = (
-            re.search(rf"^\s+(?:u?int32_t|float|bool)\s+{source}\s*=\s*([-\w.]+);", text, re.MULTILINE)
-            if source
-            else None
-        )
+        pattern = rf"^\s+(?:u?int32_t|float|bool)\s+{source}\s*=\s*([-\w.]+);"
+        found = re.search(pattern, text, re.MULTILINE) if source else None
         if found is not None:
             said = {"true": 1.0, "false": 0.0}.get(found[1])
             assert float(found[1].rstrip("f") if said is None else said) == float(theirs), name

@@ -161,4 +161,4 @@ def test_a_window_decodes_in_native_runs(model: LlamaModel) -> None:
     alone, n_steps = answer(None)
     in_runs, n_runs = answer(RunLimit(30, math.inf, _native.CancelFlag()))
     assert in_runs == alone
-    assert n_runs < n_steps / 4
+    assert n_runs <= n_steps / 2
