@@ -140,7 +140,7 @@ class ChatTemplate:
                     self._variables(with_ids(messages, form.ids), tools, str, form), begins=begins
                 )
             )
-        if found is not None and HARMONY_AS_TOLD in found.begin + str(found.call[0]):
+        if HARMONY.lead in self.source or (found is not None and HARMONY_AS_TOLD in found.begin + str(found.call[0])):
             return HARMONY
         found = found or syntax_by_vocabulary(self._control_texts, self.source) or HERMES
         return for_vocabulary(found, self._control_texts, self._ends)
