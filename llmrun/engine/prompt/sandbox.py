@@ -30,12 +30,20 @@ def make_environment() -> Any:
     environment.tests["none"] = lambda value: value is None or isinstance(value, runtime.Undefined)
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
-    # Older names of the date and of an empty list of tools, as in llama.cpp.
-    environment.globals["date_string"] = _strftime_now("%d %b %Y")
-    environment.globals["datetime"] = _strftime_now("%b %d %Y")
-    environment.globals["functions"] = ""
+    environment.globals["functions"] = ""  # an older name of an empty list of tools, as in llama.cpp
     del environment.globals["lipsum"]  # generates unlimited text
     return environment
+
+
+def dates() -> dict[str, str]:
+    """Return the variables that older templates have for today's date, as in llama.cpp."""
+    return {"date_string": _strftime_now("%d %b %Y"), "datetime": _strftime_now("%b %d %Y")}
+
+
+def undeclared_variables(source: str) -> list[str]:
+    """Return the names of the variables that a template reads without setting them."""
+    meta = import_submodule("jinja2", "meta")
+    return sorted(meta.find_undeclared_variables(make_environment().parse(source)))
 
 
 def _sandbox(sandbox: Any) -> Any:

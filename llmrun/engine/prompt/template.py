@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 from llmrun.engine.prompt.call_syntax import find_syntax, for_vocabulary, syntax_by_vocabulary
 from llmrun.engine.prompt.conversation import TemplateRules, fit
 from llmrun.engine.prompt.images import with_placeholders
-from llmrun.engine.prompt.sandbox import REFUSES, make_environment, one_line
+from llmrun.engine.prompt.sandbox import REFUSES, dates, make_environment, one_line, undeclared_variables
 from llmrun.engine.prompt.tools import (
     PROBE_TOOL,
     ToolForm,
@@ -52,6 +52,7 @@ _MIN_SECONDS = 0.01  # between two checks of the time
 
 _FAILS = "the chat template fails"
 _PROBE_TEXT = "Is this said?"
+_QUESTION, _REASONED = Message("user", "Is it?"), Message("assistant", "It is.", reasoning=_PROBE_TEXT)
 _OTHER_TEMPLATE = "choose another template with --template"
 
 NAMED = {
@@ -98,6 +99,9 @@ class ChatTemplate:
         control: texts of the vocabulary's control tokens.
         ends: texts of those that end an answer.
 
+    Attributes:
+        source: as given.
+
     Raises:
         BadTemplateError: it does not compile.
     """
@@ -108,7 +112,7 @@ class ChatTemplate:
         if len(source) > MAX_TEMPLATE_CHARACTERS:
             why = f"the maximum is {MAX_TEMPLATE_CHARACTERS:,}"
             raise BadTemplateError(f"the chat template has {len(source):,} characters", why=why)
-        self._source = source
+        self.source = source
         self._bos = bos
         self._eos = eos
         self._control_texts, self._ends = control, ends or (eos,)
@@ -120,7 +124,7 @@ class ChatTemplate:
     @cached_property
     def syntax(self) -> CallSyntax:
         """The syntax of the model's tool calls."""
-        if HARMONY.lead in self._source:
+        if HARMONY.lead in self.source:
             return HARMONY
         found = None
         if self._support.calls:
@@ -130,7 +134,7 @@ class ChatTemplate:
                     self._variables(with_ids(messages, form.ids), tools, str, form), begins=begins
                 )
             )
-        found = found or syntax_by_vocabulary(self._control_texts, self._source) or HERMES
+        found = found or syntax_by_vocabulary(self._control_texts, self.source) or HERMES
         return for_vocabulary(found, self._control_texts, self._ends)
 
     @cached_property
@@ -149,7 +153,7 @@ class ChatTemplate:
     @cached_property
     def _needs_lists(self) -> bool:
         """The template only accepts contents that are lists of parts, as those of some vision models do."""
-        if "type" not in self._source or "'text'" not in self._source.replace('"', "'"):
+        if "type" not in self.source or "'text'" not in self.source.replace('"', "'"):
             return False
         plain = {"messages": [{"role": "user", "content": _PROBE_TEXT}]}
         listed = {"messages": [{"role": "user", "content": [{"type": "text", "text": _PROBE_TEXT}]}]}
@@ -173,15 +177,31 @@ class ChatTemplate:
         return self._efforts[effort]
 
     def _find_effort(self, effort: str) -> str | None:
-        if "reasoning_effort" not in self._source:
+        if "reasoning_effort" not in self.source:
             return None
-        named = {each for each in EFFORTS if f"'{each}'" in self._source or f'"{each}"' in self._source}
+        named = {each for each in EFFORTS if f"'{each}'" in self.source or f'"{each}"' in self.source}
         if effort == "none":
             return effort if effort in named else None
         known = sorted((named | {"low", "medium", "high"}) - {"none"}, key=EFFORTS.index)
         known.sort(key=lambda each: abs(EFFORTS.index(each) - EFFORTS.index(effort)))
         variables = {"messages": [{"role": "user", "content": _PROBE_TEXT}]}
         return next((each for each in known if self._trial(variables | {"reasoning_effort": each})), None)
+
+    @cached_property
+    def _reasoning_switch(self) -> tuple[str, bool] | None:
+        """The variable of the template that keeps the reasoning of earlier turns, and its value for that; None if none.
+
+        A variable that changes the first prompt too, such as enable_thinking, does more than that.
+        """
+        question, answer = (message_data(message, str) for message in (_QUESTION, _REASONED))
+        conversation = [question, answer, question, answer | {"content": "It is still."}, question]
+        options = {"enable_thinking": True, "thinking": True}
+        first, later = ({"messages": messages, **options} for messages in ([question], conversation))
+        for name in undeclared_variables(self.source):
+            kept = [value for value in (True, False) if _PROBE_TEXT in self._trial(later | {name: value})]
+            if name not in later and len(kept) == 1 and self._trial(first | {name: kept[0]}) == self._trial(first):
+                return name, kept[0]
+        return None
 
     @cached_property
     def _rules(self) -> TemplateRules:
@@ -221,6 +241,7 @@ class ChatTemplate:
         thinking: bool | None = None,
         tools: Sequence[Tool] = (),
         effort: str | None = None,
+        keep_reasoning: bool | None = None,
         variables: str = "{}",
     ) -> list[Part | Image]:
         """Render the prompt for the assistant's next turn.
@@ -235,6 +256,8 @@ class ChatTemplate:
             thinking: the template's enable_thinking; None leaves it undefined.
             tools: the tools that the model may call.
             effort: the template's reasoning_effort, see EFFORTS; the nearest one that it knows.
+            keep_reasoning: keep the reasoning of turns before the last question, or leave it out, where the template
+                has a variable for it; None keeps it.
             variables: more variables of the template, a JSON object.
 
         Raises:
@@ -243,6 +266,9 @@ class ChatTemplate:
         options: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking, "thinking": thinking}
         if effort is not None and (known := self._known_effort(effort)):
             options["reasoning_effort"] = known
+        if self._reasoning_switch is not None and any(message.role == "assistant" for message in messages):
+            name, value = self._reasoning_switch
+            options[name] = value is (keep_reasoning is not False)
         messages, images = with_placeholders(messages)
         messages, tools = self._fitted(messages, tools, self._rules)
         mask = _Mask(collect_texts(messages, tools, variables), control)
@@ -285,7 +311,7 @@ class ChatTemplate:
         pieces: list[str] = []
         size = 0
         own = {"bos_token": self._bos, "eos_token": self._eos, "add_generation_prompt": begins}
-        for piece in self._template.generate({**variables, **own}):
+        for piece in self._template.generate({**dates(), **variables, **own}):
             size += len(piece)
             if size > max_characters:
                 raise BadTemplateError("the chat template's output is endless")
