@@ -40,10 +40,17 @@ def dates() -> dict[str, str]:
     return {"date_string": _strftime_now("%d %b %Y"), "datetime": _strftime_now("%b %d %Y")}
 
 
-def undeclared_variables(source: str) -> list[str]:
-    """Return the names of the variables that a template reads without setting them."""
-    meta = import_submodule("jinja2", "meta")
-    return sorted(meta.find_undeclared_variables(make_environment().parse(source)))
+def undeclared_variables(source: str) -> dict[str, tuple[Any, ...]]:
+    """Return the variables that a template reads without setting them: the texts it compares each with, or booleans."""
+    meta, nodes = import_submodule("jinja2", "meta"), import_submodule("jinja2", "nodes")
+    tree = make_environment().parse(source)
+    texts: dict[str, list[str]] = {name: [] for name in sorted(meta.find_undeclared_variables(tree))}
+    for node in tree.find_all(nodes.Compare):
+        for operand in node.ops:
+            if isinstance(node.expr, nodes.Name) and isinstance(operand.expr, nodes.Const) and operand.op == "eq":
+                if node.expr.name in texts and isinstance(operand.expr.value, str):
+                    texts[node.expr.name].append(operand.expr.value)
+    return {name: (*dict.fromkeys(values),) or (True, False) for name, values in texts.items()}
 
 
 def _sandbox(sandbox: Any) -> Any:

@@ -188,19 +188,25 @@ class ChatTemplate:
         return next((each for each in known if self._trial(variables | {"reasoning_effort": each})), None)
 
     @cached_property
-    def _reasoning_switch(self) -> tuple[str, bool] | None:
-        """The variable of the template that keeps the reasoning of earlier turns, and its value for that; None if none.
+    def _reasoning_switch(self) -> tuple[str, Any, Any] | None:
+        """The variable that decides about reasoning of earlier turns: its name, values that keep it and leave it out.
 
-        A variable that changes the first prompt too, such as enable_thinking, does more than that.
+        Only variables with a telling name are tried: others show reasoning for other reasons, such as training. One
+        that changes the first prompt too, such as thinking_mode, is more than that.
         """
         question, answer = (message_data(message, str) for message in (_QUESTION, _REASONED))
         conversation = [question, answer, question, answer | {"content": "It is still."}, question]
-        options = {"enable_thinking": True, "thinking": True}
-        first, later = ({"messages": messages, **options} for messages in ([question], conversation))
-        for name in undeclared_variables(self.source):
-            kept = [value for value in (True, False) if _PROBE_TEXT in self._trial(later | {name: value})]
-            if name not in later and len(kept) == 1 and self._trial(first | {name: kept[0]}) == self._trial(first):
-                return name, kept[0]
+        for name, values in undeclared_variables(self.source).items():
+            for thinking in (True, False) if "think" in name or "reason" in name else ():
+                options = {"enable_thinking": thinking, "thinking": thinking}
+                first, later = ({"messages": messages, **options} for messages in ([question], conversation))
+                prompts = {value: self._trial(later | {name: value}) for value in values}
+                kept = [value for value, prompt in prompts.items() if _PROBE_TEXT in prompt]
+                dropped = [value for value, prompt in prompts.items() if prompt and _PROBE_TEXT not in prompt]
+                if name in later or not kept or not dropped:
+                    continue
+                if self._trial(first | {name: kept[0]}) == self._trial(first):
+                    return name, kept[0], dropped[0]
         return None
 
     @cached_property
@@ -267,8 +273,8 @@ class ChatTemplate:
         if effort is not None and (known := self._known_effort(effort)):
             options["reasoning_effort"] = known
         if self._reasoning_switch is not None and any(message.role == "assistant" for message in messages):
-            name, value = self._reasoning_switch
-            options[name] = value is (keep_reasoning is not False)
+            name, kept, dropped = self._reasoning_switch
+            options[name] = dropped if keep_reasoning is False else kept
         messages, images = with_placeholders(messages)
         messages, tools = self._fitted(messages, tools, self._rules)
         mask = _Mask(collect_texts(messages, tools, variables), control)
