@@ -25,6 +25,7 @@ def make_environment() -> Any:
         trim_blocks=True, lstrip_blocks=True, extensions=[extensions.loopcontrols, _generation_tag(extensions)]
     )
     environment.filters["tojson"] = _to_json
+    environment.filters["safe"] = str  # nothing is escaped; Jinja's own would escape the texts that are added to it
     environment.filters["round"] = _limited_round(environment.filters["round"])
     # Some templates test "tools is not none", others loop over undefined tools: undefined has to satisfy both.
     environment.tests["none"] = lambda value: value is None or isinstance(value, runtime.Undefined)
@@ -65,6 +66,8 @@ def _sandbox(sandbox: Any) -> Any:
                 bits.append(bits[0] * max(right, 0))
             if any(size > MAX_BITS for size in bits):
                 raise BadTemplateError("the chat template uses too large numbers")
+            if operator == "+" and (isinstance(left, str) or isinstance(right, str)):  # as in llama.cpp
+                left, right = ("" if self.call_test("none", value) else value for value in (left, right))
             result = self.binop_table[operator](left, right)
             if isinstance(result, (str, list, tuple)) and len(result) > MAX_SIZE:
                 raise BadTemplateError("the chat template makes too long texts")

@@ -81,7 +81,8 @@ def find_support(render: Callable[[Sequence[Message], ToolForm], str]) -> ToolSu
         render: returns the prompt of a conversation, "" if the template refuses it.
     """
     best = ToolSupport()
-    forms = itertools.product((False, True), (False, True), ("any", "short", "named"), (False, True))
+    # A template that reads results in calls may also write the role "tool" as it would any unknown one.
+    forms = itertools.product((False, True), (True, False), ("any", "short", "named"), (False, True))
     for no_content, in_calls, ids, as_text in forms:
         form = ToolForm(as_text, ids, in_calls, no_content)
         support = _support(render(PROBE, form), form)
