@@ -209,7 +209,8 @@ class Preparer:
 
     @cached_property
     def _end_texts(self) -> tuple[str, ...]:
-        return tuple(self._vocabulary.control_piece(token).decode("utf-8", "replace") for token in self._ends)
+        pieces = map(self._vocabulary.control_piece, self._ends)
+        return tuple(piece.decode("utf-8", "replace") for piece in pieces)
 
     @cached_property
     def _end_bans(self) -> tuple[tuple[int, float], ...]:
@@ -469,7 +470,8 @@ class Preparer:
         parts = before = None
         if beginning is not None:
             n_messages = beginning.n_messages
-            end = end_of_answer(messages, n_messages, partial(render, keeps=keeps, is_trial=True), {*self._end_texts})
+            ends = {*self._end_texts}
+            end = end_of_answer(messages, n_messages, partial(render, keeps=keeps, is_trial=True), ends)
             if end is not None:
                 parts = after_answer(messages, n_messages, partial(render, keeps=keeps), end)
                 before = self._standing(beginning, messages, encode_image)

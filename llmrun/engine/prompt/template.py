@@ -48,7 +48,7 @@ _Result = TypeVar("_Result")
 MAX_TEMPLATE_CHARACTERS = 128 * 1024  # Eight times the longest real one; compiling can't be interrupted
 MAX_PROMPT_CHARACTERS = 16 * 1024 * 1024
 MAX_RENDER_SECONDS = 1.5  # Real templates take milliseconds. Less than the front's timeout, which kills the engine
-MAX_GROWTH_BYTES = 512 * 1024 * 1024  # of the process while a template runs for more than a moment
+MAX_GROWTH_BYTES = 256 * 1024 * 1024  # of the process while a template runs for more than a moment
 _MIN_SECONDS = 0.01  # between two checks of the time
 _POLL_SECONDS = 0.02  # between two checks of the memory
 
@@ -134,7 +134,7 @@ class ChatTemplate:
                     self._variables(with_ids(messages, form.ids), tools, str, form), begins=begins
                 )
             )
-        if found is not None and HARMONY_AS_TOLD in found.begin + str(found.call[0]):
+        if HARMONY.lead in self.source or (found is not None and HARMONY_AS_TOLD in found.begin + str(found.call[0])):
             return HARMONY
         found = found or syntax_by_vocabulary(self._control_texts, self.source) or HERMES
         return for_vocabulary(found, self._control_texts, self._ends)
