@@ -74,10 +74,9 @@ def undeclared_variables(source: str) -> dict[str, tuple[Any, ...]]:
     tree = make_environment().parse(source)
     texts: dict[str, list[str]] = {name: [] for name in sorted(meta.find_undeclared_variables(tree))}
     for node in tree.find_all(nodes.Compare):
-        for operand in node.ops:
-            if isinstance(node.expr, nodes.Name) and isinstance(operand.expr, nodes.Const) and operand.op == "eq":
-                if node.expr.name in texts and isinstance(operand.expr.value, str):
-                    texts[node.expr.name].append(operand.expr.value)
+        named = texts.get(getattr(node.expr, "name", ""), [])
+        values = (getattr(operand.expr, "value", None) for operand in node.ops if operand.op == "eq")
+        named += [value for value in values if isinstance(value, str)]
     return {name: (*dict.fromkeys(values),) or (True, False) for name, values in texts.items()}
 
 
