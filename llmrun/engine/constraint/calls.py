@@ -7,7 +7,6 @@ the arguments anyway.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -68,7 +67,7 @@ def _lines(tools: Sequence[Tool], syntax: CallSyntax, n_written: int, *, several
     before, after = syntax.call[:at], syntax.call[at + 1 :]
     more = several and syntax.between is not None
     first = _joined(syntax.begin, *before)
-    first = [first[0][n_written:], *first[1:]] if n_written else first
+    first[0] = str(first[0])[n_written:]
     yield f"calls: {_elements(first)}call{f' more{{0,{_MAX_CALLS - 1}}}' if more else ''} {_text(syntax.end)}"
     if more:
         yield f"more: {_elements(_joined(syntax.between or '', *before))}call"
@@ -95,7 +94,11 @@ def _joined(*elements: CallElement) -> list[CallElement]:
 
 def _elements(elements: Sequence[CallElement], arguments: str = "") -> str:
     """Return the body of a rule for elements of a call, with a blank after it."""
-    rules = {CallField.ARGUMENTS: f"{arguments} ", CallField.INDEX: "/[0-9]{1,3}/ ", CallField.ID: "/[A-Za-z0-9_-]{1,40}/ "}
+    rules = {
+        CallField.ARGUMENTS: f"{arguments} ",
+        CallField.INDEX: "/[0-9]{1,3}/ ",
+        CallField.ID: "/[A-Za-z0-9_-]{1,40}/ ",
+    }
     return "".join(_text(element) if isinstance(element, str) else rules[element] for element in elements)
 
 

@@ -29,7 +29,7 @@ _EXAMPLE = ToolCall("ID", "FUNCTION", '{"ARGUMENT": "VALUE"}')
 
 
 def tells_tools(request: AnswerRequest) -> bool:
-    """Return whether the prompt describes tools; it does so too if they must not be called, so that it stays the same."""
+    """Return whether the prompt describes tools, also those that must not be called, so that prefixes stay."""
     return bool(request.tools) and request.prompt is None
 
 
@@ -65,23 +65,28 @@ class ToolForm(NamedTuple):
     no_content: bool = False  # a call without text has no content; else an empty one
 
 
+_PLAIN_FORM = ToolForm()
+
+
 class ToolSupport(NamedTuple):
     """What a template writes of tools, in the best form for it."""
 
-    form: ToolForm = ToolForm()
+    form: ToolForm = _PLAIN_FORM
     tools: bool = False  # descriptions
     calls: bool = False
     results: bool = False
 
 
-def find_support(render: Callable[[Sequence[Message], ToolForm], str]) -> ToolSupport:
+def find_support(render: Callable[[Sequence[Message], ToolForm], str], *, knows_responses: bool) -> ToolSupport:
     """Return what a template writes of tools.
 
     Args:
         render: returns the prompt of a conversation, "" if the template refuses it.
+        knows_responses: the template can take results in the message of their calls.
     """
     best = ToolSupport()
-    forms = itertools.product((False, True), (False, True), ("any", "short", "named"), (False, True))
+    places: Sequence[bool] = (True, False) if knows_responses else (False,)
+    forms = itertools.product((False, True), places, ("any", "short", "named"), (False, True))
     for no_content, in_calls, ids, as_text in forms:
         form = ToolForm(as_text, ids, in_calls, no_content)
         support = _support(render(PROBE, form), form)
@@ -96,7 +101,8 @@ def _support(prompt: str, form: ToolForm) -> ToolSupport:
     turn = prompt.rpartition(PROBE[0].content)[2]
     is_python, is_escaped = "{'town'" in turn, '\\"town' in turn
     calls = "Rome!" in turn and PROBE_TOOL.name in turn and not is_python and not is_escaped
-    return ToolSupport(form, PROBE_TOOL.description in prompt, calls, PROBE[-1].content in turn)
+    tools = PROBE_TOOL.description in prompt
+    return ToolSupport(form, tools, calls, PROBE[-1].content in turn)
 
 
 def in_text(
@@ -142,7 +148,7 @@ def tool_data(tool: Tool, hide: Callable[[str], str]) -> dict[str, Any]:
     }
 
 
-def message_data(message: Message, hide: Callable[[str], str], form: ToolForm = ToolForm()) -> dict[str, Any]:
+def message_data(message: Message, hide: Callable[[str], str], form: ToolForm = _PLAIN_FORM) -> dict[str, Any]:
     """Return a message in OpenAI's format with hide() applied to every text.
 
     Reasoning has all the names that templates have for it: each template has its own, and keeps it or leaves it out.
@@ -258,7 +264,11 @@ def with_ids(messages: Sequence[Message], ids: str) -> list[Message]:
             message = replace(message, tool_calls=tuple(calls))
         elif message.role == "tool":
             name = given.get(message.tool_call_id, "") if message.tool_call_id else ""
-            name = name or (pending[0] if pending and not message.tool_call_id else _call_id(ToolCall(message.tool_call_id, message.name, ""), n_calls, ids))
+            name = name or (
+                pending[0]
+                if pending and not message.tool_call_id
+                else _call_id(ToolCall(message.tool_call_id, message.name, ""), n_calls, ids)
+            )
             if name in pending:
                 pending.remove(name)
             message = replace(message, tool_call_id=name)
