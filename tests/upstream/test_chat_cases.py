@@ -16,7 +16,7 @@ import pytest
 from support.chat_cases import ChatCase, read_cases
 
 from llmrun.engine.prompt.template import ChatTemplate, ControlTexts, Part
-from llmrun.engine.prompt.thinking import opens, thinking_tags
+from llmrun.engine.prompt.thinking import UNNAMED, opens
 from llmrun.protocol.answer import AnswerSplitter
 from llmrun.protocol.messages import Message, Tool
 
@@ -45,7 +45,10 @@ def _cases() -> list[ChatCase]:
 @cache
 def _template(name: str) -> ChatTemplate:
     source = Path(LLAMA_CPP, "models", "templates", f"{name}.jinja").read_text()
-    return ChatTemplate(source, bos="<s>", eos="</s>", ends=ENDS)
+    # In the model's vocabulary these are control tokens.
+    written = "".join(case.text for case in _cases() if case.template == name)
+    control = {*re.findall(r"<\|[^|<>]*\|>", written)}
+    return ChatTemplate(source, bos="<s>", eos="</s>", control=control, ends=ENDS)
 
 
 def _tools(case: ChatCase) -> tuple[Tool, ...]:
@@ -57,12 +60,12 @@ def _splitter(case: ChatCase) -> AnswerSplitter:
     thinking = case.options.get("enable_thinking", True)
     parts = template.render((Message("user", "Hey there!"),), ControlTexts(()), thinking=thinking, tools=tools)
     prompt = "".join(part.text for part in parts if isinstance(part, Part))
-    tags = thinking_tags(template._source, calls=bool(tools)) or ()
-    inside = bool(tags) and opens(prompt, tags)
+    reasoning = template.reasoning or UNNAMED
+    inside = opens(prompt, reasoning)
     continues = case.options.get("continue_final_message", "")
     if continues:
         inside = continues.endswith("REASONING")
-    return AnswerSplitter(tags, inside=inside, syntax=template.syntax if tools else None, tools=tools)
+    return AnswerSplitter(reasoning, inside=inside, syntax=template.syntax if tools else None, tools=tools)
 
 
 def _read(case: ChatCase, pieces: list[str]) -> Meaning:
@@ -115,7 +118,8 @@ def _means(case: ChatCase, found: Meaning) -> bool:
         return said == meant and found.calls == expected.calls
     if "is_partial" in case.options:
         return found[:2] == expected[:2] and all(
-            mine == theirs or isinstance(mine[1], str) for mine, theirs in zip(found.calls, expected.calls, strict=False)
+            mine == theirs or isinstance(mine[1], str)
+            for mine, theirs in zip(found.calls, expected.calls, strict=False)
         )
     return found == expected
 
