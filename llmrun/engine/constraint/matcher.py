@@ -21,8 +21,8 @@ from weakref import WeakKeyDictionary
 
 from llmrun.engine.llama.submodules import import_submodule
 from llmrun.errors import BadGrammarError, OutOfMemoryError
-from llmrun.grammar import Grammar, gbnf, lark, schema
-from llmrun.grammar.narrow import narrowed
+from llmrun.grammar import Grammar, gbnf, lark
+from llmrun.grammar.json_lark import rules_of
 from llmrun.grammar.place import GRAMMAR, SCHEMA, place
 
 if TYPE_CHECKING:
@@ -43,12 +43,6 @@ _LIMITS = {
     "max_grammar_size": 500_000,
     "verbose_errors": False,
 }
-# As json.dumps writes it. With flexible whitespace a small model can write blanks without end.
-_JSON_LAYOUT = {
-    "item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False, "coerce_one_of": False,
-    "lenient": False, "json_allow_general_unicode_escapes": False,
-}  # fmt: skip
-
 _PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): *")
 _QUOTED = re.compile(r'(?:unknown name:|invalid regex) "((?:[^"\\]|\\.)+)"')
 
@@ -197,17 +191,6 @@ def compile_lark(text: str, vocabulary: Vocabulary, shown: Collection[int]) -> M
     return Matcher(_compile(Grammar("lark", text), source, tokens), tokens, vocabulary)
 
 
-def prepared_schema(schema_text: str) -> str:
-    """Prepare a JSON schema for llguidance, for `%json` in a grammar.
-
-    Raises:
-        BadGrammarError: the schema is invalid, can't be met, or can't be enforced.
-    """
-    import json
-
-    return json.dumps({**json.loads(narrowed(schema.parse(schema_text))), "x-guidance": _JSON_LAYOUT})
-
-
 def _compile(grammar: Grammar, source: str, tokens: Tokens) -> Any:
     """Return a new matcher. The latest grammars stay compiled: agents send the same tools with every request."""
     compiled = tokens.compiled.pop(source, None) or _compiled(grammar, source, tokens)
@@ -229,12 +212,9 @@ def _compiled(grammar: Grammar, source: str, tokens: Tokens) -> Any:
 def _source(grammar: Grammar, native: Any) -> str:
     """Translate a grammar for llguidance, with all checks, because the engine doesn't trust the front."""
     if grammar.kind == "json_schema":
-        text = narrowed(schema.parse(grammar.text))
-        try:
-            return str(native.LLMatcher.grammar_from_json_schema(text, overrides=_JSON_LAYOUT))
-        except ValueError as error:
-            raise _invalid(grammar, str(error)) from None
-    if grammar.kind == "gbnf":
+        rules = rules_of(grammar.text)
+        text = "\n".join([f"start: {rules.start}", *rules.lines])
+    elif grammar.kind == "gbnf":
         from llmrun.engine.constraint.lexemes import to_lark
 
         text = to_lark(gbnf.parse(grammar.text))
