@@ -35,7 +35,7 @@ from llmrun.engine.prompt.thinking import (
     thinking_tags,
 )
 from llmrun.engine.prompt.token_cache import TokenCache
-from llmrun.engine.prompt.tools import allows_text, offers_tools
+from llmrun.engine.prompt.tools import allows_text, offers_tools, tells_tools
 from llmrun.errors import BadModelError, BadTemplateError, ContextOverflowError, LlmrunError, UsageError
 from llmrun.protocol.adapters import Adapter, AdapterScale, applied, by_default
 from llmrun.protocol.jobs.tokenize import TextTokens, TokenizeText
@@ -52,7 +52,7 @@ from llmrun.protocol.messages import (
 )
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.questions import Detokenize, DetokenizedText, TokenCount
-from llmrun.protocol.toolcalls import HARMONY, Syntax
+from llmrun.protocol.toolcalls import HARMONY, CallSyntax
 
 if TYPE_CHECKING:
     from llmrun.engine.constraint.matcher import Constraint, Matcher
@@ -187,19 +187,29 @@ class Preparer:
         return replace(request.sampling, logit_bias=(*request.sampling.logit_bias, *self._end_bans))
 
     @cached_property
+    def _end_texts(self) -> tuple[str, ...]:
+        vocabulary = self._vocabulary
+        ends = filter(vocabulary.is_end, range(vocabulary.n_tokens))
+        return tuple(vocabulary.control_piece(token).decode("utf-8", "replace") for token in ends)
+
+    @cached_property
     def _end_bans(self) -> tuple[tuple[int, float], ...]:
         vocabulary = self._vocabulary
         return tuple((token, -math.inf) for token in range(vocabulary.n_tokens) if vocabulary.is_end(token))
 
     def _constraint(
-        self, request: AnswerRequest, matcher: Matcher | None, syntax: Syntax | None, tags: Tags | None, *, inside: bool
+        self, request: AnswerRequest, matcher: Matcher | None, syntax: CallSyntax | None, tags: Tags | None, *, inside: bool
     ) -> Constraint | None:
         """Return the constraint that applies the grammar to the right part: answer, text after reasoning, or call."""
-        if matcher is not None and syntax is not None and allows_text(request):
+        is_told = matcher is None and tells_tools(request) and request.grammar is None
+        if is_told or (matcher is not None and syntax is not None and allows_text(request) and not syntax.has_header):
             from llmrun.engine.constraint.calls import ToolCallConstraint
 
             reasoning = ReasoningTracker.begin(tags, inside=inside) if tags is not None else None
-            return ToolCallConstraint(matcher, self._vocabulary, syntax, reasoning)
+            written = syntax or self._chat_template(request.template).syntax
+            return ToolCallConstraint(
+                matcher, self._vocabulary, written, reasoning, self._control_tokens(written.texts)
+            )
         if matcher is None or tags is None:
             return matcher
         from llmrun.engine.constraint.reasoning import AfterReasoning
@@ -207,10 +217,10 @@ class Preparer:
         may_think = request.prompt is None and request.thinks is not False
         return AfterReasoning(matcher, self._vocabulary, tags, inside=inside, may_think=may_think)
 
-    def _calls(self, request: AnswerRequest, syntax: Syntax) -> Matcher:
+    def _calls(self, request: AnswerRequest, syntax: CallSyntax) -> Matcher:
         from llmrun.engine.constraint.calls import compile_calls
 
-        return compile_calls(request, syntax, self._vocabulary, self._control_tokens(syntax.marks))
+        return compile_calls(request, syntax, self._vocabulary, self._control_tokens(syntax.texts))
 
     def _matcher(self, grammar: Grammar | None) -> Matcher | None:
         if grammar is None:
@@ -219,7 +229,7 @@ class Preparer:
 
         return compile_grammar(grammar, self._vocabulary)
 
-    def _extras(self, request: AnswerRequest, tags: Tags | None, syntax: Syntax | None, *, inside: bool) -> Extras:
+    def _extras(self, request: AnswerRequest, tags: Tags | None, syntax: CallSyntax | None, *, inside: bool) -> Extras:
         thinking = guard = None
         adapters = self.adapters_for(request.adapters)
         if tags is not None and request.thinking_tokens is not None:
@@ -238,8 +248,8 @@ class Preparer:
             salt=self._salt(request.salt, adapters),
             adapters=adapters,
             rewritten=self._chat_template(request.template).new_rewritings() if request.prompt is None else (),
-            shown=self._control_tokens((*(tags or ()), *(syntax.marks if syntax else ()))),
-            tool_syntax=syntax.name if syntax else "",
+            shown=self._control_tokens((*(tags or ()), *(syntax.texts if syntax else ()))),
+            tool_syntax=syntax.trigger if syntax else "",
             splitter=_splitter(tags, syntax, request.tools, inside=inside),
         )
 
@@ -333,7 +343,7 @@ class Preparer:
         with ALLOCATING:
             send(Rendering(generate.request))
             template = self._chat_template(request.template)
-            tools = request.tools if offers_tools(request) else ()
+            tools = request.tools if tells_tools(request) else ()
             messages = self._readable(request.messages)
             parts = template.render(
                 messages,
@@ -459,7 +469,13 @@ class Preparer:
         source = NAMED.get(source, source)
         if source not in self._templates:
             vocabulary = self._vocabulary
-            self._templates[source] = ChatTemplate(source, bos=vocabulary.bos_text, eos=vocabulary.eos_text)
+            self._templates[source] = ChatTemplate(
+                source,
+                bos=vocabulary.bos_text,
+                eos=vocabulary.eos_text,
+                control=vocabulary.control_texts,
+                ends=self._end_texts,
+            )
         return self._templates[source]
 
     def _special_tokens(self, text: str) -> list[int]:
@@ -487,10 +503,10 @@ def _lossy_vocabulary() -> BadModelError:
 
 
 def _splitter(
-    tags: Tags | None, syntax: Syntax | None, tools: Sequence[Tool], *, inside: bool
+    tags: Tags | None, syntax: CallSyntax | None, tools: Sequence[Tool], *, inside: bool
 ) -> AnswerSplitter | None:
     if tags is None and syntax is None:
         return None
     from llmrun.protocol.answer import AnswerSplitter  # few models reason, few requests have tools
 
-    return AnswerSplitter(tags or (), inside=inside, tool_syntax=syntax.name if syntax else "", tools=tools)
+    return AnswerSplitter(tags or (), inside=inside, syntax=syntax, tools=tools)

@@ -12,7 +12,7 @@ from llmrun.protocol.messages import AnswerPart, Event, Finished, Started, TextD
 from llmrun.protocol.reasoning import ReasoningSplitter
 
 if TYPE_CHECKING:
-    from llmrun.protocol.toolcalls import CallSplitter
+    from llmrun.protocol.toolcalls import CallSplitter, CallSyntax
 
 
 class AnswerSplitter:
@@ -21,19 +21,19 @@ class AnswerSplitter:
     Args:
         tags: texts that open and close the reasoning; none if the model does not reason.
         inside: the prompt ended with the opening tag, so that the text begins as reasoning.
-        tool_syntax: name of the syntax of tool calls, see toolcalls.SYNTAXES; "" if the answer can have none.
+        syntax: of tool calls; None if the answer can have none.
         tools: tools that may be called.
     """
 
     def __init__(
-        self, tags: Sequence[str], *, inside: bool = False, tool_syntax: str = "", tools: Sequence[Tool] = ()
+        self, tags: Sequence[str], *, inside: bool = False, syntax: CallSyntax | None = None, tools: Sequence[Tool] = ()
     ) -> None:
         self._reasoning = ReasoningSplitter(tags, inside=inside)
         self._calls: CallSplitter | None = None
-        if tool_syntax:
-            from llmrun.protocol.toolcalls import SYNTAXES, CallSplitter  # few answers have calls
+        if syntax is not None:
+            from llmrun.protocol.toolcalls import CallSplitter  # few answers have calls
 
-            self._calls = CallSplitter(SYNTAXES.get(tool_syntax), tools)
+            self._calls = CallSplitter(syntax, tools)
 
     def feed(self, text: str) -> tuple[AnswerPart, ...]:
         """Return the parts that are certain with this piece; tags and call syntax are left out."""

@@ -230,7 +230,7 @@ class Started(NamedTuple):
         thinking: the prompt ends inside the reasoning, so that the answer begins there.
         thinking_tags: opening and closing tag of the reasoning, by this request's chat template; none if the model does
             not reason.
-        tool_syntax: name of the syntax of tool calls, see toolcalls.SYNTAXES; "" if the answer can have none.
+        tool_syntax: text that begins a tool call; "" if the answer can have none.
         rewritten: of the conversation, as the chat template demands; each is reported once.
         difference: None if the prompt continues a cached one, or resembles none.
     """

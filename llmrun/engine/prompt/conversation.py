@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from llmrun.engine.prompt.tools import PROBE, PROBE_TOOL, as_text
+from llmrun.engine.prompt.tools import PROBE, PROBE_TOOL
 from llmrun.protocol.messages import Message, Rewriting, Tool
 
 _OPENING = Message("user", "...")  # before an assistant's message where a template demands a user's
@@ -25,13 +25,16 @@ class TemplateRules:
 
     Args:
         render: returns the prompt of a conversation, "" if the template refuses it.
+        as_text: returns a message with its calls as text, or a result as the user's.
 
     Attributes:
         rewritings: what was rewritten so far.
     """
 
-    def __init__(self, render: Callable[[Sequence[Message], Sequence[Tool]], str]) -> None:
-        self._render = render
+    def __init__(
+        self, render: Callable[[Sequence[Message], Sequence[Tool]], str], as_text: Callable[[Message], Message]
+    ) -> None:
+        self._render, self.as_text = render, as_text
         self.rewritings: set[Rewriting] = set()
 
     @cached_property
@@ -92,7 +95,7 @@ def fit(messages: Sequence[Message], rules: TemplateRules) -> list[Message]:
     for index in _lone(fitted):
         is_call = bool(fitted[index].tool_calls)
         if not (rules.takes_lone_calls if is_call else rules.takes_lone_results):
-            fitted[index] = as_text(fitted[index])
+            fitted[index] = rules.as_text(fitted[index])
             rules.rewritings.add("calls")
     if any(map(_has_all, fitted)) and not rules.takes_reasoning_before_text:
         fitted = [_with_text_as_reasoning(each) if _has_all(each) else each for each in fitted]

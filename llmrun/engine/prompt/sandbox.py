@@ -5,7 +5,7 @@ Must not know conversations. A template is untrusted: operations that can't be i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -13,6 +13,7 @@ from llmrun.engine.llama.submodules import import_submodule
 from llmrun.errors import BadTemplateError
 
 MAX_BITS = 64 * 1024  # Of an integer: arithmetic with longer ones can take hours and can't be interrupted
+MAX_SIZE = 1 << 28  # of a text or list that a template makes
 MAX_DATE_CHARACTERS = 1024  # Of a date format: strftime can't be interrupted
 REFUSES = "the chat template refuses this conversation"
 
@@ -40,8 +41,8 @@ def make_environment() -> Any:
 def _sandbox(sandbox: Any) -> Any:
     """Return Jinja's sandbox class with a limit for numbers."""
 
-    class Sandbox(sandbox.ImmutableSandboxedEnvironment):  # type: ignore[misc]  # imported lazily
-        intercepted_binops = frozenset(["**", "*", "//", "%", "/"])
+    class Sandbox(sandbox.SandboxedEnvironment):  # type: ignore[misc]  # imported lazily
+        intercepted_binops = frozenset(["**", "*", "//", "%", "/", "+"])
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
             bits = [value.bit_length() for value in (left, right) if isinstance(value, int)]
@@ -49,7 +50,10 @@ def _sandbox(sandbox: Any) -> Any:
                 bits.append(bits[0] * max(right, 0))
             if any(size > MAX_BITS for size in bits):
                 raise BadTemplateError("the chat template uses too large numbers")
-            return self.binop_table[operator](left, right)
+            result = self.binop_table[operator](left, right)
+            if isinstance(result, (str, list, tuple)) and len(result) > MAX_SIZE:
+                raise BadTemplateError("the chat template makes too long texts")
+            return result
 
     return Sandbox
 
@@ -86,6 +90,8 @@ def _to_json(
     """Return JSON as Hugging Face's filter does: without HTML escapes, unlike Jinja's own."""
     import json
 
+    if isinstance(value, Iterator):  # of a filter such as map
+        value = [*value]
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

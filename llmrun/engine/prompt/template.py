@@ -1,8 +1,8 @@
 """Rendering of a conversation to prompt parts, with the model's own chat template in sandboxed Jinja.
 
 Owns the rule that text of users and models never becomes control tokens; must not know tokens. A template is untrusted:
-it runs in Jinja's ImmutableSandboxedEnvironment, with limits of time, memory, numbers and output. The front kills this
-process if a template blocks in C code, where these limits don't apply.
+it runs in Jinja's sandbox, with limits of time, numbers, texts and output. The front kills this process if a template
+blocks in C code, where these limits don't apply.
 """
 
 from __future__ import annotations
@@ -12,41 +12,41 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import cached_property
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import cached_property, partial
 from itertools import groupby
 from os.path import commonprefix
 from types import FrameType
 from typing import Any, NamedTuple, TypeVar
 
+from llmrun.engine.prompt.call_syntax import find_syntax, for_vocabulary, syntax_by_vocabulary
 from llmrun.engine.prompt.conversation import TemplateRules, fit
 from llmrun.engine.prompt.images import with_placeholders
 from llmrun.engine.prompt.sandbox import REFUSES, make_environment, one_line
 from llmrun.engine.prompt.tools import (
-    OTHERS,
-    PROBE,
     PROBE_TOOL,
+    ToolForm,
+    ToolSupport,
+    as_text,
     collect_texts,
     data_of,
-    for_mistral,
+    find_support,
     in_text,
     message_data,
-    syntax_in,
     tool_data,
+    with_ids,
     with_responses,
 )
 from llmrun.errors import BadTemplateError, UsageError
 from llmrun.protocol.arguments import EFFORTS
 from llmrun.protocol.messages import Image, Message, Rewriting, Tool
 from llmrun.protocol.rendering import characters, rendering_share
-from llmrun.protocol.toolcalls import GEMMA, MISTRAL, MISTRAL_ARGS, Syntax
+from llmrun.protocol.toolcalls import HARMONY, HERMES, CallSyntax
 
 _Result = TypeVar("_Result")
 
 MAX_TEMPLATE_CHARACTERS = 128 * 1024  # Eight times the longest real one; compiling can't be interrupted
 MAX_PROMPT_CHARACTERS = 16 * 1024 * 1024
-MAX_RENDER_BYTES = 256 * 1024 * 1024
 MAX_RENDER_SECONDS = 1.5  # Real templates take milliseconds. Less than the front's timeout, which kills the engine
 _MIN_SECONDS = 0.01  # between two checks of the time
 
@@ -69,7 +69,6 @@ class RenderLimits(NamedTuple):
     """The resource limits of one rendering."""
 
     characters: int
-    n_bytes: int
     seconds: float
 
     @classmethod
@@ -78,7 +77,6 @@ class RenderLimits(NamedTuple):
         size = characters(messages, tools)
         return cls(
             MAX_PROMPT_CHARACTERS + 4 * size,
-            MAX_RENDER_BYTES + 32 * size,
             MAX_RENDER_SECONDS + rendering_share(messages, tools),
         )
 
@@ -97,34 +95,56 @@ class ChatTemplate:
         source: Jinja text, as in the GGUF key tokenizer.chat_template.
         bos: text of the begin-of-sequence token.
         eos: text of the end-of-sequence token.
+        control: texts of the vocabulary's control tokens.
+        ends: texts of those that end an answer.
 
     Raises:
         BadTemplateError: it does not compile.
     """
 
-    def __init__(self, source: str, *, bos: str, eos: str) -> None:
+    def __init__(
+        self, source: str, *, bos: str, eos: str, control: Collection[str] = (), ends: Sequence[str] = ()
+    ) -> None:
         if len(source) > MAX_TEMPLATE_CHARACTERS:
             why = f"the maximum is {MAX_TEMPLATE_CHARACTERS:,}"
             raise BadTemplateError(f"the chat template has {len(source):,} characters", why=why)
         self._source = source
         self._bos = bos
         self._eos = eos
+        self._control_texts, self._ends = control, ends or (eos,)
         self._efforts: dict[str, str | None] = {}
         self._reported: set[Rewriting] = set()
         # Limited here too, because Jinja evaluates constant expressions when it compiles.
         self._template = _limited(lambda: make_environment().from_string(source), RenderLimits.of(()))
 
-    @property
-    def syntax(self) -> Syntax:
+    @cached_property
+    def syntax(self) -> CallSyntax:
         """The syntax of the model's tool calls."""
-        return self._own_syntax or OTHERS
+        if HARMONY.lead in self._source:
+            return HARMONY
+        found = None
+        if self._support.calls:
+            form = self._support.form
+            found = find_syntax(
+                lambda messages, tools, begins: self._trial(
+                    self._variables(with_ids(messages, form.ids), tools, str, form), begins=begins
+                )
+            )
+        found = found or syntax_by_vocabulary(self._control_texts, self._source) or HERMES
+        return for_vocabulary(found, self._control_texts, self._ends)
 
     @cached_property
-    def _own_syntax(self) -> Syntax | None:
-        """The syntax in which the template writes calls; None if it has none."""
-        messages = [message_data(message, str) for message in PROBE]
-        variables = {"messages": messages, "tools": [tool_data(PROBE_TOOL, str)]}
-        return syntax_in(self._trial(variables))
+    def _support(self) -> ToolSupport:
+        """What the template writes of tools."""
+        return find_support(partial(self._probe, (PROBE_TOOL,)))
+
+    @cached_property
+    def _support_of_history(self) -> ToolSupport:
+        """What the template writes of earlier calls where no tools are given any more."""
+        return find_support(partial(self._probe, ()))
+
+    def _probe(self, tools: Sequence[Tool], messages: Sequence[Message], form: ToolForm) -> str:
+        return self._trial(self._variables(with_ids(messages, form.ids), tools, str, form))
 
     @cached_property
     def _needs_lists(self) -> bool:
@@ -165,17 +185,23 @@ class ChatTemplate:
 
     @cached_property
     def _rules(self) -> TemplateRules:
-        return TemplateRules(lambda messages, tools: self._trial(self._variables(*self._fitted(messages, tools), str)))
+        return TemplateRules(
+            lambda messages, tools: self._trial(self._variables(*self._fitted(messages, tools), str)),
+            lambda message: as_text(message, self.syntax),
+        )
 
-    def _trial(self, variables: dict[str, Any]) -> str:
+    def _trial(self, variables: dict[str, Any], *, begins: bool = True) -> str:
         """Return the output for a short conversation; "" if the template refuses it or fails.
+
+        Args:
+            begins: with the beginning of the next answer.
 
         Raises:
             BadTemplateError: the template exceeds a limit. On a busy machine that says nothing about the template.
         """
         limits = RenderLimits.of(())
         try:
-            return _limited(lambda: self._generate(variables, limits.characters), limits)
+            return _limited(lambda: self._generate(variables, limits.characters, begins=begins), limits)
         except BadTemplateError as error:
             if error.what not in (REFUSES, _FAILS):
                 raise
@@ -230,32 +256,35 @@ class ChatTemplate:
     ) -> tuple[Sequence[Message], Sequence[Tool]]:
         """Return the conversation and the tools as the template takes them; a trial has no rules yet."""
         has_calls = bool(tools) or any(message.role == "tool" or message.tool_calls for message in messages)
-        if has_calls and self._own_syntax is None:
-            messages, tools = in_text(messages, tools), ()
+        if not has_calls:
+            return (messages if rules is None else fit(messages, rules)), tools
+        support = self._support if tools else self._support_of_history
+        if not all(support[1 if tools else 2 :]):
+            messages, tools = in_text(messages, tools, support, self.syntax)
             if rules is not None:
                 rules.rewritings.add("tools")
         if rules is not None:
             messages = fit(messages, rules)
-        if has_calls and self._own_syntax in (MISTRAL, MISTRAL_ARGS):
-            messages = for_mistral(messages)
-        return messages, tools
+        return with_ids(messages, support.form.ids), tools
 
     def _variables(
-        self, messages: Sequence[Message], tools: Sequence[Tool], hide: Callable[[str], str]
+        self, messages: Sequence[Message], tools: Sequence[Tool], hide: Callable[[str], str], form: ToolForm | None = None
     ) -> dict[str, Any]:
-        data = [message_data(message, hide) for message in messages]
+        has_calls = any(message.tool_calls for message in messages)
+        if form is None:
+            form = (self._support if tools else self._support_of_history).form if has_calls else ToolForm()
+        data = [message_data(message, hide, form) for message in messages]
         if self._needs_lists:
             data = [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in data]
         if any(message.reasoning for message in messages) and self._has_thinking_parts:
             data = [*map(_with_thinking_part, data)]
-        has_calls = any(message.tool_calls for message in messages)
-        variables = {"messages": with_responses(data) if has_calls and self._own_syntax is GEMMA else data}
+        variables = {"messages": with_responses(data) if form.results_in_calls else data}
         return variables | ({"tools": [tool_data(tool, hide) for tool in tools]} if tools else {})
 
-    def _generate(self, variables: dict[str, Any], max_characters: int) -> str:
+    def _generate(self, variables: dict[str, Any], max_characters: int, *, begins: bool = True) -> str:
         pieces: list[str] = []
         size = 0
-        own = {"bos_token": self._bos, "eos_token": self._eos, "add_generation_prompt": True}
+        own = {"bos_token": self._bos, "eos_token": self._eos, "add_generation_prompt": begins}
         for piece in self._template.generate({**variables, **own}):
             size += len(piece)
             if size > max_characters:
@@ -398,8 +427,7 @@ class _OverdueError(BaseException):
 def _limited(work: Callable[[], _Result], limits: RenderLimits) -> _Result:
     """Run a template's code within the limits, and turn all of its errors into BadTemplateError."""
     try:
-        with _memory_limit(limits.n_bytes):
-            return _in_time(work, limits.seconds)
+        return _in_time(work, limits.seconds)
     except BadTemplateError:
         raise
     except MemoryError:
@@ -437,28 +465,3 @@ def _in_time(work: Callable[[], _Result], seconds: float) -> _Result:
         is_running = False
         signal.setitimer(signal.ITIMER_REAL, *before)
         signal.signal(signal.SIGALRM, handler)
-
-
-@contextmanager
-def _memory_limit(n_bytes: int) -> Iterator[None]:
-    """Limit the memory that a template may allocate (on Linux)."""
-    if sys.platform != "linux":
-        yield
-        return
-    import resource
-    from pathlib import Path
-
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-    except OSError:
-        yield
-        return
-    limits = resource.getrlimit(resource.RLIMIT_AS)
-    limit = pages * resource.getpagesize() + n_bytes
-    if limits[1] != resource.RLIM_INFINITY:
-        limit = min(limit, limits[1])
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, limits)
