@@ -153,6 +153,8 @@ class Preparer:
         prompt = tokens if images is None else text_only(tokens)
         sampler = SequenceSampler(sampling, self._vocabulary, prompt, constraint, request.remember, request.logprobs)
         extras = self._extras(request, tags, syntax, inside=inside)
+        if matcher is not None and matcher.left_out:
+            extras = replace(extras, left_out=matcher.left_out)
         if images is not None:
             assert self._projector is not None
             salt = f"{extras.salt} {generate.request}" if self._projector.is_exact else extras.salt

@@ -15,8 +15,10 @@ from hashlib import sha256
 from itertools import combinations
 from typing import Any, NamedTuple, NoReturn
 
+from llmrun.errors import BadGrammarError
 from llmrun.grammar import numbers, schema
 from llmrun.grammar.formats import FORMATS
+from llmrun.grammar.place import SCHEMA
 from llmrun.grammar.regex import characters_of_json, literal, parse
 from llmrun.grammar.schema_parts import Schema
 from llmrun.grammar.shapes import Array, Listed, Number, Object, Shape, Shapes, Term, Terms, Text, join, key_of
@@ -48,7 +50,11 @@ def rules_of(text: str) -> Rules:
     Raises:
         BadGrammarError: the schema is broken, can't be met, or can't be enforced.
     """
-    return _Writer(schema.parse(text), "s" + sha256(text.encode()).hexdigest()[:10]).rules()
+    try:
+        return _Writer(schema.parse(text), "s" + sha256(text.encode()).hexdigest()[:10]).rules()
+    except RecursionError:
+        why = "its schemas refer to each other in too long a chain"
+        raise BadGrammarError(f"the {SCHEMA} is too complex", why=why) from None
 
 
 class _Writer:
@@ -207,9 +213,7 @@ class _Writer:
 
     def _object(self, name: str, shape: Object) -> Iterator[str]:
         tail = list(self._tail(shape))
-        properties = {key: terms for key, terms in shape.properties.items()} | {
-            key: shape.terms_of(key) for key in shape.required if key not in shape.properties
-        }
+        properties = {key: shape.terms_of(key) for key in (*shape.properties, *shape.required)}
         listed = {
             key: terms
             for key, terms in properties.items()

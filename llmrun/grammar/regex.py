@@ -29,6 +29,7 @@ _CLASSES = {"d": _DIGITS, "w": _WORD, "s": _SPACE}
 _CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13}
 _JSON_ESCAPES = {8: "b", 9: "t", 10: "n", 12: "f", 13: "r", 0x22: '"', 0x5C: "\\\\"}
 _NOT_RAW = ((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0x7F, 0x7F))  # have to be escaped in a JSON string
+_LOW_SURROGATE = re.compile(r"\\u([Dd][C-Fc-f][0-9A-Fa-f]{2})")
 _COUNTS = re.compile(r"\{(\d{1,9})(?:(,)(\d{1,9})?)?\}")
 _CATEGORIES = {"Letter": "L", "Mark": "M", "Number": "N", "Punctuation": "P", "Symbol": "S", "Separator": "Z",
                "Lowercase_Letter": "Ll", "Uppercase_Letter": "Lu", "Decimal_Number": "Nd"}  # fmt: skip
@@ -132,7 +133,9 @@ def _matches(alternatives: Sequence[_Alternative], text: str) -> bool:
 def _languages(tree: _Tree, *, is_anchored: bool) -> tuple[_Alternative, ...]:
     found = []
     for parts in _alternatives(tree):
-        starts, needed, forbidden = is_anchored, [], []
+        starts = is_anchored
+        needed: list[tuple[_Alternative, ...]] = []
+        forbidden: list[tuple[_Alternative, ...]] = []
         while parts and isinstance(parts[0], _Edge | _Look) and _is_start(parts[0], starts):
             first = parts.pop(0)
             if isinstance(first, _Look):
@@ -423,7 +426,7 @@ class _Parser:
         self._at = found.end()
         digits = next(group for group in found.groups() if group)
         code = ord(digits) % 32 if letter == "c" else int(digits, 16)
-        if 0xD800 <= code < 0xDC00 and (low := re.compile(r"\\u([Dd][C-Fc-f][0-9A-Fa-f]{2})").match(self._text, self._at)):
+        if 0xD800 <= code < 0xDC00 and (low := _LOW_SURROGATE.match(self._text, self._at)):
             self._at = low.end()
             code = 0x10000 + ((code - 0xD800) << 10) + int(low[1], 16) - 0xDC00
         if 0xD800 <= code <= 0xDFFF or code > 0x10FFFF:

@@ -15,12 +15,12 @@ from llmrun.grammar.place import SCHEMA, broken
 from llmrun.grammar.values import kind_of
 
 # Keywords whose value is one schema, a list of them, or an object of them.
-_ONE = (
-    "additionalProperties", "additionalItems", "not", "if", "then", "else", "contains", "propertyNames",
+SINGLE = (
+    "items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "contains", "propertyNames",
     "unevaluatedProperties", "unevaluatedItems",
 )  # fmt: skip
-_MANY = ("allOf", "anyOf", "oneOf", "prefixItems")
-_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
+NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 
 
 class Schema:
@@ -76,7 +76,7 @@ class Schema:
     def _inside(self, part: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
         for container, key in places_inside(part):
             if container is None:
-                kind = "an object" if key in _NAMED else "a list"
+                kind = "an object" if key in NAMED else "a list"
                 self.fail(part, key, f"{key} is {kind} of schemas, not {kind_of(part[key])}")
             if not isinstance(container[key], dict | bool):
                 self.fail(container, key, f"a schema is an object, true or false, not {kind_of(container[key])}")
@@ -140,11 +140,11 @@ def _joined(base: str, reference: str) -> str:
 def places_inside(part: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
     """Yield the schemas inside a schema as a container and the key in it; (None, key) for a keyword without any."""
     for key, value in part.items():
-        if key in _ONE or (key == "items" and not isinstance(value, list)):
+        if key in SINGLE and not (key == "items" and isinstance(value, list)):
             yield part, key
-        elif key in _MANY or key == "items":
+        elif key in LISTS or key == "items":
             yield from ((value, index) for index in range(len(value))) if isinstance(value, list) else [(None, key)]
         elif key == "dependencies" and isinstance(value, dict):  # up to draft 7: names or a schema
             yield from ((value, name) for name in value if not isinstance(value[name], list))
-        elif key in _NAMED:
+        elif key in NAMED:
             yield from ((value, name) for name in value) if isinstance(value, dict) else [(None, key)]

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from fractions import Fraction
+from itertools import pairwise
 from math import ceil, floor, lcm
 from typing import Any, NamedTuple
 
@@ -166,16 +167,15 @@ class Shapes:
 
     def admits(self, terms: Terms, value: Any) -> bool:
         """Return whether a value meets some schemas."""
-        return all(
-            any(self._fits(box, value) for box in self._of(term.schema)) == term.holds for term in terms
-        )
+        return all(any(self._fits(box, value) for box in self._of(term.schema)) == term.holds for term in terms)
 
     def has_value(self, shape: Shape) -> bool:
         """Return whether there may be a value of a shape; a False is certain."""
         if isinstance(shape, Object):
             return all(self.is_possible(shape.terms_of(name)) for name in shape.required)
         if isinstance(shape, Array):
-            items = [*shape.prefix[: shape.minimum], *([shape.items or ()] if shape.minimum > len(shape.prefix) else [])]
+            items = list(shape.prefix[: shape.minimum])
+            items += [shape.items or ()] if shape.minimum > len(shape.prefix) else []
             return all(map(self.is_possible, items)) and all(self.is_possible(terms) for terms, _ in shape.contains)
         return True
 
@@ -323,10 +323,13 @@ class Shapes:
             found = _common_number(one, other)
         elif isinstance(one, Text) and isinstance(other, Text):
             found = Text(
-                max(one.minimum, other.minimum), _least(one.maximum, other.maximum), _union(one.patterns, other.patterns),
-                _union(one.forbidden, other.forbidden), _union(one.formats, other.formats),
+                max(one.minimum, other.minimum),
+                _least(one.maximum, other.maximum),
+                _union(one.patterns, other.patterns),
+                _union(one.forbidden, other.forbidden),
+                _union(one.formats, other.formats),
                 one.excluded | other.excluded,
-            )  # fmt: skip
+            )
         elif isinstance(one, Array) and isinstance(other, Array):
             found = _common_array(one, other)
         else:
@@ -584,7 +587,7 @@ def _complement_of_values(name: str, values: tuple[Any, ...]) -> Iterator[Shape]
         yield Text(excluded=frozenset(values))
     elif name == "number":
         edges: list[Fraction | None] = [None, *sorted(map(_fraction, values)), None]
-        for low, high in zip(edges, edges[1:], strict=False):
+        for low, high in pairwise(edges):
             yield Number(low, high, is_low_open=True, is_high_open=True)
     else:
         raise _NoComplementError(f"an enum or const with an {name}")

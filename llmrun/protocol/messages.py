@@ -233,6 +233,7 @@ class Started(NamedTuple):
         tool_syntax: text that begins a tool call; "" if the answer can have none.
         rewritten: of the conversation, as the chat template demands; each is reported once.
         difference: None if the prompt continues a cached one, or resembles none.
+        left_out: what can't be enforced of the schemas of tools, e.g. "tools.f.parameters.properties.x.pattern".
     """
 
     request: int
@@ -244,6 +245,7 @@ class Started(NamedTuple):
     tool_syntax: str = ""
     rewritten: tuple[Rewriting, ...] = ()
     difference: PromptDifference | None = None
+    left_out: tuple[str, ...] = ()
 
 
 class PrefillProgress(NamedTuple):

@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 from llmrun.engine.llama.submodules import import_submodule
 from llmrun.errors import BadGrammarError, OutOfMemoryError
 from llmrun.grammar import Grammar, gbnf, lark
-from llmrun.grammar.json_lark import rules_of
+from llmrun.grammar.json_lark import Rules, rules_of
 from llmrun.grammar.place import GRAMMAR, SCHEMA, place
 
 if TYPE_CHECKING:
@@ -109,10 +109,14 @@ class Matcher:
     """A Constraint that follows one grammar, made by compile_grammar().
 
     End tokens are allowed where the grammar can end, control tokens never.
+
+    Attributes:
+        left_out: the paths of what is not enforced of the schemas of the request's tools.
     """
 
     def __init__(self, matcher: Any, tokens: Tokens, vocabulary: Vocabulary) -> None:
         self.tokens = tokens
+        self.left_out: tuple[str, ...] = ()
         self._matcher = matcher
         self._vocabulary = vocabulary  # keeps it alive: the matcher only has a weak reference
         self._mask = Mask(tokens.n_vocab)
@@ -189,6 +193,16 @@ def compile_lark(text: str, vocabulary: Vocabulary, shown: Collection[int]) -> M
     tokens = tokens_of(vocabulary, frozenset(shown))
     source = str(native.LLMatcher.grammar_from_lark(text))
     return Matcher(_compile(Grammar("lark", text), source, tokens), tokens, vocabulary)
+
+
+def check_rules(rules: Rules) -> None:
+    """Raise BadGrammarError for rules of a schema that can't be compiled, whatever the vocabulary is."""
+    native = import_submodule("llguidance", "_lib")
+    text = "\n".join([f"start: {rules.start}", *rules.lines])
+    source, limits = native.LLMatcher.grammar_from_lark(text), native.LLParserLimits(**_LIMITS)
+    message = _in_large_stack(lambda: native.LLMatcher.validate_grammar(source, None, limits=limits))
+    if message:
+        raise _invalid(Grammar("lark", text), message)
 
 
 def _compile(grammar: Grammar, source: str, tokens: Tokens) -> Any:

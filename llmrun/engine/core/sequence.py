@@ -51,6 +51,7 @@ class Extras:
     images: PromptImages | None = None  # of the prompt
     adapters: tuple[AdapterScale, ...] = ()  # to compute with
     rewritten: tuple[Rewriting, ...] = ()  # of the conversation, for the first time with its chat template
+    left_out: tuple[str, ...] = ()  # of the schemas of tools, because it can't be enforced
 
 
 @dataclass(slots=True, eq=False)
@@ -102,6 +103,7 @@ class Sequence:
             extras.tool_syntax,
             extras.rewritten,
             difference,
+            extras.left_out,
         )
 
     @property
