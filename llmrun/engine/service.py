@@ -200,7 +200,13 @@ class Preparer:
         return tuple((token, -math.inf) for token in range(vocabulary.n_tokens) if vocabulary.is_end(token))
 
     def _constraint(
-        self, request: AnswerRequest, matcher: Matcher | None, syntax: CallSyntax | None, tags: Tags | None, *, inside: bool
+        self,
+        request: AnswerRequest,
+        matcher: Matcher | None,
+        syntax: CallSyntax | None,
+        tags: Tags | None,
+        *,
+        inside: bool,
     ) -> Constraint | None:
         """Return the constraint that applies the grammar to the right part: answer, text after reasoning, or call."""
         is_told = matcher is None and tells_tools(request) and request.grammar is None

@@ -119,6 +119,9 @@ HARMONY = CallSyntax(
     lead="<|channel|>final<|message|>",
 )
 
+HARMONY_AS_TOLD = "<|start|>assistant to=functions."
+"""What gpt-oss's template writes of earlier calls."""
+
 TOOL_NAME = re.compile(r"[\w.:/-]{1,256}")
 TOOL_NAME_RULE = "must be 1 to 256 letters, digits or any of _-.:/"
 _FIELDS = {CallField.NAME: TOOL_NAME, CallField.ID: re.compile(r"[\w-]{1,64}"), CallField.INDEX: re.compile(r"\d{1,9}")}
@@ -270,7 +273,9 @@ class CallSplitter:
             return None
         position, _, value_form = written
         name, value = text[:position].strip(), text[position + len(value_form.middle) :]
-        if any(len(each.middle) > len(value_form.middle) and each.middle.startswith(text[position:]) for each in form.forms):
+        if any(
+            len(each.middle) > len(value_form.middle) and each.middle.startswith(text[position:]) for each in form.forms
+        ):
             return None  # the beginning of a longer one
         end = value_form.end.replace(KEY, name)
         if end and not form.is_python:
@@ -279,7 +284,9 @@ class CallSplitter:
                 return None
             is_text, others = "string" in value_form.types, len(value_form.types) > 1
             schema = self._schemas.get(name)
-            raw = raw[len(_CDATA[0]) : -len(_CDATA[1])] if raw.startswith(_CDATA[0]) and raw.endswith(_CDATA[1]) else raw
+            raw = (
+                raw[len(_CDATA[0]) : -len(_CDATA[1])] if raw.startswith(_CDATA[0]) and raw.endswith(_CDATA[1]) else raw
+            )
             if is_text:
                 return name, as_json(raw, schema) if others else json.dumps(raw, ensure_ascii=False), rest
             return name, _json_of(raw.strip(), form.quote), rest

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from llmrun.protocol.answer import AnswerSplitter, ResponseAccumulator
 from llmrun.protocol.messages import AnswerPart, Event, Finished, Started, Stats, TextDelta, Tool
+from llmrun.protocol.toolcalls import HERMES, CallSyntax
 
 STATS = Stats(
     prompt_tokens=31, reused_tokens=0, prefill_seconds=31 / 412, completion_tokens=128,
@@ -19,10 +20,10 @@ SUMMARY = (
 """The figures of STATS, as an answer ends with them."""
 
 
-def splitter_of(started: Started, tools: Sequence[Tool] = ()) -> AnswerSplitter:
+def splitter_of(started: Started, tools: Sequence[Tool] = (), syntax: CallSyntax = HERMES) -> AnswerSplitter:
     """The splitter that the engine makes for an answer that starts so."""
     tags, inside = started.thinking_tags, started.thinking
-    return AnswerSplitter(tags, inside=inside, tool_syntax=started.tool_syntax, tools=tools)
+    return AnswerSplitter(tags, inside=inside, syntax=syntax if started.tool_syntax else None, tools=tools)
 
 
 def split(started: Started, text: str, tools: Sequence[Tool] = (), reason: str = "stop") -> ResponseAccumulator:

@@ -101,7 +101,11 @@ def _joined(*elements: CallElement) -> list[CallElement]:
 
 def _elements(elements: Sequence[CallElement], arguments: str = "") -> str:
     """Return the body of a rule for elements of a call, with a blank after it."""
-    rules = {CallField.ARGUMENTS: f"{arguments} ", CallField.INDEX: "/[0-9]{1,3}/ ", CallField.ID: "/[A-Za-z0-9_-]{1,40}/ "}
+    rules = {
+        CallField.ARGUMENTS: f"{arguments} ",
+        CallField.INDEX: "/[0-9]{1,3}/ ",
+        CallField.ID: "/[A-Za-z0-9_-]{1,40}/ ",
+    }
     return "".join(_text(element) if isinstance(element, str) else rules[element] for element in elements)
 
 

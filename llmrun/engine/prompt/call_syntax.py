@@ -343,7 +343,11 @@ def _syntax(shape: _Shape, parameters: Parameters | None, turns: _Turns) -> Call
 
 def for_vocabulary(syntax: CallSyntax, control: Sequence[str], ends: Sequence[str]) -> CallSyntax:
     """Return a syntax without what ends the answer, whose trigger does not end within a control text."""
-    end = min((syntax.end[: syntax.end.find(text)] for text in ends if text and text in syntax.end), key=len, default=syntax.end)
+    end = min(
+        (syntax.end[: syntax.end.find(text)] for text in ends if text and text in syntax.end),
+        key=len,
+        default=syntax.end,
+    )
     begins = "".join((syntax.begin, *itertools.takewhile(lambda each: isinstance(each, str), syntax.call)))
     size = len(syntax.trigger)
     for text in control:

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import groupby
 from os.path import commonprefix
@@ -41,17 +42,24 @@ from llmrun.errors import BadTemplateError, UsageError
 from llmrun.protocol.arguments import EFFORTS
 from llmrun.protocol.messages import Image, Message, Rewriting, Tool
 from llmrun.protocol.rendering import characters, rendering_share
-from llmrun.protocol.toolcalls import HARMONY, HERMES, CallSyntax
+from llmrun.protocol.toolcalls import HARMONY, HARMONY_AS_TOLD, HERMES, CallSyntax
 
 _Result = TypeVar("_Result")
 
 MAX_TEMPLATE_CHARACTERS = 128 * 1024  # Eight times the longest real one; compiling can't be interrupted
 MAX_PROMPT_CHARACTERS = 16 * 1024 * 1024
 MAX_RENDER_SECONDS = 1.5  # Real templates take milliseconds. Less than the front's timeout, which kills the engine
+MAX_GROWTH_BYTES = 512 * 1024 * 1024  # of the process while a template runs for more than a moment
 _MIN_SECONDS = 0.01  # between two checks of the time
+_POLL_SECONDS = 0.02  # between two checks of the memory
 
 _FAILS = "the chat template fails"
 _PROBE_TEXT = "Is this said?"
+# What every template is given, or decides something else than what stays of earlier reasoning.
+_VARIABLES = frozenset(
+    ("messages", "tools", "documents", "bos_token", "eos_token", "add_generation_prompt")
+    + ("enable_thinking", "thinking", "reasoning_effort", "functions", "date_string", "datetime")
+)
 _OTHER_TEMPLATE = "choose another template with --template"
 
 NAMED = {
@@ -115,13 +123,12 @@ class ChatTemplate:
         self._efforts: dict[str, str | None] = {}
         self._reported: set[Rewriting] = set()
         # Limited here too, because Jinja evaluates constant expressions when it compiles.
-        self._template = _limited(lambda: make_environment().from_string(source), RenderLimits.of(()))
+        self._environment = make_environment()
+        self._template = _limited(lambda: self._environment.from_string(source), RenderLimits.of(()))
 
     @cached_property
     def syntax(self) -> CallSyntax:
         """The syntax of the model's tool calls."""
-        if HARMONY.lead in self._source:
-            return HARMONY
         found = None
         if self._support.calls:
             form = self._support.form
@@ -130,18 +137,22 @@ class ChatTemplate:
                     self._variables(with_ids(messages, form.ids), tools, str, form), begins=begins
                 )
             )
+        if found is not None and HARMONY_AS_TOLD in found.begin + str(found.call[0]):
+            return HARMONY
         found = found or syntax_by_vocabulary(self._control_texts, self._source) or HERMES
         return for_vocabulary(found, self._control_texts, self._ends)
 
     @cached_property
     def _support(self) -> ToolSupport:
-        """What the template writes of tools."""
-        return find_support(partial(self._probe, (PROBE_TOOL,)))
+        """What the template writes of tools. A role that it only copies is none that the model knows."""
+        found = find_support(partial(self._probe, (PROBE_TOOL,)), knows_responses="tool_responses" in self._source)
+        return found._replace(results=found.results and (found.calls or found.tools))
 
     @cached_property
     def _support_of_history(self) -> ToolSupport:
         """What the template writes of earlier calls where no tools are given any more."""
-        return find_support(partial(self._probe, ()))
+        found = find_support(partial(self._probe, ()), knows_responses="tool_responses" in self._source)
+        return found._replace(results=found.results and (found.calls or self._support.tools))
 
     def _probe(self, tools: Sequence[Tool], messages: Sequence[Message], form: ToolForm) -> str:
         return self._trial(self._variables(with_ids(messages, form.ids), tools, str, form))
@@ -165,6 +176,31 @@ class ChatTemplate:
             return False
         prompt = self._trial(listed)
         return _PROBE_TEXT in prompt and "type" not in prompt  # else the template prints the part as data
+
+    @cached_property
+    def _reasoning_switch(self) -> dict[str, bool]:
+        """The variable that makes the template keep the reasoning before the last question; none if it has none."""
+        question = Message("user", "Is it?")
+        answer = Message("assistant", "It is.", reasoning=_PROBE_TEXT)
+        variables = self._variables((question, answer, question), (), str) | {"enable_thinking": True, "thinking": True}
+        if _PROBE_TEXT in self._trial(variables):
+            return {}
+        without = {**variables, **self._variables((question, replace(answer, reasoning=""), question), (), str)}
+        unchanged = self._trial(without)
+        for name in sorted(self._undeclared - _VARIABLES, key=lambda name: not re.search("think|reason", name)):
+            for value in (True, False):
+                keeps = _PROBE_TEXT in self._trial({**variables, name: value})
+                # What says nothing of reasoning may change more.
+                if keeps and (re.search("think|reason", name) or self._trial({**without, name: value}) == unchanged):
+                    return {name: value}
+        return {}
+
+    @cached_property
+    def _undeclared(self) -> frozenset[str]:
+        """The variables that the template expects from outside."""
+        from jinja2 import meta
+
+        return frozenset(meta.find_undeclared_variables(self._environment.parse(self._source)))
 
     def _known_effort(self, effort: str) -> str | None:
         """Return the nearest reasoning effort that the template knows; None if it knows none."""
@@ -221,6 +257,7 @@ class ChatTemplate:
         thinking: bool | None = None,
         tools: Sequence[Tool] = (),
         effort: str | None = None,
+        keep_reasoning: bool | None = None,
         variables: str = "{}",
     ) -> list[Part | Image]:
         """Render the prompt for the assistant's next turn.
@@ -235,6 +272,8 @@ class ChatTemplate:
             thinking: the template's enable_thinking; None leaves it undefined.
             tools: the tools that the model may call.
             effort: the template's reasoning_effort, see EFFORTS; the nearest one that it knows.
+            keep_reasoning: keep the reasoning before the last question, where the template has a switch for it; None
+                keeps it too.
             variables: more variables of the template, a JSON object.
 
         Raises:
@@ -243,22 +282,40 @@ class ChatTemplate:
         options: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking, "thinking": thinking}
         if effort is not None and (known := self._known_effort(effort)):
             options["reasoning_effort"] = known
+        if any(message.reasoning for message in messages) and self._reasoning_switch:
+            keeps = keep_reasoning is not False
+            options |= {name: value is keeps for name, value in self._reasoning_switch.items()}
         messages, images = with_placeholders(messages)
-        messages, tools = self._fitted(messages, tools, self._rules)
-        mask = _Mask(collect_texts(messages, tools, variables), control)
-        options |= data_of(variables, mask.hide, keys=False) | self._variables(messages, tools, mask.hide)
-        limits = RenderLimits.of(messages, tools)
-        parts = mask.parts(_limited(lambda: self._generate(options, limits.characters), limits))
+        given = messages, tools
+        limits = RenderLimits.of(*given)
+
+        def rendered(support: ToolSupport | None) -> list[Part]:
+            messages, tools = self._fitted(*given, self._rules, support)
+            mask = _Mask(collect_texts(messages, tools, variables), control)
+            data = data_of(variables, mask.hide, keys=False) | self._variables(messages, tools, mask.hide)
+            return mask.parts(_limited(lambda: self._generate(options | data, limits.characters), limits))
+
+        try:
+            parts = rendered(None)
+        except BadTemplateError as error:
+            if not tools or error.what not in (REFUSES, _FAILS):
+                raise
+            # Some templates fail at one type of parameters, or at one that is missing.
+            parts = rendered(self._support_of_history._replace(tools=False))
         return _with_images(parts, images)
 
     def _fitted(
-        self, messages: Sequence[Message], tools: Sequence[Tool], rules: TemplateRules | None = None
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        rules: TemplateRules | None = None,
+        support: ToolSupport | None = None,
     ) -> tuple[Sequence[Message], Sequence[Tool]]:
         """Return the conversation and the tools as the template takes them; a trial has no rules yet."""
         has_calls = bool(tools) or any(message.role == "tool" or message.tool_calls for message in messages)
         if not has_calls:
             return (messages if rules is None else fit(messages, rules)), tools
-        support = self._support if tools else self._support_of_history
+        support = support or (self._support if tools else self._support_of_history)
         if not all(support[1 if tools else 2 :]):
             messages, tools = in_text(messages, tools, support, self.syntax)
             if rules is not None:
@@ -268,7 +325,11 @@ class ChatTemplate:
         return with_ids(messages, support.form.ids), tools
 
     def _variables(
-        self, messages: Sequence[Message], tools: Sequence[Tool], hide: Callable[[str], str], form: ToolForm | None = None
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        hide: Callable[[str], str],
+        form: ToolForm | None = None,
     ) -> dict[str, Any]:
         has_calls = any(message.tool_calls for message in messages)
         if form is None:
@@ -447,21 +508,35 @@ def _in_time(work: Callable[[], _Result], seconds: float) -> _Result:
     """
     if sys.platform == "win32" or threading.current_thread() is not threading.main_thread():
         return work()  # signals reach the main thread only, and Windows has no timers
-    end = time.thread_time() + seconds
+    end, memory = time.thread_time() + seconds, _resident_bytes()
     is_running = True
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         remaining = end - time.thread_time()
         if remaining <= 0:
             raise _OverdueError
+        if _resident_bytes() - memory > MAX_GROWTH_BYTES:
+            raise MemoryError
         if is_running:  # else the timer would outlive this handler, and kill the process
-            signal.setitimer(signal.ITIMER_REAL, max(remaining, _MIN_SECONDS))
+            signal.setitimer(signal.ITIMER_REAL, min(max(remaining, _MIN_SECONDS), _POLL_SECONDS))
 
     handler = signal.signal(signal.SIGALRM, interrupt)
-    before = signal.setitimer(signal.ITIMER_REAL, seconds)
+    before = signal.setitimer(signal.ITIMER_REAL, min(seconds, _POLL_SECONDS))
     try:
         return work()
     finally:
         is_running = False
         signal.setitimer(signal.ITIMER_REAL, *before)
         signal.signal(signal.SIGALRM, handler)
+
+
+def _resident_bytes() -> int:
+    """Return the memory of the process on Linux, else 0.
+
+    A limit of the system's (RLIMIT_AS) would end allocations of other threads too.
+    """
+    try:
+        with open("/proc/self/statm", "rb") as file:  # noqa: PTH123 - every few milliseconds
+            return int(file.read().split()[1]) * 4096
+    except (OSError, ValueError):
+        return 0

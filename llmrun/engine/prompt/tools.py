@@ -74,14 +74,16 @@ class ToolSupport(NamedTuple):
     results: bool = False
 
 
-def find_support(render: Callable[[Sequence[Message], ToolForm], str]) -> ToolSupport:
+def find_support(render: Callable[[Sequence[Message], ToolForm], str], *, knows_responses: bool) -> ToolSupport:
     """Return what a template writes of tools.
 
     Args:
         render: returns the prompt of a conversation, "" if the template refuses it.
+        knows_responses: the template can take results in the message of their calls.
     """
     best = ToolSupport()
-    forms = itertools.product((False, True), (False, True), ("any", "short", "named"), (False, True))
+    in_calls = (True, False) if knows_responses else (False,)
+    forms = itertools.product((False, True), in_calls, ("any", "short", "named"), (False, True))
     for no_content, in_calls, ids, as_text in forms:
         form = ToolForm(as_text, ids, in_calls, no_content)
         support = _support(render(PROBE, form), form)
@@ -96,7 +98,8 @@ def _support(prompt: str, form: ToolForm) -> ToolSupport:
     turn = prompt.rpartition(PROBE[0].content)[2]
     is_python, is_escaped = "{'town'" in turn, '\\"town' in turn
     calls = "Rome!" in turn and PROBE_TOOL.name in turn and not is_python and not is_escaped
-    return ToolSupport(form, PROBE_TOOL.description in prompt, calls, PROBE[-1].content in turn)
+    tools = PROBE_TOOL.description in prompt
+    return ToolSupport(form, tools, calls, PROBE[-1].content in turn)
 
 
 def in_text(
@@ -258,7 +261,11 @@ def with_ids(messages: Sequence[Message], ids: str) -> list[Message]:
             message = replace(message, tool_calls=tuple(calls))
         elif message.role == "tool":
             name = given.get(message.tool_call_id, "") if message.tool_call_id else ""
-            name = name or (pending[0] if pending and not message.tool_call_id else _call_id(ToolCall(message.tool_call_id, message.name, ""), n_calls, ids))
+            name = name or (
+                pending[0]
+                if pending and not message.tool_call_id
+                else _call_id(ToolCall(message.tool_call_id, message.name, ""), n_calls, ids)
+            )
             if name in pending:
                 pending.remove(name)
             message = replace(message, tool_call_id=name)
