@@ -102,7 +102,7 @@ EXACT: dict[str, Any] = {
         "items": {"$ref": "item"},
         "$id": "https://example.com/",
         "$defs": {"x": {"$id": "item", "type": "integer"}},
-    },  # fmt: skip
+    },
     "draft 7's names": {
         "properties": {"a": {"$ref": "#/definitions/b"}},
         "definitions": {"b": {"type": "string"}},
@@ -171,7 +171,8 @@ PATTERNS = [
 ]  # fmt: skip
 TEXTS = [
     "", "a", "b", "ab", "xa", "x", "RM-12", "aRM-1", "RM-1 y", "q RM-1", "a1", "1", "12", "x-", " a", "a ", "a b", "A",
-    "É",     "éé", "a.b", "a..b", "a@b", "\n", "\"", "\\", "a{,3}", "a-c", "xyz", "/-.", "\0", "a\0", "\t-", "😀", "Zz", "_",
+    "É", "éé", "a.b", "a..b", "a@b", "\n", "\"", "\\", "a{,3}", "a-c", "xyz", "/-.", "\0", "a\0", "\t-", "😀",
+    "Zz", "_",
 ]  # fmt: skip
 
 
