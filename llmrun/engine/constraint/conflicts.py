@@ -230,10 +230,10 @@ class _Parser:
             queue += self._spread(bodies[name], self._rule_after[name])
 
     def _find_first(self) -> None:
-        users: dict[str, list[str]] = {name: [] for name in self._bodies}
+        users: dict[str, dict[str, None]] = {name: {} for name in self._bodies}
         for name, body in self._bodies.items():
             for reference in parsed_references(body):
-                users[reference.name].append(name)
+                users[reference.name][name] = None
         queue = list(users)
         while queue:
             name = queue.pop()
