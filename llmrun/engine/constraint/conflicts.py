@@ -293,6 +293,7 @@ class _Search:
         self._queue: list[tuple[int, int]] = []
         self._begun_pairs: set[tuple[int, int]] = set()
         self._n_compared = 0
+        self._beginnings: dict[int, int] = {}  # lexemes -> their first characters
 
     def greedy(self) -> set[int]:
         lexer, found = self._lexer, set[int]()
@@ -313,10 +314,12 @@ class _Search:
         return found
 
     def _beginning(self, lexemes: int) -> int:
-        bits = 0
-        for index in _indices(lexemes):
-            bits |= self._firsts[index]
-        return bits
+        if lexemes not in self._beginnings:
+            bits = 0
+            for index in _indices(lexemes):
+                bits |= self._firsts[index]
+            self._beginnings[lexemes] = bits
+        return self._beginnings[lexemes]
 
     def _begin(self, some: int, others: int) -> None:
         """Add the first positions of two sets of lexemes, which two ways of parsing the same text allow next."""
