@@ -23,6 +23,16 @@ from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Extras
 from llmrun.engine.llama.base import ALLOCATING, PIECE_TOKENS
 from llmrun.engine.llama.media import Projector
+from llmrun.engine.prompt.history import (
+    Beginning,
+    Conversation,
+    History,
+    OpenTurn,
+    after_answer,
+    begin_alike,
+    end_of_answer,
+    keeps_reasoning,
+)
 from llmrun.engine.prompt.images import image_bytes, with_omitted_images
 from llmrun.engine.prompt.template import NAMED, ChatTemplate, ControlTexts, Part
 from llmrun.engine.prompt.thinking import (
@@ -63,6 +73,9 @@ if TYPE_CHECKING:
     Pieces = Sequence[list[int] | ImageChunk]  # An image in a prompt: token ids around vectors
 
 _LONG_TOKEN = 32  # bytes; most have a few
+# Shares of the context window. In longer prompts than the first, the template writes earlier turns in its own form,
+# without their reasoning, if that saves the second.
+_ROOMY, _WORTHWHILE = 3 / 4, 1 / 16
 
 
 class PreparedRequest(NamedTuple):
@@ -78,9 +91,11 @@ class PreparedRequest(NamedTuple):
 class TokenizedPrompt(NamedTuple):
     """A prompt in text and tokens."""
 
-    text: str  # without its images
+    text: str  # without its images, and without the beginning that stands as it was generated
     tokens: list[int]  # ids; negative ones are images
     images: PromptImages | None = None  # None without any
+    turn: OpenTurn | None = None  # of a conversation
+    accepted: tuple[Event, ...] = ()  # about its images
 
 
 class Preparer:
@@ -88,6 +103,7 @@ class Preparer:
 
     Attributes:
         thinking_tags: the tags around reasoning in the model's own chat template; None if it has none.
+        history: the answers so far, for later prompts of their conversations.
     """
 
     def __init__(
@@ -101,6 +117,7 @@ class Preparer:
         adapters: Sequence[Adapter] = (),
         predicts: bool = True,
     ) -> None:
+        self.history = History()
         self._projector = projector
         self._image_lengths: dict[int, int] = {}  # hash of an image's data -> tokens
         self._adapters, self._predicts = adapters, predicts
@@ -112,6 +129,7 @@ class Preparer:
         self._templates: dict[str, ChatTemplate] = {}
         self._token_cache: TokenCache | None = None
         self._control: ControlTexts | None = None
+        self._begin_alike: dict[tuple[object, ...], bool] = {}  # template and options -> prompts begin as without them
 
     def read_vocabulary(self) -> None:
         """Read the vocabulary now, which the first grammar would otherwise do while other requests wait."""
@@ -134,7 +152,7 @@ class Preparer:
         request = generate.asked
         syntax = None
         matcher = None if offers_tools(request) else self._matcher(request.grammar)
-        text, tokens, images = self.prompt(generate, send)
+        text, tokens, images, turn, _ = self.prompt(generate, send)
         if offers_tools(request):
             syntax = self._chat_template(request.template).syntax
             matcher = self._calls(request, syntax)
@@ -153,6 +171,9 @@ class Preparer:
         prompt = tokens if images is None else text_only(tokens)
         sampler = SequenceSampler(sampling, self._vocabulary, prompt, constraint, request.remember, request.logprobs)
         extras = self._extras(request, tags, syntax, inside=inside)
+        if turn is not None:
+            turn.reasons |= inside or (tags is not None and text.rstrip().endswith(tags[1]))
+            extras = replace(extras, turn=turn)
         if matcher is not None and matcher.left_out:
             extras = replace(extras, left_out=matcher.left_out)
         if images is not None:
@@ -190,14 +211,17 @@ class Preparer:
 
     @cached_property
     def _end_texts(self) -> tuple[str, ...]:
-        vocabulary = self._vocabulary
-        ends = filter(vocabulary.is_end, range(vocabulary.n_tokens))
-        return tuple(vocabulary.control_piece(token).decode("utf-8", "replace") for token in ends)
+        pieces = map(self._vocabulary.control_piece, self._ends)
+        return tuple(piece.decode("utf-8", "replace") for piece in pieces)
 
     @cached_property
     def _end_bans(self) -> tuple[tuple[int, float], ...]:
-        vocabulary = self._vocabulary
-        return tuple((token, -math.inf) for token in range(vocabulary.n_tokens) if vocabulary.is_end(token))
+        return tuple((token, -math.inf) for token in self._ends)
+
+    @cached_property
+    def _ends(self) -> tuple[int, ...]:
+        """The tokens that end an answer."""
+        return tuple(filter(self._vocabulary.is_end, range(self._vocabulary.n_tokens)))
 
     def _constraint(
         self,
@@ -299,7 +323,7 @@ class Preparer:
         each = [len(tokenize(message.content, special=False)) for message in messages]
         for index, message in enumerate(messages):
             each[index] += sum(self._image_lengths[hash(image.data)] for image in message.pictures)
-        return TokenCount(tuple(each), len(prompt.tokens))
+        return TokenCount(tuple(each), len(prompt.tokens), prompt.turn.history if prompt.turn is not None else None)
 
     def tokenize(self, command: TokenizeText) -> TextTokens:
         """Tokenize a text.
@@ -348,30 +372,135 @@ class Preparer:
             return self._plain_prompt(request)
         if not is_counted:
             self._raise_if_too_long(request.messages, request.tools)
-        with ALLOCATING:
-            send(Rendering(generate.request))
-            template = self._chat_template(request.template)
-            tools = request.tools if tells_tools(request) else ()
-            messages = self._readable(request.messages)
-            parts = template.render(
-                messages,
-                self._control_texts(),
-                thinking=request.thinks,
-                tools=tools,
-                effort=request.reasoning_effort,
-                variables=request.template_variables,
-            )
-        send(Rendered(generate.request))
-        text = "".join(part.text for part in parts if isinstance(part, Part))
-        encode = partial(self._encode_image, generate.request, None if is_counted else send)
-        tokens, placed = self._tokens(parts, encode)
-        if not tokens:
+        render = partial(self._render, generate, send)
+        messages, salt = self._readable(request.messages), self._salt(request.salt, self.adapters_for(request.adapters))
+        tools = request.tools if tells_tools(request) else ()
+        context = self._chat_template(request.template).source, salt, tools, self._options(generate, send)
+        conversation = Conversation(context, messages, private=bool(salt))
+        keeps = request.keep_reasoning
+        if keeps is None and any(message.role == "assistant" for message in messages):
+            keeps = conversation.has_calls or keeps_reasoning(partial(render, keeps=None, is_trial=True))
+        encode = partial(self._encode_image, generate.request)
+        write = partial(self._conversation_prompt, conversation, render, encode, request.begins)
+        beginning = self.history.find(conversation, keeps=bool(keeps))
+        prompt = write(beginning, keeps)
+        room = self._n_ctx if request.keep_reasoning else int(_ROOMY * self._n_ctx)
+        if len(prompt.tokens) > room and (beginning is not None or keeps):
+            own = write(None, False)
+            n_saved = len(prompt.tokens) - len(own.tokens)
+            if n_saved > (0 if len(prompt.tokens) > self._n_ctx else _WORTHWHILE * self._n_ctx):
+                prompt = own
+                if own.turn is not None:
+                    own.turn.is_shortened = True
+        for event in () if is_counted else prompt.accepted:
+            send(event)
+        if not prompt.tokens:
             raise UsageError(
                 "the prompt is empty",
                 why="the chat template writes nothing for this conversation",
                 hint="choose another template with --template",
             )
-        return TokenizedPrompt(text, tokens, PromptImages(placed) if placed else None)
+        return prompt
+
+    def _render(
+        self,
+        generate: Generate,
+        send: Callable[[Event], None],
+        messages: Sequence[Message],
+        keeps: bool | None,
+        *,
+        is_trial: bool = False,
+    ) -> list[Part | Image]:
+        """Return the parts of a conversation's prompt.
+
+        Args:
+            keeps: as in AnswerRequest.keep_reasoning.
+            is_trial: with few tools, if any.
+        """
+        request = generate.asked
+        tools = request.tools if tells_tools(request) else ()
+        if is_trial:
+            called = {call.name for message in messages for call in message.tool_calls}
+            tools = tuple(tool for tool in tools if tool.name in called) or tools[:1]
+        with ALLOCATING:
+            send(Rendering(generate.request))
+            parts = self._chat_template(request.template).render(
+                messages,
+                self._control_texts(),
+                thinking=request.thinks,
+                tools=tools,
+                effort=request.reasoning_effort,
+                keep_reasoning=keeps,
+                variables=request.template_variables,
+            )
+        send(Rendered(generate.request))
+        return parts
+
+    def _options(self, generate: Generate, send: Callable[[Event], None]) -> tuple[object, ...]:
+        """Return the template's options; none if they only change the end of a prompt, as thinking often does."""
+        request = generate.asked
+        options = request.thinks, request.reasoning_effort, request.template_variables
+        key = self._chat_template(request.template).source, *options
+        if options != (None, None, "{}") and key not in self._begin_alike:
+            plain = replace(request, thinking=None, reasoning_effort=None, template_variables="{}")
+            each = (partial(self._render, Generate(generate.request, asked), send) for asked in (request, plain))
+            self._begin_alike[key] = begin_alike(*(partial(render, keeps=None, is_trial=True) for render in each))
+        return () if self._begin_alike.get(key, True) else options
+
+    def _conversation_prompt(
+        self,
+        conversation: Conversation,
+        render: Callable[..., list[Part | Image]],
+        encode: Callable[[Callable[[Event], None], Image], Pieces],
+        begins: str,
+        beginning: Beginning | None,
+        keeps: bool | None,
+    ) -> TokenizedPrompt:
+        """Return the prompt of a conversation.
+
+        Args:
+            render: returns the parts of a prompt, given messages and `keeps`; with few tools if `is_trial`.
+            encode: returns the tokens and vectors of an image, given what takes the event about it.
+            begins: as in AnswerRequest.
+            beginning: the messages that stand as they were generated. The template writes the others, or all if it
+                can't be told where they end.
+            keeps: reasoning of turns before the last question may stand in it; None leaves that to the template.
+        """
+        accepted = list[Event]()
+        encode_image = partial(encode, accepted.append)
+        messages = self.history.with_reasoning(conversation, beginning)
+        parts = before = None
+        if beginning is not None:
+            n_messages = beginning.n_messages
+            ends = {*self._end_texts}
+            end = end_of_answer(messages, n_messages, partial(render, keeps=keeps, is_trial=True), ends)
+            if end is not None:
+                parts = after_answer(messages, n_messages, partial(render, keeps=keeps), end)
+                before = self._standing(beginning, messages, encode_image)
+        if parts is None or before is None:
+            beginning, before, messages = None, ([], []), self.history.with_reasoning(conversation, None)
+            parts = render(messages, keeps)
+            accepted.clear()
+        text = "".join(part.text for part in parts if isinstance(part, Part))
+        tokens, placed = self._tokens(parts, encode_image, before[0])
+        images = [*before[1], *placed]
+        turn = OpenTurn(self.history, conversation, messages, beginning, keeps=bool(keeps), begins=begins)
+        return TokenizedPrompt(text, tokens, PromptImages(images) if images else None, turn, tuple(accepted))
+
+    def _standing(
+        self, beginning: Beginning, messages: Sequence[Message], encode: Callable[[Image], Pieces]
+    ) -> tuple[list[int], list[PlacedChunk]] | None:
+        """Return the tokens that a prompt begins with, and the images there; None if an image has other tokens now."""
+        tokens, placed, end = beginning.turn.all_tokens, list[PlacedChunk](), 0
+        for image in (image for message in messages[: beginning.n_messages] for image in message.pictures):
+            for chunk in (piece for piece in encode(image) if not isinstance(piece, list)):
+                ids = list(chunk.ids)
+                start = tokens.index(ids[0], end) if ids[0] in tokens[end:] else end
+                end = start + len(ids)
+                if tokens[start:end] != ids:
+                    return None
+                placed.append(PlacedChunk(start, chunk))
+        return tokens, placed
 
     def _plain_prompt(self, request: AnswerRequest) -> TokenizedPrompt:
         """Return a text's tokens, token ids as they are, or a text with a gap to fill in."""
@@ -405,7 +534,7 @@ class Preparer:
     def _readable(self, messages: Sequence[Message]) -> Sequence[Message]:
         return with_omitted_images(messages, sees=self._projector is not None)
 
-    def _encode_image(self, request: int, send: Callable[[Event], None] | None, image: Image) -> Pieces:
+    def _encode_image(self, request: int, send: Callable[[Event], None], image: Image) -> Pieces:
         """Return the tokens and vectors of an image, and send ImageAccepted."""
         if self._projector is None:
             raise UsageError("this model can't read images", why="it was loaded without a projector")
@@ -413,8 +542,7 @@ class Preparer:
         pieces = self._projector.pieces(data, image.name or "the image")
         n_tokens = sum(len(piece if isinstance(piece, list) else piece.ids) for piece in pieces)
         self._image_lengths[hash(image.data)] = n_tokens
-        if send is not None:
-            send(ImageAccepted(request, image.name, width, height, n_tokens))
+        send(ImageAccepted(request, image.name, width, height, n_tokens))
         return pieces
 
     def _raise_if_too_long(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
@@ -434,10 +562,14 @@ class Preparer:
             )
 
     def _tokens(
-        self, parts: Sequence[Part | Image], encode: Callable[[Image], Pieces]
+        self, parts: Sequence[Part | Image], encode: Callable[[Image], Pieces], standing: Sequence[int] = ()
     ) -> tuple[list[int], list[PlacedChunk]]:
-        """Return the token ids of a prompt, none for an empty one, and its images."""
-        vocabulary, ids, placed = self._vocabulary, list[int](), list[PlacedChunk]()
+        """Return the token ids of a prompt, none for an empty one, and the images of the parts.
+
+        Args:
+            standing: the tokens before the parts.
+        """
+        vocabulary, ids, placed = self._vocabulary, [*standing], list[PlacedChunk]()
         for part in parts:
             if isinstance(part, Part):
                 ids += self._special_tokens(part.text) if part.special else self._checked(part.text, special=False)
@@ -447,7 +579,7 @@ class Preparer:
                 else:
                     placed.append(PlacedChunk(len(ids), piece))
                     ids += piece.ids
-        tokens = vocabulary.with_bos(ids)
+        tokens = ids if standing else vocabulary.with_bos(ids)
         placed = [each._replace(start=each.start + len(tokens) - len(ids)) for each in placed]
         is_lost = not ids and any(part.text for part in parts if isinstance(part, Part))
         if is_lost or (tokens and tokens[0] >= vocabulary.n_tokens):

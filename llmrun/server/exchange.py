@@ -333,6 +333,8 @@ class HttpExchange:
             if self._answers is not None and self._answers.rewritten:
                 self._log["rewritten"] = self._answers.rewritten
             self._log["difference"] = part.difference
+            if part.history is not None:
+                self._log["history"] = part.history._asdict()
         else:
             self._log["completion_tokens"] = self._log.get("completion_tokens", 0) + part.stats.completion_tokens
             self._log["reason"], self._log["decode_seconds"] = part.reason, part.stats.decode_seconds

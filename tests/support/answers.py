@@ -26,9 +26,11 @@ def splitter_of(started: Started, tools: Sequence[Tool] = (), syntax: CallSyntax
     return AnswerSplitter(tags, inside=inside, syntax=syntax if started.tool_syntax else None, tools=tools)
 
 
-def split(started: Started, text: str, tools: Sequence[Tool] = (), reason: str = "stop") -> ResponseAccumulator:
+def split(
+    started: Started, text: str, tools: Sequence[Tool] = (), reason: str = "stop", syntax: CallSyntax = HERMES
+) -> ResponseAccumulator:
     """A whole answer."""
-    return accumulated([started, *sent(started, [text], tools, reason)])
+    return accumulated([started, *sent(started, [text], tools, reason, syntax)])
 
 
 def accumulated(events: Iterable[Event]) -> ResponseAccumulator:
@@ -39,9 +41,15 @@ def accumulated(events: Iterable[Event]) -> ResponseAccumulator:
     return received
 
 
-def sent(started: Started, texts: Iterable[str], tools: Sequence[Tool] = (), reason: str = "stop") -> list[Event]:
+def sent(
+    started: Started,
+    texts: Iterable[str],
+    tools: Sequence[Tool] = (),
+    reason: str = "stop",
+    syntax: CallSyntax = HERMES,
+) -> list[Event]:
     """What follows Started: the texts, one token each, and the end."""
-    splitter = splitter_of(started, tools)
+    splitter = splitter_of(started, tools, syntax)
     deltas = [TextDelta(started.request, text, 1, parts=splitter.feed(text)) for text in texts]
     rest = splitter.flush(is_cut_off=reason != "stop")
     last = [TextDelta(started.request, "", 0, parts=rest)] if rest else []

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from support.tool_templates import TOOL_TEMPLATES
-
 from llmrun.engine.prompt.call_syntax import syntax_by_vocabulary
 from llmrun.engine.prompt.template import ChatTemplate
 from llmrun.protocol.toolcalls import CallSyntax
+from support.tool_templates import TOOL_TEMPLATES
 
 _BY_HAND = {"lfm2": "<|tool_call_start|>", "granite": "<|tool_call|>"}
 

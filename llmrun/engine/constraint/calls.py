@@ -72,7 +72,7 @@ def _lines(tools: Sequence[Tool], syntax: CallSyntax, n_written: int, *, several
     before, after = syntax.call[:at], syntax.call[at + 1 :]
     more = several and syntax.between is not None
     first = _joined(syntax.begin, *before)
-    first = [first[0][n_written:], *first[1:]] if n_written else first
+    first[0] = str(first[0])[n_written:]
     yield f"calls: {_elements(first)}call{f' more{{0,{_MAX_CALLS - 1}}}' if more else ''} {_text(syntax.end)}"
     if more:
         yield f"more: {_elements(_joined(syntax.between or '', *before))}call"

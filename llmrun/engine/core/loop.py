@@ -449,7 +449,10 @@ class Engine:
         rest: list[Event] = [*sequence.last_deltas(sequence.text.finish(), is_cut_off=reason != "stop")]
         if sequence.extras.probe is not None:
             rest.append(StepsMeasured(sequence.request, sequence.extras.probe.times()))
-        return [*rest, Finished(sequence.request, reason, sequence.stats(self._window), detail)]
+        finished = Finished(sequence.request, reason, sequence.stats(self._window), detail)
+        if sequence.extras.turn is not None and reason == "stop" and not sequence.text.stopped_by:
+            sequence.extras.turn.finish(finished, sequence.tokens)
+        return [*rest, finished]
 
     def _fail(self, sequence: Sequence, error: LlmrunError) -> Failed:
         self._slots.truncate(sequence.slot, 0)  # before it is parked

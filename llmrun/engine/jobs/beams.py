@@ -78,7 +78,7 @@ def _cant_fork() -> UsageError:
 
 def _prompt(loaded: LoadedModel, request: AnswerRequest) -> list[int]:
     """Return the token ids before the answer itself, empty reasoning included if a grammar starts there."""
-    text, tokens, images = loaded.preparer.prompt(Generate(0, request))
+    text, tokens, images, *_ = loaded.preparer.prompt(Generate(0, request))
     if images is not None:
         raise UsageError("--beams does not support images", hint="leave out --beams, or --image")
     if request.grammar is not None and request.prompt is None:

@@ -7,7 +7,6 @@ by the same kind of comparisons (docs/autoparser.md). Pure; must not know Jinja.
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from collections.abc import Callable, Collection, Sequence
@@ -75,7 +74,7 @@ class _Turns:
 
     def _turn(self, text: str, calls: tuple[ToolCall, ...]) -> str:
         whole = self._render((_QUESTION, Message("assistant", text, calls)), _TOOLS, False)
-        return whole[len(commonprefix((self._before, whole))) :]
+        return whole[_shared(self._before, whole) :]
 
     def calls(self, *arguments: dict[str, Any]) -> str | None:
         """Return calls as the template writes them, without the end of the turn; None if it writes none."""
@@ -96,9 +95,14 @@ class _Turns:
 
     def _start(self, turn: str) -> int:
         """Return where a turn begins to differ from one in text: behind a marker, else behind the turn's beginning."""
-        start = _before_marker(turn, len(commonprefix((turn, self.opening))))
+        start = _before_marker(turn, _shared(turn, self.opening))
         is_between = start == 0 or turn[start - 1] in "\n>]"
-        return start if is_between else len(commonprefix((turn, self.opening, self.begin)))
+        return start if is_between else _shared(turn, self.opening, self.begin)
+
+
+def _shared(*texts: str) -> int:
+    """Return the length of the beginning that texts share."""
+    return len(commonprefix(texts))  # noqa: RUF071 - not of paths
 
 
 def _before_marker(text: str, position: int) -> int:
@@ -109,7 +113,7 @@ def _before_marker(text: str, position: int) -> int:
 
 def _end(turn: str, closing: str) -> int:
     """Return the length of a turn without its end, of which at least a part is the end of other turns too."""
-    shared = len(commonprefix((turn[::-1], closing[::-1])))
+    shared = _shared(turn[::-1], closing[::-1])
     tail = closing[len(closing) - shared :]
     if shared < len(closing):  # not in the middle of a marker
         start = _BOUNDARY.search(tail)
@@ -149,9 +153,7 @@ def _json_spans(text: str, arguments: dict[str, Any]) -> list[tuple[int, int]]:
 def _parameter_spans(text: str) -> list[tuple[int, int]]:
     """Return where parameters are written one by one: from each first name to the last value."""
     pattern = f"{_KEYS[0]}(?:(?!{_KEYS[0]}|{_VALUES[1]}).)*?{_VALUES[0]}.*?{_VALUES[1]}"
-    spans = [match.span() for match in re.finditer(pattern, text, re.DOTALL)]
-    # What some templates write of a parameter's name after its value belongs to the text after it.
-    return spans
+    return [match.span() for match in re.finditer(pattern, text, re.DOTALL)]
 
 
 def _cut(text: str, *spans: tuple[int, int], number: int = 0) -> _Call | None:
@@ -193,14 +195,14 @@ def _shape(one: _Call, several: str | None) -> _Shape:
     begins = _shared_end(before, middle)
     texts = [begins, *(_numbered(*pair) for pair in zip(one.texts[1:-1], second.texts[1:-1], strict=True))]
     begin, rest = before[: len(before) - _size(begins)], middle[: len(middle) - _size(begins)]
-    close = commonprefix((rest, after))
+    close = rest[: _shared(rest, after)]
     call = [element for text, field in zip(texts, one.fields, strict=True) for element in (*text, field)]
-    return _Shape(begin, [*filter(None, (*call, close))], rest[len(close) :], after[len(close) :])
+    return _Shape(begin, [element for element in (*call, close) if element], rest[len(close) :], after[len(close) :])
 
 
 def _elements(call: _Call) -> list[CallElement]:
-    pairs = zip(call.texts, [*call.fields, ""], strict=True)
-    return [element for pair in pairs for element in pair if element]
+    fields: list[CallElement] = [*call.fields, ""]
+    return [element for pair in zip(call.texts, fields, strict=True) for element in pair if element]
 
 
 def _shared_end(first: str, second: str) -> list[CallElement]:
@@ -222,7 +224,7 @@ def _from_marker(text: str, size: int) -> str:
 
 
 def _shared_size(first: str, second: str) -> int:
-    return len(commonprefix((first[::-1], second[::-1])))
+    return _shared(first[::-1], second[::-1])
 
 
 def _follow(first: str, second: str) -> bool:
@@ -231,7 +233,7 @@ def _follow(first: str, second: str) -> bool:
 
 def _numbered(first: str, second: str) -> list[CallElement]:
     """Return the text that two calls have at the same place, in which their numbers may stand."""
-    start = len(commonprefix((first, second)))
+    start = _shared(first, second)
     if _follow(first[start : start + 1], second[start : start + 1]) and first[start + 1 :] == second[start + 1 :]:
         return [first[:start], CallField.INDEX, first[start + 1 :]]
     return [first]
@@ -257,7 +259,7 @@ def _parameters(turns: _Turns, shape: _Shape) -> tuple[_Shape, Parameters] | Non
     head = before[: len(before) - len(begin)]
     bare = _text_after_fields(turns.calls({}), shape)
     rest = between_values[: len(between_values) - len(begin)]
-    close = after[len(commonprefix((rest, after))) :]
+    close = after[_shared(rest, after) :]
     if bare.startswith(head) and after.endswith(bare[len(head) :]) and bare[len(head) :]:
         close = bare[len(head) :]
     end = after[: len(after) - len(close)]
@@ -286,7 +288,7 @@ def _parameters(turns: _Turns, shape: _Shape) -> tuple[_Shape, Parameters] | Non
         is_python,
     )
     call = [*shape.call[: at - 1 if before else at], head, CallField.ARGUMENTS, close, *shape.call[at + 2 :]]
-    return shape._replace(call=[*filter(None, call)]), parameters
+    return shape._replace(call=[element for element in call if element]), parameters
 
 
 def end_of_string(forms: dict[tuple[str, str], set[str]]) -> str:
@@ -327,7 +329,7 @@ def _syntax(shape: _Shape, parameters: Parameters | None, turns: _Turns) -> Call
     if not _BOUNDARY.search(trigger):
         # Text and call differ by the beginning of the message, of which some may stand in the prompt.
         prefill = trigger if turns.begin.endswith(trigger) else ""
-        lead = turns.opening[len(commonprefix((turns.opening, turns.begin))) :]
+        lead = turns.opening[_shared(turns.opening, turns.begin) :]
     return CallSyntax(
         tuple(shape.call),
         trigger,
@@ -341,14 +343,15 @@ def _syntax(shape: _Shape, parameters: Parameters | None, turns: _Turns) -> Call
     )
 
 
-def for_vocabulary(syntax: CallSyntax, control: Sequence[str], ends: Sequence[str]) -> CallSyntax:
+def for_vocabulary(syntax: CallSyntax, control: Collection[str], ends: Sequence[str]) -> CallSyntax:
     """Return a syntax without what ends the answer, whose trigger does not end within a control text."""
     end = min(
         (syntax.end[: syntax.end.find(text)] for text in ends if text and text in syntax.end),
         key=len,
         default=syntax.end,
     )
-    begins = "".join((syntax.begin, *itertools.takewhile(lambda each: isinstance(each, str), syntax.call)))
+    first = syntax.call[0]
+    begins = syntax.begin + (first if isinstance(first, str) else "")
     size = len(syntax.trigger)
     for text in control:
         for match in re.finditer(re.escape(text), begins):

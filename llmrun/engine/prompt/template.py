@@ -49,17 +49,17 @@ _Result = TypeVar("_Result")
 MAX_TEMPLATE_CHARACTERS = 128 * 1024  # Eight times the longest real one; compiling can't be interrupted
 MAX_PROMPT_CHARACTERS = 16 * 1024 * 1024
 MAX_RENDER_SECONDS = 1.5  # Real templates take milliseconds. Less than the front's timeout, which kills the engine
-MAX_GROWTH_BYTES = 512 * 1024 * 1024  # of the process while a template runs for more than a moment
+MAX_GROWTH_BYTES = 256 * 1024 * 1024  # of the process while a template runs for more than a moment
 _MIN_SECONDS = 0.01  # between two checks of the time
 _POLL_SECONDS = 0.02  # between two checks of the memory
 
 _FAILS = "the chat template fails"
 _PROBE_TEXT = "Is this said?"
 # What every template is given, or decides something else than what stays of earlier reasoning.
-_VARIABLES = frozenset(
-    ("messages", "tools", "documents", "bos_token", "eos_token", "add_generation_prompt")
-    + ("enable_thinking", "thinking", "reasoning_effort", "functions", "date_string", "datetime")
-)
+_VARIABLES = frozenset({
+    "messages", "tools", "documents", "bos_token", "eos_token", "add_generation_prompt", "enable_thinking", "thinking",
+    "reasoning_effort", "functions", "date_string", "datetime",
+})  # fmt: skip
 _OTHER_TEMPLATE = "choose another template with --template"
 
 NAMED = {
@@ -106,6 +106,9 @@ class ChatTemplate:
         control: texts of the vocabulary's control tokens.
         ends: texts of those that end an answer.
 
+    Attributes:
+        source: as given.
+
     Raises:
         BadTemplateError: it does not compile.
     """
@@ -116,7 +119,7 @@ class ChatTemplate:
         if len(source) > MAX_TEMPLATE_CHARACTERS:
             why = f"the maximum is {MAX_TEMPLATE_CHARACTERS:,}"
             raise BadTemplateError(f"the chat template has {len(source):,} characters", why=why)
-        self._source = source
+        self.source = source
         self._bos = bos
         self._eos = eos
         self._control_texts, self._ends = control, ends or (eos,)
@@ -137,21 +140,21 @@ class ChatTemplate:
                     self._variables(with_ids(messages, form.ids), tools, str, form), begins=begins
                 )
             )
-        if found is not None and HARMONY_AS_TOLD in found.begin + str(found.call[0]):
+        if HARMONY.lead in self.source or (found is not None and HARMONY_AS_TOLD in found.begin + str(found.call[0])):
             return HARMONY
-        found = found or syntax_by_vocabulary(self._control_texts, self._source) or HERMES
+        found = found or syntax_by_vocabulary(self._control_texts, self.source) or HERMES
         return for_vocabulary(found, self._control_texts, self._ends)
 
     @cached_property
     def _support(self) -> ToolSupport:
         """What the template writes of tools. A role that it only copies is none that the model knows."""
-        found = find_support(partial(self._probe, (PROBE_TOOL,)), knows_responses="tool_responses" in self._source)
+        found = find_support(partial(self._probe, (PROBE_TOOL,)), knows_responses="tool_responses" in self.source)
         return found._replace(results=found.results and (found.calls or found.tools))
 
     @cached_property
     def _support_of_history(self) -> ToolSupport:
         """What the template writes of earlier calls where no tools are given any more."""
-        found = find_support(partial(self._probe, ()), knows_responses="tool_responses" in self._source)
+        found = find_support(partial(self._probe, ()), knows_responses="tool_responses" in self.source)
         return found._replace(results=found.results and (found.calls or self._support.tools))
 
     def _probe(self, tools: Sequence[Tool], messages: Sequence[Message], form: ToolForm) -> str:
@@ -160,7 +163,7 @@ class ChatTemplate:
     @cached_property
     def _needs_lists(self) -> bool:
         """The template only accepts contents that are lists of parts, as those of some vision models do."""
-        if "type" not in self._source or "'text'" not in self._source.replace('"', "'"):
+        if "type" not in self.source or "'text'" not in self.source.replace('"', "'"):
             return False
         plain = {"messages": [{"role": "user", "content": _PROBE_TEXT}]}
         listed = {"messages": [{"role": "user", "content": [{"type": "text", "text": _PROBE_TEXT}]}]}
@@ -200,7 +203,7 @@ class ChatTemplate:
         """The variables that the template expects from outside."""
         from jinja2 import meta
 
-        return frozenset(meta.find_undeclared_variables(self._environment.parse(self._source)))
+        return frozenset(meta.find_undeclared_variables(self._environment.parse(self.source)))
 
     def _known_effort(self, effort: str) -> str | None:
         """Return the nearest reasoning effort that the template knows; None if it knows none."""
@@ -209,9 +212,9 @@ class ChatTemplate:
         return self._efforts[effort]
 
     def _find_effort(self, effort: str) -> str | None:
-        if "reasoning_effort" not in self._source:
+        if "reasoning_effort" not in self.source:
             return None
-        named = {each for each in EFFORTS if f"'{each}'" in self._source or f'"{each}"' in self._source}
+        named = {each for each in EFFORTS if f"'{each}'" in self.source or f'"{each}"' in self.source}
         if effort == "none":
             return effort if effort in named else None
         known = sorted((named | {"low", "medium", "high"}) - {"none"}, key=EFFORTS.index)

@@ -29,7 +29,7 @@ _EXAMPLE = ToolCall("ID", "FUNCTION", '{"ARGUMENT": "VALUE"}')
 
 
 def tells_tools(request: AnswerRequest) -> bool:
-    """Return whether the prompt describes tools; it does so too if they must not be called, so that it stays the same."""
+    """Return whether the prompt describes tools, also those that must not be called, so that prefixes stay."""
     return bool(request.tools) and request.prompt is None
 
 
@@ -65,10 +65,13 @@ class ToolForm(NamedTuple):
     no_content: bool = False  # a call without text has no content; else an empty one
 
 
+_PLAIN_FORM = ToolForm()
+
+
 class ToolSupport(NamedTuple):
     """What a template writes of tools, in the best form for it."""
 
-    form: ToolForm = ToolForm()
+    form: ToolForm = _PLAIN_FORM
     tools: bool = False  # descriptions
     calls: bool = False
     results: bool = False
@@ -82,8 +85,8 @@ def find_support(render: Callable[[Sequence[Message], ToolForm], str], *, knows_
         knows_responses: the template can take results in the message of their calls.
     """
     best = ToolSupport()
-    in_calls = (True, False) if knows_responses else (False,)
-    forms = itertools.product((False, True), in_calls, ("any", "short", "named"), (False, True))
+    places: Sequence[bool] = (True, False) if knows_responses else (False,)
+    forms = itertools.product((False, True), places, ("any", "short", "named"), (False, True))
     for no_content, in_calls, ids, as_text in forms:
         form = ToolForm(as_text, ids, in_calls, no_content)
         support = _support(render(PROBE, form), form)
@@ -145,7 +148,7 @@ def tool_data(tool: Tool, hide: Callable[[str], str]) -> dict[str, Any]:
     }
 
 
-def message_data(message: Message, hide: Callable[[str], str], form: ToolForm = ToolForm()) -> dict[str, Any]:
+def message_data(message: Message, hide: Callable[[str], str], form: ToolForm = _PLAIN_FORM) -> dict[str, Any]:
     """Return a message in OpenAI's format with hide() applied to every text.
 
     Reasoning has all the names that templates have for it: each template has its own, and keeps it or leaves it out.

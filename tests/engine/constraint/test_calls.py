@@ -204,7 +204,7 @@ def test_no_call_begins_in_reasoning(inside: bool) -> None:
 
 @pytest.mark.parametrize("syntax", SYNTAXES.values(), ids=SYNTAXES)
 def test_what_is_taken_back_was_never_said(syntax: CallSyntax) -> None:
-    answer = list(syntax.write([ToolCall("abcdefgh9", "now", "{}")]).partition("now")[0].encode()) + [*b"now"]
+    answer = list(syntax.write([ToolCall("abcdefgh9", "now", "{}")]).partition("now")[0].encode() + b"now")
     for n_tokens in range(1, len(answer)):
         constraint = begin(syntax)
         for token in answer[: n_tokens - 1]:
