@@ -176,6 +176,8 @@ class Preparer:
         if turn is not None:
             turn.reasons |= inside or (reasoning is not None and text.rstrip().endswith(reasoning.closing))
             extras = replace(extras, turn=turn)
+        if matcher is not None and matcher.left_out:
+            extras = replace(extras, left_out=matcher.left_out)
         if images is not None:
             assert self._projector is not None
             salt = f"{extras.salt} {generate.request}" if self._projector.is_exact else extras.salt
