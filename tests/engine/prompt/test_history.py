@@ -21,6 +21,7 @@ from support.answering import (
     without_reasoning,
 )
 from support.family_model import control_texts, write_family_model
+from support.hybrid_models import write_models
 from support.tool_templates import TOOL_TEMPLATES
 
 from llmrun.engine.prompt.history import Conversation, History, Turn
@@ -117,6 +118,29 @@ def test_each_request_computes_only_what_is_new(talk: Answering, change: Callabl
     assert prompt.count("I should look. ") == 9
     assert '{"at":   [1, "a b"]}' in prompt
     assert "</think> There is a wall. \n<|im_end|>\n<|im_start|>user\nAnd" in prompt
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Models whose memory can't be cut, whose vocabulary splits texts as SentencePiece does."""
+    return write_models(tmp_path_factory.mktemp("shapes"), ("qwen35", "nemotron_h", "gpt-oss"))
+
+
+@pytest.mark.parametrize("shape", ["qwen35", "nemotron_h", "gpt-oss"])
+def test_the_next_question_after_eight_calls(shapes: dict[str, Path], shape: str) -> None:
+    template = THINKS.replace("<|im_end|>", "</s>").replace("<|im_start|>", "")
+    messages, answers = [SYSTEM, QUESTION], list[Answered]()
+    with answering(shapes[shape], template, n_ctx=8192) as talk:
+        for says in (*(CALL.replace("1", str(number)) for number in range(8)), "A wall.", "Nothing."):
+            answers.append(
+                talk.ask(messages, says=says, thinks="I should look. " * 30, tools=TOOLS, limits=Limits(999))
+            )
+            calls = answers[-1].message.tool_calls
+            messages += [without_reasoning(answers[-1].message)]
+            messages += [Message("tool", "A wall. " * 10, tool_call_id=call.id) for call in calls]
+            messages += [] if calls else [Message("user", "And behind it?")]
+    assert [each.computed for each in answers[1:]] == [new_tokens(*pair[::-1]) for pair in itertools.pairwise(answers)]
+    assert answers[-1].computed < 0.02 * len(answers[-1].prompt)
 
 
 def test_an_answer_and_a_count_say_what_stands(talk: Answering) -> None:
