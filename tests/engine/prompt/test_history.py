@@ -123,10 +123,10 @@ def test_each_request_computes_only_what_is_new(talk: Answering, change: Callabl
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Models whose memory can't be cut, whose vocabulary splits texts as SentencePiece does."""
-    return write_models(tmp_path_factory.mktemp("shapes"), ("qwen35", "nemotron_h", "gpt-oss"))
+    return write_models(tmp_path_factory.mktemp("shapes"), ("qwen35", "gpt-oss"))
 
 
-@pytest.mark.parametrize("shape", ["qwen35", "nemotron_h", "gpt-oss"])
+@pytest.mark.parametrize("shape", ["qwen35", "gpt-oss"])
 def test_the_next_question_after_eight_calls(shapes: dict[str, Path], shape: str) -> None:
     template = THINKS.replace("<|im_end|>", "</s>").replace("<|im_start|>", "")
     messages, answers = [SYSTEM, QUESTION], list[Answered]()
@@ -140,7 +140,7 @@ def test_the_next_question_after_eight_calls(shapes: dict[str, Path], shape: str
             messages += [Message("tool", "A wall. " * 10, tool_call_id=call.id) for call in calls]
             messages += [] if calls else [Message("user", "And behind it?")]
     assert [each.computed for each in answers[1:]] == [new_tokens(*pair[::-1]) for pair in itertools.pairwise(answers)]
-    assert answers[-1].computed < 0.02 * len(answers[-1].prompt)
+    assert answers[-1].computed < 0.05 * len(answers[-1].prompt)
 
 
 def test_an_answer_and_a_count_say_what_stands(talk: Answering) -> None:
