@@ -158,9 +158,8 @@ def test_in_every_syntax_of_calls(model: Path, syntax: str) -> None:
     schema = {"type": "object", "properties": {"at": {"enum": ["here", "there"]}}, "required": ["at"]}
     tools, messages = (Tool("look", "Looks.", json.dumps(schema)),), [QUESTION]
     with answering(model, TOOL_TEMPLATES[syntax], n_ctx=4096) as talk:
-        first = talk.ask(
-            messages, tools=tools, tool_choice="required", parallel_calls=False, sampling=talk.without_blanks
-        )
+        forced = {"tool_choice": "required", "parallel_calls": False, "thinking_tokens": 6}
+        first = talk.ask(messages, tools=tools, sampling=talk.without_blanks, **forced)
         assert [call.name for call in first.message.tool_calls] == ["look"]
         result = Message("tool", "A wall.", tool_call_id=first.message.tool_calls[0].id)
         messages += [with_other_json(first.message), result]
