@@ -35,6 +35,13 @@ class ReasoningSyntax(NamedTuple):
         return bool(self.lead) and not self.end
 
     @property
+    def stops(self) -> tuple[str, ...]:
+        """The texts that end an answer's text: tags that are words may be mentioned in it, control tokens may not."""
+        after = self.closing if self.has_messages else self.end
+        tags = (self.opening, self.closing) if self.opening.startswith("<|") else ()
+        return tuple(filter(None, {after, *tags}))
+
+    @property
     def texts(self) -> tuple[str, ...]:
         """All texts of the syntax, which may contain control tokens."""
         headers = (_CHANNEL, "<|constrain|>", _MESSAGE) if self.has_headers else ()
@@ -60,16 +67,19 @@ class ReasoningSplitter:
     Args:
         tags: fields of a ReasoningSyntax; none without reasoning.
         inside: the prompt ended with the opening tag, so that the text begins as reasoning.
+        call: beginning of a call of a tool, which ends the reasoning at the start of a line; "" if there can be none.
     """
 
-    def __init__(self, tags: Sequence[str | bool], *, inside: bool = False) -> None:
+    def __init__(self, tags: Sequence[str | bool], *, inside: bool = False, call: str = "") -> None:
         self._syntax = ReasoningSyntax(*tags) if len(tags) >= 2 else ReasoningSyntax("", "")  # type: ignore[arg-type]
         syntax = self._syntax
         self._state = (_State.INSIDE if inside else _State.BEFORE) if syntax.closing else _State.ANSWER
         self._implied: list[str] | None = [] if syntax.is_implied and not inside else None  # may be the answer
         self._words = syntax.words if inside else ""
         self._buffer = ""  # possible beginning of a tag
-        self._stops = tuple(filter(None, (syntax.closing if syntax.has_messages else syntax.end,)))
+        self._call = call
+        self._is_line_start = True  # of the reasoning, where a call may begin
+        self._stops = syntax.stops
 
     @property
     def inside(self) -> bool:
@@ -105,34 +115,55 @@ class ReasoningSplitter:
 
     def _inside(self, parts: list[AnswerPart]) -> bool:
         """Take reasoning; return whether there may be more to take."""
-        if not self._take_until((self._syntax.closing,), parts, "reasoning"):
+        if self._call and self._is_line_start:
+            text = self._buffer.lstrip()
+            if text.startswith(self._call):
+                self._end_reasoning(parts, text, _State.ANSWER)
+                return True
+            if self._call.startswith(text):
+                return False
+        lines = (f"\n{self._call}",) if self._call else ()
+        stop = self._take_until((self._syntax.closing, *filter(None, (self._syntax.lead,)), *lines), parts, "reasoning")
+        if stop is None:
             return False
-        parts.append(AnswerPart("reasoning_end"))
-        self._state, self._implied = _State.AFTER, None
+        if stop == self._syntax.closing:
+            self._end_reasoning(parts, self._buffer, _State.AFTER)
+        else:
+            self._end_reasoning(parts, (self._call if stop in lines else "") + self._buffer, _State.ANSWER)
         return True
+
+    def _end_reasoning(self, parts: list[AnswerPart], rest: str, state: _State) -> None:
+        parts.append(AnswerPart("reasoning_end"))
+        self._buffer, self._state, self._implied, self._is_line_start = rest, state, None, True
 
     def _answer(self, parts: list[AnswerPart]) -> bool:
         """Take the text of an answer that has an end, or after which another message may come."""
-        if not self._take_until(self._stops, parts, "text"):
+        if not self._stops:
+            parts.append(AnswerPart("text", self._buffer))
+            self._buffer = ""
+            return False
+        stop = self._take_until(self._stops, parts, "text")
+        if stop is None:
             return False
         parts.append(MESSAGE_BEGINS)
-        self._state = _State.AFTER
+        self._state = _State.INSIDE if stop == self._syntax.opening else _State.AFTER
         return True
 
-    def _take_until(self, stops: Sequence[str], parts: list[AnswerPart], kind: PartKind) -> bool:
-        """Take the text up to the first of these texts, and that too; return whether there is one."""
+    def _take_until(self, stops: Sequence[str], parts: list[AnswerPart], kind: PartKind) -> str | None:
+        """Take the text up to the first of these texts, and that too; return the text, None if there is none."""
         text = self._buffer
         found = min(((place, stop) for stop in stops if (place := text.find(stop)) >= 0), default=None)
         place, stop = found or (len(text) - max(overlap(text, stop) for stop in stops), "")
         if place:
             parts.append(AnswerPart(kind, text[:place]))
+            self._is_line_start = self._is_line_start and text[:place].isspace()
             if self._implied is not None:
                 self._implied.append(text[:place])
         self._buffer = text[place + len(stop) :]
-        return found is not None
+        return stop if found else None
 
     def _outside(self, parts: list[AnswerPart]) -> bool:
-        """Take text before the answer, or between two messages."""
+        """Skip text before the answer, or between two messages."""
         syntax, text = self._syntax, self._buffer.lstrip()
         marks = ((syntax.opening, _State.INSIDE), (syntax.lead, _State.ANSWER), (syntax.closing, _State.AFTER))
         for mark, state in marks:
@@ -155,11 +186,7 @@ class ReasoningSplitter:
             return True
         self._buffer = text if self._state is _State.AFTER else self._buffer
         self._state = _State.ANSWER
-        if self._stops:
-            return True
-        parts.append(AnswerPart("text", self._buffer))
-        self._buffer = ""
-        return False
+        return True
 
     def _header(self, text: str) -> bool | None:
         """Take a message's header; return None if the text does not begin with one."""
