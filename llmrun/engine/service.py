@@ -30,7 +30,6 @@ from llmrun.engine.prompt.history import (
     OpenTurn,
     after_answer,
     begin_alike,
-    end_of_answer,
     keeps_reasoning,
 )
 from llmrun.engine.prompt.images import image_bytes, with_omitted_images
@@ -74,6 +73,7 @@ if TYPE_CHECKING:
 
     Pieces = Sequence[list[int] | ImageChunk]  # An image in a prompt: token ids around vectors
 
+_LAST = 64  # tokens of an answer, of which the text that closes a call takes a few
 _LONG_TOKEN = 32  # bytes; most have a few
 # Shares of the context window. In longer prompts than the first, the template writes earlier turns in its own form,
 # without their reasoning, if that saves the second.
@@ -176,6 +176,8 @@ class Preparer:
         if turn is not None:
             turn.reasons |= inside or (reasoning is not None and text.rstrip().endswith(reasoning.closing))
             extras = replace(extras, turn=turn)
+        if matcher is not None and matcher.left_out:
+            extras = replace(extras, left_out=matcher.left_out)
         if images is not None:
             assert self._projector is not None
             salt = f"{extras.salt} {generate.request}" if self._projector.is_exact else extras.salt
@@ -497,9 +499,10 @@ class Preparer:
         if beginning is not None:
             n_messages = beginning.n_messages
             ends = {*self._end_texts}
-            end = end_of_answer(messages, n_messages, partial(render, keeps=keeps, is_trial=True), ends)
-            if end is not None:
-                parts = after_answer(messages, n_messages, partial(render, keeps=keeps), end)
+            written = b"".join(map(self._vocabulary.control_piece, text_only(beginning.turn.tokens[-_LAST:])))
+            trial, whole = partial(render, keeps=keeps, is_trial=True), partial(render, keeps=keeps)
+            parts = after_answer(messages, n_messages, trial, whole, ends, written.decode("utf-8", "replace"))
+            if parts is not None:
                 before = self._standing(beginning, messages, encode_image)
         if parts is None or before is None:
             beginning, before, messages = None, ([], []), self.history.with_reasoning(conversation, None)
