@@ -20,7 +20,7 @@ class ReasoningSyntax(NamedTuple):
     closing: str  # up to the beginning of the next message, if the answer is a message of its own
     lead: str = ""  # before the answer; a model may leave it out
     end: str = ""  # after the answer
-    tail: str = ""  # after the end of all
+    tail: str = ""  # after the answer and its calls
     words: str = ""  # of the reasoning, which stand in the prompt
     is_implied: bool = False  # the model may begin with the reasoning, without the opening
 
@@ -39,7 +39,7 @@ class ReasoningSyntax(NamedTuple):
         """The texts that end an answer's text: tags that are words may be mentioned in it, control tokens may not."""
         after = self.closing if self.has_messages else self.end
         tags = (self.opening, self.closing) if self.opening.startswith("<|") else ()
-        return tuple(filter(None, {after, *tags}))
+        return tuple(filter(None, (after, self.tail, *tags)))
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -105,9 +105,8 @@ class ReasoningSplitter:
             is_cut_off: the model did not end the answer, so that reasoning without a closing tag may be reasoning.
         """
         rest, self._buffer = self._buffer, ""
-        parts = [AnswerPart("reasoning" if self.inside else "text", rest)] if rest else []
-        if self._state is _State.AFTER and self._syntax.tail.startswith(rest.strip()):
-            parts = []
+        is_shown = rest and (rest.strip() or self._state is not _State.AFTER)
+        parts = [AnswerPart("reasoning" if self.inside else "text", rest)] if is_shown else []
         if self._implied is not None and self.inside and not is_cut_off:
             # Nothing was reasoning, though it was taken for that: else the answer would be lost.
             parts.append(AnswerPart("text", "".join((*self._implied, rest))))
@@ -165,7 +164,12 @@ class ReasoningSplitter:
     def _outside(self, parts: list[AnswerPart]) -> bool:
         """Skip text before the answer, or between two messages."""
         syntax, text = self._syntax, self._buffer.lstrip()
-        marks = ((syntax.opening, _State.INSIDE), (syntax.lead, _State.ANSWER), (syntax.closing, _State.AFTER))
+        marks = (
+            (syntax.opening, _State.INSIDE),
+            (syntax.lead, _State.ANSWER),
+            (syntax.closing, _State.AFTER),
+            (syntax.tail, _State.AFTER),
+        )
         for mark, state in marks:
             stripped = mark.lstrip()
             if stripped and text.startswith(stripped):
@@ -173,13 +177,9 @@ class ReasoningSplitter:
                 if state is _State.INSIDE:
                     self._implied = None
                 return True
-        if syntax.tail and self._state is _State.AFTER and text.startswith(syntax.tail):
-            self._buffer = text[len(syntax.tail) :]
-            return True
         if syntax.has_headers and (header := self._header(text)) is not None:
             return header
-        expected = (*(mark.lstrip() for mark, _ in marks), syntax.tail if self._state is _State.AFTER else "")
-        if any(each.startswith(text) for each in expected if each):
+        if any(mark.lstrip().startswith(text) for mark, _ in marks if mark):
             return False
         if self._implied is not None:
             self._state = _State.INSIDE
