@@ -133,8 +133,12 @@ _TOOLS = (
 )
 
 
+LAST_ONLY = ("mistralai-Mistral-Nemo-Instruct-2407",)
+"""Templates that write the system prompt only where a question is last."""
+
+
 def test_random_conversations_are_taken_by_every_template() -> None:
-    """And what was written stands in the prompt, in its order."""
+    """And what was written stands in the prompt."""
     draw = random.Random(7)
     for _ in range(40):
         messages = [*_random_conversation(draw)]
@@ -142,6 +146,7 @@ def test_random_conversations_are_taken_by_every_template() -> None:
         for stem, template in _templates().items():
             parts = template.render(messages, ControlTexts(()), tools=tools, thinking=draw.choice((None, True, False)))
             prompt = "".join(part.text for part in parts if isinstance(part, Part))
-            texts = [each.content for each in messages if each.role != "assistant"]
+            left_out = ("assistant", "system") if stem in LAST_ONLY else ("assistant",)
+            texts = [each.content for each in messages if each.role not in left_out]
             texts += [json.loads(call.arguments)["town"] for each in messages for call in each.tool_calls]
             assert not [text for text in texts if text not in prompt], stem

@@ -36,6 +36,7 @@ from llmrun.engine.prompt.tools import (
     tool_data,
     with_ids,
     with_responses,
+    with_simple_schema,
 )
 from llmrun.errors import BadTemplateError, UsageError
 from llmrun.protocol.arguments import EFFORTS
@@ -280,23 +281,23 @@ class ChatTemplate:
             name, kept, dropped = self._reasoning_switch
             options[name] = dropped if keep_reasoning is False else kept
         messages, images = with_placeholders(messages)
-        given = messages, tools
-        limits = RenderLimits.of(*given)
+        limits = RenderLimits.of(messages, tools)
 
-        def rendered(support: ToolSupport | None) -> list[Part]:
-            messages, tools = self._fitted(*given, self._rules, support)
-            mask = _Mask(collect_texts(messages, tools, variables), control)
-            data = data_of(variables, mask.hide, keys=False) | self._variables(messages, tools, mask.hide)
-            return mask.parts(_limited(lambda: self._generate(options | data, limits.characters), limits))
+        def rendered(tools: Sequence[Tool], support: ToolSupport | None = None) -> list[Part | Image]:
+            fitted, tools = self._fitted(messages, tools, self._rules, support)
+            mask = _Mask(collect_texts(fitted, tools, variables), control)
+            data = data_of(variables, mask.hide, keys=False) | self._variables(fitted, tools, mask.hide)
+            parts = mask.parts(_limited(lambda: self._generate(options | data, limits.characters), limits))
+            return _with_images(parts, images)
 
-        try:
-            parts = rendered(None)
-        except BadTemplateError as error:
-            if not tools or error.what not in (REFUSES, _FAILS):
-                raise
-            # Some templates fail at one type of parameters, or at one that is missing.
-            parts = rendered(self._support_of_history._replace(tools=False))
-        return _with_images(parts, images)
+        # Some templates fail at one type of parameters, or at one that is missing.
+        for attempt in (lambda: rendered(tools), lambda: rendered([*map(with_simple_schema, tools)])):
+            try:
+                return attempt()
+            except BadTemplateError as error:
+                if not tools or error.what not in (REFUSES, _FAILS):
+                    raise
+        return rendered(tools, self._support_of_history._replace(tools=False))
 
     def _fitted(
         self,
