@@ -30,19 +30,19 @@ from llmrun.engine.prompt.history import (
     OpenTurn,
     after_answer,
     begin_alike,
-    end_of_answer,
     keeps_reasoning,
 )
 from llmrun.engine.prompt.images import image_bytes, with_omitted_images
 from llmrun.engine.prompt.template import NAMED, ChatTemplate, ControlTexts, Part
 from llmrun.engine.prompt.thinking import (
+    UNNAMED,
     ReasoningTracker,
-    Tags,
     ThinkingBudget,
+    constrained_tags,
     end_of_reasoning,
+    known_reasoning,
     lead_in,
     opens,
-    thinking_tags,
 )
 from llmrun.engine.prompt.token_cache import TokenCache
 from llmrun.engine.prompt.tools import allows_text, offers_tools, tells_tools
@@ -62,7 +62,8 @@ from llmrun.protocol.messages import (
 )
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.questions import Detokenize, DetokenizedText, TokenCount
-from llmrun.protocol.toolcalls import HARMONY, CallSyntax
+from llmrun.protocol.reasoning import ReasoningSyntax
+from llmrun.protocol.toolcalls import CallSyntax
 
 if TYPE_CHECKING:
     from llmrun.engine.constraint.matcher import Constraint, Matcher
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
 
     Pieces = Sequence[list[int] | ImageChunk]  # An image in a prompt: token ids around vectors
 
+_LAST = 64  # tokens of an answer, of which the text that closes a call takes a few
 _LONG_TOKEN = 32  # bytes; most have a few
 # Shares of the context window. In longer prompts than the first, the template writes earlier turns in its own form,
 # without their reasoning, if that saves the second.
@@ -125,7 +127,8 @@ class Preparer:
         self._vocabulary = vocabulary
         self._template = template
         self._n_ctx = n_ctx
-        self.thinking_tags = thinking_tags(template)
+        known = known_reasoning(template)
+        self.thinking_tags = known[:2] if known else None
         self._templates: dict[str, ChatTemplate] = {}
         self._token_cache: TokenCache | None = None
         self._control: ControlTexts | None = None
@@ -156,24 +159,25 @@ class Preparer:
         if offers_tools(request):
             syntax = self._chat_template(request.template).syntax
             matcher = self._calls(request, syntax)
-        calls = syntax is HARMONY
-        tags = thinking_tags(request.template, calls=calls) or thinking_tags(self._template, calls=calls)
+        reasoning = self.reasoning(request)
         if matcher is not None and request.prompt is None:
-            lead = lead_in(tags, thinks=request.thinks is not False)
+            lead = lead_in(reasoning, thinks=request.thinks is not False, calls=syntax is not None)
             text += lead
             tokens += self._vocabulary.tokenize(lead, special=True)
         if request.begins:
-            tokens += self._beginning(request, text, tags)
+            tokens += self._beginning(request, text, reasoning)
             text += request.begins
-        inside = tags is not None and opens(text, tags)
-        constraint = self._constraint(request, matcher, syntax, tags, inside=inside)
+        inside = reasoning is not None and opens(text, reasoning)
+        constraint = self._constraint(request, matcher, syntax, reasoning, inside=inside)
         sampling = self._sampling(request, constraint)
         prompt = tokens if images is None else text_only(tokens)
         sampler = SequenceSampler(sampling, self._vocabulary, prompt, constraint, request.remember, request.logprobs)
-        extras = self._extras(request, tags, syntax, inside=inside)
+        extras = self._extras(request, reasoning, syntax, inside=inside)
         if turn is not None:
-            turn.reasons |= inside or (tags is not None and text.rstrip().endswith(tags[1]))
+            turn.reasons |= inside or (reasoning is not None and text.rstrip().endswith(reasoning.closing))
             extras = replace(extras, turn=turn)
+        if matcher is not None and matcher.left_out:
+            extras = replace(extras, left_out=matcher.left_out)
         if images is not None:
             assert self._projector is not None
             salt = f"{extras.salt} {generate.request}" if self._projector.is_exact else extras.salt
@@ -186,7 +190,14 @@ class Preparer:
             extras = replace(extras, drafting=Drafting(request.speculation, _native.SuffixAutomaton(), tokens, model))
         return PreparedRequest(generate.request, tokens, sampler, request.limits, extras)
 
-    def _beginning(self, request: AnswerRequest, prompt: str, tags: Tags | None) -> list[int]:
+    def reasoning(self, request: AnswerRequest) -> ReasoningSyntax | None:
+        """Return the syntax of the reasoning, by the request's template, the model's own, or its vocabulary."""
+        found = None
+        if request.prompt is None:
+            found = self._chat_template(request.template).reasoning
+        return found or known_reasoning(self._template, self._vocabulary.control_texts)
+
+    def _beginning(self, request: AnswerRequest, prompt: str, reasoning: ReasoningSyntax | None) -> list[int]:
         """Return the tokens of the text that the answer begins with, behind the end of the reasoning.
 
         Raises:
@@ -195,7 +206,7 @@ class Preparer:
         if request.grammar is not None or offers_tools(request) or request.prompt is not None:
             raise UsageError("an answer with a given beginning has no grammar, tools or plain prompt")
         self._raise_if_too_long([Message("assistant", request.begins)])
-        end = end_of_reasoning(prompt, tags)
+        end = end_of_reasoning(prompt, reasoning)
         tokenize = self._vocabulary.tokenize
         return [*tokenize(end, special=True), *tokenize(request.begins, special=False)]
 
@@ -226,20 +237,19 @@ class Preparer:
         request: AnswerRequest,
         matcher: Matcher | None,
         syntax: CallSyntax | None,
-        tags: Tags | None,
+        reasoning: ReasoningSyntax | None,
         *,
         inside: bool,
     ) -> Constraint | None:
         """Return the constraint that applies the grammar to the right part: answer, text after reasoning, or call."""
+        tags = constrained_tags(reasoning, calls=syntax is not None) if reasoning is not None else None
         is_told = matcher is None and tells_tools(request) and request.grammar is None
         if is_told or (matcher is not None and syntax is not None and allows_text(request) and not syntax.has_header):
             from llmrun.engine.constraint.calls import ToolCallConstraint
 
-            reasoning = ReasoningTracker.begin(tags, inside=inside) if tags is not None else None
+            tracker = ReasoningTracker.begin(tags, inside=inside) if tags is not None else None
             written = syntax or self._chat_template(request.template).syntax
-            return ToolCallConstraint(
-                matcher, self._vocabulary, written, reasoning, self._control_tokens(written.texts)
-            )
+            return ToolCallConstraint(matcher, self._vocabulary, written, tracker, self._control_tokens(written.texts))
         if matcher is None or tags is None:
             return matcher
         from llmrun.engine.constraint.reasoning import AfterReasoning
@@ -259,18 +269,20 @@ class Preparer:
 
         return compile_grammar(grammar, self._vocabulary)
 
-    def _extras(self, request: AnswerRequest, tags: Tags | None, syntax: CallSyntax | None, *, inside: bool) -> Extras:
+    def _extras(
+        self, request: AnswerRequest, reasoning: ReasoningSyntax | None, syntax: CallSyntax | None, *, inside: bool
+    ) -> Extras:
         thinking = guard = None
         adapters = self.adapters_for(request.adapters)
-        if tags is not None and request.thinking_tokens is not None:
-            thinking = ThinkingBudget(tags, inside, request.thinking_tokens)
+        if reasoning is not None and request.thinking_tokens is not None:
+            thinking = ThinkingBudget(reasoning, inside, request.thinking_tokens)
         if request.stops_repeats:
             from llmrun.engine.core.repeats import RepeatGuard
 
             guard = RepeatGuard()
         return Extras(
             starts_in_reasoning=inside,
-            thinking_tags=tags or (),
+            thinking_tags=reasoning[:2] if reasoning is not None else (),
             thinking=thinking,
             guard=guard,
             moves=request.moves,
@@ -278,10 +290,26 @@ class Preparer:
             salt=self._salt(request.salt, adapters),
             adapters=adapters,
             rewritten=self._chat_template(request.template).new_rewritings() if request.prompt is None else (),
-            shown=self._control_tokens((*(tags or ()), *(syntax.texts if syntax else ()))),
+            shown=self._control_tokens(
+                [text for each in (reasoning, syntax) if each is not None for text in each.texts]
+            ),
             tool_syntax=syntax.trigger if syntax else "",
-            splitter=_splitter(tags, syntax, request.tools, inside=inside),
+            splitter=self._splitter(request, reasoning, syntax, inside=inside),
         )
+
+    @staticmethod
+    def _splitter(
+        request: AnswerRequest, reasoning: ReasoningSyntax | None, syntax: CallSyntax | None, *, inside: bool
+    ) -> AnswerSplitter | None:
+        """Return the splitter of the answer; None for an answer to a plain prompt that is text alone."""
+        if reasoning is None and syntax is None and request.prompt is not None:
+            return None
+        from llmrun.protocol.answer import AnswerSplitter
+
+        found = reasoning or UNNAMED
+        if request.grammar is not None or request.prompt is not None:
+            found = found._replace(is_implied=False)  # the grammar applies at once
+        return AnswerSplitter(found, inside=inside, syntax=syntax, tools=request.tools)
 
     def adapters_for(self, requested: tuple[AdapterScale, ...] | None) -> tuple[AdapterScale, ...]:
         """Return the adapters to compute an answer with; None requests the default ones.
@@ -471,9 +499,10 @@ class Preparer:
         if beginning is not None:
             n_messages = beginning.n_messages
             ends = {*self._end_texts}
-            end = end_of_answer(messages, n_messages, partial(render, keeps=keeps, is_trial=True), ends)
-            if end is not None:
-                parts = after_answer(messages, n_messages, partial(render, keeps=keeps), end)
+            written = b"".join(map(self._vocabulary.control_piece, text_only(beginning.turn.tokens[-_LAST:])))
+            trial, whole = partial(render, keeps=keeps, is_trial=True), partial(render, keeps=keeps)
+            parts = after_answer(messages, n_messages, trial, whole, ends, written.decode("utf-8", "replace"))
+            if parts is not None:
                 before = self._standing(beginning, messages, encode_image)
         if parts is None or before is None:
             beginning, before, messages = None, ([], []), self.history.with_reasoning(conversation, None)
@@ -638,13 +667,3 @@ def _lossy_vocabulary() -> BadModelError:
         why="it has no token for some of its characters",
         hint="the file is probably damaged, or badly converted: download another one",
     )
-
-
-def _splitter(
-    tags: Tags | None, syntax: CallSyntax | None, tools: Sequence[Tool], *, inside: bool
-) -> AnswerSplitter | None:
-    if tags is None and syntax is None:
-        return None
-    from llmrun.protocol.answer import AnswerSplitter  # few models reason, few requests have tools
-
-    return AnswerSplitter(tags or (), inside=inside, syntax=syntax, tools=tools)

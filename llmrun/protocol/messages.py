@@ -245,6 +245,7 @@ class Started(NamedTuple):
         rewritten: of the conversation, as the chat template demands; each is reported once.
         difference: None if the prompt continues a cached one, or resembles none.
         history: None if the chat template wrote the whole prompt in its own form.
+        left_out: what can't be enforced of the schemas of tools, e.g. "tools.f.parameters.properties.x.pattern".
     """
 
     request: int
@@ -257,6 +258,7 @@ class Started(NamedTuple):
     rewritten: tuple[Rewriting, ...] = ()
     difference: PromptDifference | None = None
     history: PromptHistory | None = None
+    left_out: tuple[str, ...] = ()
 
 
 class PrefillProgress(NamedTuple):

@@ -26,6 +26,7 @@ from llmrun.server.http_messages import ErrorBody, parse_json, read_body, send_e
 from llmrun.server.listener import CHUNK_WRITER, ChunkWriter
 from llmrun.server.metrics import ServerMetrics
 from llmrun.server.pool import Pool, PooledModel
+from llmrun.server.protocols.ignored import header_safe
 from llmrun.server.protocols.stored_responses import ResponseStore
 
 KEEP_ALIVE_SECONDS = 5.0
@@ -188,9 +189,7 @@ class HttpExchange:
     async def _respond(self, body: Mapping[str, Any], completion: CompletionRequest, pooled: PooledModel) -> None:
         name = completion.model or pooled.name
         self._log["model"] = name
-        if completion.ignored:
-            self._log["ignored"] = completion.ignored
-            self._ignored = [(b"x-llmrun-ignored", ", ".join(completion.ignored)[:_MOST_IGNORED].encode())]
+        self._name_ignored(completion.ignored)
         envelope = Envelope(f"{self._api.id_prefix}{secrets.token_hex(12)}", int(time.time()), name)
         self._writer = writer = self._api.writer(body, envelope)
         self._is_stream = completion.stream
@@ -218,6 +217,12 @@ class HttpExchange:
             for task in watchers:
                 task.cancel()
 
+    def _name_ignored(self, paths: tuple[str, ...]) -> None:
+        """Name more parts of the request that are not honoured, in the log and in a header if it is not sent yet."""
+        if paths:
+            self._log["ignored"] = named = (*self._log.get("ignored", ()), *paths)
+            self._ignored = [(b"x-llmrun-ignored", ", ".join(map(header_safe, named))[:_MOST_IGNORED].encode())]
+
     async def _forward(self, answers: ResponseStreams, writer: Writer) -> None:
         """Wait for events, and send everything they add to the stream as one chunk."""
         chunk = bytearray()
@@ -231,6 +236,8 @@ class HttpExchange:
                     continue
                 for part in answers.take(event):
                     if isinstance(part, ResponseStarted):
+                        if part.choice == 0:
+                            self._name_ignored(answers.left_out)
                         chunk += await self._start_stream(writer)
                     chunk += writer.feed(part)
                     if isinstance(part, (ResponseStarted, ResponseFinished)):

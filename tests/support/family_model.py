@@ -14,7 +14,7 @@ from support.gguf_writer import TensorSpec, gguf, runnable_metadata
 
 # In the order in which one is looked for. Where models end an answer; most have another one after a call.
 ENDS = (
-    "<|im_end|>", "<|eot_id|>", "<|END_OF_TURN_TOKEN|>", "<|end_of_msg|>", "<|message_sep|>", "<end_of_sentence>",
+    "<|im_end|>", "<|eot_id|>", "<|END_OF_TURN_TOKEN|>", "<|end_of_msg|>", "<end_of_sentence>",
     "[e~[", "<seed:eos>", "<|assistant_end|>", "<end_of_turn>", "<turn|>", "<|tool_response>", "<|end_of_text|>",
     "<|role_end|>", "<｜hy_eos:opensource｜>", "<｜end▁of▁sentence｜>", "<SPECIAL_12>", "<|return|>", "<|call|>",
     "<|eot|>", "</assistant>", "<|observation|>", "<|user|>", "<sep>", "<|end|>", "</s>",

@@ -1,23 +1,21 @@
 """The grammar of tool calls: arguments follow the tool's JSON schema.
 
-Must not know templates. Keywords of a schema that can't be enforced during generation are ignored; the client validates
-the arguments anyway.
+Must not know templates. Of schemas it knows only how strings are written without quotes.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import suppress
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llmrun.engine.constraint.matcher import Matcher, compile_lark, prepared_schema, tokens_of
+from llmrun.engine.constraint.matcher import Matcher, compile_lark, tokens_of
 from llmrun.engine.constraint.reasoning import unconstrained_mask
+from llmrun.engine.constraint.tool_schemas import arguments_schema, left_out, value_rules
 from llmrun.engine.prompt.thinking import ReasoningStage, ReasoningTracker
 from llmrun.engine.prompt.tools import allows_text
-from llmrun.errors import BadGrammarError, UsageError
-from llmrun.grammar.schema import REFUSED
+from llmrun.errors import UsageError
+from llmrun.grammar.json_lark import Rules, rules_of
 from llmrun.protocol.codec import load_json
 from llmrun.protocol.messages import AnswerRequest, Tool
 from llmrun.protocol.parameters import narrowed_to, parameters_of, types_of
@@ -28,8 +26,6 @@ if TYPE_CHECKING:
 
 _MAX_CALLS = 16  # of one answer: a small model may never stop
 _MAX_COUNTED = 1000  # characters of a text
-_ANY_OBJECT = {"type": "object"}
-_LOOSENED = frozenset({*REFUSED, "pattern", "format", "$id", "$anchor"})
 
 
 def compile_calls(
@@ -48,17 +44,26 @@ def compile_calls(
     tools = [tool for tool in request.tools if only in ("", tool.name)]
     starts_later = allows_text(request) and not syntax.has_header
     written = len(syntax.trigger) if starts_later else len(syntax.prefill)
-    text = "\n".join(_lines(tools, syntax, written, several=request.parallel_calls and not only))
+    # Each line once: tools may have equal schemas.
+    lines = dict.fromkeys(_lines(tools, syntax, written, several=request.parallel_calls and not only))
     lead = syntax.lead.removeprefix(syntax.prefill)
     if request.grammar is not None and request.tool_choice == "auto":
         if request.grammar.kind != "json_schema":
             raise UsageError("a grammar and tools exclude each other", why="an answer can't follow both")
-        answer = f"{_text(lead)}%json {prepared_schema(request.grammar.text)}"
+        rules = rules_of(request.grammar.text)
+        answer = f"{_text(lead)}{rules.start}"
+        lines.update(dict.fromkeys(rules.lines))
     elif allows_text(request) and syntax.has_header:
         answer = f"{_text(lead)}/(?s:.*)/"
     else:
-        return compile_lark(f"start: calls\n{text}", vocabulary, shown)
-    return compile_lark(f"start: calls | answer\nanswer: {answer}\n{text}", vocabulary, shown)
+        return _compiled(["start: calls", *lines], tools, vocabulary, shown)
+    return _compiled(["start: calls | answer", f"answer: {answer}", *lines], tools, vocabulary, shown)
+
+
+def _compiled(lines: Sequence[str], tools: Sequence[Tool], vocabulary: Vocabulary, shown: Collection[int]) -> Matcher:
+    matcher = compile_lark("\n".join(lines), vocabulary, shown)
+    matcher.left_out = left_out(tools)
+    return matcher
 
 
 def _lines(tools: Sequence[Tool], syntax: CallSyntax, n_written: int, *, several: bool) -> Iterator[str]:
@@ -76,7 +81,9 @@ def _lines(tools: Sequence[Tool], syntax: CallSyntax, n_written: int, *, several
         named = (tool.name if element is CallField.NAME else element for element in after)
         yield f"call_{index}: {_elements(_joined(tool.name, *named), f'arguments_{index}')}"
         if syntax.parameters is None:
-            yield f"arguments_{index}: %json {arguments_schema(tool.parameters)}"
+            rules = arguments_schema(tool.parameters).rules
+            yield f"arguments_{index}: {rules.start}"
+            yield from rules.lines
         else:
             yield from _parameter_lines(f"arguments_{index}", tool, syntax.parameters)
 
@@ -131,26 +138,30 @@ def _value_lines(rule: str, name: str, schema: Any, root: Any, form: Parameters)
             yield f"{body}: {_text(each.middle)}{body}_text"
             yield f"{body}_text{_raw_text(schema, end)}"
         elif form.is_python:
-            yield f"{body}: {_text(each.middle)}{_python_value(types, schema, root)}"
+            yield from _python_value(f"{body}: {_text(each.middle)}", types, schema, root)
         else:
             allowed = types & each.types or types
             narrowed = schema if allowed == types else narrowed_to(schema, allowed)
-            yield f"{body}: {_text(each.middle)}%json {_with_definitions(narrowed, root)} {_text(end)}"
+            rules = _with_definitions(narrowed, root)
+            yield f"{body}: {_text(each.middle)}{rules.start} {_text(end)}"
+            yield from rules.lines
 
 
-def _python_value(types: frozenset[str], schema: Any, root: Any) -> str:
-    """Return the body of a rule for a literal of Python, in which strings, lists and objects are as in JSON."""
+def _python_value(before: str, types: frozenset[str], schema: Any, root: Any) -> Iterator[str]:
+    """Yield a rule for a literal of Python, in which strings, lists and objects are as in JSON."""
     constants = {"boolean": '("True" | "False")', "null": '"None"'}
     choices = [text for kind, text in constants.items() if kind in types]
     others = types - constants.keys()
     if others:
-        choices.append(f"%json {_with_definitions(narrowed_to(schema, others) if others != types else schema, root)}")
-    return f"({' | '.join(choices)})"
+        rules = _with_definitions(narrowed_to(schema, others) if others != types else schema, root)
+        choices.append(rules.start)
+        yield from rules.lines
+    yield f"{before}({' | '.join(choices)})"
 
 
-def _with_definitions(schema: Any, root: Any) -> str:
+def _with_definitions(schema: Any, root: Any) -> Rules:
     schema = schema if isinstance(schema, dict) else {}
-    return _enforceable({**schema, **{name: root[name] for name in ("$defs", "definitions") if name in root}})
+    return value_rules({**schema, **{name: root[name] for name in ("$defs", "definitions") if name in root}})
 
 
 def _raw_text(schema: Any, end: str) -> str:
@@ -170,45 +181,6 @@ def _literal(text: str) -> str:
 
 def _text(text: str) -> str:
     return f"{_literal(text)} " if text else ""
-
-
-@lru_cache(maxsize=256)
-def arguments_schema(parameters: str) -> str:
-    """Return the enforceable part of a tool's schema; arguments are always an object.
-
-    Cached, because agents send the same tools with every request, and reading a schema takes a millisecond or two.
-    """
-    try:
-        schema = load_json(parameters)
-    except ValueError:  # nested too deep, since the template has read it
-        return _enforceable(_ANY_OBJECT)
-    is_object = isinstance(schema, dict) and schema.get("type", "object") == "object"
-    return _enforceable({**schema, "type": "object"} if is_object else _ANY_OBJECT)
-
-
-def _enforceable(schema: dict[str, Any]) -> str:
-    """Return the schema, the schema without unsupported keywords, or its type alone: the first that compiles."""
-    for candidate in (schema, _loosened(schema)):
-        with suppress(BadGrammarError, RecursionError):
-            return prepared_schema(json.dumps(candidate))
-    return prepared_schema(json.dumps({name: schema[name] for name in ("type",) if name in schema}))
-
-
-def _loosened(schema: Any) -> Any:
-    """Remove unsupported keywords from a schema, but not properties of the same names."""
-    if isinstance(schema, list):
-        return [_loosened(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    loosened = {}
-    for key, value in schema.items():
-        if key in ("properties", "$defs", "definitions") and isinstance(value, dict):
-            loosened[key] = {name: _loosened(item) for name, item in value.items()}
-        elif key in ("enum", "const", "default", "examples"):
-            loosened[key] = value
-        elif key not in _LOOSENED:
-            loosened[key] = _loosened(value)
-    return loosened
 
 
 class _State(NamedTuple):

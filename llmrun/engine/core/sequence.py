@@ -53,6 +53,7 @@ class Extras:
     adapters: tuple[AdapterScale, ...] = ()  # to compute with
     turn: OpenTurn | None = None  # remembers the answer for later prompts of the conversation
     rewritten: tuple[Rewriting, ...] = ()  # of the conversation, for the first time with its chat template
+    left_out: tuple[str, ...] = ()  # of the schemas of tools, because it can't be enforced
 
 
 @dataclass(slots=True, eq=False)
@@ -105,6 +106,7 @@ class Sequence:
             extras.rewritten,
             difference,
             extras.turn.history if extras.turn is not None else None,
+            extras.left_out,
         )
 
     @property

@@ -23,6 +23,7 @@ from llmrun.engine.prompt.call_syntax import find_syntax, for_vocabulary, syntax
 from llmrun.engine.prompt.conversation import TemplateRules, fit
 from llmrun.engine.prompt.images import with_placeholders
 from llmrun.engine.prompt.sandbox import REFUSES, dates, make_environment, one_line, undeclared_variables
+from llmrun.engine.prompt.thinking import find_reasoning
 from llmrun.engine.prompt.tools import (
     PROBE_TOOL,
     ToolForm,
@@ -41,6 +42,7 @@ from llmrun.engine.prompt.tools import (
 from llmrun.errors import BadTemplateError, UsageError
 from llmrun.protocol.arguments import EFFORTS
 from llmrun.protocol.messages import Image, Message, Rewriting, Tool
+from llmrun.protocol.reasoning import ReasoningSyntax
 from llmrun.protocol.rendering import characters, rendering_share
 from llmrun.protocol.toolcalls import HARMONY, HARMONY_AS_TOLD, HERMES, CallSyntax
 
@@ -139,6 +141,15 @@ class ChatTemplate:
             return HARMONY
         found = found or syntax_by_vocabulary(self._control_texts, self.source) or HERMES
         return for_vocabulary(found, self._control_texts, self._ends)
+
+    @cached_property
+    def reasoning(self) -> ReasoningSyntax | None:
+        """The syntax of the model's reasoning; None if it does not reason."""
+        return find_reasoning(self.source, self._reasoning_trial, self._control_texts)
+
+    def _reasoning_trial(self, messages: Sequence[Message], thinking: bool | None, begins: bool) -> str:
+        options = {} if thinking is None else {"enable_thinking": thinking, "thinking": thinking}
+        return self._trial(options | self._variables(messages, (), str), begins=begins)
 
     @cached_property
     def _support(self) -> ToolSupport:
