@@ -302,9 +302,9 @@ class ChatTemplate:
             return _with_images(parts, images)
 
         # Some templates fail at one type of parameters, or at one that is missing.
-        for attempt in (lambda: rendered(tools), lambda: rendered([*map(with_simple_schema, tools)])):
+        for change in (None, with_simple_schema):
             try:
-                return attempt()
+                return rendered(tools if change is None else [*map(change, tools)])
             except BadTemplateError as error:
                 if not tools or error.what not in (REFUSES, _FAILS):
                     raise
