@@ -281,7 +281,9 @@ class Preparer:
 
             splitter = AnswerSplitter(reasoning or (), inside=inside, syntax=syntax, tools=request.tools)
         if reasoning is not None and request.thinking_tokens is not None:
-            thinking = ThinkingBudget(reasoning, inside, request.thinking_tokens)
+            # Where calls may follow, the grammar of calls has the text before an answer.
+            closed = reasoning if syntax is None else reasoning._replace(lead="")
+            thinking = ThinkingBudget(closed, inside, request.thinking_tokens)
         if request.stops_repeats:
             from llmrun.engine.core.repeats import RepeatGuard
 
