@@ -37,6 +37,7 @@ from llmrun.engine.prompt.tools import (
     tool_data,
     with_ids,
     with_responses,
+    with_simple_schema,
 )
 from llmrun.errors import BadTemplateError, UsageError
 from llmrun.protocol.arguments import EFFORTS
@@ -134,7 +135,8 @@ class ChatTemplate:
             found = find_syntax(
                 lambda messages, tools, begins: self._trial(
                     self._variables(with_ids(messages, form.ids), tools, str, form), begins=begins
-                )
+                ),
+                self.reasoning.end if self.reasoning is not None else "",
             )
         if HARMONY.lead in self.source or (found is not None and HARMONY_AS_TOLD in found.begin + str(found.call[0])):
             return HARMONY
@@ -144,7 +146,7 @@ class ChatTemplate:
     @cached_property
     def reasoning(self) -> ReasoningSyntax | None:
         """The syntax of the model's reasoning; None if it does not reason."""
-        return find_reasoning(self.source, self._reasoning_trial, self._control_texts)
+        return find_reasoning(self.source, self._reasoning_trial, self._ends)
 
     def _reasoning_trial(self, messages: Sequence[Message], thinking: bool | None, begins: bool) -> str:
         options = {} if thinking is None else {"enable_thinking": thinking, "thinking": thinking}
@@ -291,23 +293,23 @@ class ChatTemplate:
             name, kept, dropped = self._reasoning_switch
             options[name] = dropped if keep_reasoning is False else kept
         messages, images = with_placeholders(messages)
-        given = messages, tools
-        limits = RenderLimits.of(*given)
+        limits = RenderLimits.of(messages, tools)
 
-        def rendered(support: ToolSupport | None) -> list[Part]:
-            messages, tools = self._fitted(*given, self._rules, support)
-            mask = _Mask(collect_texts(messages, tools, variables), control)
-            data = data_of(variables, mask.hide, keys=False) | self._variables(messages, tools, mask.hide)
-            return mask.parts(_limited(lambda: self._generate(options | data, limits.characters), limits))
+        def rendered(tools: Sequence[Tool], support: ToolSupport | None = None) -> list[Part | Image]:
+            fitted, tools = self._fitted(messages, tools, self._rules, support)
+            mask = _Mask(collect_texts(fitted, tools, variables), control)
+            data = data_of(variables, mask.hide, keys=False) | self._variables(fitted, tools, mask.hide)
+            parts = mask.parts(_limited(lambda: self._generate(options | data, limits.characters), limits))
+            return _with_images(parts, images)
 
-        try:
-            parts = rendered(None)
-        except BadTemplateError as error:
-            if not tools or error.what not in (REFUSES, _FAILS):
-                raise
-            # Some templates fail at one type of parameters, or at one that is missing.
-            parts = rendered(self._support_of_history._replace(tools=False))
-        return _with_images(parts, images)
+        # Some templates fail at one type of parameters, or at one that is missing.
+        for change in (None, with_simple_schema):
+            try:
+                return rendered(tools if change is None else [*map(change, tools)])
+            except BadTemplateError as error:
+                if not tools or error.what not in (REFUSES, _FAILS):
+                    raise
+        return rendered(tools, self._support_of_history._replace(tools=False))
 
     def _fitted(
         self,

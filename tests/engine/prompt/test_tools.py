@@ -212,3 +212,26 @@ def test_gemmas_results_stand_with_their_calls() -> None:
     assert '{value:<|"|>Rain<|"|>}<tool_response|><|im_end|>' in second
     assert "Let me see" not in told
     assert "<|im_start|>tool" not in told
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {},
+        {"type": "object"},
+        {"type": "object", "properties": {"city": True}},
+        {"type": "object", "properties": {"city": {"type": ["null", "string"]}}},
+    ],
+)
+def test_a_schema_that_a_template_fails_at_is_simplified_for_it(schema: dict[str, object]) -> None:
+    """Hermes's fails at lists of types, Seed's at missing properties; tools are told in text only after that."""
+    source = TOOL_TEMPLATES["hermes"].replace(
+        "{{ tools | tojson }}",
+        "{% for tool in tools %}{% for name, each in tool.function.parameters.properties.items() %}"
+        "{{ name ~ ': ' ~ each.get('type', 'string').upper() }}{% endfor %}{% endfor %}"
+        "{{ tools | tojson }}",
+    )
+    prompt = text(render(source, ROUND, (WEATHER._replace(parameters=json.dumps(schema)),)))
+    assert "You may call functions" not in prompt
+    assert ("city: STRING" in prompt) is ("properties" in schema)
+    assert "You may call functions" in text(render(source, ROUND, (WEATHER._replace(parameters='{"properties": 1}'),)))
