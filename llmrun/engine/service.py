@@ -175,7 +175,16 @@ class Preparer:
         constraint = self._constraint(request, matcher, syntax, reasoning, inside=inside)
         sampling = self._sampling(request, constraint)
         prompt = tokens if images is None else text_only(tokens)
-        sampler = SequenceSampler(sampling, self._vocabulary, prompt, constraint, request.remember, request.logprobs)
+        end = None
+        if constraint is not None and matcher is not None:
+            from llmrun.engine.constraint.closing import TimelyEnd
+
+            n_left = self._n_ctx - len(tokens)
+            limit = request.limits.max_tokens
+            end = TimelyEnd(constraint, matcher.tokens, n_left if limit is None else min(limit, n_left))
+        sampler = SequenceSampler(
+            sampling, self._vocabulary, prompt, constraint, request.remember, request.logprobs, end
+        )
         extras = self._extras(request, reasoning, syntax, inside=inside)
         if turn is not None:
             turn.reasons |= inside or (reasoning is not None and text.rstrip().endswith(reasoning.closing))
