@@ -388,7 +388,7 @@ class EngineProcess:
         self._model = model = LoadedModel(
             weights, context, load, drafts, predicts=context.predicts, before=before, prefixes=prefixes
         )
-        self._outbox.set_users(load.n_seq_max)
+        self._outbox.set_joining(load.n_seq_max == 1 and not load.each_token)
         gc.freeze()  # the objects so far live long; launch.py disables collection to start sooner
         gc.enable()
         return Loaded(
