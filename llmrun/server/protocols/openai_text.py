@@ -13,7 +13,6 @@ from llmrun.protocol.messages import AnswerRequest, TokenLogprob
 from llmrun.server import sse
 from llmrun.server.answer_parts import AnswerText, CompletionRequest, Envelope, Part, ReasoningText, ResponseFinished
 from llmrun.server.protocols.fields import Fields
-from llmrun.server.protocols.ignored import ignored_fields
 from llmrun.server.protocols.openai import CompletionWriter, completion_request, error_body, finish_reason
 from llmrun.server.protocols.sampling import read_grammar_fields, read_limits
 
@@ -46,11 +45,10 @@ def read(body: Mapping[str, Any]) -> CompletionRequest:
         for prompt in read_prompts(fields)
     )
     _check(fields, (first, *others))
+    if fields.whole("best_of", 0, 2**31) not in (None, 1):
+        fields.ignore("best_of")
     completion = completion_request(fields, first)
-    return completion._replace(
-        others=tuple(replace(each, adapters=completion.request.adapters) for each in others),
-        ignored=ignored_fields(fields, "best_of") if fields.data.get("best_of") != 1 else (),
-    )
+    return completion._replace(others=tuple(replace(each, adapters=completion.request.adapters) for each in others))
 
 
 def read_prompts(fields: Fields) -> list[str | tuple[int, ...]]:
@@ -59,7 +57,7 @@ def read_prompts(fields: Fields) -> list[str | tuple[int, ...]]:
     Raises:
         UsageError: there is none, or too many, or one is something else.
     """
-    value = fields.data.get("prompt")
+    value = fields.value("prompt")
     several = value if isinstance(value, list) and value and type(value[0]) is not int else [value]
     prompts: list[str | tuple[int, ...]] = [
         each if isinstance(each, str) else Fields({"prompt": each}).wholes("prompt", 0, HIGHEST_TOKEN)
