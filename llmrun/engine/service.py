@@ -26,17 +26,24 @@ from llmrun.engine.llama.media import Projector
 from llmrun.engine.prompt.images import image_bytes, with_omitted_images
 from llmrun.engine.prompt.template import NAMED, ChatTemplate, ControlTexts, Part
 from llmrun.engine.prompt.thinking import (
+    AnswerBeginning,
     ReasoningTracker,
     Tags,
     ThinkingBudget,
-    end_of_reasoning,
     lead_in,
     opens,
     thinking_tags,
 )
 from llmrun.engine.prompt.token_cache import TokenCache
 from llmrun.engine.prompt.tools import allows_text, offers_tools
-from llmrun.errors import BadModelError, BadTemplateError, ContextOverflowError, LlmrunError, UsageError
+from llmrun.errors import (
+    BadGrammarError,
+    BadModelError,
+    BadTemplateError,
+    ContextOverflowError,
+    LlmrunError,
+    UsageError,
+)
 from llmrun.protocol.adapters import Adapter, AdapterScale, applied, by_default
 from llmrun.protocol.jobs.tokenize import TextTokens, TokenizeText
 from llmrun.protocol.messages import (
@@ -62,6 +69,8 @@ if TYPE_CHECKING:
 
     Pieces = Sequence[list[int] | ImageChunk]  # An image in a prompt: token ids around vectors
 
+_FORCED_THINKING = 4096
+"""Maximum number of reasoning tokens before a call that must come, and at most half of the answer."""
 _LONG_TOKEN = 32  # bytes; most have a few
 
 
@@ -140,19 +149,24 @@ class Preparer:
             matcher = self._calls(request, syntax)
         calls = syntax is HARMONY
         tags = thinking_tags(request.template, calls=calls) or thinking_tags(self._template, calls=calls)
-        if matcher is not None and request.prompt is None:
+        beginning = self._beginning(request, text, tags)
+        if matcher is not None and request.prompt is None and beginning is None:
             lead = lead_in(tags, thinks=request.thinks is not False)
             text += lead
             tokens += self._vocabulary.tokenize(lead, special=True)
-        if request.begins:
-            tokens += self._beginning(request, text, tags)
-            text += request.begins
-        inside = tags is not None and opens(text, tags)
+        if beginning is not None:
+            for part in beginning.parts:
+                tokens += self._vocabulary.tokenize(part.text, special=part.special)
+        inside = tags is not None and (opens(text, tags) if beginning is None else beginning.inside)
         constraint = self._constraint(request, matcher, syntax, tags, inside=inside)
+        if beginning is not None and constraint is not None:
+            self._accept(constraint, beginning.text)
         sampling = self._sampling(request, constraint)
         prompt = tokens if images is None else text_only(tokens)
         sampler = SequenceSampler(sampling, self._vocabulary, prompt, constraint, request.remember, request.logprobs)
         extras = self._extras(request, tags, syntax, inside=inside)
+        if beginning is not None and extras.splitter is not None:
+            extras.splitter.skip(beginning.text)
         if images is not None:
             assert self._projector is not None
             salt = f"{extras.salt} {generate.request}" if self._projector.is_exact else extras.salt
@@ -165,18 +179,31 @@ class Preparer:
             extras = replace(extras, drafting=Drafting(request.speculation, _native.SuffixAutomaton(), tokens, model))
         return PreparedRequest(generate.request, tokens, sampler, request.limits, extras)
 
-    def _beginning(self, request: AnswerRequest, prompt: str, tags: Tags | None) -> list[int]:
-        """Return the tokens of the text that the answer begins with, behind the end of the reasoning.
+    def _beginning(self, request: AnswerRequest, prompt: str, tags: Tags | None) -> AnswerBeginning | None:
+        """Return what the answer is given to begin with; None for nothing.
 
         Raises:
-            UsageError: there is a constraint, which the text may break, or no chat template.
+            UsageError: there is no chat template, or the text is certainly too long.
         """
-        if request.grammar is not None or offers_tools(request) or request.prompt is not None:
-            raise UsageError("an answer with a given beginning has no grammar, tools or plain prompt")
-        self._raise_if_too_long([Message("assistant", request.begins)])
-        end = end_of_reasoning(prompt, tags)
-        tokenize = self._vocabulary.tokenize
-        return [*tokenize(end, special=True), *tokenize(request.begins, special=False)]
+        if not (request.begins or request.begins_reasoning):
+            return None
+        if request.prompt is not None:
+            raise UsageError("an answer with a given beginning has no plain prompt")
+        self._raise_if_too_long([Message("assistant", request.begins, reasoning=request.begins_reasoning)])
+        return AnswerBeginning.of(prompt, tags, request.begins_reasoning, request.begins)
+
+    def _accept(self, constraint: Constraint, text: str) -> None:
+        """Advance a constraint by the text that the answer is given to begin with.
+
+        Raises:
+            UsageError: it does not allow the text.
+        """
+        try:
+            for token in self._vocabulary.tokenize(text, special=False):
+                constraint.accept(token)
+        except BadGrammarError:
+            what = f"an answer that begins with {text[:40]!r} can't be continued"
+            raise UsageError(what, why="its grammar, schema or tool choice does not allow that") from None
 
     def _sampling(self, request: AnswerRequest, constraint: Constraint | None) -> SamplingParams:
         """Return the sampling parameters, with end tokens banned if the request ignores them."""
@@ -222,8 +249,9 @@ class Preparer:
     def _extras(self, request: AnswerRequest, tags: Tags | None, syntax: Syntax | None, *, inside: bool) -> Extras:
         thinking = guard = None
         adapters = self.adapters_for(request.adapters)
-        if tags is not None and request.thinking_tokens is not None:
-            thinking = ThinkingBudget(tags, inside, request.thinking_tokens)
+        budget = self._thinking_tokens(request)
+        if tags is not None and budget is not None:
+            thinking = ThinkingBudget(tags, inside, budget)
         if request.stops_repeats:
             from llmrun.engine.core.repeats import RepeatGuard
 
@@ -242,6 +270,12 @@ class Preparer:
             tool_syntax=syntax.name if syntax else "",
             splitter=_splitter(tags, syntax, request.tools, inside=inside),
         )
+
+    def _thinking_tokens(self, request: AnswerRequest) -> int | None:
+        """Return the maximum number of reasoning tokens; a call that must come is not waited for without end."""
+        if request.thinking_tokens is not None or not offers_tools(request) or request.tool_choice == "auto":
+            return request.thinking_tokens
+        return min(_FORCED_THINKING, (request.limits.max_tokens or self._n_ctx) // 2)
 
     def adapters_for(self, requested: tuple[AdapterScale, ...] | None) -> tuple[AdapterScale, ...]:
         """Return the adapters to compute an answer with; None requests the default ones.
@@ -281,7 +315,8 @@ class Preparer:
         each = [len(tokenize(message.content, special=False)) for message in messages]
         for index, message in enumerate(messages):
             each[index] += sum(self._image_lengths[hash(image.data)] for image in message.pictures)
-        return TokenCount(tuple(each), len(prompt.tokens))
+        n_given = len(tokenize(asked.begins_reasoning, special=False)) + len(tokenize(asked.begins, special=False))
+        return TokenCount(tuple(each), len(prompt.tokens) + n_given)
 
     def tokenize(self, command: TokenizeText) -> TextTokens:
         """Tokenize a text.

@@ -34,10 +34,16 @@ class AnswerSplitter:
             from llmrun.protocol.toolcalls import SYNTAXES, CallSplitter  # few answers have calls
 
             self._calls = CallSplitter(SYNTAXES.get(tool_syntax), tools)
+        self._n_skipped = 0  # characters of text to come that the answer was given to begin with
+
+    def skip(self, text: str) -> None:
+        """Take the text that the answer was given to begin with, which is no part of it."""
+        self._n_skipped = len(text)
+        self.feed(text)
 
     def feed(self, text: str) -> tuple[AnswerPart, ...]:
         """Return the parts that are certain with this piece; tags and call syntax are left out."""
-        return self._with_calls(self._reasoning.feed(text))
+        return self._new(self._with_calls(self._reasoning.feed(text)))
 
     def flush(self, *, is_cut_off: bool = False) -> tuple[AnswerPart, ...]:
         """Return the remaining parts at the end of the answer.
@@ -46,7 +52,22 @@ class AnswerSplitter:
             is_cut_off: the model did not end the answer, so that it may end in the middle of a call.
         """
         rest = self._with_calls(self._reasoning.flush())
-        return rest if self._calls is None else (*rest, *self._calls.flush(is_cut_off=is_cut_off))
+        return self._new(rest if self._calls is None else (*rest, *self._calls.flush(is_cut_off=is_cut_off)))
+
+    def _new(self, parts: tuple[AnswerPart, ...]) -> tuple[AnswerPart, ...]:
+        """Return the parts without text that was given."""
+        if not self._n_skipped:
+            return parts
+        new: list[AnswerPart] = []
+        for part in parts:
+            if part.kind == "text":
+                text = part.text[self._n_skipped :]
+                self._n_skipped = max(self._n_skipped - len(part.text), 0)
+                new += [AnswerPart("text", text)] if text else []
+            else:
+                self._n_skipped = 0  # the given text began a call
+                new.append(part)
+        return tuple(new)
 
     def _with_calls(self, parts: list[AnswerPart]) -> tuple[AnswerPart, ...]:
         if self._calls is None:

@@ -117,6 +117,7 @@ class AnswerRequest:
         speculation: limits and step times for speculative decoding; None decodes one token per step.
         adapters: scales of the loaded adapters to use; None is those given at load.
         begins: text that the answer begins with, behind any reasoning; the model continues it.
+        begins_reasoning: reasoning before that text; without a text the model continues the reasoning.
 
     Raises:
         UsageError: a field is of the wrong type.
@@ -145,6 +146,7 @@ class AnswerRequest:
     speculation: Speculation | None = None
     adapters: tuple[AdapterScale, ...] | None = None
     begins: str = ""
+    begins_reasoning: str = ""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -52,9 +52,57 @@ def lead_in(tags: Tags | None, *, thinks: bool) -> str:
 
 def end_of_reasoning(prompt: str, tags: Tags | None) -> str:
     """Return the text after which the answer itself begins, without reasoning."""
-    if tags is None or tags == _HARMONY:
-        return lead_in(tags, thinks=False)
+    if tags in (_HARMONY, _HARMONY_CALLS):
+        return _HARMONY_FINAL
+    if tags is None:
+        return ""
     return f"{tags[1]}\n\n" if opens(prompt, tags) else ""
+
+
+class BeginningPart(NamedTuple):
+    """A part of the text after the prompt."""
+
+    text: str
+    special: bool  # written by the template, so that control texts are control tokens
+
+
+class AnswerBeginning(NamedTuple):
+    """The beginning that an answer is given; the model continues it.
+
+    Attributes:
+        parts: all of it, with the tags of the reasoning.
+        text: of the answer itself.
+        inside: it ends inside the reasoning.
+    """
+
+    parts: tuple[BeginningPart, ...]
+    text: str
+    inside: bool
+
+    @classmethod
+    def of(cls, prompt: str, tags: Tags | None, reasoning: str, text: str) -> AnswerBeginning:
+        """Return the beginning after a rendered prompt.
+
+        Args:
+            tags: None if the model does not reason; the reasoning is left out then.
+            reasoning: it is continued if there is no text.
+            text: may have reasoning in tags before the answer.
+        """
+        inside = bool(reasoning and not text)
+        if tags is not None and not reasoning and text.lstrip().startswith(tags[0].strip()):
+            reasoning, closing, text = text.lstrip()[len(tags[0].strip()) :].partition(tags[1])
+            reasoning, text, inside = reasoning.lstrip(), text.lstrip(), not closing
+        answer = BeginningPart(text, False)
+        can_reason = tags is not None and not prompt.rstrip().endswith(tags[1])
+        if tags is None or not can_reason or not (reasoning or inside):
+            return cls((BeginningPart(end_of_reasoning(prompt, tags), True), answer), text, False)
+        is_harmony = tags[0] == _HARMONY[0]
+        opening = "" if opens(prompt, tags) else tags[0].rstrip() + ("" if is_harmony else "\n")
+        parts = BeginningPart(opening, True), BeginningPart(reasoning, False)
+        if inside:
+            return cls(parts, "", True)
+        closing = _HARMONY[1] if is_harmony else f"\n{tags[1]}\n\n"
+        return cls((*parts, BeginningPart(closing, True), answer), text, False)
 
 
 class ReasoningStage(enum.Enum):
