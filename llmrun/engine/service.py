@@ -58,7 +58,7 @@ from llmrun.protocol.messages import (
     Tool,
 )
 from llmrun.protocol.params import Limits, SamplingParams
-from llmrun.protocol.questions import Detokenize, DetokenizedText, TokenCount
+from llmrun.protocol.questions import Detokenize, DetokenizedText, RenderedPrompt, TokenCount
 from llmrun.protocol.toolcalls import HARMONY, Syntax
 
 if TYPE_CHECKING:
@@ -147,8 +147,7 @@ class Preparer:
         if offers_tools(request):
             syntax = self._chat_template(request.template).syntax
             matcher = self._calls(request, syntax)
-        calls = syntax is HARMONY
-        tags = thinking_tags(request.template, calls=calls) or thinking_tags(self._template, calls=calls)
+        tags = self._tags(request, calls=syntax is HARMONY)
         beginning = self._beginning(request, text, tags)
         if matcher is not None and request.prompt is None and beginning is None:
             lead = lead_in(tags, thinks=request.thinks is not False)
@@ -178,6 +177,9 @@ class Preparer:
             model = ModelDrafter(self._draft_model) if self._draft_model is not None else None
             extras = replace(extras, drafting=Drafting(request.speculation, _native.SuffixAutomaton(), tokens, model))
         return PreparedRequest(generate.request, tokens, sampler, request.limits, extras)
+
+    def _tags(self, request: AnswerRequest, *, calls: bool = False) -> Tags | None:
+        return thinking_tags(request.template, calls=calls) or thinking_tags(self._template, calls=calls)
 
     def _beginning(self, request: AnswerRequest, prompt: str, tags: Tags | None) -> AnswerBeginning | None:
         """Return what the answer is given to begin with; None for nothing.
@@ -317,6 +319,12 @@ class Preparer:
             each[index] += sum(self._image_lengths[hash(image.data)] for image in message.pictures)
         n_given = len(tokenize(asked.begins_reasoning, special=False)) + len(tokenize(asked.begins, special=False))
         return TokenCount(tuple(each), len(prompt.tokens) + n_given)
+
+    def rendered(self, asked: AnswerRequest, request: int, send: Callable[[Event], None]) -> RenderedPrompt:
+        """Return the prompt of a conversation as text. Raises as prompt()."""
+        text = self.prompt(Generate(request, asked), send, is_counted=True).text
+        beginning = self._beginning(asked, text, self._tags(asked))
+        return RenderedPrompt(text + "".join(part.text for part in beginning.parts) if beginning is not None else text)
 
     def tokenize(self, command: TokenizeText) -> TextTokens:
         """Tokenize a text.

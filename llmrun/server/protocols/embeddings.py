@@ -94,6 +94,16 @@ def openai_body(request: EmbeddingRequest, found: TextVectors, model: str) -> di
     }
 
 
+def read_native(body: Mapping[str, Any]) -> EmbeddingRequest:
+    """Return a request to llama-server's /embedding, whose input may be called `content`. Raises as read_openai()."""
+    return read_openai({**body, "input": body["content"]} if body.get("content") is not None else body)
+
+
+def native_body(request: EmbeddingRequest, found: TextVectors, model: str) -> list[dict[str, Any]]:
+    """Return the response of /embedding: each text has a list of vectors, here of one."""
+    return [{"index": index, "embedding": [row]} for index, row in enumerate(found.vectors.tolist())]
+
+
 def read_ollama(body: Mapping[str, Any]) -> EmbeddingRequest:
     """Return a request to /api/embed. Without input it only loads the model.
 
