@@ -104,3 +104,15 @@ def test_what_was_rewritten_is_logged_once(tmp_path: Path) -> None:
 
 def test_a_conversation_is_counted(server: LiveServer) -> None:
     assert server.post("/v1/messages/count_tokens", HI).json["input_tokens"] > 0
+
+
+def test_a_chat_template_is_applied(server: LiveServer) -> None:
+    said = [{"role": "user", "content": "Hi"}]
+    prompt = server.post("/apply-template", {"messages": said}).json["prompt"]
+    assert "Hi" in prompt
+    given = {"messages": [*said, {"role": "assistant", "content": "Yes, "}]}
+    assert server.post("/apply-template", given).json == {"prompt": f"{prompt}Yes, "}, "it is continued"
+    counts = [server.post("/chat/completions/input_tokens", body).json for body in ({"messages": said}, given)]
+    assert server.post("/v1/chat/completions/input_tokens", given).json == counts[1]
+    assert counts[0]["object"] == "response.input_tokens"
+    assert counts[1]["input_tokens"] > counts[0]["input_tokens"]

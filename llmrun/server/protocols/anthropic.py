@@ -144,7 +144,8 @@ def _assistant(message: Fields) -> Message:
     calls = tuple(
         tool_call(block.text("id") or "", block, "input") for block in blocks if block.text("type") == "tool_use"
     )
-    text = _joined(blocks) if ends else _text(message, "content")
+    text = _text(message, "content")
+    text = _joined(blocks) if ends else text
     return Message("assistant", text, calls, reasoning="\n".join(thoughts))
 
 

@@ -34,6 +34,7 @@ _ALIASES = {
     "dynatemp_exponent": "temperature_exponent",
     "repetition_penalty": "repeat_penalty",
     "dry_sequence_breakers": "dry_breakers",
+    "dry_penalty_last_n": "dry_last_n",
     "samplers": "order",
 }
 _TYPES = ("text", "json_object", "json_schema")
@@ -196,10 +197,10 @@ def _answer_format(fields: Fields, key: str) -> Grammar | None:
         return _json_schema(fields, key)
     if not isinstance(value, Mapping):
         raise UsageError(f"invalid {fields.name(key)}", why='must be an object, a JSON schema or "json"')
+    if fields.name(key) == _OLLAMA and value.get("type") not in _TYPES:
+        return _json_schema(fields, key)
     wrapper = fields.object(key)
     assert wrapper is not None
-    if fields.name(key) == _OLLAMA and wrapper.data.get("type") not in _TYPES:
-        return _json_schema(fields, key)
     kind = wrapper.choice("type", *_TYPES)
     inner = wrapper.object("json_schema") or wrapper
     schema = inner.value("schema")
