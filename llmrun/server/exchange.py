@@ -15,7 +15,8 @@ from enum import Enum, auto
 from typing import Any, NamedTuple
 
 from llmrun.errors import ContextOverflowError, LlmrunError, UsageError
-from llmrun.protocol.messages import TextDelta
+from llmrun.protocol.jobs.prompt_scores import PROMPT_SCORES, ScorePrompt
+from llmrun.protocol.messages import TextDelta, TokenLogprob
 from llmrun.server import sse
 from llmrun.server.answer_parts import CompletionRequest, Envelope, ResponseFinished, ResponseStarted, Writer
 from llmrun.server.answers import AnswerEvent, ResponseStreams
@@ -191,7 +192,9 @@ class HttpExchange:
         if completion.ignored:
             self._log["ignored"] = completion.ignored
             self._ignored = [(b"x-llmrun-ignored", ", ".join(completion.ignored)[:_MOST_IGNORED].encode())]
-        envelope = Envelope(f"{self._api.id_prefix}{secrets.token_hex(12)}", int(time.time()), name)
+        answer_id = f"{self._api.id_prefix}{secrets.token_hex(12)}"
+        prompts = await self._scored_prompts(completion, pooled) if completion.scores_prompts else ()
+        envelope = Envelope(answer_id, int(time.time()), name, prompts)
         self._writer = writer = self._api.writer(body, envelope)
         self._is_stream = completion.stream
         if not completion.request.messages and completion.request.prompt is None:  # only load or unload the model
@@ -217,6 +220,16 @@ class HttpExchange:
             answers.cancel()
             for task in watchers:
                 task.cancel()
+
+    async def _scored_prompts(
+        self, completion: CompletionRequest, pooled: PooledModel
+    ) -> tuple[tuple[TokenLogprob, ...], ...]:
+        """Return the log-probabilities of the tokens of each prompt."""
+        engine, found = await self._pool.ready(pooled), []
+        for request in (completion.request, *completion.others):
+            command = ScorePrompt(request.prompt or "", request.prompt_tokens, request.logprobs or 0)
+            found.append((await engine.do(PROMPT_SCORES, command)).tokens)
+        return tuple(found)
 
     async def _forward(self, answers: ResponseStreams, writer: Writer) -> None:
         """Wait for events, and send everything they add to the stream as one chunk."""

@@ -148,8 +148,8 @@ class CompletionWriter:
         return sse.event({**self._head(kind), "choices": [], "usage": self._usage()}) + sse.DONE
 
     def _head(self, kind: str) -> dict[str, Any]:
-        answer_id, created, model = self._envelope
-        return {"id": answer_id, "object": kind, "created": created, "model": model}
+        envelope = self._envelope
+        return {"id": envelope.id, "object": kind, "created": envelope.created, "model": envelope.model}
 
     def _usage(self) -> dict[str, Any]:
         prompt_tokens = cached_tokens = 0
