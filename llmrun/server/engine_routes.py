@@ -54,6 +54,7 @@ class EngineRoutes:
                     "model_path": pooled.name,
                     "chat_template": pooled.model.header.chat_template or "",
                     "modalities": {"vision": pooled.model.sees},
+                    "reasoning": bool(pooled.loaded.thinking_tags),
                 }
             )
 
