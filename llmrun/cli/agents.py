@@ -79,6 +79,11 @@ def _claude(server: Endpoint, folder: str, described: str) -> AgentSettings:
 
 def _codex(server: Endpoint, folder: str, described: str) -> AgentSettings:
     provider = "model_providers.llmrun"
+    # By itself it compacts at nine tenths, and the next result of a tool, of 10,000 tokens at most, is too long.
+    limits = {
+        "model_context_window": server.n_ctx,
+        "model_auto_compact_token_limit": server.n_ctx - _longest_answer(server),
+    }
     values = {
         "model": server.model,
         "model_provider": "llmrun",
@@ -86,7 +91,7 @@ def _codex(server: Endpoint, folder: str, described: str) -> AgentSettings:
         f"{provider}.base_url": server.openai_url,
         f"{provider}.wire_api": "responses",
         f"{provider}.env_key": "LLMRUN_AGENT_KEY",
-        **({"model_context_window": server.n_ctx} if server.n_ctx else {}),
+        **(limits if server.n_ctx else {}),
     }
     catalog, files = _codex_catalog(server, described), dict[str, str]()
     if catalog is not None:

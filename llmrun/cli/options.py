@@ -282,6 +282,15 @@ FilesOption = Annotated[
 ]
 
 
+PrefillOption = Annotated[
+    str,
+    typer.Option(
+        "--prefill",
+        metavar="TEXT",
+        help="Let each answer begin with this text; the model continues it.",
+        rich_help_panel="Answer",
+    ),
+]
 ImagesOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -325,6 +334,7 @@ def wanted(
     files: FilesOption = None,
     images: ImagesOption = None,
     json_format: FormatOption = None,
+    prefill: PrefillOption = "",
 ) -> AnswerOptions:
     """Collect the options of a command that answers; raise before a model is loaded.
 
@@ -353,6 +363,7 @@ def wanted(
         thinking_tokens=think_tokens,
         reasoning_effort=think_effort,
         stops_repeats=loop_guard,
+        begins=prefill,
     )
     return AnswerOptions(system, asked, _attached(files or (), images or ()), show_thoughts, plain)
 

@@ -5,10 +5,20 @@ Pure; must not know templates, tokens, or how parts are shown.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from llmrun.protocol.messages import AnswerPart, Event, Finished, Started, TextDelta, TokenLogprob, Tool, ToolCall
+from llmrun.protocol.messages import (
+    AnswerPart,
+    Event,
+    Finished,
+    Generate,
+    Started,
+    TextDelta,
+    TokenLogprob,
+    Tool,
+    ToolCall,
+)
 from llmrun.protocol.reasoning import ReasoningSplitter
 
 if TYPE_CHECKING:
@@ -76,6 +86,21 @@ class AnswerSplitter:
         for part in parts:
             split += self._calls.feed(part.text) if part.kind == "text" else [part]
         return tuple(split)
+
+
+def with_beginnings(commands: Iterable[Generate], events: Iterable[Event]) -> Iterator[Event]:
+    """Yield the events of answers, each with the text that it was given to begin with as its first piece."""
+    given = {command.request: command.asked for command in commands}
+    for event in events:
+        yield event
+        if not isinstance(event, Started):
+            continue
+        asked = given[event.request]
+        reasoning = [AnswerPart("reasoning", asked.begins_reasoning)] if asked.begins_reasoning else []
+        text = [AnswerPart("reasoning_end")] * len(reasoning) + [AnswerPart("text", asked.begins)]
+        parts = (*reasoning, *(text if asked.begins else ()))
+        if parts:
+            yield TextDelta(event.request, asked.begins, 0, parts=parts)
 
 
 class ResponseAccumulator:
