@@ -218,8 +218,13 @@ class BadTemplateError(BadModelError):
 
 
 class BadGrammarError(BadModelError):
-    """A grammar or JSON schema is broken, or too large."""
+    """A grammar or JSON schema is broken, or too large.
 
+    Attributes:
+        path: the keys and indices that lead to the mistake in a JSON schema, if it has a place there.
+    """
+
+    path: tuple[str | int, ...] = ()
     code = "bad-grammar"
     http_status = 400
 

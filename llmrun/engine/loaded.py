@@ -65,7 +65,11 @@ class LoadedModel:
             adapters=adapters,
             predicts=predicts,
         )
+        if before is not None:
+            self.preparer.history = before.preparer.history
         states = _states(load, weights)
+        if states is not None:
+            states.turns_of, self.preparer.history.saved = self.preparer.history.turns_of, states.saved_turns
         self.engine = Engine(
             context,
             states=states,

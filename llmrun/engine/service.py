@@ -23,19 +23,29 @@ from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Extras
 from llmrun.engine.llama.base import ALLOCATING, PIECE_TOKENS
 from llmrun.engine.llama.media import Projector
+from llmrun.engine.prompt.history import (
+    Beginning,
+    Conversation,
+    History,
+    OpenTurn,
+    after_answer,
+    begin_alike,
+    keeps_reasoning,
+)
 from llmrun.engine.prompt.images import image_bytes, with_omitted_images
 from llmrun.engine.prompt.template import NAMED, ChatTemplate, ControlTexts, Part
 from llmrun.engine.prompt.thinking import (
+    UNNAMED,
     AnswerBeginning,
     ReasoningTracker,
-    Tags,
     ThinkingBudget,
+    constrained_tags,
+    known_reasoning,
     lead_in,
     opens,
-    thinking_tags,
 )
 from llmrun.engine.prompt.token_cache import TokenCache
-from llmrun.engine.prompt.tools import allows_text, offers_tools
+from llmrun.engine.prompt.tools import allows_text, offers_tools, tells_tools
 from llmrun.errors import (
     BadGrammarError,
     BadModelError,
@@ -59,7 +69,8 @@ from llmrun.protocol.messages import (
 )
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.questions import Detokenize, DetokenizedText, RenderedPrompt, TokenCount
-from llmrun.protocol.toolcalls import HARMONY, Syntax
+from llmrun.protocol.reasoning import ReasoningSyntax
+from llmrun.protocol.toolcalls import CallSyntax
 
 if TYPE_CHECKING:
     from llmrun.engine.constraint.matcher import Constraint, Matcher
@@ -69,9 +80,13 @@ if TYPE_CHECKING:
 
     Pieces = Sequence[list[int] | ImageChunk]  # An image in a prompt: token ids around vectors
 
+_LAST = 64  # tokens of an answer, of which the text that closes a call takes a few
 _FORCED_THINKING = 4096
 """Maximum number of reasoning tokens before a call that must come, and at most half of the answer."""
 _LONG_TOKEN = 32  # bytes; most have a few
+# Shares of the context window. In longer prompts than the first, the template writes earlier turns in its own form,
+# without their reasoning, if that saves the second.
+_ROOMY, _WORTHWHILE = 3 / 4, 1 / 16
 
 
 class PreparedRequest(NamedTuple):
@@ -87,9 +102,11 @@ class PreparedRequest(NamedTuple):
 class TokenizedPrompt(NamedTuple):
     """A prompt in text and tokens."""
 
-    text: str  # without its images
+    text: str  # without its images, and without the beginning that stands as it was generated
     tokens: list[int]  # ids; negative ones are images
     images: PromptImages | None = None  # None without any
+    turn: OpenTurn | None = None  # of a conversation
+    accepted: tuple[Event, ...] = ()  # about its images
 
 
 class Preparer:
@@ -97,6 +114,7 @@ class Preparer:
 
     Attributes:
         thinking_tags: the tags around reasoning in the model's own chat template; None if it has none.
+        history: the answers so far, for later prompts of their conversations.
     """
 
     def __init__(
@@ -110,6 +128,7 @@ class Preparer:
         adapters: Sequence[Adapter] = (),
         predicts: bool = True,
     ) -> None:
+        self.history = History()
         self._projector = projector
         self._image_lengths: dict[int, int] = {}  # hash of an image's data -> tokens
         self._adapters, self._predicts = adapters, predicts
@@ -117,10 +136,12 @@ class Preparer:
         self._vocabulary = vocabulary
         self._template = template
         self._n_ctx = n_ctx
-        self.thinking_tags = thinking_tags(template)
+        known = known_reasoning(template)
+        self.thinking_tags = known[:2] if known else None
         self._templates: dict[str, ChatTemplate] = {}
         self._token_cache: TokenCache | None = None
         self._control: ControlTexts | None = None
+        self._begin_alike: dict[tuple[object, ...], bool] = {}  # template and options -> prompts begin as without them
 
     def read_vocabulary(self) -> None:
         """Read the vocabulary now, which the first grammar would otherwise do while other requests wait."""
@@ -143,29 +164,34 @@ class Preparer:
         request = generate.asked
         syntax = None
         matcher = None if offers_tools(request) else self._matcher(request.grammar)
-        text, tokens, images = self.prompt(generate, send)
+        text, tokens, images, turn, _ = self.prompt(generate, send)
         if offers_tools(request):
             syntax = self._chat_template(request.template).syntax
             matcher = self._calls(request, syntax)
-        tags = self._tags(request, calls=syntax is HARMONY)
-        beginning = self._beginning(request, text, tags)
+        reasoning = self.reasoning(request)
+        beginning = self._beginning(request, text, reasoning)
         if matcher is not None and request.prompt is None and beginning is None:
-            lead = lead_in(tags, thinks=request.thinks is not False)
+            lead = lead_in(reasoning, thinks=request.thinks is not False, calls=syntax is not None)
             text += lead
             tokens += self._vocabulary.tokenize(lead, special=True)
         if beginning is not None:
             for part in beginning.parts:
                 tokens += self._vocabulary.tokenize(part.text, special=part.special)
-        inside = tags is not None and (opens(text, tags) if beginning is None else beginning.inside)
-        constraint = self._constraint(request, matcher, syntax, tags, inside=inside)
+        inside = reasoning is not None and (opens(text, reasoning) if beginning is None else beginning.inside)
+        constraint = self._constraint(request, matcher, syntax, reasoning, inside=inside)
         if beginning is not None and constraint is not None:
             self._accept(constraint, beginning.text)
         sampling = self._sampling(request, constraint)
         prompt = tokens if images is None else text_only(tokens)
         sampler = SequenceSampler(sampling, self._vocabulary, prompt, constraint, request.remember, request.logprobs)
-        extras = self._extras(request, tags, syntax, inside=inside)
+        extras = self._extras(request, reasoning, syntax, inside=inside)
         if beginning is not None and extras.splitter is not None:
             extras.splitter.skip(beginning.text)
+        if turn is not None and beginning is None:  # else the message of the answer has more than was generated
+            turn.reasons |= inside or (reasoning is not None and text.rstrip().endswith(reasoning.closing))
+            extras = replace(extras, turn=turn)
+        if matcher is not None and matcher.left_out:
+            extras = replace(extras, left_out=matcher.left_out)
         if images is not None:
             assert self._projector is not None
             salt = f"{extras.salt} {generate.request}" if self._projector.is_exact else extras.salt
@@ -178,10 +204,16 @@ class Preparer:
             extras = replace(extras, drafting=Drafting(request.speculation, _native.SuffixAutomaton(), tokens, model))
         return PreparedRequest(generate.request, tokens, sampler, request.limits, extras)
 
-    def _tags(self, request: AnswerRequest, *, calls: bool = False) -> Tags | None:
-        return thinking_tags(request.template, calls=calls) or thinking_tags(self._template, calls=calls)
+    def reasoning(self, request: AnswerRequest) -> ReasoningSyntax | None:
+        """Return the syntax of the reasoning, by the request's template, the model's own, or its vocabulary."""
+        found = None
+        if request.prompt is None:
+            found = self._chat_template(request.template).reasoning
+        return found or known_reasoning(self._template, self._vocabulary.control_texts)
 
-    def _beginning(self, request: AnswerRequest, prompt: str, tags: Tags | None) -> AnswerBeginning | None:
+    def _beginning(
+        self, request: AnswerRequest, prompt: str, reasoning: ReasoningSyntax | None
+    ) -> AnswerBeginning | None:
         """Return what the answer is given to begin with; None for nothing.
 
         Raises:
@@ -192,7 +224,7 @@ class Preparer:
         if request.prompt is not None:
             raise UsageError("an answer with a given beginning has no plain prompt")
         self._raise_if_too_long([Message("assistant", request.begins, reasoning=request.begins_reasoning)])
-        return AnswerBeginning.of(prompt, tags, request.begins_reasoning, request.begins)
+        return AnswerBeginning.of(prompt, reasoning, request.begins_reasoning, request.begins)
 
     def _accept(self, constraint: Constraint, text: str) -> None:
         """Advance a constraint by the text that the answer is given to begin with.
@@ -216,19 +248,37 @@ class Preparer:
         return replace(request.sampling, logit_bias=(*request.sampling.logit_bias, *self._end_bans))
 
     @cached_property
+    def _end_texts(self) -> tuple[str, ...]:
+        pieces = map(self._vocabulary.control_piece, self._ends)
+        return tuple(piece.decode("utf-8", "replace") for piece in pieces)
+
+    @cached_property
     def _end_bans(self) -> tuple[tuple[int, float], ...]:
-        vocabulary = self._vocabulary
-        return tuple((token, -math.inf) for token in range(vocabulary.n_tokens) if vocabulary.is_end(token))
+        return tuple((token, -math.inf) for token in self._ends)
+
+    @cached_property
+    def _ends(self) -> tuple[int, ...]:
+        """The tokens that end an answer."""
+        return tuple(filter(self._vocabulary.is_end, range(self._vocabulary.n_tokens)))
 
     def _constraint(
-        self, request: AnswerRequest, matcher: Matcher | None, syntax: Syntax | None, tags: Tags | None, *, inside: bool
+        self,
+        request: AnswerRequest,
+        matcher: Matcher | None,
+        syntax: CallSyntax | None,
+        reasoning: ReasoningSyntax | None,
+        *,
+        inside: bool,
     ) -> Constraint | None:
         """Return the constraint that applies the grammar to the right part: answer, text after reasoning, or call."""
-        if matcher is not None and syntax is not None and allows_text(request):
+        tags = constrained_tags(reasoning, calls=syntax is not None) if reasoning is not None else None
+        is_told = matcher is None and tells_tools(request) and request.grammar is None
+        if is_told or (matcher is not None and syntax is not None and allows_text(request) and not syntax.has_header):
             from llmrun.engine.constraint.calls import ToolCallConstraint
 
-            reasoning = ReasoningTracker.begin(tags, inside=inside) if tags is not None else None
-            return ToolCallConstraint(matcher, self._vocabulary, syntax, reasoning)
+            tracker = ReasoningTracker.begin(tags, inside=inside) if tags is not None else None
+            written = syntax or self._chat_template(request.template).syntax
+            return ToolCallConstraint(matcher, self._vocabulary, written, tracker, self._control_tokens(written.texts))
         if matcher is None or tags is None:
             return matcher
         from llmrun.engine.constraint.reasoning import AfterReasoning
@@ -236,10 +286,10 @@ class Preparer:
         may_think = request.prompt is None and request.thinks is not False
         return AfterReasoning(matcher, self._vocabulary, tags, inside=inside, may_think=may_think)
 
-    def _calls(self, request: AnswerRequest, syntax: Syntax) -> Matcher:
+    def _calls(self, request: AnswerRequest, syntax: CallSyntax) -> Matcher:
         from llmrun.engine.constraint.calls import compile_calls
 
-        return compile_calls(request, syntax, self._vocabulary, self._control_tokens(syntax.marks))
+        return compile_calls(request, syntax, self._vocabulary, self._control_tokens(syntax.texts))
 
     def _matcher(self, grammar: Grammar | None) -> Matcher | None:
         if grammar is None:
@@ -248,19 +298,21 @@ class Preparer:
 
         return compile_grammar(grammar, self._vocabulary)
 
-    def _extras(self, request: AnswerRequest, tags: Tags | None, syntax: Syntax | None, *, inside: bool) -> Extras:
+    def _extras(
+        self, request: AnswerRequest, reasoning: ReasoningSyntax | None, syntax: CallSyntax | None, *, inside: bool
+    ) -> Extras:
         thinking = guard = None
         adapters = self.adapters_for(request.adapters)
         budget = self._thinking_tokens(request)
-        if tags is not None and budget is not None:
-            thinking = ThinkingBudget(tags, inside, budget)
+        if reasoning is not None and budget is not None:
+            thinking = ThinkingBudget(reasoning, inside, budget)
         if request.stops_repeats:
             from llmrun.engine.core.repeats import RepeatGuard
 
             guard = RepeatGuard()
         return Extras(
             starts_in_reasoning=inside,
-            thinking_tags=tags or (),
+            thinking_tags=reasoning[:2] if reasoning is not None else (),
             thinking=thinking,
             guard=guard,
             moves=request.moves,
@@ -268,9 +320,11 @@ class Preparer:
             salt=self._salt(request.salt, adapters),
             adapters=adapters,
             rewritten=self._chat_template(request.template).new_rewritings() if request.prompt is None else (),
-            shown=self._control_tokens((*(tags or ()), *(syntax.marks if syntax else ()))),
-            tool_syntax=syntax.name if syntax else "",
-            splitter=_splitter(tags, syntax, request.tools, inside=inside),
+            shown=self._control_tokens(
+                [text for each in (reasoning, syntax) if each is not None for text in each.texts]
+            ),
+            tool_syntax=syntax.trigger if syntax else "",
+            splitter=self._splitter(request, reasoning, syntax, inside=inside),
         )
 
     def _thinking_tokens(self, request: AnswerRequest) -> int | None:
@@ -278,6 +332,20 @@ class Preparer:
         if request.thinking_tokens is not None or not offers_tools(request) or request.tool_choice == "auto":
             return request.thinking_tokens
         return min(_FORCED_THINKING, (request.limits.max_tokens or self._n_ctx) // 2)
+
+    @staticmethod
+    def _splitter(
+        request: AnswerRequest, reasoning: ReasoningSyntax | None, syntax: CallSyntax | None, *, inside: bool
+    ) -> AnswerSplitter | None:
+        """Return the splitter of the answer; None for an answer to a plain prompt that is text alone."""
+        if reasoning is None and syntax is None and request.prompt is not None:
+            return None
+        from llmrun.protocol.answer import AnswerSplitter
+
+        found = reasoning or UNNAMED
+        if request.grammar is not None or request.prompt is not None or request.begins:
+            found = found._replace(is_implied=False)  # the grammar applies at once
+        return AnswerSplitter(found, inside=inside, syntax=syntax, tools=request.tools)
 
     def adapters_for(self, requested: tuple[AdapterScale, ...] | None) -> tuple[AdapterScale, ...]:
         """Return the adapters to compute an answer with; None requests the default ones.
@@ -318,12 +386,14 @@ class Preparer:
         for index, message in enumerate(messages):
             each[index] += sum(self._image_lengths[hash(image.data)] for image in message.pictures)
         n_given = len(tokenize(asked.begins_reasoning, special=False)) + len(tokenize(asked.begins, special=False))
-        return TokenCount(tuple(each), len(prompt.tokens) + n_given)
+        return TokenCount(
+            tuple(each), len(prompt.tokens) + n_given, prompt.turn.history if prompt.turn is not None else None
+        )
 
     def rendered(self, asked: AnswerRequest, request: int, send: Callable[[Event], None]) -> RenderedPrompt:
         """Return the prompt of a conversation as text. Raises as prompt()."""
         text = self.prompt(Generate(request, asked), send, is_counted=True).text
-        beginning = self._beginning(asked, text, self._tags(asked))
+        beginning = self._beginning(asked, text, self.reasoning(asked))
         return RenderedPrompt(text + "".join(part.text for part in beginning.parts) if beginning is not None else text)
 
     def tokenize(self, command: TokenizeText) -> TextTokens:
@@ -373,30 +443,136 @@ class Preparer:
             return self._plain_prompt(request)
         if not is_counted:
             self._raise_if_too_long(request.messages, request.tools)
-        with ALLOCATING:
-            send(Rendering(generate.request))
-            template = self._chat_template(request.template)
-            tools = request.tools if offers_tools(request) else ()
-            messages = self._readable(request.messages)
-            parts = template.render(
-                messages,
-                self._control_texts(),
-                thinking=request.thinks,
-                tools=tools,
-                effort=request.reasoning_effort,
-                variables=request.template_variables,
-            )
-        send(Rendered(generate.request))
-        text = "".join(part.text for part in parts if isinstance(part, Part))
-        encode = partial(self._encode_image, generate.request, None if is_counted else send)
-        tokens, placed = self._tokens(parts, encode)
-        if not tokens:
+        render = partial(self._render, generate, send)
+        messages, salt = self._readable(request.messages), self._salt(request.salt, self.adapters_for(request.adapters))
+        tools = request.tools if tells_tools(request) else ()
+        context = self._chat_template(request.template).source, salt, tools, self._options(generate, send)
+        conversation = Conversation(context, messages, private=bool(salt))
+        keeps = request.keep_reasoning
+        if keeps is None and any(message.role == "assistant" for message in messages):
+            keeps = conversation.has_calls or keeps_reasoning(partial(render, keeps=None, is_trial=True))
+        encode = partial(self._encode_image, generate.request)
+        write = partial(self._conversation_prompt, conversation, render, encode, request.begins)
+        beginning = self.history.find(conversation, keeps=bool(keeps))
+        prompt = write(beginning, keeps)
+        room = self._n_ctx if request.keep_reasoning else int(_ROOMY * self._n_ctx)
+        if len(prompt.tokens) > room and (beginning is not None or keeps):
+            own = write(None, False)
+            n_saved = len(prompt.tokens) - len(own.tokens)
+            if n_saved > (0 if len(prompt.tokens) > self._n_ctx else _WORTHWHILE * self._n_ctx):
+                prompt = own
+                if own.turn is not None:
+                    own.turn.is_shortened = True
+        for event in () if is_counted else prompt.accepted:
+            send(event)
+        if not prompt.tokens:
             raise UsageError(
                 "the prompt is empty",
                 why="the chat template writes nothing for this conversation",
                 hint="choose another template with --template",
             )
-        return TokenizedPrompt(text, tokens, PromptImages(placed) if placed else None)
+        return prompt
+
+    def _render(
+        self,
+        generate: Generate,
+        send: Callable[[Event], None],
+        messages: Sequence[Message],
+        keeps: bool | None,
+        *,
+        is_trial: bool = False,
+    ) -> list[Part | Image]:
+        """Return the parts of a conversation's prompt.
+
+        Args:
+            keeps: as in AnswerRequest.keep_reasoning.
+            is_trial: with few tools, if any.
+        """
+        request = generate.asked
+        tools = request.tools if tells_tools(request) else ()
+        if is_trial:
+            called = {call.name for message in messages for call in message.tool_calls}
+            tools = tuple(tool for tool in tools if tool.name in called) or tools[:1]
+        with ALLOCATING:
+            send(Rendering(generate.request))
+            parts = self._chat_template(request.template).render(
+                messages,
+                self._control_texts(),
+                thinking=request.thinks,
+                tools=tools,
+                effort=request.reasoning_effort,
+                keep_reasoning=keeps,
+                variables=request.template_variables,
+            )
+        send(Rendered(generate.request))
+        return parts
+
+    def _options(self, generate: Generate, send: Callable[[Event], None]) -> tuple[object, ...]:
+        """Return the template's options; none if they only change the end of a prompt, as thinking often does."""
+        request = generate.asked
+        options = request.thinks, request.reasoning_effort, request.template_variables
+        key = self._chat_template(request.template).source, *options
+        if options != (None, None, "{}") and key not in self._begin_alike:
+            plain = replace(request, thinking=None, reasoning_effort=None, template_variables="{}")
+            each = (partial(self._render, Generate(generate.request, asked), send) for asked in (request, plain))
+            self._begin_alike[key] = begin_alike(*(partial(render, keeps=None, is_trial=True) for render in each))
+        return () if self._begin_alike.get(key, True) else options
+
+    def _conversation_prompt(
+        self,
+        conversation: Conversation,
+        render: Callable[..., list[Part | Image]],
+        encode: Callable[[Callable[[Event], None], Image], Pieces],
+        begins: str,
+        beginning: Beginning | None,
+        keeps: bool | None,
+    ) -> TokenizedPrompt:
+        """Return the prompt of a conversation.
+
+        Args:
+            render: returns the parts of a prompt, given messages and `keeps`; with few tools if `is_trial`.
+            encode: returns the tokens and vectors of an image, given what takes the event about it.
+            begins: as in AnswerRequest.
+            beginning: the messages that stand as they were generated. The template writes the others, or all if it
+                can't be told where they end.
+            keeps: reasoning of turns before the last question may stand in it; None leaves that to the template.
+        """
+        accepted = list[Event]()
+        encode_image = partial(encode, accepted.append)
+        messages = self.history.with_reasoning(conversation, beginning)
+        parts = before = None
+        if beginning is not None:
+            n_messages = beginning.n_messages
+            ends = {*self._end_texts}
+            written = b"".join(map(self._vocabulary.control_piece, text_only(beginning.turn.tokens[-_LAST:])))
+            trial, whole = partial(render, keeps=keeps, is_trial=True), partial(render, keeps=keeps)
+            parts = after_answer(messages, n_messages, trial, whole, ends, written.decode("utf-8", "replace"))
+            if parts is not None:
+                before = self._standing(beginning, messages, encode_image)
+        if parts is None or before is None:
+            beginning, before, messages = None, ([], []), self.history.with_reasoning(conversation, None)
+            parts = render(messages, keeps)
+            accepted.clear()
+        text = "".join(part.text for part in parts if isinstance(part, Part))
+        tokens, placed = self._tokens(parts, encode_image, before[0])
+        images = [*before[1], *placed]
+        turn = OpenTurn(self.history, conversation, messages, beginning, keeps=bool(keeps), begins=begins)
+        return TokenizedPrompt(text, tokens, PromptImages(images) if images else None, turn, tuple(accepted))
+
+    def _standing(
+        self, beginning: Beginning, messages: Sequence[Message], encode: Callable[[Image], Pieces]
+    ) -> tuple[list[int], list[PlacedChunk]] | None:
+        """Return the tokens that a prompt begins with, and the images there; None if an image has other tokens now."""
+        tokens, placed, end = beginning.turn.all_tokens, list[PlacedChunk](), 0
+        for image in (image for message in messages[: beginning.n_messages] for image in message.pictures):
+            for chunk in (piece for piece in encode(image) if not isinstance(piece, list)):
+                ids = list(chunk.ids)
+                start = tokens.index(ids[0], end) if ids[0] in tokens[end:] else end
+                end = start + len(ids)
+                if tokens[start:end] != ids:
+                    return None
+                placed.append(PlacedChunk(start, chunk))
+        return tokens, placed
 
     def _plain_prompt(self, request: AnswerRequest) -> TokenizedPrompt:
         """Return a text's tokens, token ids as they are, or a text with a gap to fill in."""
@@ -430,7 +606,7 @@ class Preparer:
     def _readable(self, messages: Sequence[Message]) -> Sequence[Message]:
         return with_omitted_images(messages, sees=self._projector is not None)
 
-    def _encode_image(self, request: int, send: Callable[[Event], None] | None, image: Image) -> Pieces:
+    def _encode_image(self, request: int, send: Callable[[Event], None], image: Image) -> Pieces:
         """Return the tokens and vectors of an image, and send ImageAccepted."""
         if self._projector is None:
             raise UsageError("this model can't read images", why="it was loaded without a projector")
@@ -438,8 +614,7 @@ class Preparer:
         pieces = self._projector.pieces(data, image.name or "the image")
         n_tokens = sum(len(piece if isinstance(piece, list) else piece.ids) for piece in pieces)
         self._image_lengths[hash(image.data)] = n_tokens
-        if send is not None:
-            send(ImageAccepted(request, image.name, width, height, n_tokens))
+        send(ImageAccepted(request, image.name, width, height, n_tokens))
         return pieces
 
     def _raise_if_too_long(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
@@ -459,10 +634,14 @@ class Preparer:
             )
 
     def _tokens(
-        self, parts: Sequence[Part | Image], encode: Callable[[Image], Pieces]
+        self, parts: Sequence[Part | Image], encode: Callable[[Image], Pieces], standing: Sequence[int] = ()
     ) -> tuple[list[int], list[PlacedChunk]]:
-        """Return the token ids of a prompt, none for an empty one, and its images."""
-        vocabulary, ids, placed = self._vocabulary, list[int](), list[PlacedChunk]()
+        """Return the token ids of a prompt, none for an empty one, and the images of the parts.
+
+        Args:
+            standing: the tokens before the parts.
+        """
+        vocabulary, ids, placed = self._vocabulary, [*standing], list[PlacedChunk]()
         for part in parts:
             if isinstance(part, Part):
                 ids += self._special_tokens(part.text) if part.special else self._checked(part.text, special=False)
@@ -472,7 +651,7 @@ class Preparer:
                 else:
                     placed.append(PlacedChunk(len(ids), piece))
                     ids += piece.ids
-        tokens = vocabulary.with_bos(ids)
+        tokens = ids if standing else vocabulary.with_bos(ids)
         placed = [each._replace(start=each.start + len(tokens) - len(ids)) for each in placed]
         is_lost = not ids and any(part.text for part in parts if isinstance(part, Part))
         if is_lost or (tokens and tokens[0] >= vocabulary.n_tokens):
@@ -502,7 +681,13 @@ class Preparer:
         source = NAMED.get(source, source)
         if source not in self._templates:
             vocabulary = self._vocabulary
-            self._templates[source] = ChatTemplate(source, bos=vocabulary.bos_text, eos=vocabulary.eos_text)
+            self._templates[source] = ChatTemplate(
+                source,
+                bos=vocabulary.bos_text,
+                eos=vocabulary.eos_text,
+                control=vocabulary.control_texts,
+                ends=self._end_texts,
+            )
         return self._templates[source]
 
     def _special_tokens(self, text: str) -> list[int]:
@@ -527,13 +712,3 @@ def _lossy_vocabulary() -> BadModelError:
         why="it has no token for some of its characters",
         hint="the file is probably damaged, or badly converted: download another one",
     )
-
-
-def _splitter(
-    tags: Tags | None, syntax: Syntax | None, tools: Sequence[Tool], *, inside: bool
-) -> AnswerSplitter | None:
-    if tags is None and syntax is None:
-        return None
-    from llmrun.protocol.answer import AnswerSplitter  # few models reason, few requests have tools
-
-    return AnswerSplitter(tags or (), inside=inside, tool_syntax=syntax.name if syntax else "", tools=tools)

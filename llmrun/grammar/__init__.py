@@ -48,7 +48,7 @@ def read_json_schema(text: str) -> Grammar:
         BadGrammarError: the schema is broken, can't be met, or can't be enforced; names line and column.
     """
     require("text", text, TEXT)
-    from llmrun.grammar.schema import parse
+    from llmrun.grammar.json_lark import rules_of
 
-    parse(text)
+    rules_of(text)
     return Grammar("json_schema", text)

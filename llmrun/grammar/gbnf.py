@@ -21,7 +21,7 @@ ROOT = "root"
 _MAX_POSTFIXES = 8
 _LAST_CHARACTER = 0x10FFFF
 _SURROGATES = (0xD800, 0xDFFF)
-_ANY = ((0, _SURROGATES[0] - 1), (_SURROGATES[1] + 1, _LAST_CHARACTER))
+ANY = ((0, _SURROGATES[0] - 1), (_SURROGATES[1] + 1, _LAST_CHARACTER))
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _BLANKS = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
@@ -172,7 +172,7 @@ class _Parser:
             return self._group()
         if character == ".":
             self._at += 1
-            return Characters(_ANY)
+            return Characters(ANY)
         if character in ("<", "!"):
             raise self._error(
                 "a token in angle brackets can't be enforced here", hint='name its text in quotes, as in "<think>"'
@@ -227,8 +227,7 @@ class _Parser:
         self._at += 1
         if not ranges:
             raise self._error("[] allows no character at all", offset=start)
-        merged = _merged(ranges)
-        chosen = _without(merged) if negated else merged
+        chosen = without(tuple(ranges)) if negated else merged(ranges)
         if not chosen:
             raise self._error("this [^...] allows no character at all", offset=start)
         return Characters(chosen)
@@ -324,21 +323,22 @@ class _Parser:
         return broken(GRAMMAR, self._text, min(self._at, len(self._text)) if offset is None else offset, why, hint)
 
 
-def _merged(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    merged: list[tuple[int, int]] = []
+def merged(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Return the characters of all ranges as sorted and disjoint ones."""
+    found: list[tuple[int, int]] = []
     for first, last in sorted(ranges):
-        if merged and first <= merged[-1][1] + 1:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], last))
+        if found and first <= found[-1][1] + 1:
+            found[-1] = (found[-1][0], max(found[-1][1], last))
         else:
-            merged.append((first, last))
-    return tuple(merged)
+            found.append((first, last))
+    return tuple(found)
 
 
-def _without(ranges: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+def without(ranges: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
     """Return all other characters."""
     left: list[tuple[int, int]] = []
     start = 0
-    for first, last in _merged([*ranges, _SURROGATES]):
+    for first, last in merged([*ranges, _SURROGATES]):
         if start < first:
             left.append((start, first - 1))
         start = last + 1

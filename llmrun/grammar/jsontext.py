@@ -28,11 +28,24 @@ class Places:
     def __init__(self) -> None:
         self._values: dict[tuple[int, str | int], int] = {}
         self._keys: dict[tuple[int, str], int] = {}
+        self._parents: dict[int, tuple[Any, str | int]] = {}
 
     def note(self, container: Any, key: str | int, value: int, key_offset: int = 0) -> None:
         self._values[id(container), key] = value
         if isinstance(key, str):
             self._keys[id(container), key] = key_offset
+
+    def note_parent(self, container: Any, key: str | int) -> None:
+        """Record where a container is that has just been read."""
+        self._parents[id(container[key])] = container, key
+
+    def path(self, container: Any, key: str | int | None = None) -> tuple[str | int, ...]:
+        """Return the keys and indices from the root to a container, or to a key in it."""
+        steps = [] if key is None else [key]
+        while id(container) in self._parents:
+            container, step = self._parents[id(container)]
+            steps.append(step)
+        return tuple(reversed(steps))
 
     def of_value(self, container: Any, key: str | int) -> int:
         """Return the offset of the value under a key, or at an index."""
@@ -90,6 +103,8 @@ class _Reader:
             self.skip()
             self.places.note(found, key, self.at, offset)
             found[key] = self.value(depth + 1)
+            if isinstance(found[key], dict | list):
+                self.places.note_parent(found, key)
         return found
 
     def _array(self, depth: int) -> list[Any]:
@@ -97,6 +112,8 @@ class _Reader:
         for _ in self._items("]"):
             self.places.note(found, len(found), self.at)
             found.append(self.value(depth + 1))
+            if isinstance(found[-1], dict | list):
+                self.places.note_parent(found, len(found) - 1)
         return found
 
     def _items(self, close: str) -> Iterator[None]:

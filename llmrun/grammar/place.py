@@ -9,6 +9,7 @@ from llmrun.errors import BadGrammarError
 GRAMMAR = "grammar"
 SCHEMA = "JSON schema"
 MAX_CHARACTERS = 256 * 1024
+_MAX_PATH = 120
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 
 
@@ -18,14 +19,26 @@ def place(text: str, offset: int) -> str:
     return f"line {text.count(chr(10), 0, offset) + 1}, column {offset - line_start + 1}"
 
 
-def broken(kind: str, text: str, offset: int, why: str, hint: str = "") -> BadGrammarError:
+def broken(
+    kind: str, text: str, offset: int, why: str, hint: str = "", path: tuple[str | int, ...] = ()
+) -> BadGrammarError:
     """Return the error for a mistake at a character of a grammar or schema.
 
     Args:
         kind: GRAMMAR or SCHEMA.
         hint: a correction.
+        path: of the mistake in a schema.
     """
-    return BadGrammarError(f"the {kind} is broken at {place(text, offset)}", why=why, hint=hint)
+    where = f" ({dotted(path)})" if path else ""
+    error = BadGrammarError(f"the {kind} is broken at {place(text, offset)}{where}", why=why, hint=hint)
+    error.path = path
+    return error
+
+
+def dotted(path: tuple[str | int, ...]) -> str:
+    """Return a path as in "properties.city.anyOf[1].pattern"."""
+    written = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).removeprefix(".")
+    return written if len(written) <= _MAX_PATH else written[: _MAX_PATH - 1] + "…"
 
 
 def check_text(kind: str, text: str) -> None:

@@ -28,7 +28,7 @@ def check_circles(schema: Schema) -> None:
         following: Any = start
         while following is not None or path:
             if following is not None and id(following) not in done:
-                path[id(following)] = iter(in_place(following))
+                path[id(following)] = iter([*in_place(following), *_conditions(following)])
             following = None
             if not path:
                 break
@@ -43,6 +43,13 @@ def check_circles(schema: Schema) -> None:
                 why = "this schema is only defined by itself, over and over"
                 schema.fail(*step, why, "let it be inside a property or an item")
             following = child if isinstance(child, dict) else None
+
+
+def _conditions(part: dict[str, Any]) -> Iterator[tuple[Any, str]]:
+    """Yield further schemas about the same value, which it need not meet."""
+    yield from ((part, key) for key in ("not", "if", "then", "else") if key in part)
+    for key in ("dependentSchemas", "dependencies"):
+        yield from ((part[key], name) for name, value in part.get(key, {}).items() if not isinstance(value, list))
 
 
 def check_ends(schema: Schema) -> None:

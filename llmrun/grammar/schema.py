@@ -6,55 +6,32 @@ never ignored.
 
 from __future__ import annotations
 
-import re
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from llmrun.errors import did_you_mean
-from llmrun.grammar.disjoint import check_one_of
+from llmrun.grammar import regex
 from llmrun.grammar.jsontext import read_json
 from llmrun.grammar.place import SCHEMA, broken, check_text
 from llmrun.grammar.reach import check_circles, check_ends
 from llmrun.grammar.schema_parts import Schema
 from llmrun.grammar.values import IN_PLACE, TYPES, kind_of, types_allowed, types_of_value
 
-MAX_COUNT = 10_000
+MAX_COUNT = 1_000_000
+_MAX_LEAST = 10_000  # characters, items or properties
 _MAX_INTEGER = 2**63
-_MAX_BOUND = 10**15  # beyond it a float has no digits after its point
+_MAX_BOUND = 10**40  # more than a 32-bit float
 _MAX_STEPS = 10_000
 
-FORMATS = ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid")
-_ANNOTATION_FORMATS = frozenset({
-    "binary", "byte", "char", "decimal", "double", "float", "idn-email", "idn-hostname", "int32", "int64", "iri",
-    "iri-reference", "json-pointer", "password", "regex", "relative-json-pointer", "uri-reference", "uri-template",
-})  # fmt: skip
-
 # Keywords that can't be enforced, and what to do instead.
-REFUSED = {
-    "not": "say what the value may be, with enum, type or anyOf",
-    "if": "write the cases as anyOf",
-    "then": "write the cases as anyOf",
-    "else": "write the cases as anyOf",
-    "contains": "describe each item with prefixItems",
-    "minContains": "describe each item with prefixItems",
-    "maxContains": "describe each item with prefixItems",
-    "uniqueItems": "leave it out, and drop what comes twice afterwards",
-    "propertyNames": "use patternProperties",
-    "dependentRequired": "write the cases as anyOf",
-    "dependentSchemas": "write the cases as anyOf",
-    "dependencies": "write the cases as anyOf",
-    "unevaluatedItems": "use items",
-    "unevaluatedProperties": "use additionalProperties",
+_REFUSED = {
     "$dynamicRef": "use $ref",
-    "$dynamicAnchor": "use $defs",
     "$recursiveRef": "use $ref",
-    "$recursiveAnchor": "use $defs",
-    "x-guidance": "leave it out",
+    "maxContains": "describe each item with prefixItems",
 }
 
-_COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
-# Look-around or a back-reference; escapes and sets of characters are skipped.
-_REGEX_PARTS = re.compile(r"(\\[1-9]|\(\?<?[=!])|\\.|\[(?:\\.|[^\]\\])*\]", re.DOTALL)
+_COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties", "minContains")
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 
 
@@ -77,15 +54,12 @@ def parse(text: str) -> Schema:
         _check(schema, part)
     check_circles(schema)
     check_ends(schema)
-    check_one_of(schema)
     return schema
 
 
 def _check(schema: Schema, part: dict[str, Any]) -> None:
-    if "$id" in part and part is not schema.root:
-        schema.fail_key(part, "$id", "a schema inside another can't have an $id of its own", "leave it out")
-    for key, hint in REFUSED.items():
-        if key in part and not (key in ("uniqueItems", "$recursiveAnchor") and part[key] is False):
+    for key, hint in _REFUSED.items():
+        if key in part:
             schema.fail_key(part, key, f"{key!r} can't be enforced while an answer is written", hint)
     for key, check in _CHECKS.items():
         if key in part:
@@ -149,9 +123,9 @@ def _check_count(schema: Schema, part: dict[str, Any], key: str) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         shown = value if isinstance(value, int | float) else kind_of(value)
         schema.fail(part, key, f"{key} is a whole number from 0 on, not {shown}")
+    if key.startswith("min") and value > _MAX_LEAST:
+        schema.fail(part, key, f"{key} {value:,} is more than a model will write", f"the maximum is {_MAX_LEAST:,}")
     if value > MAX_COUNT:
-        if key.startswith("min"):
-            schema.fail(part, key, f"{key} {value:,} is more than a model will write", f"the maximum is {MAX_COUNT:,}")
         schema.fail(part, key, f"{key} {value:,} is more than {MAX_COUNT:,}", f"leave {key} out for no limit")
 
 
@@ -162,9 +136,12 @@ def _check_bound(schema: Schema, part: dict[str, Any], key: str) -> None:
     if not isinstance(value, int | float) or isinstance(value, bool):
         schema.fail(part, key, f"{key} is a number, not {kind_of(value)}")
     if key != "multipleOf":
-        limit = _MAX_INTEGER if types_allowed(part) == {"integer"} else _MAX_BOUND
-        if abs(value) > limit:
-            schema.fail(part, key, f"{key} is beyond {limit:,}", f"leave {key} out for no limit")
+        if abs(value) >= sys.float_info.max and (value > 0) == (key in ("maximum", "exclusiveMaximum")):
+            del part[key]  # numbers beyond it are never written
+        elif abs(value) > _MAX_BOUND:
+            schema.fail(part, key, f"{key} is beyond {_MAX_BOUND:.0e}", f"leave {key} out for no limit")
+        elif 0 < abs(value) < 1 / _MAX_BOUND:
+            schema.fail(part, key, f"{key} has too many digits after its point", "write 0")
     elif value <= 0 or _steps(value) > _MAX_STEPS:
         schema.fail(part, key, f"multipleOf is over 0, and has at most {len(str(_MAX_STEPS)) - 1} digits")
 
@@ -199,17 +176,19 @@ def _check_string(schema: Schema, part: dict[str, Any], key: str) -> None:
 
 def _check_pattern(schema: Schema, part: dict[str, Any], key: str) -> None:
     _check_string(schema, part, key)
-    if any(found[1] for found in _REGEX_PARTS.finditer(part[key])):
-        hint = "leave (?=...), (?!...), (?<=...), (?<!...) and \\1 out"
-        schema.fail(part, key, "look-around and back-references can't be enforced while an answer is written", hint)
+    _check_regex(schema, part, key, part[key])
 
 
-def _check_format(schema: Schema, part: dict[str, Any], key: str) -> None:
-    _check_string(schema, part, key)
-    name = part[key]
-    if name not in FORMATS and name not in _ANNOTATION_FORMATS:
-        hint = did_you_mean(name, [*FORMATS, *_ANNOTATION_FORMATS]) or "use pattern instead"
-        schema.fail(part, key, f"the format {name!r} is not known", hint)
+def _check_regex(schema: Schema, part: dict[str, Any], key: str, pattern: str) -> None:
+    try:
+        regex.parse(pattern)
+    except regex.PatternError as error:
+        schema.fail(part, key, str(error))
+
+
+def _check_pattern_properties(schema: Schema, part: dict[str, Any], key: str) -> None:
+    for pattern in part[key]:
+        _check_regex(schema, part[key], pattern, pattern)
 
 
 def _check_required(schema: Schema, part: dict[str, Any], key: str) -> None:
@@ -230,19 +209,35 @@ def _check_properties(schema: Schema, part: dict[str, Any]) -> None:
             if name not in properties:
                 why = f"{name!r} is required, but it is not among the properties"
                 schema.fail(required, index, why, did_you_mean(name, properties))
-    if part.get("minProperties", 0) > max(1, len(required)):
-        why = "properties can't be counted while an answer is written, more than one or than are required"
-        schema.fail(part, "minProperties", why, "name them in required")
     if len(required) > part.get("maxProperties", MAX_COUNT):
         schema.fail(part, "maxProperties", f"{len(required)} properties are required")
+
+
+def _check_dependencies(schema: Schema, part: dict[str, Any], key: str) -> None:
+    if not isinstance(part[key], dict):
+        schema.fail(part, key, f"{key} is an object of lists of names, not {kind_of(part[key])}")
+    for name, value in part[key].items():
+        if key == "dependentRequired" and not isinstance(value, list):
+            schema.fail(part[key], name, f"{key} has lists of names, not {kind_of(value)}")
+        if isinstance(value, list) and not all(isinstance(each, str) for each in value):
+            schema.fail(part[key], name, f"{key} has lists of names, and one of them is none")
+
+
+def _check_boolean(schema: Schema, part: dict[str, Any], key: str) -> None:
+    if not isinstance(part[key], bool):
+        schema.fail(part, key, f"{key} is true or false, not {kind_of(part[key])}")
 
 
 _CHECKS: Mapping[str, Callable[[Schema, dict[str, Any], str], None]] = {
     "type": _check_type,
     "enum": _check_enum,
     "const": _check_const,
-    "format": _check_format,
+    "format": _check_string,
     "pattern": _check_pattern,
+    "patternProperties": _check_pattern_properties,
+    "dependentRequired": _check_dependencies,
+    "dependencies": _check_dependencies,
+    "uniqueItems": _check_boolean,
     "required": _check_required,
     **dict.fromkeys(IN_PLACE, _check_filled),
     **dict.fromkeys(_COUNTS, _check_count),

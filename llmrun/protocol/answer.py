@@ -19,31 +19,36 @@ from llmrun.protocol.messages import (
     Tool,
     ToolCall,
 )
-from llmrun.protocol.reasoning import ReasoningSplitter
+from llmrun.protocol.reasoning import MESSAGE_BEGINS, ReasoningSplitter
 
 if TYPE_CHECKING:
-    from llmrun.protocol.toolcalls import CallSplitter
+    from llmrun.protocol.toolcalls import CallSplitter, CallSyntax
 
 
 class AnswerSplitter:
     """Splits the text of one answer, piece by piece.
 
     Args:
-        tags: texts that open and close the reasoning; none if the model does not reason.
+        tags: texts that open and close the reasoning, or all fields of a ReasoningSyntax; none without reasoning.
         inside: the prompt ended with the opening tag, so that the text begins as reasoning.
-        tool_syntax: name of the syntax of tool calls, see toolcalls.SYNTAXES; "" if the answer can have none.
+        syntax: of tool calls; None if the answer can have none.
         tools: tools that may be called.
     """
 
     def __init__(
-        self, tags: Sequence[str], *, inside: bool = False, tool_syntax: str = "", tools: Sequence[Tool] = ()
+        self,
+        tags: Sequence[str | bool],
+        *,
+        inside: bool = False,
+        syntax: CallSyntax | None = None,
+        tools: Sequence[Tool] = (),
     ) -> None:
         self._reasoning = ReasoningSplitter(tags, inside=inside)
         self._calls: CallSplitter | None = None
-        if tool_syntax:
-            from llmrun.protocol.toolcalls import SYNTAXES, CallSplitter  # few answers have calls
+        if syntax is not None:
+            from llmrun.protocol.toolcalls import CallSplitter  # few answers have calls
 
-            self._calls = CallSplitter(SYNTAXES.get(tool_syntax), tools)
+            self._calls = CallSplitter(syntax, tools)
         self._n_skipped = 0  # characters of text to come that the answer was given to begin with
 
     def skip(self, text: str) -> None:
@@ -61,7 +66,7 @@ class AnswerSplitter:
         Args:
             is_cut_off: the model did not end the answer, so that it may end in the middle of a call.
         """
-        rest = self._with_calls(self._reasoning.flush())
+        rest = self._with_calls(self._reasoning.flush(is_cut_off=is_cut_off))
         return self._new(rest if self._calls is None else (*rest, *self._calls.flush(is_cut_off=is_cut_off)))
 
     def _new(self, parts: tuple[AnswerPart, ...]) -> tuple[AnswerPart, ...]:
@@ -81,10 +86,13 @@ class AnswerSplitter:
 
     def _with_calls(self, parts: list[AnswerPart]) -> tuple[AnswerPart, ...]:
         if self._calls is None:
-            return tuple(parts)
+            return tuple(part for part in parts if part is not MESSAGE_BEGINS)
         split: list[AnswerPart] = []
         for part in parts:
-            split += self._calls.feed(part.text) if part.kind == "text" else [part]
+            if part is MESSAGE_BEGINS:
+                split += self._calls.begin_message()
+            else:
+                split += self._calls.feed(part.text) if part.kind == "text" else [part]
         return tuple(split)
 
 

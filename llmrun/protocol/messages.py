@@ -118,6 +118,8 @@ class AnswerRequest:
         adapters: scales of the loaded adapters to use; None is those given at load.
         begins: text that the answer begins with, behind any reasoning; the model continues it.
         begins_reasoning: reasoning before that text; without a text the model continues the reasoning.
+        keep_reasoning: keep the reasoning of turns before the last question in the prompt; None keeps it where the
+            template does, or where calls were made and the context window has room.
 
     Raises:
         UsageError: a field is of the wrong type.
@@ -147,6 +149,7 @@ class AnswerRequest:
     adapters: tuple[AdapterScale, ...] | None = None
     begins: str = ""
     begins_reasoning: str = ""
+    keep_reasoning: bool | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -222,6 +225,14 @@ class PromptDifference(NamedTuple):
     prompt: str
 
 
+class PromptHistory(NamedTuple):
+    """The beginning of a prompt that stands as it was computed and generated, instead of as the template writes it."""
+
+    answers: int  # answers in it that have the tokens that the model generated
+    tokens: int
+    is_shortened: bool = False  # none stands: the window got narrow, and reasoning of earlier turns was left out
+
+
 class Started(NamedTuple):
     """The prompt is tokenized, and prefill begins.
 
@@ -232,9 +243,11 @@ class Started(NamedTuple):
         thinking: the prompt ends inside the reasoning, so that the answer begins there.
         thinking_tags: opening and closing tag of the reasoning, by this request's chat template; none if the model does
             not reason.
-        tool_syntax: name of the syntax of tool calls, see toolcalls.SYNTAXES; "" if the answer can have none.
+        tool_syntax: text that begins a tool call; "" if the answer can have none.
         rewritten: of the conversation, as the chat template demands; each is reported once.
         difference: None if the prompt continues a cached one, or resembles none.
+        history: None if the chat template wrote the whole prompt in its own form.
+        left_out: what can't be enforced of the schemas of tools, e.g. "tools.f.parameters.properties.x.pattern".
     """
 
     request: int
@@ -246,6 +259,8 @@ class Started(NamedTuple):
     tool_syntax: str = ""
     rewritten: tuple[Rewriting, ...] = ()
     difference: PromptDifference | None = None
+    history: PromptHistory | None = None
+    left_out: tuple[str, ...] = ()
 
 
 class PrefillProgress(NamedTuple):

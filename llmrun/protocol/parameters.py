@@ -3,7 +3,9 @@ which. Pure."""
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 from typing import Any
 
 from llmrun.protocol.codec import load_json
@@ -20,19 +22,42 @@ def parameters_of(schema: Any) -> dict[str, Any]:
     return {name: _resolved(value, schema) for name, value in properties.items()}
 
 
-def may_be_text(schema: Any) -> bool:
-    """Return whether a parameter may be a string, as it may without a type."""
+_TYPES = frozenset({"string", "integer", "number", "boolean", "null", "array", "object"})
+
+
+def types_of(schema: Any) -> frozenset[str]:
+    """Return the types that a value may have by its schema; all without a type."""
     if not isinstance(schema, dict):
-        return schema is not False
+        return _TYPES if schema is not False else frozenset()
     if isinstance(schema.get("enum"), list):
-        return any(isinstance(value, str) for value in schema["enum"])
+        return frozenset(map(json_type, schema["enum"])) or _TYPES
     if "const" in schema:
-        return isinstance(schema["const"], str)
+        return frozenset({json_type(schema["const"])})
     for several in ("anyOf", "oneOf"):
         if isinstance(schema.get(several), list):
-            return any(map(may_be_text, schema[several]))
-    kinds = schema.get("type", "string")
-    return kinds == "string" or (isinstance(kinds, list) and "string" in kinds)
+            return frozenset().union(*map(types_of, schema[several]))
+    named = schema.get("type")
+    types = frozenset([named] if isinstance(named, str) else named if isinstance(named, list) else ()) & _TYPES
+    return (types | {"integer"} if "number" in types else types) or _TYPES
+
+
+def narrowed_to(schema: Any, types: frozenset[str]) -> Any:
+    """Return the schema of those of its values that have one of these types."""
+    if not isinstance(schema, dict):
+        return {"type": sorted(types)}
+    if isinstance(schema.get("enum"), list):
+        return {**schema, "enum": [value for value in schema["enum"] if json_type(value) in types]}
+    for several in ("anyOf", "oneOf"):
+        if isinstance(schema.get(several), list):
+            left = [narrowed_to(each, types) for each in schema[several] if types_of(each) & types]
+            return {**schema, several: left}
+    return schema if "const" in schema else {**schema, "type": sorted(types & types_of(schema))}
+
+
+def json_type(value: Any) -> str:
+    """Return JSON Schema's name of a value's type."""
+    types = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+    return types.get(type(value), "null")
 
 
 def as_json(written: str, schema: Any) -> str:
@@ -42,8 +67,28 @@ def as_json(written: str, schema: Any) -> str:
         if not is_only_text and not isinstance(load_json(written), str):
             return written
     except ValueError:
-        pass
+        if "string" not in types_of(schema):
+            return json_of_python(written.strip())
     return json.dumps(written, ensure_ascii=False)
+
+
+def json_of_python(text: str) -> str:
+    """Return a literal of Python, or one with JSON's names, as JSON; a text that is neither is a string."""
+    try:
+        return json.dumps(load_json(text), ensure_ascii=False)
+    except ValueError:
+        pass
+    names = {"true": "True", "false": "False", "null": "None"}
+    outside = re.sub(
+        r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"|\b(true|false|null)\b",
+        lambda match: names.get(match[0], match[0]),
+        text,
+        flags=re.DOTALL,
+    )
+    try:
+        return json.dumps(ast.literal_eval(outside), ensure_ascii=False)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return json.dumps(text, ensure_ascii=False)
 
 
 def _resolved(schema: Any, root: dict[str, Any]) -> Any:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from llmrun.protocol.jobs import Empty, JobKind
 from llmrun.protocol.jobs.tokenize import TextTokens, TokenizeText
-from llmrun.protocol.messages import AnswerRequest
+from llmrun.protocol.messages import AnswerRequest, PromptHistory
 from llmrun.protocol.speculation import StepTables
 
 
@@ -19,6 +19,7 @@ class TokenCount(NamedTuple):
 
     each: tuple[int, ...]  # of each message's content
     total: int  # of the whole prompt, including what the chat template adds
+    history: PromptHistory | None = None  # as in Started
 
 
 class RenderedPrompt(NamedTuple):

@@ -1,132 +1,131 @@
-"""Syntaxes of tool calls, and the calls split off an answer piece by piece. Pure; must not know templates or tokens.
+"""The syntax of a model's tool calls as data, and the calls split off an answer piece by piece.
 
-A grammar holds the model to the syntax once a call has begun, so that nothing is guessed: text that does not follow the
-syntax to the letter is text.
+Pure; must not know templates or tokens. A grammar holds the model to the syntax once a call has begun, so that nothing
+is guessed: text that does not follow the syntax is text. Only whitespace around the syntax's own texts is free.
 """
 
 from __future__ import annotations
 
+import enum
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from llmrun.protocol.codec import load_json
-from llmrun.protocol.messages import AnswerPart, PartKind, Tool
-from llmrun.protocol.parameters import as_json, parameters_of
+from llmrun.protocol.messages import AnswerPart, PartKind, Tool, ToolCall
+from llmrun.protocol.parameters import as_json, json_of_python, json_type, parameters_of
 from llmrun.protocol.reasoning import overlap
 
 
+class CallField(enum.Enum):
+    """What a call says between the texts of its syntax."""
+
+    NAME = "name"
+    ID = "id"  # any text of letters and digits
+    INDEX = "index"  # the call's number
+    ARGUMENTS = "arguments"
+
+
+CallElement = str | CallField
+
+
 class ParameterForm(NamedTuple):
-    """The syntax of parameters written one by one: begin, name, middle, value, end."""
+    """How a parameter's value is written: between these texts, of which `end` may contain KEY."""
+
+    middle: str  # between the parameter's name and its value
+    end: str
+    types: frozenset[str]  # names of JSON Schema of the types that are written so
+
+
+class Parameters(NamedTuple):
+    """The syntax of parameters that are written one by one: begin, name, middle, value, end."""
 
     begin: str
-    middle: str
-    end: str
-    between: str = ""  # between two parameters
-    quote: str = ""  # on both sides of a string; without it, only the tool's schema distinguishes strings
+    between: str
+    forms: tuple[ParameterForm, ...]  # strings are written as they are, other values as JSON
+    quote: str = ""  # on both sides of strings inside lists and objects; "" if these are JSON
+    is_python: bool = False  # values are literals of Python
 
 
-class Syntax(NamedTuple):
-    """The syntax of calls of some models: begin, first, name, middle, arguments, close; then for each more; end."""
+class CallSyntax(NamedTuple):
+    """The syntax of a model's calls: begin, call, between, call, ..., end."""
 
-    name: str
-    begin: str  # marks a call
-    first: str  # between that and the first call's name
-    middle: str  # between a name and the arguments, which are a JSON object unless there is a `parameter`
-    close: str  # after the arguments
-    then: str = ""  # between two calls, up to the next name; "" if an answer has at most one call
-    end: str = ""  # after the last call
+    call: tuple[CallElement, ...]
+    trigger: str  # the beginning of the first call that occurs in no other text; a grammar applies after it
+    begin: str = ""
+    between: str | None = None  # None if an answer has at most one call
+    end: str = ""
+    parameters: Parameters | None = None  # None if the arguments are a JSON object
     at_start: bool = False  # an answer is a call or text, never text and then a call
-    marks: tuple[str, ...] = ()  # texts that may be control tokens, and must stay in the text
-    parameter: ParameterForm | None = None  # syntax of each parameter; None if the arguments are a JSON object
     lead: str = ""  # precedes an answer that is text
-    # Begin with first, and middle, as the templates write earlier calls; None if they are the same.
-    told: tuple[str, str] | None = None
+    prefill: str = ""  # of the first call or of the lead, what the prompt ends with
+
+    @property
+    def has_header(self) -> bool:
+        """The first words of an answer decide whether it is text or a call."""
+        return self.at_start and bool(self.lead)
+
+    @property
+    def head(self) -> tuple[CallElement, ...]:
+        """A call up to its arguments."""
+        return self.call[: self.call.index(CallField.ARGUMENTS)]
+
+    @property
+    def tail(self) -> tuple[CallElement, ...]:
+        """A call from the end of its arguments."""
+        return self.call[self.call.index(CallField.ARGUMENTS) + 1 :]
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All texts of the syntax, which may contain control tokens."""
+        form = self.parameters
+        texts = [self.begin, self.between, self.end, self.lead, *(each for each in self.call if isinstance(each, str))]
+        if form is not None:
+            texts += [form.begin, form.between, form.quote, *(text for each in form.forms for text in each[:2])]
+        return tuple(filter(None, texts))
+
+    def write(self, calls: Sequence[ToolCall]) -> str:
+        """Return calls as a model writes them."""
+        texts = ["".join(self._write_call(call, index)) for index, call in enumerate(calls)]
+        if self.between is None:
+            return "\n".join(f"{self.begin}{text}{self.end}" for text in texts)
+        return f"{self.begin}{self.between.join(texts)}{self.end}"
+
+    def _write_call(self, call: ToolCall, index: int) -> Iterator[str]:
+        for element in self.call:
+            if isinstance(element, str):
+                yield element
+            elif element is CallField.ARGUMENTS:
+                yield call.arguments if self.parameters is None else _write_parameters(call.arguments, self.parameters)
+            else:
+                yield {CallField.NAME: call.name, CallField.ID: call.id, CallField.INDEX: str(index)}[element]
 
 
-HERMES = Syntax(
-    "hermes",
-    begin="<tool_call>",
-    first='\n{"name": "',
-    middle='", "arguments": ',
-    close="}\n</tool_call>",
-    then='\n<tool_call>\n{"name": "',
-    marks=("<tool_call>", "</tool_call>"),
-)
-LLAMA = Syntax("llama", begin='{"name": "', first="", middle='", "parameters": ', close="}", at_start=True)
-MISTRAL = Syntax(
-    "mistral",
-    begin="[TOOL_CALLS]",
-    first='[{"name": "',
-    middle='", "arguments": ',
-    close="}",
-    then=', {"name": "',
-    end="]",
-    marks=("[TOOL_CALLS]",),
-)
-MISTRAL_ARGS = Syntax(
-    "mistral-args",
-    begin="[TOOL_CALLS]",
-    first="",
-    middle="[ARGS]",
-    close="",
-    then="[TOOL_CALLS]",
-    marks=("[TOOL_CALLS]", "[ARGS]"),
-)
-# Qwen3-Coder's, and Qwen's since 3.5.
-QWEN_XML = Syntax(
-    "qwen-xml",
-    begin="<tool_call>",
-    first="\n<function=",
-    middle=">\n",
-    parameter=ParameterForm("<parameter=", ">\n", "\n</parameter>\n"),
-    close="</function>\n</tool_call>",
-    then="\n<tool_call>\n<function=",
-    marks=("<tool_call>", "</tool_call>"),
-)
-GLM = Syntax(
-    "glm",
-    begin="<tool_call>",
-    first="",
-    middle="\n",
-    parameter=ParameterForm("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"),
-    close="</tool_call>",
-    then="\n<tool_call>",
-    marks=("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
-)
+KEY = "\0"
+"""Stands for a parameter's name in the text after its value."""
 
-# Gemma 4's. Inside lists and objects the model writes strings and names as outside; here these are JSON.
-GEMMA = Syntax(
-    "gemma",
-    begin="<|tool_call>",
-    first="call:",
-    middle="{",
-    parameter=ParameterForm("", ":", "", between=",", quote='<|"|>'),
-    close="}<tool_call|>",
-    then="<|tool_call>call:",
-    marks=("<|tool_call>", "<tool_call|>", '<|"|>'),
+_NAME, _ARGUMENTS = CallField.NAME, CallField.ARGUMENTS
+# What models without a syntax of their own are told to write; the most common one.
+HERMES = CallSyntax(
+    ('<tool_call>\n{"name": "', _NAME, '", "arguments": ', _ARGUMENTS, "}\n</tool_call>"), "<tool_call>", between="\n"
 )
-
-# gpt-oss's: a message is on a channel and may have a receiver. The token after a call ends the answer.
-HARMONY = Syntax(
-    "harmony",
-    begin="<|channel|>commentary to=",
-    first="functions.",
-    middle=" <|constrain|>json<|message|>",
-    close="",
-    marks=("<|channel|>", "<|constrain|>", "<|message|>"),
+# gpt-oss's, by hand: its template writes earlier calls in another form than the model, as messages with a receiver.
+# The token after a call ends the answer.
+HARMONY = CallSyntax(
+    ("<|channel|>commentary to=functions.", _NAME, " <|constrain|>json<|message|>", _ARGUMENTS),
+    "<|channel|>commentary to=",
     lead="<|channel|>final<|message|>",
-    told=("<|start|>assistant to=functions.", "<|channel|>commentary json<|message|>"),
 )
 
-_ALL = (HERMES, LLAMA, MISTRAL, MISTRAL_ARGS, QWEN_XML, GLM, GEMMA, HARMONY)
-SYNTAXES = {syntax.name: syntax for syntax in _ALL}
+HARMONY_AS_TOLD = "<|start|>assistant to=functions."
+"""What gpt-oss's template writes of earlier calls."""
 
 TOOL_NAME = re.compile(r"[\w.:/-]{1,256}")
 TOOL_NAME_RULE = "must be 1 to 256 letters, digits or any of _-.:/"
-_MOST_NAME_CHARACTERS = 256
+_FIELDS = {CallField.NAME: TOOL_NAME, CallField.ID: re.compile(r"[\w-]{1,64}"), CallField.INDEX: re.compile(r"\d{1,9}")}
+_CDATA = "<![CDATA[", "]]>"  # around texts with characters of XML's
 _Step = Callable[[list[AnswerPart]], bool]
 
 
@@ -146,21 +145,19 @@ class CallSplitter:
         n_calls: number of complete calls.
     """
 
-    def __init__(self, syntax: Syntax | None, tools: Sequence[Tool] = ()) -> None:
+    def __init__(self, syntax: CallSyntax | None, tools: Sequence[Tool] = ()) -> None:
         self._syntax = syntax or HERMES
         self._tools = {tool.name: tool for tool in tools}
-        self._parameters: dict[str, Any] = {}  # schemas of the called tool's
+        self._schemas: dict[str, Any] = {}  # of the called tool's parameters
         self._n_parameters = 0  # of the open call
         self._step: _Step = self._start if syntax else self._text
-        self._buffer = ""  # not certain yet
-        self._passed = ""  # a frame that may turn out to be text
+        self._buffer = syntax.prefill if syntax else ""  # not certain yet
         self._depth = 0  # of brackets in the arguments
         self._in_string = self._escaped = False
         self.n_calls = 0
 
     def feed(self, text: str) -> list[AnswerPart]:
-        """Return the parts that are certain with this piece, without the frame around calls and the blanks before
-        it."""
+        """Return the parts that are certain with this piece, without the syntax and the blanks before it."""
         self._buffer += text
         parts: list[AnswerPart] = []
         while self._buffer and self._step(parts):
@@ -174,9 +171,16 @@ class CallSplitter:
             is_cut_off: the model did not end the answer, so that a possible beginning of a call is one.
         """
         rest, self._buffer = self._buffer, ""
+        may_be_text = self._step in (self._start, self._outside, self._head)
         begins_call = is_cut_off and bool(rest.strip())
-        is_text = self._step in (self._start, self._outside) and not begins_call and (rest.strip() or not self.n_calls)
+        is_text = may_be_text and not begins_call and (rest.strip() or not self.n_calls)
         return [AnswerPart("text", rest)] if rest and is_text else []
+
+    def begin_message(self) -> list[AnswerPart]:
+        """Return the remaining parts of a message before another one in the same answer."""
+        parts = self.flush()
+        self._step = self._start
+        return parts
 
     # Each step takes what it can of the buffer, and returns whether there may be more to take.
 
@@ -194,76 +198,112 @@ class CallSplitter:
         return self._go_on(self._outside)
 
     def _outside(self, parts: list[AnswerPart]) -> bool:
-        begin, blanks = self._syntax.begin, len(self._buffer) - len(self._buffer.lstrip())
-        found = blanks if self._syntax.at_start else self._buffer.find(begin)
-        if found >= 0 and self._buffer.startswith(begin, found):
+        trigger, n_blanks = self._syntax.trigger, len(self._buffer) - len(self._buffer.lstrip())
+        if self._syntax.at_start:
+            _, end = _match((trigger,), self._buffer)
+            return end is not None and self._go_on(self._text if end < 0 else self._head)
+        found = self._buffer.find(trigger)
+        if found >= 0:
             self._emit(parts, "text", len(self._buffer[:found].rstrip()))
             self._buffer = self._buffer.lstrip()
-            self._passed = ""
-            return self._frame(parts, begin, self._first)
-        if self._syntax.at_start:
-            return not begin.startswith(self._buffer[blanks:]) and self._go_on(self._text)
-        n_pending = overlap(self._buffer, begin)
-        self._emit(parts, "text", len(self._buffer[: len(self._buffer) - n_pending].rstrip()))
+            return self._go_on(self._head)
+        n_certain = len(self._buffer) - overlap(self._buffer, trigger)
+        self._emit(parts, "text", len(self._buffer[:n_certain].rstrip()) if n_certain > n_blanks else 0)
         return False
 
-    def _first(self, parts: list[AnswerPart]) -> bool:
-        return self._frame(parts, self._syntax.first, self._name)
+    def _head(self, parts: list[AnswerPart]) -> bool:
+        """Take the beginning of the first call, once it is certain that arguments follow."""
+        return self._take_head(parts, self._syntax.begin)
 
-    def _name(self, parts: list[AnswerPart]) -> bool:
-        """Take the name once it is certain that arguments follow."""
-        name, found, rest = self._buffer.partition(self._syntax.middle)
-        limit = _MOST_NAME_CHARACTERS + (0 if found else len(self._syntax.middle))
-        form = self._syntax.parameter
-        begins = ("{",) if form is None else (form.begin, self._syntax.close)
-        if len(name) > limit or (found and not name) or not _may_begin(rest, begins):
-            return self._not_a_call(parts)
-        if not (found and rest.startswith(begins)):
+    def _take_head(self, parts: list[AnswerPart], before: str) -> bool:
+        fields, end = _match((before, *self._syntax.head), self._buffer)
+        if end is None:
             return False
+        if end < 0:
+            return self._not_a_call(parts)
+        rest = self._buffer[end:]
+        form = self._syntax.parameters
+        begins = ("{",) if form is None else (form.begin, *self._closings())
+        text = rest.lstrip() if form is None else rest
+        if not _may_begin(text, begins):
+            return self._not_a_call(parts)
+        if not any(text.startswith(each) for each in begins):
+            return False
+        name = fields[CallField.NAME]
         parts.append(AnswerPart("call", name))
-        self._buffer = rest
+        self._buffer = text
         if form is None:
             return self._go_on(self._arguments)
         parts.append(AnswerPart("arguments", "{"))  # never empty: clients take that for a call without arguments
-        self._parameters = parameters_of(load_json(self._tools[name].parameters)) if name in self._tools else {}
+        self._schemas = parameters_of(load_json(self._tools[name].parameters)) if name in self._tools else {}
         self._n_parameters = 0
         return self._go_on(self._parameter)
 
+    def _closings(self) -> tuple[str, ...]:
+        """Return the text after the last parameter, as the template writes it and without blanks before it."""
+        close = next((each for each in self._syntax.tail if isinstance(each, str)), "")
+        return tuple({close, close.lstrip()} - {""})
+
     def _parameter(self, parts: list[AnswerPart]) -> bool:
         """Take the next parameter once it is complete, or the end of the call."""
-        form = self._syntax.parameter
+        form = self._syntax.parameters
         assert form is not None
-        if self._buffer.startswith(self._syntax.close):
+        between = form.between if self._n_parameters else ""
+        begin = between + form.begin
+        closings = self._closings()
+        if any(self._buffer.startswith(each) and not (begin.startswith(each) and begin != each) for each in closings):
             parts.append(AnswerPart("arguments", "}"))
             self._end_call(parts)
-            self._passed = ""
-            return self._go_on(self._close)
-        begin = (form.between if self._n_parameters else "") + form.begin
-        if not _may_begin(self._buffer, (begin, self._syntax.close)):
+            return self._go_on(self._tail)
+        text = self._buffer if self._buffer.startswith(begin) else self._buffer.lstrip()
+        if not text.startswith(begin):
+            begin = begin.strip()
+        if not _may_begin(text, (begin, *closings)):
             return self._go_on(self._outside)
-        name, named, rest = self._buffer.removeprefix(begin).partition(form.middle)
-        value = self._value(name, rest, form) if named and self._buffer.startswith(begin) else None
-        if value is None:
+        if any(each.startswith(text) for each in closings):
             return False
-        member = f"{json.dumps(name, ensure_ascii=False)}: {value[0]}"
-        parts.append(AnswerPart("arguments", (", " if self._n_parameters else "") + member))
+        member = self._member(text.removeprefix(begin), form) if text.startswith(begin) else None
+        if member is None:
+            return False
+        name, value, self._buffer = member
+        separator = ", " if self._n_parameters else ""
+        parts.append(AnswerPart("arguments", f"{separator}{json.dumps(name, ensure_ascii=False)}: {value}"))
         self._n_parameters += 1
-        self._buffer = value[1]
         return True
 
-    def _value(self, name: str, text: str, form: ParameterForm) -> tuple[str, str] | None:
-        """Return a parameter's value as JSON, and the text after it; None if the value is incomplete."""
-        if not form.quote:
-            written, ended, rest = text.partition(form.end)
-            return (as_json(written, self._parameters.get(name)), rest) if ended else None
-        if text.startswith(form.quote):
-            written, ended, rest = text.removeprefix(form.quote).partition(form.quote + form.end)
-            return (json.dumps(written, ensure_ascii=False), rest) if ended else None
-        try:
-            end = json.JSONDecoder().raw_decode(text)[1]
-        except (ValueError, RecursionError):
+    def _member(self, text: str, form: Parameters) -> tuple[str, str, str] | None:
+        """Return a parameter's name, its value as JSON, and the text after it; None if it is incomplete."""
+        starts = [(text.find(each.middle), -len(each.middle), each) for each in form.forms]
+        written = min((start for start in starts if start[0] > 0), key=lambda start: start[:2], default=None)
+        if written is None:
             return None
-        return (text[:end], text[end:]) if end < len(text) else None  # a number may go on
+        position, _, value_form = written
+        name, value = text[:position].strip(), text[position + len(value_form.middle) :]
+        if any(
+            len(each.middle) > len(value_form.middle) and each.middle.startswith(text[position:]) for each in form.forms
+        ):
+            return None  # the beginning of a longer one
+        end = value_form.end.replace(KEY, name)
+        if end and not form.is_python:
+            raw, ended, rest = value.partition(end)
+            if not ended:
+                return None
+            is_text, others = "string" in value_form.types, len(value_form.types) > 1
+            schema = self._schemas.get(name)
+            raw = (
+                raw[len(_CDATA[0]) : -len(_CDATA[1])] if raw.startswith(_CDATA[0]) and raw.endswith(_CDATA[1]) else raw
+            )
+            if is_text:
+                return name, as_json(raw, schema) if others else json.dumps(raw, ensure_ascii=False), rest
+            return name, _json_of(raw.strip(), form.quote), rest
+        stop = _end_of_value(value, ("'", '"') if form.is_python else (form.quote, '"'), self._stops(form))
+        if stop is None:
+            return None
+        raw = value[:stop].strip()
+        return name, json_of_python(raw) if form.is_python else _json_of(raw, form.quote), value[stop:]
+
+    def _stops(self, form: Parameters) -> tuple[str, ...]:
+        return (form.between.strip(), *self._closings())
 
     def _arguments(self, parts: list[AnswerPart]) -> bool:
         for index, character in enumerate(self._buffer):
@@ -277,8 +317,7 @@ class CallSplitter:
             if self._depth == 0:
                 self._emit(parts, "arguments", index + 1)
                 self._end_call(parts)
-                self._passed = ""
-                return self._go_on(self._close)
+                return self._go_on(self._tail)
         self._emit(parts, "arguments", len(self._buffer))
         return False
 
@@ -286,28 +325,36 @@ class CallSplitter:
         parts.append(AnswerPart("call_end"))
         self.n_calls += 1
 
-    def _close(self, parts: list[AnswerPart]) -> bool:
-        after = self._next_call if self._syntax.end else self._text if self._syntax.at_start else self._outside
-        return self._frame(parts, self._syntax.close, after)
+    def _tail(self, parts: list[AnswerPart]) -> bool:
+        """Take the text after the arguments, as far as it is there."""
+        _, end = _match(self._syntax.tail, self._buffer)
+        if end is None:
+            return False
+        self._buffer = self._buffer[max(end, 0) :]
+        return self._go_on(self._after_call)
 
-    def _next_call(self, parts: list[AnswerPart]) -> bool:
-        """Take the next call of a list, or the end of the list."""
-        if self._buffer.startswith(self._syntax.end):
-            return self._frame(parts, self._syntax.end, self._outside)
-        return self._frame(parts, self._syntax.then, self._name)
+    def _after_call(self, parts: list[AnswerPart]) -> bool:
+        """Take the end of all calls, or find the beginning of the next one."""
+        syntax = self._syntax
+        first = syntax.call[0]
+        following = (syntax.between, first if isinstance(first, str) else "") if syntax.between is not None else None
+        _, next_call = _match(following, self._buffer) if following and any(following) else ({}, -1)
+        _, end = _match((syntax.end,), self._buffer) if syntax.end else ({}, -1)
+        if next_call is not None and next_call >= 0:
+            return self._go_on(self._next_head)
+        if end is not None and end >= 0:
+            self._buffer = self._buffer[end:]
+            return self._go_on(self._text if syntax.at_start else self._outside)
+        if next_call is None or end is None:
+            return False
+        return self._go_on(self._text if syntax.at_start else self._outside)
 
-    def _frame(self, parts: list[AnswerPart], text: str, after: _Step) -> bool:
-        """Take a text that is required here."""
-        if self._buffer.startswith(text):
-            self._passed += text
-            self._buffer = self._buffer[len(text) :]
-            return self._go_on(after)
-        return not text.startswith(self._buffer) and self._not_a_call(parts)
+    def _next_head(self, parts: list[AnswerPart]) -> bool:
+        return self._take_head(parts, self._syntax.between or "")
 
     def _not_a_call(self, parts: list[AnswerPart]) -> bool:
-        """Give the frame out as text, which only began like a call."""
-        if self._passed:
-            parts.append(AnswerPart("text", self._passed))
+        """Give out as text what only began like a call."""
+        self._emit(parts, "text", max(1, min(len(self._syntax.trigger), len(self._buffer))))
         return self._go_on(self._text if self._syntax.at_start else self._outside)
 
     def _go_on(self, step: _Step) -> bool:
@@ -321,6 +368,104 @@ class CallSplitter:
         self._buffer = self._buffer[size:]
 
 
+def _match(elements: Sequence[CallElement], text: str) -> tuple[dict[CallField, str], int | None]:
+    """Match elements of a call at the beginning of a text, with free whitespace around the syntax's texts.
+
+    Returns:
+        The fields, and the end of the match: -1 if the text does not match, None if more text decides.
+    """
+    position = 0
+    for number, element in enumerate(elements):
+        if isinstance(element, str):
+            end = _match_text(element, text, position)
+            if end is None or end < 0:
+                return {}, end
+            position = end
+            continue
+        run = _FIELDS[element].match(text, position)
+        longest = run.end() if run else position
+        if longest == len(text):
+            return {}, None
+        for end in range(longest, position, -1):
+            fields, rest = _match(elements[number + 1 :], text[end:])
+            if rest is None or rest >= 0:
+                value = text[position:end]
+                if element in fields and fields[element] != value:
+                    continue  # a name that is written twice
+                return {**fields, element: value}, None if rest is None else end + rest
+        return {}, -1
+    return {}, position
+
+
+def _match_text(expected: str, text: str, position: int) -> int | None:
+    """Return the end of a match as _match() does; blanks match any number of blanks, and may precede the text."""
+    index = 0
+    while index < len(expected):
+        if expected[index].isspace():
+            index += 1
+            continue
+        while position < len(text) and text[position].isspace() and text[position] != expected[index]:
+            position += 1
+        if position == len(text):
+            return None
+        if text[position] != expected[index]:
+            return -1
+        position, index = position + 1, index + 1
+    blanks = len(expected) - len(expected.rstrip())
+    while blanks and position < len(text) and text[position].isspace():
+        position, blanks = position + 1, blanks - 1
+    return position
+
+
 def _may_begin(text: str, beginnings: Sequence[str]) -> bool:
     """Return whether a text, with more to come, may begin with one of these."""
     return any(text.startswith(each) or each.startswith(text) for each in beginnings)
+
+
+def _end_of_value(text: str, quotes: Sequence[str], stops: Sequence[str]) -> int | None:
+    """Return the index of the first stop outside of strings and brackets; None if there is none yet."""
+    depth, index = 0, 0
+    while index < len(text):
+        quote = next((each for each in quotes if each and text.startswith(each, index)), None)
+        if quote is not None:
+            index += len(quote)
+            while index < len(text) and not text.startswith(quote, index):
+                index += 2 if text[index] == "\\" and len(quote) == 1 else 1
+            if index >= len(text):
+                return None
+            index += len(quote)
+            continue
+        if depth == 0 and any(text.startswith(each, index) for each in stops if each):
+            return index
+        depth += (text[index] in "{[(") - (text[index] in "}])")
+        index += 1
+    return None
+
+
+def _json_of(text: str, quote: str) -> str:
+    """Return a value as JSON, whose strings may have other quotes, and whose names may have none."""
+    try:
+        load_json(text)
+        return text
+    except ValueError:
+        pass
+    if quote:
+        pieces = text.split(quote)  # every second one is a string
+        bare = (re.sub(r"([\w$-]+)\s*:", r'"\1":', each) for each in pieces[::2])
+        strings = (json.dumps(each, ensure_ascii=False) for each in pieces[1::2])
+        pieces[::2], pieces[1::2] = bare, strings
+        try:
+            return json.dumps(load_json("".join(pieces)), ensure_ascii=False)
+        except ValueError:
+            pass
+    return json_of_python(text)
+
+
+def _write_parameters(arguments: str, form: Parameters) -> str:
+    members = []
+    for name, value in load_json(arguments).items():
+        kind = json_type(value)
+        written = next((each for each in form.forms if kind in each.types), form.forms[-1])
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        members.append(f"{form.begin}{name}{written.middle}{text}{written.end.replace(KEY, name)}")
+    return form.between.join(members)

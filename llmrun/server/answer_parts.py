@@ -15,6 +15,7 @@ from llmrun.protocol.messages import (
     Finished,
     PartKind,
     PromptDifference,
+    PromptHistory,
     Started,
     Stats,
     TextDelta,
@@ -55,6 +56,7 @@ class ResponseStarted(NamedTuple):
     prompt_tokens: int
     cached_tokens: int
     difference: PromptDifference | None = None  # from the most similar cached prompt
+    history: PromptHistory | None = None  # as in Started
 
 
 class ReasoningText(NamedTuple):
@@ -132,7 +134,8 @@ class AnswerReader:
             return [part for kind, text in event.answer_parts if (part := self._part(kind, text)) is not None]
         if isinstance(event, Started):
             self.is_started = True
-            return [ResponseStarted(self._choice, event.prompt_tokens, event.reused_tokens, event.difference)]
+            n_tokens, n_cached = event.prompt_tokens, event.reused_tokens
+            return [ResponseStarted(self._choice, n_tokens, n_cached, event.difference, event.history)]
         return [self._finished(event)] if isinstance(event, Finished) else []
 
     def _part(self, kind: PartKind, text: str) -> Part | None:

@@ -45,6 +45,7 @@ class ResponseStreams:
 
     Attributes:
         rewritten: of the conversation, for the first time with this chat template.
+        left_out: of the schemas of tools, because it can't be enforced.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class ResponseStreams:
         self._choices = [_Choice(index) for index in range(completion.n_choices)]
         self._timers = [metrics.request(pooled.name) for _ in self._choices]
         self.rewritten: tuple[Rewriting, ...] = ()
+        self.left_out: tuple[str, ...] = ()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def _prompt(self, index: int) -> str:
@@ -126,6 +128,7 @@ class ResponseStreams:
             return []
         if isinstance(event, Started):
             self.rewritten += event.rewritten
+            self.left_out = event.left_out
             timer.started(event)
         elif isinstance(event, Finished):
             choice.is_finished = True

@@ -27,6 +27,7 @@ from llmrun.server.http_messages import ErrorBody, parse_json, read_body, send_e
 from llmrun.server.listener import CHUNK_WRITER, ChunkWriter
 from llmrun.server.metrics import ServerMetrics
 from llmrun.server.pool import Pool, PooledModel
+from llmrun.server.protocols.fields import header_safe
 from llmrun.server.protocols.stored_responses import ResponseStore
 
 KEEP_ALIVE_SECONDS = 5.0
@@ -189,9 +190,7 @@ class HttpExchange:
     async def _respond(self, body: Mapping[str, Any], completion: CompletionRequest, pooled: PooledModel) -> None:
         name = completion.model or pooled.name
         self._log["model"] = name
-        if completion.ignored:
-            self._log["ignored"] = completion.ignored
-            self._ignored = [(b"x-llmrun-ignored", ", ".join(completion.ignored)[:_MOST_IGNORED].encode())]
+        self._name_ignored(completion.ignored)
         answer_id = f"{self._api.id_prefix}{secrets.token_hex(12)}"
         prompts = await self._scored_prompts(completion, pooled) if completion.scores_prompts else ()
         envelope = Envelope(answer_id, int(time.time()), name, prompts)
@@ -231,6 +230,12 @@ class HttpExchange:
             found.append((await engine.do(PROMPT_SCORES, command)).tokens)
         return tuple(found)
 
+    def _name_ignored(self, paths: tuple[str, ...]) -> None:
+        """Name more parts of the request that are not honoured, in the log and in a header if it is not sent yet."""
+        if paths:
+            self._log["ignored"] = named = (*self._log.get("ignored", ()), *paths)
+            self._ignored = [(b"x-llmrun-ignored", ", ".join(map(header_safe, named))[:_MOST_IGNORED].encode())]
+
     async def _forward(self, answers: ResponseStreams, writer: Writer) -> None:
         """Wait for events, and send everything they add to the stream as one chunk."""
         chunk = bytearray()
@@ -244,6 +249,8 @@ class HttpExchange:
                     continue
                 for part in answers.take(event):
                     if isinstance(part, ResponseStarted):
+                        if part.choice == 0:
+                            self._name_ignored(answers.left_out)
                         chunk += await self._start_stream(writer)
                     chunk += writer.feed(part)
                     if isinstance(part, (ResponseStarted, ResponseFinished)):
@@ -339,6 +346,8 @@ class HttpExchange:
             if self._answers is not None and self._answers.rewritten:
                 self._log["rewritten"] = self._answers.rewritten
             self._log["difference"] = part.difference
+            if part.history is not None:
+                self._log["history"] = part.history._asdict()
         else:
             self._log["completion_tokens"] = self._log.get("completion_tokens", 0) + part.stats.completion_tokens
             self._log["reason"], self._log["decode_seconds"] = part.reason, part.stats.decode_seconds

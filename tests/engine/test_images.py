@@ -30,6 +30,8 @@ from llmrun.protocol.messages import (
     Image,
     ImageAccepted,
     Message,
+    PromptHistory,
+    Started,
     Stats,
     TextDelta,
 )
@@ -318,3 +320,31 @@ def test_an_image_larger_than_a_batch_that_has_to_hold_it_is_refused(opened: Ope
 def test_a_template_that_leaves_an_image_out_is_refused(opened: Open) -> None:
     with pytest.raises(BadTemplateError, match="omits an image"):
         run(opened(), asked(RED, template="so"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_image_stands_in_the_prompt_with_the_answer_to_it(opened: Open, kind: str) -> None:
+    template = "{% for message in messages %}{{ message.content }}{{ eos_token }}{% endfor %}so"
+    model, first = opened(kind), asked(RED, template=template, limits=Limits(200))
+    vocabulary = model.weights.vocabulary
+    end = next(token for token in range(vocabulary.n_tokens) if vocabulary.is_end(token))
+    first = dataclasses.replace(
+        first, sampling=SamplingParams(temperature=0, logit_bias=((end, 100.0),)), logprobs=None
+    )
+    prepared = model.preparer.prepare(Generate(1, first), lambda event: None)
+    run(model, first)
+    messages = (*first.messages, Message("assistant", ""), Message("user", "And here?", pictures=(sent(BLUE),)))
+    second = asked(template=template)
+    second = dataclasses.replace(second, messages=messages)
+    told, [stats], events = run(model, second)
+    [started] = [event for event in events if isinstance(event, Started)]
+    assert started.history == PromptHistory(1, len(prepared.tokens))
+    assert stats.reused_tokens == len(prepared.tokens)
+    assert len([event for event in events if isinstance(event, ImageAccepted)]) == 2
+    again = model.preparer.prepare(Generate(2, second), lambda event: None)
+    assert again.tokens[: len(prepared.tokens)] == prepared.tokens
+    fresh = opened(kind)
+    fresh.preparer.history = model.preparer.history
+    wanted, [stats], _ = run(fresh, second)
+    assert stats.reused_tokens == 0
+    assert told[0] == pytest.approx(wanted[0], abs=TOLERANCE)

@@ -20,6 +20,7 @@ from llmrun.engine.loaded import LoadedModel
 from llmrun.engine.service import Preparer
 from llmrun.errors import BadModelError, ContextOverflowError, LlmrunError, UsageError
 from llmrun.grammar import Grammar, read_grammar
+from llmrun.protocol import toolcalls
 from llmrun.protocol.jobs.tokenize import TokenizeText
 from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import (
@@ -224,7 +225,7 @@ def test_gpt_oss_thinks_and_calls(choice: str) -> None:
     said = f"{ANALYSIS}hm<|end|><|start|>assistant{call}"
     model = scripted({"Hi?": f'{said} "Paris"}}' if choice == "auto" else f'{call} "Paris"}}'})
     text, started = answer(model, CALLING, tools=(NOON,), tool_choice=choice, limits=Limits(200))
-    received = split(started, text, (NOON,))
+    received = split(started, text, (NOON,), syntax=toolcalls.HARMONY)
     assert received.reasoning == ("hm" if choice == "auto" else "")
     (called,) = received.calls
     assert (received.text, called.name, json.loads(called.arguments)) == ("", "noon", {"town": "Rome"})
@@ -233,7 +234,7 @@ def test_gpt_oss_thinks_and_calls(choice: str) -> None:
 def test_gpt_oss_answers_without_a_call() -> None:
     model = scripted({"Hi?": f"{ANALYSIS}hm{FINAL}Noon."})
     text, started = answer(model, CALLING, tools=(NOON,), limits=Limits(200))
-    received = split(started, text)
+    received = split(started, text, syntax=toolcalls.HARMONY)
     assert (received.reasoning, received.text, received.calls) == ("hm", "Noon.", ())
 
 

@@ -6,22 +6,13 @@ import json
 import random
 
 import pytest
-from support.answers import split as whole
+from support.call_syntaxes import SYNTAXES
 
-from llmrun.protocol.messages import Started, Tool
-from llmrun.protocol.toolcalls import (
-    GEMMA,
-    GLM,
-    HARMONY,
-    HERMES,
-    LLAMA,
-    MISTRAL,
-    MISTRAL_ARGS,
-    QWEN_XML,
-    SYNTAXES,
-    CallSplitter,
-    Syntax,
-)
+from llmrun.protocol.messages import Tool, ToolCall
+from llmrun.protocol.toolcalls import HARMONY, HERMES, CallField, CallSplitter, CallSyntax
+
+LLAMA, MISTRAL, MISTRAL_ARGS = SYNTAXES["llama"], SYNTAXES["mistral"], SYNTAXES["mistral-args"]
+QWEN_XML, GLM, GEMMA, LFM2 = (SYNTAXES[name] for name in ("qwen-xml", "glm", "gemma", "lfm2"))
 
 ARGUMENTS = (
     '{"city": "Rome"}',
@@ -32,27 +23,18 @@ ARGUMENTS = (
 TEXTS = ("Let me see.", "I use <tool and [TOOL", "a\n\nb")
 
 
-def written(syntax: Syntax, calls: list[tuple[str, str]]) -> str:
+def written(syntax: CallSyntax, calls: list[tuple[str, str]]) -> str:
     """Calls as a model of this family writes them."""
-    texts = [f"{name}{syntax.middle}{given(syntax, arguments)}{syntax.close}" for name, arguments in calls]
-    return f"{syntax.begin}{syntax.first}{syntax.then.join(texts)}{syntax.end}" if calls else ""
+    return syntax.write([ToolCall("abcdefgh9", *call) for call in calls])
 
 
-def given(syntax: Syntax, arguments: str) -> str:
-    """Arguments as a model of this family writes them."""
-    if syntax.parameter is None:
-        return arguments
-    begin, middle, end, between, quote = syntax.parameter
-    return between.join(
-        f"{begin}{name}{middle}{quote + value + quote if isinstance(value, str) else json.dumps(value)}{end}"
-        for name, value in json.loads(arguments).items()
-    )
-
-
-def split(syntax: Syntax | None, pieces: list[str]) -> tuple[str, list[tuple[str, str]], int]:
+def split(
+    syntax: CallSyntax | None, pieces: list[str], *, is_cut_off: bool = False
+) -> tuple[str, list[tuple[str, str]], int]:
     """The text besides the calls, the calls, and how many of them are complete."""
     splitter = CallSplitter(syntax)
-    parts = [part for piece in pieces for part in splitter.feed(piece)] + splitter.flush()
+    parts = [part for piece in pieces for part in splitter.feed(piece)]
+    parts += splitter.flush(is_cut_off=is_cut_off)
     text, calls = "", []
     for part in parts:
         assert part.text or part.kind == "call_end"
@@ -71,39 +53,38 @@ def cut(text: str, numbers: random.Random) -> list[str]:
 
 
 @pytest.mark.parametrize("syntax", SYNTAXES.values(), ids=SYNTAXES)
-def test_calls_cut_anywhere(syntax: Syntax) -> None:
+def test_calls_cut_anywhere(syntax: CallSyntax) -> None:
     numbers = random.Random(7)
     for _ in range(400):
-        n_calls = numbers.randint(1, 3 if syntax.then else 1)
+        n_calls = numbers.randint(1, 3 if syntax.between is not None else 1)
         calls = [(numbers.choice(("weather", "a.b-c")), numbers.choice(ARGUMENTS)) for _ in range(n_calls)]
         before = "" if syntax.at_start else numbers.choice(("", *TEXTS))
         answer = f"{before}{numbers.choice(('', chr(10)))}{written(syntax, calls)}"
-        assert split(syntax, cut(answer, numbers)) == (before, calls, n_calls)
+        text, found, n_found = split(syntax, cut(answer, numbers))
+        assert (text, n_found) == (before, n_calls)
+        assert [(name, json.loads(arguments)) for name, arguments in found] == [
+            (name, json.loads(arguments)) for name, arguments in calls
+        ]
 
 
 @pytest.mark.parametrize("syntax", [*SYNTAXES.values(), None])
-def test_text_without_calls_stays_whole(syntax: Syntax | None) -> None:
+def test_text_without_calls_stays_whole(syntax: CallSyntax | None) -> None:
     numbers = random.Random(8)
-    others = [text for each in SYNTAXES.values() if each != syntax for text in (each.begin, each.first)]
+    others = [text for each in SYNTAXES.values() if each != syntax for text in (each.trigger,)]
     for _ in range(400):
         answer = "".join(numbers.choice((*TEXTS, "\n", " ", *others)) for _ in range(4))
-        begins = syntax is not None and syntax.begin in answer
+        begins = syntax is not None and syntax.trigger in answer
         if answer and not begins:
             assert split(syntax, cut(answer, numbers)) == (answer, [], 0)
 
 
 @pytest.mark.parametrize("syntax", SYNTAXES.values(), ids=SYNTAXES)
-def test_noise_is_never_lost_but_for_blanks_and_a_cut_off_frame(syntax: Syntax) -> None:
+def test_noise_is_never_lost_but_for_blanks_and_a_cut_off_frame(syntax: CallSyntax) -> None:
     """Whatever a model writes, pieces do not change what is told."""
     numbers = random.Random(9)
     words = (
-        syntax.begin,
-        syntax.first,
-        syntax.middle,
-        syntax.close,
-        syntax.then,
-        syntax.end,
-        *(filter(None, syntax.parameter or ())),
+        *syntax.texts,
+        syntax.trigger,
         "f",
         "{}",
         "{",
@@ -119,9 +100,9 @@ def test_noise_is_never_lost_but_for_blanks_and_a_cut_off_frame(syntax: Syntax) 
 @pytest.mark.parametrize("size", range(1, len(written(HERMES, [("weather", ARGUMENTS[0])]))))
 def test_an_answer_that_is_cut_off(size: int) -> None:
     answer = "Well.\n" + written(HERMES, [("weather", ARGUMENTS[0])])[:size]
-    text, calls, n_calls = split(HERMES, [answer])
+    text, calls, n_calls = split(HERMES, [answer], is_cut_off=HERMES.trigger in answer)
     assert all(name == "weather" and ARGUMENTS[0].startswith(arguments) for name, arguments in calls)
-    assert text == ("Well." if HERMES.begin in answer else answer)
+    assert text == ("Well." if HERMES.trigger in answer else answer)
     assert n_calls == sum(arguments == ARGUMENTS[0] for _, arguments in calls)
 
 
@@ -144,7 +125,7 @@ def test_an_answer_that_is_cut_off(size: int) -> None:
         (HARMONY, "<|channel|>fin"),
     ],
 )
-def test_what_only_begins_like_a_call_is_text(syntax: Syntax, answer: str) -> None:
+def test_what_only_begins_like_a_call_is_text(syntax: CallSyntax, answer: str) -> None:
     assert split(syntax, [answer]) == (answer, [], 0)
     assert split(syntax, list(answer)) == (answer, [], 0)
 
@@ -179,26 +160,32 @@ PAIR = Tool(
 )
 
 
-@pytest.mark.parametrize("syntax", [QWEN_XML, GLM], ids=lambda syntax: syntax.name)
+@pytest.mark.parametrize("syntax", [QWEN_XML, GLM], ids=["qwen-xml", "glm"])
 @pytest.mark.parametrize("either", ["null", "nothing"])
-def test_what_is_a_text_is_said_by_the_schema(syntax: Syntax, either: str) -> None:
-    form = syntax.parameter
+def test_what_is_a_text_is_said_by_the_schema(syntax: CallSyntax, either: str) -> None:
+    form = syntax.parameters
     assert form is not None
+    (written,) = form.forms
     values = {"text": "5\n", "number": "5", "either": either, "unit": "5"}
-    parameters = "".join(f"{form.begin}{name}{form.middle}{value}{form.end}" for name, value in values.items())
-    answer = f"{syntax.begin}{syntax.first}pair{syntax.middle}{parameters}{syntax.close}"
+    parameters = "".join(f"{form.begin}{name}{written.middle}{value}{written.end}" for name, value in values.items())
+    answer = syntax.write([ToolCall("", "pair", "{}")])
+    head = answer.index("pair") + len("pair")
+    head += (
+        len(next(text for text in syntax.head[::-1] if isinstance(text, str)))
+        if syntax.head[-1] != CallField.NAME
+        else 0
+    )
+    answer = answer[:head] + parameters + answer[head:]
     for place in range(len(answer)):
         splitter = CallSplitter(syntax, (PAIR,))
         parts = [*splitter.feed(answer[:place]), *splitter.feed(answer[place:]), *splitter.flush()]
         arguments = "".join(part.text for part in parts if part.kind == "arguments")
         meant = {"text": "5\n", "number": 5, "either": None if either == "null" else either, "unit": "5"}
         assert json.loads(arguments) == meant
-    (call,) = whole(Started(1, 9, 0, 5, tool_syntax=syntax.name), answer, (PAIR,)).calls
-    assert (call.name, call.arguments) == ("pair", arguments)
 
 
-@pytest.mark.parametrize("syntax", SYNTAXES.values(), ids=lambda syntax: syntax.name)
-def test_a_cut_call_has_no_whole_arguments(syntax: Syntax) -> None:
+@pytest.mark.parametrize("syntax", SYNTAXES.values(), ids=SYNTAXES)
+def test_a_cut_call_has_no_whole_arguments(syntax: CallSyntax) -> None:
     """Clients take empty arguments for those of a call without any."""
     answer = written(syntax, [("f", '{"a": "b", "c": "d"}')])
     for size in range(len(answer)):

@@ -25,7 +25,7 @@ ANSWER = (
     '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>\n'
     '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 )
-STARTED = Started(1, 9, 0, 5, thinking=True, thinking_tags=("<think>", "</think>"), tool_syntax=HERMES.name)
+STARTED = Started(1, 9, 0, 5, thinking=True, thinking_tags=("<think>", "</think>"), tool_syntax=HERMES.trigger)
 
 
 def parts_of(started: Started, size: int) -> list[Part]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from llmrun.protocol.answer import AnswerSplitter, ResponseAccumulator
 from llmrun.protocol.messages import AnswerPart, Event, Finished, Started, Stats, TextDelta, Tool
+from llmrun.protocol.toolcalls import HERMES, CallSyntax
 
 STATS = Stats(
     prompt_tokens=31, reused_tokens=0, prefill_seconds=31 / 412, completion_tokens=128,
@@ -19,15 +20,17 @@ SUMMARY = (
 """The figures of STATS, as an answer ends with them."""
 
 
-def splitter_of(started: Started, tools: Sequence[Tool] = ()) -> AnswerSplitter:
+def splitter_of(started: Started, tools: Sequence[Tool] = (), syntax: CallSyntax = HERMES) -> AnswerSplitter:
     """The splitter that the engine makes for an answer that starts so."""
     tags, inside = started.thinking_tags, started.thinking
-    return AnswerSplitter(tags, inside=inside, tool_syntax=started.tool_syntax, tools=tools)
+    return AnswerSplitter(tags, inside=inside, syntax=syntax if started.tool_syntax else None, tools=tools)
 
 
-def split(started: Started, text: str, tools: Sequence[Tool] = (), reason: str = "stop") -> ResponseAccumulator:
+def split(
+    started: Started, text: str, tools: Sequence[Tool] = (), reason: str = "stop", syntax: CallSyntax = HERMES
+) -> ResponseAccumulator:
     """A whole answer."""
-    return accumulated([started, *sent(started, [text], tools, reason)])
+    return accumulated([started, *sent(started, [text], tools, reason, syntax)])
 
 
 def accumulated(events: Iterable[Event]) -> ResponseAccumulator:
@@ -38,9 +41,15 @@ def accumulated(events: Iterable[Event]) -> ResponseAccumulator:
     return received
 
 
-def sent(started: Started, texts: Iterable[str], tools: Sequence[Tool] = (), reason: str = "stop") -> list[Event]:
+def sent(
+    started: Started,
+    texts: Iterable[str],
+    tools: Sequence[Tool] = (),
+    reason: str = "stop",
+    syntax: CallSyntax = HERMES,
+) -> list[Event]:
     """What follows Started: the texts, one token each, and the end."""
-    splitter = splitter_of(started, tools)
+    splitter = splitter_of(started, tools, syntax)
     deltas = [TextDelta(started.request, text, 1, parts=splitter.feed(text)) for text in texts]
     rest = splitter.flush(is_cut_off=reason != "stop")
     last = [TextDelta(started.request, "", 0, parts=rest)] if rest else []

@@ -40,6 +40,7 @@ from llmrun.protocol.messages import (
 )
 from llmrun.protocol.questions import COUNT_TOKENS, DetokenizedText, EngineStatus, StateSaved, TokenCount
 from llmrun.protocol.speculation import StepTables, StepTime
+from llmrun.protocol.toolcalls import HERMES
 
 MODE = sys.argv[1]
 OPEN: list[int] = []
@@ -164,7 +165,7 @@ def calling(command: Generate) -> None:
     """Calls the first tool with the arguments that the user said, and says what it heard of it."""
     last = command.asked.messages[-1]
     send(Started(command.request, 3, 0, 7, tool_syntax="hermes"))
-    splitter = AnswerSplitter((), tool_syntax="hermes", tools=command.asked.tools)
+    splitter = AnswerSplitter((), syntax=HERMES, tools=command.asked.tools)
     text = f"I heard: {last.content}"
     if last.role == "user":
         name = command.asked.tools[0].name

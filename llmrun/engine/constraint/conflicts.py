@@ -21,9 +21,10 @@ from llmrun.grammar.gbnf import (
     closure,
 )  # fmt: skip
 
-_MAX_POSITIONS = 4_000
+_MAX_POSITIONS = 100_000
 _MAX_DEPTH = 300
 _MAX_PAIRS = 400_000
+_MAX_COMPARED = 4_000_000  # pairs, which takes about a second
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,8 +144,36 @@ class _Lexer:
         if isinstance(node, Series):
             return self._in_order([self._fragment(part, depth + 1) for part in node.parts])
         if isinstance(node, Choice):
-            return _either([self._fragment(option, depth + 1) for option in node.options])
+            texts = [option for option in node.options if self._text(option)]
+            others = [self._fragment(option, depth + 1) for option in node.options if not self._text(option)]
+            return _either([*self._trie([self._text(option) for option in texts]), *others])
         return self._repeated(self._fragment(node.part, depth + 1), node)
+
+    def _text(self, node: Node) -> str:
+        """Return the text of a literal, or of a rule that is one; "" for anything else."""
+        for _ in range(_MAX_DEPTH):
+            if not isinstance(node, Reference):
+                break
+            node = self._rules[node.name].body
+        return node.text if isinstance(node, Literal) else ""
+
+    def _trie(self, texts: Iterable[str]) -> list[_Fragment]:
+        """Return the automaton of several texts, in which equal beginnings are one: no two of its positions conflict."""
+        fragments: dict[str, _Fragment] = {}  # by the first character
+        positions: dict[str, int] = {}  # by the text up to it
+        for text in texts:
+            for end in range(1, len(text) + 1):
+                beginning = text[:end]
+                if beginning not in positions:
+                    fragment = self._position(((ord(text[end - 1]), ord(text[end - 1])),))
+                    (positions[beginning],) = fragment.first
+                    if end == 1:
+                        fragments[text[0]] = _Fragment(False, fragment.first)
+                    else:
+                        self.following[positions[text[: end - 1]]].add(positions[beginning])
+            if positions[text] not in fragments[text[0]].last:
+                fragments[text[0]].last.append(positions[text])
+        return list(fragments.values())
 
     def _position(self, ranges: Iterable[tuple[int, int]]) -> _Fragment:
         position = len(self.characters)
@@ -201,10 +230,10 @@ class _Parser:
             queue += self._spread(bodies[name], self._rule_after[name])
 
     def _find_first(self) -> None:
-        users: dict[str, list[str]] = {name: [] for name in self._bodies}
+        users: dict[str, dict[str, None]] = {name: {} for name in self._bodies}
         for name, body in self._bodies.items():
             for reference in parsed_references(body):
-                users[reference.name].append(name)
+                users[reference.name][name] = None
         queue = list(users)
         while queue:
             name = queue.pop()
@@ -263,6 +292,8 @@ class _Search:
         self._seen: set[tuple[int, int]] = set()
         self._queue: list[tuple[int, int]] = []
         self._begun_pairs: set[tuple[int, int]] = set()
+        self._n_compared = 0
+        self._beginnings: dict[int, int] = {}  # lexemes -> their first characters
 
     def greedy(self) -> set[int]:
         lexer, found = self._lexer, set[int]()
@@ -283,10 +314,12 @@ class _Search:
         return found
 
     def _beginning(self, lexemes: int) -> int:
-        bits = 0
-        for index in _indices(lexemes):
-            bits |= self._firsts[index]
-        return bits
+        if lexemes not in self._beginnings:
+            bits = 0
+            for index in _indices(lexemes):
+                bits |= self._firsts[index]
+            self._beginnings[lexemes] = bits
+        return self._beginnings[lexemes]
 
     def _begin(self, some: int, others: int) -> None:
         """Add the first positions of two sets of lexemes, which two ways of parsing the same text allow next."""
@@ -303,6 +336,10 @@ class _Search:
 
     def _add_pairs(self, some: Iterable[int], others: Iterable[int]) -> None:
         """Add all pairs of positions with a common character."""
+        some, others = list(some), list(others)
+        self._n_compared += len(some) * len(others)
+        if self._n_compared > _MAX_COMPARED:
+            raise _too_large()
         for position in some:
             for other in others:
                 if self._lexer.characters[position] & self._lexer.characters[other]:

@@ -57,6 +57,7 @@ class _Outline:
         self._flat = flat
         self._split: set[Node] = set()  # never lexemes as a whole
         self._apart: set[Series] = set()  # their parts are never merged
+        self._whole_options: dict[Choice, Choice] = {}  # a choice -> its options that may be one lexeme
         self._make()
 
     def split(self, lexemes: Iterable[Lexeme]) -> None:
@@ -91,10 +92,21 @@ class _Outline:
         if isinstance(node, Series):
             return Series(_tree(self._series(node)))
         if isinstance(node, Choice):
-            return Choice(_tree(self._part(option) for option in node.options))
+            return Choice(_tree(self._part(option) for option in self._options(node)))
         if isinstance(node, Repeat):
             return Repeat(_tree([self._part(node.part)])[0], node.minimum, node.maximum)
         return node
+
+    def _options(self, node: Choice) -> Iterator[Node]:
+        """Yield the options of a choice, those without recursion as one."""
+        if node not in self._whole_options:
+            self._whole_options[node] = Choice(tuple(filter(self._is_whole, node.options)))
+        whole = self._whole_options[node]
+        if len(whole.options) > 1 and whole not in self._split and not self._split.intersection(whole.options):
+            yield whole
+            yield from (option for option in node.options if option not in whole.options)
+        else:
+            yield from node.options
 
     def _series(self, node: Series) -> Iterator[Part]:
         """Yield the parts of a series, adjacent ones merged to one lexeme where possible."""

@@ -21,8 +21,8 @@ from weakref import WeakKeyDictionary
 
 from llmrun.engine.llama.submodules import import_submodule
 from llmrun.errors import BadGrammarError, OutOfMemoryError
-from llmrun.grammar import Grammar, gbnf, lark, schema
-from llmrun.grammar.narrow import narrowed
+from llmrun.grammar import Grammar, gbnf, lark
+from llmrun.grammar.json_lark import Rules, rules_of
 from llmrun.grammar.place import GRAMMAR, SCHEMA, place
 
 if TYPE_CHECKING:
@@ -43,12 +43,6 @@ _LIMITS = {
     "max_grammar_size": 500_000,
     "verbose_errors": False,
 }
-# As json.dumps writes it. With flexible whitespace a small model can write blanks without end.
-_JSON_LAYOUT = {
-    "item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False, "coerce_one_of": False,
-    "lenient": False, "json_allow_general_unicode_escapes": False,
-}  # fmt: skip
-
 _PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): *")
 _QUOTED = re.compile(r'(?:unknown name:|invalid regex) "((?:[^"\\]|\\.)+)"')
 
@@ -115,10 +109,14 @@ class Matcher:
     """A Constraint that follows one grammar, made by compile_grammar().
 
     End tokens are allowed where the grammar can end, control tokens never.
+
+    Attributes:
+        left_out: the paths of what is not enforced of the schemas of the request's tools.
     """
 
     def __init__(self, matcher: Any, tokens: Tokens, vocabulary: Vocabulary) -> None:
         self.tokens = tokens
+        self.left_out: tuple[str, ...] = ()
         self._matcher = matcher
         self._vocabulary = vocabulary  # keeps it alive: the matcher only has a weak reference
         self._mask = Mask(tokens.n_vocab)
@@ -197,15 +195,14 @@ def compile_lark(text: str, vocabulary: Vocabulary, shown: Collection[int]) -> M
     return Matcher(_compile(Grammar("lark", text), source, tokens), tokens, vocabulary)
 
 
-def prepared_schema(schema_text: str) -> str:
-    """Prepare a JSON schema for llguidance, for `%json` in a grammar.
-
-    Raises:
-        BadGrammarError: the schema is invalid, can't be met, or can't be enforced.
-    """
-    import json
-
-    return json.dumps({**json.loads(narrowed(schema.parse(schema_text))), "x-guidance": _JSON_LAYOUT})
+def check_rules(rules: Rules) -> None:
+    """Raise BadGrammarError for rules of a schema that can't be compiled, whatever the vocabulary is."""
+    native = import_submodule("llguidance", "_lib")
+    text = "\n".join([f"start: {rules.start}", *rules.lines])
+    source, limits = native.LLMatcher.grammar_from_lark(text), native.LLParserLimits(**_LIMITS)
+    message = _in_large_stack(lambda: native.LLMatcher.validate_grammar(source, None, limits=limits))
+    if message:
+        raise _invalid(Grammar("lark", text), message)
 
 
 def _compile(grammar: Grammar, source: str, tokens: Tokens) -> Any:
@@ -229,12 +226,9 @@ def _compiled(grammar: Grammar, source: str, tokens: Tokens) -> Any:
 def _source(grammar: Grammar, native: Any) -> str:
     """Translate a grammar for llguidance, with all checks, because the engine doesn't trust the front."""
     if grammar.kind == "json_schema":
-        text = narrowed(schema.parse(grammar.text))
-        try:
-            return str(native.LLMatcher.grammar_from_json_schema(text, overrides=_JSON_LAYOUT))
-        except ValueError as error:
-            raise _invalid(grammar, str(error)) from None
-    if grammar.kind == "gbnf":
+        rules = rules_of(grammar.text)
+        text = "\n".join([f"start: {rules.start}", *rules.lines])
+    elif grammar.kind == "gbnf":
         from llmrun.engine.constraint.lexemes import to_lark
 
         text = to_lark(gbnf.parse(grammar.text))

@@ -88,17 +88,21 @@ class UnconstrainedMask:
 
     Args:
         may_end: the answer may end before the tag; then not even blanks may follow the tag in one token.
+        may_close: the tag may be written; else tokens that complete it are forbidden.
     """
 
-    def __init__(self, tokens: Tokens, closing: str, *, may_end: bool = False) -> None:
+    def __init__(self, tokens: Tokens, closing: str, *, may_end: bool = False, may_close: bool = True) -> None:
         self._tokens = tokens
         self._closing = closing
         self._forbidden = frozenset() if may_end else tokens.ends
         self.blanks = frozenset(token for token, piece in enumerate(tokens.tokens) if piece.isspace())
         self._any = self._all_but(())
         tag = closing.encode()
-        after = bytes if may_end else bytes.strip
-        whole = [token for token, piece in enumerate(tokens.tokens) if after(piece.partition(tag)[2])]
+
+        def after(rest: bytes) -> bool:
+            return not may_close or bool(rest if may_end else rest.strip())
+
+        whole = [token for token, piece in enumerate(tokens.tokens) if tag in piece and after(piece.partition(tag)[2])]
         near = [(token, piece) for token, piece in enumerate(tokens.tokens) if piece[:1] in tag]
         # By the number of the tag's characters at the end of the text: tokens that complete the tag, and go on.
         self._beyond = [whole] + [
@@ -125,12 +129,15 @@ class UnconstrainedMask:
         return mask
 
 
-_masks: WeakKeyDictionary[Tokens, dict[tuple[str, bool], UnconstrainedMask]] = WeakKeyDictionary()
+_masks: WeakKeyDictionary[Tokens, dict[tuple[str, bool, bool], UnconstrainedMask]] = WeakKeyDictionary()
 
 
-def unconstrained_mask(tokens: Tokens, closing: str, *, may_end: bool = False) -> UnconstrainedMask:
+def unconstrained_mask(
+    tokens: Tokens, closing: str, *, may_end: bool = False, may_close: bool = True
+) -> UnconstrainedMask:
     """Return the UnconstrainedMask of a vocabulary; the first call reads all of its tokens."""
     masks = _masks.setdefault(tokens, {})
-    if (closing, may_end) not in masks:
-        masks[closing, may_end] = UnconstrainedMask(tokens, closing, may_end=may_end)
-    return masks[closing, may_end]
+    key = closing, may_end, may_close
+    if key not in masks:
+        masks[key] = UnconstrainedMask(tokens, closing, may_end=may_end, may_close=may_close)
+    return masks[key]

@@ -283,9 +283,9 @@ class Engine:
         return mixed_tokens(self._rate, waiting, 0 if self._context.unified else PIECE + len(self._active))
 
     def _can_run(self) -> bool:
-        """Return whether all sequences decode, in a context whose last tokens can be cut."""
+        """Return whether all sequences decode, past their planned checkpoints, and their last tokens can be cut."""
         context, active = self._context, self._active
-        if self._suspects or self._exclusive or not context.cuts or context.has_checkpoints:
+        if self._suspects or self._exclusive or not context.cuts:
             return False
         if self._drafts != self._drafts_requested or len(active) > context.n_batch:
             return False
@@ -449,7 +449,10 @@ class Engine:
         rest: list[Event] = [*sequence.last_deltas(sequence.text.finish(), is_cut_off=reason != "stop")]
         if sequence.extras.probe is not None:
             rest.append(StepsMeasured(sequence.request, sequence.extras.probe.times()))
-        return [*rest, Finished(sequence.request, reason, sequence.stats(self._window), detail)]
+        finished = Finished(sequence.request, reason, sequence.stats(self._window), detail)
+        if sequence.extras.turn is not None and reason == "stop" and not sequence.text.stopped_by:
+            sequence.extras.turn.finish(finished, sequence.tokens)
+        return [*rest, finished]
 
     def _fail(self, sequence: Sequence, error: LlmrunError) -> Failed:
         self._slots.truncate(sequence.slot, 0)  # before it is parked

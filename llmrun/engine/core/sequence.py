@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from llmrun.engine.core.probe import StepProbe
     from llmrun.engine.core.repeats import RepeatGuard
     from llmrun.engine.llama.base import Vocabulary
+    from llmrun.engine.prompt.history import OpenTurn
     from llmrun.engine.prompt.thinking import ThinkingBudget
     from llmrun.protocol.answer import AnswerSplitter
     from llmrun.protocol.messages import AnswerPart, Event
@@ -50,7 +51,9 @@ class Extras:
     probe: StepProbe | None = None  # the drafting, if it measures steps
     images: PromptImages | None = None  # of the prompt
     adapters: tuple[AdapterScale, ...] = ()  # to compute with
+    turn: OpenTurn | None = None  # remembers the answer for later prompts of the conversation
     rewritten: tuple[Rewriting, ...] = ()  # of the conversation, for the first time with its chat template
+    left_out: tuple[str, ...] = ()  # of the schemas of tools, because it can't be enforced
 
 
 @dataclass(slots=True, eq=False)
@@ -102,6 +105,8 @@ class Sequence:
             extras.tool_syntax,
             extras.rewritten,
             difference,
+            extras.turn.history if extras.turn is not None else None,
+            extras.left_out,
         )
 
     @property
@@ -220,7 +225,10 @@ class Sequence:
         before, self.n_shown = self.n_shown, self.n_completion
         logprobs = self.extras.logprobs.show(text) if self.extras.logprobs is not None else ()
         drafted = bool(self.draft) and self.n_verified == len(self.tokens) - self.n_fed
-        return TextDelta(self.request, text, self.n_shown - before, logprobs, drafted, parts)
+        delta = TextDelta(self.request, text, self.n_shown - before, logprobs, drafted, parts)
+        if self.extras.turn is not None:
+            self.extras.turn.take(delta)
+        return delta
 
     def stats(self, n_ctx: int) -> Stats:
         drafting, images = self.extras.drafting, self.extras.images

@@ -14,7 +14,7 @@ import threading
 import zlib
 from array import array
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Full, Queue
@@ -23,9 +23,10 @@ from typing import BinaryIO, NamedTuple
 from llmrun.engine.core.prefix import common_prefix
 
 _MAGIC = b"LLMRUNKV"
-_VERSION = 2
-# Magic, version, bytes of the key, tokens, checkpoints, bytes of state and checkpoints, CRC-32 of the rest.
-_HEAD = struct.Struct("<8sIIQQQI")
+_VERSION = 3
+# Magic, version, bytes of the key, tokens, checkpoints, bytes of the turns, bytes of state and checkpoints, CRC-32 of
+# what stands before the state, CRC-32 of all.
+_HEAD = struct.Struct("<8sIIQQQQII")
 _CHECKPOINT = struct.Struct("<QQ")  # tokens, bytes
 _TOKEN_BYTES = array("i").itemsize
 _SUFFIX, _UNFINISHED = ".kv", ".tmp"
@@ -49,11 +50,12 @@ class _Index(NamedTuple):
 
     tokens: array[int]
     checkpoints: tuple[tuple[int, int], ...]  # numbers of tokens, and bytes
+    turns: bytes  # of the conversation, see KVStore
     checksum: int
 
     @property
-    def head(self) -> tuple[bytes, bytes]:
-        return self.tokens.tobytes(), b"".join(_CHECKPOINT.pack(*each) for each in self.checkpoints)
+    def head(self) -> tuple[bytes, bytes, bytes]:
+        return self.tokens.tobytes(), b"".join(_CHECKPOINT.pack(*each) for each in self.checkpoints), self.turns
 
     def reach(self, prompt: list[int], *, cuts: bool) -> int:
         """Return how many first tokens of a prompt the state is of use for."""
@@ -71,9 +73,13 @@ class KVStore:
         folder: of all models' states; created when the first one is saved.
         key: everything a state depends on: the model, llama.cpp's build, the type of the KV cache.
         cap_bytes: maximum size of all models' states together; the least recently used ones are deleted first.
+
+    Attributes:
+        turns_of: returns what is to be saved with the state of these tokens about the turns of their conversation.
     """
 
     def __init__(self, folder: Path, key: str, cap_bytes: int) -> None:
+        self.turns_of: Callable[[list[int]], bytes] = lambda tokens: b""
         self._root = folder
         self._folder = folder / hashlib.sha256(key.encode()).hexdigest()[:16]
         self._key = key.encode()
@@ -106,11 +112,13 @@ class KVStore:
             OSError: the file can't be written; no part of it remains.
         """
         sizes = tuple((length, len(each)) for length, each in checkpoints)
-        ids, lengths = _Index(array("i", tokens), sizes, 0).head
+        described = self._key, *_Index(array("i", tokens), sizes, self.turns_of(tokens), 0).head
         content = state, *(each for _, each in checkpoints)
-        checksum, n_bytes = _checksum(self._key, ids, lengths, *content), sum(map(len, content))
-        head = _HEAD.pack(_MAGIC, _VERSION, len(self._key), len(tokens), len(sizes), n_bytes, checksum)
-        size = len(head) + len(self._key) + len(ids) + len(lengths) + n_bytes
+        checksums, n_bytes = (_checksum(*described), _checksum(*described, *content)), sum(map(len, content))
+        head = _HEAD.pack(
+            _MAGIC, _VERSION, len(self._key), len(tokens), len(sizes), len(described[-1]), n_bytes, *checksums
+        )
+        size = len(head) + sum(map(len, described)) + n_bytes
         if size > self._cap:
             return 0
         kept = {length for length, _ in sizes} | {len(tokens)}
@@ -120,9 +128,14 @@ class KVStore:
                 _remove(path)
         self._make_room(size)
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path = self._folder / (hashlib.sha256(ids).hexdigest()[:32] + _SUFFIX)
-        _write(path, (head, self._key, ids, lengths, *content))
+        path = self._folder / (hashlib.sha256(described[1]).hexdigest()[:32] + _SUFFIX)
+        _write(path, (head, *described, *content))
         return size
+
+    def saved_turns(self) -> Iterator[tuple[list[int], bytes]]:
+        """Yield the tokens of each state and what turns_of() returned for them, the least recently used one first."""
+        for _, index in sorted(self._indexes(), key=lambda pair: _used_at(pair[0])):
+            yield list(index.tokens), index.turns
 
     def background_saver(self) -> StateSaver:
         return StateSaver(self)
@@ -140,10 +153,10 @@ class KVStore:
         head = file.read(_HEAD.size)
         if len(head) < _HEAD.size:
             return None
-        magic, version, key_bytes, n_tokens, n_checkpoints, n_bytes, checksum = _HEAD.unpack(head)
+        magic, version, key_bytes, n_tokens, n_checkpoints, n_turns, n_bytes, of_index, checksum = _HEAD.unpack(head)
         if (magic, version, key_bytes) != (_MAGIC, _VERSION, len(self._key)):
             return None
-        index_bytes = key_bytes + n_tokens * _TOKEN_BYTES + n_checkpoints * _CHECKPOINT.size
+        index_bytes = key_bytes + n_tokens * _TOKEN_BYTES + n_checkpoints * _CHECKPOINT.size + n_turns
         if _HEAD.size + index_bytes + n_bytes != os.fstat(file.fileno()).st_size:
             return None
         if file.read(key_bytes) != self._key:
@@ -151,7 +164,8 @@ class KVStore:
         tokens = array("i")
         tokens.frombytes(file.read(n_tokens * _TOKEN_BYTES))
         checkpoints = _CHECKPOINT.iter_unpack(file.read(n_checkpoints * _CHECKPOINT.size))
-        return _Index(tokens, tuple((length, size) for length, size in checkpoints), checksum)
+        index = _Index(tokens, tuple((length, size) for length, size in checkpoints), file.read(n_turns), checksum)
+        return index if _checksum(self._key, *index.head) == of_index else None
 
     def _read(self, path: Path) -> SavedState | None:
         with contextlib.suppress(OSError), path.open("rb") as file:
@@ -245,6 +259,12 @@ def _split(content: bytes, index: _Index) -> tuple[tuple[int, bytes], ...]:
         found.append((length, content[start : start + size]))
         start += size
     return tuple(found)
+
+
+def _used_at(path: Path) -> float:
+    with contextlib.suppress(OSError):
+        return path.stat().st_mtime
+    return 0.0
 
 
 def _checksum(*parts: bytes | bytearray) -> int:

@@ -6,11 +6,11 @@ A text keeps its place: the prompts of a growing conversation keep their common 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from llmrun.engine.prompt.tools import PROBE, PROBE_TOOL, as_text
+from llmrun.engine.prompt.tools import PROBE, PROBE_TOOL
 from llmrun.protocol.messages import Message, Rewriting, Tool
 
 _OPENING = Message("user", "...")  # before an assistant's message where a template demands a user's
@@ -25,13 +25,16 @@ class TemplateRules:
 
     Args:
         render: returns the prompt of a conversation, "" if the template refuses it.
+        as_text: returns a message with its calls as text, or a result as the user's.
 
     Attributes:
         rewritings: what was rewritten so far.
     """
 
-    def __init__(self, render: Callable[[Sequence[Message], Sequence[Tool]], str]) -> None:
-        self._render = render
+    def __init__(
+        self, render: Callable[[Sequence[Message], Sequence[Tool]], str], as_text: Callable[[Message], Message]
+    ) -> None:
+        self._render, self.as_text = render, as_text
         self.rewritings: set[Rewriting] = set()
 
     @cached_property
@@ -78,6 +81,13 @@ class TemplateRules:
         call = replace(_CALLED, content=_SAID.content, reasoning=_SAID_AGAIN.content)
         return bool(self._render((_ASKED, call, _RESULT), (PROBE_TOOL,)))
 
+    @cached_property
+    def takes_text_before_calls(self) -> bool:
+        """A call stays where its message has text."""
+        prompt = self._render((_ASKED, replace(_CALLED, content=_SAID.content), _RESULT), (PROBE_TOOL,))
+        argument = _CALLED.tool_calls[0].arguments.split('"')[-2]
+        return argument in prompt.rpartition(_ASKED.content)[2]
+
     def _keeps_order(self, *messages: Message) -> bool:
         prompt = self._render(messages, (PROBE_TOOL,) if {_CALLED, _RESULT} & {*messages} else ())
         places = [prompt.find(message.content) for message in messages if message.content]
@@ -92,8 +102,11 @@ def fit(messages: Sequence[Message], rules: TemplateRules) -> list[Message]:
     for index in _lone(fitted):
         is_call = bool(fitted[index].tool_calls)
         if not (rules.takes_lone_calls if is_call else rules.takes_lone_results):
-            fitted[index] = as_text(fitted[index])
+            fitted[index] = rules.as_text(fitted[index])
             rules.rewritings.add("calls")
+    if any(each.content and each.tool_calls for each in fitted) and not rules.takes_text_before_calls:
+        fitted = [part for each in fitted for part in _apart(each)]
+        rules.rewritings.add("calls")
     if any(map(_has_all, fitted)) and not rules.takes_reasoning_before_text:
         fitted = [_with_text_as_reasoning(each) if _has_all(each) else each for each in fitted]
         rules.rewritings.add("reasoning")
@@ -147,6 +160,15 @@ def _lone(messages: Sequence[Message]) -> set[int]:
         elif message.tool_calls and after is not None and after.role != "tool" and not after.tool_calls:
             lone.add(index)
     return lone
+
+
+def _apart(message: Message) -> Iterator[Message]:
+    """Yield a message's text and its calls as two messages."""
+    if message.content and message.tool_calls:
+        yield replace(message, tool_calls=())
+        yield replace(message, content="", reasoning="")
+    else:
+        yield message
 
 
 def _has_all(message: Message) -> bool:

@@ -5,14 +5,19 @@ Must not know conversations. A template is untrusted: operations that can't be i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from datetime import datetime
+from functools import wraps
 from typing import Any, NoReturn
 
 from llmrun.engine.llama.submodules import import_submodule
 from llmrun.errors import BadTemplateError
 
 MAX_BITS = 64 * 1024  # Of an integer: arithmetic with longer ones can take hours and can't be interrupted
+MAX_SIZE = 1 << 26  # of a text or list that a template makes in one step
+MAX_WIDTH = 1 << 16  # of an indent, a line or a column
+_WIDE_FORMAT = re.compile(r"[%{][^%{}]*[1-9]\d{7}")
 MAX_DATE_CHARACTERS = 1024  # Of a date format: strftime can't be interrupted
 REFUSES = "the chat template refuses this conversation"
 
@@ -21,27 +26,65 @@ def make_environment() -> Any:
     """Return the environment that compiles chat templates; its limits of time and memory are the caller's."""
     runtime, extensions = import_submodule("jinja2", "runtime"), import_submodule("jinja2", "ext")
     environment = _sandbox(import_submodule("jinja2", "sandbox"))(
-        trim_blocks=True, lstrip_blocks=True, extensions=[extensions.loopcontrols, _generation_tag(extensions)]
+        undefined=_lenient(runtime),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[extensions.loopcontrols, _generation_tag(extensions)],
     )
     environment.filters["tojson"] = _to_json
+    for name in ("batch", "center", "format", "indent", "slice", "tojson", "truncate", "wordwrap"):
+        environment.filters[name] = _checked(environment.filters[name])
+    environment.filters["replace"] = _checked_replace(environment.filters["replace"])
+    environment.filters["join"] = _checked_join(environment.filters["join"])
+    environment.filters["safe"] = str  # nothing is escaped here; Jinja's would make what is added to it escaped
     environment.filters["round"] = _limited_round(environment.filters["round"])
     # Some templates test "tools is not none", others loop over undefined tools: undefined has to satisfy both.
     environment.tests["none"] = lambda value: value is None or isinstance(value, runtime.Undefined)
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
-    # Older names of the date and of an empty list of tools, as in llama.cpp.
-    environment.globals["date_string"] = _strftime_now("%d %b %Y")
-    environment.globals["datetime"] = _strftime_now("%b %d %Y")
-    environment.globals["functions"] = ""
+    environment.globals["functions"] = ""  # an older name of an empty list of tools, as in llama.cpp
     del environment.globals["lipsum"]  # generates unlimited text
     return environment
+
+
+def _lenient(runtime: Any) -> Any:
+    """Return Jinja's class of undefined values, which adds up as an empty text, as in llama.cpp.
+
+    Templates add descriptions of parameters, which many tools don't have.
+    """
+
+    class Undefined(runtime.Undefined):  # type: ignore[misc]  # imported lazily
+        def __add__(self, other: Any) -> Any:
+            return other if isinstance(other, str) else super().__add__(other)
+
+        def __radd__(self, other: Any) -> Any:
+            return other if isinstance(other, str) else super().__radd__(other)
+
+    return Undefined
+
+
+def dates() -> dict[str, str]:
+    """Return the variables that older templates have for today's date, as in llama.cpp."""
+    return {"date_string": _strftime_now("%d %b %Y"), "datetime": _strftime_now("%b %d %Y")}
+
+
+def undeclared_variables(source: str) -> dict[str, tuple[Any, ...]]:
+    """Return the variables that a template reads without setting them: the texts it compares each with, or booleans."""
+    meta, nodes = import_submodule("jinja2", "meta"), import_submodule("jinja2", "nodes")
+    tree = make_environment().parse(source)
+    texts: dict[str, list[str]] = {name: [] for name in sorted(meta.find_undeclared_variables(tree))}
+    for node in tree.find_all(nodes.Compare):
+        named = texts.get(getattr(node.expr, "name", ""), [])
+        values = (getattr(operand.expr, "value", None) for operand in node.ops if operand.op == "eq")
+        named += [value for value in values if isinstance(value, str)]
+    return {name: (*dict.fromkeys(values),) or (True, False) for name, values in texts.items()}
 
 
 def _sandbox(sandbox: Any) -> Any:
     """Return Jinja's sandbox class with a limit for numbers."""
 
-    class Sandbox(sandbox.ImmutableSandboxedEnvironment):  # type: ignore[misc]  # imported lazily
-        intercepted_binops = frozenset(["**", "*", "//", "%", "/"])
+    class Sandbox(sandbox.SandboxedEnvironment):  # type: ignore[misc]  # imported lazily
+        intercepted_binops = frozenset(["**", "*", "//", "%", "/", "+"])
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
             bits = [value.bit_length() for value in (left, right) if isinstance(value, int)]
@@ -49,9 +92,86 @@ def _sandbox(sandbox: Any) -> Any:
                 bits.append(bits[0] * max(right, 0))
             if any(size > MAX_BITS for size in bits):
                 raise BadTemplateError("the chat template uses too large numbers")
+            sizes = [len(value) for value in (left, right) if isinstance(value, (str, list, tuple))]
+            repeats = [value for value in (left, right) if isinstance(value, int)]
+            if sizes and (sum(sizes) if operator == "+" else sizes[0] * max([1, *repeats])) > MAX_SIZE:
+                raise _too_long()
+            if operator == "%" and isinstance(left, str):
+                _check_widths(left)
             return self.binop_table[operator](left, right)
 
+        def is_safe_attribute(self, obj: Any, attribute: str, value: Any) -> bool:
+            makes_long = attribute == "translate" and isinstance(obj, str)
+            return not makes_long and super().is_safe_attribute(obj, attribute, value)
+
+        def wrap_str_format(self, value: Any) -> Any:
+            wrapped = super().wrap_str_format(value)
+            if wrapped is not None:
+                _check_widths(value.__self__)
+                wrapped = _checked(wrapped)
+            return wrapped
+
+        def call(self, context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+            text = getattr(function, "__self__", None)
+            if isinstance(text, str):
+                _check_widths(text, *args, *kwargs.values())
+                if getattr(function, "__name__", "") == "replace":
+                    _check_replacement(text, *args)
+            return super().call(context, function, *args, **kwargs)
+
     return Sandbox
+
+
+def _checked(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Limit the widths that a filter is given."""
+
+    @wraps(original)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        _check_widths(*args, *kwargs.values())
+        return original(*args, **kwargs)
+
+    return checked
+
+
+def _check_replacement(text: Any, old: Any = "", new: Any = "", *_: Any) -> None:
+    if len(str(new)) * (str(text).count(str(old)) + 1) > MAX_SIZE:
+        raise _too_long()
+
+
+def _checked_replace(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Limit the length of what Jinja's filter returns."""
+
+    @wraps(original)
+    def checked(context: Any, text: Any, *args: Any, **kwargs: Any) -> Any:
+        _check_replacement(text, *args, *kwargs.values())
+        return original(context, text, *args, **kwargs)
+
+    return checked
+
+
+def _checked_join(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Limit the length of what Jinja's filter returns."""
+
+    @wraps(original)
+    def checked(context: Any, value: Any, separator: Any = "", *args: Any) -> Any:
+        value = [*value]
+        if len(value) * (len(str(separator)) + 1) > MAX_SIZE:
+            raise _too_long()
+        return original(context, value, separator, *args)
+
+    return checked
+
+
+def _check_widths(*values: Any) -> None:
+    """Raise if a number, or a number in a text's format, is a width of many megabytes."""
+    for value in values:
+        is_wide = _WIDE_FORMAT.search(value) if isinstance(value, str) else isinstance(value, int) and value > MAX_WIDTH
+        if is_wide:
+            raise _too_long()
+
+
+def _too_long() -> BadTemplateError:
+    return BadTemplateError("the chat template makes too long texts")
 
 
 def _limited_round(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -86,6 +206,8 @@ def _to_json(
     """Return JSON as Hugging Face's filter does: without HTML escapes, unlike Jinja's own."""
     import json
 
+    if isinstance(value, Iterator):  # of a filter such as map
+        value = [*value]
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -1,24 +1,22 @@
-"""The tools of a conversation: data for the chat template, and detection of the model's syntax of calls.
+"""The tools of a conversation, in the form in which a chat template takes them, which trial renderings show.
 
-If the template has no tools, or an unknown syntax of calls, the system prompt describes the tools, and calls and
-results are text. Pure; must not know Jinja.
+What a template does not take, the system prompt and the messages say in text. Pure; must not know Jinja.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from llmrun.errors import UsageError
 from llmrun.protocol.codec import load_json
 from llmrun.protocol.messages import AnswerRequest, Message, Tool, ToolCall
-from llmrun.protocol.toolcalls import HERMES, SYNTAXES, Syntax
-
-OTHERS = HERMES  # The syntax of models whose templates have no known one
+from llmrun.protocol.toolcalls import CallSyntax
 
 _INSTRUCTIONS = """You may call functions to answer. These are their signatures, one JSON object in each line:
 <tools>
@@ -26,13 +24,17 @@ _INSTRUCTIONS = """You may call functions to answer. These are their signatures,
 </tools>
 
 To call one, write its name and its arguments as JSON between these tags, and nothing behind them:
-<tool_call>
-{{"name": "FUNCTION", "arguments": {{"ARGUMENT": "VALUE"}}}}
-</tool_call>"""
+{example}"""
+_EXAMPLE = ToolCall("ID", "FUNCTION", '{"ARGUMENT": "VALUE"}')
+
+
+def tells_tools(request: AnswerRequest) -> bool:
+    """Return whether the prompt describes tools, also those that must not be called, so that prefixes stay."""
+    return bool(request.tools) and request.prompt is None
 
 
 def offers_tools(request: AnswerRequest) -> bool:
-    return bool(request.tools) and request.prompt is None and request.tool_choice != "none"
+    return tells_tools(request) and request.tool_choice != "none"
 
 
 def allows_text(request: AnswerRequest) -> bool:
@@ -40,67 +42,98 @@ def allows_text(request: AnswerRequest) -> bool:
     return request.tool_choice == "auto" and request.grammar is None
 
 
-PROBE_TOOL = Tool("tell_time", "Tells the time of a town.")
-_PROBE_ARGUMENTS = '{"town": "Rome"}'
+PROBE_TOOL = Tool(
+    "tell_time",
+    "Tells the time of a town.",
+    '{"type": "object", "description": "What to tell.", '
+    '"properties": {"town": {"type": "string", "description": "Its name."}}}',
+)
 PROBE = (
     Message("user", "How late is it in Rome?"),
-    Message("assistant", "", (ToolCall("callprobe", PROBE_TOOL.name, _PROBE_ARGUMENTS),)),
-    Message("tool", "Noon", tool_call_id="callprobe", name=PROBE_TOOL.name),
+    Message("assistant", "", (ToolCall("call_0123456789abcdefghij", PROBE_TOOL.name, '{"town": "Rome!"}'),)),
+    Message("tool", "Noon", tool_call_id="call_0123456789abcdefghij", name=PROBE_TOOL.name),
 )
-"""A conversation that shows the syntax of calls when a template renders it."""
+"""A conversation with a call and its result, for trial renderings."""
 
 
-def syntax_in(rendered: str) -> Syntax | None:
-    """Return the syntax of the call in the rendered PROBE; None if the tool is missing or the syntax is unknown."""
-    if PROBE_TOOL.description not in rendered:
-        return None
-    return next((syntax for syntax in SYNTAXES.values() if _probe_call(syntax) in rendered), None)
+class ToolForm(NamedTuple):
+    """The form in which a template takes calls and their results."""
+
+    arguments_as_text: bool = False  # JSON in a string, not an object
+    ids: str = "any"  # or "short": nine letters and digits; or "named": functions.NAME:NUMBER
+    results_in_calls: bool = False  # results stand in the message of their calls
+    no_content: bool = False  # a call without text has no content; else an empty one
 
 
-def _probe_call(syntax: Syntax) -> str:
-    arguments, form = _PROBE_ARGUMENTS, syntax.parameter
-    if form is not None:
-        arguments = "".join(
-            form.begin + name + form.middle + form.quote + value + form.quote + form.end
-            for name, value in load_json(arguments).items()
-        )
-    before, after = syntax.told or (syntax.begin + syntax.first, syntax.middle)
-    return f"{before}{PROBE_TOOL.name}{after}{arguments}"
+_PLAIN_FORM = ToolForm()
 
 
-def in_text(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
-    """Rewrite a conversation for a template without tools."""
+class ToolSupport(NamedTuple):
+    """What a template writes of tools, in the best form for it."""
+
+    form: ToolForm = _PLAIN_FORM
+    tools: bool = False  # descriptions
+    calls: bool = False
+    results: bool = False
+
+
+def find_support(render: Callable[[Sequence[Message], ToolForm], str], *, knows_responses: bool) -> ToolSupport:
+    """Return what a template writes of tools.
+
+    Args:
+        render: returns the prompt of a conversation, "" if the template refuses it.
+        knows_responses: the template can take results in the message of their calls.
+    """
+    best = ToolSupport()
+    places: Sequence[bool] = (True, False) if knows_responses else (False,)
+    forms = itertools.product((False, True), places, ("any", "short", "named"), (False, True))
+    for no_content, in_calls, ids, as_text in forms:
+        form = ToolForm(as_text, ids, in_calls, no_content)
+        support = _support(render(PROBE, form), form)
+        if sum(support[1:]) > sum(best[1:]):
+            best = support
+        if best.calls and best.results:
+            break
+    return best
+
+
+def _support(prompt: str, form: ToolForm) -> ToolSupport:
+    turn = prompt.rpartition(PROBE[0].content)[2]
+    is_python, is_escaped = "{'town'" in turn, '\\"town' in turn
+    calls = "Rome!" in turn and PROBE_TOOL.name in turn and not is_python and not is_escaped
+    tools = PROBE_TOOL.description in prompt
+    return ToolSupport(form, tools, calls, PROBE[-1].content in turn)
+
+
+def in_text(
+    messages: Sequence[Message], tools: Sequence[Tool], support: ToolSupport, syntax: CallSyntax
+) -> tuple[list[Message], Sequence[Tool]]:
+    """Say in text what a template does not write of tools, calls and results; return what is left to it."""
     rewritten: list[Message] = []
     was_result = False
     for message in messages:
-        is_result = message.role == "tool"
-        message = as_text(message)
+        is_result = message.role == "tool" and not support.results
+        if is_result or not support.calls:
+            message = as_text(message, syntax) if is_result or message.tool_calls else message
         if was_result and message.role == "user":  # many templates demand alternating roles
             message = Message("user", f"{rewritten.pop().content}\n{message.content}")
         rewritten.append(message)
         was_result = is_result or (was_result and message.role == "user")
-    if not tools:
-        return rewritten
+    if support.tools or not tools:
+        return rewritten, tools
     signatures = (json.dumps(tool_data(tool, str)["function"], ensure_ascii=False) for tool in tools)
-    instructions = _INSTRUCTIONS.format(tools="\n".join(signatures))
+    instructions = _INSTRUCTIONS.format(tools="\n".join(signatures), example=syntax.write((_EXAMPLE,)))
     if rewritten and rewritten[0].role == "system":
-        return [Message("system", f"{rewritten[0].content}\n\n{instructions}"), *rewritten[1:]]
-    return [Message("system", instructions), *rewritten]
+        return [Message("system", f"{rewritten[0].content}\n\n{instructions}"), *rewritten[1:]], ()
+    return [Message("system", instructions), *rewritten], ()
 
 
-def as_text(message: Message) -> Message:
+def as_text(message: Message, syntax: CallSyntax) -> Message:
     """Return a message with its calls as text; a result becomes the user's."""
     if message.role == "tool":
         return Message("user", f"<tool_response>\n{message.content}\n</tool_response>")
-    if not message.tool_calls:
-        return message
-    content = "\n".join(filter(None, (message.content, *map(_format_call, message.tool_calls))))
+    content = "\n".join(filter(None, (message.content, syntax.write(message.tool_calls))))
     return replace(message, content=content, tool_calls=())
-
-
-def _format_call(call: ToolCall) -> str:
-    ending = OTHERS.close.lstrip()
-    return f"{OTHERS.begin}{OTHERS.first}{call.name}{OTHERS.middle}{call.arguments}{ending}"
 
 
 def tool_data(tool: Tool, hide: Callable[[str], str]) -> dict[str, Any]:
@@ -115,8 +148,8 @@ def tool_data(tool: Tool, hide: Callable[[str], str]) -> dict[str, Any]:
     }
 
 
-def message_data(message: Message, hide: Callable[[str], str]) -> dict[str, Any]:
-    """Return a message in OpenAI's format with hide() applied to every text; arguments of calls are objects.
+def message_data(message: Message, hide: Callable[[str], str], form: ToolForm = _PLAIN_FORM) -> dict[str, Any]:
+    """Return a message in OpenAI's format with hide() applied to every text.
 
     Reasoning has all the names that templates have for it: each template has its own, and keeps it or leaves it out.
     """
@@ -128,13 +161,20 @@ def message_data(message: Message, hide: Callable[[str], str]) -> dict[str, Any]
             {
                 "id": hide(call.id),
                 "type": "function",
-                "function": {"name": hide(call.name), "arguments": data_of(call.arguments, hide)},
+                "function": {"name": hide(call.name), "arguments": _arguments(call, hide, form)},
             }
             for call in message.tool_calls
         ]
+        if form.no_content and not message.content:
+            data["content"] = None
     if message.role == "tool":
         data |= {"tool_call_id": hide(message.tool_call_id), "name": hide(message.name)}
     return data
+
+
+def _arguments(call: ToolCall, hide: Callable[[str], str], form: ToolForm) -> Any:
+    data = data_of(call.arguments, hide)
+    return json.dumps(data, ensure_ascii=False) if form.arguments_as_text else data
 
 
 def with_responses(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -203,37 +243,42 @@ def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
     return value
 
 
-def for_mistral(messages: Sequence[Message]) -> list[Message]:
-    """Rewrite a conversation for Mistral's templates: ids of nine letters and digits, and no question after a result.
+def with_ids(messages: Sequence[Message], ids: str) -> list[Message]:
+    """Give calls and their results the ids that a template wants, see ToolForm.
 
-    Calls without ids (Ollama's clients) and their results get ids in order. A user's text after a result (Claude Code)
-    is appended to it.
+    Calls without ids (Ollama's clients) and their results get ids in order.
     """
     pending: deque[str] = deque()
+    given: dict[str, str] = {}
     rewritten: list[Message] = []
-    for index, message in enumerate(messages):
+    n_calls = 0
+    for message in messages:
         if message.tool_calls:
-            calls = tuple(
-                call._replace(id=_short_id(call.id or f"{index} {number}"))
-                for number, call in enumerate(message.tool_calls)
-            )
-            pending.extend(call.id for call in calls)
-            rewritten.append(replace(message, tool_calls=calls))
+            calls = []
+            for call in message.tool_calls:
+                name = _call_id(call, n_calls, ids)
+                given[call.id] = name
+                pending.append(name)
+                calls.append(call._replace(id=name))
+                n_calls += 1
+            message = replace(message, tool_calls=tuple(calls))
         elif message.role == "tool":
-            call_id = (
-                _short_id(message.tool_call_id) if message.tool_call_id else (pending[0] if pending else _short_id(""))
+            name = given.get(message.tool_call_id, "") if message.tool_call_id else ""
+            name = name or (
+                pending[0]
+                if pending and not message.tool_call_id
+                else _call_id(ToolCall(message.tool_call_id, message.name, ""), n_calls, ids)
             )
-            if call_id in pending:
-                pending.remove(call_id)
-            rewritten.append(replace(message, tool_call_id=call_id))
-        elif message.role == "user" and rewritten and rewritten[-1].role == "tool":
-            rewritten[-1] = replace(rewritten[-1], content=f"{rewritten[-1].content}\n\n{message.content}")
-        else:
-            rewritten.append(message)
+            if name in pending:
+                pending.remove(name)
+            message = replace(message, tool_call_id=name)
+        rewritten.append(message)
     return rewritten
 
 
-def _short_id(name: str) -> str:
-    return (
-        name if len(name) == 9 and name.isalnum() else hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:9]
-    )
+def _call_id(call: ToolCall, number: int, ids: str) -> str:
+    if ids == "named":
+        return f"functions.{call.name}:{number}"
+    if ids == "any" or (len(call.id) == 9 and call.id.isalnum()):
+        return call.id
+    return hashlib.sha256((call.id or str(number)).encode("utf-8", "replace")).hexdigest()[:9]

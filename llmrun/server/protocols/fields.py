@@ -176,8 +176,13 @@ class Fields:
         return value
 
 
+def header_safe(path: str) -> str:
+    """Return a path for a header's list."""
+    return _UNSAFE.sub("?", path)
+
+
 def _word(text: str) -> str:
-    return _UNSAFE.sub("?", text[:_LONGEST_WORD])
+    return header_safe(text[:_LONGEST_WORD])
 
 
 def _kind(value: Any) -> str:

@@ -14,6 +14,7 @@ from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.tools import as_json
 
 _OURS = ("messages", "tools", "bos_token", "eos_token", "add_generation_prompt")
+_SWITCHES = ("enable_thinking", "preserve_reasoning")
 _LONGEST_VARIABLES = 64 * 1024
 _BUDGETS = (
     "thinking_tokens",
@@ -43,8 +44,9 @@ def read_reasoning(fields: Fields, effort: str | None = None, thinking: bool | N
         if name in variables:
             why = "it is made from the request's other fields"
             raise UsageError(f"{fields.name('chat_template_kwargs')}.{name} can't be set", why=why)
-    switch = Fields(variables, fields.name("chat_template_kwargs")).flag("enable_thinking")
-    text = as_json({name: value for name, value in variables.items() if name != "enable_thinking"})
+    switches = Fields(variables, fields.name("chat_template_kwargs"))
+    switch, keeps = switches.flag("enable_thinking"), switches.flag("preserve_reasoning")  # llama-server's
+    text = as_json({name: value for name, value in variables.items() if name not in _SWITCHES})
     if len(text) > _LONGEST_VARIABLES:
         raise UsageError("chat_template_kwargs is too long", why=f"{_LONGEST_VARIABLES:,} characters at most")
     return {
@@ -52,6 +54,7 @@ def read_reasoning(fields: Fields, effort: str | None = None, thinking: bool | N
         "reasoning_effort": effort,
         "template_variables": text,
         "thinking_tokens": _budget(fields),
+        "keep_reasoning": fields.flag("keep_reasoning") if "keep_reasoning" in fields.data else keeps,
     }
 
 

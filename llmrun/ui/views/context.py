@@ -45,6 +45,11 @@ def show_context(
     show_table(output, columns, rows, stderr=True)
     of = f" of {n_ctx:,}" if n_ctx else ""
     output.note(f"{'About ' if about else ''}{counted.total:,}{of} tokens.")
+    history = counted.history
+    if history is not None and history.is_shortened:
+        output.note("The window gets narrow: reasoning of earlier turns is left out.")
+    elif history is not None:
+        output.note(f"The first {history.tokens:,} tokens stand as they were computed and generated.")
 
 
 def _share(tokens: int, n_ctx: int) -> tuple[str, str, str]:

@@ -18,7 +18,7 @@ from llmrun.protocol.sizes import readable_size
 from llmrun.server.registry import ServedRequest
 from llmrun.ui.terminal.activity import StatusLine
 from llmrun.ui.terminal.cells import cut
-from llmrun.ui.terminal.format import rate, seconds
+from llmrun.ui.terminal.format import counted, rate, seconds
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.sanitize import clean
 from llmrun.ui.terminal.tables import Column, right, show_table
@@ -172,6 +172,10 @@ def log_line(request: AccessRecord) -> str:
     if "prompt_tokens" in facts:
         details.append(f"{facts['prompt_tokens']:,} + {facts.get('completion_tokens', 0):,} tokens")
         details.append(f"{facts.get('cached_tokens', 0):,} cached")
+    history = facts.get("history")
+    if history is not None:
+        as_generated = f"{counted(history['answers'], 'answer')} as generated"
+        details.append("earlier reasoning left out" if history["is_shortened"] else as_generated)
     reason = facts.get("error", facts.get("reason"))
     details += [str(reason)] if reason else []
     line = f"{request.client} {request.method} {request.path} {request.status} in {seconds(request.seconds)}"

@@ -451,3 +451,34 @@ def test_a_vocabulary_is_looked_through_once_and_forgotten_with_its_model() -> N
     del vocabulary
     gc.collect()
     assert gone() is None
+
+
+def test_a_recursive_grammar_may_have_thousands_of_literals(plain: FakeVocabulary) -> None:
+    """llama.cpp takes them too. Equal beginnings of literals are no conflict, and literals without recursion are one."""
+    choose = random.Random(1)
+    words = sorted({"".join(choose.choices("abcdefghij", k=choose.randint(3, 11))) for _ in range(4000)})
+    literals = " | ".join(f'"{word}"' for word in words)
+    rules = "".join(f'w{index} ::= "{word}"\n' for index, word in enumerate(words))
+    names = " | ".join(f"w{index}" for index in range(len(words)))
+    for text in (
+        f'root ::= "(" root ("," root)* ")" | {literals}\n',
+        f'root ::= "(" root ("," root)* ")" | word\nword ::= {literals}\n',
+        f'root ::= "(" root ("," root)* ")" | word\nword ::= {names}\n{rules}',
+    ):
+        constraint = compile_grammar(read_grammar(text), plain)
+        for answer, is_right in (
+            (words[7], True),
+            (f"(({words[0]},{words[-1]}))", True),
+            ("k", False),
+            ("(abc", False),
+        ):
+            assert follows(constraint, answer) == is_right, answer
+
+
+def test_a_choice_with_and_without_recursion_follows_its_twin(plain: FakeVocabulary) -> None:
+    text = 'root ::= "a" | "ab" | "abc" root | [b-c] | "(" root ")" | "b"\n'
+    constraint, rules = compile_grammar(read_grammar(text), plain), gbnf.parse(text)
+    for size in range(6):
+        for letters in itertools.product("abc(", repeat=size):
+            answer = "".join(letters) + ")" * letters.count("(")
+            assert follows(constraint, answer) == Twin(rules, answer).follows, answer

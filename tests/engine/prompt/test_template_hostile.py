@@ -19,7 +19,7 @@ from llmrun.engine.prompt.template import MAX_TEMPLATE_CHARACTERS
 
 SECONDS = 0.5  # the limit while these tests run
 MOST_LOOPS = 1000  # of work after the limit, see support/effort: a neighbour that fills memory makes each page slow
-MEGABYTES = 256
+MEGABYTES = 700  # it is looked at every few milliseconds only
 
 CODE = {
     "subclasses": "{{ ''.__class__.__mro__[1].__subclasses__() }}",

@@ -9,9 +9,10 @@ from support.tool_templates import TOOL_TEMPLATES
 
 from llmrun.engine.prompt import template
 from llmrun.engine.prompt.template import NAMED, ChatTemplate, ControlTexts, Part
-from llmrun.engine.prompt.tools import for_mistral, in_text
+from llmrun.engine.prompt.tools import ToolSupport, in_text, with_ids
 from llmrun.errors import BadTemplateError, UsageError
 from llmrun.protocol.messages import Message, Tool, ToolCall
+from llmrun.protocol.toolcalls import HERMES
 
 CHATML = NAMED["chatml"]
 CONTROL = ("<|im_start|>", "<|im_end|>", "[TOOL_CALLS]", "[ARGS]")
@@ -40,9 +41,21 @@ def text(parts: list[Part]) -> str:
     return "".join(part.text for part in parts)
 
 
+WRITTEN = {
+    "hermes": '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>',
+    "llama": '{"name": "weather", "parameters": {"city": "Rome"}}',
+    "mistral": '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Rome"}, "id": "I"}]',
+    "mistral-args": '[TOOL_CALLS]weather[ARGS]{"city": "Rome"}',
+    "qwen-xml": "<tool_call>\n<function=weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>",
+    "glm": "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n</tool_call>",
+    "gemma": '<|tool_call>call:weather{city:<|"|>Rome<|"|>}<tool_call|>',
+    "harmony": '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Rome"}',
+}
+
+
 @pytest.mark.parametrize("name", TOOL_TEMPLATES)
 def test_a_template_shows_in_which_syntax_it_wants_calls(name: str) -> None:
-    assert compiled(TOOL_TEMPLATES[name]).syntax.name == name
+    assert compiled(TOOL_TEMPLATES[name]).syntax.write((CALL,)) == WRITTEN[name]
 
 
 @pytest.mark.parametrize(
@@ -52,16 +65,16 @@ def test_a_template_shows_in_which_syntax_it_wants_calls(name: str) -> None:
         STRICT,
         "{{ raise_exception('never') }}",
         TOOL_TEMPLATES["hermes"].replace("{{ tools | tojson }}", ""),  # it would not tell the model which there are
-        TOOL_TEMPLATES["hermes"].replace("<tool_call>", "<call>"),
     ],
 )
 def test_where_none_is_known_they_are_told_in_text(source: str) -> None:
-    assert compiled(source).syntax.name == "hermes"
+    assert compiled(source).syntax._replace(between="\n") == HERMES
     if "never" not in source:
         told = text(render(source, ROUND))
         assert '{"name": "weather", "description": "Tells it.", "parameters": ' + json.dumps(SCHEMA) in told
         assert '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>' in told
-        assert "<tool_response>\nSun\n</tool_response>" in told
+        knows_calls = "tool_calls" in source
+        assert ("<tool_response>\nSun\n</tool_response>" in told) is not knows_calls
 
 
 def test_one_that_takes_too_long_is_not_taken_for_one_without_tools(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,14 +109,15 @@ def test_earlier_calls_are_told_where_no_tools_are_given_any_more() -> None:
 def test_results_in_text_are_one_turn_of_the_user() -> None:
     calls = Message("assistant", "Let me see.", (CALL, CALL._replace(arguments="{}")))
     results = (Message("tool", "Sun"), Message("tool", "Rain"), Message("user", "So?"))
-    told = in_text((QUESTION, calls, *results), ())
+    told, _ = in_text((QUESTION, calls, *results), (), ToolSupport(), HERMES)
     assert [message.role for message in told] == ["user", "assistant", "user"]
     assert told[1].content.startswith("Let me see.\n<tool_call>")
     assert told[2].content == "<tool_response>\nSun\n</tool_response>\n<tool_response>\nRain\n</tool_response>\nSo?"
 
 
 def test_the_system_prompt_stays_in_front_of_the_tools() -> None:
-    told = in_text((Message("system", "Be brief."), QUESTION), (WEATHER,))
+    told, tools = in_text((Message("system", "Be brief."), QUESTION), (WEATHER,), ToolSupport(), HERMES)
+    assert tools == ()
     assert told[0].content.startswith("Be brief.\n\n")
     assert told[1:] == [QUESTION]
 
@@ -138,7 +152,7 @@ def test_mistral_gets_ids_of_nine_letters_and_digits() -> None:
         Message("tool", "", tool_call_id="abcdefgh9"),
         Message("tool", "", tool_call_id="call_1"),
     ]
-    first, second, third = for_mistral(messages)
+    first, second, third = with_ids(messages, "short")
     assert [len(call.id) for call in first.tool_calls] == [9, 9]
     assert (second.tool_call_id, third.tool_call_id) == ("abcdefgh9", first.tool_calls[0].id)
 
@@ -146,17 +160,25 @@ def test_mistral_gets_ids_of_nine_letters_and_digits() -> None:
 def test_calls_without_ids_get_some_in_their_order() -> None:
     """Ollama's clients send none."""
     calls = tuple(ToolCall("", name, "{}") for name in ("weather", "now"))
-    first, *results = for_mistral([Message("assistant", "", calls), Message("tool", "Sun"), Message("tool", "Noon")])
+    first, *results = with_ids(
+        [Message("assistant", "", calls), Message("tool", "Sun"), Message("tool", "Noon")], "short"
+    )
     ids = [call.id for call in first.tool_calls]
     assert len(set(ids)) == 2
     assert [result.tool_call_id for result in results] == ids
-    assert len(for_mistral([Message("tool", "of nothing")])[0].tool_call_id) == 9
+    assert len(with_ids([Message("tool", "of nothing")], "short")[0].tool_call_id) == 9
 
 
-def test_what_a_user_says_beside_a_result_goes_into_it_for_mistral() -> None:
-    told = for_mistral((*ROUND, Message("user", "So?"), Message("assistant", "Go out.")))
-    assert [message.role for message in told] == ["user", "assistant", "tool", "assistant"]
-    assert told[2].content == "Sun\n\nSo?"
+def test_kimis_ids_name_the_tool_and_count_the_calls() -> None:
+    calls = (CALL, ToolCall("call_2", "now", "{}"))
+    rounds = [Message("assistant", "", calls), *(Message("tool", "", tool_call_id=call.id) for call in calls)]
+    told = with_ids([*rounds, Message("assistant", "", (CALL._replace(id="call_3"),))], "named")
+    assert [call.id for message in told for call in message.tool_calls] == [
+        "functions.weather:0",
+        "functions.now:1",
+        "functions.weather:2",
+    ]
+    assert [message.tool_call_id for message in told[1:3]] == ["functions.weather:0", "functions.now:1"]
 
 
 def test_schemas_nested_too_deeply_are_refused() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from llmrun.protocol.messages import Message
+from llmrun.protocol.messages import Message, PromptHistory
 from llmrun.protocol.questions import TokenCount
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.views.context import show_context
@@ -31,3 +31,13 @@ def test_a_window_that_nobody_knows_has_no_shares() -> None:
     assert "%" not in said
     assert "free" not in said
     assert said.endswith("About 12 tokens.\n")
+
+
+def test_what_stands_as_it_was_generated() -> None:
+    for history, expected in (
+        (PromptHistory(2, 1_500), "The first 1,500 tokens stand as they were computed and generated.\n"),
+        (PromptHistory(0, 0, is_shortened=True), "reasoning of earlier turns is left out.\n"),
+    ):
+        output = Output(stdout=io.StringIO(), stderr=io.StringIO(), environment={})
+        show_context(output, [Message("user", "Hi")], TokenCount((3,), 2_000, history), 4_096)
+        assert output.stderr.getvalue().endswith(expected)

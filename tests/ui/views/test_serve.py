@@ -51,6 +51,12 @@ def test_the_log_line_says_what_was_answered() -> None:
     expected = "127.0.0.1 POST /v1/chat/completions 200 in 1.20 s: tiny, 32 + 10 tokens, 31 cached, stop"
     assert log_line(ANSWERED) == expected
     assert log_line(AccessRecord("::1", "GET", "/\x1b[31m", 404, 0.0, {})) == "::1 GET / 404 in 0.00 s"
+    for history, expected in (
+        ({"answers": 1, "tokens": 20, "is_shortened": False}, "31 cached, 1 answer as generated, stop"),
+        ({"answers": 0, "tokens": 0, "is_shortened": True}, "31 cached, earlier reasoning left out, stop"),
+    ):
+        line = log_line(ANSWERED._replace(facts={**ANSWERED.facts, "history": history}))
+        assert line.endswith(expected)
 
 
 def test_the_live_line_is_redrawn_twice_a_second_at_most() -> None:

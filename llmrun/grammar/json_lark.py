@@ -1,0 +1,361 @@
+"""The grammar of a JSON schema in llguidance's Lark.
+
+JSON is written as json.dumps does it, without free whitespace, which a small model writes without end. A model also
+fills without end what a schema leaves open, so an object that lists properties gets no others, and a list no items
+after its prefix, unless the schema says so or needs them. Must not know tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Sequence
+from fractions import Fraction
+from functools import lru_cache
+from hashlib import sha256
+from itertools import combinations
+from typing import Any, NamedTuple, NoReturn
+
+from llmrun.errors import BadGrammarError
+from llmrun.grammar import numbers, schema
+from llmrun.grammar.formats import FORMATS
+from llmrun.grammar.place import SCHEMA
+from llmrun.grammar.regex import characters_of_json, literal, parse
+from llmrun.grammar.schema_parts import Schema
+from llmrun.grammar.shapes import Array, Listed, Number, Object, Shape, Shapes, Term, Terms, Text, join, key_of
+
+_MAX_PATTERNS = 4  # of one object, whose names may match any combination of them
+_MAX_UNIQUE = 6  # values of a list without repetitions, which may be in any order
+_LARGEST_MULTIPLE = Fraction(10**15)
+_QUOTE = '"\\""'
+
+
+class Rules(NamedTuple):
+    """Rules of Lark.
+
+    Attributes:
+        start: an expression that matches the whole.
+        lines: the rules, whose names are different for different schemas.
+    """
+
+    start: str
+    lines: tuple[str, ...]
+
+
+@lru_cache(maxsize=256)
+def rules_of(text: str) -> Rules:
+    """Return the rules of a JSON schema.
+
+    Cached, because agents send the same tools with every request.
+
+    Raises:
+        BadGrammarError: the schema is broken, can't be met, or can't be enforced.
+    """
+    try:
+        return _Writer(schema.parse(text), "s" + sha256(text.encode()).hexdigest()[:10]).rules()
+    except RecursionError:
+        why = "its schemas refer to each other in too long a chain"
+        raise BadGrammarError(f"the {SCHEMA} is too complex", why=why) from None
+
+
+class _Writer:
+    def __init__(self, whole: Schema, prefix: str) -> None:
+        self._schema = whole
+        self._shapes = Shapes(whole)
+        self._prefix = prefix
+        self._names: dict[object, str] = {}  # key of terms -> rule
+        self._terminals: dict[str, str] = {}  # expression -> name
+        self._lines: list[str] = []
+        self._waiting: list[tuple[str, Terms]] = []
+
+    def rules(self) -> Rules:
+        root: Terms = (Term(self._schema.root),)
+        if not self._shapes.is_possible(root):
+            self._schema.fail_part(self._schema.root, "no value can meet all parts of this schema")
+        start = self._rule(root)
+        while self._waiting:
+            name, terms = self._waiting.pop()
+            self._lines.append(f"{name}: {' | '.join(self._options(name, terms))}")
+        terminals = [f"{name}: {expression}" for expression, name in self._terminals.items()]
+        return Rules(start, (*self._lines, *terminals))
+
+    def _rule(self, terms: Terms) -> str:
+        """Return the name of the rule for values that meet some schemas."""
+        key = key_of(terms)
+        if key not in self._names:
+            self._names[key] = f"{self._prefix}_{len(self._names)}"
+            self._waiting.append((self._names[key], terms))
+        return self._names[key]
+
+    def _terminal(self, expression: str) -> str:
+        if expression not in self._terminals:
+            self._terminals[expression] = f"{self._prefix.upper()}_{len(self._terminals)}"
+        return self._terminals[expression]
+
+    def _options(self, name: str, terms: Terms) -> list[str]:
+        shapes = [shape for box in self._shapes.alternatives(terms) for shape in box.values()]
+        options: dict[str, None] = {}
+        for index, shape in enumerate(shapes):
+            if self._shapes.has_value(shape):
+                options.update(dict.fromkeys(self._shape(f"{name}_{index}", shape)))
+        if not options:
+            self._schema.fail_part(_part(terms) or self._schema.root, "no value can meet this schema")
+        return list(options)
+
+    def _shape(self, name: str, shape: Shape) -> Iterator[str]:
+        """Yield the expressions for values of one type; name is free for rules of their own."""
+        if isinstance(shape, Listed):
+            yield from (_quoted(json.dumps(value, ensure_ascii=False)) for value in shape.values)
+        elif isinstance(shape, Number):
+            yield self._number(shape)
+        elif isinstance(shape, Text):
+            yield self._terminal(f"{_QUOTE} ({_text(shape)}) {_QUOTE}")
+        elif isinstance(shape, Array):
+            yield self._array(name, shape)
+        else:
+            yield from self._object(name, shape)
+
+    def _number(self, shape: Number) -> str:
+        if not numbers.needs_multiple(shape):
+            return self._terminal(numbers.terminal(shape))
+        assert shape.multiple is not None, "it needs one"
+        low, high = (
+            max(-_LARGEST_MULTIPLE, min(_LARGEST_MULTIPLE, bound))
+            for bound in (
+                -_LARGEST_MULTIPLE if shape.low is None else shape.low,
+                _LARGEST_MULTIPLE if shape.high is None else shape.high,
+            )
+        )
+        is_integer = shape.is_integer or shape.multiple.denominator == 1
+        bounds = {
+            "exclusiveMinimum" if shape.is_low_open else "minimum": low,
+            "exclusiveMaximum" if shape.is_high_open else "maximum": high,
+            "multipleOf": shape.multiple,
+        }
+        written = {key: int(value) if value.denominator == 1 else float(value) for key, value in bounds.items()}
+        return f"%json {json.dumps({'type': 'integer' if is_integer else 'number', **written})}"
+
+    def _array(self, name: str, shape: Array) -> str:
+        prefix, items = list(shape.prefix), shape.items or ()
+        is_closed = shape.items is None and bool(prefix) and shape.minimum <= len(prefix)
+        possible = [self._shapes.is_possible(terms) for terms in prefix]
+        maximum = shape.maximum
+        if False in possible:
+            maximum = possible.index(False) if maximum is None else min(maximum, possible.index(False))
+        elif is_closed or not self._shapes.is_possible(items):
+            maximum = len(prefix) if maximum is None else min(maximum, len(prefix))
+        if shape.is_unique and (maximum is None or maximum > 1):
+            return self._unique(name, shape, maximum)
+        if shape.contains:
+            return self._containing(shape, maximum)
+        # The first items one by one, then any number of the others.
+        n_single = len(prefix) if maximum is None else min(len(prefix), maximum)
+        rest = self._repeated(items, shape.minimum, maximum, n_single)
+        for index in range(n_single - 1, -1, -1):
+            rule = f"{name}_i{index}"
+            self._lines.append(f"{rule}: {_quoted(', ') + ' ' if index else ''}{self._rule(prefix[index])} {rest}")
+            rest = rule if index < shape.minimum else f"{rule}?"
+        return f'"[" {rest} "]"'
+
+    def _repeated(self, items: Terms, minimum: int, maximum: int | None, before: int) -> str:
+        """Return an expression of the items after the first ones."""
+        least, most = max(0, minimum - before), None if maximum is None else maximum - before
+        if most == 0:
+            return ""
+        item = self._rule(items)
+        if before:
+            return _times(f'(", " {item})', least, most)
+        more = f'{item} {_times(f"""(", " {item})""", max(0, least - 1), None if most is None else most - 1)}'
+        return more if least else f"({more})?"
+
+    def _containing(self, shape: Array, maximum: int | None) -> str:
+        (terms, least), *others = shape.contains
+        if others or shape.prefix or maximum is not None or shape.minimum > least:
+            why = "contains can't be enforced beside prefixItems, minItems, maxItems or another contains"
+            self._fail(shape, ("contains",), why, "describe each item with prefixItems")
+        items = shape.items or ()
+        item, found = self._rule(items), self._rule(join(items, terms))
+        one = f'({item} ", ")* {found}'
+        more = _times(f'(", " {one})', least - 1, least - 1)
+        return f'"[" {one} {more} (", " {item})* "]"'
+
+    def _unique(self, name: str, shape: Array, maximum: int | None) -> str:
+        """Write a rule for each set of values that are left."""
+        values = self._listed(shape.items or ())
+        if shape.prefix or shape.contains or values is None or len(values) > _MAX_UNIQUE:
+            why = f"uniqueItems can't be enforced for more than {_MAX_UNIQUE} different values"
+            self._fail(shape, ("uniqueItems",), why, "leave it out, and drop what comes twice afterwards")
+        most = len(values) if maximum is None else min(maximum, len(values))
+        if shape.minimum > most:
+            self._fail(shape, ("minItems",), f"there are only {most} different values")
+        everything = frozenset(values)
+        for used in range(most):
+            for taken in combinations(values, used):
+                left = everything - set(taken)
+                rest = f"{name}_u{_bits(values, left)}"
+                options = []
+                for value in values:
+                    if value in left:
+                        after = f"{name}_u{_bits(values, left - {value})}" if used + 1 < most else ""
+                        if after and used + 1 >= shape.minimum:
+                            after += "?"
+                        options.append(f"{'' if used == 0 else _quoted(', ') + ' '}{_quoted(value)} {after}".rstrip())
+                self._lines.append(f"{rest}: {' | '.join(options)}")
+        first = f"{name}_u{_bits(values, everything)}" + ("" if shape.minimum else "?")
+        return f'"[" {first} "]"' if most else '"[]"'
+
+    def _listed(self, terms: Terms) -> list[str] | None:
+        """Return the values of some schemas as JSON; None if they are not listed."""
+        shapes = [shape for box in self._shapes.alternatives(terms) for shape in box.values()]
+        if not all(isinstance(shape, Listed) for shape in shapes):
+            return None
+        values = [value for shape in shapes if isinstance(shape, Listed) for value in shape.values]
+        return list(dict.fromkeys(json.dumps(value, ensure_ascii=False) for value in values))
+
+    def _object(self, name: str, shape: Object) -> Iterator[str]:
+        tail = list(self._tail(shape))
+        properties = {key: shape.terms_of(key) for key in (*shape.properties, *shape.required)}
+        listed = {
+            key: terms
+            for key, terms in properties.items()
+            if self._shapes.is_possible(terms) and self._shapes.admits(shape.names, key)
+        }
+        if any(key not in listed for key in shape.required):
+            return
+        body = self._members(name, shape, listed, tail)
+        if body is not None:
+            yield f'"{{" {body} "}}"'
+
+    def _members(self, name: str, shape: Object, listed: dict[str, Terms], tail: Sequence[str]) -> str | None:
+        """Write rules for the rest of an object: before each property, after another one or not, by their number."""
+        required, keys = set(shape.required), list(listed)
+        certain = len(required)
+        counts = shape.minimum > certain or (shape.maximum is not None and (bool(tail) or shape.maximum < len(keys)))
+        if shape.minimum > len(keys) + bool(tail):
+            why = "properties can't be counted while an answer is written, more than one or than are required"
+            self._fail(shape, ("minProperties",), why, "name them in required")
+        most = len(keys) + 1 if counts else 0
+        pair = self._pair_rule(name, tail)
+        after = {
+            (first, count): self._end(shape, pair, is_first=first, count=count if counts else None)
+            for first in (True, False)
+            for count in range(most + 1)
+        }
+        for index in range(len(keys) - 1, -1, -1):
+            key = keys[index]
+            value = f'{_quoted(json.dumps(key, ensure_ascii=False))} ": " {self._rule(listed[key])}'
+            before: dict[tuple[bool, int], str | None] = {}
+            for first in (True, False):
+                if first and any(key in required for key in keys[:index]):
+                    continue
+                for count in range(min(index, most) + 1) if counts else (0,):
+                    options = []
+                    rest = after.get((False, count + counts))
+                    if rest is not None and not (counts and shape.maximum is not None and count >= shape.maximum):
+                        options.append(f"{'' if first else _quoted(', ') + ' '}{value} {rest}".rstrip())
+                    skip = None if key in required else after.get((first, count))
+                    if skip is not None:
+                        options.append(skip or '""')
+                    rule = f"{name}_{'f' if first else 'm'}{index}_{count}"
+                    before[first, count] = rule if options else None
+                    if options:
+                        self._lines.append(f"{rule}: {' | '.join(options)}")
+            after = before
+        return after[True, 0]
+
+    def _pair_rule(self, name: str, tail: Sequence[str]) -> str:
+        if tail:
+            self._lines.append(f"{name}_pair: {' | '.join(tail)}")
+        return f"{name}_pair" if tail else ""
+
+    def _end(self, shape: Object, pair: str, *, is_first: bool, count: int | None) -> str | None:
+        """Return an expression of the properties without names of their own; None if the object can't end so.
+
+        Args:
+            count: the properties before; None if that does not matter. Of the other ones only one counts for a minimum,
+                because they may be the same.
+        """
+        missing = 0 if count is None else shape.minimum - count
+        most = None if count is None or shape.maximum is None else shape.maximum - count
+        if missing > (1 if pair and most != 0 else 0) or (most is not None and most < 0):
+            return None
+        if not pair or most == 0:
+            return ""
+        if is_first:
+            more = f'{pair} {_times(f"""(", " {pair})""", 0, None if most is None else most - 1)}'
+            return more if missing > 0 else f"({more})?"
+        return _times(f'(", " {pair})', max(0, missing), most)
+
+    def _tail(self, shape: Object) -> Iterator[str]:
+        """Yield expressions of properties without names of their own."""
+        is_known = [key for key in shape.properties if key not in shape.negated]
+        is_said = any(group.patterns or group.others is not None for group in shape.groups)
+        if is_known and not is_said and set(shape.required) <= set(shape.properties):
+            return
+        patterns = list(dict.fromkeys(pattern for group in shape.groups for pattern, _ in group.patterns))
+        if len(patterns) > _MAX_PATTERNS:
+            self._fail(shape, ("patternProperties",), f"more than {_MAX_PATTERNS} patterns can't be told apart")
+        taken = dict.fromkeys((*shape.properties, *shape.required))
+        for size in range(len(patterns) + 1):
+            for matching in combinations(patterns, size):
+                terms: Terms = ()
+                for group in shape.groups:
+                    found = [each for pattern, each in group.patterns if pattern in matching]
+                    for each in found or [group.others or ()]:
+                        terms = join(terms, each)
+                if not self._shapes.is_possible(terms):
+                    continue
+                conditions = [f"({parse(pattern).lark})" for pattern in matching]
+                conditions += [f"~({parse(pattern).lark})" for pattern in patterns if pattern not in matching]
+                conditions += [f"~({' | '.join(map(literal, taken))})"] if taken else []
+                for name in self._names_of(shape.names):
+                    key = " & ".join([name, *conditions])
+                    yield f'{self._terminal(f"""{_QUOTE} ({key}) {_QUOTE}""")} ": " {self._rule(terms)}'
+
+    def _names_of(self, terms: Terms) -> Iterator[str]:
+        """Yield expressions of the names that meet propertyNames."""
+        if not terms:
+            yield characters_of_json()
+            return
+        for box in self._shapes.alternatives(terms):
+            shape = box.get("string")
+            if isinstance(shape, Listed):
+                yield f"({' | '.join(literal(value) for value in shape.values)})"
+            elif isinstance(shape, Text):
+                yield f"({_text(shape)})"
+
+    def _fail(self, shape: Array | Object, keys: Sequence[str], why: str, hint: str = "") -> NoReturn:
+        """Raise the error for the first of the keywords in the schemas that a shape comes from."""
+        for part in shape.sources:
+            for key in keys:
+                if key in part:
+                    self._schema.fail(part, key, why, hint)
+        self._schema.fail_part(shape.sources[0] if shape.sources else self._schema.root, why, hint)
+
+
+def _part(terms: Terms) -> dict[str, Any] | None:
+    return next((term.schema for term in terms if isinstance(term.schema, dict)), None)
+
+
+def _bits(values: Sequence[str], chosen: Collection[str]) -> int:
+    return sum(1 << index for index, value in enumerate(values) if value in chosen)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _times(expression: str, minimum: int, maximum: int | None) -> str:
+    if maximum == 0:
+        return ""
+    simple = {(0, None): "*", (1, None): "+", (0, 1): "?", (1, 1): ""}.get((minimum, maximum))
+    return expression + (f"{{{minimum},{'' if maximum is None else maximum}}}" if simple is None else simple)
+
+
+def _text(shape: Text) -> str:
+    """Return an expression of Lark terminals for the content of a string."""
+    parts = [f"({parse(pattern).lark})" for pattern in (*shape.patterns, *map(FORMATS.__getitem__, shape.formats))]
+    if shape.minimum or shape.maximum is not None or not parts:
+        parts.insert(0, characters_of_json(shape.minimum, shape.maximum))
+    parts += [f"~({parse(pattern).lark})" for pattern in shape.forbidden]
+    parts += [f"~({' | '.join(map(literal, sorted(shape.excluded)))})"] if shape.excluded else []
+    return " & ".join(parts)

@@ -1,0 +1,471 @@
+"""Patterns of JSON schemas (ECMA-262 regular expressions) as terminals of Lark, whose `&` and `~` express look-ahead.
+
+A pattern is searched for, so text may stand around it unless it begins with ^ and ends with $. Must not know schemas.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import product
+from typing import NoReturn
+
+from llmrun.grammar.gbnf import ANY, Characters, Choice, Node, Repeat, Series, merged, without
+
+_MAX_DEPTH = 100
+_MAX_REPETITIONS = 10_000
+_MAX_ALTERNATIVES = 64
+_DIGITS = ((0x30, 0x39),)
+_WORD = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
+_SPACE = (
+    (9, 13), (0x20, 0x20), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029), (0x202F, 0x202F),
+    (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF),
+)  # fmt: skip
+_LINE_ENDS = ((10, 10), (13, 13), (0x2028, 0x2029))
+_CLASSES = {"d": _DIGITS, "w": _WORD, "s": _SPACE}
+_CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13}
+_JSON_ESCAPES = {8: "b", 9: "t", 10: "n", 12: "f", 13: "r", 0x22: '"', 0x5C: "\\\\"}
+_NOT_RAW = ((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0x7F, 0x7F))  # have to be escaped in a JSON string
+_LOW_SURROGATE = re.compile(r"\\u([Dd][C-Fc-f][0-9A-Fa-f]{2})")
+_COUNTS = re.compile(r"\{(\d{1,9})(?:(,)(\d{1,9})?)?\}")
+_CATEGORIES = {"Letter": "L", "Mark": "M", "Number": "N", "Punctuation": "P", "Symbol": "S", "Separator": "Z",
+               "Lowercase_Letter": "Ll", "Uppercase_Letter": "Lu", "Decimal_Number": "Nd"}  # fmt: skip
+
+
+class PatternError(ValueError):
+    """A pattern is broken, or can't be enforced while an answer is written."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Edge:
+    """A condition on a place: "^" and "$" are the ends of the text, "b" and "B" are about borders of words."""
+
+    kind: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Look:
+    """A look-ahead."""
+
+    node: _Tree
+    is_negative: bool
+
+
+_Tree = Node | _Edge | _Look
+_EVERYTHING = Repeat(Characters(ANY), 0, None)
+_NO_WORD = Characters(without(_WORD))
+
+
+@dataclass(frozen=True, slots=True)
+class _Alternative:
+    """A language: a regular expression, and look-aheads that have to match the same text, or must not."""
+
+    body: Node
+    needed: tuple[tuple[_Alternative, ...], ...] = ()
+    forbidden: tuple[tuple[_Alternative, ...], ...] = ()
+
+
+class Pattern:
+    """A parsed pattern.
+
+    Raises:
+        PatternError: it is broken, or can't be enforced.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._alternatives = _languages(_Parser(text).tree(), is_anchored=False)
+
+    @cached_property
+    def lark(self) -> str:
+        """An expression of Lark terminals that matches the content of a JSON string, between the quotes."""
+        return _union(self._alternatives)
+
+    def matches(self, text: str) -> bool:
+        return _matches(self._alternatives, text)
+
+
+@lru_cache(maxsize=1024)
+def parse(text: str) -> Pattern:
+    """Return a pattern; see Pattern."""
+    return Pattern(text)
+
+
+def characters_of_json(minimum: int = 0, maximum: int | None = None) -> str:
+    """Return a regular expression, for Lark, of the content of a JSON string by its number of characters."""
+    return _terminal(Repeat(Characters(ANY), minimum, maximum))
+
+
+def literal(text: str) -> str:
+    """Return a regular expression, for Lark, of a text as the content of a JSON string, in all of its spellings."""
+    return _terminal(Series(tuple(_one(ord(character)) for character in text)))
+
+
+def _terminal(node: Node) -> str:
+    written = _quoted(node)
+    return f"/{written}/" if written else '""'
+
+
+def _union(alternatives: Sequence[_Alternative]) -> str:
+    if not alternatives:
+        return "/[^\\x{0}-\\x{10FFFF}]/"
+    return " | ".join(
+        " & ".join([
+            _terminal(each.body),
+            *(f"({_union(look)})" for look in each.needed),
+            *(f"~({_union(look)})" for look in each.forbidden),
+        ])
+        for each in alternatives
+    )  # fmt: skip
+
+
+def _matches(alternatives: Sequence[_Alternative], text: str) -> bool:
+    return any(
+        re.fullmatch(_python(each.body), text) is not None
+        and all(_matches(look, text) for look in each.needed)
+        and not any(_matches(look, text) for look in each.forbidden)
+        for each in alternatives
+    )
+
+
+def _languages(tree: _Tree, *, is_anchored: bool) -> tuple[_Alternative, ...]:
+    found = []
+    for parts in _alternatives(tree):
+        starts = is_anchored
+        needed: list[tuple[_Alternative, ...]] = []
+        forbidden: list[tuple[_Alternative, ...]] = []
+        while parts and isinstance(parts[0], _Edge | _Look) and _is_start(parts[0], starts):
+            first = parts.pop(0)
+            if isinstance(first, _Look):
+                (forbidden if first.is_negative else needed).append(_languages(first.node, is_anchored=True))
+            starts = True
+        ends = False
+        while parts and isinstance(parts[-1], _Edge) and parts[-1].kind == "$":
+            parts.pop()
+            ends = True
+        before: list[Node] = [] if starts else [_EVERYTHING]
+        after: list[Node] = [] if ends else [_EVERYTHING]
+        if parts and _is_border(parts[0]):
+            before = [] if starts else [Repeat(Series((_EVERYTHING, _NO_WORD)), 0, 1)]
+            _check_word(parts[1:2], 0)
+            parts.pop(0)
+        if parts and _is_border(parts[-1]):
+            after = [] if ends else [Repeat(Series((_NO_WORD, _EVERYTHING)), 0, 1)]
+            _check_word(parts[-2:-1], -1)
+            parts.pop()
+        body: list[Node] = []
+        for part in parts:
+            if isinstance(part, _Edge | _Look):
+                what = "a look-ahead" if isinstance(part, _Look) else {"^": "^", "$": "$"}.get(part.kind, "\\b")
+                raise PatternError(f"{what} in the middle of a pattern can't be enforced while an answer is written")
+            body.append(part)
+        found.append(_Alternative(Series((*before, *body, *after)), tuple(needed), tuple(forbidden)))
+    return tuple(found)
+
+
+def _is_start(part: _Edge | _Look, starts: bool) -> bool:
+    return part.kind == "^" if isinstance(part, _Edge) else starts
+
+
+def _is_border(part: _Tree) -> bool:
+    return isinstance(part, _Edge) and part.kind == "b"
+
+
+def _check_word(neighbour: Sequence[_Tree], end: int) -> None:
+    """Raise PatternError unless the part beside a border begins (0) or ends (-1) with characters of words."""
+    characters = _at_end(neighbour[0], end) if neighbour else None
+    if characters is None or any(not _inside(pair, _WORD) for pair in characters):
+        raise PatternError(r"\b can only be enforced at the beginning or the end of a pattern, beside a letter")
+
+
+def _inside(pair: tuple[int, int], ranges: Sequence[tuple[int, int]]) -> bool:
+    return any(first <= pair[0] and pair[1] <= last for first, last in ranges)
+
+
+def _at_end(node: _Tree, end: int) -> tuple[tuple[int, int], ...] | None:
+    """Return the first (0) or last (-1) characters of a node; None if it may be empty, or they are not known."""
+    if isinstance(node, Characters):
+        return node.ranges
+    if isinstance(node, Series) and node.parts:
+        return _at_end(node.parts[end], end)
+    if isinstance(node, Repeat) and node.minimum:
+        return _at_end(node.part, end)
+    if isinstance(node, Choice):
+        found = [_at_end(option, end) for option in node.options]
+        known = [ranges for ranges in found if ranges is not None]
+        return merged([pair for ranges in known for pair in ranges]) if len(known) == len(found) else None
+    return None
+
+
+def _alternatives(tree: _Tree) -> list[list[_Tree]]:
+    """Return a pattern's alternatives as series, such that edges and look-aheads are in no group."""
+    if not _has_edge(tree):
+        return [[tree]]
+    if isinstance(tree, Choice):
+        found = [parts for option in tree.options for parts in _alternatives(option)]
+    elif isinstance(tree, Series):
+        options = [_alternatives(part) for part in tree.parts]
+        found = [[part for parts in chosen for part in parts] for chosen in product(*options)]
+    elif isinstance(tree, Repeat):
+        if tree.maximum != 1:
+            raise PatternError("a repeated ^, $, border or look-ahead can't be enforced while an answer is written")
+        found = [*([[]] if tree.minimum == 0 else []), *_alternatives(tree.part)]
+    else:
+        found = [[tree]]
+    if len(found) > _MAX_ALTERNATIVES:
+        raise PatternError("the pattern has too many alternatives")
+    return found
+
+
+def _has_edge(tree: _Tree) -> bool:
+    if isinstance(tree, Series):
+        return any(map(_has_edge, tree.parts))
+    if isinstance(tree, Choice):
+        return any(map(_has_edge, tree.options))
+    return _has_edge(tree.part) if isinstance(tree, Repeat) else isinstance(tree, _Edge | _Look)
+
+
+def _quoted(node: Node) -> str:
+    return _written(node, _json_characters)
+
+
+def _python(node: Node) -> str:
+    return _written(node, lambda ranges: f"[{''.join(_range(pair, _python_character) for pair in ranges)}]")
+
+
+def _written(node: Node, characters: Callable[[tuple[tuple[int, int], ...]], str]) -> str:
+    if isinstance(node, Characters):
+        return characters(node.ranges)
+    if isinstance(node, Series):
+        return "".join(_written(part, characters) for part in node.parts)
+    if isinstance(node, Choice):
+        return f"(?:{'|'.join(_written(option, characters) for option in node.options)})"
+    assert isinstance(node, Repeat), "a pattern has no other nodes"
+    counts = {(0, None): "*", (1, None): "+", (0, 1): "?", (1, 1): ""}.get((node.minimum, node.maximum))
+    if counts is None:
+        counts = f"{{{node.minimum},{'' if node.maximum is None else node.maximum}}}"
+    return f"(?:{_written(node.part, characters)}){counts}"
+
+
+@lru_cache(maxsize=1024)
+def _json_characters(ranges: tuple[tuple[int, int], ...]) -> str:
+    """Return a regular expression of one character in a JSON string, escaped where JSON needs it."""
+    raw = without(merged([*without(ranges), *_NOT_RAW]))
+    options = [f"[{''.join(_range(pair, _lark_character) for pair in raw)}]"] if raw else []
+    escaped = [code for pair in _NOT_RAW for code in range(pair[0], pair[1] + 1) if _inside((code, code), ranges)]
+    letters = "".join(_JSON_ESCAPES.get(code, "") for code in escaped)
+    if letters:
+        options.append(f"\\\\[{letters}]")
+    for high in ("0", "1", "7"):
+        digits = [f"{code & 15:x}" for code in escaped if code not in (0x22, 0x5C) and code >> 4 == int(high)]
+        if digits:
+            upper = [digit.upper() for digit in digits if digit.isalpha()]
+            options.append(f"\\\\u00{high}[{''.join([*digits, *upper])}]")
+    return options[0] if len(options) == 1 else f"(?:{'|'.join(options)})"
+
+
+def _range(pair: tuple[int, int], written: Callable[[int], str]) -> str:
+    first, last = map(written, pair)
+    return first if first == last else f"{first}-{last}"
+
+
+def _lark_character(code: int) -> str:
+    return chr(code) if chr(code).isascii() and chr(code).isalnum() else f"\\x{{{code:X}}}"
+
+
+def _python_character(code: int) -> str:
+    return f"\\U{code:08X}"
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+        self._depth = 0
+
+    def tree(self) -> _Tree:
+        tree = self._choice()
+        if self._at < len(self._text):
+            self._fail(f"{self._text[self._at]!r} was never opened")
+        return tree
+
+    def _choice(self) -> _Tree:
+        options = [self._series()]
+        while self._take("|"):
+            options.append(self._series())
+        return options[0] if len(options) == 1 else Choice(tuple(options))  # type: ignore[arg-type]
+
+    def _series(self) -> _Tree:
+        parts: list[_Tree] = []
+        while self._at < len(self._text) and self._text[self._at] not in "|)":
+            parts.append(self._repeated(self._item()))
+        return parts[0] if len(parts) == 1 else Series(tuple(parts))  # type: ignore[arg-type]
+
+    def _repeated(self, part: _Tree) -> _Tree:
+        sign = self._text[self._at : self._at + 1]
+        counts = _COUNTS.match(self._text, self._at)
+        if sign and sign in "*+?":
+            self._at += 1
+            minimum, maximum = int(sign == "+"), 1 if sign == "?" else None
+        elif counts:
+            self._at = counts.end()
+            minimum = int(counts[1])
+            maximum = minimum if not counts[2] else int(counts[3]) if counts[3] else None
+        else:
+            return part
+        if maximum is not None and minimum > maximum:
+            self._fail("the numbers of a repetition are the wrong way round")
+        if max(minimum, maximum or 0) > _MAX_REPETITIONS:
+            self._fail(f"more than {_MAX_REPETITIONS:,} repetitions are too many")
+        self._take("?")  # a lazy repetition matches the same texts
+        if self._text[self._at : self._at + 1] in ("*", "+", "?"):
+            self._fail("a repetition can't be repeated without a group")
+        return Repeat(part, minimum, maximum)  # type: ignore[arg-type]
+
+    def _item(self) -> _Tree:
+        character = self._text[self._at]
+        self._at += 1
+        if character in "^$":
+            return _Edge(character)
+        if character == ".":
+            return Characters(without(_LINE_ENDS))
+        if character == "(":
+            return self._group()
+        if character == "[":
+            return self._characters()
+        if character == "\\":
+            return self._escape()
+        if character in "*+?":
+            self._fail(f"there is nothing before {character!r} to repeat")
+        return _one(ord(character))
+
+    def _group(self) -> _Tree:
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            self._fail(f"parentheses are nested more than {_MAX_DEPTH} deep")
+        look = next((sign for sign in ("?=", "?!", "?<=", "?<!") if self._take(sign)), "")
+        if not look and self._take("?") and not self._take(":"):
+            name = re.compile(r"P?<\w+>").match(self._text, self._at)
+            if name is None:
+                self._fail("flags and other groups that begin with (? are not known")
+            self._at = name.end()
+        if look.startswith("?<"):
+            self._fail("look-around and back-references can't be enforced while an answer is written")
+        tree = self._choice()
+        if not self._take(")"):
+            self._fail("a ( is never closed")
+        self._depth -= 1
+        return _Look(tree, look == "?!") if look else tree
+
+    def _characters(self) -> _Tree:
+        is_negative = self._take("^")
+        ranges: list[tuple[int, int]] = []
+        while not self._take("]"):
+            if self._at >= len(self._text):
+                self._fail("a [ is never closed")
+            one = self._member()
+            if self._text.startswith("-", self._at) and not self._text.startswith("-]", self._at):
+                self._at += 1
+                if self._at >= len(self._text):
+                    self._fail("a [ is never closed")
+                other = self._member()
+                if len(one) == len(other) == 1 and one[0][0] == one[0][1] and other[0][0] == other[0][1]:
+                    if one[0][0] > other[0][0]:
+                        self._fail("a range of characters is the wrong way round")
+                    one = ((one[0][0], other[0][0]),)
+                else:
+                    one = (*one, (0x2D, 0x2D), *other)
+            ranges += one
+        chosen = without(merged(ranges)) if is_negative else without(without(merged(ranges)))
+        if not chosen:
+            self._fail("a [] allows no character at all")
+        return Characters(chosen)
+
+    def _member(self) -> tuple[tuple[int, int], ...]:
+        character = self._text[self._at]
+        self._at += 1
+        if character != "\\":
+            return ((ord(character), ord(character)),)
+        if self._take("b"):
+            return ((8, 8),)
+        found = self._escape(in_class=True)
+        assert isinstance(found, Characters), "other escapes are no members"
+        return found.ranges
+
+    def _escape(self, *, in_class: bool = False) -> _Tree:
+        character = self._text[self._at : self._at + 1]
+        self._at += 1
+        if not character:
+            self._fail("a \\ is the last character")
+        if character.lower() in _CLASSES:
+            ranges = _CLASSES[character.lower()]
+            return Characters(ranges if character.islower() else without(ranges))
+        if character in _CONTROLS:
+            return _one(_CONTROLS[character])
+        if character == "0":
+            return _one(0)
+        if character in "xuc":
+            return self._coded(character)
+        if character in "pP":
+            return self._property(is_negative=character == "P")
+        if not in_class and character in "AZz":  # Python's names of ^ and $
+            return _Edge("^" if character == "A" else "$")
+        if not in_class and character in "bB":
+            return _Edge(character)
+        if character.isdecimal() or (character == "k" and self._text.startswith("<", self._at)):
+            self._fail("look-around and back-references can't be enforced while an answer is written")
+        return _one(ord(character))
+
+    def _coded(self, letter: str) -> _Tree:
+        forms = {"x": r"([0-9A-Fa-f]{2})", "u": r"([0-9A-Fa-f]{4})|\{([0-9A-Fa-f]{1,6})\}", "c": r"([A-Za-z])"}
+        found = re.compile(forms[letter]).match(self._text, self._at)
+        if found is None:
+            return _one(ord(letter))
+        self._at = found.end()
+        digits = next(group for group in found.groups() if group)
+        code = ord(digits) % 32 if letter == "c" else int(digits, 16)
+        if 0xD800 <= code < 0xDC00 and (low := _LOW_SURROGATE.match(self._text, self._at)):
+            self._at = low.end()
+            code = 0x10000 + ((code - 0xD800) << 10) + int(low[1], 16) - 0xDC00
+        if 0xD800 <= code <= 0xDFFF or code > 0x10FFFF:
+            self._fail("half a character can't be written")
+        return _one(code)
+
+    def _property(self, *, is_negative: bool) -> _Tree:
+        found = re.compile(r"\{(?:General_Category=|gc=)?(\w+)\}").match(self._text, self._at)
+        name = _CATEGORIES.get(found[1], found[1]) if found else ""
+        ranges = _category(name) if len(name) in (1, 2) else ()
+        if found is None or not ranges:
+            self._fail("of the properties of characters only general categories are known, e.g. \\p{L}")
+        self._at = found.end()
+        return Characters(without(ranges) if is_negative else ranges)
+
+    def _take(self, text: str) -> bool:
+        is_there = self._text.startswith(text, self._at)
+        self._at += len(text) if is_there else 0
+        return is_there
+
+    def _fail(self, why: str) -> NoReturn:
+        raise PatternError(why)
+
+
+def _one(code: int) -> Characters:
+    return Characters(((code, code),))
+
+
+@lru_cache(maxsize=32)
+def _category(name: str) -> tuple[tuple[int, int], ...]:
+    """Return the characters of a general category of Unicode."""
+    return merged(list(_runs(name)))
+
+
+def _runs(name: str) -> Iterator[tuple[int, int]]:
+    first = None
+    for code in range(0x110000):
+        if unicodedata.category(chr(code)).startswith(name) and not 0xD800 <= code <= 0xDFFF:
+            first = code if first is None else first
+        elif first is not None:
+            yield first, code - 1
+            first = None

@@ -1,0 +1,257 @@
+"""Answers under JSON schemas: jsonschema judges what may be written."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import json
+import random
+import re
+from typing import Any
+
+import jsonschema
+import pytest
+from support.fake_context import END, N_VOCAB, FakeVocabulary, tokens_of
+
+from llmrun.engine.constraint.matcher import Matcher, compile_grammar, compile_lark
+from llmrun.engine.constraint.tool_schemas import arguments_schema, left_out
+from llmrun.grammar import read_json_schema
+from llmrun.grammar.regex import parse
+from llmrun.protocol.messages import Tool
+
+VOCABULARY = FakeVocabulary()
+
+
+def allowed(constraint: Matcher) -> list[int]:
+    words = (ctypes.c_uint32 * -(-N_VOCAB // 32)).from_address(constraint.mask())
+    return [token for token in range(N_VOCAB) if words[token // 32] >> token % 32 & 1]
+
+
+def follows(constraint: Matcher, value: Any) -> bool:
+    """Return whether a value is a complete answer, and rewind the constraint."""
+    tokens = tokens_of(json.dumps(value, ensure_ascii=False))
+    if constraint.allowed(tokens) < len(tokens):
+        return False
+    for token in tokens:
+        constraint.accept(token)
+    ends = END in allowed(constraint)
+    constraint.rewind(len(tokens))
+    return ends
+
+
+def of_schema(schema: Any) -> Matcher:
+    return compile_grammar(read_json_schema(json.dumps(schema)), VOCABULARY)
+
+
+def walk(constraint: Matcher, seed: int, longest: int = 4000) -> str:
+    """Return a random answer that soon closes what it opened."""
+    choose, answer = random.Random(seed), bytearray()
+    while len(answer) < longest:
+        tokens = allowed(constraint)
+        if END in tokens and (len(tokens) == 1 or choose.random() < 0.5):
+            return answer.decode()
+        closing = [token for token in tokens if token in map(ord, '"}],')]
+        token = choose.choice(closing if closing and choose.random() < 0.4 else [each for each in tokens if each < 256])
+        constraint.accept(token)
+        answer.append(token)
+    raise AssertionError(f"the answer does not end: {answer[:200]!r}")
+
+
+VALUES: list[Any] = [
+    None, True, False, 0, 1, 2, 5, -3, 2.5, "", "a", "ab", "abc", "foo", "bar", [], [1], [1, 2], ["a"], [1, "a"],
+    [1, 1],
+    [2, 1, 5], {}, {"a": 1}, {"a": "x"}, {"a": 1, "b": 2}, {"b": 2}, {"a": "x", "b": "y"}, {"foo": 1},
+    {"a": 1, "foo": 2},
+    {"a": {"b": 1}}, {"kind": "cat"}, {"kind": "cat", "lives": 9}, {"kind": "dog", "lives": 9}, {"kind": "dog"},
+]  # fmt: skip
+OPEN: dict[str, Any] = {"additionalProperties": True}
+EXACT: dict[str, Any] = {
+    "not a type": {"not": {"type": "string"}},
+    "not an enum": {"not": {"enum": ["a", 1, None]}},
+    "not a pattern": {"type": "string", "not": {"pattern": "^a"}},
+    "not required": {**OPEN, "not": {"required": ["a"]}},
+    "not a property's value": {**OPEN, "not": {"properties": {"a": {"const": 1}}, "required": ["a"]}},
+    "not a number in a range": {"type": "number", "not": {"minimum": 1, "maximum": 2}},
+    "if, then, else": {
+        "if": {"properties": {"kind": {"const": "cat"}}},
+        "then": {"required": ["lives"]},
+        "else": {"properties": {"lives": False}},
+        **OPEN,
+    },
+    "one of two that overlap": {"oneOf": [{"minimum": 1}, {"maximum": 2}]},
+    "one of two required": {**OPEN, "oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
+    "one of two patterns": {"type": "string", "oneOf": [{"pattern": "^a"}, {"pattern": "b"}]},
+    "needed by another": {**OPEN, "dependentRequired": {"a": ["b"]}},
+    "a schema because of a property": {**OPEN, "dependentSchemas": {"a": {"required": ["b"]}}},
+    "dependencies": {**OPEN, "dependencies": {"a": ["b"], "foo": {"required": ["a"]}}},
+    "names": {"propertyNames": {"maxLength": 1}},
+    "names that are listed": {"propertyNames": {"enum": ["a", "foo"]}},
+    "at least two properties": {"properties": {"a": {}, "b": {}}, "minProperties": 2, "additionalProperties": False},
+    "at most one property": {"properties": {"a": {}, "b": {}, "foo": {}}, "maxProperties": 1, **OPEN},
+    "contains": {"contains": {"type": "string"}},
+    "contains twice": {"contains": {"type": "integer"}, "minContains": 2},
+    "different items": {"items": {"enum": [1, 2, 5, "a"]}, "uniqueItems": True},
+    "unevaluated properties": {
+        "properties": {"a": {}},
+        "anyOf": [{"properties": {"b": {}}}, {}],
+        "unevaluatedProperties": False,
+    },
+    "unevaluated items": {"prefixItems": [{"type": "integer"}], "unevaluatedItems": {"type": "string"}},
+    "an anchor": {"items": {"$ref": "#one"}, "$defs": {"x": {"$anchor": "one", "type": "integer"}}},
+    "a schema with a name": {
+        "items": {"$ref": "item"},
+        "$id": "https://example.com/",
+        "$defs": {"x": {"$id": "item", "type": "integer"}},
+    },
+    "draft 7's names": {
+        "properties": {"a": {"$ref": "#/definitions/b"}},
+        "definitions": {"b": {"type": "string"}},
+        **OPEN,
+    },
+    "const and type": {"allOf": [{"enum": [1, "a", {"a": 1}]}, {"not": {"type": "string"}}]},
+    "patterns of names": {
+        "patternProperties": {"^f": {"type": "string"}, "o$": {}},
+        "additionalProperties": {"type": "integer"},
+    },
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_a_schema_allows_what_jsonschema_does(name: str) -> None:
+    constraint, judge = of_schema(EXACT[name]), jsonschema.Draft202012Validator(EXACT[name])
+    if "dependencies" in EXACT[name]:
+        judge = jsonschema.Draft7Validator(EXACT[name])
+    decisions = {json.dumps(value): follows(constraint, value) for value in VALUES}
+    assert decisions == {json.dumps(value): judge.is_valid(value) for value in VALUES}
+    assert {*decisions.values()} == {True, False}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "number", "minimum": -2.5, "exclusiveMaximum": 10.25},
+        {"type": "number", "exclusiveMinimum": 0},
+        {"type": "number", "maximum": 0},
+        {"type": "number", "multipleOf": 0.01, "minimum": 0, "maximum": 3},
+        {"type": "number", "minimum": 0, "maximum": 1},
+        {"type": "number", "minimum": -3.4028234663852886e38, "maximum": 3.4028234663852886e38},
+        {"type": "number"},
+        {"type": "integer"},
+        {"type": "integer", "multipleOf": 100, "minimum": -1000},
+        {"type": "integer", "minimum": -15, "maximum": 123_456_789_012},
+        {"type": "integer", "multipleOf": 7},
+    ],
+)  # fmt: skip
+def test_numbers_end_and_are_in_their_range(schema: dict[str, Any]) -> None:
+    constraint, judge = of_schema(schema), jsonschema.Draft202012Validator(schema)
+    for seed in range(30):
+        choose, answer, twin = random.Random(seed), "", constraint.copy()
+        while digits := [token for token in allowed(twin) if token != END]:
+            token = choose.choice(digits)
+            twin.accept(token)
+            answer += chr(token)
+            assert len(answer) < 70, "digits without an end"
+        value = json.loads(answer)
+        assert abs(value) < float("inf")
+        if schema.get("multipleOf", 1) >= 1:  # a float has an error there
+            judge.validate(value)
+    numbers = [0, -1, 1, 2.5, 0.01, 3, 10.24, 10.25, -2.5, -2.51, 700, 1e-5, 12345.678, -1000, -1100, 14, 1e300, 1e-300]
+    for value in numbers:
+        text = json.dumps(value)
+        if "e" in text and "minimum" in schema:
+            continue  # not every number of a range can be written with an exponent
+        if not (schema["type"] == "integer" and isinstance(value, float)) and schema.get("multipleOf") != 0.01:
+            assert follows(constraint, value) == judge.is_valid(value) or "e" in text, value
+
+
+PATTERNS = [
+    r"\bRM-\d+\b", r"^(?!x)\w+$", r"^[^]*$", r"^[a-z]+\0?$", r"\A[a-z]+\Z", r"^(?=.*\d)(?=.*[a-z]).{2,5}$", "a|^b$",
+    "^(a|b$)", r"^\S(.*\S)?$", r"[^\d\s]-", r"^(?:\w+\.)*\w+$", r"\d{2,3}", "^$", "", r"^\u0061+$", r"^\x61?b", r"^\cJ",
+    "^a{,3}$", "^[a-c-]+$", r"^[\w.-]+@[\w-]+$", r"^\p{Lu}", "^(x|(y|z))*$", "^.$", r"\/\-\.", "^é{2}$",
+]  # fmt: skip
+TEXTS = [
+    "", "a", "b", "ab", "xa", "x", "RM-12", "aRM-1", "RM-1 y", "q RM-1", "a1", "1", "12", "x-", " a", "a ", "a b", "A",
+    "É", "éé", "a.b", "a..b", "a@b", "\n", "\"", "\\", "a{,3}", "a-c", "xyz", "/-.", "\0", "a\0", "\t-", "😀",
+    "Zz", "_",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_pattern_matches_what_it_does_in_python(pattern: str) -> None:
+    """Python's own regular expressions are ECMA-262's with some words changed."""
+    python = re.sub(r"\\p\{Lu\}", "[A-ZÉ]", pattern.replace("[^]", r"[\s\S]").replace(r"\cJ", r"\n"))
+    python = re.sub(r"(?<!\\)\$", r"\\Z", python.replace("a{,3}", r"a\{,3\}"))
+    constraint = of_schema({"type": "string", "pattern": pattern})
+    for text in TEXTS:
+        expected = re.search(python, text, re.ASCII) is not None
+        assert parse(pattern).matches(text) == expected, text
+        assert follows(constraint, text) == expected, text
+
+
+def test_random_answers_are_valid() -> None:
+    for name, schema in EXACT.items():
+        judge = (jsonschema.Draft7Validator if "dependencies" in schema else jsonschema.Draft202012Validator)(schema)
+        constraint = of_schema(schema)
+        for seed in range(10):
+            answer = walk(constraint.copy(), seed)
+            assert judge.is_valid(json.loads(answer)), (name, answer)
+
+
+def tool(schema: Any) -> Tool:
+    return Tool("open", "", json.dumps(schema))
+
+
+FILE: dict[str, Any] = {"path": {"type": "string", "maxLength": 12}, "mode": {"enum": ["r", "w"]}}
+NOTES: dict[str, tuple[Any, list[str]]] = {
+    "long text": ({"type": "string", "maxLength": 65536}, []),
+    "many items": ({"type": "array", "items": {"type": "string"}, "maxItems": 20000}, []),
+    "a 32-bit float": ({"type": "number", "minimum": -3.4028234663852886e38, "maximum": 3.4028234663852886e38}, []),
+    "a 64-bit float": ({"type": "number", "minimum": -1.7976931348623157e308, "maximum": 1.7976931348623157e308}, []),
+    "an unknown format": ({"type": "integer", "format": "uint32"}, []),
+    "names are strings": ({"type": "object", "propertyNames": {"type": "string"}}, []),
+    "enum null": ({"type": "string", "enum": None}, ["enum"]),
+    "an unknown type": ({"type": "any", "description": "x"}, ["type"]),
+    "a broken pattern": ({"type": "string", "pattern": "([a-z", "minLength": 1}, ["pattern"]),
+    "a look-behind": ({"type": "string", "pattern": "(?<=a)b"}, ["pattern"]),
+    "a set": ({"type": "array", "items": {"type": "string"}, "uniqueItems": True}, ["uniqueItems"]),
+    "at least two of any": ({"type": "object", "minProperties": 2}, ["minProperties"]),
+    "a reference to the world": ({"$ref": "https://example.com/x.json"}, ["$ref"]),
+    "a part in a list": ({"anyOf": [{"pattern": "(?<=a)b"}, {"type": "null"}]}, ["anyOf[0].pattern"]),
+    "an item": ({"items": {"pattern": "(?<=a)b"}}, ["items.pattern"]),
+    "one of what overlaps": ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, ["oneOf[1]"]),
+    "a broken condition": ({"if": {"pattern": "(?<=a)b"}, "then": {"maxLength": 1}}, ["if"]),
+    "a name's pattern": ({"patternProperties": {"(": {}}, "additionalProperties": False}, ["patternProperties"]),
+    "no schema": (5, [""]),
+}
+
+
+@pytest.mark.parametrize("name", NOTES)
+def test_what_cannot_be_enforced_loses_nothing_else(name: str) -> None:
+    note, named = NOTES[name]
+    schema = {"type": "object", "properties": {**FILE, "note": note}, "required": ["path", "mode"]}
+    found = left_out([tool(schema)])
+    assert found == tuple(f"tools.open.parameters.properties.note{'.' if each else ''}{each}" for each in named)
+    rules = arguments_schema(json.dumps(schema)).rules
+    constraint = compile_lark("\n".join([f"start: {rules.start}", *rules.lines]), VOCABULARY, ())
+    assert follows(constraint, {"path": "x", "mode": "r"})
+    assert not follows(constraint, {"path": "x" * 13, "mode": "r"})
+    assert not follows(constraint, {"path": "x", "mode": "a"})
+    assert not follows(constraint, {"path": "x"})
+    if isinstance(note, dict) and named and "note" in name:
+        assert follows(constraint, {"path": "x", "mode": "r", "note": "text"})
+
+
+def test_what_nobody_can_read_is_any_object() -> None:
+    for parameters in ("5", '{"properties": 5}', '{"type": "string"}', '{"items": ' * 450 + "{}" + "}" * 450):
+        rules = arguments_schema(parameters).rules
+        constraint = compile_lark("\n".join([f"start: {rules.start}", *rules.lines]), VOCABULARY, ())
+        assert follows(constraint, {"a": [1]})
+        assert not follows(constraint, 5)
+        assert left_out([Tool("open", "", parameters)])
+
+
+def test_different_items_are_in_any_order() -> None:
+    constraint = of_schema({"items": {"enum": ["a", "b", "c"]}, "uniqueItems": True, "minItems": 2, "type": "array"})
+    for size in range(4):
+        for values in itertools.product("abc", repeat=size):
+            assert follows(constraint, list(values)) == (len(set(values)) == size >= 2)
