@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from llmrun.protocol.codec import load_json
+
 _CODEX_MODELS = ("debug", "models", "--bundled")
 _CODEX_CATALOG = "codex-models.json"
 _CLAUDE_SHARE = 16  # its first prompt takes 21,000 tokens, and it keeps 13,000 more free for its summary
@@ -108,7 +110,7 @@ def _codex_catalog(server: Endpoint, described: str) -> dict[str, Any] | None:
     catalog, of a model that gets plain tools. None without one.
     """
     with suppress(ValueError, KeyError, TypeError, AttributeError):
-        entries = [each for each in json.loads(described)["models"] if not each.get("tool_mode")]
+        entries = [each for each in load_json(described)["models"] if not each.get("tool_mode")]
         if not entries or not server.n_ctx:
             return None
         efforts = ("low", "medium", "high") if server.thinks else ()

@@ -56,7 +56,10 @@ COMPLETION_APIS: dict[str, CompletionApi] = {
     "/api/chat": CompletionApi(ollama.read_chat, ollama.chat_writer, ollama.error_body, ""),
     "/api/generate": CompletionApi(ollama.read_generate, ollama.generate_writer, ollama.error_body, ""),
 }
-COMPLETION_APIS |= {path: COMPLETION_APIS[f"/v1{path}"] for path in ("/chat/completions", "/responses")}
+COMPLETION_APIS |= {
+    "/chat/completions": COMPLETION_APIS["/v1/chat/completions"],
+    "/responses": COMPLETION_APIS["/v1/responses"],
+}
 """Path -> protocol of its completions; llama-server has some without /v1 too."""
 _SLASHES = re.compile("/{2,}")
 
@@ -102,7 +105,8 @@ class HttpApp:
                 Route(path, _AsgiEndpoint(self._exchange(api)), methods=["POST"])
                 for path, api in COMPLETION_APIS.items()
             ),
-            *(Route(path, self._health, methods=get) for path in ("/health", "/v1/health")),
+            Route("/health", self._health, methods=get),
+            Route("/v1/health", self._health, methods=get),
             Route("/metrics", self._show_metrics, methods=get),
             *ModelRoutes(self._pool, self._catalog).routes,
             *EngineRoutes(self._state).routes,

@@ -41,7 +41,8 @@ class EmbeddingRoutes:
             "/v1/embeddings": (embeddings.read_openai, embeddings.openai_body),
             "/api/embed": (embeddings.read_ollama, embeddings.ollama_body),
             "/api/embeddings": (embeddings.read_ollama_prompt, embeddings.ollama_prompt_body),
-            **dict.fromkeys(("/embedding", "/embeddings"), (embeddings.read_native, embeddings.native_body)),
+            "/embedding": (embeddings.read_native, embeddings.native_body),
+            "/embeddings": (embeddings.read_native, embeddings.native_body),
         }
         return [
             *(Route(path, self._embedding(*both), methods=["POST"]) for path, both in embeds.items()),

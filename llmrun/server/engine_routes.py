@@ -20,7 +20,6 @@ from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.openai_text import HIGHEST_TOKEN
 
 _Result = TypeVar("_Result")
-_CHAT_COUNTS = ("/v1/chat/completions/input_tokens", "/chat/completions/input_tokens")
 
 
 class EngineRoutes:
@@ -38,7 +37,8 @@ class EngineRoutes:
             Route("/detokenize", self._detokenize, methods=["POST"]),
             Route("/apply-template", self._apply_template, methods=["POST"]),
             Route("/v1/messages/count_tokens", self._count, methods=["POST"]),
-            *(Route(path, self._count_chat, methods=["POST"]) for path in _CHAT_COUNTS),
+            Route("/v1/chat/completions/input_tokens", self._count_chat, methods=["POST"]),
+            Route("/chat/completions/input_tokens", self._count_chat, methods=["POST"]),
             Route("/lora-adapters", self._adapters, methods=["GET"]),
         ]
 

@@ -28,7 +28,8 @@ class ModelRoutes:
     @property
     def routes(self) -> list[Route]:
         return [
-            *(Route(path, self._models, methods=["GET"]) for path in ("/v1/models", "/models")),
+            Route("/v1/models", self._models, methods=["GET"]),
+            Route("/models", self._models, methods=["GET"]),
             Route("/v1/models/{name:path}", self._model, methods=["GET"]),
         ]
 

@@ -13,8 +13,6 @@ from llmrun.server.exchange import ServerState
 from llmrun.server.http_messages import parse_json, read_body
 from llmrun.server.protocols import openai_responses
 
-_COUNTS = ("/v1/responses/input_tokens", "/responses/input_tokens")
-
 
 class ResponseRoutes:
     """GET and DELETE /v1/responses/ID, its input_items, and /v1/responses/input_tokens."""
@@ -25,7 +23,8 @@ class ResponseRoutes:
     @property
     def routes(self) -> list[Route]:
         return [
-            *(Route(path, self._count, methods=["POST"]) for path in _COUNTS),
+            Route("/v1/responses/input_tokens", self._count, methods=["POST"]),
+            Route("/responses/input_tokens", self._count, methods=["POST"]),
             Route("/v1/responses/{name}", self._get, methods=["GET"]),
             Route("/v1/responses/{name}", self._delete, methods=["DELETE"]),
             Route("/v1/responses/{name}/input_items", self._items, methods=["GET"]),
