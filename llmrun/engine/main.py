@@ -39,6 +39,7 @@ from llmrun.protocol.messages import (
     Stats,
 )
 from llmrun.protocol.questions import (
+    APPLY_TEMPLATE,
     COUNT_TOKENS,
     DETOKENIZE,
     EXPLAIN_CHOICES,
@@ -155,6 +156,7 @@ class EngineProcess:
         self._read_questions: dict[str, Callable[[int, Any], Any]] = {STATUS.name: lambda _, command: self._status()}
         self._prepare_questions: dict[str, Callable[[int, Any], Any]] = {
             COUNT_TOKENS.name: lambda request, asked: self._preparer.count(asked, request, self._channel.send),
+            APPLY_TEMPLATE.name: lambda request, asked: self._preparer.rendered(asked, request, self._channel.send),
             TOKENIZE_LOADED.name: lambda _, command: self._preparer.tokenize(command),
             DETOKENIZE.name: lambda _, command: self._preparer.detokenize(command),
         }

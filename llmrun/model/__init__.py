@@ -23,6 +23,7 @@ from llmrun.planning.pairs import DraftFile
 from llmrun.planning.plan import Plan
 from llmrun.planning.speculation import DraftPolicy
 from llmrun.protocol import questions
+from llmrun.protocol.answer import with_beginnings
 from llmrun.protocol.arguments import checked, refuse_unknown
 from llmrun.protocol.jobs.beams import BEAMS, BeamsFound, BeamStep, SearchBeams
 from llmrun.protocol.jobs.tokenize import TokenizeText
@@ -272,7 +273,8 @@ class Model:
     def answer(self, *asked: AnswerRequest) -> Iterator[Event]:
         """Answer requests, all at once; yields Started, PrefillProgress, TextDelta, at last Finished of each.
 
-        Requests are numbered in a row; each event has its request's number.
+        Requests are numbered in a row; each event has its request's number. What an answer is given to begin with is
+        its first piece.
 
         Raises:
             BadTemplateError: the model has no chat template, or it fails.
@@ -281,7 +283,10 @@ class Model:
             EngineCrashedError: the engine died; the next call starts a new one.
         """
         engine, commands = self._next(*asked)
-        return self.drafting.noticing(self._events(engine, *commands, on_wait=self.on_wait))
+        events = self.drafting.noticing(self._events(engine, *commands, on_wait=self.on_wait))
+        return (
+            with_beginnings(commands, events) if any(each.begins or each.begins_reasoning for each in asked) else events
+        )
 
     def _events(
         self, engine: client.EngineClient, *commands: Generate, on_wait: Callable[[], None] = lambda: None
