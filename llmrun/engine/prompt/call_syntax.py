@@ -335,7 +335,7 @@ def _syntax(shape: _Shape, parameters: Parameters | None, turns: _Turns) -> Call
     if not _BOUNDARY.search(trigger):
         # Text and call differ by the beginning of the message, of which some may stand in the prompt.
         prefill = trigger if turns.begin.endswith(trigger) else ""
-        lead = turns.opening[_shared(turns.opening, turns.begin) :]
+        lead = prefill + turns.opening[_shared(turns.opening, turns.begin) :]
     return CallSyntax(
         tuple(shape.call),
         trigger,
