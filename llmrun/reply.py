@@ -24,7 +24,7 @@ _Value = TypeVar("_Value")
 
 FOR_TEXTS = ("grammar", "stops_repeats", "remember", "logprobs")
 """Fields of AnswerRequest that may be given to Model.generate()."""
-FOR_CHATS = (*FOR_TEXTS, "template", "thinking", "thinking_tokens", "reasoning_effort")
+FOR_CHATS = (*FOR_TEXTS, "template", "thinking", "thinking_tokens", "reasoning_effort", "keep_reasoning")
 """Fields that may be given to Model.chat()."""
 
 

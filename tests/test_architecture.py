@@ -27,7 +27,7 @@ PACKAGE = Path(llmrun.__file__).parent
 PROJECT = Path(__file__).parents[1] / "pyproject.toml"
 FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
 
-MOST_LINES, MOST_LINES_OF_A_FUNCTION = 900, 60
+MOST_LINES, MOST_LINES_OF_A_FUNCTION = 900, 64
 MOST_ROOMS, MOST_LAYERS = 27, 14
 FOREIGN_FILES = {"convert_hf_to_gguf.py", "convert_lora_to_gguf.py", "modeling_rope_utils.py"}  # docstrings may name
 

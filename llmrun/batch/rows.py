@@ -251,6 +251,7 @@ def _with_defaults(request: AnswerRequest, base: AnswerRequest) -> AnswerRequest
         thinking=base.thinking if request.thinking is None else request.thinking,
         thinking_tokens=base.thinking_tokens if request.thinking_tokens is None else request.thinking_tokens,
         reasoning_effort=request.reasoning_effort or base.reasoning_effort,
+        keep_reasoning=base.keep_reasoning if request.keep_reasoning is None else request.keep_reasoning,
         template_variables=request.template_variables,
         logprobs=request.logprobs,
         tools=request.tools,

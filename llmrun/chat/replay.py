@@ -24,7 +24,7 @@ from llmrun.storage import write_whole
 
 _KIND, _VERSION = "llmrun-record", 1
 _REQUEST = (  # sampling is the answer's
-    "messages", "prompt", "template", "grammar", "thinking", "thinking_tokens", "speculation",
+    "messages", "prompt", "template", "grammar", "thinking", "thinking_tokens", "keep_reasoning", "speculation",
 )  # fmt: skip
 
 

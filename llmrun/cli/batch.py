@@ -27,7 +27,7 @@ from llmrun.cli.options import (
     wanted,
     with_options,
 )
-from llmrun.cli.reasoning import ThinkOption, ThinkTokensOption
+from llmrun.cli.reasoning import KeepReasoningOption, ThinkOption, ThinkTokensOption
 from llmrun.cli.remote import AtOption, KeyFileOption, remote_server, served_model
 from llmrun.cli.remote_options import ANY_MODEL, refuse_with_remote
 from llmrun.cli.run_command import RawOption
@@ -56,11 +56,22 @@ def asked(
     json_schema: JsonSchemaOption = None,
     think: ThinkOption = None,
     think_tokens: ThinkTokensOption = None,
+    keep_reasoning: KeepReasoningOption = None,
     loop_guard: LoopGuardOption = True,
 ) -> tuple[str | None, AnswerRequest]:
     """Return the system prompt, and the request for rows without fields of their own. Raises as options.wanted()."""
     options = wanted(
-        system, template, max_tokens, stop, None, grammar, json_schema, think, think_tokens, loop_guard=loop_guard
+        system,
+        template,
+        max_tokens,
+        stop,
+        None,
+        grammar,
+        json_schema,
+        think,
+        think_tokens,
+        keep_reasoning=keep_reasoning,
+        loop_guard=loop_guard,
     )
     return options.system, options.asked
 

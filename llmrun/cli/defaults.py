@@ -96,7 +96,9 @@ def served_presets() -> Callable[[str], Preset]:
         found = _presets(given, model, is_remote=False)
         keys = [key for key in found if settings_file.PRESET[key].is_sampling]
         values = sampling.sampling_flags(**{settings_file.PRESET[key].parameter: found[key][0] for key in keys})
-        others = {key.replace("-", "_"): found[key][0] for key in ("system", "max-tokens") if key in found}
+        others = {
+            key.replace("-", "_"): found[key][0] for key in ("system", "max-tokens", "keep-reasoning") if key in found
+        }
         return Preset(**others, sampling=values, loading=_loading(found))
 
     return preset

@@ -17,7 +17,13 @@ import typer
 from llmrun.cli.answer_files import read_constraint, template_text
 from llmrun.cli.completion import complete_model, complete_words
 from llmrun.cli.engine_options import device_options, engine_option
-from llmrun.cli.reasoning import ShowThoughtsOption, ThinkEffortOption, ThinkOption, ThinkTokensOption
+from llmrun.cli.reasoning import (
+    KeepReasoningOption,
+    ShowThoughtsOption,
+    ThinkEffortOption,
+    ThinkOption,
+    ThinkTokensOption,
+)
 from llmrun.cli.rpc import RpcOption, workers_of
 from llmrun.errors import UsageError, require_within
 from llmrun.planning.plan import LoadPreferences
@@ -319,6 +325,7 @@ def wanted(
     think: ThinkOption = None,
     think_tokens: ThinkTokensOption = None,
     think_effort: ThinkEffortOption = None,
+    keep_reasoning: KeepReasoningOption = None,
     show_thoughts: ShowThoughtsOption = "fold",
     plain: PlainOption = False,
     loop_guard: LoopGuardOption = True,
@@ -352,6 +359,7 @@ def wanted(
         thinking=think,
         thinking_tokens=think_tokens,
         reasoning_effort=think_effort,
+        keep_reasoning=keep_reasoning,
         stops_repeats=loop_guard,
     )
     return AnswerOptions(system, asked, _attached(files or (), images or ()), show_thoughts, plain)

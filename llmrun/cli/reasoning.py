@@ -34,6 +34,15 @@ ThinkEffortOption = Annotated[
         rich_help_panel="Answer",
     ),
 ]
+KeepReasoningOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--keep-reasoning/--no-keep-reasoning",
+        help="Keep the reasoning of earlier answers in the prompt, or leave it out. Default: keep it where the "
+        "template can, or where tools were called and the context window has room.",
+        rich_help_panel="Answer",
+    ),
+]
 ShowThoughtsOption = Annotated[
     Literal["on", "fold", "hide"],
     typer.Option(

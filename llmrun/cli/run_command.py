@@ -312,6 +312,7 @@ def asked_for(output: Output, model: ChatModel, text: str, wanted: AnswerOptions
             thinking=None,
             thinking_tokens=None,
             reasoning_effort=None,
+            keep_reasoning=None,
         )
     messages = conversation(wanted.system, text)
     if wanted.attached is not None:

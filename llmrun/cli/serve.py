@@ -31,7 +31,7 @@ from llmrun.cli.options import (
     loading,
     with_options,
 )
-from llmrun.cli.reasoning import ThinkEffortOption
+from llmrun.cli.reasoning import KeepReasoningOption, ThinkEffortOption
 from llmrun.cli.sampling import watermark_flags
 from llmrun.cli.serving import at_most
 from llmrun.cli.tools import ToolOptions, page_tools, tooling
@@ -141,6 +141,7 @@ def serve(
     any_model: AnyModelOption = False,
     template: TemplateOption = None,
     think_effort: ThinkEffortOption = None,
+    keep_reasoning: KeepReasoningOption = None,
     allow_manage: AllowManageOption = False,
     keep: KeepOption = "5m",
     parallel: ParallelOption = 8,
@@ -179,9 +180,9 @@ def serve(
     options = ServeOptions(
         names, policy, replace(loading.preferences, parallel=parallel, exact=exact), keep_seconds, queue,
         answer_seconds, grace_seconds, verbose=loading.verbose, speculate=loading.most_drafted,
-        draft=_fetch_missing(output, names, loading), projector=loading.projector, adapters=loading.adapters,
-        sampling=marking, aliases=_aliases(alias or []), any_model=any_model,
-        defaults=RequestDefaults(template_text(template), think_effort, served_presets()), allow_manage=allow_manage,
+        projector=loading.projector, draft=_fetch_missing(output, names, loading), adapters=loading.adapters,
+        sampling=marking, any_model=any_model, aliases=_aliases(alias or []), allow_manage=allow_manage,
+        defaults=RequestDefaults(template_text(template), think_effort, served_presets(), keep_reasoning),
     )  # fmt: skip
     if background or install:
         listening.close()

@@ -26,13 +26,14 @@ from llmrun.storage import write_whole
 
 _LISTS = {"dry_breakers", "logit_bias", "watermark", "watermark_key"}  # flags that no preset has
 _HIGHEST = 2**31 - 1
+_SWITCH = {"true": True, "on": True, "false": False, "off": False}
 
 
 class Key(NamedTuple):
     """A setting: an option of a command by its name without dashes."""
 
     parameter: str  # of the command
-    kind: type[int] | type[float] | type[str]
+    kind: type[int] | type[float] | type[str] | type[bool]
     choices: tuple[str, ...] = ()
     is_sampling: bool = False
     bounds: tuple[int, int] = (0, _HIGHEST)
@@ -42,6 +43,7 @@ class Key(NamedTuple):
 PRESET = {
     "system": Key("system", str),
     "max-tokens": Key("max_tokens", int, bounds=(1, _HIGHEST)),
+    "keep-reasoning": Key("keep_reasoning", bool),
     "ctx": Key("ctx", int),
     "cache-type-k": Key("kv_type_k", str, SETTINGS["kv_type_k"].choices),
     "cache-type-v": Key("kv_type_v", str, SETTINGS["kv_type_v"].choices),
@@ -110,6 +112,10 @@ def parse(key: str, text: str, label: str) -> Any:
         read_time(label, text)
     if found.kind is str:
         return text
+    if found.kind is bool:
+        if text not in _SWITCH:
+            raise UsageError(f"invalid {label} {text}", why="must be true or false")
+        return _SWITCH[text]
     if not re.fullmatch("[0-9]+", text) or int(text) > _HIGHEST:
         raise UsageError(f"invalid {label} {text}", why="must be a whole number")
     require_within(label, int(text), found.bounds)
@@ -143,10 +149,11 @@ def read_text(text: str, path: Path) -> dict[str, Any]:
         raise UsageError("the settings file is not TOML", why=why, hint="llmrun config edit") from None
     values = dict(_flat(data, ""))
     for key, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, str | int | float):
+        is_switch = isinstance(value, bool)
+        kind = find_key(key, f"in {path}").kind
+        if not isinstance(value, str | int | float) or (is_switch and kind is not bool):
             raise UsageError(f"invalid {key}", why=f"in {path}: must be text or a number", hint="llmrun config edit")
-        find_key(key, f"in {path}")
-        values[key] = parse(key, str(value), f"{key} in {path}:")
+        values[key] = parse(key, str(value).lower() if is_switch else str(value), f"{key} in {path}:")
     aliases = [str(value) for key, value in values.items() if split_key(key)[1] == "alias"]
     if twice := next((name for name in aliases if aliases.count(name) > 1), ""):
         raise UsageError(f"two models have the alias {twice}", why=f"in {path}", hint="llmrun config edit")

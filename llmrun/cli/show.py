@@ -14,6 +14,7 @@ from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
 from llmrun.models.location import find_projector, locate
 from llmrun.models.registry import CatalogueEntry, EmbeddingAdvice, ModelSpec, load_catalogue
+from llmrun.planning.memory import UBATCH
 from llmrun.ui.terminal.output import Output
 
 
@@ -119,6 +120,7 @@ def _attention_facts(header: Header) -> dict[str, Any]:
         "rope_factor": header.rope_factor,
         "rope_original_context": header.rope_original_context,
         "kv_bytes_per_token": int(header.kv_bytes_per_token()),
+        "kv_bytes": int(header.cache_bytes(header.n_ctx_train, ubatch=UBATCH)),
         "recurrent_bytes": header.recurrent_bytes,
     }
 

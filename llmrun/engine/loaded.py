@@ -16,6 +16,7 @@ from llmrun.engine.embedding import Embedder
 from llmrun.engine.llama.media import Projector
 from llmrun.engine.service import Preparer
 from llmrun.errors import LlmrunError
+from llmrun.gguf.filenames import all_parts
 from llmrun.protocol.adapters import by_default
 from llmrun.protocol.loading import Load
 from llmrun.protocol.questions import SaveState, StateSaved
@@ -124,13 +125,17 @@ def _states(load: Load, weights: LlamaModel) -> KVStore | None:
     """Return the store of this model's KV states, whose key names everything they depend on; None if disabled."""
     if not load.states:
         return None
-    from llmrun.engine.core.states import KVStore, model_key
-    from llmrun.engine.llama.library import VERSION
+    from llmrun.engine.core.states import KVStore, StateKey
+    from llmrun.engine.llama.library import build
 
+    folder, path = Path(load.states), Path(weights.path)
+    names = all_parts(path.name)
+    adapters = [(Path(load.adapters[number].path), scale) for number, scale in by_default(load.adapters)]
+    rest = [f"llama.cpp {build()}", f"{load.kv_type_k} {load.kv_type_v} {load.flash_attention}"]
+    if weights.rope_depends_on_window:  # LongRoPE has other factors for longer windows
+        rest.append(f"window {load.n_ctx}")
+    rest += [f"adapter x {scale}" for _, scale in adapters]
     with suppress(OSError):
-        layout = f"{load.kv_type_k} {load.kv_type_v} {load.flash_attention}"
-        key = f"{model_key(Path(weights.path))} llama-cpp-python {VERSION} {layout}"
-        for number, scale in by_default(load.adapters):
-            key += f" {model_key(Path(load.adapters[number].path))} x {scale}"
-        return KVStore(Path(load.states), key, load.states_bytes)
+        files = [*(path.with_name(name) for name in names), *(adapter for adapter, _ in adapters)]
+        return KVStore(folder, StateKey(folder, files, " ".join(rest)), load.states_bytes)
     return None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llmrun import _native
 from llmrun.engine.core.draft_model import DraftModel, ModelDrafter
@@ -30,19 +30,19 @@ from llmrun.engine.prompt.history import (
     OpenTurn,
     after_answer,
     begin_alike,
-    end_of_answer,
     keeps_reasoning,
 )
 from llmrun.engine.prompt.images import image_bytes, with_omitted_images
 from llmrun.engine.prompt.template import NAMED, ChatTemplate, ControlTexts, Part
 from llmrun.engine.prompt.thinking import (
+    UNNAMED,
     ReasoningTracker,
-    Tags,
     ThinkingBudget,
+    constrained_tags,
     end_of_reasoning,
+    known_reasoning,
     lead_in,
     opens,
-    thinking_tags,
 )
 from llmrun.engine.prompt.token_cache import TokenCache
 from llmrun.engine.prompt.tools import allows_text, offers_tools, tells_tools
@@ -62,9 +62,11 @@ from llmrun.protocol.messages import (
 )
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.questions import Detokenize, DetokenizedText, TokenCount
-from llmrun.protocol.toolcalls import HARMONY, CallSyntax
+from llmrun.protocol.reasoning import ReasoningSyntax
+from llmrun.protocol.toolcalls import CallSyntax
 
 if TYPE_CHECKING:
+    from llmrun.engine.constraint.closing import TimelyEnd
     from llmrun.engine.constraint.matcher import Constraint, Matcher
     from llmrun.engine.llama.base import Vocabulary
     from llmrun.grammar import Grammar
@@ -72,7 +74,12 @@ if TYPE_CHECKING:
 
     Pieces = Sequence[list[int] | ImageChunk]  # An image in a prompt: token ids around vectors
 
+_LAST = 64  # tokens of an answer, of which the text that closes a call takes a few
 _LONG_TOKEN = 32  # bytes; most have a few
+# Of what is remembered for later requests.
+_MAX_IMAGE_LENGTHS = 4096  # more than a request can have
+_MAX_TEMPLATES = 16
+_MAX_OPTIONS = 256
 # Shares of the context window. In longer prompts than the first, the template writes earlier turns in its own form,
 # without their reasoning, if that saves the second.
 _ROOMY, _WORTHWHILE = 3 / 4, 1 / 16
@@ -125,7 +132,8 @@ class Preparer:
         self._vocabulary = vocabulary
         self._template = template
         self._n_ctx = n_ctx
-        self.thinking_tags = thinking_tags(template)
+        known = known_reasoning(template)
+        self.thinking_tags = known[:2] if known else None
         self._templates: dict[str, ChatTemplate] = {}
         self._token_cache: TokenCache | None = None
         self._control: ControlTexts | None = None
@@ -156,32 +164,25 @@ class Preparer:
         if offers_tools(request):
             syntax = self._chat_template(request.template).syntax
             matcher = self._calls(request, syntax)
-        calls = syntax is HARMONY
-        tags = thinking_tags(request.template, calls=calls) or thinking_tags(self._template, calls=calls)
+        reasoning = self.reasoning(request)
         if matcher is not None and request.prompt is None:
-            lead = lead_in(tags, thinks=request.thinks is not False)
+            lead = lead_in(reasoning, thinks=request.thinks is not False, calls=syntax is not None)
             text += lead
             tokens += self._vocabulary.tokenize(lead, special=True)
         if request.begins:
-            tokens += self._beginning(request, text, tags)
+            tokens += self._beginning(request, text, reasoning)
             text += request.begins
-        inside = tags is not None and opens(text, tags)
-        constraint = self._constraint(request, matcher, syntax, tags, inside=inside)
+        inside = reasoning is not None and opens(text, reasoning)
+        constraint = self._constraint(request, matcher, syntax, reasoning, inside=inside)
         sampling = self._sampling(request, constraint)
         prompt = tokens if images is None else text_only(tokens)
-        end = None
-        if constraint is not None and matcher is not None:
-            from llmrun.engine.constraint.closing import TimelyEnd
-
-            n_left = self._n_ctx - len(tokens)
-            limit = request.limits.max_tokens
-            end = TimelyEnd(constraint, matcher.tokens, n_left if limit is None else min(limit, n_left))
+        end = self._end(request, constraint, matcher, n_prompt=len(tokens))
         sampler = SequenceSampler(
             sampling, self._vocabulary, prompt, constraint, request.remember, request.logprobs, end
         )
-        extras = self._extras(request, tags, syntax, inside=inside)
+        extras = self._extras(request, reasoning, syntax, inside=inside)
         if turn is not None:
-            turn.reasons |= inside or (tags is not None and text.rstrip().endswith(tags[1]))
+            turn.reasons |= inside or (reasoning is not None and text.rstrip().endswith(reasoning.closing))
             extras = replace(extras, turn=turn)
         if matcher is not None and matcher.left_out:
             extras = replace(extras, left_out=matcher.left_out)
@@ -197,7 +198,14 @@ class Preparer:
             extras = replace(extras, drafting=Drafting(request.speculation, _native.SuffixAutomaton(), tokens, model))
         return PreparedRequest(generate.request, tokens, sampler, request.limits, extras)
 
-    def _beginning(self, request: AnswerRequest, prompt: str, tags: Tags | None) -> list[int]:
+    def reasoning(self, request: AnswerRequest) -> ReasoningSyntax | None:
+        """Return the syntax of the reasoning, by the request's template, the model's own, or its vocabulary."""
+        found = None
+        if request.prompt is None:
+            found = self._chat_template(request.template).reasoning
+        return found or known_reasoning(self._template, self._vocabulary.control_texts)
+
+    def _beginning(self, request: AnswerRequest, prompt: str, reasoning: ReasoningSyntax | None) -> list[int]:
         """Return the tokens of the text that the answer begins with, behind the end of the reasoning.
 
         Raises:
@@ -206,7 +214,7 @@ class Preparer:
         if request.grammar is not None or offers_tools(request) or request.prompt is not None:
             raise UsageError("an answer with a given beginning has no grammar, tools or plain prompt")
         self._raise_if_too_long([Message("assistant", request.begins)])
-        end = end_of_reasoning(prompt, tags)
+        end = end_of_reasoning(prompt, reasoning)
         tokenize = self._vocabulary.tokenize
         return [*tokenize(end, special=True), *tokenize(request.begins, special=False)]
 
@@ -237,26 +245,36 @@ class Preparer:
         request: AnswerRequest,
         matcher: Matcher | None,
         syntax: CallSyntax | None,
-        tags: Tags | None,
+        reasoning: ReasoningSyntax | None,
         *,
         inside: bool,
     ) -> Constraint | None:
         """Return the constraint that applies the grammar to the right part: answer, text after reasoning, or call."""
+        tags = constrained_tags(reasoning, calls=syntax is not None) if reasoning is not None else None
         is_told = matcher is None and tells_tools(request) and request.grammar is None
         if is_told or (matcher is not None and syntax is not None and allows_text(request) and not syntax.has_header):
             from llmrun.engine.constraint.calls import ToolCallConstraint
 
-            reasoning = ReasoningTracker.begin(tags, inside=inside) if tags is not None else None
+            tracker = ReasoningTracker.begin(tags, inside=inside) if tags is not None else None
             written = syntax or self._chat_template(request.template).syntax
-            return ToolCallConstraint(
-                matcher, self._vocabulary, written, reasoning, self._control_tokens(written.texts)
-            )
+            return ToolCallConstraint(matcher, self._vocabulary, written, tracker, self._control_tokens(written.texts))
         if matcher is None or tags is None:
             return matcher
         from llmrun.engine.constraint.reasoning import AfterReasoning
 
         may_think = request.prompt is None and request.thinks is not False
         return AfterReasoning(matcher, self._vocabulary, tags, inside=inside, may_think=may_think)
+
+    def _end(
+        self, request: AnswerRequest, constraint: Constraint | None, matcher: Matcher | None, *, n_prompt: int
+    ) -> TimelyEnd | None:
+        """Return what completes a constrained answer before its limit."""
+        if constraint is None or matcher is None:
+            return None
+        from llmrun.engine.constraint.closing import TimelyEnd
+
+        room, limit = self._n_ctx - n_prompt, request.limits.max_tokens
+        return TimelyEnd(constraint, matcher.tokens, room if limit is None else min(limit, room))
 
     def _calls(self, request: AnswerRequest, syntax: CallSyntax) -> Matcher:
         from llmrun.engine.constraint.calls import compile_calls
@@ -270,18 +288,20 @@ class Preparer:
 
         return compile_grammar(grammar, self._vocabulary)
 
-    def _extras(self, request: AnswerRequest, tags: Tags | None, syntax: CallSyntax | None, *, inside: bool) -> Extras:
+    def _extras(
+        self, request: AnswerRequest, reasoning: ReasoningSyntax | None, syntax: CallSyntax | None, *, inside: bool
+    ) -> Extras:
         thinking = guard = None
         adapters = self.adapters_for(request.adapters)
-        if tags is not None and request.thinking_tokens is not None:
-            thinking = ThinkingBudget(tags, inside, request.thinking_tokens)
+        if reasoning is not None and request.thinking_tokens is not None:
+            thinking = ThinkingBudget(reasoning, inside, request.thinking_tokens)
         if request.stops_repeats:
             from llmrun.engine.core.repeats import RepeatGuard
 
             guard = RepeatGuard()
         return Extras(
             starts_in_reasoning=inside,
-            thinking_tags=tags or (),
+            thinking_tags=reasoning[:2] if reasoning is not None else (),
             thinking=thinking,
             guard=guard,
             moves=request.moves,
@@ -289,10 +309,26 @@ class Preparer:
             salt=self._salt(request.salt, adapters),
             adapters=adapters,
             rewritten=self._chat_template(request.template).new_rewritings() if request.prompt is None else (),
-            shown=self._control_tokens((*(tags or ()), *(syntax.texts if syntax else ()))),
+            shown=self._control_tokens(
+                [text for each in (reasoning, syntax) if each is not None for text in each.texts]
+            ),
             tool_syntax=syntax.trigger if syntax else "",
-            splitter=_splitter(tags, syntax, request.tools, inside=inside),
+            splitter=self._splitter(request, reasoning, syntax, inside=inside),
         )
+
+    @staticmethod
+    def _splitter(
+        request: AnswerRequest, reasoning: ReasoningSyntax | None, syntax: CallSyntax | None, *, inside: bool
+    ) -> AnswerSplitter | None:
+        """Return the splitter of the answer; None for an answer to a plain prompt that is text alone."""
+        if reasoning is None and syntax is None and request.prompt is not None:
+            return None
+        from llmrun.protocol.answer import AnswerSplitter
+
+        found = reasoning or UNNAMED
+        if request.grammar is not None or request.prompt is not None:
+            found = found._replace(is_implied=False)  # the grammar applies at once
+        return AnswerSplitter(found, inside=inside, syntax=syntax, tools=request.tools)
 
     def adapters_for(self, requested: tuple[AdapterScale, ...] | None) -> tuple[AdapterScale, ...]:
         """Return the adapters to compute an answer with; None requests the default ones.
@@ -453,6 +489,7 @@ class Preparer:
         if options != (None, None, "{}") and key not in self._begin_alike:
             plain = replace(request, thinking=None, reasoning_effort=None, template_variables="{}")
             each = (partial(self._render, Generate(generate.request, asked), send) for asked in (request, plain))
+            _forget_oldest(self._begin_alike, _MAX_OPTIONS)
             self._begin_alike[key] = begin_alike(*(partial(render, keeps=None, is_trial=True) for render in each))
         return () if self._begin_alike.get(key, True) else options
 
@@ -482,9 +519,10 @@ class Preparer:
         if beginning is not None:
             n_messages = beginning.n_messages
             ends = {*self._end_texts}
-            end = end_of_answer(messages, n_messages, partial(render, keeps=keeps, is_trial=True), ends)
-            if end is not None:
-                parts = after_answer(messages, n_messages, partial(render, keeps=keeps), end)
+            written = b"".join(map(self._vocabulary.control_piece, text_only(beginning.turn.tokens[-_LAST:])))
+            trial, whole = partial(render, keeps=keeps, is_trial=True), partial(render, keeps=keeps)
+            parts = after_answer(messages, n_messages, trial, whole, ends, written.decode("utf-8", "replace"))
+            if parts is not None:
                 before = self._standing(beginning, messages, encode_image)
         if parts is None or before is None:
             beginning, before, messages = None, ([], []), self.history.with_reasoning(conversation, None)
@@ -550,6 +588,7 @@ class Preparer:
         data, width, height = image_bytes(image)
         pieces = self._projector.pieces(data, image.name or "the image")
         n_tokens = sum(len(piece if isinstance(piece, list) else piece.ids) for piece in pieces)
+        _forget_oldest(self._image_lengths, _MAX_IMAGE_LENGTHS)
         self._image_lengths[hash(image.data)] = n_tokens
         send(ImageAccepted(request, image.name, width, height, n_tokens))
         return pieces
@@ -617,6 +656,7 @@ class Preparer:
             )
         source = NAMED.get(source, source)
         if source not in self._templates:
+            _forget_oldest(self._templates, _MAX_TEMPLATES)
             vocabulary = self._vocabulary
             self._templates[source] = ChatTemplate(
                 source,
@@ -643,19 +683,15 @@ class Preparer:
         return frozenset(token for token in tokens if not self._vocabulary.piece(token))
 
 
+def _forget_oldest(remembered: dict[Any, Any], limit: int) -> None:
+    """Make room for one more."""
+    while len(remembered) >= limit:
+        del remembered[next(iter(remembered))]
+
+
 def _lossy_vocabulary() -> BadModelError:
     return BadModelError(
         "the model's vocabulary can't encode this prompt",
         why="it has no token for some of its characters",
         hint="the file is probably damaged, or badly converted: download another one",
     )
-
-
-def _splitter(
-    tags: Tags | None, syntax: CallSyntax | None, tools: Sequence[Tool], *, inside: bool
-) -> AnswerSplitter | None:
-    if tags is None and syntax is None:
-        return None
-    from llmrun.protocol.answer import AnswerSplitter  # few models reason, few requests have tools
-
-    return AnswerSplitter(tags or (), inside=inside, syntax=syntax, tools=tools)

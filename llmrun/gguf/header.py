@@ -329,17 +329,18 @@ class Header(ModelMetadata):
         """Return the bytes of KV cache of one token in all layers; an element of f16 has 2.0 bytes."""
         return sum(layer.elements for layer in self.kv_layers) * bytes_per_element
 
-    def kv_bytes(self, n_tokens: int, bytes_per_element: float = 2.0, *, batch: int | None = None) -> float:
-        """Return the bytes of KV cache of a context window, without the recurrent state.
+    def cache_bytes(self, n_tokens: int, bytes_per_element: float = 2.0, *, ubatch: int, sequences: int = 1) -> float:
+        """Return the bytes of a KV cache without the recurrent state, as llama_kv_cache_iswa allocates it.
 
         Args:
-            batch: tokens computed at a time, if sliding windows cache only these and the window; None if all tokens are
-                cached (llama.cpp's swa_full, its default).
+            n_tokens: of all sequences together.
+            ubatch: tokens of a micro-batch, which sliding windows cache beside the windows.
+            sequences: that share the cache.
         """
         total = 0.0
         for layer in self.kv_layers:
             cached = n_tokens
-            if batch is not None and layer.window:
-                cached = min(n_tokens, -(-(layer.window + batch) // 256) * 256)  # llama.cpp rounds up to 256
+            if layer.window:
+                cached = min(n_tokens, -(-(layer.window * sequences + ubatch) // 256) * 256)
             total += layer.elements * cached * bytes_per_element
         return total

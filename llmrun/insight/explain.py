@@ -98,7 +98,7 @@ def cache_use(model: Model) -> CacheUse:
         window=header.sliding_window if header.n_window_layers else 0,
         window_layers=header.n_window_layers,
         n_ctx=model.loaded.n_ctx,
-        full_bytes=header.kv_bytes(model.loaded.n_ctx, element, batch=model.load.n_ubatch),
+        full_bytes=header.cache_bytes(model.loaded.n_ctx, element, ubatch=model.load.n_ubatch),
     )
 
 

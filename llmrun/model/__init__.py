@@ -217,8 +217,8 @@ class Model:
             sampling: None is the advice of the model's makers, see sampling().
             limits: maximum length, stop texts and banned phrases.
             options: single fields of SamplingParams and Limits, such as temperature, top_p, seed, max_tokens, stop; and
-                of AnswerRequest: template, grammar, thinking, thinking_tokens, reasoning_effort, stops_repeats,
-                remember, logprobs.
+                of AnswerRequest: template, grammar, thinking, thinking_tokens, reasoning_effort, keep_reasoning,
+                stops_repeats, remember, logprobs.
 
         Raises:
             UsageError: an argument is of the wrong type or out of its bounds, or there is no message.

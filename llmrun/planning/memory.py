@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from llmrun.protocol.settings import KV_TYPES
@@ -85,10 +86,11 @@ def memory(
     longest = n_ctx if used is None else min(used, n_ctx)
     last = next(room for room in stages if room >= longest)
     previous = max((room for room in stages if room < last), default=0)
+    cache = partial(kv_bytes, header, kv_type=kv_type, sequences=sequences + parked, ubatch=ubatch)
     return Memory(
         weights=header.weight_bytes,
-        kv=kv_bytes(header, last, kv_type) + header.recurrent_bytes * (sequences - 1),
-        growth=kv_bytes(header, previous, kv_type),
+        kv=cache(last) + header.recurrent_bytes * (sequences - 1),
+        growth=cache(previous),
         compute=_compute_bytes(header, longest, ubatch) + _LOGIT_BYTES * header.n_vocab * (sequences + parked - 1),
         process=_PROCESS_BYTES + _TOKEN_BYTES * header.n_vocab + _MERGE_BYTES * header.n_merges,
         checkpoints=checkpoint_bytes(header, sequences),
@@ -112,10 +114,11 @@ def score_bytes(header: Header, tokens: int, ubatch: int = UBATCH) -> int:
     return 4 * min(ubatch, tokens) * tokens * header.most_heads
 
 
-def kv_bytes(header: Header, n_ctx: int, kv_type: str = "f16") -> int:
-    """Return the bytes of a KV cache with its recurrent state; 0 for 0 tokens."""
+def kv_bytes(header: Header, n_ctx: int, kv_type: str = "f16", *, sequences: int = 1, ubatch: int = UBATCH) -> int:
+    """Return the bytes of a KV cache with one recurrent state; 0 for 0 tokens."""
     tokens = -(-n_ctx // _CONTEXT_STEP) * _CONTEXT_STEP
-    return int(tokens * header.kv_bytes_per_token(KV_BYTES[kv_type])) + (header.recurrent_bytes if n_ctx else 0)
+    cached = header.cache_bytes(tokens, KV_BYTES[kv_type], ubatch=ubatch, sequences=sequences)
+    return int(cached) + (header.recurrent_bytes if n_ctx else 0)
 
 
 def context_start(header: Header, n_ctx: int, kv_type: str = "f16") -> int:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from llmrun.protocol.messages import AnswerPart, Event, Finished, Started, TextDelta, TokenLogprob, Tool, ToolCall
-from llmrun.protocol.reasoning import ReasoningSplitter
+from llmrun.protocol.reasoning import MESSAGE_BEGINS, ReasoningSplitter
 
 if TYPE_CHECKING:
     from llmrun.protocol.toolcalls import CallSplitter, CallSyntax
@@ -19,14 +19,19 @@ class AnswerSplitter:
     """Splits the text of one answer, piece by piece.
 
     Args:
-        tags: texts that open and close the reasoning; none if the model does not reason.
+        tags: texts that open and close the reasoning, or all fields of a ReasoningSyntax; none without reasoning.
         inside: the prompt ended with the opening tag, so that the text begins as reasoning.
         syntax: of tool calls; None if the answer can have none.
         tools: tools that may be called.
     """
 
     def __init__(
-        self, tags: Sequence[str], *, inside: bool = False, syntax: CallSyntax | None = None, tools: Sequence[Tool] = ()
+        self,
+        tags: Sequence[str | bool],
+        *,
+        inside: bool = False,
+        syntax: CallSyntax | None = None,
+        tools: Sequence[Tool] = (),
     ) -> None:
         self._reasoning = ReasoningSplitter(tags, inside=inside)
         self._calls: CallSplitter | None = None
@@ -45,15 +50,18 @@ class AnswerSplitter:
         Args:
             is_cut_off: the model did not end the answer, so that it may end in the middle of a call.
         """
-        rest = self._with_calls(self._reasoning.flush())
+        rest = self._with_calls(self._reasoning.flush(is_cut_off=is_cut_off))
         return rest if self._calls is None else (*rest, *self._calls.flush(is_cut_off=is_cut_off))
 
     def _with_calls(self, parts: list[AnswerPart]) -> tuple[AnswerPart, ...]:
         if self._calls is None:
-            return tuple(parts)
+            return tuple(part for part in parts if part is not MESSAGE_BEGINS)
         split: list[AnswerPart] = []
         for part in parts:
-            split += self._calls.feed(part.text) if part.kind == "text" else [part]
+            if part is MESSAGE_BEGINS:
+                split += self._calls.begin_message()
+            else:
+                split += self._calls.feed(part.text) if part.kind == "text" else [part]
         return tuple(split)
 
 

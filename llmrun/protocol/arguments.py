@@ -120,6 +120,7 @@ KINDS: dict[str, ValueKind] = {
     "grammar": _optional(_made("Grammar", "a Grammar, as llmrun.read_grammar() gives it")),
     "thinking": _optional(_SWITCH),
     "reasoning_effort": _optional(_one_of(*EFFORTS)),
+    "keep_reasoning": _optional(_SWITCH),
     "template_variables": TEXT,
     "thinking_tokens": _optional(_whole(0, MOST_TOKENS)),
     "stops_repeats": _SWITCH,

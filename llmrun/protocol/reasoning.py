@@ -1,20 +1,56 @@
 """The reasoning of an answer, split off piece by piece. Pure; must not know terminals.
 
-Tags count only at the beginning of an answer, so that an answer about the tags stays whole.
+Tags count only where a message begins, so that an answer about the tags stays whole.
 """
 
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from llmrun.protocol.messages import AnswerPart
+from llmrun.protocol.messages import AnswerPart, PartKind
+
+
+class ReasoningSyntax(NamedTuple):
+    """The texts around a model's reasoning, and around its answer if that has such."""
+
+    opening: str
+    closing: str  # up to the beginning of the next message, if the answer is a message of its own
+    lead: str = ""  # before the answer; a model may leave it out
+    end: str = ""  # after the answer
+    tail: str = ""  # after the end of all
+    words: str = ""  # of the reasoning, which stand in the prompt
+    is_implied: bool = False  # the model may begin with the reasoning, without the opening
+
+    @property
+    def has_headers(self) -> bool:
+        """Messages are those of gpt-oss, whose headers name a channel, a receiver and a format in several ways."""
+        return self.opening.startswith(_CHANNEL)
+
+    @property
+    def has_messages(self) -> bool:
+        """The answer is a message after that of the reasoning, and others may follow it."""
+        return bool(self.lead) and not self.end
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All texts of the syntax, which may contain control tokens."""
+        headers = (_CHANNEL, "<|constrain|>", _MESSAGE) if self.has_headers else ()
+        return tuple(filter(None, (self.opening, self.closing, self.lead, self.end, self.tail, *headers)))
+
+
+_CHANNEL, _MESSAGE = "<|channel|>", "<|message|>"
+_MOST_HEADER_CHARACTERS = 400
+MESSAGE_BEGINS = AnswerPart("text", "")
+"""Stands between two messages of one answer."""
 
 
 class _State(enum.Enum):
     BEFORE = enum.auto()  # only blanks so far
     INSIDE = enum.auto()
-    AFTER = enum.auto()  # only blanks since the reasoning
+    AFTER = enum.auto()  # only blanks since the reasoning, or since the end of an answer
     ANSWER = enum.auto()
 
 
@@ -22,15 +58,18 @@ class ReasoningSplitter:
     """Splits the text of one answer.
 
     Args:
-        tags: opening and closing tag of the reasoning; none without reasoning.
+        tags: fields of a ReasoningSyntax; none without reasoning.
         inside: the prompt ended with the opening tag, so that the text begins as reasoning.
     """
 
-    def __init__(self, tags: Sequence[str], *, inside: bool = False) -> None:
-        self._opening, self._closing = (tags[0], tags[1]) if len(tags) == 2 else ("", "")
-        begin = _State.INSIDE if inside else _State.BEFORE
-        self._state = begin if self._opening and self._closing else _State.ANSWER
+    def __init__(self, tags: Sequence[str | bool], *, inside: bool = False) -> None:
+        self._syntax = ReasoningSyntax(*tags) if len(tags) >= 2 else ReasoningSyntax("", "")  # type: ignore[arg-type]
+        syntax = self._syntax
+        self._state = (_State.INSIDE if inside else _State.BEFORE) if syntax.closing else _State.ANSWER
+        self._implied: list[str] | None = [] if syntax.is_implied and not inside else None  # may be the answer
+        self._words = syntax.words if inside else ""
         self._buffer = ""  # possible beginning of a tag
+        self._stops = tuple(filter(None, (syntax.closing if syntax.has_messages else syntax.end,)))
 
     @property
     def inside(self) -> bool:
@@ -39,48 +78,104 @@ class ReasoningSplitter:
 
     def feed(self, text: str) -> list[AnswerPart]:
         """Return the parts that are certain with this piece, without tags and the blanks around the closing tag."""
-        if self._state is _State.ANSWER:
+        if self._state is _State.ANSWER and not self._stops:
             return [AnswerPart("text", text)] if text else []
         self._buffer += text
-        parts: list[AnswerPart] = []
-        while self._buffer and (self._inside(parts) if self.inside else self._outside(parts)):
+        parts: list[AnswerPart] = [AnswerPart("reasoning", self._words)] if self._words else []
+        self._words = ""
+        steps = {_State.INSIDE: self._inside, _State.ANSWER: self._answer}
+        while self._buffer and steps.get(self._state, self._outside)(parts):
             pass
         return parts
 
-    def flush(self) -> list[AnswerPart]:
-        """Return the remaining parts at the end of the answer."""
+    def flush(self, *, is_cut_off: bool = False) -> list[AnswerPart]:
+        """Return the remaining parts at the end of the answer.
+
+        Args:
+            is_cut_off: the model did not end the answer, so that reasoning without a closing tag may be reasoning.
+        """
         rest, self._buffer = self._buffer, ""
-        if not rest or (self._state is _State.AFTER and not rest.strip()):
-            return []
-        return [AnswerPart("reasoning" if self.inside else "text", rest)]
+        parts = [AnswerPart("reasoning" if self.inside else "text", rest)] if rest else []
+        if self._state is _State.AFTER and self._syntax.tail.startswith(rest.strip()):
+            parts = []
+        if self._implied is not None and self.inside and not is_cut_off:
+            # Nothing was reasoning, though it was taken for that: else the answer would be lost.
+            parts.append(AnswerPart("text", "".join((*self._implied, rest))))
+        return parts
 
     def _inside(self, parts: list[AnswerPart]) -> bool:
         """Take reasoning; return whether there may be more to take."""
-        end = self._buffer.find(self._closing)
-        if end < 0:
-            n_pending = overlap(self._buffer, self._closing)
-            known = len(self._buffer) - n_pending
-            if known:
-                parts.append(AnswerPart("reasoning", self._buffer[:known]))
-            self._buffer = self._buffer[known:]
+        if not self._take_until((self._syntax.closing,), parts, "reasoning"):
             return False
-        if end:
-            parts.append(AnswerPart("reasoning", self._buffer[:end]))
         parts.append(AnswerPart("reasoning_end"))
-        self._buffer, self._state = self._buffer[end + len(self._closing) :], _State.AFTER
+        self._state, self._implied = _State.AFTER, None
         return True
 
-    def _outside(self, parts: list[AnswerPart]) -> bool:
-        """Take text before the answer, or between two reasoning parts."""
-        text = self._buffer.lstrip()
-        if text.startswith(self._opening):
-            self._buffer, self._state = text[len(self._opening) :], _State.INSIDE
-            return True
-        if self._opening.startswith(text):
+    def _answer(self, parts: list[AnswerPart]) -> bool:
+        """Take the text of an answer that has an end, or after which another message may come."""
+        if not self._take_until(self._stops, parts, "text"):
             return False
-        parts.append(AnswerPart("text", text if self._state is _State.AFTER else self._buffer))
-        self._buffer, self._state = "", _State.ANSWER
+        parts.append(MESSAGE_BEGINS)
+        self._state = _State.AFTER
+        return True
+
+    def _take_until(self, stops: Sequence[str], parts: list[AnswerPart], kind: PartKind) -> bool:
+        """Take the text up to the first of these texts, and that too; return whether there is one."""
+        text = self._buffer
+        found = min(((place, stop) for stop in stops if (place := text.find(stop)) >= 0), default=None)
+        place, stop = found or (len(text) - max(overlap(text, stop) for stop in stops), "")
+        if place:
+            parts.append(AnswerPart(kind, text[:place]))
+            if self._implied is not None:
+                self._implied.append(text[:place])
+        self._buffer = text[place + len(stop) :]
+        return found is not None
+
+    def _outside(self, parts: list[AnswerPart]) -> bool:
+        """Take text before the answer, or between two messages."""
+        syntax, text = self._syntax, self._buffer.lstrip()
+        marks = ((syntax.opening, _State.INSIDE), (syntax.lead, _State.ANSWER), (syntax.closing, _State.AFTER))
+        for mark, state in marks:
+            stripped = mark.lstrip()
+            if stripped and text.startswith(stripped):
+                self._buffer, self._state = text[len(stripped) :], state
+                if state is _State.INSIDE:
+                    self._implied = None
+                return True
+        if syntax.tail and self._state is _State.AFTER and text.startswith(syntax.tail):
+            self._buffer = text[len(syntax.tail) :]
+            return True
+        if syntax.has_headers and (header := self._header(text)) is not None:
+            return header
+        expected = (*(mark.lstrip() for mark, _ in marks), syntax.tail if self._state is _State.AFTER else "")
+        if any(each.startswith(text) for each in expected if each):
+            return False
+        if self._implied is not None:
+            self._state = _State.INSIDE
+            return True
+        self._buffer = text if self._state is _State.AFTER else self._buffer
+        self._state = _State.ANSWER
+        if self._stops:
+            return True
+        parts.append(AnswerPart("text", self._buffer))
+        self._buffer = ""
         return False
+
+    def _header(self, text: str) -> bool | None:
+        """Take a message's header; return None if the text does not begin with one."""
+        begins = (_CHANNEL, "to=")
+        if not any(text.startswith(each) or each.startswith(text) for each in begins):
+            return None
+        header, found, rest = text.partition(_MESSAGE)
+        if not found:
+            return None if len(header) > _MOST_HEADER_CHARACTERS else False
+        receiver = re.search(r"to=(?!(?:assistant|user)\b)([^\s<]+)", header)
+        channels = re.findall(r"<\|channel\|>(\w+)", header)
+        self._buffer, self._implied = rest, None
+        self._state = _State.INSIDE if receiver is None and channels[-1:] == ["analysis"] else _State.ANSWER
+        if receiver is not None and receiver[1].startswith("functions."):
+            self._buffer = f"{_CHANNEL}commentary to={receiver[1]} <|constrain|>json{_MESSAGE}{rest}"
+        return True
 
 
 def overlap(text: str, tag: str) -> int:

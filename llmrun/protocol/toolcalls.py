@@ -176,6 +176,12 @@ class CallSplitter:
         is_text = may_be_text and not begins_call and (rest.strip() or not self.n_calls)
         return [AnswerPart("text", rest)] if rest and is_text else []
 
+    def begin_message(self) -> list[AnswerPart]:
+        """Return the remaining parts of a message before another one in the same answer."""
+        parts = self.flush()
+        self._step = self._start
+        return parts
+
     # Each step takes what it can of the buffer, and returns whether there may be more to take.
 
     def _text(self, parts: list[AnswerPart]) -> bool:

@@ -51,6 +51,7 @@ _WORDS = {
     "template": "another chat template",
     "template_variables": "variables of the chat template",
     "thinking": "whether to think",
+    "keep_reasoning": "whether to keep earlier reasoning",
     "reasoning_effort": "how hard to think",
     "thinking_tokens": "how long to think",
 }
@@ -130,14 +131,16 @@ def _extensions(asked: AnswerRequest, owner: str) -> tuple[dict[str, Any], tuple
     takes_grammar = is_llmrun or owner == "llamacpp"
     grammar, is_raw = asked.grammar, asked.prompt is not None
     kind = grammar.kind if grammar else ""
-    switch = {} if asked.thinking is None else {"enable_thinking": asked.thinking}
-    variables = {"chat_template_kwargs": load_json(asked.template_variables) | switch}
+    given = {"enable_thinking": asked.thinking, "preserve_reasoning": asked.keep_reasoning}
+    switches = {name: value for name, value in given.items() if value is not None}
+    variables = {"chat_template_kwargs": load_json(asked.template_variables) | switches}
     # Our name -> (requested, supported by the server, the server's fields).
     table: dict[str, tuple[bool, bool, dict[str, Any]]] = {
         "ignore_eos": (asked.limits.ignores_end, is_local, {"ignore_eos": True}),
         "ban": (bool(asked.limits.ban), is_llmrun, {"ban": list(asked.limits.ban)}),
         "stops_repeats": (asked.stops_repeats, is_llmrun, {"stops_repeats": True}),
         "thinking": (asked.thinking is not None, is_local and not is_raw, variables),
+        "keep_reasoning": (asked.keep_reasoning is not None, takes_grammar and not is_raw, variables),
         "template_variables": (asked.template_variables != "{}", is_local and not is_raw, variables),
         "reasoning_effort": (
             asked.reasoning_effort is not None,

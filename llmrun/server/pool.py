@@ -122,12 +122,15 @@ class Preset(NamedTuple):
     max_tokens: int | None = None
     sampling: Mapping[str, Any] = MappingProxyType({})  # fields of SamplingParams
     loading: Mapping[str, Any] = MappingProxyType({})  # fields of LoadPreferences
+    keep_reasoning: bool | None = None
 
     def apply(self, request: AnswerRequest) -> AnswerRequest:
         if request.limits.max_tokens is None and self.max_tokens is not None:
             request = replace(request, limits=replace(request.limits, max_tokens=self.max_tokens))
         if self.system and request.messages and all(message.role != "system" for message in request.messages):
             request = replace(request, messages=(Message("system", self.system), *request.messages))
+        if request.keep_reasoning is None:
+            request = replace(request, keep_reasoning=self.keep_reasoning)
         return request
 
     def complete(self, preferences: LoadPreferences) -> LoadPreferences:
@@ -144,8 +147,11 @@ class RequestDefaults(NamedTuple):
     template: str | None = None  # chat template of the first model
     reasoning_effort: str | None = None
     preset: Callable[[str], Preset] = lambda model: NO_PRESET
+    keep_reasoning: bool | None = None
 
     def apply(self, request: AnswerRequest, model: str, *, is_first: bool) -> AnswerRequest:
+        if request.keep_reasoning is None:
+            request = replace(request, keep_reasoning=self.keep_reasoning)
         request = self.preset(model).apply(request)
         template = request.template or (self.template if is_first else None)
         if request.thinking is not None or request.reasoning_effort is not None:

@@ -47,7 +47,7 @@ def tell_everything(header: Header) -> None:
     """Ask for every figure and text, as `llmrun show` does."""
     for name in _FACTS:
         getattr(header, name)
-    header.kv_bytes(4096, batch=512)
+    header.cache_bytes(4096, ubatch=512)
     header.special_token("eos")
 
 

@@ -112,7 +112,7 @@ def test_kv_cache_of_a_token(folder: Path, name: str) -> None:
     header = header_of(folder, {"llama.attention.head_count_kv": None, **changes})
     assert header.kv_bytes_per_token() == n_bytes
     assert len(header.kv_layers) == n_layers
-    assert header.kv_bytes(100) == 100 * n_bytes
+    assert header.cache_bytes(100, ubatch=512) == 100 * n_bytes
 
 
 WINDOWS: dict[str, tuple[dict[str, Any], int, int]] = {
@@ -157,9 +157,8 @@ def test_a_window_keeps_only_its_tokens(folder: Path) -> None:
     settings = {"block_count": 2, "embedding_length": 64, "attention__head_count": 4, "attention__head_count_kv": 2}
     header = header_of(folder, model("gemma2", **settings, attention__sliding_window=1000))
     each = 2 * 32 * 2
-    assert header.kv_bytes(8192) == 2 * 8192 * each
-    assert header.kv_bytes(8192, batch=512) == (8192 + 1536) * each  # 1000 + 512, rounded up to 256
-    assert header.kv_bytes(256, batch=512) == 2 * 256 * each
+    assert header.cache_bytes(8192, ubatch=512) == (8192 + 1536) * each  # 1000 + 512, rounded up to 256
+    assert header.cache_bytes(256, ubatch=512) == 2 * 256 * each
 
 
 STATES: dict[str, tuple[dict[str, Any], int]] = {

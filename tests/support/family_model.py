@@ -14,7 +14,7 @@ from support.gguf_writer import TensorSpec, gguf, runnable_metadata
 
 # In the order in which one is looked for. Where models end an answer; most have another one after a call.
 ENDS = (
-    "<|im_end|>", "<|eot_id|>", "<|END_OF_TURN_TOKEN|>", "<|end_of_msg|>", "<|message_sep|>", "<end_of_sentence>",
+    "<|im_end|>", "<|eot_id|>", "<|END_OF_TURN_TOKEN|>", "<|end_of_msg|>", "<end_of_sentence>",
     "[e~[", "<seed:eos>", "<|assistant_end|>", "<end_of_turn>", "<turn|>", "<|tool_response>", "<|end_of_text|>",
     "<|role_end|>", "<｜hy_eos:opensource｜>", "<｜end▁of▁sentence｜>", "<SPECIAL_12>", "<|return|>", "<|call|>",
     "<|eot|>", "</assistant>", "<|observation|>", "<|user|>", "<sep>", "<|end|>", "</s>",
@@ -31,7 +31,9 @@ def control_texts(template: str) -> list[str]:
     return sorted({*_CONTROL.findall(template)} - {"<s>", "</s>"})
 
 
-def write_family_model(path: Path, control: Iterable[str], ends: Iterable[str], *, n_ctx: int = 16_384) -> Path:
+def write_family_model(
+    path: Path, control: Iterable[str], ends: Iterable[str], *, template: str = "", n_ctx: int = 16_384
+) -> Path:
     """Write the model; weights are the same every time.
 
     Args:
@@ -49,7 +51,7 @@ def write_family_model(path: Path, control: Iterable[str], ends: Iterable[str], 
         "llama.attention.head_count_kv": 1, "llama.rope.dimension_count": _HEAD, "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types,
         "tokenizer.ggml.merges": [" ".join(_BLANK_LINE)], "tokenizer.ggml.scores": None,
-        "tokenizer.ggml.bos_token_id": 0, "tokenizer.ggml.eos_token_id": 1,
+        "tokenizer.chat_template": template or None, "tokenizer.ggml.bos_token_id": 0, "tokenizer.ggml.eos_token_id": 1,
         **{f"tokenizer.ggml.{name}_token_id": number for name, number in zip(names, numbers, strict=False)},
     }  # fmt: skip
     shapes = {"token_embd.weight": (_WIDTH, len(tokens)), "output_norm.weight": (_WIDTH,)}

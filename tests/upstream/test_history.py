@@ -44,12 +44,12 @@ CLIENTS: dict[str, Callable[[Message], Message]] = {
     "no reasoning": without_reasoning,
     "other JSON": lambda message: with_other_json(without_reasoning(message)),
 }
-NEW_TEXT = 160
+NEW_TEXT = 200
 """Most tokens of a result or a question in a vocabulary of bytes, with the template's text around it."""
 REPEATS = ("CohereForAI-c4ai-command-r-plus-tool_use",)
 """Templates that write the same instructions at the end of each prompt only; there, the template's own form holds."""
 BLANK_LINES = ("llama-cpp-rwkv-world",)
-MOVES = ("mistralai-Mistral-Nemo-Instruct-2407",)
+MOVES = ("mistralai-Mistral-Nemo-Instruct-2407", "Mistral-Small-3.2-24B-Instruct-2506")
 """Templates that write the tools before the last question, so that they are new with each question."""
 
 
@@ -57,6 +57,8 @@ def _ends(template: ChatTemplate) -> Sequence[str]:
     """Return the texts that end an answer and a call; they are not in the template, but in the model's file."""
     if HARMONY_FINAL in template.source:
         return "<|return|>", "<|call|>"
+    if "'User: '" in template.source:  # RWKV's
+        return ("\n\n",)
     call = Message("assistant", "", (ToolCall("call00001", "list_files", f'{{"path": "{ANSWER}"}}'),))
     answers = (
         (Message("assistant", ANSWER), Message("user", NEXT)),
@@ -68,7 +70,7 @@ def _ends(template: ChatTemplate) -> Sequence[str]:
         prompt = "".join(part.text for part in parts if isinstance(part, Part))
         between = prompt.rpartition(ANSWER)[2].partition(NEXT)[0]
         found |= dict.fromkeys(min(((between.find(end), end) for end in ENDS if end in between), default=())[1:])
-    return (*found,) or ("\n\n",)
+    return (*found,) or ("</s>",)
 
 
 def _loop(file: Path, model: Path, change: Callable[[Message], Message]) -> list[Answered]:
@@ -88,7 +90,6 @@ def _loop(file: Path, model: Path, change: Callable[[Message], Message]) -> list
         budget = {"thinking": False} if file.stem in BLANK_LINES else {"thinking_tokens": 6}
         for _ in range(2):
             ask(tool_choice="required", parallel_calls=False, sampling=talk.without_blanks, **budget)
-            assert len(answers[-1].message.tool_calls) == 1, answers[-1]
         ask(says=says, thinks="Hm, so.", **budget)
         messages.append(Message("user", "And in Oslo?"))
         ask(says=says, thinks="Hm.", **budget)
@@ -105,6 +106,8 @@ def test_each_request_computes_only_what_is_new(tmp_path: Path) -> None:
         for client, change in CLIENTS.items():
             answers = _loop(file, model, change)
             row = [str(answers[0].computed)]
+            if [len(each.message.tool_calls) for each in answers] != [1, 1, 0, 0]:
+                failed.append(f"{file.stem}, {client}: a forced call is not there")
             for number, (before, answered) in enumerate(itertools.pairwise(answers)):
                 stands = answered.prompt[: len(before.standing)] == before.standing
                 n_new = len(answered.prompt) - len(before.standing)

@@ -15,6 +15,7 @@ from llmrun.engine.prompt.thinking import ReasoningStage, ReasoningTracker, Tags
 if TYPE_CHECKING:
     from llmrun.engine.llama.base import Vocabulary
 
+_MAX_MASKS = 32  # of a vocabulary: two for each syntax
 _MAX_BLANKS = 2  # tokens between reasoning and answer
 
 
@@ -142,5 +143,7 @@ def unconstrained_mask(
     masks = _masks.setdefault(tokens, {})
     key = closing, may_end, may_close
     if key not in masks:
+        while len(masks) >= _MAX_MASKS:
+            del masks[next(iter(masks))]
         masks[key] = UnconstrainedMask(tokens, closing, may_end=may_end, may_close=may_close)
     return masks[key]

@@ -283,9 +283,9 @@ class Engine:
         return mixed_tokens(self._rate, waiting, 0 if self._context.unified else PIECE + len(self._active))
 
     def _can_run(self) -> bool:
-        """Return whether all sequences decode, in a context whose last tokens can be cut."""
+        """Return whether all sequences decode, past their planned checkpoints, and their last tokens can be cut."""
         context, active = self._context, self._active
-        if self._suspects or self._exclusive or not context.cuts or context.has_checkpoints:
+        if self._suspects or self._exclusive or not context.cuts:
             return False
         if self._drafts != self._drafts_requested or len(active) > context.n_batch:
             return False

@@ -290,6 +290,7 @@ def logit_biases(params: SamplingParams, vocabulary: Vocabulary) -> list[tuple[i
 
 # Searching a whole vocabulary takes tenths of a second; the next request mostly has the same breakers.
 _cache: WeakKeyDictionary[Vocabulary, dict[str, list[list[int]]]] = WeakKeyDictionary()
+_MAX_CACHED = 1 << 20  # token sequences of all breakers of a vocabulary; a short one has tens of thousands
 
 
 def dry_breaker_tokens(breakers: Sequence[str], vocabulary: Vocabulary) -> list[list[int]]:
@@ -300,7 +301,8 @@ def dry_breaker_tokens(breakers: Sequence[str], vocabulary: Vocabulary) -> list[
     a UTF-8 character is left out.
     """
     cached = _cache.setdefault(vocabulary, {})
-    missing = [breaker for breaker in dict.fromkeys(breakers) if breaker and breaker not in cached]
+    wanted = [breaker for breaker in dict.fromkeys(breakers) if breaker]
+    missing = [breaker for breaker in wanted if breaker not in cached]
     if missing:
         words = [vocabulary.piece(token) for token in range(vocabulary.n_tokens)]
         by_last_byte = defaultdict[int, list[int]](list)
@@ -309,7 +311,12 @@ def dry_breaker_tokens(breakers: Sequence[str], vocabulary: Vocabulary) -> list[
                 by_last_byte[word[-1]].append(token)
         for breaker in missing:
             cached[breaker] = _breaker_tokens(breaker, words, by_last_byte, vocabulary)
-    return [tokens for breaker in breakers if breaker for tokens in cached[breaker]]
+    for breaker in wanted:  # the latest ones stay
+        cached[breaker] = cached.pop(breaker)
+    found = [tokens for breaker in breakers if breaker for tokens in cached[breaker]]
+    while sum(map(len, cached.values())) > _MAX_CACHED:
+        del cached[next(iter(cached))]
+    return found
 
 
 def _breaker_tokens(

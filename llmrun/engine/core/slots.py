@@ -280,7 +280,7 @@ class Slots:
     @contextmanager
     def emptied(self, slot: int) -> Iterator[bool]:
         """Empty a slot until the context ends; yield False, and do nothing, if it could not be restored."""
-        tokens, state = self.cached[slot][:], bytearray()
+        tokens, state, checkpoints = self.cached[slot][:], bytearray(), self.checkpoints.of(slot)
         if tokens:
             state = self._context.state(slot)
             if not state or self.budget.is_shared(slot, 0):
@@ -292,6 +292,7 @@ class Slots:
         finally:
             if tokens and self._context.set_state(slot, state, len(tokens)):
                 self.append(slot, tokens)
+                self.checkpoints.put(slot, checkpoints)
 
     def _choose(self, tokens: list[int], salt: str) -> tuple[int, bool]:
         """Return an idle slot for a prompt, and whether a prefix was copied into it from another slot."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import struct
 import threading
 import zlib
@@ -23,14 +24,16 @@ from typing import BinaryIO, NamedTuple
 from llmrun.engine.core.prefix import common_prefix
 
 _MAGIC = b"LLMRUNKV"
-_VERSION = 3
+_VERSION = 4
 # Magic, version, bytes of the key, tokens, checkpoints, bytes of the turns, bytes of state and checkpoints, CRC-32 of
 # what stands before the state, CRC-32 of all.
 _HEAD = struct.Struct("<8sIIQQQQII")
 _CHECKPOINT = struct.Struct("<QQ")  # tokens, bytes
 _TOKEN_BYTES = array("i").itemsize
 _SUFFIX, _UNFINISHED = ".kv", ".tmp"
-_SAMPLE_BYTES = 1 << 20
+_PIECE_BYTES = 1 << 22
+_HASHES = "hashes"  # folder of the model files' hashes
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _MIN_NEW = 256  # tokens that are not on disk yet, for the saver
 _MAX_REMEMBERED = 64  # saved states
 _MAX_QUEUED = 2  # states: they take as much memory as their cells
@@ -71,19 +74,29 @@ class KVStore:
 
     Args:
         folder: of all models' states; created when the first one is saved.
-        key: everything a state depends on: the model, llama.cpp's build, the type of the KV cache.
+        key: everything a state depends on, see StateKey.
         cap_bytes: maximum size of all models' states together; the least recently used ones are deleted first.
 
     Attributes:
         turns_of: returns what is to be saved with the state of these tokens about the turns of their conversation.
     """
 
-    def __init__(self, folder: Path, key: str, cap_bytes: int) -> None:
+    def __init__(self, folder: Path, key: str | StateKey, cap_bytes: int) -> None:
         self.turns_of: Callable[[list[int]], bytes] = lambda tokens: b""
-        self._root = folder
-        self._folder = folder / hashlib.sha256(key.encode()).hexdigest()[:16]
-        self._key = key.encode()
-        self._cap = cap_bytes
+        self._root, self._cap = folder, cap_bytes
+        self._state_key = key if isinstance(key, StateKey) else StateKey(folder, (), key)
+        self._folder, self._key = folder, b""
+        # Indexes of the files that were opened, by name, inode and bytes: a file is replaced, never changed.
+        self._opened: dict[tuple[str, int, int], _Index | None] = {}
+        self._is_known = False
+        self._is_open()
+
+    def _is_open(self) -> bool:
+        """Return whether the key is known; before, the model has no states, since each was saved under its key."""
+        if not self._is_known and (key := self._state_key.known()) is not None:
+            self._folder = self._root / hashlib.sha256(key.encode()).hexdigest()[:16]
+            self._key, self._is_known = key.encode(), True
+        return self._is_known
 
     def find(self, prompt: list[int], *, longer_than: int, cuts: bool = True) -> SavedState | None:
         """Return the state with the longest prefix of a prompt, if it is longer than this.
@@ -108,9 +121,13 @@ class KVStore:
     ) -> int:
         """Write a state and delete those of its prefixes; return its bytes, 0 if it is larger than the limit.
 
+        The first time, the model's files are hashed, which takes a second for each few gigabytes.
+
         Raises:
-            OSError: the file can't be written; no part of it remains.
+            OSError: the file can't be written; no part of it remains. Or a model file was changed since it was loaded.
         """
+        self._state_key.compute()
+        self._is_open()
         sizes = tuple((length, len(each)) for length, each in checkpoints)
         described = self._key, *_Index(array("i", tokens), sizes, self.turns_of(tokens), 0).head
         content = state, *(each for _, each in checkpoints)
@@ -142,9 +159,17 @@ class KVStore:
 
     def _indexes(self) -> Iterator[tuple[Path, _Index]]:
         """Yield this model's files."""
-        for path in sorted(self._folder.glob("*" + _SUFFIX)):
-            with contextlib.suppress(OSError), path.open("rb") as file:
-                index = self._open(file)
+        before, self._opened = self._opened, {}
+        for path in sorted(self._folder.glob("*" + _SUFFIX)) if self._is_open() else ():
+            with contextlib.suppress(OSError):
+                status = path.stat()
+                identity = path.name, status.st_ino, status.st_size
+                if identity in before:
+                    index = before[identity]
+                else:
+                    with path.open("rb") as file:
+                        index = self._open(file)
+                self._opened[identity] = index
                 if index is not None:
                     yield path, index
 
@@ -194,6 +219,68 @@ class KVStore:
             used -= size
 
 
+class StateKey:
+    """Everything that a model's states depend on: hashes of all its files, and whatever else changes their meaning.
+
+    Hashing takes seconds, so it waits for the first state to save, and is remembered by the identity of the file. A
+    file of the hub's cache has its hash as its name.
+
+    Args:
+        folder: of all states, which remembers hashes too.
+        files: of the model and its adapters, as they are when it is loaded.
+        rest: the engine's build, types, adapter scales and the like.
+    """
+
+    def __init__(self, folder: Path, files: Sequence[Path], rest: str) -> None:
+        self._folder, self._rest = folder / _HASHES, rest
+        self._files = [(path, _identity(path)) for path in files]
+        self._hashes: dict[str, str] = {}  # by identity
+
+    def known(self) -> str | None:
+        """Return the key; None if a file was never hashed."""
+        hashes = [self._known(path, identity) for path, identity in self._files]
+        return None if None in hashes else " ".join((*filter(None, hashes), self._rest))
+
+    def compute(self) -> None:
+        """Hash the files that were never hashed.
+
+        Raises:
+            OSError: a file can't be read, or was changed since it was loaded.
+        """
+        for path, identity in self._files:
+            if self._known(path, identity) is not None:
+                continue
+            digest = hashlib.sha256()
+            with path.open("rb") as file:
+                while piece := file.read(_PIECE_BYTES):
+                    digest.update(piece)
+            if _identity(path) != identity:
+                raise OSError(f"{path} was changed since it was loaded")
+            self._hashes[identity] = digest.hexdigest()
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with contextlib.suppress(OSError):
+                _write(self._remembered(identity), (digest.hexdigest().encode(),))
+
+    def _known(self, path: Path, identity: str) -> str | None:
+        name = path.resolve().name
+        if _SHA256.fullmatch(name):
+            return name
+        if identity not in self._hashes:
+            with contextlib.suppress(OSError, ValueError):
+                text = self._remembered(identity).read_text(encoding="ascii")
+                if _SHA256.fullmatch(text):
+                    self._hashes[identity] = text
+        return self._hashes.get(identity)
+
+    def _remembered(self, identity: str) -> Path:
+        return self._folder / (hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:32] + _SUFFIX)
+
+
+def _identity(path: Path) -> str:
+    status = path.stat()
+    return f"{path.resolve()} {status.st_ino} {status.st_size} {status.st_mtime_ns}"
+
+
 class StateSaver:
     """A background thread that writes states into a store, so that the loop does not wait for files."""
 
@@ -237,21 +324,6 @@ class StateSaver:
             self._queue.task_done()
 
 
-def model_key(path: Path) -> str:
-    """Return a key of a model file, made of its size and samples of its bytes, so that not all of it is read.
-
-    Raises:
-        OSError: the file can't be read.
-    """
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        for start in (0, size // 2, max(0, size - _SAMPLE_BYTES)):
-            file.seek(start)
-            digest.update(file.read(_SAMPLE_BYTES))
-    return f"{size}-{digest.hexdigest()}"
-
-
 def _split(content: bytes, index: _Index) -> tuple[tuple[int, bytes], ...]:
     """Return the checkpoints, whose bytes lie one after another."""
     found, start = [], 0
@@ -275,7 +347,7 @@ def _checksum(*parts: bytes | bytearray) -> int:
 
 
 def _write(target: Path, parts: Sequence[bytes | bytearray]) -> None:
-    temporary = target.with_name(f"{target.stem}.{os.getpid()}{_UNFINISHED}")
+    temporary = target.with_name(f"{target.stem}.{threading.get_ident()}.{os.getpid()}{_UNFINISHED}")
     try:
         # Not fsynced: after a power loss the checksum is wrong, and the state is computed again.
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:

@@ -17,7 +17,7 @@ from llmrun.engine.jobs.beam_search import BeamSearch, Hypothesis, Node
 from llmrun.engine.llama.base import Aborted, CacheFull, Entry, Vocabulary
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.loaded import LoadedModel
-from llmrun.engine.prompt.thinking import lead_in, opens, thinking_tags
+from llmrun.engine.prompt.thinking import lead_in, opens
 from llmrun.errors import CancelledError, ContextOverflowError, OutOfMemoryError, UsageError
 from llmrun.protocol.jobs.beams import ROOT, BeamAnswer, BeamsFound, BeamStep, SearchBeams, TreeNode
 from llmrun.protocol.messages import AnswerRequest, Generate
@@ -82,11 +82,11 @@ def _prompt(loaded: LoadedModel, request: AnswerRequest) -> list[int]:
     if images is not None:
         raise UsageError("--beams does not support images", hint="leave out --beams, or --image")
     if request.grammar is not None and request.prompt is None:
-        tags = thinking_tags(request.template) or loaded.preparer.thinking_tags
-        if tags is not None and opens(text, tags):
+        reasoning = loaded.preparer.reasoning(request)
+        if reasoning is not None and opens(text, reasoning):
             reason = "this model's answers begin with reasoning, which no grammar describes"
             raise UsageError("--beams can't be combined with a grammar for this model", why=reason)
-        tokens += loaded.weights.vocabulary.tokenize(lead_in(tags, thinks=False), special=True)
+        tokens += loaded.weights.vocabulary.tokenize(lead_in(reasoning, thinks=False), special=True)
     return tokens
 
 

@@ -23,5 +23,7 @@ def context_parameters(llama: Any, load: Load) -> Any:
     params.n_threads = load.threads
     params.n_threads_batch = load.threads_batch or load.threads
     params.flash_attn_type = _FLASH_ATTENTION[load.flash_attention]
+    # A sliding window caches its own tokens only, as in llama.cpp's tools; checkpoints.py has what a cut prompt needs.
+    params.swa_full = False
     params.type_k, params.type_v = KV_TYPES[load.kv_type_k], KV_TYPES[load.kv_type_v]
     return params

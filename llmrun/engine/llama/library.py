@@ -12,12 +12,14 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from llmrun.engine.llama.submodules import import_submodule, package_folder
 from llmrun.errors import LlmrunError
 
 VERSION = "0.3.36"
+_LIBRARY = re.compile(r"(llama|ggml)[^/]*\.(so|dylib|dll)")
 # sizeof of structs passed by value, on 64-bit machines; another layout would corrupt memory silently.
 _SIZES = {"llama_model_params": 80, "llama_context_params": 160, "llama_batch": 56}
 _CPU_DEVICE = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
@@ -48,6 +50,15 @@ def import_llama() -> Any:
         if ctypes.sizeof(getattr(llama, struct)) != size:
             raise LlmrunError(f"{struct} of llama-cpp-python has an unexpected size on this platform")
     return llama
+
+
+@functools.cache
+def build() -> str:
+    """Return what identifies the build of llama.cpp that is in use: its version, and its libraries' sizes and times."""
+    folder = Path(import_llama()._lib._name).parent
+    libraries = sorted(path for path in folder.iterdir() if path.is_file() and _LIBRARY.search(path.name))
+    stats = (path.stat() for path in libraries)
+    return " ".join((VERSION, *(f"{each.st_size}-{each.st_mtime_ns}" for each in stats)))
 
 
 def import_mtmd() -> Any:

@@ -364,66 +364,73 @@ def begin_alike(*renders: Render) -> bool:
     return False
 
 
-class AnswerEnd(NamedTuple):
-    """The text of a chat template after what a client sees of an answer."""
-
-    closing: str  # what the model has written too, before its end token
-    following: str  # what the template must write next: an end token, or else all up to the next message's text
-
-
-def end_of_answer(
-    messages: Sequence[Message], n_messages: int, render: Render, ends: Collection[str]
-) -> AnswerEnd | None:
-    """Return the end of an answer as a chat template writes it in a short conversation.
-
-    Args:
-        messages: a conversation, whose answer is the last one of the first `n_messages`.
-        render: returns the prompt of a trial.
-        ends: the texts of end tokens.
-
-    Returns:
-        None if there is no end token after a call, or if the template writes more after a prompt than in later prompts
-        after the same messages: those instructions would stand there again and again.
-    """
-    answer, following = _marked(messages[n_messages - 1]), messages[n_messages:]
-    n_results = next((index for index, each in enumerate(following) if each.role != "tool"), len(following))
-    after = [replace(each, content=_NEXT_MARKER, pictures=()) for each in following[: max(1, n_results)]]
-    try:
-        open_prompt, prompt = _text(render([_QUESTION])), _text(render([_QUESTION, answer, *after]))
-    except BadTemplateError:
-        return None
-    opening = open_prompt.rpartition(_QUESTION.content)[2]
-    before, found, rest = prompt.rpartition(_MARKER)
-    same = len(commonprefix([opening, before.rpartition(_QUESTION.content)[2]]))  # noqa: RUF071 - of texts
-    if not found or len(opening) - same > _MAX_OPENING:
-        return None
-    between = rest.partition(_NEXT_MARKER)[0]
-    at, end = min(((between.find(text), text) for text in ends if text in between), default=(0, ""))
-    if not end:
-        return None if answer.tool_calls else AnswerEnd("", between)
-    return AnswerEnd(between[:at], end)
-
-
 def after_answer(
-    messages: Sequence[Message], n_messages: int, render: Render, end: AnswerEnd
+    messages: Sequence[Message], n_messages: int, trial: Render, render: Render, ends: Collection[str], written: str
 ) -> list[Part | Image] | None:
     """Return the parts of a prompt after an answer, which begin with the text that ends it.
 
-    The conversation is rendered with a marker as the answer's text, or in its last call.
+    The conversation is rendered with a marker as the answer's text, or in its last call. How the text after the marker
+    begins is shown by other renderings in which the next messages are marked too.
 
     Args:
-        n_messages: the answer is the last one of these first messages.
+        messages: the answer is the last one of the first `n_messages`.
+        trial: returns the prompt of a short conversation.
+        render: returns the prompt of the whole conversation.
+        ends: the texts of end tokens.
+        written: the last text of the answer's tokens, without its end token.
 
     Returns:
-        None if the answer does not end in this way.
+        None if the end of the answer can't be told for certain.
     """
-    if any(_MARKER in text for message in messages for text in message.texts):
+    if any(_MARKER in text or _NEXT_MARKER in text for message in messages for text in message.texts):
         return None
-    answer = _marked(messages[n_messages - 1])
-    rest = _after(_MARKER, render([*messages[: n_messages - 1], answer, *messages[n_messages:]]))
-    if rest is None or not _text(rest).startswith(end.closing + end.following):
+    before, answer, following = messages[: n_messages - 1], _marked(messages[n_messages - 1]), messages[n_messages:]
+    n_results = next((index for index, each in enumerate(following) if each.role != "tool"), len(following))
+    marked = [replace(each, content=_NEXT_MARKER, pictures=()) for each in following[: max(1, n_results)]]
+    with suppress(BadTemplateError):
+        short = _text(trial([_QUESTION, answer, *marked]))
+        if _repeats(_text(trial([_QUESTION])), short):
+            return None
+        rest = _after(_MARKER, render([*before, answer, *following]))
+        if rest is None:
+            return None
+        written = written if answer.tool_calls else ""
+        end = _end_of_answer(short, ends, written, _text(rest))
+        if end is None:
+            whole = _text(render([*before, answer, *marked, *following[len(marked) :]]))
+            end = _end_of_answer(whole, ends, written, _text(rest))
+        return _without(end, rest) if end is not None else None
+    return None
+
+
+def _repeats(open_prompt: str, prompt: str) -> bool:
+    """Return whether a template ends a prompt with text that it leaves out once the answer is there.
+
+    In later prompts, those instructions would stand again and again.
+    """
+    opening = open_prompt.rpartition(_QUESTION.content)[2]
+    later = prompt.rpartition(_MARKER)[0].rpartition(_QUESTION.content)[2]
+    return len(opening) - len(commonprefix([opening, later])) > _MAX_OPENING  # noqa: RUF071 - of texts
+
+
+def _end_of_answer(prompt: str, ends: Collection[str], written: str, rest: str) -> str | None:
+    """Return what follows the marker of an answer up to its end; None if that is not certain.
+
+    Args:
+        prompt: with a marked answer and marked messages after it.
+        written: the last text of an answer that ends with a call.
+        rest: of the real prompt after the answer's marker; it must begin alike.
+    """
+    before, _, after = prompt.rpartition(_MARKER)
+    between = after.partition(_NEXT_MARKER)[0]
+    at, end = min(((between.find(text), text) for text in ends if text in between), default=(0, ""))
+    if not before or _NEXT_MARKER in before or not rest.startswith(between[:at] + end if end else between):
         return None
-    return _without(end.closing, rest)
+    if end or not written:
+        return between[:at]
+    # Without an end token after the call, the template goes on where the model did; the marker's quotes are its own.
+    closings = (between[:size] for size in range(len(between), 0, -1))
+    return next((each for each in closings if (bare := each.lstrip('"')) and written.endswith(bare)), None)
 
 
 def _text(parts: Sequence[Part | Image]) -> str:

@@ -42,10 +42,7 @@ def make_environment() -> Any:
     environment.tests["none"] = lambda value: value is None or isinstance(value, runtime.Undefined)
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
-    # Older names of the date and of an empty list of tools, as in llama.cpp.
-    environment.globals["date_string"] = _strftime_now("%d %b %Y")
-    environment.globals["datetime"] = _strftime_now("%b %d %Y")
-    environment.globals["functions"] = ""
+    environment.globals["functions"] = ""  # an older name of an empty list of tools, as in llama.cpp
     del environment.globals["lipsum"]  # generates unlimited text
     return environment
 
@@ -64,6 +61,23 @@ def _lenient(runtime: Any) -> Any:
             return other if isinstance(other, str) else super().__radd__(other)
 
     return Undefined
+
+
+def dates() -> dict[str, str]:
+    """Return the variables that older templates have for today's date, as in llama.cpp."""
+    return {"date_string": _strftime_now("%d %b %Y"), "datetime": _strftime_now("%b %d %Y")}
+
+
+def undeclared_variables(source: str) -> dict[str, tuple[Any, ...]]:
+    """Return the variables that a template reads without setting them: the texts it compares each with, or booleans."""
+    meta, nodes = import_submodule("jinja2", "meta"), import_submodule("jinja2", "nodes")
+    tree = make_environment().parse(source)
+    texts: dict[str, list[str]] = {name: [] for name in sorted(meta.find_undeclared_variables(tree))}
+    for node in tree.find_all(nodes.Compare):
+        named = texts.get(getattr(node.expr, "name", ""), [])
+        values = (getattr(operand.expr, "value", None) for operand in node.ops if operand.op == "eq")
+        named += [value for value in values if isinstance(value, str)]
+    return {name: (*dict.fromkeys(values),) or (True, False) for name, values in texts.items()}
 
 
 def _sandbox(sandbox: Any) -> Any:

@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
 from itertools import groupby
 from os.path import commonprefix
@@ -23,7 +22,8 @@ from typing import Any, NamedTuple, TypeVar
 from llmrun.engine.prompt.call_syntax import find_syntax, for_vocabulary, syntax_by_vocabulary
 from llmrun.engine.prompt.conversation import TemplateRules, fit
 from llmrun.engine.prompt.images import with_placeholders
-from llmrun.engine.prompt.sandbox import REFUSES, make_environment, one_line
+from llmrun.engine.prompt.sandbox import REFUSES, dates, make_environment, one_line, undeclared_variables
+from llmrun.engine.prompt.thinking import find_reasoning
 from llmrun.engine.prompt.tools import (
     PROBE_TOOL,
     ToolForm,
@@ -41,6 +41,7 @@ from llmrun.engine.prompt.tools import (
 from llmrun.errors import BadTemplateError, UsageError
 from llmrun.protocol.arguments import EFFORTS
 from llmrun.protocol.messages import Image, Message, Rewriting, Tool
+from llmrun.protocol.reasoning import ReasoningSyntax
 from llmrun.protocol.rendering import characters, rendering_share
 from llmrun.protocol.toolcalls import HARMONY, HARMONY_AS_TOLD, HERMES, CallSyntax
 
@@ -55,11 +56,7 @@ _POLL_SECONDS = 0.02  # between two checks of the memory
 
 _FAILS = "the chat template fails"
 _PROBE_TEXT = "Is this said?"
-# What every template is given, or decides something else than what stays of earlier reasoning.
-_VARIABLES = frozenset({
-    "messages", "tools", "documents", "bos_token", "eos_token", "add_generation_prompt", "enable_thinking", "thinking",
-    "reasoning_effort", "functions", "date_string", "datetime",
-})  # fmt: skip
+_QUESTION, _REASONED = Message("user", "Is it?"), Message("assistant", "It is.", reasoning=_PROBE_TEXT)
 _OTHER_TEMPLATE = "choose another template with --template"
 
 NAMED = {
@@ -126,8 +123,7 @@ class ChatTemplate:
         self._efforts: dict[str, str | None] = {}
         self._reported: set[Rewriting] = set()
         # Limited here too, because Jinja evaluates constant expressions when it compiles.
-        self._environment = make_environment()
-        self._template = _limited(lambda: self._environment.from_string(source), RenderLimits.of(()))
+        self._template = _limited(lambda: make_environment().from_string(source), RenderLimits.of(()))
 
     @cached_property
     def syntax(self) -> CallSyntax:
@@ -144,6 +140,15 @@ class ChatTemplate:
             return HARMONY
         found = found or syntax_by_vocabulary(self._control_texts, self.source) or HERMES
         return for_vocabulary(found, self._control_texts, self._ends)
+
+    @cached_property
+    def reasoning(self) -> ReasoningSyntax | None:
+        """The syntax of the model's reasoning; None if it does not reason."""
+        return find_reasoning(self.source, self._reasoning_trial, self._control_texts)
+
+    def _reasoning_trial(self, messages: Sequence[Message], thinking: bool | None, begins: bool) -> str:
+        options = {} if thinking is None else {"enable_thinking": thinking, "thinking": thinking}
+        return self._trial(options | self._variables(messages, (), str), begins=begins)
 
     @cached_property
     def _support(self) -> ToolSupport:
@@ -180,31 +185,6 @@ class ChatTemplate:
         prompt = self._trial(listed)
         return _PROBE_TEXT in prompt and "type" not in prompt  # else the template prints the part as data
 
-    @cached_property
-    def _reasoning_switch(self) -> dict[str, bool]:
-        """The variable that makes the template keep the reasoning before the last question; none if it has none."""
-        question = Message("user", "Is it?")
-        answer = Message("assistant", "It is.", reasoning=_PROBE_TEXT)
-        variables = self._variables((question, answer, question), (), str) | {"enable_thinking": True, "thinking": True}
-        if _PROBE_TEXT in self._trial(variables):
-            return {}
-        without = {**variables, **self._variables((question, replace(answer, reasoning=""), question), (), str)}
-        unchanged = self._trial(without)
-        for name in sorted(self._undeclared - _VARIABLES, key=lambda name: not re.search("think|reason", name)):
-            for value in (True, False):
-                keeps = _PROBE_TEXT in self._trial({**variables, name: value})
-                # What says nothing of reasoning may change more.
-                if keeps and (re.search("think|reason", name) or self._trial({**without, name: value}) == unchanged):
-                    return {name: value}
-        return {}
-
-    @cached_property
-    def _undeclared(self) -> frozenset[str]:
-        """The variables that the template expects from outside."""
-        from jinja2 import meta
-
-        return frozenset(meta.find_undeclared_variables(self._environment.parse(self.source)))
-
     def _known_effort(self, effort: str) -> str | None:
         """Return the nearest reasoning effort that the template knows; None if it knows none."""
         if effort not in self._efforts:
@@ -221,6 +201,28 @@ class ChatTemplate:
         known.sort(key=lambda each: abs(EFFORTS.index(each) - EFFORTS.index(effort)))
         variables = {"messages": [{"role": "user", "content": _PROBE_TEXT}]}
         return next((each for each in known if self._trial(variables | {"reasoning_effort": each})), None)
+
+    @cached_property
+    def _reasoning_switch(self) -> tuple[str, Any, Any] | None:
+        """The variable that decides about reasoning of earlier turns: its name, values that keep it and leave it out.
+
+        Only variables with a telling name are tried: others show reasoning for other reasons, such as training. One
+        that changes the first prompt too, such as thinking_mode, is more than that.
+        """
+        question, answer = (message_data(message, str) for message in (_QUESTION, _REASONED))
+        conversation = [question, answer, question, answer | {"content": "It is still."}, question]
+        for name, values in undeclared_variables(self.source).items():
+            for thinking in (True, False) if "think" in name or "reason" in name else ():
+                options = {"enable_thinking": thinking, "thinking": thinking}
+                first, later = ({"messages": messages, **options} for messages in ([question], conversation))
+                prompts = {value: self._trial(later | {name: value}) for value in values}
+                kept = [value for value, prompt in prompts.items() if _PROBE_TEXT in prompt]
+                dropped = [value for value, prompt in prompts.items() if prompt and _PROBE_TEXT not in prompt]
+                if name in later or not kept or not dropped:
+                    continue
+                if self._trial(first | {name: kept[0]}) == self._trial(first):
+                    return name, kept[0], dropped[0]
+        return None
 
     @cached_property
     def _rules(self) -> TemplateRules:
@@ -275,8 +277,8 @@ class ChatTemplate:
             thinking: the template's enable_thinking; None leaves it undefined.
             tools: the tools that the model may call.
             effort: the template's reasoning_effort, see EFFORTS; the nearest one that it knows.
-            keep_reasoning: keep the reasoning before the last question, where the template has a switch for it; None
-                keeps it too.
+            keep_reasoning: keep the reasoning of turns before the last question, or leave it out, where the template
+                has a variable for it; None keeps it.
             variables: more variables of the template, a JSON object.
 
         Raises:
@@ -285,9 +287,9 @@ class ChatTemplate:
         options: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking, "thinking": thinking}
         if effort is not None and (known := self._known_effort(effort)):
             options["reasoning_effort"] = known
-        if any(message.reasoning for message in messages) and self._reasoning_switch:
-            keeps = keep_reasoning is not False
-            options |= {name: value is keeps for name, value in self._reasoning_switch.items()}
+        if self._reasoning_switch is not None and any(message.role == "assistant" for message in messages):
+            name, kept, dropped = self._reasoning_switch
+            options[name] = dropped if keep_reasoning is False else kept
         messages, images = with_placeholders(messages)
         given = messages, tools
         limits = RenderLimits.of(*given)
@@ -349,7 +351,7 @@ class ChatTemplate:
         pieces: list[str] = []
         size = 0
         own = {"bos_token": self._bos, "eos_token": self._eos, "add_generation_prompt": begins}
-        for piece in self._template.generate({**variables, **own}):
+        for piece in self._template.generate({**dates(), **variables, **own}):
             size += len(piece)
             if size > max_characters:
                 raise BadTemplateError("the chat template's output is endless")

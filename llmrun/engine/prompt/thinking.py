@@ -1,60 +1,161 @@
-"""The reasoning of an answer: its tags and its token budget. Pure; must not know tokens or models."""
+"""The reasoning of an answer: its syntax, found by trial renderings, and its token budget.
+
+Pure; must not know tokens, models or Jinja.
+"""
 
 from __future__ import annotations
 
 import enum
+import re
+from collections.abc import Callable, Collection, Sequence
+from os.path import commonprefix
 from typing import NamedTuple
 
-# (opening, closing): the model's own pair is in its chat template.
-_KNOWN = (
-    ("<think>", "</think>"),
-    ("[THINK]", "[/THINK]"),
-    ("<seed:think>", "</seed:think>"),
-    ("<thinking>", "</thinking>"),
-    ("<reasoning>", "</reasoning>"),
-    ("<thought>", "</thought>"),
-    ("<|channel>thought\n", "<channel|>"),  # Gemma 4
-)
+from llmrun.protocol.messages import Message
+from llmrun.protocol.reasoning import ReasoningSyntax
 
 Tags = tuple[str, str]
+Render = Callable[[Sequence[Message], bool | None, bool], str]
+"""Renders a conversation, with the template's enable_thinking, and with or without the beginning of the next answer; ""
+if the template refuses it."""
 
-# gpt-oss reasons in one message and answers in the next one, so no template contains the closing text as a whole.
-# If the next message is a call, it is on another channel.
-_HARMONY_FINAL = "<|channel|>final<|message|>"
-_HARMONY_END = "<|end|><|start|>assistant"
-_HARMONY = ("<|channel|>analysis<|message|>", _HARMONY_END + _HARMONY_FINAL)
-_HARMONY_CALLS = (_HARMONY[0], _HARMONY_END)
+# Of templates that leave reasoning out of earlier answers: the tags stand in the template, or in the vocabulary.
+_KNOWN = (
+    ReasoningSyntax("<think>", "</think>"),
+    ReasoningSyntax("[THINK]", "[/THINK]"),
+    ReasoningSyntax("<seed:think>", "</seed:think>"),
+    ReasoningSyntax("<thinking>", "</thinking>"),
+    ReasoningSyntax("<reasoning>", "</reasoning>"),
+    ReasoningSyntax("<thought>", "</thought>"),
+    ReasoningSyntax("<mm:think>", "</mm:think>"),  # MiniMax M3
+    ReasoningSyntax("<|channel>thought", "<channel|>"),  # Gemma 4
+    ReasoningSyntax("<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),  # Command R7B
+    ReasoningSyntax("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
+)
+# By hand, because its headers have several forms, of which templates write one.
+HARMONY = ReasoningSyntax("<|channel|>analysis<|message|>", "<|end|><|start|>assistant", "<|channel|>final<|message|>")
+UNNAMED = _KNOWN[0]
+"""What models write that reason though neither their template nor their vocabulary says so."""
+
+_QUESTION, _ANSWER, _REASONING = Message("user", "Probe question?"), "Probe answer.", "Probe reasoning."
+_MARK = re.compile(r"<[^<>]*>|\[[^\[\]]*\]")
 
 
-def thinking_tags(template: str | None, *, calls: bool = False) -> Tags | None:
-    """Return the tags of the reasoning of a model with this chat template; None if it has none.
+def known_reasoning(template: str | None, control: Collection[str] = ()) -> ReasoningSyntax | None:
+    """Return the syntax of a model whose template or control tokens name the tags; None if it is not known."""
+    if template is None:
+        return None
+    if HARMONY.lead in template:
+        return HARMONY
+    found = next((known for known in _KNOWN if known.closing in template), None)
+    if found is None:
+        return next((known for known in _KNOWN if {known.opening, known.closing} <= {*control}), None)
+    # A template that only cuts answers at the closing tag is of a model that always reasons, as DeepSeek R1's first one.
+    is_implied = found.opening[-1] in ">]" and "think" not in template.lower().replace(found.closing, "")
+    has_frame = found.lead in template
+    return found._replace(is_implied=is_implied, lead=found.lead * has_frame, end=found.end * has_frame)
+
+
+def find_reasoning(template: str, render: Render, control: Collection[str]) -> ReasoningSyntax | None:
+    """Return the syntax of the reasoning of a model with this chat template; None if it has none.
 
     Args:
-        calls: a call in the template's syntax may follow the reasoning.
+        template: its source.
+        control: texts of the vocabulary's control tokens.
     """
-    if template and _HARMONY_FINAL in template:
-        return _HARMONY_CALLS if calls else _HARMONY
-    return next((tags for tags in _KNOWN if template and tags[1] in template), None)
+    if HARMONY.lead in template:
+        return HARMONY
+    rendered = (_rendered(render, thinking) for thinking in (None, True))
+    return next(filter(None, rendered), None) or known_reasoning(template, control)
 
 
-def opens(prompt: str, tags: Tags) -> bool:
+def _rendered(render: Render, thinking: bool | None) -> ReasoningSyntax | None:
+    """Return the syntax that a template writes around the reasoning of an answer; None if it leaves it out."""
+    question, asked = (render((_QUESTION,), thinking, begins) for begins in (False, True))
+    begin = asked[len(commonprefix((question, asked))) :]
+
+    def turn(reasoning: str) -> str:
+        answer = Message("assistant", _ANSWER, reasoning=reasoning)
+        whole = render((_QUESTION, answer), thinking, False)
+        return whole[len(commonprefix((question, whole))) :]
+
+    before, found, rest = turn(_REASONING).partition(_REASONING)
+    between, answered, after = rest.partition(_ANSWER)
+    if not (found and answered and _MARK.search(between)) or "type" in between:  # as data, not as reasoning
+        return None
+    plain = turn("").partition(_ANSWER)[0]
+    opening, words = _opening(before, begin, plain)
+    closing, lead = _closing(between, begin, plain, len(_MARK.findall(opening)))
+    marks = [*_MARK.finditer(after)][: len(_MARK.findall(lead))]
+    size = marks[-1].end() if marks and not (begin.strip() and closing.endswith(begin.strip())) else 0
+    return ReasoningSyntax(opening, closing, lead, after[:size], after[size:].strip() if size else "", words)
+
+
+def _opening(before: str, begin: str, plain: str) -> tuple[str, str]:
+    """Return the text that opens the reasoning, and words of it that the prompt has.
+
+    Args:
+        before: a turn up to its reasoning.
+        begin: what the template writes of the next answer.
+        plain: a turn without reasoning up to its text.
+    """
+    beginning, _, opening = before.partition(begin.strip()) if begin.strip() else ("", "", before)
+    if opening.strip():
+        return opening.strip(), ""
+    words = begin.partition(before.strip())[2] if before.strip() else ""
+    words = "" if _MARK.search(words) else words.lstrip()
+    starts = [match.start() for match in _MARK.finditer(before)]
+    tails = (before[start:].strip() for start in reversed(starts))
+    opening = next((tail for tail in tails if before.count(tail) == 1), before.strip())
+    return "" if plain.rstrip().endswith(opening) else opening, words
+
+
+def _closing(between: str, begin: str, plain: str, n_marks: int) -> tuple[str, str]:
+    """Return the text that closes the reasoning, and the one that precedes the answer.
+
+    Args:
+        between: the text between reasoning and answer.
+        begin, plain: as above.
+        n_marks: how many marks the opening has.
+    """
+    shared = commonprefix((between[::-1], plain[::-1]))[::-1]
+    if shared == between:  # the template writes an empty reasoning
+        marks = [*_MARK.finditer(between)][: max(n_marks, 1)]
+        return between[: marks[-1].end()].strip(), between[marks[-1].end() :].strip()
+    if begin.strip() and begin.strip() in shared:
+        lead = shared.partition(begin.strip())[2]
+    else:
+        start = _MARK.search(shared)
+        lead = shared[start.start() :] if start else ""
+    return between[: len(between) - len(lead)].strip(), lead.strip()
+
+
+def opens(prompt: str, syntax: ReasoningSyntax) -> bool:
     """Return whether a rendered prompt ends with the opening tag, so that the answer begins with reasoning."""
-    opening, closing = tags
-    return prompt.rfind(opening) > prompt.rfind(closing) and prompt.rstrip().endswith(opening)
+    begins = [text.rstrip() for text in (syntax.opening, syntax.words) if text.strip()]
+    text = prompt.rstrip()
+    return any(text.endswith(each) for each in begins) and text.rfind(begins[0]) > text.rfind(syntax.closing)
 
 
-def lead_in(tags: Tags | None, *, thinks: bool) -> str:
-    """Return the answer's header, to which no grammar applies: gpt-oss begins with the channel of its message."""
-    if tags != _HARMONY:
+def constrained_tags(syntax: ReasoningSyntax, *, calls: bool) -> Tags:
+    """Return the texts between which no grammar applies; a grammar of calls describes the text before an answer too."""
+    return syntax.opening, syntax.closing + ("" if calls else syntax.lead)
+
+
+def lead_in(syntax: ReasoningSyntax | None, *, thinks: bool, calls: bool = False) -> str:
+    """Return the beginning of an answer that is a message or several, to whose headers no grammar applies."""
+    if syntax is None or not syntax.has_messages:
         return ""
-    return tags[0] if thinks else _HARMONY_FINAL
+    return syntax.opening if thinks else "" if calls else syntax.lead
 
 
-def end_of_reasoning(prompt: str, tags: Tags | None) -> str:
+def end_of_reasoning(prompt: str, syntax: ReasoningSyntax | None) -> str:
     """Return the text after which the answer itself begins, without reasoning."""
-    if tags is None or tags == _HARMONY:
-        return lead_in(tags, thinks=False)
-    return f"{tags[1]}\n\n" if opens(prompt, tags) else ""
+    if syntax is None:
+        return ""
+    if syntax.lead:
+        return (syntax.closing if opens(prompt, syntax) else "") + syntax.lead
+    return f"{syntax.closing}\n\n" if opens(prompt, syntax) else ""
 
 
 class ReasoningStage(enum.Enum):
@@ -100,11 +201,11 @@ class ThinkingBudget:
         inside: the prompt ends with the opening tag.
     """
 
-    def __init__(self, tags: Tags, inside: bool, max_tokens: int) -> None:
-        self._tags = tags
+    def __init__(self, tags: Sequence[str | bool], inside: bool, max_tokens: int) -> None:
+        self._syntax = ReasoningSyntax(*tags)  # type: ignore[arg-type]
         self._max_tokens = max_tokens
         # Before the first and after each token of the answer: the tracker, and the number of tokens of reasoning.
-        self._states = [(ReasoningTracker.begin(tags, inside=inside), 0)]
+        self._states = [(ReasoningTracker.begin(self._syntax[:2], inside=inside), 0)]
 
     @property
     def is_used_up(self) -> bool:
@@ -115,8 +216,7 @@ class ThinkingBudget:
     @property
     def closing(self) -> str:
         """The text that closes the reasoning."""
-        closing = _HARMONY[1] if self._tags == _HARMONY_CALLS else self._tags[1]
-        return f"\n{closing}\n\n"
+        return f"\n{self._syntax.closing}{self._syntax.lead}\n\n"
 
     def push(self, text: str) -> None:
         """Add the text of the answer's next token."""

@@ -18,9 +18,7 @@ def ignored_fields(fields: Fields, *keys: str) -> tuple[str, ...]:
 def ignored_tools(fields: Fields, *kinds: str) -> tuple[str, ...]:
     """Return the tools of other kinds, e.g. "tools[8].type=web_search"."""
     found = ((each.name("type"), each.text("type")) for each in fields.objects("tools"))
-    return tuple(
-        f"{name}={header_safe(kind[:_MOST_CHARACTERS])}" for name, kind in found if kind and kind not in kinds
-    )
+    return tuple(f"{name}={header_safe(kind[:_MOST_CHARACTERS])}" for name, kind in found if kind and kind not in kinds)
 
 
 def header_safe(path: str) -> str:

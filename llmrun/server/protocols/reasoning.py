@@ -11,6 +11,7 @@ from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.tools import as_json
 
 _OURS = ("messages", "tools", "bos_token", "eos_token", "add_generation_prompt")
+_SWITCHES = ("enable_thinking", "preserve_reasoning")
 _LONGEST_VARIABLES = 64 * 1024
 
 
@@ -32,14 +33,15 @@ def read_reasoning(fields: Fields, effort: str | None = None, thinking: bool | N
     for name in _OURS:
         if name in variables.data:
             raise UsageError(f"{variables.name(name)} can't be set", why="it is made from the request's other fields")
-    switch = variables.flag("enable_thinking")
-    text = as_json({name: value for name, value in variables.data.items() if name != "enable_thinking"})
+    switch, keeps = variables.flag("enable_thinking"), variables.flag("preserve_reasoning")  # llama-server's
+    text = as_json({name: value for name, value in variables.data.items() if name not in _SWITCHES})
     if len(text) > _LONGEST_VARIABLES:
         raise UsageError("chat_template_kwargs is too long", why=f"{_LONGEST_VARIABLES:,} characters at most")
     return {
         "thinking": thinking if switch is None else switch,
         "reasoning_effort": effort,
         "template_variables": text,
+        "keep_reasoning": fields.flag("keep_reasoning") if "keep_reasoning" in fields.data else keeps,
     }
 
 

@@ -171,10 +171,10 @@ def _window(facts: Facts) -> str:
 
 
 def _kv_cache(facts: Facts) -> str:
-    per_token, window = facts.get("kv_bytes_per_token"), facts.get("context_window")
+    per_token, whole_bytes = facts.get("kv_bytes_per_token"), facts.get("kv_bytes")
     if not per_token:
         return ""
-    whole = f", {readable_size(per_token * window)} for the whole context" if window else ""
+    whole = f", {readable_size(whole_bytes)} for the whole context" if whole_bytes else ""
     return f"{readable_size(per_token)} per token{whole} (f16)"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.engine.core.states import KVStore, SavedState, model_key
+from llmrun.engine.core.states import KVStore, SavedState, StateKey
 
 CAP = 1 << 20
 
@@ -132,13 +132,60 @@ def test_what_a_killed_writer_left_goes(store: KVStore, tmp_path: Path) -> None:
     assert (left.exists(), mine.exists()) == (False, True)
 
 
-def test_the_key_of_a_model_tells_contents_apart(tmp_path: Path) -> None:
-    a, b = tmp_path / "a.gguf", tmp_path / "b.gguf"
-    a.write_bytes(bytes(5_000_000))
-    b.write_bytes(bytes(4_999_999) + b"x")
-    copy = tmp_path / "c.gguf"
-    copy.write_bytes(a.read_bytes())
-    assert model_key(a) == model_key(copy) != model_key(b)
+def test_a_key_has_the_hash_of_every_byte_of_every_file(tmp_path: Path) -> None:
+    """Also of those in the middle of a large file, and of a split model's second one."""
+    first, second, states = tmp_path / "a-00001-of-00002.gguf", tmp_path / "a-00002-of-00002.gguf", tmp_path / "states"
+    content = bytearray(random.Random(1).randbytes(6 << 20))
+
+    def key(*, rest: str = "build") -> str | None:
+        found = StateKey(states, (first, second), rest)
+        found.compute()
+        return found.known()
+
+    first.write_bytes(content)
+    second.write_bytes(b"second")
+    original = key()
+    assert original is not None
+    assert key() == original != key(rest="another build")
+    for changed in (first, second):
+        before = changed.read_bytes()
+        middle = len(before) // 3
+        changed.write_bytes(before[:middle] + bytes([before[middle] ^ 1]) + before[middle + 1 :])
+        os.utime(changed, ns=(1, 1))
+        assert key() != original
+        changed.write_bytes(before)
+        assert key() == original
+
+
+def test_until_its_file_was_hashed_a_model_has_no_states(tmp_path: Path) -> None:
+    model, states = tmp_path / "model.gguf", tmp_path / "states"
+    model.write_bytes(b"weights")
+
+    def store() -> KVStore:
+        return KVStore(states, StateKey(states, (model,), "build"), CAP)
+
+    opened = store()
+    assert opened.find([1, 2, 3], longer_than=0) is None
+    opened.save([1, 2, 3], b"state")
+    assert opened.find([1, 2, 3], longer_than=0) == store().find([1, 2, 3], longer_than=0) is not None
+    model.write_bytes(b"Weights")
+    assert store().find([1, 2, 3], longer_than=0) is None
+
+
+def test_a_model_that_was_changed_since_it_was_loaded_saves_nothing(tmp_path: Path) -> None:
+    model, states = tmp_path / "model.gguf", tmp_path / "states"
+    model.write_bytes(b"weights")
+    opened = KVStore(states, StateKey(states, (model,), "build"), CAP)
+    model.write_bytes(b"other weights")
+    with pytest.raises(OSError, match="changed since"):
+        opened.save([1, 2, 3], b"state")
+
+
+def test_a_file_of_the_hubs_cache_is_named_by_its_hash(tmp_path: Path) -> None:
+    blob, link = tmp_path / ("ab" * 32), tmp_path / "model.gguf"
+    blob.write_bytes(b"weights")
+    link.symlink_to(blob)
+    assert StateKey(tmp_path / "states", (link,), "build").known() == f"{blob.name} build"
 
 
 def test_checkpoints_are_saved_with_their_state(store: KVStore) -> None:

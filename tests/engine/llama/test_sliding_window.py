@@ -7,6 +7,7 @@ on from there without them gets other logits, and nothing says so.
 from __future__ import annotations
 
 import ctypes
+import math
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,10 +23,11 @@ from llmrun.convert.job import convert_folder
 from llmrun.engine.core.loop import Engine
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.states import KVStore
+from llmrun.engine.llama.base import RunLimit
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.protocol.loading import Load
-from llmrun.protocol.messages import Failed
+from llmrun.protocol.messages import Failed, TextDelta
 from llmrun.protocol.params import Limits, SamplingParams
 
 WINDOW = 32
@@ -135,6 +137,48 @@ def test_without_the_oldest_turns(model: LlamaModel) -> None:
     with engine(model) as talk:
         context = talk[1]
         logits(talk, tokens(7, 200))
-        assert context.drop(0, 50, 100)
-        assert context.forget(0, 120)
-        assert context.forget(0, 40)
+        has_passed = model.sliding_window > 0
+        assert context.drop(0, 50, 100) is not has_passed
+        assert context.forget(0, 190)
+        assert has_passed or context.forget(0, 40)
+
+
+def test_a_window_decodes_in_native_runs(model: LlamaModel) -> None:
+    """And gives the tokens that steps give, also from where the window has passed the prompt."""
+    prompt = tokens(11, 50)
+
+    def answer(limit: RunLimit | None) -> tuple[str, int]:
+        with engine(model) as (loop, context):
+            sampler = SequenceSampler(SamplingParams(temperature=0), context.vocabulary, prompt)
+            loop.add(1, prompt, sampler, Limits(120))
+            n_steps, events = 0, []
+            while loop.busy:
+                events += loop.step(limit)
+                n_steps += 1
+            assert not any(isinstance(event, Failed) for event in events)
+            return "".join(event.text for event in events if isinstance(event, TextDelta)), n_steps
+
+    alone, n_steps = answer(None)
+    in_runs, n_runs = answer(RunLimit(30, math.inf, _native.CancelFlag()))
+    assert in_runs == alone
+    assert n_runs <= n_steps / 2
+
+
+def test_measuring_steps_while_idle_keeps_what_a_changed_turn_goes_on_from(model: LlamaModel) -> None:
+    """With one sequence, whose slot is emptied for the measurement."""
+
+    def computed(*, measures: bool) -> int:
+        with engine(model) as (loop, context):
+            logits((loop, context), prompt)
+            if measures:
+                loop.measure_steps(lambda: False)
+            decoded = []
+            decode = context.decode
+            context.decode = lambda batch: (decoded.extend(batch), decode(batch))
+            assert_as_fresh(model, logits((loop, context), changed, request=2), changed)
+            return len(decoded)
+
+    prompt = tokens(21, 630)
+    changed = [*prompt[:610], *tokens(22, 20)]
+    # The window before the end is read back with the state, and the last checkpoint is at most a batch away.
+    assert computed(measures=False) <= computed(measures=True) <= 20 + 64

@@ -41,6 +41,7 @@ def test_a_mixture_with_windows_and_stretched_positions() -> None:
         rope_factor=4.0,
         rope_original_context=32768,
         kv_bytes_per_token=1000,
+        kv_bytes=131_072_000,
         context_window=131072,
         recurrent_bytes=5_000_000,
     )
