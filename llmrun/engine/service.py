@@ -35,7 +35,6 @@ from llmrun.engine.prompt.history import (
 from llmrun.engine.prompt.images import image_bytes, with_omitted_images
 from llmrun.engine.prompt.template import NAMED, ChatTemplate, ControlTexts, Part
 from llmrun.engine.prompt.thinking import (
-    UNNAMED,
     ReasoningTracker,
     ThinkingBudget,
     constrained_tags,
@@ -43,6 +42,7 @@ from llmrun.engine.prompt.thinking import (
     known_reasoning,
     lead_in,
     opens,
+    possible_reasoning,
 )
 from llmrun.engine.prompt.token_cache import TokenCache
 from llmrun.engine.prompt.tools import allows_text, offers_tools, tells_tools
@@ -70,7 +70,6 @@ if TYPE_CHECKING:
     from llmrun.engine.constraint.matcher import Constraint, Matcher
     from llmrun.engine.llama.base import Vocabulary
     from llmrun.grammar import Grammar
-    from llmrun.protocol.answer import AnswerSplitter
 
     Pieces = Sequence[list[int] | ImageChunk]  # An image in a prompt: token ids around vectors
 
@@ -166,7 +165,8 @@ class Preparer:
             matcher = self._calls(request, syntax)
         reasoning = self.reasoning(request)
         if matcher is not None and request.prompt is None:
-            lead = lead_in(reasoning, thinks=request.thinks is not False, calls=syntax is not None)
+            thinks = request.thinks is not False and (syntax is None or request.tool_choice == "auto")
+            lead = lead_in(reasoning, thinks=thinks, calls=syntax is not None)
             text += lead
             tokens += self._vocabulary.tokenize(lead, special=True)
         if request.begins:
@@ -199,11 +199,9 @@ class Preparer:
         return PreparedRequest(generate.request, tokens, sampler, request.limits, extras)
 
     def reasoning(self, request: AnswerRequest) -> ReasoningSyntax | None:
-        """Return the syntax of the reasoning, by the request's template, the model's own, or its vocabulary."""
-        found = None
-        if request.prompt is None:
-            found = self._chat_template(request.template).reasoning
-        return found or known_reasoning(self._template, self._vocabulary.control_texts)
+        """Return the syntax of the reasoning, by the request's template or the model's own; None without any."""
+        found = self._chat_template(request.template).reasoning if request.prompt is None else None
+        return found or known_reasoning(self._template)
 
     def _beginning(self, request: AnswerRequest, prompt: str, reasoning: ReasoningSyntax | None) -> list[int]:
         """Return the tokens of the text that the answer begins with, behind the end of the reasoning.
@@ -291,10 +289,20 @@ class Preparer:
     def _extras(
         self, request: AnswerRequest, reasoning: ReasoningSyntax | None, syntax: CallSyntax | None, *, inside: bool
     ) -> Extras:
-        thinking = guard = None
+        thinking = guard = splitter = None
         adapters = self.adapters_for(request.adapters)
+        if reasoning is None and request.prompt is None:
+            reasoning = possible_reasoning(self._vocabulary.control_texts)
+        elif reasoning is not None and (request.grammar is not None or request.tool_choice not in ("auto", "none")):
+            reasoning = reasoning._replace(is_implied=False)  # the grammar applies at once
+        if reasoning is not None or syntax is not None:
+            from llmrun.protocol.answer import AnswerSplitter
+
+            splitter = AnswerSplitter(reasoning or (), inside=inside, syntax=syntax, tools=request.tools)
         if reasoning is not None and request.thinking_tokens is not None:
-            thinking = ThinkingBudget(reasoning, inside, request.thinking_tokens)
+            # Where calls may follow, the grammar of calls has the text before an answer.
+            closed = reasoning if syntax is None else reasoning._replace(lead="")
+            thinking = ThinkingBudget(closed, inside, request.thinking_tokens)
         if request.stops_repeats:
             from llmrun.engine.core.repeats import RepeatGuard
 
@@ -313,22 +321,8 @@ class Preparer:
                 [text for each in (reasoning, syntax) if each is not None for text in each.texts]
             ),
             tool_syntax=syntax.trigger if syntax else "",
-            splitter=self._splitter(request, reasoning, syntax, inside=inside),
+            splitter=splitter,
         )
-
-    @staticmethod
-    def _splitter(
-        request: AnswerRequest, reasoning: ReasoningSyntax | None, syntax: CallSyntax | None, *, inside: bool
-    ) -> AnswerSplitter | None:
-        """Return the splitter of the answer; None for an answer to a plain prompt that is text alone."""
-        if reasoning is None and syntax is None and request.prompt is not None:
-            return None
-        from llmrun.protocol.answer import AnswerSplitter
-
-        found = reasoning or UNNAMED
-        if request.grammar is not None or request.prompt is not None:
-            found = found._replace(is_implied=False)  # the grammar applies at once
-        return AnswerSplitter(found, inside=inside, syntax=syntax, tools=request.tools)
 
     def adapters_for(self, requested: tuple[AdapterScale, ...] | None) -> tuple[AdapterScale, ...]:
         """Return the adapters to compute an answer with; None requests the default ones.
