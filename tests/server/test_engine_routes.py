@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.gguf_writer import runnable_model, write
@@ -156,3 +157,34 @@ def test_a_prompt_that_can_not_be_scored_is_refused(server: LiveServer) -> None:
     assert server.post("/v1/completions", {**body, "prompt": [2**31 - 1]}).status == 400
     assert server.post("/v1/completions", {**body, "prompt": [1] * 5000}).code == "context_length_exceeded"
     assert server.post("/v1/completions", {**body, "prompt": "a", "suffix": "b"}).status == 400
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_cannot_be_enforced_of_a_tool_is_named_in_a_header(server: LiveServer, stream: bool) -> None:
+    """One pattern that no grammar expresses does not refuse a request, in any protocol."""
+    city = {"type": "string", "pattern": "(?<=a)b"}
+    schema = {"type": "object", "properties": {"city": city, "days": {"type": "integer"}}, "required": ["city"]}
+    tool = {"type": "function", "name": "get_weather", "parameters": schema}
+    nested = {"tools": [{"type": "function", "function": {"name": "get_weather", "parameters": schema}}]}
+    limited = {**HI, "stream": stream, "max_tokens": 2}
+    bodies: dict[str, Any] = {
+        CHAT: {**limited, **nested},
+        "/v1/messages": {**limited, "tools": [{"name": "get_weather", "input_schema": schema}]},
+        "/v1/responses": {"input": "Hi", "stream": stream, "max_output_tokens": 2, "tools": [tool]},
+        "/api/chat": {**HI, **nested, "stream": stream, "options": {"num_predict": 2}},
+    }
+    for route, body in bodies.items():
+        answer = server.post(route, body)
+        assert answer.status == 200
+        named = answer.headers["x-llmrun-ignored"]
+        assert named == "tools.get_weather.parameters.properties.city.pattern"
+    assert server.served[-1].facts["ignored"] == ("tools.get_weather.parameters.properties.city.pattern",)
+
+
+def test_an_answer_that_is_cut_short_is_whole_json(server: LiveServer) -> None:
+    schema = {"type": "array", "items": {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {**schema, "minItems": 1}}}
+    for limit in (30, 60, 90):
+        body = {**HI, "max_tokens": limit, "temperature": 1, "seed": limit, "response_format": form}
+        choice = server.post(CHAT, body).json["choices"][0]
+        assert json.loads(choice["message"]["content"])[0].keys() == {"a"}
