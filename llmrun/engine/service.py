@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llmrun import _native
 from llmrun.engine.core.draft_model import DraftModel, ModelDrafter
@@ -35,7 +35,6 @@ from llmrun.engine.prompt.history import (
 from llmrun.engine.prompt.images import image_bytes, with_omitted_images
 from llmrun.engine.prompt.template import NAMED, ChatTemplate, ControlTexts, Part
 from llmrun.engine.prompt.thinking import (
-    UNNAMED,
     ReasoningTracker,
     ThinkingBudget,
     constrained_tags,
@@ -43,6 +42,7 @@ from llmrun.engine.prompt.thinking import (
     known_reasoning,
     lead_in,
     opens,
+    possible_reasoning,
 )
 from llmrun.engine.prompt.token_cache import TokenCache
 from llmrun.engine.prompt.tools import allows_text, offers_tools, tells_tools
@@ -69,12 +69,15 @@ if TYPE_CHECKING:
     from llmrun.engine.constraint.matcher import Constraint, Matcher
     from llmrun.engine.llama.base import Vocabulary
     from llmrun.grammar import Grammar
-    from llmrun.protocol.answer import AnswerSplitter
 
     Pieces = Sequence[list[int] | ImageChunk]  # An image in a prompt: token ids around vectors
 
 _LAST = 64  # tokens of an answer, of which the text that closes a call takes a few
 _LONG_TOKEN = 32  # bytes; most have a few
+# Of what is remembered for later requests.
+_MAX_IMAGE_LENGTHS = 4096  # more than a request can have
+_MAX_TEMPLATES = 16
+_MAX_OPTIONS = 256
 # Shares of the context window. In longer prompts than the first, the template writes earlier turns in its own form,
 # without their reasoning, if that saves the second.
 _ROOMY, _WORTHWHILE = 3 / 4, 1 / 16
@@ -161,7 +164,8 @@ class Preparer:
             matcher = self._calls(request, syntax)
         reasoning = self.reasoning(request)
         if matcher is not None and request.prompt is None:
-            lead = lead_in(reasoning, thinks=request.thinks is not False, calls=syntax is not None)
+            thinks = request.thinks is not False and (syntax is None or request.tool_choice == "auto")
+            lead = lead_in(reasoning, thinks=thinks, calls=syntax is not None)
             text += lead
             tokens += self._vocabulary.tokenize(lead, special=True)
         if request.begins:
@@ -171,7 +175,16 @@ class Preparer:
         constraint = self._constraint(request, matcher, syntax, reasoning, inside=inside)
         sampling = self._sampling(request, constraint)
         prompt = tokens if images is None else text_only(tokens)
-        sampler = SequenceSampler(sampling, self._vocabulary, prompt, constraint, request.remember, request.logprobs)
+        end = None
+        if constraint is not None and matcher is not None:
+            from llmrun.engine.constraint.closing import TimelyEnd
+
+            n_left = self._n_ctx - len(tokens)
+            limit = request.limits.max_tokens
+            end = TimelyEnd(constraint, matcher.tokens, n_left if limit is None else min(limit, n_left))
+        sampler = SequenceSampler(
+            sampling, self._vocabulary, prompt, constraint, request.remember, request.logprobs, end
+        )
         extras = self._extras(request, reasoning, syntax, inside=inside)
         if turn is not None:
             turn.reasons |= inside or (reasoning is not None and text.rstrip().endswith(reasoning.closing))
@@ -191,11 +204,9 @@ class Preparer:
         return PreparedRequest(generate.request, tokens, sampler, request.limits, extras)
 
     def reasoning(self, request: AnswerRequest) -> ReasoningSyntax | None:
-        """Return the syntax of the reasoning, by the request's template, the model's own, or its vocabulary."""
-        found = None
-        if request.prompt is None:
-            found = self._chat_template(request.template).reasoning
-        return found or known_reasoning(self._template, self._vocabulary.control_texts)
+        """Return the syntax of the reasoning, by the request's template or the model's own; None without any."""
+        found = self._chat_template(request.template).reasoning if request.prompt is None else None
+        return found or known_reasoning(self._template)
 
     def _beginning(self, request: AnswerRequest, prompt: str, reasoning: ReasoningSyntax | None) -> list[int]:
         """Return the tokens of the text that the answer begins with, behind the end of the reasoning.
@@ -272,10 +283,20 @@ class Preparer:
     def _extras(
         self, request: AnswerRequest, reasoning: ReasoningSyntax | None, syntax: CallSyntax | None, *, inside: bool
     ) -> Extras:
-        thinking = guard = None
+        thinking = guard = splitter = None
         adapters = self.adapters_for(request.adapters)
+        if reasoning is None and request.prompt is None:
+            reasoning = possible_reasoning(self._vocabulary.control_texts)
+        elif reasoning is not None and (request.grammar is not None or request.tool_choice not in ("auto", "none")):
+            reasoning = reasoning._replace(is_implied=False)  # the grammar applies at once
+        if reasoning is not None or syntax is not None:
+            from llmrun.protocol.answer import AnswerSplitter
+
+            splitter = AnswerSplitter(reasoning or (), inside=inside, syntax=syntax, tools=request.tools)
         if reasoning is not None and request.thinking_tokens is not None:
-            thinking = ThinkingBudget(reasoning, inside, request.thinking_tokens)
+            # Where calls may follow, the grammar of calls has the text before an answer.
+            closed = reasoning if syntax is None else reasoning._replace(lead="")
+            thinking = ThinkingBudget(closed, inside, request.thinking_tokens)
         if request.stops_repeats:
             from llmrun.engine.core.repeats import RepeatGuard
 
@@ -294,22 +315,8 @@ class Preparer:
                 [text for each in (reasoning, syntax) if each is not None for text in each.texts]
             ),
             tool_syntax=syntax.trigger if syntax else "",
-            splitter=self._splitter(request, reasoning, syntax, inside=inside),
+            splitter=splitter,
         )
-
-    @staticmethod
-    def _splitter(
-        request: AnswerRequest, reasoning: ReasoningSyntax | None, syntax: CallSyntax | None, *, inside: bool
-    ) -> AnswerSplitter | None:
-        """Return the splitter of the answer; None for an answer to a plain prompt that is text alone."""
-        if reasoning is None and syntax is None and request.prompt is not None:
-            return None
-        from llmrun.protocol.answer import AnswerSplitter
-
-        found = reasoning or UNNAMED
-        if request.grammar is not None or request.prompt is not None:
-            found = found._replace(is_implied=False)  # the grammar applies at once
-        return AnswerSplitter(found, inside=inside, syntax=syntax, tools=request.tools)
 
     def adapters_for(self, requested: tuple[AdapterScale, ...] | None) -> tuple[AdapterScale, ...]:
         """Return the adapters to compute an answer with; None requests the default ones.
@@ -470,6 +477,7 @@ class Preparer:
         if options != (None, None, "{}") and key not in self._begin_alike:
             plain = replace(request, thinking=None, reasoning_effort=None, template_variables="{}")
             each = (partial(self._render, Generate(generate.request, asked), send) for asked in (request, plain))
+            _forget_oldest(self._begin_alike, _MAX_OPTIONS)
             self._begin_alike[key] = begin_alike(*(partial(render, keeps=None, is_trial=True) for render in each))
         return () if self._begin_alike.get(key, True) else options
 
@@ -568,6 +576,7 @@ class Preparer:
         data, width, height = image_bytes(image)
         pieces = self._projector.pieces(data, image.name or "the image")
         n_tokens = sum(len(piece if isinstance(piece, list) else piece.ids) for piece in pieces)
+        _forget_oldest(self._image_lengths, _MAX_IMAGE_LENGTHS)
         self._image_lengths[hash(image.data)] = n_tokens
         send(ImageAccepted(request, image.name, width, height, n_tokens))
         return pieces
@@ -635,6 +644,7 @@ class Preparer:
             )
         source = NAMED.get(source, source)
         if source not in self._templates:
+            _forget_oldest(self._templates, _MAX_TEMPLATES)
             vocabulary = self._vocabulary
             self._templates[source] = ChatTemplate(
                 source,
@@ -659,6 +669,12 @@ class Preparer:
     def _control_tokens(self, texts: Sequence[str]) -> frozenset[int]:
         tokens = (token for text in texts for token in self._vocabulary.tokenize(text, special=True))
         return frozenset(token for token in tokens if not self._vocabulary.piece(token))
+
+
+def _forget_oldest(remembered: dict[Any, Any], limit: int) -> None:
+    """Make room for one more."""
+    while len(remembered) >= limit:
+        del remembered[next(iter(remembered))]
 
 
 def _lossy_vocabulary() -> BadModelError:

@@ -33,7 +33,8 @@ class AnswerSplitter:
         syntax: CallSyntax | None = None,
         tools: Sequence[Tool] = (),
     ) -> None:
-        self._reasoning = ReasoningSplitter(tags, inside=inside)
+        call = syntax.trigger if syntax is not None and not syntax.at_start else ""
+        self._reasoning = ReasoningSplitter(tags, inside=inside, call=call)
         self._calls: CallSplitter | None = None
         if syntax is not None:
             from llmrun.protocol.toolcalls import CallSplitter  # few answers have calls

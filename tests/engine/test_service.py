@@ -132,13 +132,27 @@ def test_it_may_not_where_the_user_wants_none() -> None:
     assert text.startswith("{")
 
 
-@pytest.mark.usefixtures("tags_are_tokens")
-def test_which_control_tokens_are_shown_is_the_requests_own() -> None:
+def test_which_control_tokens_are_shown_is_the_requests_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(fake_context.CONTROL, BEGIN, "<t1>")
+    monkeypatch.setitem(fake_context.CONTROL, TURN, "</t1>")
+    shows = "{% for m in messages %}<t1>{{ m.reasoning_content }}</t1>{{ m.content }}{% endfor %}"
     model = preparer(PLAIN)
     assert model.prepare(chat("Hi"), lambda event: None).extras.shown == frozenset()
-    assert model.prepare(chat("Hi", template=KNOWS), lambda event: None).extras.shown == {BEGIN, TURN}
+    assert model.prepare(chat("Hi", template=shows), lambda event: None).extras.shown == {BEGIN, TURN}
     assert model.prepare(chat("Hi"), lambda event: None).extras.shown == frozenset()
-    assert preparer(KNOWS).prepare(chat("Hi", template=PLAIN), lambda event: None).extras.shown == {BEGIN, TURN}
+
+
+@pytest.mark.usefixtures("tags_are_tokens")
+@pytest.mark.parametrize("own", [KNOWS, PLAIN])
+def test_the_models_own_tags_are_shown_with_every_template(own: str) -> None:
+    assert preparer(own).prepare(chat("Hi", template=PLAIN), lambda event: None).extras.shown == {BEGIN, TURN}
+
+
+@pytest.mark.usefixtures("tags_are_tokens")
+def test_a_model_may_reason_though_its_template_does_not_say_so() -> None:
+    text, started = answer(scripted({"Hi": THINKS}), PLAIN)
+    received = split(started, text)
+    assert (received.reasoning, received.text) == ("hm", "{yes}")
 
 
 def test_a_control_token_is_shown_that_only_begins_a_tag(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,8 +368,11 @@ def test_a_template_that_fails_lets_others_allocate() -> None:
 
 def states(folder: Path) -> LoadedModel:
     file = folder / "model.gguf"
-    file.write_bytes(b"GGUF")
-    weights: Any = SimpleNamespace(vocabulary=FakeVocabulary(), chat_template=PLAIN, path=str(file))
+    if not file.exists():
+        file.write_bytes(b"GGUF")
+    weights: Any = SimpleNamespace(
+        vocabulary=FakeVocabulary(), chat_template=PLAIN, path=str(file), rope_depends_on_window=False
+    )
     context = FakeContext(scripted({}), n_ctx=500, n_batch=500)
     return LoadedModel(weights, context, Load(str(file), 500, 500, states=str(folder / "states"), states_bytes=10**6))
 

@@ -137,7 +137,8 @@ class ChatTemplate:
             found = find_syntax(
                 lambda messages, tools, begins: self._trial(
                     self._variables(with_ids(messages, form.ids), tools, str, form), begins=begins
-                )
+                ),
+                self.reasoning.end if self.reasoning is not None else "",
             )
         if HARMONY.lead in self.source or (found is not None and HARMONY_AS_TOLD in found.begin + str(found.call[0])):
             return HARMONY
@@ -147,7 +148,7 @@ class ChatTemplate:
     @cached_property
     def reasoning(self) -> ReasoningSyntax | None:
         """The syntax of the model's reasoning; None if it does not reason."""
-        return find_reasoning(self.source, self._reasoning_trial, self._control_texts)
+        return find_reasoning(self.source, self._reasoning_trial, self._ends)
 
     def _reasoning_trial(self, messages: Sequence[Message], thinking: bool | None, begins: bool) -> str:
         options = {} if thinking is None else {"enable_thinking": thinking, "thinking": thinking}
