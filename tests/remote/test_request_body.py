@@ -136,7 +136,8 @@ def test_our_own_server_reads_what_is_sent() -> None:
     assert read.stream
     assert SamplingParams(**read.sampling) == sampling
     names = (
-        "messages", "limits", "thinking", "keep_reasoning", "thinking_tokens", "logprobs", "tools", "tool_choice", "salt",
+        "messages", "limits", "thinking", "keep_reasoning", "thinking_tokens", "logprobs", "tools", "tool_choice",
+        "salt",
     )  # fmt: skip
     for name in names:
         assert getattr(read.request, name) == getattr(asked, name), name
