@@ -229,7 +229,8 @@ class ChatTemplate:
                 dropped = [value for value, prompt in prompts.items() if prompt and _PROBE_TEXT not in prompt]
                 if name in later or not kept or not dropped:
                     continue
-                if self._trial(first | {name: kept[0]}) == self._trial(first):
+                alike = {self._trial(first), *(self._trial(first | {name: each[0]}) for each in (kept, dropped))}
+                if len(alike) == 1:
                     return name, kept[0], dropped[0]
         return None
 
