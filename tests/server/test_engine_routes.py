@@ -65,6 +65,32 @@ def test_requests_get_the_servers_template_and_effort(tmp_path: Path) -> None:
     assert low < high < medium, "letters"
 
 
+def test_earlier_reasoning_stays_unless_a_request_or_the_server_says_otherwise(tmp_path: Path) -> None:
+    model = write(tmp_path / "real.gguf", runnable_model({"llama.context_length": 2048}))
+    source = (
+        "{% for m in messages %}{{ m.content }}"
+        "{% if m.reasoning_content and preserve_thinking %}{{ m.reasoning_content }}{% endif %}{% endfor %}"
+    )
+    talk = [
+        {"role": "user", "content": "Why?"},
+        {"role": "assistant", "content": "So.", "reasoning_content": "Well, " * 20},
+        {"role": "user", "content": "How?"},
+    ]
+    asked = {"messages": talk, "max_tokens": 1}
+    requests = (
+        {}, {"keep_reasoning": True}, {"keep_reasoning": False},
+        {"chat_template_kwargs": {"preserve_reasoning": False}}, {"chat_template_kwargs": {"preserve_thinking": False}},
+    )  # fmt: skip
+    sizes = []
+    for defaults in (RequestDefaults(source), RequestDefaults(source, keep_reasoning=False)):
+        with LiveServer(tmp_path, ("real",), model=model, n_ctx=2048, defaults=defaults) as live:
+            answers = [live.post(CHAT, {**asked, **fields}).json for fields in requests]
+            sizes.append([answer["usage"]["prompt_tokens"] for answer in answers])
+    dropped, kept = min(sizes[0]), max(sizes[0])
+    assert kept > dropped + 20
+    assert sizes == [[kept, kept, dropped, dropped, dropped], [dropped, kept, dropped, dropped, dropped]]
+
+
 def test_a_list_of_prompts_is_answered_in_order(server: LiveServer) -> None:
     tokens = server.post("/tokenize", {"content": "Once"}).json["tokens"]
     body = {"temperature": 0, "max_tokens": 3, "ignore_eos": True, "logprobs": 0}
