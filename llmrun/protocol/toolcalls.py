@@ -11,6 +11,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from llmrun.protocol.codec import load_json
@@ -273,12 +274,12 @@ class CallSplitter:
 
     def _member(self, text: str, form: Parameters) -> tuple[str, str, str] | None:
         """Return a parameter's name, its value as JSON, and the text after it; None if it is incomplete."""
-        starts = [(text.find(each.middle), -len(each.middle), each) for each in form.forms]
-        written = min((start for start in starts if start[0] > 0), key=lambda start: start[:2], default=None)
+        found = [(match, each) for each in form.forms if (match := _inner_blanks_free(each.middle).search(text, 1))]
+        written = min(found, key=lambda pair: (pair[0].start(), -len(pair[1].middle)), default=None)
         if written is None:
             return None
-        position, _, value_form = written
-        name, value = text[:position].strip(), text[position + len(value_form.middle) :]
+        (position, start), value_form = written[0].span(), written[1]
+        name, value = text[:position].strip(), text[start:]
         if any(
             len(each.middle) > len(value_form.middle) and each.middle.startswith(text[position:]) for each in form.forms
         ):
@@ -415,6 +416,14 @@ def _match_text(expected: str, text: str, position: int) -> int | None:
     while blanks and position < len(text) and text[position].isspace():
         position, blanks = position + 1, blanks - 1
     return position
+
+
+@lru_cache(maxsize=64)
+def _inner_blanks_free(text: str) -> re.Pattern[str]:
+    """Return a pattern of a text, in which the whitespace between its words may be other, or missing."""
+    words = text.split()
+    before, after = text[: len(text) - len(text.lstrip())], text[len(text.rstrip()) :] if words else ""
+    return re.compile(re.escape(before) + r"\s*".join(map(re.escape, words)) + re.escape(after))
 
 
 def _may_begin(text: str, beginnings: Sequence[str]) -> bool:
