@@ -9,6 +9,7 @@ import errno
 import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -116,7 +117,7 @@ def arriving(
     with disk_errors(target, needed, hint=hint):
         if temporary is None:
             target = target.resolve()
-        path = temporary or target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        path = temporary or target.with_name(f".{target.name}.{os.getpid()}.{threading.get_ident()}.tmp")
         path.unlink(missing_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
         file = os.fdopen(os.open(path, flags, 0o666), "rb+", buffering=0)

@@ -466,7 +466,14 @@ class Conversation:
     def _count(self, messages: Sequence[Message], *, with_tools: bool = True) -> TokenCount:
         request = self.settings.request
         tools = request.tools if with_tools else ()
-        return self.model.count(messages, template=request.template, thinking=request.thinking, tools=tools)
+        return self.model.count(
+            messages,
+            template=request.template,
+            thinking=request.thinking,
+            reasoning_effort=request.reasoning_effort,
+            keep_reasoning=request.keep_reasoning,
+            tools=tools,
+        )
 
 
 def _sizes(messages: Sequence[Message], count: TokenCount) -> list[MessageSize]:

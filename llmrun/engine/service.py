@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llmrun import _native
 from llmrun.engine.core.draft_model import DraftModel, ModelDrafter
@@ -74,6 +74,10 @@ if TYPE_CHECKING:
 
 _LAST = 64  # tokens of an answer, of which the text that closes a call takes a few
 _LONG_TOKEN = 32  # bytes; most have a few
+# Of what is remembered for later requests.
+_MAX_IMAGE_LENGTHS = 4096  # more than a request can have
+_MAX_TEMPLATES = 16
+_MAX_OPTIONS = 256
 # Shares of the context window. In longer prompts than the first, the template writes earlier turns in its own form,
 # without their reasoning, if that saves the second.
 _ROOMY, _WORTHWHILE = 3 / 4, 1 / 16
@@ -171,7 +175,16 @@ class Preparer:
         constraint = self._constraint(request, matcher, syntax, reasoning, inside=inside)
         sampling = self._sampling(request, constraint)
         prompt = tokens if images is None else text_only(tokens)
-        sampler = SequenceSampler(sampling, self._vocabulary, prompt, constraint, request.remember, request.logprobs)
+        end = None
+        if constraint is not None and matcher is not None:
+            from llmrun.engine.constraint.closing import TimelyEnd
+
+            n_left = self._n_ctx - len(tokens)
+            limit = request.limits.max_tokens
+            end = TimelyEnd(constraint, matcher.tokens, n_left if limit is None else min(limit, n_left))
+        sampler = SequenceSampler(
+            sampling, self._vocabulary, prompt, constraint, request.remember, request.logprobs, end
+        )
         extras = self._extras(request, reasoning, syntax, inside=inside)
         if turn is not None:
             turn.reasons |= inside or (reasoning is not None and text.rstrip().endswith(reasoning.closing))
@@ -281,7 +294,9 @@ class Preparer:
 
             splitter = AnswerSplitter(reasoning or (), inside=inside, syntax=syntax, tools=request.tools)
         if reasoning is not None and request.thinking_tokens is not None:
-            thinking = ThinkingBudget(reasoning, inside, request.thinking_tokens)
+            # Where calls may follow, the grammar of calls has the text before an answer.
+            closed = reasoning if syntax is None else reasoning._replace(lead="")
+            thinking = ThinkingBudget(closed, inside, request.thinking_tokens)
         if request.stops_repeats:
             from llmrun.engine.core.repeats import RepeatGuard
 
@@ -462,6 +477,7 @@ class Preparer:
         if options != (None, None, "{}") and key not in self._begin_alike:
             plain = replace(request, thinking=None, reasoning_effort=None, template_variables="{}")
             each = (partial(self._render, Generate(generate.request, asked), send) for asked in (request, plain))
+            _forget_oldest(self._begin_alike, _MAX_OPTIONS)
             self._begin_alike[key] = begin_alike(*(partial(render, keeps=None, is_trial=True) for render in each))
         return () if self._begin_alike.get(key, True) else options
 
@@ -560,6 +576,7 @@ class Preparer:
         data, width, height = image_bytes(image)
         pieces = self._projector.pieces(data, image.name or "the image")
         n_tokens = sum(len(piece if isinstance(piece, list) else piece.ids) for piece in pieces)
+        _forget_oldest(self._image_lengths, _MAX_IMAGE_LENGTHS)
         self._image_lengths[hash(image.data)] = n_tokens
         send(ImageAccepted(request, image.name, width, height, n_tokens))
         return pieces
@@ -627,6 +644,7 @@ class Preparer:
             )
         source = NAMED.get(source, source)
         if source not in self._templates:
+            _forget_oldest(self._templates, _MAX_TEMPLATES)
             vocabulary = self._vocabulary
             self._templates[source] = ChatTemplate(
                 source,
@@ -651,6 +669,12 @@ class Preparer:
     def _control_tokens(self, texts: Sequence[str]) -> frozenset[int]:
         tokens = (token for text in texts for token in self._vocabulary.tokenize(text, special=True))
         return frozenset(token for token in tokens if not self._vocabulary.piece(token))
+
+
+def _forget_oldest(remembered: dict[Any, Any], limit: int) -> None:
+    """Make room for one more."""
+    while len(remembered) >= limit:
+        del remembered[next(iter(remembered))]
 
 
 def _lossy_vocabulary() -> BadModelError:

@@ -19,6 +19,7 @@ _QUANT = re.compile(
 )
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
 _MOST_PARTS = 1000
+_PROJECTOR_WORDS = {"mmproj", "model", "projector", "vision", "gguf", "f16", "f32", "bf16", "fp16", "fp32"}
 _PROJECTORS = ("F16", "Q8_0", "BF16", "F32")  # the best first; bfloat16 is slow where the processor lacks it
 _NOT_MODELS = ("mmproj", "imatrix")
 
@@ -36,10 +37,35 @@ def is_projector(filename: str) -> bool:
 
 
 def projector_for(model: str, filenames: Iterable[str]) -> str | None:
-    """Return the projector among the files beside a model; None without one."""
+    """Return the projector among the files beside a model, by their names; None without one."""
     folder = model.rpartition("/")[0]
-    found = [name for name in filenames if is_projector(name)]
+    found = projectors_for(model, filenames)
     return min(found, key=lambda name: (name.rpartition("/")[0] != folder, _projector_rank(name), name), default=None)
+
+
+def projectors_for(model: str, filenames: Iterable[str]) -> list[str]:
+    """Return the projectors that may be a model's: those with its name, else those without a name, else others'.
+
+    One that has the name of another model beside it is that one's.
+    """
+    names, words = list(filenames), _words(model)
+    own = {name: _words(name) - _PROJECTOR_WORDS for name in names if is_projector(name)}
+    others = [_words(name) for name in names if is_model(name) and name.rpartition("/")[2] != model.rpartition("/")[2]]
+    named = [name for name, said in own.items() if said and said <= words]
+    unnamed = [name for name, said in own.items() if not said]
+    return named or unnamed or [name for name, said in own.items() if not any(said <= other for other in others)]
+
+
+def name_of_projector(filename: str) -> frozenset[str]:
+    """Return the words that name a projector's model; none without any."""
+    return frozenset(_words(filename) - _PROJECTOR_WORDS)
+
+
+def _words(filename: str) -> set[str]:
+    """Return the words of a file's name, in lower case and without its quant."""
+    stem = _PART.sub("", filename.rpartition("/")[2]).removesuffix(".gguf").lower()
+    quant = (quant_of(filename) or "").lower()
+    return {word for word in re.split(r"[-_. ]+", stem.replace(quant, "") if quant else stem) if word}
 
 
 def _projector_rank(name: str) -> int:

@@ -33,13 +33,20 @@ class ImatrixEntry:
     counts: Floats  # summed rows of each expert; one number if all matrices get the same rows
 
     def means(self) -> Floats:
-        """Return the mean squares of all matrices in order; 1 for unused ones, as in llama-quantize."""
+        """Return the mean squares of all matrices in order; 1 for unused ones, as in llama-quantize.
+
+        A column that got only zeros has the smallest weight of its matrix: llama.cpp writes zeros for a block without
+        any weight.
+        """
         import numpy as np
 
         counts = np.rint(self.counts).astype(np.float32)[:, None]
         with np.errstate(invalid="ignore", divide="ignore"):
             means = np.where(counts > 0, self.sums / counts, np.float32(1))
-        return np.ascontiguousarray(means, np.float32).reshape(-1)
+        means = np.ascontiguousarray(means, np.float32)
+        smallest = np.where(means > 0, means, np.inf).min(axis=1, keepdims=True)
+        smallest[~np.isfinite(smallest)] = 1
+        return np.where(means > 0, means, smallest.astype(np.float32)).reshape(-1)
 
 
 @dataclass(frozen=True, slots=True)

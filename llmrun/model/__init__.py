@@ -410,6 +410,8 @@ class Model:
         *,
         template: str | None = None,
         thinking: bool | None = None,
+        reasoning_effort: str | None = None,
+        keep_reasoning: bool | None = None,
         tools: tuple[Tool, ...] = (),
     ) -> questions.TokenCount:
         """Count the tokens of a conversation: of each message's content, and of the whole prompt.
@@ -418,13 +420,21 @@ class Model:
 
         Args:
             messages: as in chat().
-            template, thinking, tools: as in AnswerRequest.
+            template, thinking, reasoning_effort, keep_reasoning, tools: as in AnswerRequest. Answers of this model to
+                this conversation count with the tokens that it generated, where these will stand in the prompt.
 
         Raises:
             UsageError: an argument is of the wrong type.
             BadTemplateError: the model has no chat template, or it fails.
         """
-        asked = AnswerRequest(as_messages(messages), template=template, thinking=thinking, tools=tools)
+        asked = AnswerRequest(
+            as_messages(messages),
+            template=template,
+            thinking=thinking,
+            reasoning_effort=reasoning_effort,
+            keep_reasoning=keep_reasoning,
+            tools=tools,
+        )
         return self._living_engine().do(questions.COUNT_TOKENS, asked)
 
     def measure_steps(self) -> tuple[StepTime, ...]:

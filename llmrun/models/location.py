@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmrun.config import Settings
-from llmrun.errors import ModelNotFoundError, UsageError
-from llmrun.gguf.filenames import projector_for
+from llmrun.errors import LlmrunError, ModelNotFoundError, UsageError
+from llmrun.gguf.filenames import name_of_projector, projector_for, projectors_for
+from llmrun.gguf.reader import read_header, read_part
 from llmrun.models.registry import ModelSpec, load_catalogue, resolve
 from llmrun.models.store.store import Store
 
@@ -35,9 +36,10 @@ def locate(name: str, settings: Settings) -> ModelLocation:
 
 
 def find_projector(model: Path, named: str | None = None) -> Path | None:
-    """Return the image projector: the one named by the user, or one beside the model.
+    """Return the image projector: the one named by the user, or one beside the model that fits it.
 
-    Raises UsageError if the named file does not exist.
+    Raises:
+        UsageError: the named file does not exist, or several may be meant.
     """
     if named is not None:
         path = Path(named).expanduser()
@@ -47,9 +49,37 @@ def find_projector(model: Path, named: str | None = None) -> Path | None:
     with suppress(OSError):
         if not model.is_file():
             return None
-        found = projector_for(model.name, (path.name for path in model.parent.iterdir()))
-        return model.parent / found if found else None
+        found = projectors_for(model.name, (path.name for path in model.parent.iterdir()))
+        if len(found) > 1:
+            found = _fitting(model, found)
+        best = projector_for(model.name, found)
+        return model.parent / best if best else None
     return None
+
+
+def _fitting(model: Path, projectors: list[str]) -> list[str]:
+    """Return those of several projectors whose vectors are as wide as the model's.
+
+    Raises:
+        UsageError: they are of several models.
+    """
+    width = read_header(model).n_embd
+    fitting = [name for name in projectors if _projected_width(model.with_name(name)) in (0, width)]
+    names = {name_of_projector(name) for name in fitting}
+    if len(names) > 1:
+        raise UsageError(
+            f"which projector belongs to {model.name} is not clear",
+            why=f"{', '.join(sorted(fitting))} stand beside it",
+            hint="--mmproj FILE names one",
+        )
+    return fitting
+
+
+def _projected_width(projector: Path) -> int:
+    """Return the width of a projector's vectors; 0 if the file does not state it."""
+    with suppress(LlmrunError):
+        return read_part(projector).integer("clip.vision.projection_dim") or 0
+    return 0
 
 
 def require_projector(name: str, is_there: bool, server: str = "") -> None:

@@ -470,11 +470,22 @@ def _json_of(text: str, quote: str) -> str:
     return json_of_python(text)
 
 
+def _python_literal(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_python_literal(key)}: {_python_literal(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_python_literal, value))}]"
+    return str(value) if value is None or isinstance(value, bool) else json.dumps(value, ensure_ascii=False)
+
+
 def _write_parameters(arguments: str, form: Parameters) -> str:
     members = []
     for name, value in load_json(arguments).items():
         kind = json_type(value)
         written = next((each for each in form.forms if kind in each.types), form.forms[-1])
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        if form.is_python:
+            text = _python_literal(value)
+        else:
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         members.append(f"{form.begin}{name}{written.middle}{text}{written.end.replace(KEY, name)}")
     return form.between.join(members)

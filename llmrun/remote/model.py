@@ -152,6 +152,8 @@ class RemoteModel:
         *,
         template: str | None = None,
         thinking: bool | None = None,
+        reasoning_effort: str | None = None,
+        keep_reasoning: bool | None = None,
         tools: tuple[Tool, ...] = (),
     ) -> TokenCount:
         """Return the token counts of a conversation, approximately."""

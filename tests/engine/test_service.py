@@ -368,8 +368,11 @@ def test_a_template_that_fails_lets_others_allocate() -> None:
 
 def states(folder: Path) -> LoadedModel:
     file = folder / "model.gguf"
-    file.write_bytes(b"GGUF")
-    weights: Any = SimpleNamespace(vocabulary=FakeVocabulary(), chat_template=PLAIN, path=str(file))
+    if not file.exists():
+        file.write_bytes(b"GGUF")
+    weights: Any = SimpleNamespace(
+        vocabulary=FakeVocabulary(), chat_template=PLAIN, path=str(file), rope_depends_on_window=False
+    )
     context = FakeContext(scripted({}), n_ctx=500, n_batch=500)
     return LoadedModel(weights, context, Load(str(file), 500, 500, states=str(folder / "states"), states_bytes=10**6))
 

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from llmrun.gguf.filenames import all_parts, available, choose, is_later_part, is_model, quant_of
+from llmrun.gguf.filenames import (
+    all_parts,
+    available,
+    choose,
+    is_later_part,
+    is_model,
+    projector_for,
+    projectors_for,
+    quant_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -66,3 +75,17 @@ def test_is_model() -> None:
     assert not is_model("folder/mtp-a-Q4_0.gguf")
     assert is_model("a-MTP-Q4_0.gguf")
     assert not is_model("a.safetensors")
+
+
+def test_a_projector_with_the_models_name_comes_first() -> None:
+    names = ["zebra-vision-Q8_0.gguf", "mmproj-zebra-vision-F32.gguf", "mmproj-apple-vision-F16.gguf", "README.md"]
+    assert projector_for("zebra-vision-Q8_0.gguf", names) == "mmproj-zebra-vision-F32.gguf"
+    unnamed = ["mmproj-F16.gguf", "mmproj-apple-vision-F16.gguf", "mmproj-model-Q8_0.gguf"]
+    assert projectors_for("zebra-vision-Q8_0.gguf", unnamed) == ["mmproj-F16.gguf", "mmproj-model-Q8_0.gguf"]
+
+
+def test_a_projector_of_another_model_in_the_folder_is_that_ones() -> None:
+    names = ["zebra-Q8_0.gguf", "apple-vision-Q4_0.gguf", "mmproj-apple-vision-F16.gguf"]
+    assert projector_for("zebra-Q8_0.gguf", names) is None
+    assert projector_for("apple-vision-Q4_0.gguf", names) == "mmproj-apple-vision-F16.gguf"
+    assert projector_for("zebra-Q8_0.gguf", [names[0], names[2]]) == "mmproj-apple-vision-F16.gguf"

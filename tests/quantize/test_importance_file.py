@@ -191,3 +191,10 @@ def test_a_matrix_of_another_model_is_refused(tmp_path: Path) -> None:
     foreign = {f"blk.{layer}.other.weight": some().entries[DENSE] for layer in range(5)}
     with pytest.raises(UsageError, match=r"model.gguf has no blk\.0\.other\.weight, .* and 2 more"):
         require_fit(ImatrixFile(foreign, (), 0, 0), header, Path("im"))
+
+
+def test_a_column_that_got_only_zeros_keeps_a_weight() -> None:
+    """llama.cpp writes zeros for a block of columns without any, and nobody would see it."""
+    sums = np.array([[0, 4, 2, 0], [0, 0, 0, 0], [1, 2, 3, 4]], np.float32)
+    means = ImatrixEntry(sums, np.array([2, 2, 0], np.float32)).means().reshape(3, 4)
+    assert means.tolist() == [[1, 2, 1, 1], [1, 1, 1, 1], [1, 1, 1, 1]]

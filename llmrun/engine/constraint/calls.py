@@ -261,6 +261,9 @@ class ToolCallConstraint:
     def allowed(self, tokens: list[int]) -> int:
         return self._calls.allowed(tokens) if self._states[-1].is_call else len(tokens)
 
+    def closing(self, limit: int) -> list[int] | None:
+        return self._calls.closing(limit) if self._states[-1].is_call else None
+
     def rewind(self, n_tokens: int) -> None:
         n_left = len(self._states) - n_tokens
         # The grammar accepted each token after the one that began the call.

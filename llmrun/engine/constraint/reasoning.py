@@ -15,6 +15,7 @@ from llmrun.engine.prompt.thinking import ReasoningStage, ReasoningTracker, Tags
 if TYPE_CHECKING:
     from llmrun.engine.llama.base import Vocabulary
 
+_MAX_MASKS = 32  # of a vocabulary: two for each syntax
 _MAX_BLANKS = 2  # tokens between reasoning and answer
 
 
@@ -71,6 +72,9 @@ class AfterReasoning:
 
     def allowed(self, tokens: list[int]) -> int:
         return self._grammar.allowed(tokens) if self._is_answer() else len(tokens)
+
+    def closing(self, limit: int) -> list[int] | None:
+        return self._grammar.closing(limit) if self._is_answer() else None
 
     def _is_answer(self) -> bool:
         return self._states[-1].reasoning.stage is ReasoningStage.ANSWER
@@ -139,5 +143,7 @@ def unconstrained_mask(
     masks = _masks.setdefault(tokens, {})
     key = closing, may_end, may_close
     if key not in masks:
+        while len(masks) >= _MAX_MASKS:
+            del masks[next(iter(masks))]
         masks[key] = UnconstrainedMask(tokens, closing, may_end=may_end, may_close=may_close)
     return masks[key]

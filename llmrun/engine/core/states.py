@@ -222,8 +222,8 @@ class KVStore:
 class StateKey:
     """Everything that a model's states depend on: hashes of all its files, and whatever else changes their meaning.
 
-    Hashing takes seconds, so it waits for the first state to save, and is remembered by the identity of the file. A file
-    of the hub's cache has its hash as its name.
+    Hashing takes seconds, so it waits for the first state to save, and is remembered by the identity of the file. A
+    file of the hub's cache has its hash as its name.
 
     Args:
         folder: of all states, which remembers hashes too.
@@ -347,7 +347,7 @@ def _checksum(*parts: bytes | bytearray) -> int:
 
 
 def _write(target: Path, parts: Sequence[bytes | bytearray]) -> None:
-    temporary = target.with_name(f"{target.stem}.{os.getpid()}{_UNFINISHED}")
+    temporary = target.with_name(f"{target.stem}.{threading.get_ident()}.{os.getpid()}{_UNFINISHED}")
     try:
         # Not fsynced: after a power loss the checksum is wrong, and the state is computed again.
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:

@@ -11,8 +11,9 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmrun import _native
 from llmrun.engine.jobs.trial import require_loads, require_sound
@@ -22,10 +23,15 @@ from llmrun.gguf.imatrix import ImatrixFile, read_imatrix
 from llmrun.gguf.reader import read_header
 from llmrun.protocol.jobs.quantize import Quantize, Quantized, QuantizeUpdate
 
+if TYPE_CHECKING:
+    from llmrun.engine.jobs.file_weights import FileWeights
+    from llmrun.gguf.header import Tensor
+
 _UPDATE_SECONDS = 0.1
 _SYNC_SECONDS = 0.5
 _DISK = "iostream error"  # C++'s message for a failed write
 _MEMORY = "bad_alloc"
+_INVALID = "validation failed"
 _PATTERN = re.compile(r"regex|regular expression")
 
 _TENSOR = re.compile(r"\[ *\d+/ *\d+\] (?P<name>.+?) +- \[[\d, ]+\], type = +(?P<before>\w+), ")
@@ -66,7 +72,7 @@ class _Log:
         self.unimportant: list[str] = []
         self.done = 0  # tensors written
         self.error = ""  # the last error
-        self._tensor = ""
+        self.tensor = ""
         self._partial = ""  # line without its end
 
     def add(self, text: str) -> None:
@@ -78,9 +84,11 @@ class _Log:
     def _line(self, line: str) -> None:
         if found := _FAILED.search(line):  # first, because it may follow a tensor's text on the same line
             self.error = found["reason"]
+            if tensor := _TENSOR.match(line):
+                self.tensor = tensor["name"]
         elif found := _TENSOR.match(line):
-            self._tensor = found["name"]
-            self.types[self._tensor] = found["before"].upper()
+            self.tensor = found["name"]
+            self.types[self.tensor] = found["before"].upper()
         elif found := _FALLBACK.match(line):
             self.requested[found["name"]] = found["requested"].upper()
         elif found := _UNIMPORTANT.match(line):
@@ -90,7 +98,7 @@ class _Log:
         elif "error" in line.lower() and not self.error:
             self.error = line.strip()
         if found := _AFTER.search(line):  # on a separate line after a warning
-            self.types[self._tensor] = (found["written"] or found["planned"]).upper()
+            self.types[self.tensor] = (found["written"] or found["planned"]).upper()
         if _SIZE.search(line):
             self.done += 1
 
@@ -137,6 +145,12 @@ def _quantize(command: Quantize, log: _Log) -> None:
         raise OutOfMemoryError(f"there is no memory to quantize {name}", why="a tensor and its copies have to fit")
     if _PATTERN.search(log.error):
         raise UsageError("llama.cpp can't read a --tensor-type pattern", why=log.error, hint="e.g. 'ffn_down=Q6_K'")
+    if _INVALID in log.error and log.tensor:
+        raise BadModelError(
+            f"tensor {log.tensor!r} of {name} can't be quantized",
+            why="it has numbers that are not finite, or too large for the type",
+            hint=f"keep it as it is with --tensor-type '{re.escape(log.tensor.removesuffix('.weight'))}=BF16'",
+        )
     raise BadModelError(f"llama.cpp can't quantize {name}", why=log.error)
 
 
@@ -157,3 +171,35 @@ def _verify(command: Quantize, types: dict[str, str]) -> None:
     if {tensor.name: tensor.type for tensor in tensors} != types:
         raise BadModelError("the new file's tensors are not those of the log", hint="run the same command again")
     require_sound(command.target, tensors, command.threads)
+    _require_numbers(command)
+
+
+def _require_numbers(command: Quantize) -> None:
+    """Require that no matrix has become zeros, of whatever cause."""
+    from llmrun.engine.jobs.file_weights import FileWeights
+
+    headers = read_header(Path(command.source)), read_header(Path(command.target))
+    source, target = (FileWeights(header, command.threads) for header in headers)
+    for tensor in target.header.tensors:
+        before = source.find(tensor.name)
+        if before is None or before.type == tensor.type or len(tensor.shape) < 2:
+            continue
+        rows = tensor.shape[1]
+        for number in range(prod(tensor.shape[2:])):
+            place = number * rows, (number + 1) * rows
+            if not _has_numbers(target, tensor, *place) and _has_numbers(source, before, *place):
+                raise BadModelError(
+                    f"tensor {tensor.name!r} has become zeros" + (f" in matrix {number}" if number else ""),
+                    why="its source has other numbers",
+                    hint="another --imatrix, or none, may help" if command.imatrix else "choose another --type",
+                )
+
+
+def _has_numbers(weights: FileWeights, tensor: Tensor, start: int, end: int) -> bool:
+    """Return whether some of these rows are not all zeros; the first few rows mostly tell."""
+    step = 1
+    while start < end:
+        if weights.rows(tensor, start, min(start + step, end)).any():
+            return True
+        start, step = start + step, min(step * 4, 1024)
+    return False

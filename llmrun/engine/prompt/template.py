@@ -7,6 +7,7 @@ blocks in C code, where these limits don't apply.
 
 from __future__ import annotations
 
+import itertools
 import re
 import signal
 import sys
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from llmrun.engine.prompt.call_syntax import find_syntax, for_vocabulary, syntax_by_vocabulary
 from llmrun.engine.prompt.conversation import TemplateRules, fit
-from llmrun.engine.prompt.images import with_placeholders
+from llmrun.engine.prompt.images import PRIVATE, with_placeholders
 from llmrun.engine.prompt.sandbox import REFUSES, dates, make_environment, one_line, undeclared_variables
 from llmrun.engine.prompt.thinking import find_reasoning
 from llmrun.engine.prompt.tools import (
@@ -37,6 +38,7 @@ from llmrun.engine.prompt.tools import (
     tool_data,
     with_ids,
     with_responses,
+    with_simple_schema,
 )
 from llmrun.errors import BadTemplateError, UsageError
 from llmrun.protocol.arguments import EFFORTS
@@ -292,23 +294,35 @@ class ChatTemplate:
             name, kept, dropped = self._reasoning_switch
             options[name] = dropped if keep_reasoning is False else kept
         messages, images = with_placeholders(messages)
-        given = messages, tools
-        limits = RenderLimits.of(*given)
+        limits = RenderLimits.of(messages, tools)
+        markers: dict[str, str] = {}
 
-        def rendered(support: ToolSupport | None) -> list[Part]:
-            messages, tools = self._fitted(*given, self._rules, support)
-            mask = _Mask(collect_texts(messages, tools, variables), control)
-            data = data_of(variables, mask.hide, keys=False) | self._variables(messages, tools, mask.hide)
-            return mask.parts(_limited(lambda: self._generate(options | data, limits.characters), limits))
+        def mark(syntax: CallSyntax) -> CallSyntax:
+            """Put private characters for control texts into a syntax, which become control tokens again."""
+            used = set().union(*collect_texts(messages, tools, variables))
+            free = (chr(code) for code in reversed(PRIVATE) if chr(code) not in used)
+            for text in sorted({*itertools.chain(*map(control.pattern.findall, syntax.texts))}):
+                markers[text] = next(free)
+            changed: CallSyntax = _map_texts(
+                syntax, lambda text: control.pattern.sub(lambda match: markers.get(match[0], match[0]), text)
+            )
+            return changed
 
-        try:
-            parts = rendered(None)
-        except BadTemplateError as error:
-            if not tools or error.what not in (REFUSES, _FAILS):
-                raise
-            # Some templates fail at one type of parameters, or at one that is missing.
-            parts = rendered(self._support_of_history._replace(tools=False))
-        return _with_images(parts, images)
+        def rendered(tools: Sequence[Tool], support: ToolSupport | None = None) -> list[Part | Image]:
+            fitted, tools = self._fitted(messages, tools, self._rules, support, mark)
+            mask = _Mask(collect_texts(fitted, tools, variables), control)
+            data = data_of(variables, mask.hide, keys=False) | self._variables(fitted, tools, mask.hide)
+            parts = mask.parts(_limited(lambda: self._generate(options | data, limits.characters), limits))
+            return _with_images(_with_markers(parts, markers), images)
+
+        # Some templates fail at one type of parameters, or at one that is missing.
+        for change in (None, with_simple_schema):
+            try:
+                return rendered(tools if change is None else [*map(change, tools)])
+            except BadTemplateError as error:
+                if not tools or error.what not in (REFUSES, _FAILS):
+                    raise
+        return rendered(tools, self._support_of_history._replace(tools=False))
 
     def _fitted(
         self,
@@ -316,6 +330,7 @@ class ChatTemplate:
         tools: Sequence[Tool],
         rules: TemplateRules | None = None,
         support: ToolSupport | None = None,
+        mark: Callable[[CallSyntax], CallSyntax] = lambda syntax: syntax,
     ) -> tuple[Sequence[Message], Sequence[Tool]]:
         """Return the conversation and the tools as the template takes them; a trial has no rules yet."""
         has_calls = bool(tools) or any(message.role == "tool" or message.tool_calls for message in messages)
@@ -323,7 +338,7 @@ class ChatTemplate:
             return (messages if rules is None else fit(messages, rules)), tools
         support = support or (self._support if tools else self._support_of_history)
         if not all(support[1 if tools else 2 :]):
-            messages, tools = in_text(messages, tools, support, self.syntax)
+            messages, tools = in_text(messages, tools, support, mark(self.syntax))
             if rules is not None:
                 rules.rewritings.add("tools")
         if rules is not None:
@@ -458,6 +473,27 @@ class _Mask:
         """Return a text between control texts; it is special unless something was hidden in it."""
         restored = self._hidden.sub(lambda match: self._texts[match[0]], text)
         return [Part(restored, restored == text)] if text else []
+
+
+def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """Apply a function to every text in a tuple of tuples."""
+    if type(value) is str:
+        return change(value)
+    if not isinstance(value, tuple):
+        return value
+    changed = [_map_texts(each, change) for each in value]
+    return type(value)(*changed) if hasattr(value, "_fields") else tuple(changed)
+
+
+def _with_markers(parts: list[Part], markers: dict[str, str]) -> list[Part]:
+    """Replace private characters by the control texts of calls that we wrote."""
+    if not markers:
+        return parts
+    texts = {character: text for text, character in markers.items()}
+    pieces = [
+        (piece, part.special) for part in parts for piece in re.split(f"([{''.join(texts)}])", part.text) if piece
+    ]
+    return _merge([Part(texts.get(piece, piece), special or piece in texts) for piece, special in pieces])
 
 
 def _with_images(parts: list[Part], images: dict[str, Image]) -> list[Part | Image]:

@@ -118,6 +118,17 @@ def test_thinking_and_log_probabilities() -> None:
     assert read({**USER, "logprobs": True, "top_logprobs": 3}).request.logprobs == 3
 
 
+def test_whether_earlier_reasoning_stays() -> None:
+    assert read(USER).request.keep_reasoning is None
+    assert read({**USER, "keep_reasoning": False}).request.keep_reasoning is False
+    request = read({**USER, "chat_template_kwargs": {"preserve_reasoning": False, "x": 1}}).request  # llama-server's
+    assert (request.keep_reasoning, request.template_variables) == (False, '{"x": 1}')
+    both = {"keep_reasoning": True, "chat_template_kwargs": {"preserve_reasoning": False}}
+    assert read({**USER, **both}).request.keep_reasoning is True
+    with pytest.raises(UsageError, match="keep_reasoning"):
+        read({**USER, "keep_reasoning": "yes"})
+
+
 def test_variables_of_the_chat_template() -> None:
     given = {"enable_thinking": False, "reasoning_effort": "no_think", "levels": [1, {"a": None}]}
     request = read({**USER, "chat_template_kwargs": given}).request
