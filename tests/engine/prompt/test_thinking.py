@@ -179,7 +179,8 @@ def test_where_an_answer_is_does_not_depend_on_its_tokens(text: str, stage: Reas
     assert thoughts.stage is stage
 
 
-def test_reasoning_without_an_opening_tag_is_not_opened_again() -> None:
-    tracker = ReasoningTracker.begin(("", "[ANSWER]"), inside=True).after("Hm.[ANSWER]\n")
-    assert tracker.stage is ReasoningStage.AFTER
-    assert tracker.after("Noon.").stage is ReasoningStage.ANSWER
+def test_without_an_opening_tag_only_the_prompt_begins_the_reasoning() -> None:
+    inside = ReasoningTracker.begin(("", "[END]"), inside=True)
+    assert inside.after("x[END] ").stage is ReasoningStage.AFTER
+    assert inside.after("x[END] y").stage is ReasoningStage.ANSWER
+    assert ReasoningTracker.begin(("", "[END]"), inside=False).after("y").stage is ReasoningStage.ANSWER
