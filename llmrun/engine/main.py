@@ -229,7 +229,9 @@ class EngineProcess:
             return
         try:
             if isinstance(command, Generate):
-                self._queue(command, self._preparer.prepare(command, self._channel.send))
+                prepared = self._preparer.prepare(command, self._channel.send)
+                self._loaded_model().engine.read_ahead(prepared.tokens, prepared.extras.salt)
+                self._queue(command, prepared)
             elif isinstance(command, Job) and command.name in self._prepare_questions:
                 self._answer(command, self._ask(command, self._prepare_questions))
             else:
