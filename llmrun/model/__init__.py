@@ -105,7 +105,7 @@ class Model:
 
     @cached_property
     def used(self) -> ModelFingerprint:
-        """Fingerprint of the model as it was loaded, stored with an answer: its file may be renamed or deleted since."""
+        """Fingerprint of the model as it was loaded, stored with an answer: its file may be renamed or deleted."""
         return fingerprint_file(self.spec.name if self.spec.path is None else "", self.path)
 
     @property
