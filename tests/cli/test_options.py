@@ -42,7 +42,7 @@ ANSWERING = (
     ("--image", "not/there"),
 )  # fmt: skip
 SAMPLING = (
-    *((FLAGS[name][0], str(low - 1)) for name, (low, high) in BOUNDS.items()),
+    *((FLAGS[name][0], str(low - 2)) for name, (low, high) in BOUNDS.items()),  # -1 is a word of other programs
     *((FLAGS[name][0], str(high + 1)) for name, (low, high) in BOUNDS.items()),
     ("--temp", "nan"), ("--logit-bias", "x"), ("--logit-bias", "5=nan"), ("--sampler-order", "top_k,topp"),
     ("--sampler-order", "top_k,top_k"), ("--watermark", "blue"), ("--watermark-key", "@not/there"),
@@ -100,8 +100,8 @@ WRONG: dict[str, tuple[tuple[str, ...], ...]] = {
 }  # fmt: skip
 # Any value will do, or what is wrong with it can't be known yet: a name, a text.
 FREE = {
-    "run": {"--system", "--dry-breaker", "--mmproj", "--install-completion", "--show-completion"},
-    "chat": {"--system", "--dry-breaker", "--mmproj", "--session"},
+    "run": {"--system", "--prefill", "--dry-breaker", "--mmproj", "--install-completion", "--show-completion"},
+    "chat": {"--system", "--prefill", "--dry-breaker", "--mmproj", "--session"},
     "plan": {"--draft"},
     "evaluate": {"--reference"},
     "bench": {"--machine", "--compare"},

@@ -176,5 +176,5 @@ def test_earlier_reasoning_stays_where_a_template_can_keep_it() -> None:
         assert row[0] is row[1], stem
         if row[1] is not row[2]:
             found[stem] = row
-    assert found == dict.fromkeys(SWITCHES, [True, True, False])
+    assert found == {stem: [True, True, False] for stem in SWITCHES}
     assert all(name in _templates()[stem].source for stem, name in SWITCHES.items())

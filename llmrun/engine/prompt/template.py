@@ -303,17 +303,7 @@ class ChatTemplate:
         messages, images = with_placeholders(messages)
         limits = RenderLimits.of(messages, tools)
         markers: dict[str, str] = {}
-
-        def mark(syntax: CallSyntax) -> CallSyntax:
-            """Put private characters for control texts into a syntax, which become control tokens again."""
-            used = set().union(*collect_texts(messages, tools, variables))
-            free = (chr(code) for code in reversed(PRIVATE) if chr(code) not in used)
-            for text in sorted({*itertools.chain(*map(control.pattern.findall, syntax.texts))}):
-                markers[text] = next(free)
-            changed: CallSyntax = _map_texts(
-                syntax, lambda text: control.pattern.sub(lambda match: markers.get(match[0], match[0]), text)
-            )
-            return changed
+        mark = partial(_marked, collect_texts(messages, tools, variables), control, markers)
 
         def rendered(tools: Sequence[Tool], support: ToolSupport | None = None) -> list[Part | Image]:
             fitted, tools = self._fitted(messages, tools, self._rules, support, mark)
@@ -389,6 +379,23 @@ def _with_thinking_part(message: dict[str, Any]) -> dict[str, Any]:
     content = message["content"]
     rest = [{"type": "text", "text": content}] if isinstance(content, str) and content else content or []
     return {**message, "content": [{"type": "thinking", "thinking": message["reasoning_content"]}, *rest]}
+
+
+def _marked(texts: Sequence[str], control: ControlTexts, markers: dict[str, str], syntax: CallSyntax) -> CallSyntax:
+    """Return a syntax with private characters for its control texts, which become control tokens again.
+
+    Args:
+        texts: of the conversation, whose characters are not free.
+        markers: gets the characters, by control text.
+    """
+    used = set().union(*texts)
+    free = (chr(code) for code in reversed(PRIVATE) if chr(code) not in used)
+    for text in sorted({*itertools.chain(*map(control.pattern.findall, syntax.texts))}):
+        markers[text] = next(free)
+    changed: CallSyntax = _map_texts(
+        syntax, lambda text: control.pattern.sub(lambda match: markers.get(match[0], match[0]), text)
+    )
+    return changed
 
 
 class ControlTexts:
