@@ -73,6 +73,7 @@ from llmrun.protocol.reasoning import ReasoningSyntax
 from llmrun.protocol.toolcalls import CallSyntax
 
 if TYPE_CHECKING:
+    from llmrun.engine.constraint.closing import TimelyEnd
     from llmrun.engine.constraint.matcher import Constraint, Matcher
     from llmrun.engine.llama.base import Vocabulary
     from llmrun.grammar import Grammar
@@ -187,13 +188,7 @@ class Preparer:
             self._accept(constraint, beginning.text)
         sampling = self._sampling(request, constraint)
         prompt = tokens if images is None else text_only(tokens)
-        end = None
-        if constraint is not None and matcher is not None:
-            from llmrun.engine.constraint.closing import TimelyEnd
-
-            n_left = self._n_ctx - len(tokens)
-            limit = request.limits.max_tokens
-            end = TimelyEnd(constraint, matcher.tokens, n_left if limit is None else min(limit, n_left))
+        end = self._end(request, constraint, matcher, n_prompt=len(tokens))
         sampler = SequenceSampler(
             sampling, self._vocabulary, prompt, constraint, request.remember, request.logprobs, end
         )
@@ -296,6 +291,17 @@ class Preparer:
 
         may_think = request.prompt is None and request.thinks is not False
         return AfterReasoning(matcher, self._vocabulary, tags, inside=inside, may_think=may_think)
+
+    def _end(
+        self, request: AnswerRequest, constraint: Constraint | None, matcher: Matcher | None, *, n_prompt: int
+    ) -> TimelyEnd | None:
+        """Return what completes a constrained answer before its limit."""
+        if constraint is None or matcher is None:
+            return None
+        from llmrun.engine.constraint.closing import TimelyEnd
+
+        room, limit = self._n_ctx - n_prompt, request.limits.max_tokens
+        return TimelyEnd(constraint, matcher.tokens, room if limit is None else min(limit, room))
 
     def _calls(self, request: AnswerRequest, syntax: CallSyntax) -> Matcher:
         from llmrun.engine.constraint.calls import compile_calls

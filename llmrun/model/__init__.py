@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,9 +103,9 @@ class Model:
     def name(self) -> str:
         return self.spec.name
 
-    @property
+    @cached_property
     def used(self) -> ModelFingerprint:
-        """Fingerprint of the model, stored with an answer."""
+        """Fingerprint of the model as it was loaded, stored with an answer: its file may be renamed or deleted."""
         return fingerprint_file(self.spec.name if self.spec.path is None else "", self.path)
 
     @property
@@ -169,6 +170,7 @@ class Model:
             EngineCrashedError: the file killed the engine.
         """
         self._runner = engine
+        _ = self.used  # as it is now
         self.loaded = engine.load(self.load, on_progress)
 
     @checked

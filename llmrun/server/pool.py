@@ -378,9 +378,10 @@ class Pool:
         for each in (pooled.path, *([model.draft.path] if model.draft is not None else ())):
             pooled.locks.enter_context(using(each))
         try:
+            _ = model.used  # as it is now: its file may be renamed or deleted during an answer
             loop = asyncio.get_running_loop()
             connection = EngineConnection(await loop.run_in_executor(self._launcher, self._start_engine, model))
-            pooled.loaded = model.loaded = await connection.load(model.load)
+            pooled.loaded = model.loaded = await connection.load(replace(model.load, each_token=True))
         except BaseException:
             pooled.locks.close()
             raise

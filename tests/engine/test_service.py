@@ -245,6 +245,15 @@ def test_gpt_oss_thinks_and_calls(choice: str) -> None:
     assert (received.text, called.name, json.loads(called.arguments)) == ("", "noon", {"town": "Rome"})
 
 
+def test_a_call_may_follow_reasoning_that_is_closed_by_force() -> None:
+    closed = "<|end|><|start|>assistant\n\n"
+    call = '<|channel|>commentary to=functions.noon <|constrain|>json<|message|>{"town": "Rome"}'
+    model = scripted({"Hi?": f"{ANALYSIS}hm, what then", f"Hi?{ANALYSIS}hm,\n{closed}": call})
+    text, started = answer(model, CALLING, tools=(NOON,), thinking_tokens=3, limits=Limits(200))
+    received = split(started, text, (NOON,), syntax=toolcalls.HARMONY)
+    assert [(called.name, json.loads(called.arguments)) for called in received.calls] == [("noon", {"town": "Rome"})]
+
+
 def test_gpt_oss_answers_without_a_call() -> None:
     model = scripted({"Hi?": f"{ANALYSIS}hm{FINAL}Noon."})
     text, started = answer(model, CALLING, tools=(NOON,), limits=Limits(200))

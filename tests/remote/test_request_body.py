@@ -85,6 +85,7 @@ def test_all_else_that_cannot_be_asked_is_told() -> None:
         limits=Limits(ban=("x",), ignores_end=True),
         template="chatml",
         thinking=False,
+        keep_reasoning=False,
         thinking_tokens=5,
         stops_repeats=True,
         salt="s",
@@ -95,6 +96,7 @@ def test_all_else_that_cannot_be_asked_is_told() -> None:
         "ignore_eos",
         "template",
         "thinking",
+        "keep_reasoning",
         "thinking_tokens",
         "stops_repeats",
         "cache_salt",
@@ -121,6 +123,7 @@ def test_our_own_server_reads_what_is_sent() -> None:
         limits=Limits(9, ("stop",), ("ban",), ignores_end=True),
         grammar=Grammar("json_schema", SCHEMA),
         thinking=False,
+        keep_reasoning=False,
         thinking_tokens=4,
         stops_repeats=True,
         logprobs=2,
@@ -132,7 +135,11 @@ def test_our_own_server_reads_what_is_sent() -> None:
     read = openai_chat.read(body(asked, "llmrun"))
     assert read.stream
     assert SamplingParams(**read.sampling) == sampling
-    for name in ("messages", "limits", "thinking", "thinking_tokens", "logprobs", "tools", "tool_choice", "salt"):
+    names = (
+        "messages", "limits", "thinking", "keep_reasoning", "thinking_tokens", "logprobs", "tools", "tool_choice",
+        "salt",
+    )  # fmt: skip
+    for name in names:
         assert getattr(read.request, name) == getattr(asked, name), name
     assert read.request.grammar is not None
     assert read.request.grammar.kind == "json_schema"

@@ -248,7 +248,7 @@ class ReasoningTracker(NamedTuple):
                 return ReasoningTracker(self.tags, ReasoningStage.AFTER).after(rest)
             return self._replace(tail=tail[1 - len(self.tags[1]) :])
         start = tail.lstrip()
-        if start.startswith(self.tags[0]):
+        if self.tags[0] and start.startswith(self.tags[0]):
             return ReasoningTracker(self.tags, ReasoningStage.INSIDE).after(start[len(self.tags[0]) :])
         if self.tags[0].startswith(start):
             return self._replace(tail=tail)
