@@ -12,6 +12,7 @@ from typing import Any
 import jsonschema
 import pytest
 from support.call_syntaxes import SYNTAXES
+from support.random_schemas import random_object
 
 from llmrun.engine.constraint.calls import ToolCallConstraint, compile_calls
 from llmrun.engine.constraint.matcher import Constraint, compile_lark
@@ -281,3 +282,31 @@ def test_parameters_one_by_one_follow_the_schema(syntax: CallSyntax) -> None:
         jsonschema.validate(arguments, MIXED)
         seen |= {*arguments}
     assert seen == {*MIXED["properties"]}
+
+
+def test_what_a_string_without_quotes_does_not_follow_is_named() -> None:
+    texts = {
+        "a": {"type": "string", "pattern": "^[0-9]", "format": "date", "minLength": 2, "maxLength": 5000},
+        "b": {"const": "only"},
+        "c": {"type": "string", "maxLength": 3, "format": "made-up"},
+        "d": {"type": "integer", "minimum": 3},
+    }
+    schema = {"type": "object", "properties": texts, "required": ["b"]}
+    tool = Tool("f", "", json.dumps(schema))
+    asked = AnswerRequest(tools=(tool,), tool_choice="required", parallel_calls=False)
+    unquoted = [syntax for syntax in SYNTAXES.values() if syntax.parameters and not syntax.parameters.is_python]
+    assert unquoted
+    for syntax in SYNTAXES.values():
+        matcher = compile_calls(asked, syntax, VOCABULARY, SHOWN)
+        keys = ("pattern", "minLength", "format", "maxLength") if syntax in unquoted else ()
+        assert matcher.left_out == tuple(f"tools.f.parameters.properties.a.{key}" for key in keys)
+        ((_, arguments),) = calls_in(syntax, finish(matcher, random.Random(1)), (tool,))
+        assert arguments["b"] == "only"
+
+
+def test_a_hundred_tools_are_one_grammar() -> None:
+    """Equal schemas are written once; the rules of different ones do not meet."""
+    tools = tuple(Tool(f"t{n}", "", json.dumps(random_object(random.Random(n // 2)))) for n in range(100))
+    matcher = compile_calls(AnswerRequest(tools=tools, tool_choice="required"), HERMES, VOCABULARY, SHOWN)
+    assert all(each.split(".")[1] in {tool.name for tool in tools} for each in matcher.left_out)
+    assert allowed(matcher)
