@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llmrun.errors import UsageError
+
 DEFAULT_ENDPOINT = "https://huggingface.co"
 DEFAULT_STATES_BYTES = 4_000_000_000
 TUNE_FILE = "tune.json"
@@ -19,6 +21,9 @@ ATTENTION_FILE = "attention.json"
 """Beside it: measured times with flash attention and without."""
 LAST_MODEL_FILE = "last_model"
 """Beside it: the name of the model that answered last."""
+
+_TRUE, _FALSE = {"1", "ON", "YES", "TRUE"}, {"", "0", "OFF", "NO", "FALSE"}
+_MOST_DIGITS = 18  # of a number of bytes, which crosses to the engine in 64 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +63,19 @@ def load_settings(environment: Mapping[str, str] | None = None) -> Settings:
     HF_HUB_CACHE, HUGGINGFACE_HUB_CACHE, HF_HOME, XDG_CACHE_HOME, HF_ENDPOINT, HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE
     mean the same as for huggingface_hub, whose import takes a twentieth of a second; LLMRUN_DEBUG=1 is --debug;
     LLMRUN_KV_BYTES is states_bytes.
+
+    Raises:
+        UsageError: the value of one of our variables is invalid.
     """
     env = os.environ if environment is None else environment
     home = env.get("HF_HOME") or Path(env.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
-    states_bytes = env.get("LLMRUN_KV_BYTES", "").strip()
     cache = env.get("HF_HUB_CACHE") or env.get("HUGGINGFACE_HUB_CACHE") or Path(home, "hub")
     return Settings(
         hub_cache=Path(os.path.expandvars(Path(cache).expanduser())).absolute(),
         endpoint=(env.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/"),
         offline=_truth(env, "HF_HUB_OFFLINE" if env.get("HF_HUB_OFFLINE") else "TRANSFORMERS_OFFLINE"),
-        debug=_truth(env, "LLMRUN_DEBUG"),
-        states_bytes=int(states_bytes) if states_bytes.isdecimal() else DEFAULT_STATES_BYTES,
+        debug=_switch(env, "LLMRUN_DEBUG"),
+        states_bytes=_n_bytes(env, "LLMRUN_KV_BYTES", DEFAULT_STATES_BYTES),
     )
 
 
@@ -111,4 +118,19 @@ def ca_file() -> str | None:
 
 
 def _truth(env: Mapping[str, str], name: str) -> bool:
-    return env.get(name, "").strip().upper() in {"1", "ON", "YES", "TRUE"}
+    return env.get(name, "").strip().upper() in _TRUE
+
+
+def _switch(env: Mapping[str, str], name: str) -> bool:
+    if env.get(name, "").strip().upper() in _TRUE | _FALSE:
+        return _truth(env, name)
+    raise UsageError(f"invalid {name}={env[name]}", why="it is a switch", hint=f"{name}=1 or {name}=0")
+
+
+def _n_bytes(env: Mapping[str, str], name: str, default: int) -> int:
+    text = env.get(name, "").strip()
+    if not text:
+        return default
+    if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS:
+        return int(text)
+    raise UsageError(f"invalid {name}={env[name]}", why="it is a number of bytes", hint=f"e.g. {name}={default}")

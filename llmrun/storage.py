@@ -243,7 +243,7 @@ class Database:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             _make_file(path)
             if not self._opened(migrates=False):  # intact and of the newest version, as at nearly every start
-                with _alone_in(path.parent):
+                with alone_in(path.parent):
                     if not self._opened():  # other processes wait, or have just set it up
                         self._replace()
 
@@ -273,7 +273,7 @@ class Database:
             LlmrunError: as when it is opened.
         """
         self.connection.close()
-        with self.explained(), _alone_in(self._path.parent):
+        with self.explained(), alone_in(self._path.parent):
             self._replace()
 
     def close(self) -> None:
@@ -428,7 +428,7 @@ def _make_file(path: Path) -> None:
 
 
 @contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
+def alone_in(folder: Path) -> Iterator[None]:
     """Hold a lock on a folder, so that only one process at a time is in the block."""
     if sys.platform == "win32":  # which does not open folders
         yield

@@ -95,7 +95,9 @@ def _report(error: LlmrunError, *, debug: bool) -> int:
     """Print an error; return its exit status."""
     from llmrun.config import load_settings
 
-    if debug or load_settings().debug:
+    with suppress(LlmrunError):  # an invalid variable
+        debug = debug or load_settings().debug
+    if debug:
         import traceback
 
         traceback.print_exc()

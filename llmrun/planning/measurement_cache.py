@@ -6,7 +6,8 @@ Must not know the measurements. Every answer waits for this, so it reads one sma
 from __future__ import annotations
 
 import json
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from llmrun.gguf.header import Header
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.machine import library_folder
 from llmrun.protocol.codec import load_json
-from llmrun.storage import disk_errors, write_whole
+from llmrun.storage import alone_in, disk_errors, write_whole
 
 _SCHEMA = 1
 _MOST_BYTES = 1 << 20
@@ -55,15 +56,16 @@ def keep(path: Path, key: dict[str, Any], entry: dict[str, Any]) -> None:
     Raises:
         LlmrunError: the folder can't be written.
     """
-    _write(path, [{"key": key, **entry}, *_others(path, key)][:_MOST_ENTRIES])
+    with _writing(path):
+        _write(path, [{"key": key, **entry}, *_others(path, key)][:_MOST_ENTRIES])
 
 
 def drop(path: Path, key: dict[str, Any]) -> bool:
     """Remove the entry of a key, and return whether there was one. Raises as keep()."""
-    others = _others(path, key)
-    if len(others) == len(entries(path)):
+    if find(path, key) is None:
         return False
-    _write(path, others)
+    with _writing(path):
+        _write(path, _others(path, key))
     return True
 
 
@@ -103,10 +105,18 @@ def _build() -> list[list[Any]]:
     return sorted(found)
 
 
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Keep other threads and processes from changing a file after it was read here."""
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with alone_in(path.parent):
+            yield
+
+
 def _write(path: Path, found: list[dict[str, Any]]) -> None:
     """Write the entries; remove the file if there are none, so that its presence means entries."""
     if found:
-        write_whole(path, json.dumps({"schema": _SCHEMA, "entries": found}), makes_folder=True)
-        return
-    with disk_errors(path):
+        write_whole(path, json.dumps({"schema": _SCHEMA, "entries": found}))
+    else:
         path.unlink(missing_ok=True)

@@ -105,7 +105,10 @@ class ReasoningSplitter:
             is_cut_off: the model did not end the answer, so that reasoning without a closing tag may be reasoning.
         """
         rest, self._buffer = self._buffer, ""
-        is_shown = rest and (rest.strip() or self._state is not _State.AFTER)
+        is_end = (
+            rest.rstrip().endswith(">") and self._syntax.has_messages and self._syntax.closing.startswith(rest.strip())
+        )
+        is_shown = rest and not is_end and (rest.strip() or self._state is not _State.AFTER)
         parts = [AnswerPart("reasoning" if self.inside else "text", rest)] if is_shown else []
         if self._implied is not None and self.inside and not is_cut_off:
             # Nothing was reasoning, though it was taken for that: else the answer would be lost.

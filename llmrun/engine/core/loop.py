@@ -75,6 +75,7 @@ class Engine:
         self._rate, self._n_batches = PrefillRate(), 0
         self._slots = Slots(context, states, self._rate, prefixes, exact=exact, checkpoint_bytes=checkpoint_bytes)
         self.prefixes, self.save_parked = self._slots.prefixes, self._slots.save_parked
+        self.read_ahead = self._slots.read_ahead
         self._numbers = itertools.count()
         self._active: list[Sequence] = []  # oldest first
         self._waiting: list[Sequence] = []  # oldest first

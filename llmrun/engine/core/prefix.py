@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
 from contextlib import suppress
+from typing import TypeVar
+
+_Tokens = TypeVar("_Tokens", list[int], "array[int]")
 
 
-def common_prefix(cached: list[int], prompt: list[int]) -> int:
+def common_prefix(cached: _Tokens, prompt: _Tokens) -> int:
     """Return the length of the common prefix."""
     if not cached or not prompt or cached[0] != prompt[0]:
         return 0

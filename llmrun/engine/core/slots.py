@@ -138,6 +138,8 @@ class Slots:
                 self._save_slot_soon(slot, _MOST_SAVED)
         for prefix in reversed(self._host_cache.prefixes):
             self._discard(prefix, _MOST_SAVED)
+        if self._states is not None:
+            self._states.forget_ahead()
 
     def _save_slot_soon(self, slot: int, most_saved: float = 1.0) -> None:
         kept = self.checkpoints.of(slot)
@@ -449,7 +451,7 @@ class Slots:
         length = self._load_state(slot, saved.tokens, saved.state, tokens)
         if length:
             self._n_prompt[slot] = len(saved.tokens)
-            self.checkpoints.put(slot, (Checkpoint(each, bytearray(state), True) for each, state in saved.checkpoints))
+            self.checkpoints.put(slot, (Checkpoint(each, state, True) for each, state in saved.checkpoints))
             if self.saver is not None:
                 self.saver.note_saved(saved.tokens)
         return self._reach(slot, length)
@@ -462,6 +464,20 @@ class Slots:
                 self.append(slot, cached)
                 return reusable(cached, tokens)
         return self.truncate(slot, 0)
+
+    def read_ahead(self, tokens: list[int], salt: str) -> None:
+        """Read the saved state that a prompt will need, unless as much of it is cached; for any thread.
+
+        Other threads change the slots meanwhile, so this is a guess: take() looks again.
+        """
+        if self._states is None or self._exact or salt:
+            return
+        cached = (*self.cached.values(), *(each.tokens for each in self._host_cache.prefixes))
+        length = max(common_prefix(each[:], tokens) for each in cached)
+        if len(tokens) - length >= _MIN_RESTORED:
+            cuts = not self._context.has_checkpoints
+            with suppress(MemoryError):
+                self._states.read_ahead(tokens, longer_than=length + _MIN_RESTORED, cuts=cuts)
 
     def _find_saved(self, tokens: list[int], length: int) -> SavedState | None:
         if self._states is not None and len(tokens) - length >= _MIN_RESTORED:

@@ -17,11 +17,14 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from io import FileIO
 from pathlib import Path
 from queue import Full, Queue
 from typing import BinaryIO, NamedTuple
 
 from llmrun.engine.core.prefix import common_prefix
+from llmrun.engine.environment import lower_thread_priority
 
 _MAGIC = b"LLMRUNKV"
 _VERSION = 4
@@ -33,10 +36,12 @@ _TOKEN_BYTES = array("i").itemsize
 _SUFFIX, _UNFINISHED = ".kv", ".tmp"
 _PIECE_BYTES = 1 << 22
 _HASHES = "hashes"  # folder of the model files' hashes
+_MAX_HASHES = 1000
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MIN_NEW = 256  # tokens that are not on disk yet, for the saver
 _MAX_REMEMBERED = 64  # saved states
 _MAX_QUEUED = 2  # states: they take as much memory as their cells
+_MAX_AHEAD = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +49,8 @@ class SavedState:
     """A state that shares a prefix with a prompt."""
 
     tokens: list[int]  # with keys and values in the state
-    state: bytes  # from llama.cpp
-    checkpoints: tuple[tuple[int, bytes], ...] = ()  # numbers of first tokens, and the memory that can't be cut
+    state: bytes | bytearray  # from llama.cpp
+    checkpoints: tuple[tuple[int, bytearray], ...] = ()  # numbers of first tokens, and the memory that can't be cut
 
 
 class _Index(NamedTuple):
@@ -60,17 +65,19 @@ class _Index(NamedTuple):
     def head(self) -> tuple[bytes, bytes, bytes]:
         return self.tokens.tobytes(), b"".join(_CHECKPOINT.pack(*each) for each in self.checkpoints), self.turns
 
-    def reach(self, prompt: list[int], *, cuts: bool) -> int:
+    def reach(self, prompt: array[int], *, cuts: bool) -> int:
         """Return how many first tokens of a prompt the state is of use for."""
-        tokens = list(self.tokens)
-        shared = common_prefix(tokens, prompt)
-        if cuts or shared == len(tokens):
+        shared = common_prefix(self.tokens, prompt)
+        if cuts or shared == len(self.tokens):
             return shared
         return max((length for length, _ in self.checkpoints if length <= shared), default=0)
 
 
+_Identity = tuple[str, int, int]  # name, inode and bytes of a state's file: a file is replaced, never changed
+
+
 class KVStore:
-    """The saved states of one model.
+    """The saved states of one model, for several threads.
 
     Args:
         folder: of all models' states; created when the first one is saved.
@@ -86,8 +93,9 @@ class KVStore:
         self._root, self._cap = folder, cap_bytes
         self._state_key = key if isinstance(key, StateKey) else StateKey(folder, (), key)
         self._folder, self._key = folder, b""
-        # Indexes of the files that were opened, by name, inode and bytes: a file is replaced, never changed.
-        self._opened: dict[tuple[str, int, int], _Index | None] = {}
+        self._lock = threading.Lock()  # of what follows
+        self._opened: dict[_Identity, _Index | None] = {}  # of the files in the folder
+        self._ahead: dict[_Identity, SavedState] = {}  # read before they are asked for
         self._is_known = False
         self._is_open()
 
@@ -104,17 +112,37 @@ class KVStore:
         Args:
             cuts: a state can be cut to any length, not only to its checkpoints.
         """
-        shared = [(index.reach(prompt, cuts=cuts), path) for path, index in self._indexes()]
-        for length, path in sorted(shared, reverse=True):
-            if length <= longer_than:
-                return None
-            saved = self._read(path)
+        for path, identity in self._candidates(prompt, longer_than, cuts=cuts):
+            with self._lock:
+                saved = self._ahead.pop(identity, None)
+            saved = saved or self._read(path)
             if saved is not None:
                 with contextlib.suppress(OSError):
                     os.utime(path)
                 return saved
             _remove(path)
         return None
+
+    def read_ahead(self, prompt: list[int], *, longer_than: int, cuts: bool = True) -> None:
+        """Read the state that find() will return, in a thread that holds nothing up."""
+        for path, identity in self._candidates(prompt, longer_than, cuts=cuts):
+            if identity not in self._ahead and (saved := self._read(path)) is not None:
+                with self._lock:
+                    self._ahead[identity] = saved
+                    while len(self._ahead) > _MAX_AHEAD:
+                        del self._ahead[next(iter(self._ahead))]
+            return
+
+    def forget_ahead(self) -> None:
+        """Free the states that nobody asked for, since their requests were cancelled."""
+        with self._lock:
+            self._ahead.clear()
+
+    def _candidates(self, prompt: list[int], longer_than: int, *, cuts: bool) -> list[tuple[Path, _Identity]]:
+        """Return the files with more than these first tokens of a prompt, the longest first."""
+        wanted = array("i", prompt)
+        reach = [(index.reach(wanted, cuts=cuts), path, identity) for path, identity, index in self._indexes()]
+        return [(path, identity) for length, path, identity in sorted(reach, reverse=True) if length > longer_than]
 
     def save(
         self, tokens: list[int], state: bytes | bytearray, checkpoints: Sequence[tuple[int, bytes | bytearray]] = ()
@@ -129,7 +157,8 @@ class KVStore:
         self._state_key.compute()
         self._is_open()
         sizes = tuple((length, len(each)) for length, each in checkpoints)
-        described = self._key, *_Index(array("i", tokens), sizes, self.turns_of(tokens), 0).head
+        whole = _Index(array("i", tokens), sizes, self.turns_of(tokens), 0)
+        described = self._key, *whole.head
         content = state, *(each for _, each in checkpoints)
         checksums, n_bytes = (_checksum(*described), _checksum(*described, *content)), sum(map(len, content))
         head = _HEAD.pack(
@@ -139,8 +168,8 @@ class KVStore:
         if size > self._cap:
             return 0
         kept = {length for length, _ in sizes} | {len(tokens)}
-        for path, index in self._indexes():
-            is_prefix = common_prefix(list(index.tokens), tokens) == len(index.tokens)
+        for path, _, index in self._indexes():
+            is_prefix = common_prefix(index.tokens, whole.tokens) == len(index.tokens)
             if is_prefix and (not sizes or len(index.tokens) in kept):
                 _remove(path)
         self._make_room(size)
@@ -151,29 +180,38 @@ class KVStore:
 
     def saved_turns(self) -> Iterator[tuple[list[int], bytes]]:
         """Yield the tokens of each state and what turns_of() returned for them, the least recently used one first."""
-        for _, index in sorted(self._indexes(), key=lambda pair: _used_at(pair[0])):
+        for _, _, index in sorted(self._indexes(), key=lambda each: _used_at(each[0])):
             yield list(index.tokens), index.turns
 
     def background_saver(self) -> StateSaver:
         return StateSaver(self)
 
-    def _indexes(self) -> Iterator[tuple[Path, _Index]]:
-        """Yield this model's files."""
-        before, self._opened = self._opened, {}
-        for path in sorted(self._folder.glob("*" + _SUFFIX)) if self._is_open() else ():
-            with contextlib.suppress(OSError):
-                status = path.stat()
-                identity = path.name, status.st_ino, status.st_size
-                if identity in before:
-                    index = before[identity]
-                else:
-                    with path.open("rb") as file:
-                        index = self._open(file)
-                self._opened[identity] = index
-                if index is not None:
-                    yield path, index
+    def _indexes(self) -> list[tuple[Path, _Identity, _Index]]:
+        """Return this model's files and their indexes; only new files are opened."""
+        with self._lock:
+            before, self._opened, found = self._opened, {}, []
+            for entry in sorted(self._entries(), key=lambda each: each.name):
+                with contextlib.suppress(OSError):
+                    path, status = Path(entry.path), entry.stat()
+                    identity = entry.name, status.st_ino, status.st_size
+                    if identity in before:
+                        index = before[identity]
+                    else:
+                        with path.open("rb") as file:
+                            index = self._open(file)
+                    self._opened[identity] = index
+                    if index is not None:
+                        found.append((path, identity, index))
+            return found
 
-    def _open(self, file: BinaryIO) -> _Index | None:
+    def _entries(self) -> list[os.DirEntry[str]]:
+        if not self._is_open():
+            return []
+        with contextlib.suppress(OSError), os.scandir(self._folder) as entries:
+            return [entry for entry in entries if entry.name.endswith(_SUFFIX)]
+        return []
+
+    def _open(self, file: BinaryIO | FileIO) -> _Index | None:
         """Return the index of a valid file, which is left open at its state; None for any other."""
         head = file.read(_HEAD.size)
         if len(head) < _HEAD.size:
@@ -193,13 +231,19 @@ class KVStore:
         return index if _checksum(self._key, *index.head) == of_index else None
 
     def _read(self, path: Path) -> SavedState | None:
-        with contextlib.suppress(OSError), path.open("rb") as file:
+        with contextlib.suppress(OSError), path.open("rb", buffering=0) as file:
             index = self._open(file)
-            if index is not None:
-                content = file.read()
-                n_state = len(content) - sum(size for _, size in index.checkpoints)
-                if n_state >= 0 and _checksum(self._key, *index.head, content) == index.checksum:
-                    return SavedState(list(index.tokens), content[:n_state], _split(content[n_state:], index))
+            if index is None:
+                return None
+            n_bytes = os.fstat(file.fileno()).st_size - file.tell()
+            sizes = [size for _, size in index.checkpoints]
+            if n_bytes < sum(sizes):
+                return None
+            contents = [bytearray(size) for size in (n_bytes - sum(sizes), *sizes)]
+            is_whole = all(map(partial(_fill, file), contents))
+            if is_whole and _checksum(self._key, *index.head, *contents) == index.checksum:
+                lengths = (length for length, _ in index.checkpoints)
+                return SavedState(list(index.tokens), contents[0], tuple(zip(lengths, contents[1:], strict=True)))
         return None
 
     def _make_room(self, needed: int) -> None:
@@ -208,6 +252,8 @@ class KVStore:
         for path in self._root.glob("*/*"):
             if path.suffix == _UNFINISHED and not _is_alive(path):
                 _remove(path)
+            if path.parent.name == _HASHES:  # without its hash, a model has no states
+                continue
             with contextlib.suppress(OSError):
                 status = path.stat()
                 files.append((status.st_mtime, status.st_size, path))
@@ -260,6 +306,8 @@ class StateKey:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with contextlib.suppress(OSError):
                 _write(self._remembered(identity), (digest.hexdigest().encode(),))
+                for old in sorted(self._folder.glob("*" + _SUFFIX), key=_used_at)[:-_MAX_HASHES]:
+                    _remove(old)
 
     def _known(self, path: Path, identity: str) -> str | None:
         name = path.resolve().name
@@ -270,6 +318,7 @@ class StateKey:
                 text = self._remembered(identity).read_text(encoding="ascii")
                 if _SHA256.fullmatch(text):
                     self._hashes[identity] = text
+                    os.utime(self._remembered(identity))
         return self._hashes.get(identity)
 
     def _remembered(self, identity: str) -> Path:
@@ -317,20 +366,21 @@ class StateSaver:
         self._queue.join()
 
     def _write(self) -> None:
+        lower_thread_priority()  # hashing a model's files takes seconds
         while True:
             saved = self._queue.get()
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, MemoryError):  # the next one may be smaller
                 self._store.save(*saved)
+            del saved  # before the thread waits for the next one
             self._queue.task_done()
 
 
-def _split(content: bytes, index: _Index) -> tuple[tuple[int, bytes], ...]:
-    """Return the checkpoints, whose bytes lie one after another."""
-    found, start = [], 0
-    for length, size in index.checkpoints:
-        found.append((length, content[start : start + size]))
-        start += size
-    return tuple(found)
+def _fill(file: FileIO, content: bytearray) -> bool:
+    """Read a file's next bytes; return False if it ends before."""
+    view = memoryview(content)
+    while view and (n_bytes := file.readinto(view)):
+        view = view[n_bytes:]
+    return not view
 
 
 def _used_at(path: Path) -> float:

@@ -59,6 +59,7 @@ _POLL_SECONDS = 0.02  # between two checks of the memory
 _FAILS = "the chat template fails"
 _PROBE_TEXT = "Is this said?"
 _QUESTION, _REASONED = Message("user", "Is it?"), Message("assistant", "It is.", reasoning=_PROBE_TEXT)
+_EFFORT_VARIABLES = ("reasoning_effort", "reasoning_strength", "thinking_effort")
 _OTHER_TEMPLATE = "choose another template with --template"
 
 NAMED = {
@@ -194,16 +195,21 @@ class ChatTemplate:
             self._efforts[effort] = self._find_effort(effort)
         return self._efforts[effort]
 
+    @cached_property
+    def _effort_variable(self) -> str | None:
+        return next((name for name in _EFFORT_VARIABLES if name in self.source), None)
+
     def _find_effort(self, effort: str) -> str | None:
-        if "reasoning_effort" not in self.source:
+        variable = self._effort_variable
+        if variable is None:
             return None
         named = {each for each in EFFORTS if f"'{each}'" in self.source or f'"{each}"' in self.source}
         if effort == "none":
             return effort if effort in named else None
         known = sorted((named | {"low", "medium", "high"}) - {"none"}, key=EFFORTS.index)
         known.sort(key=lambda each: abs(EFFORTS.index(each) - EFFORTS.index(effort)))
-        variables = {"messages": [{"role": "user", "content": _PROBE_TEXT}]}
-        return next((each for each in known if self._trial(variables | {"reasoning_effort": each})), None)
+        variables = {"messages": [{"role": "user", "content": _PROBE_TEXT}], "thinking": True, "enable_thinking": True}
+        return next((each for each in known if self._trial({**variables, variable: each})), None)
 
     @cached_property
     def _reasoning_switch(self) -> tuple[str, Any, Any] | None:
@@ -223,7 +229,8 @@ class ChatTemplate:
                 dropped = [value for value, prompt in prompts.items() if prompt and _PROBE_TEXT not in prompt]
                 if name in later or not kept or not dropped:
                     continue
-                if self._trial(first | {name: kept[0]}) == self._trial(first):
+                alike = {self._trial(first), *(self._trial(first | {name: each[0]}) for each in (kept, dropped))}
+                if len(alike) == 1:
                     return name, kept[0], dropped[0]
         return None
 
@@ -279,7 +286,7 @@ class ChatTemplate:
             control: texts that the tokenizer turns into control tokens.
             thinking: the template's enable_thinking; None leaves it undefined.
             tools: the tools that the model may call.
-            effort: the template's reasoning_effort, see EFFORTS; the nearest one that it knows.
+            effort: the reasoning effort, see EFFORTS; the nearest one that the template knows.
             keep_reasoning: keep the reasoning of turns before the last question, or leave it out, where the template
                 has a variable for it; None keeps it.
             variables: more variables of the template, a JSON object.
@@ -288,8 +295,8 @@ class ChatTemplate:
             BadTemplateError: the template fails, refuses the conversation, or exceeds a limit.
         """
         options: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking, "thinking": thinking}
-        if effort is not None and (known := self._known_effort(effort)):
-            options["reasoning_effort"] = known
+        if effort is not None and self._effort_variable and (known := self._known_effort(effort)):
+            options[self._effort_variable] = known
         if self._reasoning_switch is not None and any(message.role == "assistant" for message in messages):
             name, kept, dropped = self._reasoning_switch
             options[name] = dropped if keep_reasoning is False else kept

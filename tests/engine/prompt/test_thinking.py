@@ -177,3 +177,10 @@ def test_where_an_answer_is_does_not_depend_on_its_tokens(text: str, stage: Reas
     for start in range(0, len(text), cut):
         thoughts = thoughts.after(text[start : start + cut])
     assert thoughts.stage is stage
+
+
+def test_without_an_opening_tag_only_the_prompt_begins_the_reasoning() -> None:
+    inside = ReasoningTracker.begin(("", "[END]"), inside=True)
+    assert inside.after("x[END] ").stage is ReasoningStage.AFTER
+    assert inside.after("x[END] y").stage is ReasoningStage.ANSWER
+    assert ReasoningTracker.begin(("", "[END]"), inside=False).after("y").stage is ReasoningStage.ANSWER
