@@ -287,21 +287,26 @@ def test_parameters_one_by_one_follow_the_schema(syntax: CallSyntax) -> None:
 def test_what_a_string_without_quotes_does_not_follow_is_named() -> None:
     texts = {
         "a": {"type": "string", "pattern": "^[0-9]", "format": "date", "minLength": 2, "maxLength": 5000},
-        "b": {"const": "only"},
-        "c": {"type": "string", "maxLength": 3, "format": "made-up"},
-        "d": {"type": "integer", "minimum": 3},
+        "b": {"type": "string", "maxLength": 3, "format": "made-up"},
+        "c": {"type": "integer", "minimum": 3},
     }
-    schema = {"type": "object", "properties": texts, "required": ["b"]}
-    tool = Tool("f", "", json.dumps(schema))
+    tool = Tool("f", "", json.dumps({"type": "object", "properties": texts}))
     asked = AnswerRequest(tools=(tool,), tool_choice="required", parallel_calls=False)
     unquoted = [syntax for syntax in SYNTAXES.values() if syntax.parameters and not syntax.parameters.is_python]
     assert unquoted
     for syntax in SYNTAXES.values():
-        matcher = compile_calls(asked, syntax, VOCABULARY, SHOWN)
         keys = ("pattern", "minLength", "format", "maxLength") if syntax in unquoted else ()
-        assert matcher.left_out == tuple(f"tools.f.parameters.properties.a.{key}" for key in keys)
-        ((_, arguments),) = calls_in(syntax, finish(matcher, random.Random(1)), (tool,))
-        assert arguments["b"] == "only"
+        left_out = compile_calls(asked, syntax, VOCABULARY, SHOWN).left_out
+        assert left_out == tuple(f"tools.f.parameters.properties.a.{key}" for key in keys)
+
+
+@pytest.mark.parametrize("syntax", SYNTAXES.values(), ids=SYNTAXES)
+def test_a_constant_is_written_in_every_syntax(syntax: CallSyntax) -> None:
+    tool = Tool("f", "", json.dumps({"type": "object", "properties": {"b": {"const": "only"}}, "required": ["b"]}))
+    asked = AnswerRequest(tools=(tool,), tool_choice="required", parallel_calls=False)
+    answer = finish(compile_calls(asked, syntax, VOCABULARY, SHOWN), random.Random(1))
+    assert [json.loads(arguments) if isinstance(arguments, str) else arguments for _, arguments in
+            calls_in(syntax, answer, (tool,))] == [{"b": "only"}]  # fmt: skip
 
 
 def test_a_hundred_tools_are_one_grammar() -> None:
