@@ -6,7 +6,7 @@ Must not know templates. Of schemas it knows only how strings are written withou
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llmrun.engine.constraint.matcher import Matcher, compile_lark, tokens_of
@@ -15,7 +15,9 @@ from llmrun.engine.constraint.tool_schemas import arguments_schema, left_out, va
 from llmrun.engine.prompt.thinking import ReasoningStage, ReasoningTracker
 from llmrun.engine.prompt.tools import allows_text
 from llmrun.errors import UsageError
+from llmrun.grammar.formats import FORMATS
 from llmrun.grammar.json_lark import Rules, rules_of
+from llmrun.grammar.place import dotted
 from llmrun.protocol.codec import load_json
 from llmrun.protocol.messages import AnswerRequest, Tool
 from llmrun.protocol.parameters import narrowed_to, parameters_of, types_of
@@ -42,9 +44,29 @@ def compile_calls(
     """
     only = request.tool_choice.removeprefix("=") if request.tool_choice.startswith("=") else ""
     tools = [tool for tool in request.tools if only in ("", tool.name)]
+    matcher = compile_lark("\n".join(_all_lines(request, tools, syntax, only)), vocabulary, shown)
+    matcher.left_out = (*left_out(tools), *_unquoted_left_out(tools, syntax))
+    return matcher
+
+
+def _unquoted_left_out(tools: Sequence[Tool], syntax: CallSyntax) -> Iterator[str]:
+    """Yield what is not enforced of strings that are written without quotes."""
+    if syntax.parameters is None or syntax.parameters.is_python:
+        return
+    for tool in tools:
+        for name, schema in parameters_of(load_json(tool.parameters)).items():
+            if "string" in types_of(schema) and isinstance(schema, dict) and "enum" not in schema:
+                lost = [key for key in ("pattern", "minLength") if key in schema]
+                lost += ["format"] if schema.get("format") in FORMATS else []
+                lost += ["maxLength"] if _limit_of(schema) is None and "maxLength" in schema else []
+                path = ("tools", tool.name, "parameters", "properties", name)
+                yield from (dotted((*path, key)) for key in lost)
+
+
+def _all_lines(request: AnswerRequest, tools: Sequence[Tool], syntax: CallSyntax, only: str) -> Iterable[str]:
+    """Return the whole grammar, each line once, because tools may have equal schemas."""
     starts_later = allows_text(request) and not syntax.has_header
     written = len(syntax.trigger) if starts_later else len(syntax.prefill)
-    # Each line once: tools may have equal schemas.
     lines = dict.fromkeys(_lines(tools, syntax, written, several=request.parallel_calls and not only))
     lead = syntax.lead.removeprefix(syntax.prefill)
     if request.grammar is not None and request.tool_choice == "auto":
@@ -56,14 +78,8 @@ def compile_calls(
     elif allows_text(request) and syntax.has_header:
         answer = f"{_text(lead)}/(?s:.*)/"
     else:
-        return _compiled(["start: calls", *lines], tools, vocabulary, shown)
-    return _compiled(["start: calls | answer", f"answer: {answer}", *lines], tools, vocabulary, shown)
-
-
-def _compiled(lines: Sequence[str], tools: Sequence[Tool], vocabulary: Vocabulary, shown: Collection[int]) -> Matcher:
-    matcher = compile_lark("\n".join(lines), vocabulary, shown)
-    matcher.left_out = left_out(tools)
-    return matcher
+        return ["start: calls", *lines]
+    return ["start: calls | answer", f"answer: {answer}", *lines]
 
 
 def _lines(tools: Sequence[Tool], syntax: CallSyntax, n_written: int, *, several: bool) -> Iterator[str]:
@@ -167,12 +183,18 @@ def _with_definitions(schema: Any, root: Any) -> Rules:
 def _raw_text(schema: Any, end: str) -> str:
     """Return the end of a rule for a string as it is, and the text after it."""
     schema = schema if isinstance(schema, dict) else {}
-    choices = schema.get("enum")
+    choices = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(choices, list) and all(isinstance(choice, str) for choice in choices):
         return f": {' | '.join(_literal(choice + end) for choice in choices)}"
-    limit = schema.get("maxLength")
-    size = f"{{0,{limit}}}" if isinstance(limit, int) and 0 <= limit <= _MAX_COUNTED else "*"
+    limit = _limit_of(schema)
+    size = "*" if limit is None else f"{{0,{limit}}}"
     return f"[suffix={_literal(end)}]: /(?s:.{size})/"
+
+
+def _limit_of(schema: dict[str, Any]) -> int | None:
+    """Return the most characters of a string without quotes, if that is enforced."""
+    limit = schema.get("maxLength")
+    return limit if isinstance(limit, int) and 0 <= limit <= _MAX_COUNTED else None
 
 
 def _literal(text: str) -> str:

@@ -252,9 +252,10 @@ def check_rules(rules: Rules) -> None:
     native = import_submodule("llguidance", "_lib")
     text = "\n".join([f"start: {rules.start}", *rules.lines])
     source, limits = native.LLMatcher.grammar_from_lark(text), native.LLParserLimits(**_LIMITS)
-    message = _in_large_stack(lambda: native.LLMatcher.validate_grammar(source, None, limits=limits))
-    if message:
-        raise _invalid(Grammar("lark", text), message)
+    tokens = native.LLTokenizer("byte")
+    matcher = _in_large_stack(lambda: native.LLMatcher(tokens, source, log_level=0, limits=limits))
+    if matcher.is_error():
+        raise _invalid(Grammar("lark", text), matcher.get_error())
 
 
 def _compile(grammar: Grammar, source: str, tokens: Tokens) -> Any:

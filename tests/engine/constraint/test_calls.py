@@ -12,6 +12,7 @@ from typing import Any
 import jsonschema
 import pytest
 from support.call_syntaxes import SYNTAXES
+from support.random_schemas import random_object
 
 from llmrun.engine.constraint.calls import ToolCallConstraint, compile_calls
 from llmrun.engine.constraint.matcher import Constraint, compile_lark
@@ -281,3 +282,36 @@ def test_parameters_one_by_one_follow_the_schema(syntax: CallSyntax) -> None:
         jsonschema.validate(arguments, MIXED)
         seen |= {*arguments}
     assert seen == {*MIXED["properties"]}
+
+
+def test_what_a_string_without_quotes_does_not_follow_is_named() -> None:
+    texts = {
+        "a": {"type": "string", "pattern": "^[0-9]", "format": "date", "minLength": 2, "maxLength": 5000},
+        "b": {"type": "string", "maxLength": 3, "format": "made-up"},
+        "c": {"type": "integer", "minimum": 3},
+    }
+    tool = Tool("f", "", json.dumps({"type": "object", "properties": texts}))
+    asked = AnswerRequest(tools=(tool,), tool_choice="required", parallel_calls=False)
+    unquoted = [syntax for syntax in SYNTAXES.values() if syntax.parameters and not syntax.parameters.is_python]
+    assert unquoted
+    for syntax in SYNTAXES.values():
+        keys = ("pattern", "minLength", "format", "maxLength") if syntax in unquoted else ()
+        left_out = compile_calls(asked, syntax, VOCABULARY, SHOWN).left_out
+        assert left_out == tuple(f"tools.f.parameters.properties.a.{key}" for key in keys)
+
+
+@pytest.mark.parametrize("syntax", SYNTAXES.values(), ids=SYNTAXES)
+def test_a_constant_is_written_in_every_syntax(syntax: CallSyntax) -> None:
+    tool = Tool("f", "", json.dumps({"type": "object", "properties": {"b": {"const": "only"}}, "required": ["b"]}))
+    asked = AnswerRequest(tools=(tool,), tool_choice="required", parallel_calls=False)
+    answer = finish(compile_calls(asked, syntax, VOCABULARY, SHOWN), random.Random(1))
+    assert [json.loads(arguments) if isinstance(arguments, str) else arguments for _, arguments in
+            calls_in(syntax, answer, (tool,))] == [{"b": "only"}]  # fmt: skip
+
+
+def test_a_hundred_tools_are_one_grammar() -> None:
+    """Equal schemas are written once; the rules of different ones do not meet."""
+    tools = tuple(Tool(f"t{n}", "", json.dumps(random_object(random.Random(n // 2)))) for n in range(100))
+    matcher = compile_calls(AnswerRequest(tools=tools, tool_choice="required"), HERMES, VOCABULARY, SHOWN)
+    assert all(each.split(".")[1] in {tool.name for tool in tools} for each in matcher.left_out)
+    assert allowed(matcher)

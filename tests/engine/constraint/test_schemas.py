@@ -127,6 +127,7 @@ NOTES: dict[str, tuple[Any, list[str]]] = {
     "an unknown type": ({"type": "any", "description": "x"}, ["type"]),
     "a broken pattern": ({"type": "string", "pattern": "([a-z", "minLength": 1}, ["pattern"]),
     "a look-behind": ({"type": "string", "pattern": "(?<=a)b"}, ["pattern"]),
+    "a costly pattern": ({"type": "string", "pattern": "^(?=.*a.{900}$)(?=.*b.{800}$)(?=.*c.{700}$).*$"}, ["pattern"]),
     "a set": ({"type": "array", "items": {"type": "string"}, "uniqueItems": True}, ["uniqueItems"]),
     "at least two of any": ({"type": "object", "minProperties": 2}, ["minProperties"]),
     "a reference to the world": ({"$ref": "https://example.com/x.json"}, ["$ref"]),
