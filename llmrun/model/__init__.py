@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from llmrun.planning.pairs import DraftFile
 from llmrun.planning.plan import Plan
 from llmrun.planning.speculation import DraftPolicy
 from llmrun.protocol import questions
+from llmrun.protocol.answer import with_beginnings
 from llmrun.protocol.arguments import checked, refuse_unknown
 from llmrun.protocol.jobs.beams import BEAMS, BeamsFound, BeamStep, SearchBeams
 from llmrun.protocol.jobs.tokenize import TokenizeText
@@ -101,9 +103,9 @@ class Model:
     def name(self) -> str:
         return self.spec.name
 
-    @property
+    @cached_property
     def used(self) -> ModelFingerprint:
-        """Fingerprint of the model, stored with an answer."""
+        """Fingerprint of the model as it was loaded, stored with an answer: its file may be renamed or deleted since."""
         return fingerprint_file(self.spec.name if self.spec.path is None else "", self.path)
 
     @property
@@ -168,6 +170,7 @@ class Model:
             EngineCrashedError: the file killed the engine.
         """
         self._runner = engine
+        _ = self.used  # as it is now
         self.loaded = engine.load(self.load, on_progress)
 
     @checked
@@ -270,7 +273,8 @@ class Model:
     def answer(self, *asked: AnswerRequest) -> Iterator[Event]:
         """Answer requests, all at once; yields Started, PrefillProgress, TextDelta, at last Finished of each.
 
-        Requests are numbered in a row; each event has its request's number.
+        Requests are numbered in a row; each event has its request's number. What an answer is given to begin with is
+        its first piece.
 
         Raises:
             BadTemplateError: the model has no chat template, or it fails.
@@ -279,7 +283,10 @@ class Model:
             EngineCrashedError: the engine died; the next call starts a new one.
         """
         engine, commands = self._next(*asked)
-        return self.drafting.noticing(self._events(engine, *commands, on_wait=self.on_wait))
+        events = self.drafting.noticing(self._events(engine, *commands, on_wait=self.on_wait))
+        return (
+            with_beginnings(commands, events) if any(each.begins or each.begins_reasoning for each in asked) else events
+        )
 
     def _events(
         self, engine: client.EngineClient, *commands: Generate, on_wait: Callable[[], None] = lambda: None

@@ -153,3 +153,15 @@ def test_our_own_server_reads_plain_texts() -> None:
     assert read.grammar is not None
     assert body_of(asked, ServedModel("m")).refused == ("json_schema",)
     assert body_of(asked, ServedModel("m")).endpoint == "/completions"
+
+
+@pytest.mark.parametrize("owner", OWNERS)
+def test_the_beginning_of_an_answer_is_sent_as_the_last_message(owner: str) -> None:
+    asked = AnswerRequest(HI, begins="Yes, ", begins_reasoning="Hm")
+    if owner in ("openai", ""):
+        assert refused_fields(asked, ServedModel("m", owner)) == ("begins",)
+        return
+    sent = body(asked, owner)
+    assert sent["messages"][-1] == {"role": "assistant", "content": "Yes, ", "reasoning_content": "Hm"}
+    read = openai_chat.read(sent).request
+    assert (read.messages, read.begins, read.begins_reasoning) == (HI, "Yes, ", "Hm")

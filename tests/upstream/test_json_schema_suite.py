@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine.constraint.test_schemas import VOCABULARY, follows, of_schema
+from support.schema_answers import follows, of_rules, of_schema
 
-from llmrun.engine.constraint.matcher import check_rules, compile_lark
+from llmrun.engine.constraint.matcher import check_rules
 from llmrun.errors import BadGrammarError
 from llmrun.grammar.loosen import enforceable
 
@@ -69,7 +69,7 @@ def test_what_is_left_out_of_a_tool_excludes_nothing_that_was_allowed(capsys: py
         counts["lost"] += () in left_out
         if not left_out:
             continue
-        constraint = compile_lark("\n".join([f"start: {rules.start}", *rules.lines]), VOCABULARY, ())
+        constraint = of_rules(rules)
         valid = [test["data"] for test in case["tests"] if test["valid"]]
         counts["valid of the loosened"] += len(valid)
         counts["valid of the loosened, accepted"] += sum(follows(constraint, value) for value in valid)

@@ -173,6 +173,52 @@ def end_of_reasoning(prompt: str, syntax: ReasoningSyntax | None) -> str:
     return f"{syntax.closing}\n\n" if opens(prompt, syntax) else ""
 
 
+class BeginningPart(NamedTuple):
+    """A part of the text after the prompt."""
+
+    text: str
+    special: bool  # written by the template, so that control texts are control tokens
+
+
+class AnswerBeginning(NamedTuple):
+    """The beginning that an answer is given; the model continues it.
+
+    Attributes:
+        parts: all of it, with the tags of the reasoning.
+        text: of the answer itself.
+        inside: it ends inside the reasoning.
+    """
+
+    parts: tuple[BeginningPart, ...]
+    text: str
+    inside: bool
+
+    @classmethod
+    def of(cls, prompt: str, syntax: ReasoningSyntax | None, reasoning: str, text: str) -> AnswerBeginning:
+        """Return the beginning after a rendered prompt.
+
+        Args:
+            syntax: None if the model does not reason; the reasoning is left out then.
+            reasoning: it is continued if there is no text.
+            text: may have reasoning in tags before the answer.
+        """
+        inside = bool(reasoning and not text)
+        if syntax is not None and syntax.opening and not reasoning and text.lstrip().startswith(syntax.opening):
+            reasoning, closing, text = text.lstrip()[len(syntax.opening) :].partition(syntax.closing)
+            reasoning, text, inside = reasoning.lstrip(), text.lstrip(), not closing
+        answer = BeginningPart(text, False)
+        can_reason = syntax is not None and not prompt.rstrip().endswith(syntax.closing)
+        if syntax is None or not can_reason or not (reasoning or inside):
+            return cls((BeginningPart(end_of_reasoning(prompt, syntax), True), answer), text, False)
+        gap = "" if syntax.lead else "\n"
+        opening = "" if opens(prompt, syntax) else syntax.opening + gap
+        parts = BeginningPart(opening, True), BeginningPart(reasoning, False)
+        if inside:
+            return cls(parts, "", True)
+        closing = f"{gap}{syntax.closing}{syntax.lead or gap * 2}"
+        return cls((*parts, BeginningPart(closing, True), answer), text, False)
+
+
 class ReasoningStage(enum.Enum):
     BEFORE = enum.auto()  # neither reasoning nor answer has begun
     INSIDE = enum.auto()
@@ -202,7 +248,7 @@ class ReasoningTracker(NamedTuple):
                 return ReasoningTracker(self.tags, ReasoningStage.AFTER).after(rest)
             return self._replace(tail=tail[1 - len(self.tags[1]) :])
         start = tail.lstrip()
-        if start.startswith(self.tags[0]):
+        if self.tags[0] and start.startswith(self.tags[0]):
             return ReasoningTracker(self.tags, ReasoningStage.INSIDE).after(start[len(self.tags[0]) :])
         if self.tags[0].startswith(start):
             return self._replace(tail=tail)

@@ -8,9 +8,9 @@ from typing import Any
 
 import jsonschema
 import pytest
-from engine.constraint.test_schemas import EXACT, VOCABULARY, allowed, of_schema
 from support.fake_context import END
 from support.grammar_cases import SCHEMAS
+from support.schema_answers import EXACT, VOCABULARY, allowed, of_schema
 
 from llmrun.engine.constraint.closing import TimelyEnd
 from llmrun.engine.constraint.matcher import Matcher, tokens_of

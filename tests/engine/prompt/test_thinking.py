@@ -177,3 +177,9 @@ def test_where_an_answer_is_does_not_depend_on_its_tokens(text: str, stage: Reas
     for start in range(0, len(text), cut):
         thoughts = thoughts.after(text[start : start + cut])
     assert thoughts.stage is stage
+
+
+def test_reasoning_without_an_opening_tag_is_not_opened_again() -> None:
+    tracker = ReasoningTracker.begin(("", "[ANSWER]"), inside=True).after("Hm.[ANSWER]\n")
+    assert tracker.stage is ReasoningStage.AFTER
+    assert tracker.after("Noon.").stage is ReasoningStage.ANSWER
