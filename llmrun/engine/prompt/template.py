@@ -320,12 +320,7 @@ class ChatTemplate:
         Raises:
             BadTemplateError: the template fails, refuses the conversation, or exceeds a limit.
         """
-        options: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking, "thinking": thinking}
-        if effort is not None and self._effort_variable and (known := self._known_effort(effort)):
-            options[self._effort_variable] = known
-        if self._reasoning_switch is not None and any(message.role == "assistant" for message in messages):
-            switch = self._reasoning_switch
-            options[switch.name] = switch.dropped if keep_reasoning is False else switch.kept
+        options = self._options(messages, thinking, effort, keep_reasoning)
         messages, images = with_placeholders(messages)
         limits = RenderLimits.of(messages, tools)
         markers: dict[str, str] = {}
@@ -356,6 +351,18 @@ class ChatTemplate:
                 if not tools or error.what not in (REFUSES, _FAILS):
                     raise
         return rendered(tools, self._support_of_history._replace(tools=False))
+
+    def _options(
+        self, messages: Sequence[Message], thinking: bool | None, effort: str | None, keep_reasoning: bool | None
+    ) -> dict[str, Any]:
+        """Return the template's variables about reasoning, see render()."""
+        options: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking, "thinking": thinking}
+        if effort is not None and self._effort_variable and (known := self._known_effort(effort)):
+            options[self._effort_variable] = known
+        if self._reasoning_switch is not None and any(message.role == "assistant" for message in messages):
+            switch = self._reasoning_switch
+            options[switch.name] = switch.dropped if keep_reasoning is False else switch.kept
+        return options
 
     def _fitted(
         self,
