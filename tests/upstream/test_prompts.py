@@ -107,6 +107,7 @@ DIFFERENCES = {
     ("GigaChat3-10B-A1.8B", "parallel"): SEVERAL,
     ("GigaChat3.1-10B-A1.8B", "parallel"): SEVERAL,
     ("openai-gpt-oss-120b", "parallel"): SEVERAL,
+    ("LFM2.5-Instruct", "turns"): FORGETS,
     ("tencent-Hy3", "turns"): FORGETS,
     **dict.fromkeys((("upstage-Solar-Open-100B", c) for c in ("turns", "call", "text", "after", "notools")), FORGETS),
     ("google-gemma-4-31B-it", "text"): ORDER,

@@ -156,6 +156,7 @@ SWITCHES = {
     "Cohere2MoE": "skip_thinking",
     "GLM-4.7-Flash": "clear_thinking",
     "LFM2.5-8B-A1B": "preserve_thinking",
+    "LFM2.5-Instruct": "keep_past_thinking",
     "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": "truncate_history_thinking",
     "deepseek-ai-DeepSeek-V4": "drop_thinking",
     "deepseek-ai-DeepSeek-V4-Flash-0731": "drop_thinking",
@@ -167,11 +168,11 @@ SWITCHES = {
 
 def test_earlier_reasoning_stays_where_a_template_can_keep_it() -> None:
     asked, answer, told = Message("user", "Why?"), Message("assistant", "So.", reasoning="Because."), "Because."
-    found = dict[str, list[bool]]()
+    talk, found = (asked, answer, asked, Message("assistant", "So."), asked), dict[str, list[bool]]()
     for stem, template in _templates().items():
         row = []
         for keeps in (None, True, False):
-            parts = template.render((asked, answer, asked), ControlTexts(()), thinking=True, keep_reasoning=keeps)
+            parts = template.render(talk, ControlTexts(()), thinking=True, keep_reasoning=keeps)
             row.append(told in "".join(part.text for part in parts if isinstance(part, Part)))
         assert row[0] is row[1], stem
         if row[1] is not row[2]:

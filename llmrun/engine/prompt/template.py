@@ -24,7 +24,7 @@ from llmrun.engine.prompt.call_syntax import find_syntax, for_vocabulary, syntax
 from llmrun.engine.prompt.conversation import TemplateRules, fit
 from llmrun.engine.prompt.images import PRIVATE, with_placeholders
 from llmrun.engine.prompt.sandbox import REFUSES, dates, make_environment, one_line, undeclared_variables
-from llmrun.engine.prompt.thinking import find_reasoning
+from llmrun.engine.prompt.thinking import find_reasoning, known_reasoning
 from llmrun.engine.prompt.tools import (
     PROBE_TOOL,
     ToolForm,
@@ -60,6 +60,7 @@ _FAILS = "the chat template fails"
 _PROBE_TEXT = "Is this said?"
 _QUESTION, _REASONED = Message("user", "Is it?"), Message("assistant", "It is.", reasoning=_PROBE_TEXT)
 _EFFORT_VARIABLES = ("reasoning_effort", "reasoning_strength", "thinking_effort")
+_REASONED_AGAIN = Message("assistant", "It is still.", reasoning="It was.")
 _OTHER_TEMPLATE = "choose another template with --template"
 
 NAMED = {
@@ -94,6 +95,17 @@ class Part(NamedTuple):
 
     text: str
     special: bool
+
+
+class ReasoningSwitch(NamedTuple):
+    """The variable of a template that decides about the reasoning of earlier turns."""
+
+    name: str
+    kept: Any  # the value that keeps it
+    dropped: Any  # the one that leaves it out
+    tags: (
+        ReasoningSyntax | None
+    )  # around reasoning in the content, as LFM2.5's template takes it; None if it stands apart
 
 
 class ChatTemplate:
@@ -189,6 +201,12 @@ class ChatTemplate:
         prompt = self._trial(listed)
         return _PROBE_TEXT in prompt and "type" not in prompt  # else the template prints the part as data
 
+    def _with_reasoning(self, message: dict[str, Any], tags: ReasoningSyntax | None) -> dict[str, Any]:
+        """Return a message with its reasoning where the template takes it."""
+        if tags is not None:
+            return _with_reasoning_in_content(message, tags)
+        return _with_thinking_part(message) if self._has_thinking_parts else message
+
     def _known_effort(self, effort: str) -> str | None:
         """Return the nearest reasoning effort that the template knows; None if it knows none."""
         if effort not in self._efforts:
@@ -212,26 +230,34 @@ class ChatTemplate:
         return next((each for each in known if self._trial({**variables, variable: each})), None)
 
     @cached_property
-    def _reasoning_switch(self) -> tuple[str, Any, Any] | None:
-        """The variable that decides about reasoning of earlier turns: its name, values that keep it and leave it out.
+    def _reasoning_switch(self) -> ReasoningSwitch | None:
+        """The variable that decides about the reasoning of earlier turns; None if the template has none."""
+        tags = known_reasoning(self.source)
+        return self._find_switch(None) or (None if tags is None else self._find_switch(tags))
+
+    def _find_switch(self, tags: ReasoningSyntax | None) -> ReasoningSwitch | None:
+        """Find the switch by trial renderings.
 
         Only variables with a telling name are tried: others show reasoning for other reasons, such as training. One
         that changes the first prompt too, such as thinking_mode, is more than that.
+
+        Args:
+            tags: around reasoning in the content; None if it stands apart.
         """
-        question, answer = (message_data(message, str) for message in (_QUESTION, _REASONED))
-        conversation = [question, answer, question, answer | {"content": "It is still."}, question]
+        question, *answers = (message_data(each, str) for each in (_QUESTION, _REASONED, _REASONED_AGAIN))
+        answer, again = (self._with_reasoning(each, tags) for each in answers)
         for name, values in undeclared_variables(self.source).items():
             for thinking in (True, False) if "think" in name or "reason" in name else ():
                 options = {"enable_thinking": thinking, "thinking": thinking}
-                first, later = ({"messages": messages, **options} for messages in ([question], conversation))
-                prompts = {value: self._trial(later | {name: value}) for value in values}
+                first, later = {"messages": [question]}, {"messages": [question, answer, question, again, question]}
+                prompts = {value: self._trial(later | options | {name: value}) for value in values}
                 kept = [value for value, prompt in prompts.items() if _PROBE_TEXT in prompt]
                 dropped = [value for value, prompt in prompts.items() if prompt and _PROBE_TEXT not in prompt]
-                if name in later or not kept or not dropped:
+                if name in options or not kept or not dropped:
                     continue
-                alike = {self._trial(first), *(self._trial(first | {name: each[0]}) for each in (kept, dropped))}
-                if len(alike) == 1:
-                    return name, kept[0], dropped[0]
+                each = options, *(options | {name: values[0]} for values in (kept, dropped))
+                if len({self._trial(first | variables) for variables in each}) == 1:
+                    return ReasoningSwitch(name, kept[0], dropped[0], tags)
         return None
 
     @cached_property
@@ -294,12 +320,7 @@ class ChatTemplate:
         Raises:
             BadTemplateError: the template fails, refuses the conversation, or exceeds a limit.
         """
-        options: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking, "thinking": thinking}
-        if effort is not None and self._effort_variable and (known := self._known_effort(effort)):
-            options[self._effort_variable] = known
-        if self._reasoning_switch is not None and any(message.role == "assistant" for message in messages):
-            name, kept, dropped = self._reasoning_switch
-            options[name] = dropped if keep_reasoning is False else kept
+        options = self._options(messages, thinking, effort, keep_reasoning)
         messages, images = with_placeholders(messages)
         limits = RenderLimits.of(messages, tools)
         markers: dict[str, str] = {}
@@ -320,6 +341,18 @@ class ChatTemplate:
                 if not tools or error.what not in (REFUSES, _FAILS):
                     raise
         return rendered(tools, self._support_of_history._replace(tools=False))
+
+    def _options(
+        self, messages: Sequence[Message], thinking: bool | None, effort: str | None, keep_reasoning: bool | None
+    ) -> dict[str, Any]:
+        """Return the template's variables about reasoning, see render()."""
+        options: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking, "thinking": thinking}
+        if effort is not None and self._effort_variable and (known := self._known_effort(effort)):
+            options[self._effort_variable] = known
+        if self._reasoning_switch is not None and any(message.role == "assistant" for message in messages):
+            switch = self._reasoning_switch
+            options[switch.name] = switch.dropped if keep_reasoning is False else switch.kept
+        return options
 
     def _fitted(
         self,
@@ -355,8 +388,9 @@ class ChatTemplate:
         data = [message_data(message, hide, form) for message in messages]
         if self._needs_lists:
             data = [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in data]
-        if any(message.reasoning for message in messages) and self._has_thinking_parts:
-            data = [*map(_with_thinking_part, data)]
+        if any(message.reasoning for message in messages):
+            tags = self._reasoning_switch.tags if self._reasoning_switch is not None else None
+            data = [self._with_reasoning(each, tags) for each in data]
         variables = {"messages": with_responses(data) if form.results_in_calls else data}
         return variables | ({"tools": [tool_data(tool, hide) for tool in tools]} if tools else {})
 
@@ -370,6 +404,16 @@ class ChatTemplate:
                 raise BadTemplateError("the chat template's output is endless")
             pieces.append(piece)
         return "".join(pieces)
+
+
+def _with_reasoning_in_content(message: dict[str, Any], tags: ReasoningSyntax) -> dict[str, Any]:
+    """Return a message with its reasoning between tags at the beginning of its content."""
+    if not message.get("reasoning_content") or not isinstance(message["content"], str | None):
+        return message
+    return {
+        **message,
+        "content": tags.opening + message["reasoning_content"] + tags.closing + (message["content"] or ""),
+    }
 
 
 def _with_thinking_part(message: dict[str, Any]) -> dict[str, Any]:

@@ -281,6 +281,23 @@ def test_earlier_reasoning_stays_where_the_template_has_a_switch(condition: str)
         assert joined(compiled.render(_TALK, ControlTexts(()), keep_reasoning=keeps)) == expected
 
 
+def test_the_switch_of_a_template_that_takes_reasoning_in_the_content() -> None:
+    """LFM2.5's cuts it off there. Its tags are control tokens; those in the reasoning are not."""
+    source = (
+        "{% for m in messages %}{{ m.role }}: "
+        "{{ m.content if keep_past_thinking else m.content.split('</think>')[-1] }}\n{% endfor %}"
+    )
+    compiled, control = ChatTemplate(source, bos="", eos=""), ControlTexts(("<think>", "</think>"))
+    talk = (_TALK[0], Message("assistant", "So.", reasoning="a </think> b"), _TALK[2])
+    parts = compiled.render(talk, control)
+    assert joined(parts) == "user: Why?\nassistant: <think>a </think> b</think>So.\nuser: How?\n"
+    assert [part.text for part in parts if isinstance(part, Part) and part.special and "think>" in part.text] == [
+        "user: Why?\nassistant: <think>", "</think>So.\nuser: How?\n",
+    ]  # fmt: skip
+    dropped = joined(compiled.render(talk, control, keep_reasoning=False))
+    assert dropped == "user: Why?\nassistant: So.\nuser: How?\n"
+
+
 @pytest.mark.parametrize("condition", WITHOUT_SWITCH.values(), ids=WITHOUT_SWITCH)
 def test_variables_that_are_no_switch_of_earlier_reasoning(condition: str) -> None:
     source = "{{ 'Think!' if thinking_mode }}" + _TURNS.replace("CONDITION", f"({condition})")
