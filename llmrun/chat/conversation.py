@@ -82,6 +82,7 @@ class _OpenTurn:
     rounds: list[CallRound] = field(default_factory=list)  # calls with results
     reasoning: list[str] = field(default_factory=list)  # of each round
     text: str = ""  # text before the calls that have no results yet
+    begins: Answer | None = None  # an answer that is continued
 
 
 class Conversation:
@@ -141,6 +142,21 @@ class Conversation:
         """
         last = self.chat.last_answer if self.chat.is_answered else None
         return self._answer(answer, any_seed=last is not None and last.finish != INTERRUPTED)
+
+    def resume(self) -> Generator[Event, None, None]:
+        """Continue the last answer where it ended; both the old one and the longer one stay saved.
+
+        Raises:
+            UsageError: there is no answer yet, or it has calls; else as ask().
+        """
+        last = self.chat.last_answer
+        if last is None or not self.chat.is_answered:
+            raise UsageError("there is no answer to continue", hint="ask something; /retry answers the last question")
+        if last.rounds:
+            raise UsageError("an answer with calls of tools can't be continued", hint="/retry answers again")
+        self._turn = self._new_turn(any_seed=False)
+        self._turn.begins = last
+        yield from self._round(self._turn)
 
     def retry_n(self, seeds: Sequence[int]) -> Generator[Event, None, None]:
         """Answer the last question with several seeds at once; keep() chooses one of the saved answers.
@@ -260,9 +276,14 @@ class Conversation:
         """Return the request of a turn, truncated to the context window."""
         n_departures = len(turn.departures)
         messages = self._make_room(turn)
+        request = self.settings.request
+        begins = (turn.begins.content, turn.begins.reasoning) if turn.begins else (request.begins, "")
+        begins = ("", "") if turn.rounds else begins
         return replace(
-            self.settings.request,
+            request,
             messages=tuple(messages),
+            begins=begins[0],
+            begins_reasoning=begins[1],
             sampling=turn.sampling,
             moves=len(turn.departures) > n_departures,
             speculation=self.model.speculation(),
@@ -466,7 +487,14 @@ class Conversation:
     def _count(self, messages: Sequence[Message], *, with_tools: bool = True) -> TokenCount:
         request = self.settings.request
         tools = request.tools if with_tools else ()
-        return self.model.count(messages, template=request.template, thinking=request.thinking, tools=tools)
+        return self.model.count(
+            messages,
+            template=request.template,
+            thinking=request.thinking,
+            reasoning_effort=request.reasoning_effort,
+            keep_reasoning=request.keep_reasoning,
+            tools=tools,
+        )
 
 
 def _sizes(messages: Sequence[Message], count: TokenCount) -> list[MessageSize]:

@@ -25,6 +25,7 @@ from llmrun.storage import write_whole
 _KIND, _VERSION = "llmrun-record", 1
 _REQUEST = (  # sampling is the answer's
     "messages", "prompt", "template", "grammar", "thinking", "thinking_tokens", "keep_reasoning", "speculation",
+    "begins", "begins_reasoning",
 )  # fmt: skip
 
 

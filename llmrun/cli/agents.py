@@ -8,8 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from contextlib import suppress
+from typing import Any, NamedTuple
 
+from llmrun.protocol.codec import load_json
+
+_CODEX_MODELS = ("debug", "models", "--bundled")
+_CODEX_CATALOG = "codex-models.json"
+_CLAUDE_SHARE = 16  # its first prompt takes 21,000 tokens, and it keeps 13,000 more free for its summary
+_SHORTEST_ANSWER = 4096  # tokens that are enough to write a file
 PLACEHOLDER_KEY = "llmrun"
 """For agents that insist on a key where the server has none."""
 
@@ -21,6 +28,8 @@ class Endpoint(NamedTuple):
     key: str  # "" is none
     model: str
     n_ctx: int  # context window in tokens; 0 is unknown
+    sees: bool = False  # the model takes images
+    thinks: bool = False  # it can reason before the answer
 
     @property
     def openai_url(self) -> str:
@@ -42,12 +51,18 @@ class Agent(NamedTuple):
     executable: str
     install: str  # command that installs it
     first_prompt: int  # tokens of its system prompt and tools, measured in November 2026; 0 is not measured
-    settings: Callable[[Endpoint, str], AgentSettings]  # for a server and the path of the temporary folder
+    # For a server, the path of the temporary folder, and what the command below prints.
+    settings: Callable[[Endpoint, str, str], AgentSettings]
+    describe: tuple[str, ...] = ()  # arguments with which the agent prints what it knows of models
 
 
-def _claude(server: Endpoint, folder: str) -> AgentSettings:
+def _claude(server: Endpoint, folder: str, described: str) -> AgentSettings:
     tiers = ("OPUS", "SONNET", "HAIKU", "FABLE")
-    window = {"CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(server.n_ctx), "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(server.n_ctx)}
+    window = {
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(server.n_ctx),
+        "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(server.n_ctx),
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(_longest_answer(server, share=_CLAUDE_SHARE)),
+    }
     return AgentSettings({
         "ANTHROPIC_BASE_URL": server.address,
         "ANTHROPIC_AUTH_TOKEN": server.key or PLACEHOLDER_KEY,
@@ -64,8 +79,13 @@ def _claude(server: Endpoint, folder: str) -> AgentSettings:
     })  # fmt: skip
 
 
-def _codex(server: Endpoint, folder: str) -> AgentSettings:
+def _codex(server: Endpoint, folder: str, described: str) -> AgentSettings:
     provider = "model_providers.llmrun"
+    # By itself it compacts at nine tenths, and the next result of a tool, of 10,000 tokens at most, is too long.
+    limits = {
+        "model_context_window": server.n_ctx,
+        "model_auto_compact_token_limit": server.n_ctx - _longest_answer(server),
+    }
     values = {
         "model": server.model,
         "model_provider": "llmrun",
@@ -73,14 +93,49 @@ def _codex(server: Endpoint, folder: str) -> AgentSettings:
         f"{provider}.base_url": server.openai_url,
         f"{provider}.wire_api": "responses",
         f"{provider}.env_key": "LLMRUN_AGENT_KEY",
-        **({"model_context_window": server.n_ctx} if server.n_ctx else {}),
+        **(limits if server.n_ctx else {}),
     }
+    catalog, files = _codex_catalog(server, described), dict[str, str]()
+    if catalog is not None:
+        files[_CODEX_CATALOG], values["model_catalog_json"] = json.dumps(catalog), f"{folder}/{_CODEX_CATALOG}"
     # Values are TOML; JSON strings and numbers are, too.
     arguments = [word for name, value in values.items() for word in ("-c", f"{name}={json.dumps(value)}")]
-    return AgentSettings({"LLMRUN_AGENT_KEY": server.key or PLACEHOLDER_KEY}, tuple(arguments))
+    return AgentSettings({"LLMRUN_AGENT_KEY": server.key or PLACEHOLDER_KEY}, tuple(arguments), files)
 
 
-def _opencode(server: Endpoint, folder: str) -> AgentSettings:
+def _codex_catalog(server: Endpoint, described: str) -> dict[str, Any] | None:
+    """Return a catalog with the server's model, so that Codex knows its window, modalities and tools.
+
+    An entry has Codex's own prompt, and fields that differ between versions: it is made from an entry of Codex's own
+    catalog, of a model that gets plain tools. None without one.
+    """
+    with suppress(ValueError, KeyError, TypeError, AttributeError):
+        entries = [each for each in load_json(described)["models"] if not each.get("tool_mode")]
+        if not entries or not server.n_ctx:
+            return None
+        efforts = ("low", "medium", "high") if server.thinks else ()
+        entry = {
+            "slug": server.model,
+            "display_name": server.model,
+            "description": "A local model.",
+            "context_window": server.n_ctx,
+            "max_context_window": server.n_ctx,
+            "input_modalities": ["text", "image"] if server.sees else ["text"],
+            "supported_reasoning_levels": [{"effort": effort, "description": effort} for effort in efforts],
+            "default_reasoning_level": efforts[1] if efforts else None,
+            "apply_patch_tool_type": "freeform",
+            "supports_search_tool": False,
+            "support_verbosity": False,
+            "default_verbosity": None,
+            "service_tiers": [],
+            "additional_speed_tiers": [],
+            "upgrade": None,
+        }
+        return {"models": [{**entries[0], **{key: value for key, value in entry.items() if key in entries[0]}}]}
+    return None
+
+
+def _opencode(server: Endpoint, folder: str, described: str) -> AgentSettings:
     name = f"llmrun/{server.model}"
     limits = {"limit": {"context": server.n_ctx, "output": _longest_answer(server)}} if server.n_ctx else {}
     provider = {
@@ -93,16 +148,23 @@ def _opencode(server: Endpoint, folder: str) -> AgentSettings:
     return AgentSettings({"OPENCODE_CONFIG_CONTENT": json.dumps(config)})
 
 
-def _qwen(server: Endpoint, folder: str) -> AgentSettings:
+def _qwen(server: Endpoint, folder: str, described: str) -> AgentSettings:
     environment = {
         "OPENAI_BASE_URL": server.openai_url,
         "OPENAI_API_KEY": server.key or PLACEHOLDER_KEY,
         "OPENAI_MODEL": server.model,
     }
-    return AgentSettings(environment, ("--auth-type", "openai"))
+    arguments = ("--auth-type", "openai")
+    if not server.n_ctx:
+        return AgentSettings(environment, arguments)
+    file = "qwen-defaults.json"  # the user's own settings come before it
+    window = {"QWEN_CODE_SYSTEM_DEFAULTS_PATH": f"{folder}/{file}"}
+    answer = {"QWEN_CODE_MAX_OUTPUT_TOKENS": str(_longest_answer(server))}
+    defaults = {"model": {"generationConfig": {"contextWindowSize": server.n_ctx}}}
+    return AgentSettings({**environment, **window, **answer}, arguments, {file: json.dumps(defaults)})
 
 
-def _aider(server: Endpoint, folder: str) -> AgentSettings:
+def _aider(server: Endpoint, folder: str, described: str) -> AgentSettings:
     name = f"openai/{server.model}"
     environment = {"OPENAI_API_BASE": server.openai_url, "OPENAI_API_KEY": server.key or PLACEHOLDER_KEY}
     arguments: tuple[str, ...] = ("--model", name, "--weak-model", name, "--no-show-model-warnings")
@@ -121,7 +183,7 @@ def _aider(server: Endpoint, folder: str) -> AgentSettings:
     return AgentSettings(environment, arguments, {metadata: json.dumps({name: facts})})
 
 
-def _crush(server: Endpoint, folder: str) -> AgentSettings:
+def _crush(server: Endpoint, folder: str, described: str) -> AgentSettings:
     limits = {"context_window": server.n_ctx, "default_max_tokens": _longest_answer(server)} if server.n_ctx else {}
     provider = {
         "name": "llmrun",
@@ -137,7 +199,7 @@ def _crush(server: Endpoint, folder: str) -> AgentSettings:
     return AgentSettings(environment, files={"crush.json": json.dumps(config)})
 
 
-def _continue(server: Endpoint, folder: str) -> AgentSettings:
+def _continue(server: Endpoint, folder: str, described: str) -> AgentSettings:
     limits = {"contextLength": server.n_ctx, "maxTokens": _longest_answer(server)} if server.n_ctx else {}
     model = {
         "name": server.model,
@@ -155,14 +217,14 @@ def _continue(server: Endpoint, folder: str) -> AgentSettings:
     return AgentSettings(environment, ("--config", f"{folder}/{file}"), {file: json.dumps(config)})
 
 
-def _longest_answer(server: Endpoint) -> int:
-    """Agents subtract the longest answer from the window: a quarter leaves room for the conversation."""
-    return min(server.n_ctx // 4, 32_000)
+def _longest_answer(server: Endpoint, share: int = 4) -> int:
+    """Return a share of the window: agents subtract the longest answer from it, the rest is for the conversation."""
+    return min(max(server.n_ctx // share, _SHORTEST_ANSWER), server.n_ctx // 4, 32_000)
 
 
 AGENTS = {
     "claude": Agent("Claude Code", "claude", "npm install -g @anthropic-ai/claude-code", 23_000, _claude),
-    "codex": Agent("Codex", "codex", "npm install -g @openai/codex", 9_000, _codex),
+    "codex": Agent("Codex", "codex", "npm install -g @openai/codex", 9_000, _codex, _CODEX_MODELS),
     "opencode": Agent("opencode", "opencode", "npm install -g opencode-ai", 9_000, _opencode),
     "qwen": Agent("Qwen Code", "qwen", "npm install -g @qwen-code/qwen-code", 18_000, _qwen),
     "aider": Agent("aider", "aider", "uv tool install aider-chat", 700, _aider),

@@ -22,11 +22,12 @@ from llmrun.cli.completion import complete_model, complete_words
 from llmrun.cli.options import CtxOption, JsonOption, YesOption
 from llmrun.cli.remote import AtOption, KeyFileOption, remote_server
 from llmrun.config import load_settings
-from llmrun.errors import ModelNotFoundError, UsageError, did_you_mean
+from llmrun.errors import ModelNotFoundError, NetworkError, UsageError, did_you_mean
 from llmrun.models.registry import load_catalogue
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
+    from llmrun.remote.capabilities import Capabilities
     from llmrun.remote.server import Server
     from llmrun.server.registry import RunningServer
 
@@ -123,9 +124,16 @@ def _list(output: Output) -> None:
 
 def _expected(model: str | None, ctx: int | None, at: str | None, key_file: Path | None) -> Endpoint:
     """The server that a start would use, as far as that is known without one."""
+    from llmrun.remote.capabilities import Capabilities
+
     remote = remote_server(at, key_file)
     if remote is not None:
-        return _endpoint(remote, model) if model is None else _address_only(remote, model, ctx or 0)
+        try:
+            return _endpoint(remote, model)
+        except NetworkError:
+            if model is None:
+                raise
+            return _address_only(remote, model, Capabilities(ctx or 0, sees=False))
     running = _running(model) if ctx is None else None
     if running is not None:
         return _of_running(running, model)
@@ -198,11 +206,11 @@ def _endpoint(server: Server, model: str | None) -> Endpoint:
     from llmrun.remote.transport import models
 
     chosen = choose_model(server, models(server), model)
-    return _address_only(server, chosen.name, facts_of(server, chosen).n_ctx)
+    return _address_only(server, chosen.name, facts_of(server, chosen))
 
 
-def _address_only(server: Server, model: str, n_ctx: int) -> Endpoint:
-    return Endpoint(server.url.removesuffix("/v1"), server.key, model, n_ctx)
+def _address_only(server: Server, model: str, facts: Capabilities) -> Endpoint:
+    return Endpoint(server.url.removesuffix("/v1"), server.key, model, facts.n_ctx, facts.sees, facts.thinks)
 
 
 @contextmanager
@@ -287,10 +295,29 @@ def _check_model(output: Output, agent: Agent, server: Endpoint) -> None:
 
 def _write(agent: Agent, server: Endpoint, folder: str) -> AgentSettings:
     """Write the settings' files to the temporary folder."""
-    settings = agent.settings(server, folder)
+    settings = agent.settings(server, folder, _described(agent))
     for name, text in settings.files.items():
         Path(folder, name).write_text(text, encoding="utf-8")
     return settings
+
+
+def _described(agent: Agent) -> str:
+    """Return what an agent prints of models that it knows; "" if it can't, or is not installed."""
+    executable = shutil.which(agent.executable) if agent.describe else None
+    if executable is None:
+        return ""
+    try:
+        found = subprocess.run(
+            [executable, *agent.describe],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_END_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return found.stdout.decode("utf-8", "replace")
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
@@ -310,14 +337,22 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
 def _print(output: Output, agent: Agent, server: Endpoint, arguments: Sequence[str]) -> None:
     """Print a shell script that does the same beside a server that runs."""
     folder = "/tmp/llmrun-agent"  # noqa: S108 - of the script, where the user can read and change it
-    settings = agent.settings(server, folder)
+    settings = agent.settings(server, folder, _described(agent))
     command = [agent.executable, *settings.arguments, *arguments]
     if output.json:
         output.result_json(
-            {"environment": settings.environment, "command": command, "files": settings.files, "server": server.address}
+            {
+                "environment": settings.environment,
+                "command": command,
+                "files": settings.files,
+                "server": server.address,
+                "model": server.model,
+                "n_ctx": server.n_ctx or None,
+            }
         )
         return
-    lines = [f"# {agent.title} with {server.model} at {server.address}"]
+    window = f"{server.n_ctx:,} tokens" if server.n_ctx else "unknown"
+    lines = [f"# {agent.title} with {server.model} at {server.address}; context window: {window}"]
     if settings.files:
         lines.append(f"mkdir -p {folder}")
     for name, text in settings.files.items():

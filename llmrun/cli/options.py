@@ -288,6 +288,15 @@ FilesOption = Annotated[
 ]
 
 
+PrefillOption = Annotated[
+    str,
+    typer.Option(
+        "--prefill",
+        metavar="TEXT",
+        help="Let each answer begin with this text; the model continues it.",
+        rich_help_panel="Answer",
+    ),
+]
 ImagesOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -332,6 +341,7 @@ def wanted(
     files: FilesOption = None,
     images: ImagesOption = None,
     json_format: FormatOption = None,
+    prefill: PrefillOption = "",
 ) -> AnswerOptions:
     """Collect the options of a command that answers; raise before a model is loaded.
 
@@ -361,6 +371,7 @@ def wanted(
         reasoning_effort=think_effort,
         keep_reasoning=keep_reasoning,
         stops_repeats=loop_guard,
+        begins=prefill,
     )
     return AnswerOptions(system, asked, _attached(files or (), images or ()), show_thoughts, plain)
 

@@ -129,6 +129,9 @@ def run(
         refuse_file_names(prompt or [])
     if beams is not None:
         refuse_with_beams(wanted.asked, loading, flags, others)
+    if wanted.asked.begins and (raw or beams is not None):
+        other = "--raw" if raw else "--beams"
+        raise UsageError(f"--prefill and {other} exclude each other", hint="put the text at the end of the prompt")
     special = raw or json or beams or any(others.values())
     if not prompt and output.stdin_is_terminal and output.stdout_is_terminal and not special:
         _chat(model, stats, wanted, loading, flags)

@@ -424,7 +424,7 @@ async def _run(
     host, port = listening.getsockname()[:2]
     host = _EVERYWHERE.get(host, host)
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    view.begin(address, options.names, has_keys=bool(options.policy.keys))
+    view.begin(address, serving.names, has_keys=bool(options.policy.keys))
     log = os.environ.get(LOG_VARIABLE, "")
     with registered(settings.state_dir, address) as entry:
         server = RunningServer(os.getpid(), address, port, time.time(), grace_seconds=grace, log=log)

@@ -94,9 +94,9 @@ class Outbox:
         self._waiting: dict[int, list[TextDelta]] = {}
         self._sent_at = -math.inf
 
-    def set_users(self, n_users: int) -> None:
-        """Set the interval for the number of answers that may run at once."""
-        self.interval = _TEXT_INTERVAL if n_users == 1 else 0.0
+    def set_joining(self, joins: bool) -> None:
+        """Set whether the text of a few tokens is joined; else each token is sent at once."""
+        self.interval = _TEXT_INTERVAL if joins else 0.0
 
     @property
     def due(self) -> float:

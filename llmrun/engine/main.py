@@ -39,6 +39,7 @@ from llmrun.protocol.messages import (
     Stats,
 )
 from llmrun.protocol.questions import (
+    APPLY_TEMPLATE,
     COUNT_TOKENS,
     DETOKENIZE,
     EXPLAIN_CHOICES,
@@ -155,6 +156,7 @@ class EngineProcess:
         self._read_questions: dict[str, Callable[[int, Any], Any]] = {STATUS.name: lambda _, command: self._status()}
         self._prepare_questions: dict[str, Callable[[int, Any], Any]] = {
             COUNT_TOKENS.name: lambda request, asked: self._preparer.count(asked, request, self._channel.send),
+            APPLY_TEMPLATE.name: lambda request, asked: self._preparer.rendered(asked, request, self._channel.send),
             TOKENIZE_LOADED.name: lambda _, command: self._preparer.tokenize(command),
             DETOKENIZE.name: lambda _, command: self._preparer.detokenize(command),
         }
@@ -390,7 +392,7 @@ class EngineProcess:
         self._model = model = LoadedModel(
             weights, context, load, drafts, predicts=context.predicts, before=before, prefixes=prefixes
         )
-        self._outbox.set_users(load.n_seq_max)
+        self._outbox.set_joining(load.n_seq_max == 1 and not load.each_token)
         gc.freeze()  # the objects so far live long; launch.py disables collection to start sooner
         gc.enable()
         return Loaded(

@@ -35,18 +35,25 @@ from llmrun.engine.prompt.history import (
 from llmrun.engine.prompt.images import image_bytes, with_omitted_images
 from llmrun.engine.prompt.template import NAMED, ChatTemplate, ControlTexts, Part
 from llmrun.engine.prompt.thinking import (
-    UNNAMED,
+    AnswerBeginning,
     ReasoningTracker,
     ThinkingBudget,
     constrained_tags,
-    end_of_reasoning,
     known_reasoning,
     lead_in,
     opens,
+    possible_reasoning,
 )
 from llmrun.engine.prompt.token_cache import TokenCache
 from llmrun.engine.prompt.tools import allows_text, offers_tools, tells_tools
-from llmrun.errors import BadModelError, BadTemplateError, ContextOverflowError, LlmrunError, UsageError
+from llmrun.errors import (
+    BadGrammarError,
+    BadModelError,
+    BadTemplateError,
+    ContextOverflowError,
+    LlmrunError,
+    UsageError,
+)
 from llmrun.protocol.adapters import Adapter, AdapterScale, applied, by_default
 from llmrun.protocol.jobs.tokenize import TextTokens, TokenizeText
 from llmrun.protocol.messages import (
@@ -61,19 +68,21 @@ from llmrun.protocol.messages import (
     Tool,
 )
 from llmrun.protocol.params import Limits, SamplingParams
-from llmrun.protocol.questions import Detokenize, DetokenizedText, TokenCount
+from llmrun.protocol.questions import Detokenize, DetokenizedText, RenderedPrompt, TokenCount
 from llmrun.protocol.reasoning import ReasoningSyntax
 from llmrun.protocol.toolcalls import CallSyntax
 
 if TYPE_CHECKING:
+    from llmrun.engine.constraint.closing import TimelyEnd
     from llmrun.engine.constraint.matcher import Constraint, Matcher
     from llmrun.engine.llama.base import Vocabulary
     from llmrun.grammar import Grammar
-    from llmrun.protocol.answer import AnswerSplitter
 
     Pieces = Sequence[list[int] | ImageChunk]  # An image in a prompt: token ids around vectors
 
 _LAST = 64  # tokens of an answer, of which the text that closes a call takes a few
+_FORCED_THINKING = 4096
+"""Maximum number of reasoning tokens before a call that must come, and at most half of the answer."""
 _LONG_TOKEN = 32  # bytes; most have a few
 # Of what is remembered for later requests.
 _MAX_IMAGE_LENGTHS = 4096  # more than a request can have
@@ -164,20 +173,29 @@ class Preparer:
             syntax = self._chat_template(request.template).syntax
             matcher = self._calls(request, syntax)
         reasoning = self.reasoning(request)
-        if matcher is not None and request.prompt is None:
-            lead = lead_in(reasoning, thinks=request.thinks is not False, calls=syntax is not None)
+        beginning = self._beginning(request, text, reasoning)
+        if matcher is not None and request.prompt is None and beginning is None:
+            thinks = request.thinks is not False and (syntax is None or request.tool_choice == "auto")
+            lead = lead_in(reasoning, thinks=thinks, calls=syntax is not None)
             text += lead
             tokens += self._vocabulary.tokenize(lead, special=True)
-        if request.begins:
-            tokens += self._beginning(request, text, reasoning)
-            text += request.begins
-        inside = reasoning is not None and opens(text, reasoning)
+        if beginning is not None:
+            for part in beginning.parts:
+                tokens += self._vocabulary.tokenize(part.text, special=part.special)
+        inside = reasoning is not None and (opens(text, reasoning) if beginning is None else beginning.inside)
         constraint = self._constraint(request, matcher, syntax, reasoning, inside=inside)
+        if beginning is not None and constraint is not None:
+            self._accept(constraint, beginning.text)
         sampling = self._sampling(request, constraint)
         prompt = tokens if images is None else text_only(tokens)
-        sampler = SequenceSampler(sampling, self._vocabulary, prompt, constraint, request.remember, request.logprobs)
+        end = self._end(request, constraint, matcher, n_prompt=len(tokens))
+        sampler = SequenceSampler(
+            sampling, self._vocabulary, prompt, constraint, request.remember, request.logprobs, end
+        )
         extras = self._extras(request, reasoning, syntax, inside=inside)
-        if turn is not None:
+        if beginning is not None and extras.splitter is not None:
+            extras.splitter.skip(beginning.text)
+        if turn is not None and beginning is None:  # else the message of the answer has more than was generated
             turn.reasons |= inside or (reasoning is not None and text.rstrip().endswith(reasoning.closing))
             extras = replace(extras, turn=turn)
         if matcher is not None and matcher.left_out:
@@ -195,24 +213,37 @@ class Preparer:
         return PreparedRequest(generate.request, tokens, sampler, request.limits, extras)
 
     def reasoning(self, request: AnswerRequest) -> ReasoningSyntax | None:
-        """Return the syntax of the reasoning, by the request's template, the model's own, or its vocabulary."""
-        found = None
-        if request.prompt is None:
-            found = self._chat_template(request.template).reasoning
-        return found or known_reasoning(self._template, self._vocabulary.control_texts)
+        """Return the syntax of the reasoning, by the request's template or the model's own; None without any."""
+        found = self._chat_template(request.template).reasoning if request.prompt is None else None
+        return found or known_reasoning(self._template)
 
-    def _beginning(self, request: AnswerRequest, prompt: str, reasoning: ReasoningSyntax | None) -> list[int]:
-        """Return the tokens of the text that the answer begins with, behind the end of the reasoning.
+    def _beginning(
+        self, request: AnswerRequest, prompt: str, reasoning: ReasoningSyntax | None
+    ) -> AnswerBeginning | None:
+        """Return what the answer is given to begin with; None for nothing.
 
         Raises:
-            UsageError: there is a constraint, which the text may break, or no chat template.
+            UsageError: there is no chat template, or the text is certainly too long.
         """
-        if request.grammar is not None or offers_tools(request) or request.prompt is not None:
-            raise UsageError("an answer with a given beginning has no grammar, tools or plain prompt")
-        self._raise_if_too_long([Message("assistant", request.begins)])
-        end = end_of_reasoning(prompt, reasoning)
-        tokenize = self._vocabulary.tokenize
-        return [*tokenize(end, special=True), *tokenize(request.begins, special=False)]
+        if not (request.begins or request.begins_reasoning):
+            return None
+        if request.prompt is not None:
+            raise UsageError("an answer with a given beginning has no plain prompt")
+        self._raise_if_too_long([Message("assistant", request.begins, reasoning=request.begins_reasoning)])
+        return AnswerBeginning.of(prompt, reasoning, request.begins_reasoning, request.begins)
+
+    def _accept(self, constraint: Constraint, text: str) -> None:
+        """Advance a constraint by the text that the answer is given to begin with.
+
+        Raises:
+            UsageError: it does not allow the text.
+        """
+        try:
+            for token in self._vocabulary.tokenize(text, special=False):
+                constraint.accept(token)
+        except BadGrammarError:
+            what = f"an answer that begins with {text[:40]!r} can't be continued"
+            raise UsageError(what, why="its grammar, schema or tool choice does not allow that") from None
 
     def _sampling(self, request: AnswerRequest, constraint: Constraint | None) -> SamplingParams:
         """Return the sampling parameters, with end tokens banned if the request ignores them."""
@@ -261,6 +292,17 @@ class Preparer:
         may_think = request.prompt is None and request.thinks is not False
         return AfterReasoning(matcher, self._vocabulary, tags, inside=inside, may_think=may_think)
 
+    def _end(
+        self, request: AnswerRequest, constraint: Constraint | None, matcher: Matcher | None, *, n_prompt: int
+    ) -> TimelyEnd | None:
+        """Return what completes a constrained answer before its limit."""
+        if constraint is None or matcher is None:
+            return None
+        from llmrun.engine.constraint.closing import TimelyEnd
+
+        room, limit = self._n_ctx - n_prompt, request.limits.max_tokens
+        return TimelyEnd(constraint, matcher.tokens, room if limit is None else min(limit, room))
+
     def _calls(self, request: AnswerRequest, syntax: CallSyntax) -> Matcher:
         from llmrun.engine.constraint.calls import compile_calls
 
@@ -276,10 +318,23 @@ class Preparer:
     def _extras(
         self, request: AnswerRequest, reasoning: ReasoningSyntax | None, syntax: CallSyntax | None, *, inside: bool
     ) -> Extras:
-        thinking = guard = None
+        thinking = guard = splitter = None
         adapters = self.adapters_for(request.adapters)
-        if reasoning is not None and request.thinking_tokens is not None:
-            thinking = ThinkingBudget(reasoning, inside, request.thinking_tokens)
+        if reasoning is None and request.prompt is None:
+            reasoning = possible_reasoning(self._vocabulary.control_texts)
+        elif reasoning is not None and (
+            request.grammar is not None or request.begins or request.tool_choice not in ("auto", "none")
+        ):
+            reasoning = reasoning._replace(is_implied=False)  # the grammar, or the answer, begins at once
+        if reasoning is not None or syntax is not None:
+            from llmrun.protocol.answer import AnswerSplitter
+
+            splitter = AnswerSplitter(reasoning or (), inside=inside, syntax=syntax, tools=request.tools)
+        budget = self._thinking_tokens(request)
+        if reasoning is not None and budget is not None:
+            # Where calls may follow, the grammar of calls has the text before an answer.
+            closed = reasoning if syntax is None else reasoning._replace(lead="")
+            thinking = ThinkingBudget(closed, inside, budget)
         if request.stops_repeats:
             from llmrun.engine.core.repeats import RepeatGuard
 
@@ -298,22 +353,14 @@ class Preparer:
                 [text for each in (reasoning, syntax) if each is not None for text in each.texts]
             ),
             tool_syntax=syntax.trigger if syntax else "",
-            splitter=self._splitter(request, reasoning, syntax, inside=inside),
+            splitter=splitter,
         )
 
-    @staticmethod
-    def _splitter(
-        request: AnswerRequest, reasoning: ReasoningSyntax | None, syntax: CallSyntax | None, *, inside: bool
-    ) -> AnswerSplitter | None:
-        """Return the splitter of the answer; None for an answer to a plain prompt that is text alone."""
-        if reasoning is None and syntax is None and request.prompt is not None:
-            return None
-        from llmrun.protocol.answer import AnswerSplitter
-
-        found = reasoning or UNNAMED
-        if request.grammar is not None or request.prompt is not None:
-            found = found._replace(is_implied=False)  # the grammar applies at once
-        return AnswerSplitter(found, inside=inside, syntax=syntax, tools=request.tools)
+    def _thinking_tokens(self, request: AnswerRequest) -> int | None:
+        """Return the maximum number of reasoning tokens; a call that must come is not waited for without end."""
+        if request.thinking_tokens is not None or not offers_tools(request) or request.tool_choice == "auto":
+            return request.thinking_tokens
+        return min(_FORCED_THINKING, (request.limits.max_tokens or self._n_ctx) // 2)
 
     def adapters_for(self, requested: tuple[AdapterScale, ...] | None) -> tuple[AdapterScale, ...]:
         """Return the adapters to compute an answer with; None requests the default ones.
@@ -353,7 +400,16 @@ class Preparer:
         each = [len(tokenize(message.content, special=False)) for message in messages]
         for index, message in enumerate(messages):
             each[index] += sum(self._image_lengths[hash(image.data)] for image in message.pictures)
-        return TokenCount(tuple(each), len(prompt.tokens), prompt.turn.history if prompt.turn is not None else None)
+        n_given = len(tokenize(asked.begins_reasoning, special=False)) + len(tokenize(asked.begins, special=False))
+        return TokenCount(
+            tuple(each), len(prompt.tokens) + n_given, prompt.turn.history if prompt.turn is not None else None
+        )
+
+    def rendered(self, asked: AnswerRequest, request: int, send: Callable[[Event], None]) -> RenderedPrompt:
+        """Return the prompt of a conversation as text. Raises as prompt()."""
+        text = self.prompt(Generate(request, asked), send, is_counted=True).text
+        beginning = self._beginning(asked, text, self.reasoning(asked))
+        return RenderedPrompt(text + "".join(part.text for part in beginning.parts) if beginning is not None else text)
 
     def tokenize(self, command: TokenizeText) -> TextTokens:
         """Tokenize a text.

@@ -304,24 +304,19 @@ class _Writer:
                         terms = join(terms, each)
                 if not self._shapes.is_possible(terms):
                     continue
-                conditions = [f"({parse(pattern).lark})" for pattern in matching]
-                conditions += [f"~({parse(pattern).lark})" for pattern in patterns if pattern not in matching]
-                conditions += [f"~({' | '.join(map(literal, taken))})"] if taken else []
-                for name in self._names_of(shape.names):
-                    key = " & ".join([name, *conditions])
-                    yield f'{self._terminal(f"""{_QUOTE} ({key}) {_QUOTE}""")} ": " {self._rule(terms)}'
+                others = [pattern for pattern in patterns if pattern not in matching]
+                key = Text(patterns=tuple(matching), forbidden=tuple(others), excluded=frozenset(taken))
+                for name in self._names_of(shape.names, key):
+                    yield f'{self._terminal(f"{_QUOTE} ({name}) {_QUOTE}")} ": " {self._rule(terms)}'
 
-    def _names_of(self, terms: Terms) -> Iterator[str]:
-        """Yield expressions of the names that meet propertyNames."""
-        if not terms:
-            yield characters_of_json()
-            return
+    def _names_of(self, terms: Terms, key: Text) -> Iterator[str]:
+        """Yield expressions of the names of this shape that meet propertyNames."""
         for box in self._shapes.alternatives(terms):
-            shape = box.get("string")
+            shape = self._shapes.common(box["string"], key) if "string" in box else None
             if isinstance(shape, Listed):
-                yield f"({' | '.join(literal(value) for value in shape.values)})"
+                yield " | ".join(literal(value) for value in shape.values)
             elif isinstance(shape, Text):
-                yield f"({_text(shape)})"
+                yield _text(shape)
 
     def _fail(self, shape: Array | Object, keys: Sequence[str], why: str, hint: str = "") -> NoReturn:
         """Raise the error for the first of the keywords in the schemas that a shape comes from."""
@@ -354,7 +349,7 @@ def _times(expression: str, minimum: int, maximum: int | None) -> str:
 def _text(shape: Text) -> str:
     """Return an expression of Lark terminals for the content of a string."""
     parts = [f"({parse(pattern).lark})" for pattern in (*shape.patterns, *map(FORMATS.__getitem__, shape.formats))]
-    if shape.minimum or shape.maximum is not None or not parts:
+    if shape.minimum or shape.maximum is not None or not parts:  # a complement needs it too
         parts.insert(0, characters_of_json(shape.minimum, shape.maximum))
     parts += [f"~({parse(pattern).lark})" for pattern in shape.forbidden]
     parts += [f"~({' | '.join(map(literal, sorted(shape.excluded)))})"] if shape.excluded else []

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from llmrun.errors import BadGrammarError
 from llmrun.grammar.json_lark import Rules, rules_of
+from llmrun.grammar.jsontext import read_json
 from llmrun.grammar.schema_parts import LISTS, NAMED, SINGLE, places_inside
 
 _MAX_LOOSENED = 100  # parts of one schema
@@ -45,8 +46,12 @@ def enforceable(text: str, check: Callable[[Rules], None]) -> EnforceableSchema:
     Args:
         check: raises BadGrammarError for rules that can't be compiled.
     """
-    schema = json.loads(text)
     left_out: list[Path] = []
+    try:
+        schema, _ = read_json(text)
+    except BadGrammarError:  # nested too deep
+        schema = {}
+        left_out.append(())
     while len(left_out) < _MAX_LOOSENED:
         try:
             rules = rules_of(json.dumps(schema))

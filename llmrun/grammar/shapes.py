@@ -309,10 +309,11 @@ class Shapes:
             return other
         if other is _FULL:
             return one
-        shapes = {name: self._common(shape, other[name]) for name, shape in one.items() if name in other}
+        shapes = {name: self.common(shape, other[name]) for name, shape in one.items() if name in other}
         return {name: shape for name, shape in shapes.items() if shape is not None}
 
-    def _common(self, one: Shape, other: Shape) -> Shape | None:
+    def common(self, one: Shape, other: Shape) -> Shape | None:
+        """Return the shape of the values of two shapes of one type; None if there certainly are none."""
         if isinstance(one, Listed) or isinstance(other, Listed):
             listed, shape = (one, other) if isinstance(one, Listed) else (other, one)
             assert isinstance(listed, Listed), "one of them is"

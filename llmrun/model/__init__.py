@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from llmrun.planning.pairs import DraftFile
 from llmrun.planning.plan import Plan
 from llmrun.planning.speculation import DraftPolicy
 from llmrun.protocol import questions
+from llmrun.protocol.answer import with_beginnings
 from llmrun.protocol.arguments import checked, refuse_unknown
 from llmrun.protocol.jobs.beams import BEAMS, BeamsFound, BeamStep, SearchBeams
 from llmrun.protocol.jobs.tokenize import TokenizeText
@@ -101,9 +103,9 @@ class Model:
     def name(self) -> str:
         return self.spec.name
 
-    @property
+    @cached_property
     def used(self) -> ModelFingerprint:
-        """Fingerprint of the model, stored with an answer."""
+        """Fingerprint of the model as it was loaded, stored with an answer: its file may be renamed or deleted."""
         return fingerprint_file(self.spec.name if self.spec.path is None else "", self.path)
 
     @property
@@ -168,6 +170,7 @@ class Model:
             EngineCrashedError: the file killed the engine.
         """
         self._runner = engine
+        _ = self.used  # as it is now
         self.loaded = engine.load(self.load, on_progress)
 
     @checked
@@ -270,7 +273,8 @@ class Model:
     def answer(self, *asked: AnswerRequest) -> Iterator[Event]:
         """Answer requests, all at once; yields Started, PrefillProgress, TextDelta, at last Finished of each.
 
-        Requests are numbered in a row; each event has its request's number.
+        Requests are numbered in a row; each event has its request's number. What an answer is given to begin with is
+        its first piece.
 
         Raises:
             BadTemplateError: the model has no chat template, or it fails.
@@ -279,7 +283,10 @@ class Model:
             EngineCrashedError: the engine died; the next call starts a new one.
         """
         engine, commands = self._next(*asked)
-        return self.drafting.noticing(self._events(engine, *commands, on_wait=self.on_wait))
+        events = self.drafting.noticing(self._events(engine, *commands, on_wait=self.on_wait))
+        return (
+            with_beginnings(commands, events) if any(each.begins or each.begins_reasoning for each in asked) else events
+        )
 
     def _events(
         self, engine: client.EngineClient, *commands: Generate, on_wait: Callable[[], None] = lambda: None
@@ -410,6 +417,8 @@ class Model:
         *,
         template: str | None = None,
         thinking: bool | None = None,
+        reasoning_effort: str | None = None,
+        keep_reasoning: bool | None = None,
         tools: tuple[Tool, ...] = (),
     ) -> questions.TokenCount:
         """Count the tokens of a conversation: of each message's content, and of the whole prompt.
@@ -418,13 +427,21 @@ class Model:
 
         Args:
             messages: as in chat().
-            template, thinking, tools: as in AnswerRequest.
+            template, thinking, reasoning_effort, keep_reasoning, tools: as in AnswerRequest. Answers of this model to
+                this conversation count with the tokens that it generated, where these will stand in the prompt.
 
         Raises:
             UsageError: an argument is of the wrong type.
             BadTemplateError: the model has no chat template, or it fails.
         """
-        asked = AnswerRequest(as_messages(messages), template=template, thinking=thinking, tools=tools)
+        asked = AnswerRequest(
+            as_messages(messages),
+            template=template,
+            thinking=thinking,
+            reasoning_effort=reasoning_effort,
+            keep_reasoning=keep_reasoning,
+            tools=tools,
+        )
         return self._living_engine().do(questions.COUNT_TOKENS, asked)
 
     def measure_steps(self) -> tuple[StepTime, ...]:

@@ -60,6 +60,8 @@ class ChatModel(Protocol):
         *,
         template: str | None = None,
         thinking: bool | None = None,
+        reasoning_effort: str | None = None,
+        keep_reasoning: bool | None = None,
         tools: tuple[Tool, ...] = (),
     ) -> TokenCount: ...
     def decode_together(self, answers: int) -> None: ...

@@ -5,10 +5,20 @@ Pure; must not know templates, tokens, or how parts are shown.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from llmrun.protocol.messages import AnswerPart, Event, Finished, Started, TextDelta, TokenLogprob, Tool, ToolCall
+from llmrun.protocol.messages import (
+    AnswerPart,
+    Event,
+    Finished,
+    Generate,
+    Started,
+    TextDelta,
+    TokenLogprob,
+    Tool,
+    ToolCall,
+)
 from llmrun.protocol.reasoning import MESSAGE_BEGINS, ReasoningSplitter
 
 if TYPE_CHECKING:
@@ -33,16 +43,23 @@ class AnswerSplitter:
         syntax: CallSyntax | None = None,
         tools: Sequence[Tool] = (),
     ) -> None:
-        self._reasoning = ReasoningSplitter(tags, inside=inside)
+        call = syntax.trigger if syntax is not None and not syntax.at_start else ""
+        self._reasoning = ReasoningSplitter(tags, inside=inside, call=call)
         self._calls: CallSplitter | None = None
         if syntax is not None:
             from llmrun.protocol.toolcalls import CallSplitter  # few answers have calls
 
             self._calls = CallSplitter(syntax, tools)
+        self._n_skipped = 0  # characters of text to come that the answer was given to begin with
+
+    def skip(self, text: str) -> None:
+        """Take the text that the answer was given to begin with, which is no part of it."""
+        self._n_skipped = len(text)
+        self.feed(text)
 
     def feed(self, text: str) -> tuple[AnswerPart, ...]:
         """Return the parts that are certain with this piece; tags and call syntax are left out."""
-        return self._with_calls(self._reasoning.feed(text))
+        return self._new(self._with_calls(self._reasoning.feed(text)))
 
     def flush(self, *, is_cut_off: bool = False) -> tuple[AnswerPart, ...]:
         """Return the remaining parts at the end of the answer.
@@ -51,7 +68,22 @@ class AnswerSplitter:
             is_cut_off: the model did not end the answer, so that it may end in the middle of a call.
         """
         rest = self._with_calls(self._reasoning.flush(is_cut_off=is_cut_off))
-        return rest if self._calls is None else (*rest, *self._calls.flush(is_cut_off=is_cut_off))
+        return self._new(rest if self._calls is None else (*rest, *self._calls.flush(is_cut_off=is_cut_off)))
+
+    def _new(self, parts: tuple[AnswerPart, ...]) -> tuple[AnswerPart, ...]:
+        """Return the parts without text that was given."""
+        if not self._n_skipped:
+            return parts
+        new: list[AnswerPart] = []
+        for part in parts:
+            if part.kind == "text":
+                text = part.text[self._n_skipped :]
+                self._n_skipped = max(self._n_skipped - len(part.text), 0)
+                new += [AnswerPart("text", text)] if text else []
+            else:
+                self._n_skipped = 0  # the given text began a call
+                new.append(part)
+        return tuple(new)
 
     def _with_calls(self, parts: list[AnswerPart]) -> tuple[AnswerPart, ...]:
         if self._calls is None:
@@ -63,6 +95,21 @@ class AnswerSplitter:
             else:
                 split += self._calls.feed(part.text) if part.kind == "text" else [part]
         return tuple(split)
+
+
+def with_beginnings(commands: Iterable[Generate], events: Iterable[Event]) -> Iterator[Event]:
+    """Yield the events of answers, each with the text that it was given to begin with as its first piece."""
+    given = {command.request: command.asked for command in commands}
+    for event in events:
+        yield event
+        if not isinstance(event, Started):
+            continue
+        asked = given[event.request]
+        reasoning = [AnswerPart("reasoning", asked.begins_reasoning)] if asked.begins_reasoning else []
+        text = [AnswerPart("reasoning_end")] * len(reasoning) + [AnswerPart("text", asked.begins)]
+        parts = (*reasoning, *(text if asked.begins else ()))
+        if parts:
+            yield TextDelta(event.request, asked.begins, 0, parts=parts)
 
 
 class ResponseAccumulator:

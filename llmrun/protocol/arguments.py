@@ -133,6 +133,7 @@ KINDS: dict[str, ValueKind] = {
     "parallel_calls": _SWITCH,
     "speculation": _optional(_made("Speculation")),
     "begins": TEXT,
+    "begins_reasoning": TEXT,
     "adapters": _optional(_list_of(_made("AdapterScale"), "a list of AdapterScales")),
     # SamplingParams and Limits, besides numbers
     "dry_breakers": TEXTS,

@@ -38,6 +38,7 @@ class Load(LoadSettings):
     states: str = ""  # folder of saved KV states, "" for none
     states_bytes: int = 0  # limit of that folder
     throughput: bool = False  # prefill prompts in whole batches: the latency of single tokens does not matter
+    each_token: bool = False  # send each token by itself; else a single user gets the text of several together
     request: int = 0
     draft: Load | None = None  # a smaller model that drafts for this one
     projector: str = ""  # GGUF file of the image projector, absolute, "" for none; read with the first image

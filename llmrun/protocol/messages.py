@@ -117,6 +117,7 @@ class AnswerRequest:
         speculation: limits and step times for speculative decoding; None decodes one token per step.
         adapters: scales of the loaded adapters to use; None is those given at load.
         begins: text that the answer begins with, behind any reasoning; the model continues it.
+        begins_reasoning: reasoning before that text; without a text the model continues the reasoning.
         keep_reasoning: keep the reasoning of turns before the last question in the prompt; None keeps it where the
             template does, or where calls were made and the context window has room.
 
@@ -147,6 +148,7 @@ class AnswerRequest:
     speculation: Speculation | None = None
     adapters: tuple[AdapterScale, ...] | None = None
     begins: str = ""
+    begins_reasoning: str = ""
     keep_reasoning: bool | None = None
 
     def __post_init__(self) -> None:

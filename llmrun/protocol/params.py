@@ -15,6 +15,7 @@ from llmrun.protocol.arguments import MOST_TOKENS as MOST_TOKENS
 from llmrun.protocol.arguments import NUMBER, check_fields
 
 _INT32_MAX = 2**31 - 1
+_MOST_LAST = 65_536
 
 # The steps of the sampler chain that can be moved, in llama.cpp's order; biases come before them, the draw after.
 STEPS = (
@@ -81,14 +82,14 @@ class SamplingParams:
     top_n_sigma: float = _bounded(-1.0, -1.0, 100.0)
     xtc_probability: float = _bounded(0.0, 0.0, 1.0)
     xtc_threshold: float = _bounded(0.10, 0.0, 1.0)
-    repeat_last_n: int = _bounded(64, 0, 65_536)
+    repeat_last_n: int = _bounded(64, 0, _MOST_LAST)
     repeat_penalty: float = _bounded(1.0, 0.01, 100.0)
     frequency_penalty: float = _bounded(0.0, -100.0, 100.0)
     presence_penalty: float = _bounded(0.0, -100.0, 100.0)
     dry_multiplier: float = _bounded(0.0, 0.0, 100.0)
     dry_base: float = _bounded(1.75, 0.0, 100.0)
     dry_allowed_length: int = _bounded(2, 0, 65_536)
-    dry_last_n: int = _bounded(64, 0, 65_536)
+    dry_last_n: int = _bounded(64, 0, _MOST_LAST)
     dry_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
     mirostat: int = _bounded(0, 0, 2)
     mirostat_tau: float = _bounded(5.0, 0.0, 100.0)
@@ -146,6 +147,8 @@ def check_parameter(name: str, value: Any, label: str = "") -> Any:
         read_watermark(value, label)
     if name not in BOUNDS or (value is None and name == "seed"):
         return value
+    if value == -1 and name in _MINUS_ONE:
+        return _MINUS_ONE[name]
     low, high = BOUNDS[name]
     whole = isinstance(high, int)
     is_number = NUMBER.fits(value)
@@ -181,6 +184,8 @@ BOUNDS: dict[str, tuple[float, float]] = {
     each.name: each.metadata["bounds"] for each in fields(SamplingParams) if each.metadata
 }
 """Both bounds of every numeric parameter, inclusive."""
+_MINUS_ONE = {"top_k": 0, "repeat_last_n": _MOST_LAST, "dry_last_n": _MOST_LAST}
+"""What -1 means, as in other programs: off, or the whole context."""
 DEFAULTS = SamplingParams()
 SERVER = "server"
 """Origin of a parameter that a remote server chooses, and does not report."""

@@ -22,6 +22,12 @@ class TokenCount(NamedTuple):
     history: PromptHistory | None = None  # as in Started
 
 
+class RenderedPrompt(NamedTuple):
+    """The prompt of a conversation."""
+
+    text: str  # without its images
+
+
 class Detokenize(NamedTuple):
     """Turn token ids into text."""
 
@@ -102,6 +108,7 @@ class EngineStatus(NamedTuple):
 
 
 COUNT_TOKENS = JobKind("count_tokens", AnswerRequest, Empty, TokenCount, needs_model=True)
+APPLY_TEMPLATE = JobKind("apply_template", AnswerRequest, Empty, RenderedPrompt, needs_model=True)
 TOKENIZE_LOADED = JobKind("tokenize_loaded", TokenizeText, Empty, TextTokens, needs_model=True)
 DETOKENIZE = JobKind("detokenize", Detokenize, Empty, DetokenizedText, needs_model=True)
 EXPLAIN_CHOICES = JobKind("explain_choices", ExplainChoices, Empty, AnswerExplanation, needs_model=True)
@@ -111,7 +118,7 @@ MEASURE_STEPS = JobKind("measure_steps", MeasureSteps, Empty, StepTables, needs_
 # Answered at once, in the middle of a step too.
 STATUS = JobKind("status", Empty, Empty, EngineStatus, needs_model=True)
 
-QUESTIONS = {
-    kind.name: kind
-    for kind in (COUNT_TOKENS, TOKENIZE_LOADED, DETOKENIZE, EXPLAIN_CHOICES, SAVE_STATE, MEASURE_STEPS, STATUS)
-}
+_ALL = (
+    COUNT_TOKENS, APPLY_TEMPLATE, TOKENIZE_LOADED, DETOKENIZE, EXPLAIN_CHOICES, SAVE_STATE, MEASURE_STEPS, STATUS
+)  # fmt: skip
+QUESTIONS = {kind.name: kind for kind in _ALL}

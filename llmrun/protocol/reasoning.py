@@ -20,7 +20,7 @@ class ReasoningSyntax(NamedTuple):
     closing: str  # up to the beginning of the next message, if the answer is a message of its own
     lead: str = ""  # before the answer; a model may leave it out
     end: str = ""  # after the answer
-    tail: str = ""  # after the end of all
+    tail: str = ""  # after the answer and its calls
     words: str = ""  # of the reasoning, which stand in the prompt
     is_implied: bool = False  # the model may begin with the reasoning, without the opening
 
@@ -33,6 +33,13 @@ class ReasoningSyntax(NamedTuple):
     def has_messages(self) -> bool:
         """The answer is a message after that of the reasoning, and others may follow it."""
         return bool(self.lead) and not self.end
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The texts that end an answer's text: tags that are words may be mentioned in it, control tokens may not."""
+        after = self.closing if self.has_messages else self.end
+        tags = (self.opening, self.closing) if self.opening.startswith("<|") else ()
+        return tuple(filter(None, (after, self.tail, *tags)))
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -60,16 +67,19 @@ class ReasoningSplitter:
     Args:
         tags: fields of a ReasoningSyntax; none without reasoning.
         inside: the prompt ended with the opening tag, so that the text begins as reasoning.
+        call: beginning of a call of a tool, which ends the reasoning at the start of a line; "" if there can be none.
     """
 
-    def __init__(self, tags: Sequence[str | bool], *, inside: bool = False) -> None:
+    def __init__(self, tags: Sequence[str | bool], *, inside: bool = False, call: str = "") -> None:
         self._syntax = ReasoningSyntax(*tags) if len(tags) >= 2 else ReasoningSyntax("", "")  # type: ignore[arg-type]
         syntax = self._syntax
         self._state = (_State.INSIDE if inside else _State.BEFORE) if syntax.closing else _State.ANSWER
         self._implied: list[str] | None = [] if syntax.is_implied and not inside else None  # may be the answer
         self._words = syntax.words if inside else ""
         self._buffer = ""  # possible beginning of a tag
-        self._stops = tuple(filter(None, (syntax.closing if syntax.has_messages else syntax.end,)))
+        self._call = call
+        self._is_line_start = True  # of the reasoning, where a call may begin
+        self._stops = syntax.stops
 
     @property
     def inside(self) -> bool:
@@ -95,9 +105,11 @@ class ReasoningSplitter:
             is_cut_off: the model did not end the answer, so that reasoning without a closing tag may be reasoning.
         """
         rest, self._buffer = self._buffer, ""
-        parts = [AnswerPart("reasoning" if self.inside else "text", rest)] if rest else []
-        if self._state is _State.AFTER and self._syntax.tail.startswith(rest.strip()):
-            parts = []
+        is_end = (
+            rest.rstrip().endswith(">") and self._syntax.has_messages and self._syntax.closing.startswith(rest.strip())
+        )
+        is_shown = rest and not is_end and (rest.strip() or self._state is not _State.AFTER)
+        parts = [AnswerPart("reasoning" if self.inside else "text", rest)] if is_shown else []
         if self._implied is not None and self.inside and not is_cut_off:
             # Nothing was reasoning, though it was taken for that: else the answer would be lost.
             parts.append(AnswerPart("text", "".join((*self._implied, rest))))
@@ -105,36 +117,62 @@ class ReasoningSplitter:
 
     def _inside(self, parts: list[AnswerPart]) -> bool:
         """Take reasoning; return whether there may be more to take."""
-        if not self._take_until((self._syntax.closing,), parts, "reasoning"):
+        if self._call and self._is_line_start:
+            text = self._buffer.lstrip()
+            if text.startswith(self._call):
+                self._end_reasoning(parts, text, _State.ANSWER)
+                return True
+            if self._call.startswith(text):
+                return False
+        lines = (f"\n{self._call}",) if self._call else ()
+        stop = self._take_until((self._syntax.closing, *filter(None, (self._syntax.lead,)), *lines), parts, "reasoning")
+        if stop is None:
             return False
-        parts.append(AnswerPart("reasoning_end"))
-        self._state, self._implied = _State.AFTER, None
+        if stop == self._syntax.closing:
+            self._end_reasoning(parts, self._buffer, _State.AFTER)
+        else:
+            self._end_reasoning(parts, (self._call if stop in lines else "") + self._buffer, _State.ANSWER)
         return True
+
+    def _end_reasoning(self, parts: list[AnswerPart], rest: str, state: _State) -> None:
+        parts.append(AnswerPart("reasoning_end"))
+        self._buffer, self._state, self._implied, self._is_line_start = rest, state, None, True
 
     def _answer(self, parts: list[AnswerPart]) -> bool:
         """Take the text of an answer that has an end, or after which another message may come."""
-        if not self._take_until(self._stops, parts, "text"):
+        if not self._stops:
+            parts.append(AnswerPart("text", self._buffer))
+            self._buffer = ""
+            return False
+        stop = self._take_until(self._stops, parts, "text")
+        if stop is None:
             return False
         parts.append(MESSAGE_BEGINS)
-        self._state = _State.AFTER
+        self._state = _State.INSIDE if stop == self._syntax.opening else _State.AFTER
         return True
 
-    def _take_until(self, stops: Sequence[str], parts: list[AnswerPart], kind: PartKind) -> bool:
-        """Take the text up to the first of these texts, and that too; return whether there is one."""
+    def _take_until(self, stops: Sequence[str], parts: list[AnswerPart], kind: PartKind) -> str | None:
+        """Take the text up to the first of these texts, and that too; return the text, None if there is none."""
         text = self._buffer
         found = min(((place, stop) for stop in stops if (place := text.find(stop)) >= 0), default=None)
         place, stop = found or (len(text) - max(overlap(text, stop) for stop in stops), "")
         if place:
             parts.append(AnswerPart(kind, text[:place]))
+            self._is_line_start = self._is_line_start and text[:place].isspace()
             if self._implied is not None:
                 self._implied.append(text[:place])
         self._buffer = text[place + len(stop) :]
-        return found is not None
+        return stop if found else None
 
     def _outside(self, parts: list[AnswerPart]) -> bool:
-        """Take text before the answer, or between two messages."""
+        """Skip text before the answer, or between two messages."""
         syntax, text = self._syntax, self._buffer.lstrip()
-        marks = ((syntax.opening, _State.INSIDE), (syntax.lead, _State.ANSWER), (syntax.closing, _State.AFTER))
+        marks = (
+            (syntax.opening, _State.INSIDE),
+            (syntax.lead, _State.ANSWER),
+            (syntax.closing, _State.AFTER),
+            (syntax.tail, _State.AFTER),
+        )
         for mark, state in marks:
             stripped = mark.lstrip()
             if stripped and text.startswith(stripped):
@@ -142,24 +180,16 @@ class ReasoningSplitter:
                 if state is _State.INSIDE:
                     self._implied = None
                 return True
-        if syntax.tail and self._state is _State.AFTER and text.startswith(syntax.tail):
-            self._buffer = text[len(syntax.tail) :]
-            return True
         if syntax.has_headers and (header := self._header(text)) is not None:
             return header
-        expected = (*(mark.lstrip() for mark, _ in marks), syntax.tail if self._state is _State.AFTER else "")
-        if any(each.startswith(text) for each in expected if each):
+        if any(mark.lstrip().startswith(text) for mark, _ in marks if mark):
             return False
         if self._implied is not None:
             self._state = _State.INSIDE
             return True
         self._buffer = text if self._state is _State.AFTER else self._buffer
         self._state = _State.ANSWER
-        if self._stops:
-            return True
-        parts.append(AnswerPart("text", self._buffer))
-        self._buffer = ""
-        return False
+        return True
 
     def _header(self, text: str) -> bool | None:
         """Take a message's header; return None if the text does not begin with one."""

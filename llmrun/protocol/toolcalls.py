@@ -10,7 +10,8 @@ import enum
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from llmrun.protocol.codec import load_json
@@ -71,6 +72,13 @@ class CallSyntax(NamedTuple):
     def head(self) -> tuple[CallElement, ...]:
         """A call up to its arguments."""
         return self.call[: self.call.index(CallField.ARGUMENTS)]
+
+    @property
+    def late_head(self) -> tuple[CallElement, ...]:
+        """A call up to its arguments without its first tag, which models may leave out; empty if it has but one."""
+        before = (self.begin + self.call[0] if isinstance(self.call[0], str) else self.begin).lstrip()
+        rest = before[len(self.trigger) :].lstrip()
+        return (rest, *self.head[1:]) if rest.startswith("<") and not self.at_start else ()
 
     @property
     def tail(self) -> tuple[CallElement, ...]:
@@ -152,6 +160,9 @@ class CallSplitter:
         self._n_parameters = 0  # of the open call
         self._step: _Step = self._start if syntax else self._text
         self._buffer = syntax.prefill if syntax else ""  # not certain yet
+        self._begins: dict[str, _Step] = {self._syntax.trigger: self._head}
+        if late := self._syntax.late_head:
+            self._begins[str(late[0])] = self._late_head
         self._depth = 0  # of brackets in the arguments
         self._in_string = self._escaped = False
         self.n_calls = 0
@@ -171,7 +182,7 @@ class CallSplitter:
             is_cut_off: the model did not end the answer, so that a possible beginning of a call is one.
         """
         rest, self._buffer = self._buffer, ""
-        may_be_text = self._step in (self._start, self._outside, self._head)
+        may_be_text = self._step in (self._start, self._outside, self._head, self._late_head)
         begins_call = is_cut_off and bool(rest.strip())
         is_text = may_be_text and not begins_call and (rest.strip() or not self.n_calls)
         return [AnswerPart("text", rest)] if rest and is_text else []
@@ -202,24 +213,30 @@ class CallSplitter:
         if self._syntax.at_start:
             _, end = _match((trigger,), self._buffer)
             return end is not None and self._go_on(self._text if end < 0 else self._head)
-        found = self._buffer.find(trigger)
-        if found >= 0:
-            self._emit(parts, "text", len(self._buffer[:found].rstrip()))
-            self._buffer = self._buffer.lstrip()
-            return self._go_on(self._head)
-        n_certain = len(self._buffer) - overlap(self._buffer, trigger)
+        begins = self._begins
+        found = min(((place, begin) for begin in begins if (place := self._buffer.find(begin)) >= 0), default=None)
+        if found is not None:
+            self._emit(parts, "text", len(self._buffer[: found[0]].rstrip()))
+            return self._go_on(begins[found[1]])
+        n_certain = len(self._buffer) - max(overlap(self._buffer, each) for each in begins)
         self._emit(parts, "text", len(self._buffer[:n_certain].rstrip()) if n_certain > n_blanks else 0)
         return False
 
     def _head(self, parts: list[AnswerPart]) -> bool:
         """Take the beginning of the first call, once it is certain that arguments follow."""
-        return self._take_head(parts, self._syntax.begin)
+        return self._take_head(parts, (self._syntax.begin, *self._syntax.head))
 
-    def _take_head(self, parts: list[AnswerPart], before: str) -> bool:
-        fields, end = _match((before, *self._syntax.head), self._buffer)
+    def _late_head(self, parts: list[AnswerPart]) -> bool:
+        """Take the beginning of a call without its first tag, of a tool that there is."""
+        return self._take_head(parts, self._syntax.late_head, self._tools)
+
+    def _take_head(
+        self, parts: list[AnswerPart], elements: Sequence[CallElement], names: Collection[str] | None = None
+    ) -> bool:
+        fields, end = _match(elements, self._buffer)
         if end is None:
             return False
-        if end < 0:
+        if end < 0 or (names is not None and fields[CallField.NAME] not in names):
             return self._not_a_call(parts)
         rest = self._buffer[end:]
         form = self._syntax.parameters
@@ -273,12 +290,12 @@ class CallSplitter:
 
     def _member(self, text: str, form: Parameters) -> tuple[str, str, str] | None:
         """Return a parameter's name, its value as JSON, and the text after it; None if it is incomplete."""
-        starts = [(text.find(each.middle), -len(each.middle), each) for each in form.forms]
-        written = min((start for start in starts if start[0] > 0), key=lambda start: start[:2], default=None)
+        found = [(match, each) for each in form.forms if (match := _inner_blanks_free(each.middle).search(text, 1))]
+        written = min(found, key=lambda pair: (pair[0].start(), -len(pair[1].middle)), default=None)
         if written is None:
             return None
-        position, _, value_form = written
-        name, value = text[:position].strip(), text[position + len(value_form.middle) :]
+        (position, start), value_form = written[0].span(), written[1]
+        name, value = text[:position].strip(), text[start:]
         if any(
             len(each.middle) > len(value_form.middle) and each.middle.startswith(text[position:]) for each in form.forms
         ):
@@ -350,11 +367,17 @@ class CallSplitter:
         return self._go_on(self._text if syntax.at_start else self._outside)
 
     def _next_head(self, parts: list[AnswerPart]) -> bool:
-        return self._take_head(parts, self._syntax.between or "")
+        return self._take_head(parts, (self._syntax.between or "", *self._syntax.head))
 
     def _not_a_call(self, parts: list[AnswerPart]) -> bool:
         """Give out as text what only began like a call."""
-        self._emit(parts, "text", max(1, min(len(self._syntax.trigger), len(self._buffer))))
+        late = str(self._syntax.late_head[0]) if self._syntax.late_head else ""
+        begin = self._syntax.trigger if self._step != self._late_head else late[:1]
+        size = len(self._buffer) - len(self._buffer.lstrip()) + len(begin)
+        rest = self._buffer[size:].lstrip()
+        if late and rest.startswith(late):  # of the same call
+            size = len(self._buffer) - len(rest) + 1
+        self._emit(parts, "text", max(1, min(size, len(self._buffer))))
         return self._go_on(self._text if self._syntax.at_start else self._outside)
 
     def _go_on(self, step: _Step) -> bool:
@@ -417,6 +440,14 @@ def _match_text(expected: str, text: str, position: int) -> int | None:
     return position
 
 
+@lru_cache(maxsize=64)
+def _inner_blanks_free(text: str) -> re.Pattern[str]:
+    """Return a pattern of a text, in which the whitespace between its words may be other, or missing."""
+    words = text.split()
+    before, after = text[: len(text) - len(text.lstrip())], text[len(text.rstrip()) :] if words else ""
+    return re.compile(re.escape(before) + r"\s*".join(map(re.escape, words)) + re.escape(after))
+
+
 def _may_begin(text: str, beginnings: Sequence[str]) -> bool:
     """Return whether a text, with more to come, may begin with one of these."""
     return any(text.startswith(each) or each.startswith(text) for each in beginnings)
@@ -461,11 +492,22 @@ def _json_of(text: str, quote: str) -> str:
     return json_of_python(text)
 
 
+def _python_literal(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_python_literal(key)}: {_python_literal(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_python_literal, value))}]"
+    return str(value) if value is None or isinstance(value, bool) else json.dumps(value, ensure_ascii=False)
+
+
 def _write_parameters(arguments: str, form: Parameters) -> str:
     members = []
     for name, value in load_json(arguments).items():
         kind = json_type(value)
         written = next((each for each in form.forms if kind in each.types), form.forms[-1])
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        if form.is_python:
+            text = _python_literal(value)
+        else:
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         members.append(f"{form.begin}{name}{written.middle}{text}{written.end.replace(KEY, name)}")
     return form.between.join(members)

@@ -31,6 +31,7 @@ class Capabilities(NamedTuple):
 
     n_ctx: int  # context window in tokens; 0 if unknown
     sees: bool  # False only if the server says that the model takes no images
+    thinks: bool = False  # the server says that the model can reason before the answer
 
 
 def facts_of(server: Server, model: ServedModel) -> Capabilities:
@@ -44,6 +45,7 @@ def facts_of(server: Server, model: ServedModel) -> Capabilities:
     return Capabilities(
         n_ctx=model.n_ctx or (n_ctx if isinstance(n_ctx, int) and n_ctx > 0 else 0),
         sees=not isinstance(modalities, dict) or modalities.get("vision") is not False,
+        thinks=found.get("reasoning") is True,
     )
 
 

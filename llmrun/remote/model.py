@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from llmrun.errors import ContextOverflowError, LlmrunError
 from llmrun.models.download.transfer import RetryPolicy
 from llmrun.models.fingerprint import ModelFingerprint
+from llmrun.protocol.answer import with_beginnings
 from llmrun.protocol.messages import AnswerRequest, Event, Finished, Generate, Message, Tool
 from llmrun.protocol.params import SERVER, SamplingParams, resolve_sampling
 from llmrun.protocol.questions import StateSaved, TokenCount
@@ -104,7 +105,7 @@ class RemoteModel:
         for command in commands.values():
             self._client.listen(command, events.put, self._named_in(command.asked))
         try:
-            yield from self._heard(events, commands)
+            yield from with_beginnings(commands.values(), self._heard(events, commands))
         finally:
             self.cancel()
             self._open = ()
@@ -152,6 +153,8 @@ class RemoteModel:
         *,
         template: str | None = None,
         thinking: bool | None = None,
+        reasoning_effort: str | None = None,
+        keep_reasoning: bool | None = None,
         tools: tuple[Tool, ...] = (),
     ) -> TokenCount:
         """Return the token counts of a conversation, approximately."""

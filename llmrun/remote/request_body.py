@@ -45,6 +45,7 @@ _SAMPLING = {
 }
 _WORDS = {
     "ban": "phrases to ban",
+    "begins": "the beginning of an answer",
     "grammar": "a GBNF grammar",
     "json_schema": "a JSON schema",
     "lark": "a Lark grammar",
@@ -147,6 +148,11 @@ def _extensions(asked: AnswerRequest, owner: str) -> tuple[dict[str, Any], tuple
             not is_raw,
             {"reasoning_effort": asked.reasoning_effort},
         ),
+        "begins": (
+            bool(asked.begins or asked.begins_reasoning),
+            is_local and not is_raw,
+            {"continue_final_message": True, "add_generation_prompt": False},
+        ),
         "thinking_tokens": (asked.thinking_tokens is not None, is_llmrun, {"thinking_tokens": asked.thinking_tokens}),
         "template": (asked.template is not None, False, {}),
         "cache_salt": (bool(asked.salt), is_llmrun or owner == "vllm", {"cache_salt": asked.salt}),
@@ -174,7 +180,10 @@ def _schema(text: str, *, is_raw: bool) -> dict[str, Any]:
 
 
 def _conversation(asked: AnswerRequest, owner: str) -> dict[str, Any]:
-    body: dict[str, Any] = {"messages": [_message(message, owner) for message in asked.messages]}
+    messages = asked.messages
+    if asked.begins or asked.begins_reasoning:
+        messages = (*messages, Message("assistant", asked.begins, reasoning=asked.begins_reasoning))
+    body: dict[str, Any] = {"messages": [_message(message, owner) for message in messages]}
     if asked.logprobs is not None:
         body |= {"logprobs": True, "top_logprobs": asked.logprobs}
     if asked.tools:

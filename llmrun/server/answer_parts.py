@@ -37,6 +37,7 @@ class CompletionRequest(NamedTuple):
     speculate: int | None = None  # drafted tokens per step, see planning.speculation.read_speculate(); None: default
     ignored: tuple[str, ...] = ()  # fields that are not honoured, e.g. "tools[8].type=web_search"
     others: tuple[AnswerRequest, ...] = ()  # for further prompts
+    scores_prompts: bool = False  # the log-probabilities of the prompts' tokens are wanted too
 
     @property
     def n_choices(self) -> int:
@@ -222,6 +223,7 @@ class Envelope(NamedTuple):
     id: str
     created: int  # Unix time
     model: str  # name as the client gets it
+    prompts: tuple[tuple[TokenLogprob, ...], ...] = ()  # scored prompts, if that was requested
 
 
 class Writer(Protocol):

@@ -6,6 +6,7 @@ Starlette is used here and in the other modules with routes only; must not know 
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 import traceback
 from collections.abc import Callable
@@ -55,7 +56,12 @@ COMPLETION_APIS: dict[str, CompletionApi] = {
     "/api/chat": CompletionApi(ollama.read_chat, ollama.chat_writer, ollama.error_body, ""),
     "/api/generate": CompletionApi(ollama.read_generate, ollama.generate_writer, ollama.error_body, ""),
 }
-"""Path -> protocol of its completions."""
+COMPLETION_APIS |= {
+    "/chat/completions": COMPLETION_APIS["/v1/chat/completions"],
+    "/responses": COMPLETION_APIS["/v1/responses"],
+}
+"""Path -> protocol of its completions; llama-server has some without /v1 too."""
+_SLASHES = re.compile("/{2,}")
 
 
 class AccessRecord(NamedTuple):
@@ -100,6 +106,7 @@ class HttpApp:
                 for path, api in COMPLETION_APIS.items()
             ),
             Route("/health", self._health, methods=get),
+            Route("/v1/health", self._health, methods=get),
             Route("/metrics", self._show_metrics, methods=get),
             *ModelRoutes(self._pool, self._catalog).routes,
             *EngineRoutes(self._state).routes,
@@ -127,6 +134,7 @@ class HttpApp:
             started, status = time.monotonic(), 0
             facts: dict[str, Any] = {}
             scope["state"] = facts
+            _normalize(scope)
 
             async def sending(message: Any) -> None:
                 nonlocal status
@@ -173,6 +181,21 @@ class _AsgiEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
+
+
+def _normalize(scope: Scope) -> None:
+    """Give a request one form of its path, without a host, doubled slashes and a slash at the end; not the page's.
+
+    The host of a target in absolute form replaces the Host header, see RFC 9112, section 3.2.2.
+    """
+    path = scope["path"]
+    if path.startswith(("http://", "https://")):
+        host, _, rest = path.partition("://")[2].partition("/")
+        path = f"/{rest}"
+        others = [(name, value) for name, value in scope["headers"] if name != b"host"]
+        scope["headers"] = [*others, (b"host", host.encode("latin-1", "replace"))]
+    short = _SLASHES.sub("/", f"/{path}")
+    scope["path"] = path if short.startswith("/ui/") else short.rstrip("/") or "/"
 
 
 def _error_body(scope: Scope) -> ErrorBody:

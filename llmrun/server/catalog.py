@@ -3,35 +3,41 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 
 from llmrun.config import Settings
 from llmrun.errors import LlmrunError
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
 from llmrun.models.hashing import promised_sha256
-from llmrun.models.store.installed import Installed
+from llmrun.models.store.installed import LINK, Installed
 from llmrun.models.store.store import all_models
 from llmrun.server.http_errors import model_not_found
 from llmrun.server.protocols.ollama_models import ModelDescription
 
 
 class ModelCatalog:
-    """Lists models; too slow for the event loop's thread."""
+    """Lists models; too slow for the event loop's thread.
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    Args:
+        files: served files outside the store, by their names.
+    """
+
+    def __init__(self, settings: Settings, files: Mapping[str, Path] = MappingProxyType({})) -> None:
+        self._settings, self._files = settings, files
         self._headers: dict[tuple[Path, float], Header] = {}
 
     def created(self) -> dict[str, int]:
         """Return names and Unix times of files."""
-        return {each.name: int(each.modified) for each in all_models(self._settings)}
+        return {each.name: int(each.modified) for each in self._models()}
 
     def described(self) -> list[ModelDescription]:
         """Return the models whose headers are readable."""
         found: list[ModelDescription] = []
-        for each in all_models(self._settings):
+        for each in self._models():
             try:
                 found.append(_describe(each, self._header(each)))
             except (LlmrunError, OSError):
@@ -41,7 +47,7 @@ class ModelCatalog:
     def trained_contexts(self) -> dict[str, int]:
         """Return the context window that each model was trained with, of those whose headers are readable."""
         found: dict[str, int] = {}
-        for each in all_models(self._settings):
+        for each in self._models():
             with suppress(LlmrunError, OSError):
                 found[each.name] = self._header(each).n_ctx_train
         return found
@@ -54,17 +60,26 @@ class ModelCatalog:
             BadModelError: its file is damaged.
         """
         name = name.removesuffix(":latest")
-        for each in all_models(self._settings):
+        for each in self._models():
             if each.name == name:
                 header = self._header(each)
                 return _describe(each, header), header
         raise model_not_found(name, "/api/tags")
+
+    def _models(self) -> list[Installed]:
+        served = (_outside(name, path) for name, path in self._files.items() if path.is_file())
+        return [*served, *all_models(self._settings)]
 
     def _header(self, installed: Installed) -> Header:
         key = (installed.path, installed.modified)
         if key not in self._headers:
             self._headers[key] = read_header(installed.path)
         return self._headers[key]
+
+
+def _outside(name: str, path: Path) -> Installed:
+    stat = path.stat()
+    return Installed(name, "", path.name, "", stat.st_size, "", path, LINK, stat.st_mtime)
 
 
 def _describe(installed: Installed, header: Header) -> ModelDescription:

@@ -24,8 +24,8 @@ from llmrun.server.protocols import embeddings
 from llmrun.server.protocols.embeddings import EmbeddingRequest
 
 Read = Callable[[Mapping[str, Any]], EmbeddingRequest]
-Write = Callable[[EmbeddingRequest, TextVectors, str], dict[str, Any]]
-_RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank")
+Write = Callable[[EmbeddingRequest, TextVectors, str], Any]
+_RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank", "/v1/reranking", "/reranking")
 
 
 class EmbeddingRoutes:
@@ -41,6 +41,8 @@ class EmbeddingRoutes:
             "/v1/embeddings": (embeddings.read_openai, embeddings.openai_body),
             "/api/embed": (embeddings.read_ollama, embeddings.ollama_body),
             "/api/embeddings": (embeddings.read_ollama_prompt, embeddings.ollama_prompt_body),
+            "/embedding": (embeddings.read_native, embeddings.native_body),
+            "/embeddings": (embeddings.read_native, embeddings.native_body),
         }
         return [
             *(Route(path, self._embedding(*both), methods=["POST"]) for path, both in embeds.items()),

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from llmrun.protocol.jobs import Empty, JobKind
 from llmrun.protocol.jobs.tokenize import TokenizeText
-from llmrun.protocol.questions import COUNT_TOKENS, DETOKENIZE, TOKENIZE_LOADED, Detokenize
+from llmrun.protocol.messages import AnswerRequest
+from llmrun.protocol.questions import APPLY_TEMPLATE, COUNT_TOKENS, DETOKENIZE, TOKENIZE_LOADED, Detokenize
 from llmrun.server.exchange import ServerState
 from llmrun.server.http_messages import parse_json, read_body
-from llmrun.server.protocols import anthropic
+from llmrun.server.protocols import anthropic, openai_chat
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.openai_text import HIGHEST_TOKEN
 
+_Result = TypeVar("_Result")
+
 
 class EngineRoutes:
-    """llama-server's /props, /tokenize, /detokenize and /lora-adapters, and Anthropic's count_tokens."""
+    """llama-server's /props, /tokenize, /detokenize, /apply-template and /lora-adapters, and counts of tokens."""
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
@@ -30,7 +35,10 @@ class EngineRoutes:
             Route("/slots", self._slots, methods=["GET"]),
             Route("/tokenize", self._tokenize, methods=["POST"]),
             Route("/detokenize", self._detokenize, methods=["POST"]),
+            Route("/apply-template", self._apply_template, methods=["POST"]),
             Route("/v1/messages/count_tokens", self._count, methods=["POST"]),
+            Route("/v1/chat/completions/input_tokens", self._count_chat, methods=["POST"]),
+            Route("/chat/completions/input_tokens", self._count_chat, methods=["POST"]),
             Route("/lora-adapters", self._adapters, methods=["GET"]),
         ]
 
@@ -46,6 +54,7 @@ class EngineRoutes:
                     "model_path": pooled.name,
                     "chat_template": pooled.model.header.chat_template or "",
                     "modalities": {"vision": pooled.model.sees},
+                    "reasoning": bool(pooled.loaded.thinking_tags),
                 }
             )
 
@@ -86,3 +95,18 @@ class EngineRoutes:
             asked = self._state.pool.complete(pooled, completion.model, completion.request)
             counted = await engine.do(COUNT_TOKENS, asked)
         return JSONResponse(anthropic.counted(counted.total))
+
+    async def _count_chat(self, request: Request) -> Response:
+        counted = await self._ask(COUNT_TOKENS, request)
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": counted.total})
+
+    async def _apply_template(self, request: Request) -> Response:
+        return JSONResponse({"prompt": (await self._ask(APPLY_TEMPLATE, request)).text})
+
+    async def _ask(self, kind: JobKind[AnswerRequest, Empty, _Result], request: Request) -> _Result:
+        """Return an engine's answer about a body of chat completions."""
+        body = parse_json(await read_body(request.receive))
+        completion = await asyncio.to_thread(openai_chat.read, body)
+        async with self._state.engine(completion.model) as (engine, pooled):
+            asked = self._state.pool.complete(pooled, completion.model, completion.request)
+            return await engine.do(kind, asked)

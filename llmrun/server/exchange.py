@@ -15,7 +15,8 @@ from enum import Enum, auto
 from typing import Any, NamedTuple
 
 from llmrun.errors import ContextOverflowError, LlmrunError, UsageError
-from llmrun.protocol.messages import TextDelta
+from llmrun.protocol.jobs.prompt_scores import PROMPT_SCORES, ScorePrompt
+from llmrun.protocol.messages import TextDelta, TokenLogprob
 from llmrun.server import sse
 from llmrun.server.answer_parts import CompletionRequest, Envelope, ResponseFinished, ResponseStarted, Writer
 from llmrun.server.answers import AnswerEvent, ResponseStreams
@@ -26,7 +27,7 @@ from llmrun.server.http_messages import ErrorBody, parse_json, read_body, send_e
 from llmrun.server.listener import CHUNK_WRITER, ChunkWriter
 from llmrun.server.metrics import ServerMetrics
 from llmrun.server.pool import Pool, PooledModel
-from llmrun.server.protocols.ignored import header_safe
+from llmrun.server.protocols.fields import header_safe
 from llmrun.server.protocols.stored_responses import ResponseStore
 
 KEEP_ALIVE_SECONDS = 5.0
@@ -190,7 +191,9 @@ class HttpExchange:
         name = completion.model or pooled.name
         self._log["model"] = name
         self._name_ignored(completion.ignored)
-        envelope = Envelope(f"{self._api.id_prefix}{secrets.token_hex(12)}", int(time.time()), name)
+        answer_id = f"{self._api.id_prefix}{secrets.token_hex(12)}"
+        prompts = await self._scored_prompts(completion, pooled) if completion.scores_prompts else ()
+        envelope = Envelope(answer_id, int(time.time()), name, prompts)
         self._writer = writer = self._api.writer(body, envelope)
         self._is_stream = completion.stream
         if not completion.request.messages and completion.request.prompt is None:  # only load or unload the model
@@ -216,6 +219,16 @@ class HttpExchange:
             answers.cancel()
             for task in watchers:
                 task.cancel()
+
+    async def _scored_prompts(
+        self, completion: CompletionRequest, pooled: PooledModel
+    ) -> tuple[tuple[TokenLogprob, ...], ...]:
+        """Return the log-probabilities of the tokens of each prompt."""
+        engine, found = await self._pool.ready(pooled), []
+        for request in (completion.request, *completion.others):
+            command = ScorePrompt(request.prompt or "", request.prompt_tokens, request.logprobs or 0)
+            found.append((await engine.do(PROMPT_SCORES, command)).tokens)
+        return tuple(found)
 
     def _name_ignored(self, paths: tuple[str, ...]) -> None:
         """Name more parts of the request that are not honoured, in the log and in a header if it is not sent yet."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import zlib
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import dataclass, field
 from email.utils import formatdate
@@ -23,6 +24,7 @@ from llmrun.server.http_errors import (
     MalformedRequestError,
     NotJsonError,
     OriginRejectedError,
+    UnknownEncodingError,
 )
 
 MOST_BODY_BYTES = 16 << 20
@@ -30,8 +32,13 @@ MOST_HEADER_BYTES = 64 << 10
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 """Names that always mean this machine."""
 _SHORTEST_KEY = 8
-_OPEN_PATHS = ("/health", "/")  # need no key; the page asks for it
+_HEALTH = ("/health", "/v1/health")
+_OPEN_PATHS = (*_HEALTH, "/")  # need no key; the page asks for it
 _OPEN_FOLDERS = ("/ui/files/", "/ui/explained/")  # the page's own files, and pages whose names nobody can guess
+MANAGE_PATHS = ("/api/pull", "/api/copy", "/api/delete")
+_SHARED_PATHS = ("/v1/", "/api/")  # open to pages of other programs of this machine, but for MANAGE_PATHS
+_COMPRESSED = frozenset({b"gzip", b"x-gzip", b"deflate"})
+_GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 _UNDECLARED = frozenset({b"", b"application/x-www-form-urlencoded"})
 _VARY = (b"vary", b"origin")
 
@@ -68,6 +75,14 @@ class Policy:
     def knows_key(self, given: bytes) -> bool:
         """Return whether a key is valid, in constant time."""
         return any([hmac.compare_digest(given, key) for key in self.keys])  # noqa: C419 - always compare all
+
+
+def _is_loopback(origin: str) -> bool:
+    """Return whether an origin is a page of this machine, which only its own programs serve."""
+    scheme, _, host = origin.lower().partition("://")
+    name, separator, port = host.rpartition(":")
+    name = name if separator and port.isdecimal() else host
+    return scheme in ("http", "https") and name in LOOPBACK
 
 
 def _is_address(name: str) -> bool:
@@ -114,7 +129,7 @@ class Guard:
         origin = (header(headers, b"origin") or b"").decode("latin-1")
         send = _with_headers(send, _common_headers())
         try:
-            self._check_sender(headers, origin)
+            self._check_sender(scope, headers, origin)
             if origin:
                 send = _with_headers(send, [(b"access-control-allow-origin", origin.encode("latin-1")), _VARY])
             if origin and scope["method"] == "OPTIONS":
@@ -124,19 +139,25 @@ class Guard:
         except LlmrunError as error:
             await self._reject(scope, send, error)
             return
-        await self._app(scope, _counted(receive), send)
+        receive = _counted(receive)
+        if header(headers, b"content-encoding") in _COMPRESSED:
+            receive = _counted(_decompressed(receive))
+        await self._app(scope, receive, send)
 
-    def _check_sender(self, headers: Headers, origin: str) -> None:
+    def _check_sender(self, scope: Scope, headers: Headers, origin: str) -> None:
         if sum(len(name) + len(value) for name, value in headers) > MOST_HEADER_BYTES:
             raise HeadersTooLargeError("the headers are too large", why=f"{MOST_HEADER_BYTES:,} bytes at most")
         hosts = [value for name, value in headers if name == b"host"]
         host = hosts[0].decode("latin-1") if len(hosts) == 1 else ""
-        if not self._policy.allows_host(host):
+        is_probe = not hosts and scope["http_version"] == "1.0" and scope["path"] in _HEALTH  # by a load balancer
+        if not is_probe and not self._policy.allows_host(host):
             raise HostRejectedError(
                 f"the Host header {host[:200]!r} is not this server",
                 hint="if it is, start llmrun serve with --allow-host NAME",
             )
-        if origin and not self._policy.allows_origin(origin, host):
+        is_shared = scope["path"].startswith(_SHARED_PATHS) and scope["path"] not in MANAGE_PATHS
+        is_local = is_shared and _is_loopback(origin)
+        if origin and not is_local and not self._policy.allows_origin(origin, host):
             raise OriginRejectedError(
                 f"pages of {origin[:200]!r} may not send requests",
                 hint="to allow them, start llmrun serve with --allow-origin ORIGIN",
@@ -152,6 +173,9 @@ class Guard:
             raise MalformedRequestError("the request has two body lengths")
         if lengths and int(lengths[0]) > MOST_BODY_BYTES:
             raise _too_large()
+        encoding = header(headers, b"content-encoding")
+        if encoding not in (None, b"identity", *_COMPRESSED):
+            raise UnknownEncodingError("the body is compressed in an unknown way", hint="Content-Encoding: gzip")
         if scope["method"] == "POST" and not _is_json(headers):
             raise NotJsonError("the body must be JSON", hint="Content-Type: application/json")
 
@@ -208,6 +232,32 @@ def _counted(receive: Receive) -> Receive:
         return message
 
     return counting
+
+
+def _decompressed(receive: Receive) -> Receive:
+    """Decompress a body, piece by piece and never beyond the limit.
+
+    Raises:
+        MalformedRequestError: it is not gzip or zlib data, or not complete.
+        BodyTooLargeError: it exceeds the limit.
+    """
+    decompressor = zlib.decompressobj(_GZIP_OR_ZLIB)
+
+    async def decompressing() -> MutableMapping[str, Any]:
+        message = await receive()
+        if message["type"] != "http.request":
+            return message
+        try:
+            body = decompressor.decompress(message.get("body", b""), MOST_BODY_BYTES + 1)
+        except zlib.error as error:
+            raise MalformedRequestError("the body can't be decompressed", why=str(error)) from None
+        if decompressor.unconsumed_tail:
+            raise _too_large()
+        if not message.get("more_body", False) and not decompressor.eof:
+            raise MalformedRequestError("the compressed body is not complete")
+        return {**message, "body": body}
+
+    return decompressing
 
 
 async def _allow_preflight(headers: Headers, send: Send) -> None:

@@ -81,6 +81,13 @@ class NotJsonError(LlmrunError):
     http_status = 415
 
 
+class UnknownEncodingError(LlmrunError):
+    """The body is compressed in a way that is not read."""
+
+    code = "unknown-encoding"
+    http_status = 415
+
+
 class MalformedRequestError(UsageError):
     """The request is not valid HTTP, or its body not valid JSON."""
 

@@ -122,6 +122,7 @@ class Listener:
             access_log=False,
             server_header=False,
             date_header=False,
+            proxy_headers=False,  # else any client of this machine could name another address as its own
             h11_max_incomplete_event_size=MOST_HEADER_BYTES,
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         )

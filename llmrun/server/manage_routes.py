@@ -25,13 +25,12 @@ from llmrun.models.store.store import Store, all_models
 from llmrun.server import sse
 from llmrun.server.http_errors import OriginRejectedError, model_not_found
 from llmrun.server.http_messages import parse_json, read_body
-from llmrun.server.page.peer import is_same_user
+from llmrun.server.page.peer import is_forwarded, is_same_user
 from llmrun.server.pool import Pool
 from llmrun.server.protocols import ollama
 from llmrun.server.protocols.fields import Fields
 
 _PROGRESS_SECONDS = 0.2
-_FORWARDED = ("forwarded", "x-forwarded-for")
 
 
 class ManageRoutes:
@@ -60,10 +59,9 @@ class ManageRoutes:
         """
         headers = request.headers
         is_page = "origin" in headers or any(name.startswith("sec-fetch-") for name in headers)
-        is_forwarded = any(name in headers for name in _FORWARDED)
         client, server = request.scope.get("client"), request.scope.get("server")
         is_allowed = self._is_open
-        if client and server and not (is_allowed or is_page or is_forwarded):
+        if client and server and not (is_allowed or is_page or is_forwarded(headers.raw)):
             is_allowed = await asyncio.to_thread(is_same_user, client, server)
         if not is_allowed:
             raise OriginRejectedError(

@@ -29,6 +29,7 @@ class ModelRoutes:
     def routes(self) -> list[Route]:
         return [
             Route("/v1/models", self._models, methods=["GET"]),
+            Route("/models", self._models, methods=["GET"]),
             Route("/v1/models/{name:path}", self._model, methods=["GET"]),
         ]
 

@@ -38,7 +38,11 @@ class OllamaRoutes:
         return JSONResponse(ollama_models.VERSION)
 
     async def _tags(self, request: Request) -> Response:
-        return JSONResponse(ollama_models.tags(await asyncio.to_thread(self._catalog.described)))
+        described = {each.name: each for each in await asyncio.to_thread(self._catalog.described)}
+        for alias, model in self._pool.aliases.items():
+            if alias not in described and (found := described.get(self._pool.base_name(model))) is not None:
+                described[alias] = found._replace(name=alias)
+        return JSONResponse(ollama_models.tags([*described.values()]))
 
     async def _running(self, request: Request) -> Response:
         described = {each.name: each for each in await asyncio.to_thread(self._catalog.described)}
@@ -48,7 +52,7 @@ class OllamaRoutes:
     async def _show(self, request: Request) -> Response:
         fields = Fields(parse_json(await read_body(request.receive)))
         name = fields.text("model") or fields.needed_text("name")
-        described, header = await asyncio.to_thread(self._catalog.find, name)
+        described, header = await asyncio.to_thread(self._catalog.find, self._pool.base_name(name) or name)
         template = header.chat_template or ""
         thinks = "<think>" in template or "enable_thinking" in template
         return JSONResponse(

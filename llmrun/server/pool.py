@@ -53,7 +53,7 @@ class PooledModel:
         self.name, self.located, self.path = name, located, path  # the name in the first request
         self.users = 0  # running and waiting requests; the model stays loaded while there are any
         self.used_at = 0.0  # end of the last request, by the event loop's clock
-        self.keep_seconds = 0.0
+        self.keep_seconds: float | None = None  # that a request asked for; None: the server's default
         self.model: Model | None = None  # header and plan; None before the first load
         self.loaded: Loaded | None = None
         self.connection: EngineConnection | None = None
@@ -72,6 +72,7 @@ class PooledModel:
         for timer in (self.expiry, self.idling):
             if timer is not None:
                 timer.cancel()
+        self.expiry = self.idling = None
 
     @property
     def is_loaded(self) -> bool:
@@ -167,6 +168,7 @@ class Pool:
 
     Args:
         names: the models of the command line; the first answers requests that name none.
+        files: what the command line has for some of these names: paths, which requests may use too.
         keep_seconds: time until an idle model is unloaded.
         start: starts an engine process for a model.
         on_loaded: called after every load.
@@ -190,7 +192,9 @@ class Pool:
         aliases: Mapping[str, str] = MappingProxyType({}),
         any_model: bool = False,
         defaults: RequestDefaults = NO_DEFAULTS,
+        files: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        self._files, self._names_of_files = files, {path: name for name, path in files.items()}
         self._defaults = defaults
         self.names, self.adapters, self.aliases, self._any_model = tuple(names), adapters, aliases, any_model
         # Engines inherit the niceness of the thread that starts them: start it before the server raises its own.
@@ -215,7 +219,8 @@ class Pool:
 
         Args:
             name: "" for the first model of the command line.
-            keep_seconds: time until it is unloaded afterwards; None: the server's default, below 0: never.
+            keep_seconds: time until it is unloaded afterwards, below 0: never. None: as the last request asked for,
+                else the server's default.
 
         Raises:
             ModelNotFoundError: it is not on this disk.
@@ -228,15 +233,17 @@ class Pool:
             yield pooled
         finally:
             pooled.users -= 1
-            pooled.keep_seconds = self._keep_seconds if keep_seconds is None else keep_seconds
+            if keep_seconds is not None:
+                pooled.keep_seconds = keep_seconds
             self._set_timers(pooled)
 
     def _set_timers(self, pooled: PooledModel) -> None:
         """Schedule the unload and the measurement of a model that may be idle from now on."""
         loop = asyncio.get_running_loop()
         pooled.used_at = loop.time()
-        if not pooled.users and 0 <= pooled.keep_seconds < math.inf:
-            pooled.expiry = loop.call_later(pooled.keep_seconds, self._when_unused, pooled, self._unload)
+        keep_seconds = self._keep_seconds if pooled.keep_seconds is None else pooled.keep_seconds
+        if not pooled.users and 0 <= keep_seconds < math.inf:
+            pooled.expiry = loop.call_later(keep_seconds, self._when_unused, pooled, self._unload)
         if not pooled.users and pooled.is_loaded and pooled.can_measure:
             pooled.idling = loop.call_later(self._idle_seconds, self._when_unused, pooled, self._measure_steps)
 
@@ -263,6 +270,11 @@ class Pool:
     def true_name(self, name: str) -> str:
         """Return the name of the model that answers requests for a name; "" for the first one."""
         name = self.aliases.get(name.removesuffix(":latest"), name)
+        path, _, adapter = name.rpartition(":")
+        if name in self._names_of_files:
+            name = self._names_of_files[name]
+        elif path in self._names_of_files:
+            name = f"{self._names_of_files[path]}:{adapter}"
         is_known = name.removesuffix(":latest") in (*self.names, *self.adapters.names, *self.aliases.values())
         return "" if self._any_model and not is_known else name
 
@@ -296,11 +308,17 @@ class Pool:
             UsageError: see ServedAdapters.apply().
         """
         is_first = bool(self.names) and self._paths.get(self.names[0], pooled.path) == pooled.path
-        return self._defaults.apply(self.adapters.apply(name, request), self.base_name(name), is_first=is_first)
+        given = self._given_name(name)
+        return self._defaults.apply(self.adapters.apply(name, request), given, is_first=is_first)
 
     def sampling(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of SamplingParams that a request sets, completed by the model's preset."""
-        return {**self._defaults.preset(self.base_name(name)).sampling, **given}
+        return {**self._defaults.preset(self._given_name(name)).sampling, **given}
+
+    def _given_name(self, name: str) -> str:
+        """Return what the command line has for a model, which presets are found by."""
+        base = self.base_name(name)
+        return self._files.get(base, base)
 
     def _locate(self, name: str) -> ModelLocation:
         """Locate a model; only names and aliases of the command line may be paths.
@@ -313,7 +331,7 @@ class Pool:
         if not is_given and (len(name) > _LONGEST_NAME or not _NAME.fullmatch(name)):
             raise unknown
         try:
-            located = locate(name, self._settings)
+            located = locate(self._files.get(name, name), self._settings)
         except ModelNotFoundError:  # its hint is for the command line
             raise unknown from None
         is_path = located.spec.path is not None and not name.startswith(("ollama/", "lmstudio/"))
@@ -360,9 +378,10 @@ class Pool:
         for each in (pooled.path, *([model.draft.path] if model.draft is not None else ())):
             pooled.locks.enter_context(using(each))
         try:
+            _ = model.used  # as it is now: its file may be renamed or deleted during an answer
             loop = asyncio.get_running_loop()
             connection = EngineConnection(await loop.run_in_executor(self._launcher, self._start_engine, model))
-            pooled.loaded = model.loaded = await connection.load(model.load)
+            pooled.loaded = model.loaded = await connection.load(replace(model.load, each_token=True))
         except BaseException:
             pooled.locks.close()
             raise

@@ -24,6 +24,7 @@ class ResponseRoutes:
     def routes(self) -> list[Route]:
         return [
             Route("/v1/responses/input_tokens", self._count, methods=["POST"]),
+            Route("/responses/input_tokens", self._count, methods=["POST"]),
             Route("/v1/responses/{name}", self._get, methods=["GET"]),
             Route("/v1/responses/{name}", self._delete, methods=["DELETE"]),
             Route("/v1/responses/{name}/input_items", self._items, methods=["GET"]),

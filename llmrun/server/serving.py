@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import sys
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ from llmrun.errors import LlmrunError
 from llmrun.model import Model
 from llmrun.model.load_plan import prepare
 from llmrun.models.location import ModelLocation, find_projector, locate
+from llmrun.models.registry import load_catalogue, resolve
+from llmrun.models.store.other_programs import PROGRAMS
 from llmrun.planning.pairs import DraftFile
 from llmrun.planning.plan import LoadPreferences
 from llmrun.planning.speculation import AUTO
@@ -34,6 +38,8 @@ from llmrun.server.page.routes import PageRoutes
 from llmrun.server.page.tools import PageTools
 from llmrun.server.pool import NO_DEFAULTS, Pool, PooledModel, RequestDefaults
 from llmrun.server.protocols.stored_responses import ResponseStore
+
+_END = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$", re.IGNORECASE)  # of a file's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,23 @@ class ServeOptions:
     any_model: bool = False  # the first model answers requests for all other names
     defaults: RequestDefaults = NO_DEFAULTS
     allow_manage: bool = False  # all clients may pull, copy and delete models
+
+
+def served_files(names: Sequence[str]) -> dict[str, tuple[str, Path]]:
+    """Return the names of the models that the command line gives as paths: what it has, and the absolute path.
+
+    A file is called by its stem, without the number of a part; where two have the same, the later one by its path.
+    """
+    catalogue, found = load_catalogue(), dict[str, tuple[str, Path]]()
+    for given in names:
+        path = None
+        with suppress(LlmrunError):  # loading it will say why
+            path = resolve(given, catalogue).path
+        if path is None or given.partition("/")[0].lower() in PROGRAMS:
+            continue
+        stem = _END.sub("", path.name)
+        found[given if stem in found or stem in names else stem] = (given, path)
+    return found
 
 
 def run_in_event_loop(main: Coroutine[Any, Any, None]) -> None:
@@ -99,9 +122,12 @@ class Serving:
         self._options, self._settings = options, settings
         self.metrics = ServerMetrics()
         self._on_failed = on_failed
-        adapters = ServedAdapters(options.names[0], options.adapters) if options.adapters else NO_ADAPTERS
+        files = served_files(options.names)
+        given = {path: name for name, (path, _) in files.items()}
+        self.names = tuple(given.get(name, name) for name in options.names)
+        adapters = ServedAdapters(self.names[0], options.adapters) if options.adapters else NO_ADAPTERS
         self._pool = Pool(
-            options.names,
+            self.names,
             settings,
             self._prepare,
             keep_seconds=options.keep_seconds,
@@ -111,10 +137,11 @@ class Serving:
             aliases=options.aliases,
             any_model=options.any_model,
             defaults=options.defaults,
+            files={name: path for name, (path, _) in files.items()},
         )
         self._traffic = Traffic(options.preferences.parallel + options.queue, options.answer_seconds)
         state = ServerState(self._pool, self._traffic, self.metrics, options.sampling, ResponseStore())
-        catalog = ModelCatalog(settings)
+        catalog = ModelCatalog(settings, {name: path for name, (_, path) in files.items()})
         manage = ManageRoutes(self._pool, settings, is_open=options.allow_manage)
         self._page = PageRoutes(state, catalog, settings.state_dir, explain_page, tools)
         self._http = HttpApp(state, catalog=catalog, page=self._page, manage=manage, on_served=on_served)

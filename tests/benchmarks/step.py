@@ -103,7 +103,7 @@ def outside_decode(model: Any, timer: DecodeTimer, n_clients: int, n_tokens: int
     reader.start()
     with Path(os.devnull).open("rb") as nothing, os.fdopen(start, "wb") as events:
         outbox = Outbox(Channel(nothing, events).send)
-        outbox.set_users(model.load.n_seq_max)
+        outbox.set_joining(model.load.n_seq_max == 1)
 
         def emit(more: Any) -> float:
             outbox.add(more)

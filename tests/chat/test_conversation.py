@@ -259,6 +259,23 @@ def test_undo_retry_and_edit(talk: Talk) -> None:
     assert len(talk.chat.branches()) == 4
 
 
+def test_an_answer_is_continued_where_it_ended(talk: Talk) -> None:
+    with pytest.raises(UsageError, match="no answer to continue"):
+        list(talk.conversation.resume())
+    talk.say("one")
+    list(talk.conversation.resume())
+    first, second = talk.model.requests
+    assert (first.begins, second.begins) == ("", "answer 1")
+    assert second.messages == first.messages, "the answer is not a turn before it"
+    assert len(talk.chat.branches()) == 2, "both stay saved"
+
+
+def test_each_answer_begins_with_the_given_text(tmp_path: Path) -> None:
+    talk = Talk(tmp_path, request=AnswerRequest(begins="Yes, "))
+    talk.say("one")
+    assert talk.model.requests[0].begins == "Yes, "
+
+
 def test_retry_draws_anew_even_with_a_seed(tmp_path: Path) -> None:
     talk = Talk(tmp_path, flags={"seed": 7})
     talk.say("one")

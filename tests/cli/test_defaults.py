@@ -25,6 +25,7 @@ from llmrun.models.registry import load_catalogue
 from llmrun.planning.plan import LoadPreferences
 from llmrun.planning.settings import TunableSettings
 from llmrun.protocol.loading import Load
+from llmrun.protocol.messages import AnswerRequest
 from llmrun.protocol.params import resolve_sampling
 from llmrun.server.pool import RequestDefaults
 
@@ -250,6 +251,20 @@ def test_a_request_comes_before_the_preset(ask_served: Callable[..., Any], tmp_p
     said = [{"role": "system", "content": "Be odd."}, {"role": "user", "content": "Hi"}]
     found = ask_served(str(tmp_path / "a.gguf"), messages=said, max_tokens=3, temperature=1.5)
     assert (found["system"], found["max_tokens"], found["temperature"]) == (["Be odd."], 3, 1.5)
+
+
+def test_earlier_reasoning_flag_request_preset(config: Path) -> None:
+    config.write_text("[models.a]\nkeep-reasoning = false\n")
+    assert filled("run", model="a")[1]["keep_reasoning"] is False
+    server = RequestDefaults(preset=defaults.served_presets())
+    asked = AnswerRequest(prompt="Hi")
+    assert server.apply(asked, "a", is_first=True).keep_reasoning is False
+    assert server.apply(asked, "b", is_first=True).keep_reasoning is None
+    assert server.apply(replace(asked, keep_reasoning=True), "a", is_first=True).keep_reasoning is True
+    assert server._replace(keep_reasoning=True).apply(asked, "a", is_first=True).keep_reasoning is True
+    config.write_text("[models.a]\nkeep-reasoning = 'maybe'\n")
+    with pytest.raises(UsageError, match="must be true or false"):
+        filled("run", model="a")
 
 
 def test_a_flag_and_the_environment_come_before_the_preset_of_a_served_model(

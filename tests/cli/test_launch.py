@@ -17,8 +17,8 @@ from llmrun.ui.terminal.output import Output
 SERVER = Endpoint("http://127.0.0.1:8080", "", "owner/model:Q4_0", 65_536)
 
 
-def settings(name: str, server: Endpoint = SERVER, folder: str = "FOLDER") -> AgentSettings:
-    return AGENTS[name].settings(server, folder)
+def settings(name: str, server: Endpoint = SERVER, folder: str = "FOLDER", described: str = "") -> AgentSettings:
+    return AGENTS[name].settings(server, folder, described)
 
 
 def codex_config(found: AgentSettings) -> dict[str, object]:
@@ -43,6 +43,7 @@ def test_codex() -> None:
         "model": SERVER.model,
         "model_provider": "llmrun",
         "model_context_window": 65_536,
+        "model_auto_compact_token_limit": 49_152,
         "model_providers": {
             "llmrun": {
                 "name": "llmrun",
@@ -53,6 +54,45 @@ def test_codex() -> None:
         },
     }
     assert found.environment["LLMRUN_AGENT_KEY"]
+
+
+def test_codex_gets_a_catalog_made_of_its_own_one() -> None:
+    """An entry that lacks a field of Codex's version, or has one that it does not know, could end it."""
+    own = {
+        "models": [
+            {"slug": "gpt-9", "tool_mode": "code_mode_only", "base_instructions": "Code!"},
+            {
+                "slug": "gpt-5", "base_instructions": "Help!", "context_window": 9, "input_modalities": ["text"],
+                "supported_reasoning_levels": [], "shell_type": "unified_exec", "apply_patch_tool_type": None,
+                "upgrade": {"model": "gpt-9"},
+            },
+        ]
+    }  # fmt: skip
+    found = settings("codex", SERVER._replace(thinks=True), described=json.dumps(own))
+    assert codex_config(found)["model_catalog_json"] == "FOLDER/codex-models.json"
+    [entry] = json.loads(found.files["codex-models.json"])["models"]
+    assert entry.keys() == own["models"][1].keys()
+    assert (entry["slug"], entry["context_window"], entry["base_instructions"]) == (SERVER.model, 65_536, "Help!")
+    assert (entry["input_modalities"], entry["apply_patch_tool_type"], entry["upgrade"]) == (["text"], "freeform", None)
+    assert [each["effort"] for each in entry["supported_reasoning_levels"]] == ["low", "medium", "high"]
+    for strange in ("", "[]", "{}", '{"models": [1]}', json.dumps({"models": own["models"][:1]})):
+        assert "model_catalog_json" not in codex_config(settings("codex", described=strange))
+
+
+@pytest.mark.parametrize(
+    ("n_ctx", "longest"), [(16_384, 4096), (49_152, 4096), (65_536, 4096), (131_072, 8192), (1_048_576, 32_000)]
+)
+def test_claude_code_leaves_room_for_the_conversation(n_ctx: int, longest: int) -> None:
+    found = settings("claude", SERVER._replace(n_ctx=n_ctx)).environment
+    assert found["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] == str(longest)
+
+
+def test_qwen_code_knows_the_window() -> None:
+    found = settings("qwen")
+    assert found.environment["QWEN_CODE_SYSTEM_DEFAULTS_PATH"] == "FOLDER/qwen-defaults.json"
+    defaults = json.loads(found.files["qwen-defaults.json"])
+    assert defaults["model"]["generationConfig"]["contextWindowSize"] == 65_536
+    assert found.environment["QWEN_CODE_MAX_OUTPUT_TOKENS"] == "16384"
 
 
 def test_a_name_with_quotes_stays_one_value() -> None:

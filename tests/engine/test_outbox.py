@@ -80,7 +80,7 @@ def test_what_a_step_gave_goes_out_together() -> None:
 
 def test_a_servers_clients_get_each_token_at_once() -> None:
     box, sent, clock = outbox()
-    box.set_users(8)
+    box.set_joining(False)
     for letter in "abc":
         box.add([TextDelta(1, letter, 1)])
         clock.now += 0.001

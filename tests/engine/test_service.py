@@ -27,6 +27,7 @@ from llmrun.protocol.adapters import Adapter
 from llmrun.protocol.jobs.tokenize import TokenizeText
 from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import (
+    AnswerPart,
     AnswerRequest,
     Event,
     Failed,
@@ -108,12 +109,57 @@ def test_an_answer_goes_on_from_its_given_beginning() -> None:
     assert (said, started.thinking) == ("it is", False), "the reasoning is closed before it"
 
 
-def test_a_given_beginning_excludes_what_it_could_break() -> None:
-    for more in ({"grammar": GRAMMAR}, {"tools": (Tool("look"),)}):
-        with pytest.raises(UsageError, match="given beginning"):
-            preparer().prepare(chat("Hi", begins="Yes", **more), lambda event: None)
+def test_a_grammar_accepts_the_given_beginning_first() -> None:
+    said, _ = answer(scripted({"Hi{ye": "s}!"}), PLAIN, begins="{ye", grammar=GRAMMAR)
+    assert said == "s}"
+    said, _ = answer(scripted({"Hi<think></think>\n\n{": "yes}"}), OPENS, begins="{", grammar=GRAMMAR)
+    assert said == "yes}", "the reasoning is closed, and the grammar holds at once"
+    with pytest.raises(UsageError, match="begins with 'Yes' can't be continued"):
+        preparer().prepare(chat("Hi", begins="Yes", grammar=GRAMMAR), lambda event: None)
+
+
+def test_given_reasoning_stands_before_the_answer_or_is_continued() -> None:
+    said, started = answer(
+        scripted({"Hi<think>2+2\n</think>\n\nIt is": " 4"}), OPENS, begins="It is", begins_reasoning="2+2"
+    )
+    assert (said, started.thinking) == (" 4", False)
+    said, started = answer(scripted({"Hi<think>\n2+": "2</think>4"}), KNOWS + "{# <think> #}", begins_reasoning="2+")
+    assert (said, started.thinking) == ("2</think>4", True)
+    said, started = answer(scripted({"Hi<think>\n2+": "2</think>4"}), KNOWS, begins="<think>\n2+")
+    assert (said, started.thinking) == ("2</think>4", True), "tags in the text are reasoning too"
+    assert answer(scripted({"HiIt is": " 4"}), PLAIN, begins="It is", begins_reasoning="2+2")[0] == " 4", "knows none"
+
+
+def test_a_given_beginning_is_no_part_of_the_answer() -> None:
+    prepared = preparer(KNOWS).prepare(chat("Hi", begins="a <thi"), lambda event: None)
+    assert prepared.extras.splitter is not None
+    assert prepared.extras.splitter.feed("nk> b") == (AnswerPart("text", "nk> b"),)
+    calls = preparer().prepare(chat("Hi", begins="Let me see. <tool", tools=(Tool("look"),)), lambda event: None)
+    assert calls.extras.splitter is not None
+    parts = (*calls.extras.splitter.feed(" box> it is"), *calls.extras.splitter.flush())
+    assert "".join(part.text for part in parts) == " box> it is"
+
+
+def test_a_given_beginning_needs_a_chat_and_room() -> None:
+    with pytest.raises(UsageError, match="plain prompt"):
+        preparer().prepare(Generate(1, AnswerRequest(prompt="Hi", begins="Yes")), lambda event: None)
     with pytest.raises(ContextOverflowError):
         preparer().prepare(chat("Hi", begins="far too long " * 500), lambda event: None)
+
+
+def test_a_call_that_must_come_is_not_thought_about_without_end() -> None:
+    for choice in ("required", "=look"):
+        forced = preparer(OPENS).prepare(
+            chat("Hi", tools=(Tool("look"),), tool_choice=choice, limits=Limits(40)), lambda event: None
+        )
+        assert forced.extras.thinking is not None
+        forced.extras.thinking.push("a")
+        assert not forced.extras.thinking.is_used_up
+        for _ in range(19):
+            forced.extras.thinking.push("a")
+        assert forced.extras.thinking.is_used_up, "half of the answer"
+    free = preparer(OPENS).prepare(chat("Hi", tools=(Tool("look"),), limits=Limits(40)), lambda event: None)
+    assert free.extras.thinking is None
 
 
 @pytest.fixture
@@ -136,13 +182,27 @@ def test_it_may_not_where_the_user_wants_none() -> None:
     assert text.startswith("{")
 
 
-@pytest.mark.usefixtures("tags_are_tokens")
-def test_which_control_tokens_are_shown_is_the_requests_own() -> None:
+def test_which_control_tokens_are_shown_is_the_requests_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(fake_context.CONTROL, BEGIN, "<t1>")
+    monkeypatch.setitem(fake_context.CONTROL, TURN, "</t1>")
+    shows = "{% for m in messages %}<t1>{{ m.reasoning_content }}</t1>{{ m.content }}{% endfor %}"
     model = preparer(PLAIN)
     assert model.prepare(chat("Hi"), lambda event: None).extras.shown == frozenset()
-    assert model.prepare(chat("Hi", template=KNOWS), lambda event: None).extras.shown == {BEGIN, TURN}
+    assert model.prepare(chat("Hi", template=shows), lambda event: None).extras.shown == {BEGIN, TURN}
     assert model.prepare(chat("Hi"), lambda event: None).extras.shown == frozenset()
-    assert preparer(KNOWS).prepare(chat("Hi", template=PLAIN), lambda event: None).extras.shown == {BEGIN, TURN}
+
+
+@pytest.mark.usefixtures("tags_are_tokens")
+@pytest.mark.parametrize("own", [KNOWS, PLAIN])
+def test_the_models_own_tags_are_shown_with_every_template(own: str) -> None:
+    assert preparer(own).prepare(chat("Hi", template=PLAIN), lambda event: None).extras.shown == {BEGIN, TURN}
+
+
+@pytest.mark.usefixtures("tags_are_tokens")
+def test_a_model_may_reason_though_its_template_does_not_say_so() -> None:
+    text, started = answer(scripted({"Hi": THINKS}), PLAIN)
+    received = split(started, text)
+    assert (received.reasoning, received.text) == ("hm", "{yes}")
 
 
 def test_a_control_token_is_shown_that_only_begins_a_tag(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,6 +247,15 @@ def test_gpt_oss_thinks_and_calls(choice: str) -> None:
     assert received.reasoning == ("hm" if choice == "auto" else "")
     (called,) = received.calls
     assert (received.text, called.name, json.loads(called.arguments)) == ("", "noon", {"town": "Rome"})
+
+
+def test_a_call_may_follow_reasoning_that_is_closed_by_force() -> None:
+    closed = "<|end|><|start|>assistant\n\n"
+    call = '<|channel|>commentary to=functions.noon <|constrain|>json<|message|>{"town": "Rome"}'
+    model = scripted({"Hi?": f"{ANALYSIS}hm, what then", f"Hi?{ANALYSIS}hm,\n{closed}": call})
+    text, started = answer(model, CALLING, tools=(NOON,), thinking_tokens=3, limits=Limits(200))
+    received = split(started, text, (NOON,), syntax=toolcalls.HARMONY)
+    assert [(called.name, json.loads(called.arguments)) for called in received.calls] == [("noon", {"town": "Rome"})]
 
 
 def test_gpt_oss_answers_without_a_call() -> None:
@@ -385,8 +454,8 @@ LORA = (Adapter("a", "adapter.gguf", 1.0),)
         (replace(BASE, adapters=LORA), {"adapters": (LORA[0]._replace(scale=0.5),)}),
         (BASE, {"n_ctx": 400, "rope_depends_on_window": True}),
         (BASE, {"build": "another"}),
-        (BASE, {"model.gguf": b"GgUF"}),
-        (replace(BASE, adapters=LORA), {"adapter.gguf": b"GgUF"}),
+        (BASE, {"model.gguf": b"another"}),
+        (replace(BASE, adapters=LORA), {"adapter.gguf": b"another"}),
     ],
     ids=str,
 )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from support.answers import joined, sent, split, splitter_of
 
-from llmrun.protocol.answer import ResponseAccumulator
-from llmrun.protocol.messages import AnswerPart, Started, TextDelta
+from llmrun.protocol.answer import ResponseAccumulator, with_beginnings
+from llmrun.protocol.messages import AnswerPart, AnswerRequest, Generate, Started, TextDelta
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
 ANSWER = f"<think>Not {CALL}.</think>Well.\n{CALL}"
@@ -53,3 +53,26 @@ def test_an_answer_is_known_before_its_end() -> None:
     for event in [STARTED, *sent(STARTED, ["<think>Hm", ".</think>", "Yes."])][:-1]:
         received.take(event)
     assert (received.reasoning, received.text, received.finished, received.calls) == ("Hm.", "Yes.", None, ())
+
+
+def test_what_an_answer_is_given_to_begin_with_is_its_first_piece() -> None:
+    events = [Started(1, 9, 0, 5), TextDelta(1, "two", 1), Started(2, 9, 0, 5), TextDelta(2, "<think>b</think>c", 1)]
+    asked = (AnswerRequest(begins="one "), AnswerRequest(begins="one ", begins_reasoning="a"))
+    commands = [Generate(number, request) for number, request in enumerate(asked, 1)]
+    heard = list(with_beginnings(commands, events))
+    assert [event for event in heard if event in events] == events
+    first, second = (event for event in heard if isinstance(event, TextDelta) and event not in events)
+    assert (first.request, first.tokens, first.answer_parts) == (1, 0, (AnswerPart("text", "one "),))
+    parts = (AnswerPart("reasoning", "a"), AnswerPart("reasoning_end"), AnswerPart("text", "one "))
+    assert (second.request, second.answer_parts) == (2, parts)
+    assert list(with_beginnings([Generate(1, AnswerRequest())], events[:2])) == events[:2]
+
+
+def test_a_given_beginning_is_skipped_but_not_a_call_after_it() -> None:
+    splitter = splitter_of(STARTED)
+    splitter.skip("Let me see. <tool")
+    parts = joined([*splitter.feed(CALL.removeprefix("<tool")), *splitter.flush()])
+    assert parts == [AnswerPart("call", "f"), AnswerPart("arguments", "{}"), AnswerPart("call_end")]
+    splitter = splitter_of(STARTED)
+    splitter.skip("Let me see. <tool")
+    assert joined([*splitter.feed(" box"), *splitter.flush()]) == [AnswerPart("text", " box")]

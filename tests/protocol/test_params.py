@@ -18,7 +18,7 @@ EDGES = [(name, edge) for name, bounds in BOUNDS.items() for edge in bounds]
 
 def beyond(name: str, edge: float) -> float:
     """The nearest value outside the bounds."""
-    outward = -1 if edge == BOUNDS[name][0] else 1
+    outward = -2 if edge == BOUNDS[name][0] else 1  # -1 has a meaning of its own
     return edge + outward if isinstance(edge, int) else math.nextafter(edge, outward * math.inf)
 
 
@@ -32,6 +32,14 @@ def test_bounds_are_inclusive(name: str, edge: float) -> None:
     assert getattr(SamplingParams(**{name: edge}), name) == edge
     with pytest.raises(UsageError, match=name):
         SamplingParams(**{name: beyond(name, edge)})
+
+
+def test_minus_one_is_off_or_the_whole_context_as_elsewhere() -> None:
+    params = SamplingParams(top_k=-1, repeat_last_n=-1, dry_last_n=-1)
+    longest = BOUNDS["repeat_last_n"][1]
+    assert (params.top_k, params.repeat_last_n, params.dry_last_n) == (0, longest, longest)
+    with pytest.raises(UsageError, match="dry_allowed_length"):
+        SamplingParams(dry_allowed_length=-1)
 
 
 @pytest.mark.parametrize("name", sorted(NUMBERS))
@@ -129,7 +137,7 @@ def test_no_layers_give_the_defaults() -> None:
     assert set(origins.values()) == {"default"}
 
 
-@pytest.mark.parametrize("values", [{"topk": 1}, {"top_k": -1}])
+@pytest.mark.parametrize("values", [{"topk": 1}, {"top_k": -2}])
 def test_a_bad_layer_is_refused(values: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="top"):
         resolve_sampling(("flag", {}), ("session", values))

@@ -40,7 +40,7 @@ def parts(pieces: list[str], *, inside: bool = False) -> tuple[str, str]:
         ("about <think> tags</think>", False, "", "about <think> tags</think>"),
         ("  \n b", False, "", "  \n b"),
         ("<thi", False, "", "<thi"),
-        ("</think>b", False, "", "</think>b"),
+        ("</think>b", False, "", "b"),
         ("<think>a</think>b<think>c</think>", False, "a", "b<think>c</think>"),
         ("<think>a</think>\n", False, "a", ""),
         ("", True, "", ""),
@@ -52,6 +52,88 @@ def test_split_at_any_place(text: str, inside: bool, thoughts: str, answer: str)
     for index in range(len(text) + 1):
         assert parts([text[:index], text[index:]], inside=inside) == (thoughts, answer)
     assert parts(list(text), inside=inside) == (thoughts, answer)
+
+
+HARMONY = ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant", "<|channel|>final<|message|>")
+FRAMED = ("<o>think<s>", "<c>think<s>", "<o>response<s>", "<c>response<s>", "<c>message<s>")
+GEMMA = ("<|channel>thought", "<channel|>")
+NEXT = "<|end|><|start|>assistant"
+
+
+@pytest.mark.parametrize(
+    ("syntax", "text", "thoughts", "answer"),
+    [
+        (HARMONY, f"<|channel|>analysis<|message|>a{NEXT}<|channel|>final<|message|>b", "a", "b"),
+        (HARMONY, f"<|channel|>analysis<|message|>a{NEXT}<|channel|>final <|constrain|>json<|message|>b", "a", "b"),
+        (HARMONY, "<|channel|>final<|message|>b", "", "b"),
+        (HARMONY, f"<|channel|>commentary<|message|>b{NEXT}<|channel|>final<|message|>c", "", "bc"),
+        (HARMONY, f"<|channel|>commentary<|message|>b{NEXT}<|channel|>analysis<|message|>a", "a", "b"),
+        (HARMONY, f"<|channel|>commentary to=assistant<|channel|>analysis<|message|>a{NEXT}{HARMONY[2]}b", "a", "b"),
+        (HARMONY, f" to=assistant<|channel|>analysis<|message|>a{NEXT}{HARMONY[2]}b", "a", "b"),
+        (HARMONY, "<|channel|>analysis<|message|>a<|channel|>final<|message|>b", "a", "b"),
+        (HARMONY, "total", "", "total"),
+        (HARMONY, "<|channel|>analysis<|message|>a<|end|>", "a", ""),
+        (HARMONY, "<|channel|>final<|message|>b <|end|>", "", "b "),
+        (HARMONY, "<|channel|>final<|message|>1 <", "", "1 <"),
+        (HARMONY, "<|channel|>analysis to=functions.f<|message|>{}", "",
+         "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}"),
+        (HARMONY, " to=container.exec<|channel|>commentary<|message|>ls", "", "ls"),
+        (FRAMED, "<o>think<s>a<c>think<s><o>response<s>b<c>response<s><c>message<s>", "a", "b"),
+        (FRAMED, "<o>response<s>b<c>response<s>", "", "b"),
+        (FRAMED, "b", "", "b"),
+        (GEMMA, "<|channel>thought\na<channel|>b", "\na", "b"),
+        (GEMMA, "<|channel>thought<channel|>b<|channel>thought\n<channel|>", "\n", "b"),
+        (GEMMA, "b<channel|>", "", "b"),
+    ],
+)  # fmt: skip
+def test_channels_are_told_at_any_place(syntax: tuple[str, ...], text: str, thoughts: str, answer: str) -> None:
+    for pieces in ([text], list(text), *([text[:at], text[at:]] for at in range(len(text)))):
+        splitter = ReasoningSplitter(syntax)
+        found = [part for piece in pieces for part in splitter.feed(piece)] + splitter.flush()
+        for kind, expected in (("reasoning", thoughts), ("text", answer)):
+            assert "".join(part.text for part in found if part.kind == kind) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "is_cut_off", "thoughts", "answer"),
+    [
+        ("a</think>b", False, "a", "b"),
+        ("<think>a</think>b", False, "a", "b"),
+        ("<think>a", False, "a", ""),
+        ("only an answer", False, "only an answer", "only an answer"),  # it was shown as reasoning, and is not lost
+        ("cut o", True, "cut o", ""),
+    ],
+)
+def test_the_opening_tag_may_be_implied(text: str, is_cut_off: bool, thoughts: str, answer: str) -> None:
+    for pieces in ([text], list(text)):
+        splitter = ReasoningSplitter((*TAGS, "", "", "", "", True))
+        found = [part for piece in pieces for part in splitter.feed(piece)] + splitter.flush(is_cut_off=is_cut_off)
+        said = ["".join(part.text for part in found if part.kind == kind) for kind in ("reasoning", "text")]
+        assert said == [thoughts, answer]
+
+
+def test_reasoning_begins_with_the_words_in_the_prompt() -> None:
+    splitter = ReasoningSplitter(("", "[END]", "", "", "", "Well, "), inside=True)
+    assert splitter.feed("yes[END]no") == [
+        ("reasoning", "Well, "), ("reasoning", "yes"), ("reasoning_end", ""), ("text", "no"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "thoughts", "answer"),
+    [
+        ("a\n<call>b", "a", "<call>b"),
+        ("\n<call>b", "", "<call>b"),
+        ("about <call>s</think>b", "about <call>s", "b"),
+        ("a</think>\n<call>b", "a", "<call>b"),
+    ],
+)
+def test_a_call_at_the_start_of_a_line_ends_it(text: str, thoughts: str, answer: str) -> None:
+    for pieces in ([text], list(text)):
+        splitter = ReasoningSplitter(TAGS, inside=True, call="<call>")
+        found = [part for piece in pieces for part in splitter.feed(piece)] + splitter.flush()
+        assert "".join(part.text for part in found if part.kind == "reasoning") == thoughts
+        assert "".join(part.text for part in found if part.kind == "text") == answer
 
 
 def test_thoughts_come_at_once_and_only_a_tag_is_held_back() -> None:

@@ -130,6 +130,22 @@ def test_what_only_begins_like_a_call_is_text(syntax: CallSyntax, answer: str) -
     assert split(syntax, list(answer)) == (answer, [], 0)
 
 
+LATE = "<function=f>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>"
+
+
+def test_the_first_tag_may_be_missing_before_a_tool_that_there_is() -> None:
+    schema = '{"type": "object", "properties": {"x": {"type": "integer"}}}'
+    for pieces in ([f"Hm.\n\n{LATE}"], [*f"Hm.\n\n{LATE}"]):
+        splitter = CallSplitter(QWEN_XML, (Tool("f", "", schema),))
+        parts = [part for piece in pieces for part in splitter.feed(piece)] + splitter.flush()
+        assert "".join(part.text for part in parts if part.kind == "text") == "Hm."
+        assert [part.text for part in parts if part.kind == "call"] == ["f"]
+        assert "".join(part.text for part in parts if part.kind == "arguments") == '{"x": 1}'
+        others = CallSplitter(QWEN_XML, (Tool("g", "", schema),))
+        said = [part for piece in pieces for part in others.feed(piece)] + others.flush()
+        assert "".join(part.text for part in said) == f"Hm.\n\n{LATE}"
+
+
 @pytest.mark.parametrize("answer", ["Noon.", "", "<|channel|>final<|message|>", "\n"])
 def test_what_leads_in_a_text_is_none_of_it(answer: str) -> None:
     written = HARMONY.lead + answer

@@ -85,6 +85,7 @@ def test_all_else_that_cannot_be_asked_is_told() -> None:
         limits=Limits(ban=("x",), ignores_end=True),
         template="chatml",
         thinking=False,
+        keep_reasoning=False,
         thinking_tokens=5,
         stops_repeats=True,
         salt="s",
@@ -95,6 +96,7 @@ def test_all_else_that_cannot_be_asked_is_told() -> None:
         "ignore_eos",
         "template",
         "thinking",
+        "keep_reasoning",
         "thinking_tokens",
         "stops_repeats",
         "cache_salt",
@@ -121,6 +123,7 @@ def test_our_own_server_reads_what_is_sent() -> None:
         limits=Limits(9, ("stop",), ("ban",), ignores_end=True),
         grammar=Grammar("json_schema", SCHEMA),
         thinking=False,
+        keep_reasoning=False,
         thinking_tokens=4,
         stops_repeats=True,
         logprobs=2,
@@ -132,7 +135,11 @@ def test_our_own_server_reads_what_is_sent() -> None:
     read = openai_chat.read(body(asked, "llmrun"))
     assert read.stream
     assert SamplingParams(**read.sampling) == sampling
-    for name in ("messages", "limits", "thinking", "thinking_tokens", "logprobs", "tools", "tool_choice", "salt"):
+    names = (
+        "messages", "limits", "thinking", "keep_reasoning", "thinking_tokens", "logprobs", "tools", "tool_choice",
+        "salt",
+    )  # fmt: skip
+    for name in names:
         assert getattr(read.request, name) == getattr(asked, name), name
     assert read.request.grammar is not None
     assert read.request.grammar.kind == "json_schema"
@@ -146,3 +153,15 @@ def test_our_own_server_reads_plain_texts() -> None:
     assert read.grammar is not None
     assert body_of(asked, ServedModel("m")).refused == ("json_schema",)
     assert body_of(asked, ServedModel("m")).endpoint == "/completions"
+
+
+@pytest.mark.parametrize("owner", OWNERS)
+def test_the_beginning_of_an_answer_is_sent_as_the_last_message(owner: str) -> None:
+    asked = AnswerRequest(HI, begins="Yes, ", begins_reasoning="Hm")
+    if owner in ("openai", ""):
+        assert refused_fields(asked, ServedModel("m", owner)) == ("begins",)
+        return
+    sent = body(asked, owner)
+    assert sent["messages"][-1] == {"role": "assistant", "content": "Yes, ", "reasoning_content": "Hm"}
+    read = openai_chat.read(sent).request
+    assert (read.messages, read.begins, read.begins_reasoning) == (HI, "Yes, ", "Hm")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.gguf_writer import runnable_model, write
@@ -64,6 +65,32 @@ def test_requests_get_the_servers_template_and_effort(tmp_path: Path) -> None:
     assert low < high < medium, "letters"
 
 
+def test_earlier_reasoning_stays_unless_a_request_or_the_server_says_otherwise(tmp_path: Path) -> None:
+    model = write(tmp_path / "real.gguf", runnable_model({"llama.context_length": 2048}))
+    source = (
+        "{% for m in messages %}{{ m.content }}"
+        "{% if m.reasoning_content and preserve_thinking %}{{ m.reasoning_content }}{% endif %}{% endfor %}"
+    )
+    talk = [
+        {"role": "user", "content": "Why?"},
+        {"role": "assistant", "content": "So.", "reasoning_content": "Well, " * 20},
+        {"role": "user", "content": "How?"},
+    ]
+    asked = {"messages": talk, "max_tokens": 1}
+    requests = (
+        {}, {"keep_reasoning": True}, {"keep_reasoning": False},
+        {"chat_template_kwargs": {"preserve_reasoning": False}}, {"chat_template_kwargs": {"preserve_thinking": False}},
+    )  # fmt: skip
+    sizes = []
+    for defaults in (RequestDefaults(source), RequestDefaults(source, keep_reasoning=False)):
+        with LiveServer(tmp_path, ("real",), model=model, n_ctx=2048, defaults=defaults) as live:
+            answers = [live.post(CHAT, {**asked, **fields}).json for fields in requests]
+            sizes.append([answer["usage"]["prompt_tokens"] for answer in answers])
+    dropped, kept = min(sizes[0]), max(sizes[0])
+    assert kept > dropped + 20
+    assert sizes == [[kept, kept, dropped, dropped, dropped], [dropped, kept, dropped, dropped, dropped]]
+
+
 def test_a_list_of_prompts_is_answered_in_order(server: LiveServer) -> None:
     tokens = server.post("/tokenize", {"content": "Once"}).json["tokens"]
     body = {"temperature": 0, "max_tokens": 3, "ignore_eos": True, "logprobs": 0}
@@ -104,3 +131,86 @@ def test_what_was_rewritten_is_logged_once(tmp_path: Path) -> None:
 
 def test_a_conversation_is_counted(server: LiveServer) -> None:
     assert server.post("/v1/messages/count_tokens", HI).json["input_tokens"] > 0
+
+
+def test_a_chat_template_is_applied(server: LiveServer) -> None:
+    said = [{"role": "user", "content": "Hi"}]
+    prompt = server.post("/apply-template", {"messages": said}).json["prompt"]
+    assert "Hi" in prompt
+    given = {"messages": [*said, {"role": "assistant", "content": "Yes, "}]}
+    assert server.post("/apply-template", given).json == {"prompt": f"{prompt}Yes, "}, "it is continued"
+    counts = [server.post("/chat/completions/input_tokens", body).json for body in ({"messages": said}, given)]
+    assert server.post("/v1/chat/completions/input_tokens", given).json == counts[1]
+    assert counts[0]["object"] == "response.input_tokens"
+    assert counts[1]["input_tokens"] > counts[0]["input_tokens"]
+
+
+def test_the_tokens_of_a_prompt_have_log_probabilities(server: LiveServer) -> None:
+    """Each place says what a completion of the tokens before it says; evaluation harnesses read nothing else."""
+    text = "Once upon a time"
+    tokens = server.post("/tokenize", {"content": text}).json["tokens"]
+    body = {"prompt": tokens, "echo": True, "logprobs": 2, "max_tokens": 1, "temperature": 0}
+    (choice,) = server.post("/v1/completions", body).json["choices"]
+    found = choice["logprobs"]
+    assert [len(values) for values in found.values()] == [len(tokens) + 1] * 4, "and one token of the answer"
+    assert (found["token_logprobs"][0], found["top_logprobs"][0], found["text_offset"][0]) == (None, None, 0)
+    assert choice["text"].strip().startswith(text)
+    for place in range(1, len(tokens)):
+        given = {"prompt": tokens[:place], "logprobs": 2, "max_tokens": 1, "temperature": 0}
+        (expected,) = server.post("/v1/completions", given).json["choices"][0]["logprobs"]["top_logprobs"]
+        best = max(expected.values())
+        assert max(found["top_logprobs"][place].values()) == pytest.approx(best, abs=1e-3)
+        assert found["token_logprobs"][place] <= best + 1e-3
+
+
+def test_prompts_with_log_probabilities_are_streamed_and_answered_in_order(server: LiveServer) -> None:
+    body = {"prompt": ["Once", "Hello"], "echo": True, "logprobs": 1, "max_tokens": 2, "ignore_eos": True}
+    whole = server.post("/v1/completions", {**body, "temperature": 0}).json["choices"]
+    assert [choice["text"].startswith(prompt) for choice, prompt in zip(whole, body["prompt"], strict=True)] == [
+        True
+    ] * 2
+    events = server.post("/v1/completions", {**body, "temperature": 0, "stream": True}).events
+    for index, choice in enumerate(whole):
+        chunks = [each for event in events for each in event["choices"] if each["index"] == index]
+        assert "".join(each["text"] for each in chunks) == choice["text"]
+        joined = [token for each in chunks if each["logprobs"] for token in each["logprobs"]["tokens"]]
+        assert joined == choice["logprobs"]["tokens"]
+        assert choice["logprobs"]["text_offset"] == sorted(choice["logprobs"]["text_offset"])
+
+
+def test_a_prompt_that_can_not_be_scored_is_refused(server: LiveServer) -> None:
+    body = {"echo": True, "logprobs": 1, "max_tokens": 1}
+    assert server.post("/v1/completions", {**body, "prompt": [2**31 - 1]}).status == 400
+    assert server.post("/v1/completions", {**body, "prompt": [1] * 5000}).code == "context_length_exceeded"
+    assert server.post("/v1/completions", {**body, "prompt": "a", "suffix": "b"}).status == 400
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_cannot_be_enforced_of_a_tool_is_named_in_a_header(server: LiveServer, stream: bool) -> None:
+    """One pattern that no grammar expresses does not refuse a request, in any protocol."""
+    city = {"type": "string", "pattern": "(?<=a)b"}
+    schema = {"type": "object", "properties": {"city": city, "days": {"type": "integer"}}, "required": ["city"]}
+    tool = {"type": "function", "name": "get_weather", "parameters": schema}
+    nested = {"tools": [{"type": "function", "function": {"name": "get_weather", "parameters": schema}}]}
+    limited = {**HI, "stream": stream, "max_tokens": 2}
+    bodies: dict[str, Any] = {
+        CHAT: {**limited, **nested},
+        "/v1/messages": {**limited, "tools": [{"name": "get_weather", "input_schema": schema}]},
+        "/v1/responses": {"input": "Hi", "stream": stream, "max_output_tokens": 2, "tools": [tool]},
+        "/api/chat": {**HI, **nested, "stream": stream, "options": {"num_predict": 2}},
+    }
+    for route, body in bodies.items():
+        answer = server.post(route, body)
+        assert answer.status == 200
+        named = answer.headers["x-llmrun-ignored"]
+        assert named == "tools.get_weather.parameters.properties.city.pattern"
+    assert server.served[-1].facts["ignored"] == ("tools.get_weather.parameters.properties.city.pattern",)
+
+
+def test_an_answer_that_is_cut_short_is_whole_json(server: LiveServer) -> None:
+    schema = {"type": "array", "items": {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {**schema, "minItems": 1}}}
+    for limit in (30, 60, 90):
+        body = {**HI, "max_tokens": limit, "temperature": 1, "seed": limit, "response_format": form}
+        choice = server.post(CHAT, body).json["choices"][0]
+        assert json.loads(choice["message"]["content"])[0].keys() == {"a"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,11 +66,56 @@ def test_a_request_without_host_or_with_two_is_refused(server: LiveServer) -> No
     assert parse(server.raw(b"GET /health HTTP/1.1\r\n\r\n")).status == 400
     twice = b"GET /health HTTP/1.1\r\nhost: localhost\r\nhost: localhost\r\nconnection: close\r\n\r\n"
     assert parse(server.raw(twice)).status in {400, 403}
-    assert parse(server.raw(b"GET /health HTTP/1.0\r\n\r\n")).status == 403
+    assert parse(server.raw(b"GET /v1/models HTTP/1.0\r\n\r\n")).status == 403
+    assert parse(server.raw(b"GET /health HTTP/1.0\r\n\r\n")).status == 200, "a load balancer's"
+    assert parse(server.raw(b"GET /health HTTP/1.0\r\nhost: evil.example\r\n\r\n")).status == 403
+
+
+def test_a_target_in_absolute_form_has_the_host(server: LiveServer) -> None:
+    for host, status in ((f"127.0.0.1:{server.port}", 200), ("evil.example", 403)):
+        data = f"GET http://{host}/v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode()
+        assert parse(server.raw(data)).status == status
+
+
+@pytest.mark.parametrize("path", ["//v1/chat/completions", "/v1//chat/completions/", "/chat/completions"])
+def test_slashes_that_clients_add_do_not_matter(server: LiveServer, path: str) -> None:
+    assert server.post(path).status == 200
+    assert server.get("/v1/models/").json == server.get("/models").json
+
+
+def compressed(data: bytes, form: int) -> bytes:
+    compressor = zlib.compressobj(wbits=form)
+    return compressor.compress(data) + compressor.flush()
+
+
+def test_a_compressed_body_is_read_within_the_limits(server: LiveServer) -> None:
+    def status(data: bytes, encoding: str = "gzip") -> int:
+        return parse(server.raw(server.request("POST", CHAT, data, content_encoding=encoding))).status
+
+    body = json.dumps(HI).encode()
+    assert [status(compressed(body, 31)), status(compressed(body, 15), "deflate"), status(body, "identity")] == [
+        200
+    ] * 3
+    assert [status(body), status(compressed(body, 31)[:-9]), status(body, "br")] == [400, 400, 415]
+    assert status(compressed(b" " * (MOST_BODY_BYTES + 1), 31)) == 413, "a small body that becomes large"
 
 
 @pytest.mark.parametrize(
-    "origin", ["https://evil.example", "null", "http://localhost:1", "https://allowed.example.evil"]
+    "origin", ["http://localhost:3000", "http://127.0.0.1:5173", "http://[::1]:80", "http://localhost"]
+)
+def test_pages_of_other_programs_of_this_machine_may_use_models_only(server: LiveServer, origin: str) -> None:
+    def preflight(path: str) -> int:
+        wanted = {"access_control_request_method": "POST", "access_control_request_headers": "content-type"}
+        return parse(server.raw(server.request("OPTIONS", path, origin=origin, **wanted))).status
+
+    assert [preflight(path) for path in (CHAT, "/api/chat", "/v1/models")] == [204] * 3
+    assert server.post(CHAT, origin=origin).headers["access-control-allow-origin"] == origin
+    for path in ("/ui/chats", "/ui/ask", "/api/pull", "/api/delete", "/api/copy", "/"):
+        assert (preflight(path), server.get(path, origin=origin).status) == (403, 403)
+
+
+@pytest.mark.parametrize(
+    "origin", ["https://evil.example", "null", "http://localhost.evil.example:1", "https://allowed.example.evil"]
 )
 def test_a_foreign_page_is_refused_before_anything_is_computed(server: LiveServer, origin: str) -> None:
     refused = server.post(CHAT, origin=origin)

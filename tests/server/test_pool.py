@@ -237,6 +237,17 @@ def test_less_than_no_time_is_for_ever(tmp_path: Path) -> None:
     run(Machine(tmp_path, "a", keep_seconds=0.0), scenario)
 
 
+def test_a_pin_is_shown_and_survives_requests_that_say_nothing(tmp_path: Path) -> None:
+    async def scenario(machine: Machine) -> None:
+        for keep_seconds, pinned in ((40.0, False), (-1, True), (None, True), (50.0, False), (None, False)):
+            async with machine.pool.lease("", keep_seconds=keep_seconds) as kept:
+                await machine.pool.ready(kept)
+            assert (kept.expiry is None) is pinned
+        assert kept.keep_seconds == 50.0
+
+    run(Machine(tmp_path, "a", keep_seconds=60.0), scenario)
+
+
 def test_what_can_not_be_loaded_is_told_to_all_who_wait_and_tried_again(tmp_path: Path) -> None:
     async def scenario(machine: Machine) -> None:
         results = await asyncio.gather(machine.use(0), machine.use(0), return_exceptions=True)

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.gguf_writer import runnable_model, write
 from support.installed import eventually
 from support.served import CHAT, HI, SECONDS, LiveServer, parse, read_all
 
@@ -24,7 +25,7 @@ from llmrun.server.connection import EngineConnection
 from llmrun.server.guard import Policy
 from llmrun.server.listener import ChunkWriter
 from llmrun.server.protocols.ollama_models import VERSION
-from llmrun.server.serving import run_in_event_loop
+from llmrun.server.serving import run_in_event_loop, served_files
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
 STREAM = {**HI, "stream": True}
@@ -231,6 +232,7 @@ def test_what_is_not_answered_in_time_ends_with_an_error(serve: Serve) -> None:
 
 def test_models_are_listed_and_found(serve: Serve) -> None:
     server = serve()
+    server.post(CHAT)  # the window is that of the loaded model from now on
     listed = server.get("/v1/models").json
     assert listed["object"] == "list"
     assert listed["data"][0]["id"] == server.model
@@ -261,6 +263,28 @@ def test_an_alias_answers_with_the_true_name(serve: Serve, tmp_path: Path) -> No
     for name in ("gpt-5", "gpt-5:latest"):
         assert server.post(CHAT, {**HI, "model": name}).json["model"] == server.model
     assert server.post(CHAT, {**HI, "model": "gpt-6"}).code == "model_not_found"
+
+
+def test_a_served_file_is_called_by_its_stem(serve: Serve) -> None:
+    server = serve(aliases={"gpt-5": "tiny"})
+    listed = [each["id"] for each in server.get("/v1/models").json["data"]]
+    assert listed[:2] == ["tiny", "gpt-5"]
+    assert "tiny:latest" in [each["name"] for each in server.get("/api/tags").json["models"]]
+    for name in ("tiny", "tiny:latest", "gpt-5"):
+        assert server.post("/api/show", {"model": name}).json["details"]["family"] == "llama"
+    assert server.post(CHAT, {**HI, "model": "gpt-5"}).json["model"] == "tiny"
+    assert [each["name"] for each in server.get("/api/ps").json["models"]] == ["tiny:latest"]
+    assert server.served[-2].facts["model"] == "tiny"
+
+
+def test_files_of_one_stem_are_told_apart(tmp_path: Path) -> None:
+    paths = [str(tmp_path / folder / "big-00001-of-00001.gguf") for folder in "ab"]
+    for path in map(Path, paths):
+        path.parent.mkdir()
+        write(path, runnable_model())
+    found = served_files((*paths, "smollm2"))
+    assert [*found] == ["big", paths[1]]
+    assert found["big"] == (paths[0], Path(paths[0]))
 
 
 @pytest.mark.parametrize("stream", [False, True])

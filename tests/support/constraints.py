@@ -25,6 +25,10 @@ class AfterA:
         """Nothing is told in advance."""
         return len(tokens)
 
+    def closing(self, limit: int) -> list[int] | None:
+        """It never ends by itself."""
+        return None
+
     def rewind(self, n_tokens: int) -> None:
         """The last tokens did not come."""
         del self.taken[len(self.taken) - n_tokens :]

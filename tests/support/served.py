@@ -81,13 +81,14 @@ class LiveServer:
         port: int = 0,
         **options: Any,
     ) -> None:
-        self.model = str(model or write(folder / "tiny.gguf", runnable_model()))
+        self.model = Path(model or write(folder / "tiny.gguf", runnable_model())).stem
         self.served: list[AccessRecord] = []
         self.engines = 0
         self._modes, self._tools = list(modes), tools
         wishes = LoadPreferences(n_ctx=options.pop("n_ctx", 256), parallel=options.pop("parallel", 2))
         options = {"policy": Policy(), "queue": 8, "grace_seconds": 0.0, **options}
-        self._options = ServeOptions(options.pop("names", (self.model,)), preferences=wishes, **options)
+        names = options.pop("names", (str(model or folder / "tiny.gguf"),))
+        self._options = ServeOptions(names, preferences=wishes, **options)
         self._listening = bind("127.0.0.1", port)
         self.port: int = self._listening.getsockname()[1]
         self._is_up = threading.Event()

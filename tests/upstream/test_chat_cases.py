@@ -16,17 +16,42 @@ import pytest
 from support.chat_cases import ChatCase, read_cases
 
 from llmrun.engine.prompt.template import ChatTemplate, ControlTexts, Part
-from llmrun.engine.prompt.thinking import UNNAMED, opens
+from llmrun.engine.prompt.thinking import opens, possible_reasoning
 from llmrun.protocol.answer import AnswerSplitter
 from llmrun.protocol.messages import Message, Tool
 
 LLAMA_CPP = os.environ.get("LLAMA_CPP", "")
-ENDS = ("<|im_end|>", "<|eot|>", "<|eot_id|>", "<|END_OF_TURN_TOKEN|>", "<|call|>", "<|return|>", "<|role_end|>")
+ENDS = (
+    "<|im_end|>",
+    "<|end_of_msg|>",
+    "<|eot|>",
+    "<|eot_id|>",
+    "<|END_OF_TURN_TOKEN|>",
+    "<|call|>",
+    "<|return|>",
+    "<|role_end|>",
+)
 
 pytestmark = [
     pytest.mark.upstream,
     pytest.mark.skipif(not LLAMA_CPP, reason="needs LLAMA_CPP, the folder of llama.cpp's sources"),
 ]
+
+
+# Template and the beginning of the answer -> why it means something else to us.
+DIFFERENT = {
+    ("mistralai-Ministral-3-14B-Reasoning-2512", "[THINK]I need to output the invoice"): "a schema forbids the fence",
+    ("meta-llama-Llama-3.1-8B-Instruct", "```json"): "a schema forbids the fence",
+    ("openai-gpt-oss-120b", "<|channel|>analysis<|message|>I will execute"): "what it says to an unknown tool is shown",
+    ("google-gemma-4-31B-it", "<|channel><|channel>thought"): "one half of a tag is text",
+    ("meetkai-functionary-medium-v3.2", "all\n"): "the answer's header is shown",
+    ("CohereForAI-c4ai-command-r-plus-tool_use", "Action:"): "its template writes no calls",
+    ("Kimi-K2-Thinking", "<think>I need to call two"): "a call in the middle of a line of reasoning is part of it",
+    ("MiniMax-M3", "<mm:think>Nested"): "objects and arrays are written in tags",
+    ("MiniMax-M3", "<mm:think>Union array"): "objects and arrays are written in tags",
+    ("MiniMax-M3", "<mm:think>Union nested"): "objects and arrays are written in tags",
+    ("openbmb-MiniCPM5-1B", '<function name="html">'): "the end of a parameter stands in its value",
+}
 
 
 class Meaning(NamedTuple):
@@ -60,11 +85,11 @@ def _splitter(case: ChatCase) -> AnswerSplitter:
     thinking = case.options.get("enable_thinking", True)
     parts = template.render((Message("user", "Hey there!"),), ControlTexts(()), thinking=thinking, tools=tools)
     prompt = "".join(part.text for part in parts if isinstance(part, Part))
-    reasoning = template.reasoning or UNNAMED
+    reasoning = template.reasoning or possible_reasoning(())
     inside = opens(prompt, reasoning)
     continues = case.options.get("continue_final_message", "")
     if continues:
-        inside = continues.endswith("REASONING")
+        inside, reasoning = continues.endswith("REASONING"), reasoning._replace(words="")
     return AnswerSplitter(reasoning, inside=inside, syntax=template.syntax if tools else None, tools=tools)
 
 
@@ -105,29 +130,37 @@ def _expected(case: ChatCase) -> Meaning:
 
 
 def _answer(case: ChatCase) -> str:
-    """Return the text up to a token that ends the answer."""
-    return min((case.text.partition(end)[0] for end in ENDS), key=len)
+    """Return the text as the engine decodes it: up to a token that ends it, without control tokens of no meaning."""
+    text = min((case.text.partition(end)[0] for end in ENDS), key=len)
+    template = _template(case.template)
+    meaning = "".join(((template.reasoning or possible_reasoning(())).texts, template.syntax.texts)[bool(_tools(case))])
+    return text.replace("<|CHATBOT_TOKEN|>", "") if "<|CHATBOT_TOKEN|>" not in meaning else text
 
 
 def _means(case: ChatCase, found: Meaning) -> bool:
     expected = _expected(case)
+    calls = found.calls == expected.calls
+    if "is_partial" in case.options:  # arguments may come later here, but never others
+        names = [tuple(name for name, _ in each.calls) for each in (found, expected)]
+        calls = names[1][: len(names[0])] == names[0]
     if case.options.get("reasoning_format", "COMMON_REASONING_FORMAT_NONE").endswith("NONE"):
         # There the reasoning stays in the content, with its tags; here it never does.
-        marks = re.compile(r"<[^<>]*>|\[/?THINK\]|\s")
+        syntax = _template(case.template).reasoning or possible_reasoning(())
+        marks = re.compile("|".join([*map(re.escape, filter(None, (*syntax.texts, syntax.words))), r"<\|\w+\|>|\s"]))
         said, meant = (marks.sub("", each.reasoning + each.content) for each in (found, expected))
-        return said == meant and found.calls == expected.calls
-    if "is_partial" in case.options:
-        return found[:2] == expected[:2] and all(
-            mine == theirs or isinstance(mine[1], str)
-            for mine, theirs in zip(found.calls, expected.calls, strict=False)
-        )
-    return found == expected
+        return said == meant and calls
+    return found[:2] == expected[:2] and calls
 
 
 def test_all_cases_are_read() -> None:
     source = Path(LLAMA_CPP, "tests", "test-chat.cpp").read_text()
     assert len(_cases()) >= len(re.findall(r"^\s*[^/\s].*\brun\(\);", source, re.MULTILINE))
     assert all(isinstance(tool, list) for case in _cases() for tool in case.options.get("tools", ()))
+
+
+def _reason(case: ChatCase) -> str:
+    keys = ((template, begin) for template, begin in DIFFERENT if template == case.template)
+    return next((DIFFERENT[key] for key in keys if case.text.startswith(key[1])), "")
 
 
 @pytest.mark.parametrize("case", _cases(), ids=lambda case: f"{case.template}: {case.text[:60]}")
@@ -137,4 +170,6 @@ def test_it_is_read_as_llama_cpp_reads_it(case: ChatCase) -> None:
     assert _read(case, [*text]) == whole
     for cut in range(1, len(text)):
         assert _read(case, [text[:cut], text[cut:]]) == whole
+    if _reason(case) and not _means(case, whole):
+        pytest.xfail(_reason(case))
     assert _means(case, whole), f"{whole} is not {_expected(case)}"

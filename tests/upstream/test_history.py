@@ -90,9 +90,9 @@ def _loop(file: Path, model: Path, change: Callable[[Message], Message]) -> list
         budget = {"thinking": False} if file.stem in BLANK_LINES else {"thinking_tokens": 6}
         for _ in range(2):
             ask(tool_choice="required", parallel_calls=False, sampling=talk.without_blanks, **budget)
-        ask(says=says, thinks="Hm, so.", **budget)
+        ask(says=says, thinks="Hm, so.", thinking=budget.get("thinking"))
         messages.append(Message("user", "And in Oslo?"))
-        ask(says=says, thinks="Hm.", **budget)
+        ask(says=says, thinks="Hm.", thinking=budget.get("thinking"))
     return answers
 
 

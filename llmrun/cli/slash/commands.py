@@ -44,6 +44,7 @@ SLASH_COMMANDS: dict[str, SlashCommand] = {
     "/retry [COUNT]": SlashCommand(
         "answer the last question again, or several times at once, and keep one answer", turns.retry
     ),
+    "/continue": SlashCommand("continue the last answer where it ended", turns.resume),
     "/beams [COUNT]": SlashCommand("search for the likeliest answer to the last question", beams.search_again),
     "/edit [TEXT]": SlashCommand("edit the last question and send it again; with TEXT, ask that instead", turns.edit),
     "/undo": SlashCommand("remove the last question and its answer", turns.undo),

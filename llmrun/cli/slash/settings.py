@@ -36,13 +36,21 @@ def set_value(chat: Chat, rest: str) -> None:
 
 
 def think(chat: Chat, rest: str) -> None:
-    """Set the length and the display of the reasoning."""
+    """Set whether the model reasons, or how long, or how that is displayed; the rest stays."""
     think = read_think(rest, "/think")
     settings = chat.conversation.settings
+    request = settings.request
+    if think.thinking is not None:
+        request = replace(request, thinking=think.thinking)
+    elif request.thinking is False and (think.tokens is not None or think.effort is not None):
+        request = replace(request, thinking=None)
     settings.request = replace(
-        settings.request, thinking=think.thinking, thinking_tokens=think.tokens, reasoning_effort=think.effort
+        request,
+        thinking_tokens=request.thinking_tokens if think.tokens is None else think.tokens,
+        reasoning_effort=think.effort or request.reasoning_effort,
     )
-    chat.shown_as = replace(chat.shown_as, think=think.shown)
+    if rest in ("on", "hide", "fold"):
+        chat.shown_as = replace(chat.shown_as, think=think.shown)
     if not chat.conversation.model.thinks:
         chat.output.note(f"{chat.conversation.model.name} has no thinking mode.")
 
@@ -76,7 +84,7 @@ def change_model(chat: Chat, rest: str) -> None:
         return
     before = conversation.model
     saves = chat.store.folder is not None
-    chat.loading = replace(chat.loading, draft=None, adapters=())  # both belong to the other model
+    chat.loading = replace(chat.loading, draft=None, adapters=(), projector=None)  # they belong to the other model
     settings = conversation.settings
     flags = {**settings.flags, **settings.session}
     loaded = open_chat_model(

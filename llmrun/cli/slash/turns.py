@@ -43,6 +43,13 @@ def retry(chat: Chat, rest: str) -> None:
     chat.answer(chat.conversation.retry_n(seeds), partial(_show_and_choose, chat, seeds))
 
 
+def resume(chat: Chat, rest: str) -> None:
+    """Continue the last answer where it ended."""
+    if rest:
+        raise UsageError(f"invalid /continue {rest}", why="it takes nothing", hint="/continue")
+    chat.answer(chat.conversation.resume())
+
+
 def _show_and_choose(chat: Chat, seeds: list[int], events: Generator[Event, None, None]) -> Finished:
     """Show several answers, and continue with the user's choice, by default the last."""
     from llmrun.cli.n_answers import stream

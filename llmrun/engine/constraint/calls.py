@@ -231,25 +231,38 @@ class ToolCallConstraint:
             self._calls.accept(token)
             return state
         reasoning = state.reasoning
+        piece = self._tokens.tokens[token].decode("utf-8", "replace")
         if reasoning is not None and reasoning.stage is not ReasoningStage.ANSWER:
             was_inside = reasoning.stage is ReasoningStage.INSIDE
             reasoning = reasoning.after(self._vocabulary.control_piece(token).decode("utf-8", "replace"))
+            if was_inside and reasoning.stage is ReasoningStage.INSIDE and not self._syntax.at_start:
+                return self._in_reasoning(state.text or "", piece, reasoning)
             if was_inside or reasoning.stage is ReasoningStage.INSIDE:
                 return _State(reasoning)
         if state.text is None:
             return _State(reasoning, None)
         begin = self._syntax.trigger
-        text = state.text + self._tokens.tokens[token].decode("utf-8", "replace")
+        text = state.text + piece
         if not self._syntax.at_start:
             return _State(reasoning, text[-len(begin) :], text.endswith(begin) and self._matcher is not None)
         text = text.lstrip()
         return _State(reasoning, text if begin.startswith(text) else None, text == begin and self._matcher is not None)
+
+    def _in_reasoning(self, tail: str, piece: str, reasoning: ReasoningTracker) -> _State:
+        """Return the state after text of the reasoning, which a call ends at the start of a line, as in answers."""
+        begin = self._syntax.trigger
+        text = "\n" + (tail + piece).lstrip() if not tail.strip() else tail + piece
+        is_call = self._matcher is not None and text.endswith("\n" + begin)
+        return _State(reasoning, text[-len(begin) - 1 :], is_call)
 
     def forced(self) -> list[int]:
         return self._calls.forced() if self._states[-1].is_call else []
 
     def allowed(self, tokens: list[int]) -> int:
         return self._calls.allowed(tokens) if self._states[-1].is_call else len(tokens)
+
+    def closing(self, limit: int) -> list[int] | None:
+        return self._calls.closing(limit) if self._states[-1].is_call else None
 
     def rewind(self, n_tokens: int) -> None:
         n_left = len(self._states) - n_tokens

@@ -158,7 +158,7 @@ class _Lexer:
         return node.text if isinstance(node, Literal) else ""
 
     def _trie(self, texts: Iterable[str]) -> list[_Fragment]:
-        """Return the automaton of several texts, in which equal beginnings are one: no two of its positions conflict."""
+        """Return the automaton of several texts. Equal beginnings are one, so that no two of its positions conflict."""
         fragments: dict[str, _Fragment] = {}  # by the first character
         positions: dict[str, int] = {}  # by the text up to it
         for text in texts:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import ctypes
 import re
+import string
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -43,6 +44,8 @@ _LIMITS = {
     "max_grammar_size": 500_000,
     "verbose_errors": False,
 }
+_LETTERS = string.printable.encode()[:94]  # without blanks
+
 _PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): *")
 _QUOTED = re.compile(r'(?:unknown name:|invalid regex) "((?:[^"\\]|\\.)+)"')
 
@@ -97,6 +100,9 @@ class Constraint(Protocol):
     def allowed(self, tokens: list[int]) -> int:
         """Return the number of first tokens of a draft that the grammar allows; doesn't accept them."""
 
+    def closing(self, limit: int) -> list[int] | None:
+        """Return tokens that complete the answer, without an end token; None if no more than limit are not found."""
+
     def rewind(self, n_tokens: int) -> None:
         """Remove the last accepted tokens.
 
@@ -112,20 +118,23 @@ class Matcher:
 
     Attributes:
         left_out: the paths of what is not enforced of the schemas of the request's tools.
+        endings: tokens that end a text without quotes.
     """
 
     def __init__(self, matcher: Any, tokens: Tokens, vocabulary: Vocabulary) -> None:
         self.tokens = tokens
         self.left_out: tuple[str, ...] = ()
+        self.endings: list[list[int]] = []
         self._matcher = matcher
         self._vocabulary = vocabulary  # keeps it alive: the matcher only has a weak reference
         self._mask = Mask(tokens.n_vocab)
         self._is_mask_current = False
         self._ended = False
+        self._n_accepted = 0
 
     def copy(self) -> Matcher:
         twin = Matcher(self._matcher.deep_copy(), self.tokens, self._vocabulary)
-        twin._ended = self._ended
+        twin._ended, twin.endings, twin._n_accepted = self._ended, self.endings, self._n_accepted
         return twin
 
     def mask(self, extra: Collection[int] = ()) -> int:
@@ -147,6 +156,7 @@ class Matcher:
             return
         with _explained(self._matcher):
             self._matcher.consume_token(token)
+        self._n_accepted += 1
 
     def forced(self) -> list[int]:
         if self._ended or not self.tokens.canonical:
@@ -161,12 +171,54 @@ class Matcher:
         valid = int(self._matcher.validate_tokens(before_end))
         return valid + (valid == len(before_end) < len(tokens))
 
+    def closing(self, limit: int) -> list[int] | None:
+        twin, found = self.copy(), list[int]()
+        try:
+            while not twin._ended and not twin._allowed_of(self.tokens.ends):
+                found += (step := twin._closing_step())
+                if len(found) > limit:
+                    return None
+                for token in step:
+                    twin.accept(token)
+        except BadGrammarError:
+            return None
+        return found
+
+    def _closing_step(self) -> list[int]:
+        """Return the next tokens on a short way to the end, though maybe not the shortest."""
+        forced = self.forced()
+        if forced:
+            return forced
+        for tokens in self.endings:
+            if self._matcher.validate_tokens(tokens) == len(tokens):
+                return tokens
+        single = self.tokens.single
+        # A text goes on with any letter, so only a quote ends it; elsewhere a quote begins another one.
+        is_text = len(self._allowed_of(single[letter] for letter in b"qjz" if letter in single)) > 1
+        order = b'"' if is_text else b'}]",: 0123456789'
+        preferred = self._allowed_of(single[character] for character in order if character in single)
+        if preferred:
+            return preferred[:1]
+        # A pattern has to be met: after letters of all kinds in turn it mostly is. By the length of the answer, so that
+        # the way from the next token on is the same.
+        letters = self._allowed_of(single[letter] for letter in _LETTERS if letter in single)
+        letters = letters or self._allowed_of(range(self.tokens.n_vocab), most=1)
+        return [letters[self._n_accepted % len(letters)]]
+
+    def _allowed_of(self, tokens: Iterable[int], most: int | None = None) -> list[int]:
+        """Return those of some tokens that the mask allows, in their order."""
+        self.mask()
+        words = self._mask.words
+        found = (token for token in tokens if words[token // _WORD_BITS] >> token % _WORD_BITS & 1)
+        return list(islice(found, most))
+
     def rewind(self, n_tokens: int) -> None:
         self._is_mask_current = False
         n_tokens -= self._ended
         self._ended = False
         with _explained(self._matcher):
             self._matcher.rollback(n_tokens)
+        self._n_accepted -= n_tokens
 
 
 def compile_grammar(grammar: Grammar, vocabulary: Vocabulary) -> Matcher:
@@ -246,6 +298,7 @@ class Tokens:
 
     Attributes:
         tokens: the bytes of each token.
+        single: character -> the token of that byte alone.
         ends: the end tokens.
         canonical: the model's own tokenizer restores all sample texts exactly; only then tokens are forced.
     """
@@ -261,6 +314,7 @@ class Tokens:
         self.tokens = [vocabulary.piece(token) for token in range(self.n_vocab)]
         for token in shown:
             self.tokens[token] = vocabulary.control_piece(token)
+        self.single = {piece[0]: token for token, piece in enumerate(self.tokens) if len(piece) == 1}
         self.ends = frozenset(token for token in range(self.n_vocab) if vocabulary.is_end(token))
         if not self.ends:
             raise BadGrammarError("this model can't follow a grammar", why="it has no token that ends an answer")

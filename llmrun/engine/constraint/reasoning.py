@@ -73,6 +73,9 @@ class AfterReasoning:
     def allowed(self, tokens: list[int]) -> int:
         return self._grammar.allowed(tokens) if self._is_answer() else len(tokens)
 
+    def closing(self, limit: int) -> list[int] | None:
+        return self._grammar.closing(limit) if self._is_answer() else None
+
     def _is_answer(self) -> bool:
         return self._states[-1].reasoning.stage is ReasoningStage.ANSWER
 

@@ -22,6 +22,7 @@ from llmrun.protocol.params import SamplingParams
 from llmrun.protocol.questions import ChainStep, Choice
 
 if TYPE_CHECKING:
+    from llmrun.engine.constraint.closing import TimelyEnd
     from llmrun.engine.constraint.matcher import Constraint
     from llmrun.engine.llama.base import Vocabulary
 
@@ -51,10 +52,12 @@ class SequenceSampler:
         constraint: Constraint | None = None,
         remember: int = 0,
         logprobs: int | None = None,
+        end: TimelyEnd | None = None,
     ) -> None:
         """Start a sequence. The native call releases the interpreter's lock.
 
         Args:
+            end: replaces tokens after which the constraint could not be met before the answer's limit.
             prompt: token ids for the penalties, as in llama.cpp's server, and for a watermark.
             logprobs: number of likeliest tokens to report with each token's log probability; None reports nothing.
 
@@ -80,6 +83,7 @@ class SequenceSampler:
         self._native.accept_many(prompt)
         self._vocabulary = vocabulary
         self._constraint = constraint
+        self._end = end
         self._bans = any(bias == -math.inf for _, bias in params.logit_bias)
         # The last tokens, and whether each was sampled, not forced; the native sampler remembers the sampled ones.
         self._last: deque[tuple[int, bool]] = deque(maxlen=remember)
@@ -101,8 +105,12 @@ class SequenceSampler:
             raise self._bad_logits(error, bool(refused)) from None
         except MemoryError:
             raise OutOfMemoryError("there is no memory to sample a token") from None
-        self._record(token, address)
-        return token
+        return self._record(token, address)
+
+    @property
+    def is_cut_short(self) -> bool:
+        """The answer was completed because of its limit."""
+        return self._end is not None and self._end.is_cut_short
 
     @property
     def is_plain(self) -> bool:
@@ -142,17 +150,26 @@ class SequenceSampler:
         """Remove the last n_tokens; `remaining` are all others of the sequence, prompt included."""
         if self._constraint and n_tokens:
             self._constraint.rewind(n_tokens)
+            if self._end is not None:
+                self._end.rewind(n_tokens)
         dropped = [self._last.pop() for _ in range(min(n_tokens, len(self._last)))]
         self._native.rewind(sum(is_sampled for _, is_sampled in dropped), remaining)
 
-    def _record(self, token: int, address: int) -> None:
-        """Update the state outside of the native sampler; address is that of the logits, 0 for a forced token."""
+    def _record(self, token: int, address: int) -> int:
+        """Update the state outside of the native sampler; return the token, or the one that replaces it.
+
+        Args:
+            address: of the logits; 0 for a forced token.
+        """
         if self._constraint:
             self._constraint.accept(token)
+            if self._end is not None:
+                token = self._end.accept(token, is_forced=not address)
         if self._last.maxlen:
             self._last.append((token, address != 0))
         if self._logprobs is not None:
             self.logprob = self._logprob(token, address, self._logprobs)
+        return token
 
     def _logprob(self, token: int, address: int, count: int) -> TokenLogprob:
         """Return log probabilities from the raw logits, before any step of the chain; a forced token was certain."""
@@ -241,7 +258,7 @@ def sample_rows(
             if row in errors:
                 raise errors[row]
             if status == _native.Status.CHOSEN:
-                samplers[row]._record(token, addresses[row])
+                token = samplers[row]._record(token, addresses[row])
             else:  # its state has not changed: sample again, for the error
                 token = samplers[row].sample(addresses[row], refused[row])
             results.append(token)

@@ -178,7 +178,7 @@ class Sequence:
         self.tokens.append(token)
         self.metrics.record_token(now)
         if vocabulary.is_end(token):
-            return "stop", ""
+            return "length" if self.sampler.is_cut_short else "stop", ""
         extras, stream = self.extras, self.text
         text = stream.push(vocabulary.control_piece(token) if token in extras.shown else vocabulary.piece(token))
         if extras.logprobs is not None and self.sampler.logprob is not None:

@@ -181,7 +181,8 @@ def _require_numbers(command: Quantize) -> None:
     headers = read_header(Path(command.source)), read_header(Path(command.target))
     source, target = (FileWeights(header, command.threads) for header in headers)
     for tensor in target.header.tensors:
-        if len(tensor.shape) < 2 or tensor.type == (before := source.find(tensor.name)) or before is None:
+        before = source.find(tensor.name)
+        if before is None or before.type == tensor.type or len(tensor.shape) < 2:
             continue
         rows = tensor.shape[1]
         for number in range(prod(tensor.shape[2:])):

@@ -40,9 +40,13 @@ _BOUNDARY = re.compile(r"[<\[{]")  # begins a marker
 _EMPTY_REASONING = re.compile(r"\s*(?:<([^<>/]+)>\s*</\1>|</[^<>/]+>)\s*")
 
 
-def find_syntax(render: Render) -> CallSyntax | None:
-    """Return the syntax of the calls that a template writes; None if it writes none, or none that can be described."""
-    turns = _Turns(render)
+def find_syntax(render: Render, end: str = "") -> CallSyntax | None:
+    """Return the syntax of the calls that a template writes; None if it writes none, or none that can be described.
+
+    Args:
+        end: what stands between the text of an answer and its calls, and belongs to neither.
+    """
+    turns = _Turns(render, end)
     single = turns.calls(_ARGUMENTS)
     if single is None:
         return None
@@ -66,11 +70,12 @@ class _Turns:
         begin: what the template writes of the next answer.
     """
 
-    def __init__(self, render: Render) -> None:
-        self._render = render
+    def __init__(self, render: Render, end: str) -> None:
+        self._render, self._text_end = render, end
         self._before = render((_QUESTION,), _TOOLS, False)
         self.begin = render((_QUESTION,), _TOOLS, True)[len(self._before) :]
         self.opening, _, self.closing = self._turn(_TEXT, ()).partition(_TEXT)
+        self.closing = self.closing.removeprefix(end)
 
     def _turn(self, text: str, calls: tuple[ToolCall, ...]) -> str:
         whole = self._render((_QUESTION, Message("assistant", text, calls)), _TOOLS, False)
@@ -83,6 +88,7 @@ class _Turns:
             for call_id, name, each in zip(_IDS, _NAMES, arguments, strict=False)
         )
         before, said, turn = self._turn(_TEXT, calls).partition(_TEXT)
+        turn = turn.removeprefix(self._text_end)
         is_one_message = said and not (self.closing.strip() and turn.lstrip().startswith(self.closing.strip()))
         if not is_one_message or _NAMES[0] in before or _NAMES[0] not in turn:
             turn = self._turn("", calls)
@@ -329,7 +335,7 @@ def _syntax(shape: _Shape, parameters: Parameters | None, turns: _Turns) -> Call
     if not _BOUNDARY.search(trigger):
         # Text and call differ by the beginning of the message, of which some may stand in the prompt.
         prefill = trigger if turns.begin.endswith(trigger) else ""
-        lead = turns.opening[_shared(turns.opening, turns.begin) :]
+        lead = prefill + turns.opening[_shared(turns.opening, turns.begin) :]
     return CallSyntax(
         tuple(shape.call),
         trigger,

@@ -62,6 +62,15 @@ class TemplateRules:
         return bool(self._render((_SYSTEM,), ()) and self._render((_SYSTEM,), (PROBE_TOOL,)))
 
     @cached_property
+    def takes_several_calls(self) -> bool:
+        """A message may have more than one call."""
+        first = _CALLED.tool_calls[0]
+        second = first._replace(id="call_9876543210jihgfedcba", arguments='{"town": "Oslo!"}')
+        results = _RESULT, replace(_RESULT, content="Midnight", tool_call_id=second.id)
+        prompt = self._render((_ASKED, replace(_CALLED, tool_calls=(first, second)), *results), (PROBE_TOOL,))
+        return all(text in prompt for text in ("Rome!", "Oslo!", *(result.content for result in results)))
+
+    @cached_property
     def takes_lone_calls(self) -> bool:
         """A call may have no result."""
         return self._keeps_order(_ASKED, _CALLED, _ASKED_AGAIN)
@@ -99,6 +108,9 @@ def fit(messages: Sequence[Message], rules: TemplateRules) -> list[Message]:
     fitted = _fit_system(messages, rules)
     if len(fitted) < len(messages) or any(map(operator.ne, fitted, messages)):
         rules.rewritings.add("system")
+    if any(len(message.tool_calls) > 1 for message in fitted) and not rules.takes_several_calls:
+        fitted = _one_by_one(fitted)
+        rules.rewritings.add("calls")
     for index in _lone(fitted):
         is_call = bool(fitted[index].tool_calls)
         if not (rules.takes_lone_calls if is_call else rules.takes_lone_results):
@@ -144,6 +156,28 @@ def _fit_system(messages: Sequence[Message], rules: TemplateRules) -> list[Messa
         else:
             fitted.append(replace(message, role="user"))
             n_late += 1
+    return fitted
+
+
+def _one_by_one(messages: Sequence[Message]) -> list[Message]:
+    """Make each of several calls in a message one of its own, with its result after it."""
+    fitted: list[Message] = []
+    rest = [*messages]
+    while rest:
+        message = rest.pop(0)
+        if len(message.tool_calls) < 2:
+            fitted.append(message)
+            continue
+        n_results = next((index for index, each in enumerate(rest) if each.role != "tool"), len(rest))
+        results, rest = rest[:n_results], rest[n_results:]
+        for call in message.tool_calls:
+            fitted.append(replace(message, tool_calls=(call,)))
+            message = replace(message, content="", reasoning="")
+            own = next((result for result in results if result.tool_call_id in (call.id, "")), None)
+            if own is not None:
+                results.remove(own)
+                fitted.append(own)
+        fitted += results
     return fitted
 
 

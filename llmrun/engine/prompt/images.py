@@ -16,7 +16,7 @@ _OMITTED = "[image omitted: this model has no vision]"
 _NO_WEBP = "[image omitted: it is WebP, and Pillow is not installed]"
 _WEBP_HEADS = "UklGR"  # base64 of RIFF
 MAX_PIXELS = 64 << 20  # Of one image: it takes three bytes each while decoded, and some copies
-_PRIVATE = range(0xF0000, 0xFFFFE)  # plane 15, private use: no tokenizer has special tokens there
+PRIVATE = range(0xF0000, 0xFFFFE)  # plane 15, private use: no tokenizer has special tokens there
 _SIZED_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # JPEG segments with the size
 _WITHOUT_LENGTH = frozenset((0x01, *range(0xD0, 0xD8)))
 
@@ -27,7 +27,7 @@ def with_placeholders(messages: Sequence[Message]) -> tuple[Sequence[Message], d
     if not images:
         return messages, {}
     used = set().union(*(text for message in messages for text in message.texts))
-    free = (chr(code) for code in _PRIVATE if chr(code) not in used)
+    free = (chr(code) for code in PRIVATE if chr(code) not in used)
     placeholders = dict(zip(free, images, strict=False))
     if len(placeholders) < len(images):
         raise UsageError("the conversation uses up all private characters of Unicode")

@@ -7,6 +7,7 @@ blocks in C code, where these limits don't apply.
 
 from __future__ import annotations
 
+import itertools
 import re
 import signal
 import sys
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from llmrun.engine.prompt.call_syntax import find_syntax, for_vocabulary, syntax_by_vocabulary
 from llmrun.engine.prompt.conversation import TemplateRules, fit
-from llmrun.engine.prompt.images import with_placeholders
+from llmrun.engine.prompt.images import PRIVATE, with_placeholders
 from llmrun.engine.prompt.sandbox import REFUSES, dates, make_environment, one_line, undeclared_variables
 from llmrun.engine.prompt.thinking import find_reasoning
 from llmrun.engine.prompt.tools import (
@@ -37,6 +38,7 @@ from llmrun.engine.prompt.tools import (
     tool_data,
     with_ids,
     with_responses,
+    with_simple_schema,
 )
 from llmrun.errors import BadTemplateError, UsageError
 from llmrun.protocol.arguments import EFFORTS
@@ -57,6 +59,7 @@ _POLL_SECONDS = 0.02  # between two checks of the memory
 _FAILS = "the chat template fails"
 _PROBE_TEXT = "Is this said?"
 _QUESTION, _REASONED = Message("user", "Is it?"), Message("assistant", "It is.", reasoning=_PROBE_TEXT)
+_EFFORT_VARIABLES = ("reasoning_effort", "reasoning_strength", "thinking_effort")
 _OTHER_TEMPLATE = "choose another template with --template"
 
 NAMED = {
@@ -134,7 +137,8 @@ class ChatTemplate:
             found = find_syntax(
                 lambda messages, tools, begins: self._trial(
                     self._variables(with_ids(messages, form.ids), tools, str, form), begins=begins
-                )
+                ),
+                self.reasoning.end if self.reasoning is not None else "",
             )
         if HARMONY.lead in self.source or (found is not None and HARMONY_AS_TOLD in found.begin + str(found.call[0])):
             return HARMONY
@@ -144,7 +148,7 @@ class ChatTemplate:
     @cached_property
     def reasoning(self) -> ReasoningSyntax | None:
         """The syntax of the model's reasoning; None if it does not reason."""
-        return find_reasoning(self.source, self._reasoning_trial, self._control_texts)
+        return find_reasoning(self.source, self._reasoning_trial, self._ends)
 
     def _reasoning_trial(self, messages: Sequence[Message], thinking: bool | None, begins: bool) -> str:
         options = {} if thinking is None else {"enable_thinking": thinking, "thinking": thinking}
@@ -191,16 +195,21 @@ class ChatTemplate:
             self._efforts[effort] = self._find_effort(effort)
         return self._efforts[effort]
 
+    @cached_property
+    def _effort_variable(self) -> str | None:
+        return next((name for name in _EFFORT_VARIABLES if name in self.source), None)
+
     def _find_effort(self, effort: str) -> str | None:
-        if "reasoning_effort" not in self.source:
+        variable = self._effort_variable
+        if variable is None:
             return None
         named = {each for each in EFFORTS if f"'{each}'" in self.source or f'"{each}"' in self.source}
         if effort == "none":
             return effort if effort in named else None
         known = sorted((named | {"low", "medium", "high"}) - {"none"}, key=EFFORTS.index)
         known.sort(key=lambda each: abs(EFFORTS.index(each) - EFFORTS.index(effort)))
-        variables = {"messages": [{"role": "user", "content": _PROBE_TEXT}]}
-        return next((each for each in known if self._trial(variables | {"reasoning_effort": each})), None)
+        variables = {"messages": [{"role": "user", "content": _PROBE_TEXT}], "thinking": True, "enable_thinking": True}
+        return next((each for each in known if self._trial({**variables, variable: each})), None)
 
     @cached_property
     def _reasoning_switch(self) -> tuple[str, Any, Any] | None:
@@ -220,7 +229,8 @@ class ChatTemplate:
                 dropped = [value for value, prompt in prompts.items() if prompt and _PROBE_TEXT not in prompt]
                 if name in later or not kept or not dropped:
                     continue
-                if self._trial(first | {name: kept[0]}) == self._trial(first):
+                alike = {self._trial(first), *(self._trial(first | {name: each[0]}) for each in (kept, dropped))}
+                if len(alike) == 1:
                     return name, kept[0], dropped[0]
         return None
 
@@ -276,7 +286,7 @@ class ChatTemplate:
             control: texts that the tokenizer turns into control tokens.
             thinking: the template's enable_thinking; None leaves it undefined.
             tools: the tools that the model may call.
-            effort: the template's reasoning_effort, see EFFORTS; the nearest one that it knows.
+            effort: the reasoning effort, see EFFORTS; the nearest one that the template knows.
             keep_reasoning: keep the reasoning of turns before the last question, or leave it out, where the template
                 has a variable for it; None keeps it.
             variables: more variables of the template, a JSON object.
@@ -285,29 +295,41 @@ class ChatTemplate:
             BadTemplateError: the template fails, refuses the conversation, or exceeds a limit.
         """
         options: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking, "thinking": thinking}
-        if effort is not None and (known := self._known_effort(effort)):
-            options["reasoning_effort"] = known
+        if effort is not None and self._effort_variable and (known := self._known_effort(effort)):
+            options[self._effort_variable] = known
         if self._reasoning_switch is not None and any(message.role == "assistant" for message in messages):
             name, kept, dropped = self._reasoning_switch
             options[name] = dropped if keep_reasoning is False else kept
         messages, images = with_placeholders(messages)
-        given = messages, tools
-        limits = RenderLimits.of(*given)
+        limits = RenderLimits.of(messages, tools)
+        markers: dict[str, str] = {}
 
-        def rendered(support: ToolSupport | None) -> list[Part]:
-            messages, tools = self._fitted(*given, self._rules, support)
-            mask = _Mask(collect_texts(messages, tools, variables), control)
-            data = data_of(variables, mask.hide, keys=False) | self._variables(messages, tools, mask.hide)
-            return mask.parts(_limited(lambda: self._generate(options | data, limits.characters), limits))
+        def mark(syntax: CallSyntax) -> CallSyntax:
+            """Put private characters for control texts into a syntax, which become control tokens again."""
+            used = set().union(*collect_texts(messages, tools, variables))
+            free = (chr(code) for code in reversed(PRIVATE) if chr(code) not in used)
+            for text in sorted({*itertools.chain(*map(control.pattern.findall, syntax.texts))}):
+                markers[text] = next(free)
+            changed: CallSyntax = _map_texts(
+                syntax, lambda text: control.pattern.sub(lambda match: markers.get(match[0], match[0]), text)
+            )
+            return changed
 
-        try:
-            parts = rendered(None)
-        except BadTemplateError as error:
-            if not tools or error.what not in (REFUSES, _FAILS):
-                raise
-            # Some templates fail at one type of parameters, or at one that is missing.
-            parts = rendered(self._support_of_history._replace(tools=False))
-        return _with_images(parts, images)
+        def rendered(tools: Sequence[Tool], support: ToolSupport | None = None) -> list[Part | Image]:
+            fitted, tools = self._fitted(messages, tools, self._rules, support, mark)
+            mask = _Mask(collect_texts(fitted, tools, variables), control)
+            data = data_of(variables, mask.hide, keys=False) | self._variables(fitted, tools, mask.hide)
+            parts = mask.parts(_limited(lambda: self._generate(options | data, limits.characters), limits))
+            return _with_images(_with_markers(parts, markers), images)
+
+        # Some templates fail at one type of parameters, or at one that is missing.
+        for change in (None, with_simple_schema):
+            try:
+                return rendered(tools if change is None else [*map(change, tools)])
+            except BadTemplateError as error:
+                if not tools or error.what not in (REFUSES, _FAILS):
+                    raise
+        return rendered(tools, self._support_of_history._replace(tools=False))
 
     def _fitted(
         self,
@@ -315,6 +337,7 @@ class ChatTemplate:
         tools: Sequence[Tool],
         rules: TemplateRules | None = None,
         support: ToolSupport | None = None,
+        mark: Callable[[CallSyntax], CallSyntax] = lambda syntax: syntax,
     ) -> tuple[Sequence[Message], Sequence[Tool]]:
         """Return the conversation and the tools as the template takes them; a trial has no rules yet."""
         has_calls = bool(tools) or any(message.role == "tool" or message.tool_calls for message in messages)
@@ -322,7 +345,7 @@ class ChatTemplate:
             return (messages if rules is None else fit(messages, rules)), tools
         support = support or (self._support if tools else self._support_of_history)
         if not all(support[1 if tools else 2 :]):
-            messages, tools = in_text(messages, tools, support, self.syntax)
+            messages, tools = in_text(messages, tools, support, mark(self.syntax))
             if rules is not None:
                 rules.rewritings.add("tools")
         if rules is not None:
@@ -457,6 +480,27 @@ class _Mask:
         """Return a text between control texts; it is special unless something was hidden in it."""
         restored = self._hidden.sub(lambda match: self._texts[match[0]], text)
         return [Part(restored, restored == text)] if text else []
+
+
+def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """Apply a function to every text in a tuple of tuples."""
+    if type(value) is str:
+        return change(value)
+    if not isinstance(value, tuple):
+        return value
+    changed = [_map_texts(each, change) for each in value]
+    return type(value)(*changed) if hasattr(value, "_fields") else tuple(changed)
+
+
+def _with_markers(parts: list[Part], markers: dict[str, str]) -> list[Part]:
+    """Replace private characters by the control texts of calls that we wrote."""
+    if not markers:
+        return parts
+    texts = {character: text for text, character in markers.items()}
+    pieces = [
+        (piece, part.special) for part in parts for piece in re.split(f"([{''.join(texts)}])", part.text) if piece
+    ]
+    return _merge([Part(texts.get(piece, piece), special or piece in texts) for piece, special in pieces])
 
 
 def _with_images(parts: list[Part], images: dict[str, Image]) -> list[Part | Image]:

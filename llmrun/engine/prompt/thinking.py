@@ -19,7 +19,7 @@ Render = Callable[[Sequence[Message], bool | None, bool], str]
 """Renders a conversation, with the template's enable_thinking, and with or without the beginning of the next answer; ""
 if the template refuses it."""
 
-# Of templates that leave reasoning out of earlier answers: the tags stand in the template, or in the vocabulary.
+# Of templates that leave reasoning out of earlier answers: the tags stand in the template.
 _KNOWN = (
     ReasoningSyntax("<think>", "</think>"),
     ReasoningSyntax("[THINK]", "[/THINK]"),
@@ -34,50 +34,60 @@ _KNOWN = (
 )
 # By hand, because its headers have several forms, of which templates write one.
 HARMONY = ReasoningSyntax("<|channel|>analysis<|message|>", "<|end|><|start|>assistant", "<|channel|>final<|message|>")
-UNNAMED = _KNOWN[0]
-"""What models write that reason though neither their template nor their vocabulary says so."""
 
 _QUESTION, _ANSWER, _REASONING = Message("user", "Probe question?"), "Probe answer.", "Probe reasoning."
 _MARK = re.compile(r"<[^<>]*>|\[[^\[\]]*\]")
 
 
-def known_reasoning(template: str | None, control: Collection[str] = ()) -> ReasoningSyntax | None:
-    """Return the syntax of a model whose template or control tokens name the tags; None if it is not known."""
+def possible_reasoning(control: Collection[str]) -> ReasoningSyntax:
+    """Return the tags that a model may write though its template names none: those of its control tokens, or others."""
+    return next((known for known in _KNOWN if {known.opening, known.closing} <= {*control}), _KNOWN[0])
+
+
+def known_reasoning(template: str | None) -> ReasoningSyntax | None:
+    """Return the syntax of a model whose template names the tags; None if it names none that is known."""
     if template is None:
         return None
     if HARMONY.lead in template:
         return HARMONY
     found = next((known for known in _KNOWN if known.closing in template), None)
     if found is None:
-        return next((known for known in _KNOWN if {known.opening, known.closing} <= {*control}), None)
-    # A template that only cuts answers at the closing tag is of a model that always reasons, as DeepSeek R1's first one.
+        return None
+    # A template that only cuts answers at the closing tag is of a model that always reasons, as DeepSeek R1's first.
     is_implied = found.opening[-1] in ">]" and "think" not in template.lower().replace(found.closing, "")
     has_frame = found.lead in template
     return found._replace(is_implied=is_implied, lead=found.lead * has_frame, end=found.end * has_frame)
 
 
-def find_reasoning(template: str, render: Render, control: Collection[str]) -> ReasoningSyntax | None:
+def find_reasoning(template: str, render: Render, ends: Collection[str]) -> ReasoningSyntax | None:
     """Return the syntax of the reasoning of a model with this chat template; None if it has none.
 
     Args:
         template: its source.
-        control: texts of the vocabulary's control tokens.
+        ends: texts of the control tokens that end an answer.
     """
     if HARMONY.lead in template:
         return HARMONY
-    rendered = (_rendered(render, thinking) for thinking in (None, True))
-    return next(filter(None, rendered), None) or known_reasoning(template, control)
+    found = next(filter(None, (_rendered(render, thinking) for thinking in (None, True))), None)
+    if found is None:
+        return known_reasoning(template)
+    return found._replace(end=_before(found.end, ends), tail=_before(found.tail, ends))
+
+
+def _before(text: str, ends: Collection[str]) -> str:
+    """Return the text up to one that ends the answer, and is no part of it."""
+    return min((text.partition(end)[0] for end in ends if end), key=len, default=text)
 
 
 def _rendered(render: Render, thinking: bool | None) -> ReasoningSyntax | None:
     """Return the syntax that a template writes around the reasoning of an answer; None if it leaves it out."""
     question, asked = (render((_QUESTION,), thinking, begins) for begins in (False, True))
-    begin = asked[len(commonprefix((question, asked))) :]
+    begin = asked[_shared(question, asked) :]
 
     def turn(reasoning: str) -> str:
         answer = Message("assistant", _ANSWER, reasoning=reasoning)
         whole = render((_QUESTION, answer), thinking, False)
-        return whole[len(commonprefix((question, whole))) :]
+        return whole[_shared(question, whole) :]
 
     before, found, rest = turn(_REASONING).partition(_REASONING)
     between, answered, after = rest.partition(_ANSWER)
@@ -91,6 +101,11 @@ def _rendered(render: Render, thinking: bool | None) -> ReasoningSyntax | None:
     return ReasoningSyntax(opening, closing, lead, after[:size], after[size:].strip() if size else "", words)
 
 
+def _shared(*texts: str) -> int:
+    """Return the length of the beginning that texts share."""
+    return len(commonprefix(texts))  # noqa: RUF071 - not of paths
+
+
 def _opening(before: str, begin: str, plain: str) -> tuple[str, str]:
     """Return the text that opens the reasoning, and words of it that the prompt has.
 
@@ -99,7 +114,7 @@ def _opening(before: str, begin: str, plain: str) -> tuple[str, str]:
         begin: what the template writes of the next answer.
         plain: a turn without reasoning up to its text.
     """
-    beginning, _, opening = before.partition(begin.strip()) if begin.strip() else ("", "", before)
+    opening = before.partition(begin.strip())[2] if begin.strip() else ""
     if opening.strip():
         return opening.strip(), ""
     words = begin.partition(before.strip())[2] if before.strip() else ""
@@ -118,7 +133,7 @@ def _closing(between: str, begin: str, plain: str, n_marks: int) -> tuple[str, s
         begin, plain: as above.
         n_marks: how many marks the opening has.
     """
-    shared = commonprefix((between[::-1], plain[::-1]))[::-1]
+    shared = between[len(between) - _shared(between[::-1], plain[::-1]) :]
     if shared == between:  # the template writes an empty reasoning
         marks = [*_MARK.finditer(between)][: max(n_marks, 1)]
         return between[: marks[-1].end()].strip(), between[marks[-1].end() :].strip()
@@ -158,6 +173,52 @@ def end_of_reasoning(prompt: str, syntax: ReasoningSyntax | None) -> str:
     return f"{syntax.closing}\n\n" if opens(prompt, syntax) else ""
 
 
+class BeginningPart(NamedTuple):
+    """A part of the text after the prompt."""
+
+    text: str
+    special: bool  # written by the template, so that control texts are control tokens
+
+
+class AnswerBeginning(NamedTuple):
+    """The beginning that an answer is given; the model continues it.
+
+    Attributes:
+        parts: all of it, with the tags of the reasoning.
+        text: of the answer itself.
+        inside: it ends inside the reasoning.
+    """
+
+    parts: tuple[BeginningPart, ...]
+    text: str
+    inside: bool
+
+    @classmethod
+    def of(cls, prompt: str, syntax: ReasoningSyntax | None, reasoning: str, text: str) -> AnswerBeginning:
+        """Return the beginning after a rendered prompt.
+
+        Args:
+            syntax: None if the model does not reason; the reasoning is left out then.
+            reasoning: it is continued if there is no text.
+            text: may have reasoning in tags before the answer.
+        """
+        inside = bool(reasoning and not text)
+        if syntax is not None and syntax.opening and not reasoning and text.lstrip().startswith(syntax.opening):
+            reasoning, closing, text = text.lstrip()[len(syntax.opening) :].partition(syntax.closing)
+            reasoning, text, inside = reasoning.lstrip(), text.lstrip(), not closing
+        answer = BeginningPart(text, False)
+        can_reason = syntax is not None and not prompt.rstrip().endswith(syntax.closing)
+        if syntax is None or not can_reason or not (reasoning or inside):
+            return cls((BeginningPart(end_of_reasoning(prompt, syntax), True), answer), text, False)
+        gap = "" if syntax.lead else "\n"
+        opening = "" if opens(prompt, syntax) else syntax.opening + gap
+        parts = BeginningPart(opening, True), BeginningPart(reasoning, False)
+        if inside:
+            return cls(parts, "", True)
+        closing = f"{gap}{syntax.closing}{syntax.lead or gap * 2}"
+        return cls((*parts, BeginningPart(closing, True), answer), text, False)
+
+
 class ReasoningStage(enum.Enum):
     BEFORE = enum.auto()  # neither reasoning nor answer has begun
     INSIDE = enum.auto()
@@ -187,7 +248,7 @@ class ReasoningTracker(NamedTuple):
                 return ReasoningTracker(self.tags, ReasoningStage.AFTER).after(rest)
             return self._replace(tail=tail[1 - len(self.tags[1]) :])
         start = tail.lstrip()
-        if start.startswith(self.tags[0]):
+        if self.tags[0] and start.startswith(self.tags[0]):
             return ReasoningTracker(self.tags, ReasoningStage.INSIDE).after(start[len(self.tags[0]) :])
         if self.tags[0].startswith(start):
             return self._replace(tail=tail)

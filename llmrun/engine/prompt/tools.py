@@ -148,6 +148,29 @@ def tool_data(tool: Tool, hide: Callable[[str], str]) -> dict[str, Any]:
     }
 
 
+def with_simple_schema(tool: Tool) -> Tool:
+    """Return a tool with one type for each parameter, for templates that fail at several, or at a missing one."""
+    schema = data_of(tool.parameters, str)
+    if isinstance(schema, dict):
+        schema = {"type": "object", "properties": {}, **schema}
+    return tool._replace(parameters=json.dumps(_simple(schema), ensure_ascii=False))
+
+
+def _simple(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [*map(_simple, schema)]
+    if not isinstance(schema, dict):
+        return schema
+    simple = {name: _simple(value) for name, value in schema.items()}
+    if isinstance(simple.get("properties"), dict):
+        simple["properties"] = {
+            name: {} if isinstance(value, bool) else value for name, value in simple["properties"].items()
+        }
+    if isinstance(simple.get("type"), list):
+        simple["type"] = next((each for each in simple["type"] if each != "null"), "null")
+    return simple
+
+
 def message_data(message: Message, hide: Callable[[str], str], form: ToolForm = _PLAIN_FORM) -> dict[str, Any]:
     """Return a message in OpenAI's format with hide() applied to every text.
 

@@ -85,8 +85,11 @@ class PageAnswers:
                 messages, turn.writer.notes = await self._with_images(said, pooled)
                 await self._rounds(turn, messages, scope, receive, _OneStream(send))
             finally:
-                answer = turn.answer(pooled, {**asked.sampling, **self._state.sampling})
-                await asyncio.shield(self._chats.run(partial(self._chats.close_question, chat, answer)))
+                answer = None
+                try:
+                    answer = turn.answer(pooled, {**asked.sampling, **self._state.sampling})
+                finally:  # whatever fails, the chat is free again
+                    await asyncio.shield(self._chats.run(partial(self._chats.close_question, chat, answer)))
 
     async def _with_images(self, said: Said, pooled: PooledModel) -> tuple[tuple[Message, ...], list[str]]:
         """Return messages with their images; the model has to be loaded to know whether it sees them."""

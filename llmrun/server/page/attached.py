@@ -17,7 +17,7 @@ from llmrun.server.protocols.fields import Fields
 from llmrun.storage import write_whole
 
 _UNSAFE = re.compile(r"[^\w.() -]|^\.+")
-_LONGEST_NAME = 100
+_LONGEST_NAME = 200  # bytes; a file system has 255, and a file being written a few more in its name
 
 
 class Upload(NamedTuple):
@@ -70,4 +70,4 @@ def save_images(images: tuple[Upload, ...], folder: Path) -> list[Path]:
 def _name(upload: Fields) -> str:
     """Return the name of a file without folders."""
     name = upload.needed_text("name").replace("\\", "/").rpartition("/")[2]
-    return _UNSAFE.sub("_", name)[:_LONGEST_NAME] or "file"
+    return _UNSAFE.sub("_", name).encode()[:_LONGEST_NAME].decode(errors="ignore") or "file"

@@ -8,14 +8,21 @@ from __future__ import annotations
 import ipaddress
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _LOCAL, _REMOTE, _STATE, _USER = 1, 2, 3, 7  # columns, see Documentation/networking/proc_net_tcp.rst of Linux
+_FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-real-ip")
 _TIME_WAIT = "06"  # a closed connection, which belongs to no process
 
 Endpoint = tuple[str, int]
 """An address and a port."""
+
+
+def is_forwarded(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Return whether a proxy passed a request on: its own address says nothing about the client's."""
+    return any(name.lower() in _FORWARDED for name, _ in headers)
 
 
 def is_same_user(client: Endpoint, server: Endpoint) -> bool:

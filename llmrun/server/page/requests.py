@@ -13,7 +13,7 @@ from llmrun.server.guard import Scope, header
 from llmrun.server.http_errors import OriginRejectedError
 from llmrun.server.http_messages import parse_json, read_body
 from llmrun.server.page.files import HEADERS
-from llmrun.server.page.peer import is_same_user
+from llmrun.server.page.peer import is_forwarded, is_same_user
 from llmrun.server.protocols.fields import Fields
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -46,7 +46,7 @@ async def _check_sender(scope: Scope) -> None:
     if is_foreign or header(headers, b"sec-fetch-site") not in _OWN_SITES:
         raise OriginRejectedError("another page may not ask this", hint="open the page of this server itself")
     client, server = scope.get("client"), scope.get("server")
-    if not client or not server or not await asyncio.to_thread(is_same_user, client, server):
+    if is_forwarded(headers) or not client or not server or not await asyncio.to_thread(is_same_user, client, server):
         raise OriginRejectedError(
             "the saved chats are only for the user who runs this server, on the same machine",
             hint="start llmrun serve of your own",

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from llmrun.errors import ContextOverflowError, LlmrunError, UsageError
-from llmrun.grammar import Grammar
 from llmrun.protocol.messages import AnswerRequest, Image, Message, Stats
 from llmrun.protocol.params import MOST_TOKENS, Limits
 from llmrun.server.answer_parts import (
@@ -27,10 +26,15 @@ from llmrun.server.answer_parts import (
 )
 from llmrun.server.protocols.documents import anthropic_document
 from llmrun.server.protocols.fields import Fields
-from llmrun.server.protocols.ignored import ignored_fields, ignored_tools
 from llmrun.server.protocols.images import image_from_base64, refuse_media
-from llmrun.server.protocols.reasoning import read_effort, read_reasoning, signature
-from llmrun.server.protocols.sampling import read_drafts, read_sampling, read_stop, schema_grammar
+from llmrun.server.protocols.reasoning import compacted, prefilled, read_effort, read_reasoning, signature
+from llmrun.server.protocols.sampling import (
+    read_drafts,
+    read_grammar_fields,
+    read_keep_seconds,
+    read_sampling,
+    read_stop,
+)
 from llmrun.server.protocols.tools import checked_tools, complete_calls, tool, tool_call, tool_name
 from llmrun.server.sse import EVENT_STREAM, PLACE, TextEvent, event
 
@@ -38,6 +42,7 @@ from llmrun.server.sse import EVENT_STREAM, PLACE, TextEvent, event
 _BILLING = re.compile(r"^x-anthropic-billing-header:[^\n]*\n*", re.MULTILINE)
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _MEDIA = frozenset({"audio", "container_upload"})
+_COMPACTION = "compaction"
 _DELTAS = {
     "thinking": ("thinking_delta", "thinking"),
     "text": ("text_delta", "text"),
@@ -62,7 +67,9 @@ def read(body: Mapping[str, Any]) -> CompletionRequest:
     if completion.request.limits.max_tokens is None:
         raise UsageError("max_tokens is missing", why="this protocol requires it")
     if completion.request.messages[-1].role == "assistant":
-        raise UsageError("the last message is the assistant's", why="the beginning of an answer can't be given")
+        has_calls = bool(completion.request.messages[-1].tool_calls)
+        why = "the results of its calls are missing" if has_calls else "there is no message before it"
+        raise UsageError("the last message is the assistant's", why=why)
     return completion
 
 
@@ -76,11 +83,10 @@ def read_count(body: Mapping[str, Any]) -> CompletionRequest:
     thinking, effort, budget = _thinking(fields)
     choice, parallel = _tool_choice(fields)
     request = AnswerRequest(
-        messages=(*_system(fields), *_messages(fields)),
+        **prefilled((*_system(fields), *_messages(fields))),
         limits=Limits(fields.whole("max_tokens", 1, MOST_TOKENS), read_stop(fields, "stop_sequences")),
-        grammar=_format(fields),
-        **read_reasoning(fields, effort, thinking),
-        thinking_tokens=budget,
+        grammar=read_grammar_fields(fields),
+        **{**read_reasoning(fields, effort, thinking), **({} if budget is None else {"thinking_tokens": budget})},
         tools=checked_tools((tool(each, "input_schema") for each in _functions(fields)), choice),
         tool_choice=choice,
         parallel_calls=parallel,
@@ -90,8 +96,9 @@ def read_count(body: Mapping[str, Any]) -> CompletionRequest:
         request,
         read_sampling(fields),
         stream=fields.flag("stream") is True,
+        keep_seconds=read_keep_seconds(fields),
         speculate=read_drafts(fields),
-        ignored=(*ignored_tools(fields, "custom"), *ignored_fields(fields, "mcp_servers", "container")),
+        ignored=fields.ignored,
     )
 
 
@@ -111,6 +118,8 @@ def _messages(fields: Fields) -> list[Message]:
     for message in fields.objects("messages"):
         role = message.needed_text("role")
         if role == "assistant":
+            if (summary := _summary(message)) is not None:
+                messages = [compacted(summary)]
             messages.append(_assistant(message))
             names.update((call.id, call.name) for call in messages[-1].tool_calls)
         else:
@@ -120,14 +129,24 @@ def _messages(fields: Fields) -> list[Message]:
     return messages
 
 
+def _summary(message: Fields) -> str | None:
+    """Return the summary that stands for the conversation before it; None without a compaction."""
+    texts = (block.text("content") for block in _blocks(message, "content") if block.text("type") == _COMPACTION)
+    return next((text for text in reversed(list(texts)) if text), None)
+
+
 def _assistant(message: Fields) -> Message:
     """Return a message of the model. Reasoning that another server has redacted is left out."""
     blocks = _blocks(message, "content")
+    ends = [index for index, block in enumerate(blocks) if block.text("type") == _COMPACTION and block.text("content")]
+    blocks = blocks[ends[-1] + 1 :] if ends else blocks
     thoughts = (block.needed_text("thinking") for block in blocks if block.text("type") == "thinking")
     calls = tuple(
         tool_call(block.text("id") or "", block, "input") for block in blocks if block.text("type") == "tool_use"
     )
-    return Message("assistant", _text(message, "content"), calls, reasoning="\n".join(thoughts))
+    text = _text(message, "content")
+    text = _joined(blocks) if ends else text
+    return Message("assistant", text, calls, reasoning="\n".join(thoughts))
 
 
 def _user(message: Fields, role: str, names: Mapping[str, str]) -> list[Message]:
@@ -160,10 +179,14 @@ def _result(block: Fields, names: Mapping[str, str]) -> Message:
 
 def _text(fields: Fields, key: str) -> str:
     """Return the text of a content: a string, or blocks."""
-    value = fields.data.get(key)
+    value = fields.value(key)
     if isinstance(value, str):
         return value
-    return "\n".join(text for block in _blocks(fields, key) if (text := _block_text(block)) is not None)
+    return _joined(_blocks(fields, key))
+
+
+def _joined(blocks: Iterable[Fields]) -> str:
+    return "\n".join(text for block in blocks if (text := _block_text(block)) is not None)
 
 
 def _block_text(block: Fields) -> str | None:
@@ -178,7 +201,7 @@ def _block_text(block: Fields) -> str | None:
 
 
 def _blocks(fields: Fields, key: str) -> list[Fields]:
-    if isinstance(fields.data.get(key), str):
+    if isinstance(fields.value(key), str):
         return []
     blocks = list(fields.objects(key))
     for block in blocks:
@@ -189,7 +212,11 @@ def _blocks(fields: Fields, key: str) -> list[Fields]:
 
 def _functions(fields: Fields) -> Iterable[Fields]:
     """Yield the client's own tools; tools of Anthropic's servers have other types."""
-    return (each for each in fields.objects("tools") if each.text("type") in (None, "custom"))
+    for each in fields.objects("tools"):
+        if each.text("type") in (None, "custom"):
+            yield each
+        else:
+            each.ignore_all()
 
 
 def _tool_choice(fields: Fields) -> tuple[str, bool]:
@@ -202,23 +229,13 @@ def _tool_choice(fields: Fields) -> tuple[str, bool]:
 
 def _thinking(fields: Fields) -> tuple[bool | None, str | None, int | None]:
     """Return whether the model reasons, its effort, and the limit of its reasoning in tokens."""
-    config = fields.object("thinking")
+    output, config = fields.object("output_config"), fields.object("thinking")
+    effort = read_effort(output, "effort") if output is not None else None
     if config is None:
-        return None, None, None
+        return None, effort, None
     kind = config.needed_text("type")
     is_enabled = {"enabled": True, "disabled": False}.get(kind)  # others leave it to the model
-    effort = read_effort(fields.object("output_config") or Fields({}), "effort")
     return is_enabled, effort, config.whole("budget_tokens", 0, MOST_TOKENS)
-
-
-def _format(fields: Fields) -> Grammar | None:
-    config = fields.object("output_config")
-    answer_format = config.object("format") if config is not None else None
-    answer_format = answer_format or fields.object("output_format")
-    if answer_format is None:
-        return None
-    answer_format.choice("type", "json_schema")
-    return schema_grammar(answer_format.data.get("schema", {}))
 
 
 # ---- answer

@@ -73,7 +73,11 @@ def _flattened(fields: Fields) -> Iterator[Fields]:
             namespace = tool_name(each)
             for inner in each.objects("tools"):
                 if inner.text("type") in _KINDS:
-                    yield Fields({**inner.data, "namespace": namespace}, inner.name("")[:-1])
+                    yield inner.extended(namespace=namespace)
+                else:
+                    inner.ignore_all()
+        else:
+            each.ignore_all()
 
 
 def _tool(each: Fields) -> Tool:

@@ -25,7 +25,7 @@ def anthropic_document(block: Fields) -> str:
     if kind == "text":
         return _titled(title, source.needed_text("data"))
     if kind == "content":
-        if isinstance(source.data.get("content"), str):
+        if isinstance(source.value("content"), str):
             return _titled(title, source.needed_text("content"))
         parts = (part.text("text") or "" for part in source.objects("content"))
         return _titled(title, "\n".join(filter(None, parts)))

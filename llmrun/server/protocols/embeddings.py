@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from llmrun.errors import UsageError
 from llmrun.model.embeddings import EmbedOptions, RankedDocument, Role, TextVectors
 from llmrun.server.protocols.fields import Fields
-from llmrun.server.protocols.ollama import read_keep_seconds
+from llmrun.server.protocols.sampling import read_keep_seconds
 
 _MOST_DIMENSIONS = 1 << 20
 _HIGHEST_TOKEN = 2**31 - 1
@@ -46,7 +46,9 @@ def read_openai(body: Mapping[str, Any]) -> EmbeddingRequest:
     kind = fields.choice("encoding_format", "float", "base64")
     texts, tokens = _texts_or_tokens(fields)
     options = EmbedOptions(_role(fields), dimensions=_dimensions(fields), truncate=bool(fields.flag("truncate")))
-    return EmbeddingRequest(fields.text("model") or "", texts, tokens, options, in_base64=kind == "base64")
+    return EmbeddingRequest(
+        fields.text("model") or "", texts, tokens, options, read_keep_seconds(fields), in_base64=kind == "base64"
+    )
 
 
 def _role(fields: Fields) -> Role | None:
@@ -60,7 +62,7 @@ def _dimensions(fields: Fields) -> int | None:
 
 def _texts_or_tokens(fields: Fields) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
     """Return the input: one or several texts, or the token ids of one or several texts."""
-    given = fields.data.get("input")
+    given = fields.value("input")
     if isinstance(given, str):
         return (given,), ()
     if not isinstance(given, list) or not given:
@@ -92,6 +94,16 @@ def openai_body(request: EmbeddingRequest, found: TextVectors, model: str) -> di
     }
 
 
+def read_native(body: Mapping[str, Any]) -> EmbeddingRequest:
+    """Return a request to llama-server's /embedding, whose input may be called `content`. Raises as read_openai()."""
+    return read_openai({**body, "input": body["content"]} if body.get("content") is not None else body)
+
+
+def native_body(request: EmbeddingRequest, found: TextVectors, model: str) -> list[dict[str, Any]]:
+    """Return the response of /embedding: each text has a list of vectors, here of one."""
+    return [{"index": index, "embedding": [row]} for index, row in enumerate(found.vectors.tolist())]
+
+
 def read_ollama(body: Mapping[str, Any]) -> EmbeddingRequest:
     """Return a request to /api/embed. Without input it only loads the model.
 
@@ -99,7 +111,7 @@ def read_ollama(body: Mapping[str, Any]) -> EmbeddingRequest:
         UsageError: a field is invalid.
     """
     fields = Fields(body)
-    given = fields.data.get("input")
+    given = fields.value("input")
     texts = (given,) if isinstance(given, str) else fields.texts("input")
     return _ollama(
         fields, texts, EmbedOptions(None, dimensions=_dimensions(fields), truncate=fields.flag("truncate") is not False)

@@ -1,10 +1,12 @@
 """Typed access to the fields of a JSON body, with error messages that name the field.
 
-Must not know the meaning of fields. A missing field and a null field are the same.
+Must not know the meaning of fields. A missing field and a null field are the same. What was read is recorded, so that
+the rest can be named to the client.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,6 +15,22 @@ from llmrun.errors import UsageError, require_within
 MOST_OBJECTS = 10_000
 """Maximum length of a list of objects. One message costs 0.1 ms even before its chat template is rendered."""
 _LARGEST = 1e300
+_INDEX = re.compile(r"\[\d+\]")
+_UNSAFE = re.compile(r"[^\x21-\x2b\x2d-\x7e]")  # in a header's list
+_LONGEST_WORD = 40  # characters of a name or kind in that list
+_NEUTRAL = frozenset({
+    "cache_control", "client_metadata", "id", "index", "metadata", "object", "prompt_cache_key", "safety_identifier",
+    "service_tier", "signature", "status", "user",
+})  # fmt: skip
+"""Names that ask for nothing: they identify a part, its sender or its state, or prefixes to cache, as all are."""
+
+
+class _Reading:
+    """The objects of a body that were opened, by place, with the keys that were read of each."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, tuple[Mapping[str, Any], set[str]]] = {}
+        self.ignored: list[str] = []
 
 
 class Fields:
@@ -25,14 +43,51 @@ class Fields:
     Every method raises a UsageError that names the field if its value has another type or is out of bounds.
     """
 
-    def __init__(self, data: Any, place: str = "") -> None:
+    def __init__(self, data: Any, place: str = "", reading: _Reading | None = None) -> None:
         if not isinstance(data, Mapping):
             raise UsageError(f"{place or 'the body'} must be an object, not {_kind(data)}")
         self.data, self._place = data, place
+        self._reading = _Reading() if reading is None else reading
+        self._read = self._reading.objects.setdefault(place, (data, set()))[1]
 
     def name(self, key: str) -> str:
         """Return the path of a field, e.g. "messages[2].role"."""
         return f"{self._place}.{key}" if self._place else key
+
+    def value(self, key: str) -> Any:
+        """Return the value of a field as it is."""
+        self._read.add(key)
+        return self.data.get(key)
+
+    def extended(self, **values: Any) -> Fields:
+        """Return the object with more fields."""
+        return Fields({**self.data, **values}, self._place, self._reading)
+
+    def ignore(self, key: str) -> None:
+        """Record that a field is not honoured, unless it has no value."""
+        if self.data.get(key):
+            self._reading.ignored.append(self.name(key))
+
+    def ignore_all(self) -> None:
+        """Record that nothing of the object is honoured; its type says what it is."""
+        self._read.update(self.data)
+        kind = self.data.get("type")
+        self._reading.ignored.append(f"{self.name('type')}={_word(kind)}" if isinstance(kind, str) else self._place)
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """The paths of what nobody has read of the whole body, e.g. "tools[8].type=web_search"; one of each kind."""
+        found = {_INDEX.sub("[]", path): path for path in reversed([*self._reading.ignored, *self._unread()])}
+        return tuple(reversed(found.values()))
+
+    def _unread(self) -> Iterator[str]:
+        for place, (data, read) in self._reading.objects.items():
+            kind = data.get("type")
+            unread = [key for key in data if key not in read and key not in _NEUTRAL and data[key]]
+            if unread and read == {"type"} and isinstance(kind, str):  # a block that no reader knows
+                yield f"{place}.type={_word(kind)}"
+            else:
+                yield from (f"{place}.{_word(key)}" if place else _word(key) for key in unread)
 
     def text(self, key: str) -> str | None:
         found: str | None = self._of(key, str, "a string")
@@ -51,7 +106,7 @@ class Fields:
 
     def number(self, key: str, low: float, high: float) -> float | None:
         """Return a number from low to high, both included."""
-        value = self.data.get(key)
+        value = self.value(key)
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -77,7 +132,7 @@ class Fields:
 
     def texts(self, key: str) -> tuple[str, ...]:
         """Return a list of strings; a single string is a list of one."""
-        value = self.data.get(key)
+        value = self.value(key)
         if value is None:
             return ()
         if isinstance(value, str):
@@ -94,8 +149,13 @@ class Fields:
         return tuple(values)
 
     def object(self, key: str) -> Fields | None:
-        value = self.data.get(key)
-        return None if value is None else Fields(value, self.name(key))
+        value = self.value(key)
+        return None if value is None else Fields(value, self.name(key), self._reading)
+
+    def mapping(self, key: str) -> Mapping[str, Any] | None:
+        """Return an object as a whole, whose keys are the client's own."""
+        found: Mapping[str, Any] | None = self._of(key, dict, "an object")
+        return found
 
     def list(self, key: str) -> list[Any]:
         """Return a list; empty if it is missing."""
@@ -107,13 +167,22 @@ class Fields:
         if len(values) > MOST_OBJECTS:
             raise UsageError(f"{self.name(key)} has {len(values):,} entries", why=f"the maximum is {MOST_OBJECTS:,}")
         for index, value in enumerate(values):
-            yield Fields(value, f"{self.name(key)}[{index}]")
+            yield Fields(value, f"{self.name(key)}[{index}]", self._reading)
 
     def _of(self, key: str, kind: type[Any], words: str) -> Any:
-        value = self.data.get(key)
+        value = self.value(key)
         if value is not None and not isinstance(value, kind):
             raise UsageError(f"{self.name(key)} must be {words}, not {_kind(value)}")
         return value
+
+
+def header_safe(path: str) -> str:
+    """Return a path for a header's list."""
+    return _UNSAFE.sub("?", path)
+
+
+def _word(text: str) -> str:
+    return header_safe(text[:_LONGEST_WORD])
 
 
 def _kind(value: Any) -> str:

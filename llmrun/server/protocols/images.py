@@ -23,8 +23,8 @@ def image_from_url(fields: Fields, key: str, at: int) -> Image:
     Raises:
         UsageError: it is another URL, or not an image.
     """
-    if isinstance(fields.data.get(key), dict):
-        fields, key = Fields(fields.data[key], fields.name(key)), "url"
+    if isinstance(fields.value(key), dict):
+        fields, key = fields.object(key) or fields, "url"
     url = fields.needed_text(key)
     found = _DATA_URL.match(url)
     if found is None:

@@ -17,7 +17,6 @@ from llmrun.server.answer_parts import (
     ReasoningText,
 )
 from llmrun.server.protocols.fields import Fields
-from llmrun.server.protocols.ignored import ignored_fields
 from llmrun.server.protocols.openai import completion_request, error_body
 from llmrun.server.protocols.openai_text import read_prompts
 from llmrun.server.protocols.sampling import read_grammar_fields, read_limits
@@ -59,10 +58,9 @@ def _options(fields: Fields) -> dict[str, Any]:
 
 
 def _request(fields: Fields, request: AnswerRequest) -> CompletionRequest:
-    if fields.data.get("n") not in (None, 1):
+    if fields.value("n") not in (None, 1):
         raise UsageError("n can't be used", why="an answer has one text here", hint="/v1/completions takes it")
-    ignored = ignored_fields(fields, "input_extra", "id_slot", "return_progress", "response_fields")
-    return completion_request(fields, request)._replace(ignored=ignored)
+    return completion_request(fields, request)
 
 
 class NativeWriter:

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from llmrun.errors import LlmrunError, UsageError
-from llmrun.grammar import Grammar
 from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS
 from llmrun.protocol.messages import AnswerRequest, Image, Message, TokenLogprob, Tool, ToolCall
 from llmrun.protocol.params import MOST_TOKENS, Limits
@@ -21,19 +20,21 @@ from llmrun.server.answer_parts import (
     Part,
     ReasoningText,
 )
-from llmrun.server.durations import read_duration
 from llmrun.server.protocols.fields import Fields
-from llmrun.server.protocols.ignored import ignored_fields
 from llmrun.server.protocols.images import image_from_base64
 from llmrun.server.protocols.ollama_models import unix_time
-from llmrun.server.protocols.reasoning import read_effort, read_reasoning
-from llmrun.server.protocols.sampling import ANY_OBJECT, read_drafts, read_sampling, read_stop, schema_grammar
+from llmrun.server.protocols.reasoning import prefilled, read_effort, read_reasoning
+from llmrun.server.protocols.sampling import (
+    read_drafts,
+    read_grammar_fields,
+    read_keep_seconds,
+    read_sampling,
+    read_stop,
+)
 from llmrun.server.protocols.tools import checked_tools, complete_calls, tool, tool_call
 from llmrun.server.sse import NDJSON, PLACE, TextEvent, line
 
 _MOST_CONTEXT = 2**27
-_MOST_SECONDS = 10 * 365 * 86_400
-_FOR_EVER = -1.0
 
 
 # ---- request
@@ -48,7 +49,8 @@ def read_chat(body: Mapping[str, Any]) -> CompletionRequest:
     fields = Fields(body)
     messages = tuple(_message(item) for item in fields.objects("messages"))
     tools = checked_tools(map(_tool, fields.objects("tools")), "auto")
-    return _completion_request(fields, AnswerRequest(messages, tools=tools))
+    request = AnswerRequest(**prefilled(messages), tools=tools) if messages else AnswerRequest(tools=tools)
+    return _completion_request(fields, request)
 
 
 def read_generate(body: Mapping[str, Any]) -> CompletionRequest:
@@ -76,14 +78,15 @@ def read_generate(body: Mapping[str, Any]) -> CompletionRequest:
 
 def _completion_request(fields: Fields, request: AnswerRequest) -> CompletionRequest:
     options = fields.object("options") or Fields({}, "options")
-    options.whole("num_ctx", 1, _MOST_CONTEXT)  # many clients always send one; the context window is the server's --ctx
+    options.whole("num_ctx", 1, _MOST_CONTEXT)
+    options.ignore("num_ctx")  # many clients always send one; the context window is the server's --ctx
     max_tokens = options.whole("num_predict", -2, MOST_TOKENS) or 0  # -1 and -2: no limit
     return CompletionRequest(
         model=fields.text("model") or fields.text("name") or "",
         request=replace(
             request,
             limits=Limits(max_tokens if max_tokens > 0 else None, read_stop(options, "stop")),
-            grammar=_format(fields),
+            grammar=read_grammar_fields(fields),
             **_thinking(fields),
             logprobs=_logprobs(fields),
         ),
@@ -91,7 +94,7 @@ def _completion_request(fields: Fields, request: AnswerRequest) -> CompletionReq
         stream=fields.flag("stream") is not False,
         keep_seconds=read_keep_seconds(fields),
         speculate=read_drafts(options),
-        ignored=(*ignored_fields(options, "num_ctx"), *ignored_fields(fields, "context")),
+        ignored=fields.ignored,
     )
 
 
@@ -112,22 +115,12 @@ def _images(fields: Fields) -> tuple[Image, ...]:
 
 
 def _tool(fields: Fields) -> Tool:
+    fields.choice("type", "function")
     return tool(fields.object("function") or fields, "parameters")
 
 
-def _format(fields: Fields) -> Grammar | None:
-    answer_format = fields.data.get("format")
-    if answer_format in (None, ""):
-        return None
-    if answer_format == "json":
-        return ANY_OBJECT
-    if not isinstance(answer_format, Mapping):
-        raise UsageError("invalid format", why='must be "json" or a JSON schema')
-    return schema_grammar(answer_format)
-
-
 def _thinking(fields: Fields) -> dict[str, Any]:
-    if isinstance(fields.data.get("think"), str):
+    if isinstance(fields.value("think"), str):
         return read_reasoning(fields, read_effort(fields, "think"))  # for newer models
     return read_reasoning(fields, thinking=fields.flag("think"))
 
@@ -135,28 +128,6 @@ def _thinking(fields: Fields) -> dict[str, Any]:
 def _logprobs(fields: Fields) -> int | None:
     top = fields.whole("top_logprobs", 0, MOST_TOP_LOGPROBS) or 0
     return top if fields.flag("logprobs") else None
-
-
-def read_keep_seconds(fields: Fields) -> float | None:
-    """Return keep_alive, given in seconds or as a Go duration; below 0 is for ever.
-
-    Raises:
-        UsageError: it is neither.
-    """
-    value = fields.data.get("keep_alive")
-    seconds = _duration(value) if isinstance(value, str) else fields.number("keep_alive", -_MOST_SECONDS, _MOST_SECONDS)
-    if seconds is None:
-        return None
-    if not abs(seconds) <= _MOST_SECONDS:
-        raise UsageError("invalid keep_alive", why="must be at most ten years")
-    return seconds if seconds >= 0 else _FOR_EVER
-
-
-def _duration(text: str) -> float:
-    seconds = read_duration(text)
-    if seconds is None:
-        raise UsageError(f"invalid keep_alive {text[:80]!r}", why='must be seconds, or a duration like "5m" or "1h30m"')
-    return seconds
 
 
 # ---- answer

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from llmrun.errors import LlmrunError
+from llmrun.errors import ContextOverflowError, LlmrunError
 from llmrun.protocol.logprobs import logprob_entries
 from llmrun.protocol.messages import AnswerRequest, Image, TokenLogprob
 from llmrun.server import sse
@@ -14,10 +14,21 @@ from llmrun.server.answer_parts import AccumulatedAnswer, CompletionRequest, Env
 from llmrun.server.protocols.documents import openai_file
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.images import image_from_url, refuse_media
-from llmrun.server.protocols.sampling import MOST_ANSWERS, read_adapters, read_drafts, read_sampling
+from llmrun.server.protocols.sampling import (
+    MOST_ANSWERS,
+    read_adapters,
+    read_drafts,
+    read_keep_seconds,
+    read_sampling,
+)
 
 _CODES = {"context-overflow": "context_length_exceeded", "model-not-found": "model_not_found"}
 """Our error codes that clients know by another name."""
+_OVERFLOW = (
+    "This model's maximum context length is {limit} tokens. However, your messages resulted in {length} tokens. "
+    "Please reduce the length of the messages."
+)
+"""OpenAI's sentence: clients look for it, and shorten the conversation."""
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 
 _TEXTS = frozenset({"text", "input_text", "output_text", "refusal"})
@@ -29,9 +40,15 @@ _FINISH_REASONS = {"length": "length", "tool_calls": "tool_calls"}
 
 
 def error_body(error: LlmrunError, status: int) -> dict[str, Any]:
-    message = f"{error}; {error.hint}" if error.hint else str(error)
+    message, counts = str(error), dict[str, int]()
+    if isinstance(error, ContextOverflowError) and error.size is not None:
+        length, limit = error.size
+        message = _OVERFLOW.format(length=length, limit=limit)
+        counts = {"n_prompt_tokens": length, "n_ctx": limit}  # as llama-server names them
+    message = f"{message}; {error.hint}" if error.hint else message
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return {"error": {"message": message, "type": kind, "param": None, "code": _CODES.get(error.code, error.code)}}
+    code = _CODES.get(error.code, error.code)
+    return {"error": {"message": message, "type": kind, "param": None, "code": code, **counts}}
 
 
 def content(fields: Fields, key: str) -> tuple[str, tuple[Image, ...]]:
@@ -40,7 +57,7 @@ def content(fields: Fields, key: str) -> tuple[str, tuple[Image, ...]]:
     Raises:
         UsageError: it contains something else.
     """
-    value = fields.data.get(key)
+    value = fields.value(key)
     if value is None or isinstance(value, str):
         return value or "", ()
     text, images = "", list[Image]()
@@ -84,18 +101,26 @@ def logprobs(tokens: Iterable[TokenLogprob]) -> dict[str, Any]:
 
 def completion_request(fields: Fields, request: AnswerRequest) -> CompletionRequest:
     """Add the fields that both kinds of completions have."""
-    return CompletionRequest(
+    completion = CompletionRequest(
         fields.text("model") or "",
         replace(request, adapters=read_adapters(fields)),
         read_sampling(fields),
         n=_n_answers(fields),
         stream=bool(fields.flag("stream")),
+        keep_seconds=read_keep_seconds(fields),
         speculate=read_drafts(fields),
     )
+    _includes_usage(fields)
+    return completion._replace(ignored=fields.ignored)
 
 
 def _n_answers(fields: Fields) -> int:
     return fields.whole("n", 1, MOST_ANSWERS) or 1
+
+
+def _includes_usage(fields: Fields) -> bool:
+    options = fields.object("stream_options")
+    return options is not None and bool(options.flag("include_usage"))
 
 
 class CompletionWriter:
@@ -105,8 +130,7 @@ class CompletionWriter:
 
     def __init__(self, body: Mapping[str, Any], envelope: Envelope) -> None:
         fields = Fields(body)
-        options = fields.object("stream_options")
-        self._has_usage = options is not None and bool(options.flag("include_usage"))
+        self._has_usage = _includes_usage(fields)
         self._envelope = envelope
         self._n = _n_answers(fields)
         self._answers = [AccumulatedAnswer() for _ in range(self._n * self._count_prompts(fields))]
@@ -124,8 +148,8 @@ class CompletionWriter:
         return sse.event({**self._head(kind), "choices": [], "usage": self._usage()}) + sse.DONE
 
     def _head(self, kind: str) -> dict[str, Any]:
-        answer_id, created, model = self._envelope
-        return {"id": answer_id, "object": kind, "created": created, "model": model}
+        envelope = self._envelope
+        return {"id": envelope.id, "object": kind, "created": envelope.created, "model": envelope.model}
 
     def _usage(self) -> dict[str, Any]:
         prompt_tokens = cached_tokens = 0

@@ -7,8 +7,7 @@ from typing import Any
 
 from llmrun.errors import UsageError
 from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS
-from llmrun.protocol.messages import AnswerRequest, Message, TokenLogprob, Tool
-from llmrun.protocol.params import MOST_TOKENS
+from llmrun.protocol.messages import AnswerRequest, Message, TokenLogprob, Tool, ToolCall
 from llmrun.server import sse
 from llmrun.server.answer_parts import (
     AccumulatedAnswer,
@@ -22,7 +21,6 @@ from llmrun.server.answer_parts import (
     ResponseStarted,
 )
 from llmrun.server.protocols.fields import Fields
-from llmrun.server.protocols.ignored import ignored_fields, ignored_tools
 from llmrun.server.protocols.openai import (
     CompletionWriter,
     completion_request,
@@ -31,7 +29,7 @@ from llmrun.server.protocols.openai import (
     finish_reason,
     logprobs,
 )
-from llmrun.server.protocols.reasoning import read_effort, read_reasoning
+from llmrun.server.protocols.reasoning import prefilled, read_openrouter_reasoning
 from llmrun.server.protocols.sampling import read_grammar_fields, read_limits
 from llmrun.server.protocols.tools import checked_tools, complete_calls, tool, tool_call, tool_name
 
@@ -50,11 +48,10 @@ def read(body: Mapping[str, Any]) -> CompletionRequest:
     fields = Fields(body)
     choice, allowed = _tool_choice(fields)
     request = AnswerRequest(
-        messages=_messages(fields),
+        **_conversation(fields),
         limits=read_limits(fields, "max_completion_tokens", "max_tokens", "n_predict"),
         grammar=read_grammar_fields(fields),
-        **read_reasoning(fields, read_effort(fields, "reasoning_effort")),
-        thinking_tokens=fields.whole("thinking_tokens", 0, MOST_TOKENS),
+        **read_openrouter_reasoning(fields),
         stops_repeats=bool(fields.flag("stops_repeats")),
         logprobs=_logprobs(fields),
         salt=fields.text("cache_salt") or "",
@@ -62,8 +59,21 @@ def read(body: Mapping[str, Any]) -> CompletionRequest:
         tool_choice=choice,
         parallel_calls=fields.flag("parallel_tool_calls") is not False,
     )
-    ignored = (*ignored_tools(fields, "function"), *ignored_fields(fields, "functions", "function_call", "audio"))
-    return completion_request(fields, request)._replace(ignored=ignored)
+    return completion_request(fields, request)
+
+
+def _conversation(fields: Fields) -> dict[str, Any]:
+    """Return the conversation; a last message of the assistant is continued, unless the client wants another one."""
+    messages, continues = _messages(fields), fields.value("continue_final_message")
+    if continues not in (None, True, False, "content", "reasoning_content"):  # the texts are llama-server's
+        raise UsageError(f"{fields.name('continue_final_message')} must be true or false")
+    new_message = fields.flag("add_generation_prompt")
+    if continues and new_message:
+        raise UsageError("add_generation_prompt and continue_final_message exclude each other")
+    if continues and (messages[-1].role != "assistant" or messages[-1].tool_calls):
+        why = "the last message is not a text of the assistant"
+        raise UsageError("continue_final_message can't be used here", why=why)
+    return {"messages": messages} if continues is False or (continues is None and new_message) else prefilled(messages)
 
 
 def _messages(fields: Fields) -> tuple[Message, ...]:
@@ -72,7 +82,7 @@ def _messages(fields: Fields) -> tuple[Message, ...]:
     messages: list[Message] = []
     for message in fields.objects("messages"):
         role = message.needed_text("role")
-        calls = tuple(tool_call(each.text("id") or "", _function(each)) for each in message.objects("tool_calls"))
+        calls = tuple(_call(each) for each in message.objects("tool_calls"))
         names.update((call.id, call.name) for call in calls)
         call_id = message.text("tool_call_id") or ""
         name = names.get(call_id, message.text("name") or "") if role == "tool" else ""
@@ -84,6 +94,11 @@ def _messages(fields: Fields) -> tuple[Message, ...]:
     return tuple(messages)
 
 
+def _call(fields: Fields) -> ToolCall:
+    fields.text("type")
+    return tool_call(fields.text("id") or "", _function(fields))
+
+
 def _function(fields: Fields) -> Fields:
     found = fields.object("function")
     if found is None:
@@ -93,16 +108,18 @@ def _function(fields: Fields) -> Fields:
 
 def _tools(fields: Fields) -> Iterator[Tool]:
     """Yield the tools that are functions; all others need OpenAI's servers."""
-    functions = (_function(each) for each in fields.objects("tools") if each.text("type") in (None, "function"))
-    return (tool(each, "parameters") for each in functions)
+    for each in fields.objects("tools"):
+        if each.text("type") in (None, "function"):
+            yield tool(_function(each), "parameters")
+        else:
+            each.ignore_all()
 
 
 def _tool_choice(fields: Fields) -> tuple[str, frozenset[str] | None]:
     """Return AnswerRequest.tool_choice, and the names of the allowed tools; None allows all."""
-    value = fields.data.get("tool_choice")
-    if not isinstance(value, Mapping):
+    chosen = fields.object("tool_choice") if isinstance(fields.data.get("tool_choice"), Mapping) else None
+    if chosen is None:
         return fields.choice("tool_choice", "auto", "none", "required") or "auto", None
-    chosen = Fields(value, fields.name("tool_choice"))
     if chosen.text("type") == "allowed_tools":
         group = chosen.object("allowed_tools") or chosen
         names = frozenset(tool_name(_function(each)) for each in group.objects("tools"))

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from llmrun.errors import LlmrunError, UsageError
-from llmrun.grammar import Grammar
 from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS
 from llmrun.protocol.messages import AnswerRequest, Message, Stats, ToolCall
 from llmrun.server.answer_parts import (
@@ -23,15 +22,14 @@ from llmrun.server.answer_parts import (
 )
 from llmrun.server.protocols.client_tools import ClientTool, client_tools, custom_input, flat_name, read_tools
 from llmrun.server.protocols.fields import Fields
-from llmrun.server.protocols.ignored import ignored_fields, ignored_tools
 from llmrun.server.protocols.openai import content, error_body, logprobs
-from llmrun.server.protocols.reasoning import read_effort, read_reasoning
+from llmrun.server.protocols.reasoning import compacted, read_openrouter_reasoning
 from llmrun.server.protocols.sampling import (
-    ANY_OBJECT,
     read_drafts,
+    read_grammar_fields,
+    read_keep_seconds,
     read_limits,
     read_sampling,
-    schema_grammar,
 )
 from llmrun.server.protocols.tools import TEXT_ARGUMENT, as_json, checked_tools, tool_call
 from llmrun.server.sse import EVENT_STREAM, event
@@ -48,7 +46,6 @@ _COMPACT = (
     "questions and the state of the work. Write only the summary."
 )
 _MOST_SUMMARY = 2048  # tokens
-_COMPACTED = "Summary of the conversation so far:"
 _ECHOED = (
     "instructions", "max_output_tokens", "metadata", "previous_response_id", "prompt_cache_key", "reasoning",
     "temperature", "text", "top_logprobs", "top_p", "truncation", "user",
@@ -70,26 +67,32 @@ def read(body: Mapping[str, Any]) -> CompletionRequest:
     """
     fields = Fields(body)
     for name in ("conversation", "prompt"):
-        if fields.data.get(name) is not None:
+        if fields.value(name) is not None:
             hint = "previous_response_id, or the whole conversation"
             raise UsageError(f"{name} can't be used", why="it is stored at OpenAI", hint=hint)
     choice, allowed = _tool_choice(fields)
     request = AnswerRequest(
         messages=_messages(fields),
         limits=read_limits(fields, "max_output_tokens"),
-        grammar=_format(fields),
-        **read_reasoning(fields, read_effort(fields.object("reasoning") or Fields({}), "effort")),
+        grammar=read_grammar_fields(fields),
+        **read_openrouter_reasoning(fields),
         logprobs=_logprobs(fields),
         salt=fields.text("cache_salt") or "",
         tools=checked_tools((each for each in read_tools(fields) if allowed is None or each.name in allowed), choice),
         tool_choice=choice,
         parallel_calls=fields.flag("parallel_tool_calls") is not False,
     )
-    stream = fields.flag("stream") is True
-    name, drafts = fields.text("model") or "", read_drafts(fields)
-    ignored = (*ignored_tools(fields, *_KINDS, "namespace"), *ignored_fields(fields, "background"))
-    sampling = read_sampling(fields)
-    return CompletionRequest(name, request, sampling, stream=stream, speculate=drafts, ignored=ignored)
+    completion = CompletionRequest(
+        fields.text("model") or "",
+        request,
+        read_sampling(fields),
+        stream=fields.flag("stream") is True,
+        keep_seconds=read_keep_seconds(fields),
+        speculate=read_drafts(fields),
+    )
+    for name in ("store", "previous_response_id"):  # see ResponseStore
+        fields.value(name)
+    return completion._replace(ignored=fields.ignored)
 
 
 def read_compact(body: Mapping[str, Any]) -> CompletionRequest:
@@ -105,7 +108,7 @@ def read_compact(body: Mapping[str, Any]) -> CompletionRequest:
 def _messages(fields: Fields) -> tuple[Message, ...]:
     """Return the conversation; everything before the first message of another role is joined to one system prompt."""
     messages = [Message("system", fields.text("instructions") or "")]
-    if isinstance(fields.data.get("input"), str):
+    if isinstance(fields.value("input"), str):
         messages.append(Message("user", fields.needed_text("input")))
     else:
         names: dict[str, str] = {}
@@ -142,8 +145,10 @@ def _add(messages: list[Message], item: Fields, names: dict[str, str]) -> None:
     elif kind == "reasoning":
         if reasoning := _reasoning(item):
             messages.append(Message("assistant", "", reasoning=reasoning))
-    elif kind in ("compaction", "compaction_summary"):
-        messages.append(Message("user", f"{_COMPACTED}\n{item.needed_text('encrypted_content')}"))
+    elif kind not in ("compaction", "compaction_summary"):
+        item.ignore_all()
+    else:
+        messages.append(compacted(item.needed_text("encrypted_content")))
 
 
 def _has_only_reasoning(message: Message) -> bool:
@@ -166,10 +171,9 @@ def _call(item: Fields) -> ToolCall:
 
 def _tool_choice(fields: Fields) -> tuple[str, frozenset[str] | None]:
     """Return AnswerRequest.tool_choice, and the names of the allowed tools; None allows all."""
-    value = fields.data.get("tool_choice")
-    if not isinstance(value, Mapping):
+    chosen = fields.object("tool_choice") if isinstance(fields.data.get("tool_choice"), Mapping) else None
+    if chosen is None:
         return fields.choice("tool_choice", "auto", "none", "required") or "auto", None
-    chosen = Fields(value, fields.name("tool_choice"))
     kind = chosen.needed_text("type")
     if kind in _KINDS:
         return f"={flat_name(chosen)}", None
@@ -177,15 +181,6 @@ def _tool_choice(fields: Fields) -> tuple[str, frozenset[str] | None]:
         allowed = [each for each in chosen.objects("tools") if each.text("type") in _KINDS]
         return chosen.choice("mode", "auto", "required") or "auto", frozenset(map(flat_name, allowed))
     return "auto", None
-
-
-def _format(fields: Fields) -> Grammar | None:
-    text = fields.object("text")
-    text_format = text.object("format") if text is not None else None
-    kind = text_format.choice("type", "text", "json_object", "json_schema") if text_format is not None else None
-    if text_format is None or kind in (None, "text"):
-        return None
-    return ANY_OBJECT if kind == "json_object" else schema_grammar(text_format.data.get("schema", {}))
 
 
 def _logprobs(fields: Fields) -> int | None:

@@ -13,7 +13,6 @@ from llmrun.protocol.messages import AnswerRequest, TokenLogprob
 from llmrun.server import sse
 from llmrun.server.answer_parts import AnswerText, CompletionRequest, Envelope, Part, ReasoningText, ResponseFinished
 from llmrun.server.protocols.fields import Fields
-from llmrun.server.protocols.ignored import ignored_fields
 from llmrun.server.protocols.openai import CompletionWriter, completion_request, error_body, finish_reason
 from llmrun.server.protocols.sampling import read_grammar_fields, read_limits
 
@@ -46,10 +45,12 @@ def read(body: Mapping[str, Any]) -> CompletionRequest:
         for prompt in read_prompts(fields)
     )
     _check(fields, (first, *others))
+    if fields.whole("best_of", 0, 2**31) not in (None, 1):
+        fields.ignore("best_of")
     completion = completion_request(fields, first)
     return completion._replace(
         others=tuple(replace(each, adapters=completion.request.adapters) for each in others),
-        ignored=ignored_fields(fields, "best_of") if fields.data.get("best_of") != 1 else (),
+        scores_prompts=fields.flag("echo") is True and (first.logprobs is not None or bool(first.prompt_tokens)),
     )
 
 
@@ -59,7 +60,7 @@ def read_prompts(fields: Fields) -> list[str | tuple[int, ...]]:
     Raises:
         UsageError: there is none, or too many, or one is something else.
     """
-    value = fields.data.get("prompt")
+    value = fields.value("prompt")
     several = value if isinstance(value, list) and value and type(value[0]) is not int else [value]
     prompts: list[str | tuple[int, ...]] = [
         each if isinstance(each, str) else Fields({"prompt": each}).wholes("prompt", 0, HIGHEST_TOKEN)
@@ -75,26 +76,28 @@ def read_prompts(fields: Fields) -> list[str | tuple[int, ...]]:
 def _check(fields: Fields, requests: Sequence[AnswerRequest]) -> None:
     """Raise UsageError for fields that would mislead if they were ignored."""
     has_tokens = any(each.prompt_tokens for each in requests)
-    if fields.flag("echo") and (has_tokens or requests[0].logprobs is not None):
-        why = "the text of token ids is not known here" if has_tokens else "those of a prompt are not computed"
-        name = "token ids" if has_tokens else "log-probabilities"
-        raise UsageError(f"echo can't be used with {name}", why=why, hint="leave echo out")
+    if fields.flag("echo") and requests[0].suffix is not None and requests[0].logprobs is not None:
+        raise UsageError("echo with log-probabilities can't be used with a suffix", hint="leave one of them out")
     if requests[0].suffix is not None and has_tokens:
         raise UsageError("suffix can't be used with token ids", hint="give the prompt as text")
 
 
 class TextOffsets:
-    """The places of an answer's tokens in its text, in characters."""
+    """The places of tokens in a text, in characters.
 
-    def __init__(self) -> None:
+    Args:
+        n_before: characters of the first tokens that are not in the text: of the begin-of-sequence token.
+    """
+
+    def __init__(self, n_before: int = 0) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a token may be a part of a character
-        self._n_characters = 0
+        self._n_characters = -n_before
 
     def logprobs(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
         """Return the log-probabilities of the next tokens, in the form of OpenAI's older protocol."""
         offsets = []
         for token in tokens:
-            offsets.append(self._n_characters)
+            offsets.append(max(self._n_characters, 0))
             self._n_characters += len(self._decoder.decode(bytes(token.bytes)))
         return {
             "tokens": [token.text for token in tokens],
@@ -102,6 +105,12 @@ class TextOffsets:
             "top_logprobs": [{text: logprob for text, _, logprob in token.top} for token in tokens],
             "text_offset": offsets,
         }
+
+    def prompt_logprobs(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+        """Return the log-probabilities of a prompt's tokens, the first of which nothing predicts."""
+        found = self.logprobs(tokens)
+        found["token_logprobs"][:1] = found["top_logprobs"][:1] = [None]
+        return found
 
 
 class TextWriter(CompletionWriter):
@@ -111,8 +120,12 @@ class TextWriter(CompletionWriter):
         super().__init__(body, envelope)
         fields = Fields(body)
         prompts = read_prompts(fields) if fields.flag("echo") else []
-        self._echoes = [str(prompt) for prompt in prompts for _ in range(self._n)] or [""] * len(self._answers)
-        self._offsets = [TextOffsets() for _ in self._answers]
+        scored = list(map(_text, envelope.prompts)) or [""] * len(prompts)
+        texts = [each if isinstance(each, str) else text for each, text in zip(prompts, scored, strict=True)]
+        self._echoes = [text for text in texts for _ in range(self._n)] or [""] * len(self._answers)
+        self._n_before = [max(len(text) - len(echo), 0) for text, echo in zip(scored, texts, strict=True)]
+        self._has_logprobs = fields.data.get("logprobs") is not None
+        self._offsets = [self._new_offsets(index) for index in range(len(self._answers))]
         self._texts = [sse.TextEvent(self._chunk(index, sse.PLACE)) for index in range(len(self._answers))]
 
     def _count_prompts(self, fields: Fields) -> int:
@@ -122,7 +135,7 @@ class TextWriter(CompletionWriter):
         """Return the prompts, if the client wants them repeated; otherwise a comment, since there is nothing to say."""
         if not any(self._echoes):
             return sse.COMMENT
-        return b"".join(self._chunk(index, echo) for index, echo in enumerate(self._echoes))
+        return b"".join(self._chunk(index, echo, is_prompt=True) for index, echo in enumerate(self._echoes))
 
     def feed(self, part: Part) -> bytes:
         if isinstance(part, ReasoningText):  # plain text without a template
@@ -138,19 +151,36 @@ class TextWriter(CompletionWriter):
         return self._end(_KIND)
 
     def whole(self) -> dict[str, Any]:
-        choices = [
-            self._choice(index, self._echoes[index] + answer.text, answer.logprobs, TextOffsets())
-            for index, answer in enumerate(self._answers)
-        ]
+        choices = []
+        for index, answer in enumerate(self._answers):
+            offsets = self._new_offsets(index)
+            prompt, own = self._prompt_logprobs(index, offsets), offsets.logprobs(answer.logprobs)
+            joined = {name: [*prompt.get(name, ()), *values] for name, values in own.items()}
+            has_logprobs = bool(prompt or answer.logprobs)
+            choices.append(self._choice(index, self._echoes[index] + answer.text, joined if has_logprobs else None))
         return {**self._head(_KIND), "choices": choices, "usage": self._usage()}
 
-    def _chunk(self, index: int, text: str, tokens: Sequence[TokenLogprob] = ()) -> bytes:
-        data = {**self._head(_KIND), "choices": [self._choice(index, text, tokens, self._offsets[index])]}
+    def _new_offsets(self, index: int) -> TextOffsets:
+        return TextOffsets(self._n_before[index // self._n] if self._n_before else 0)
+
+    def _prompt_logprobs(self, index: int, offsets: TextOffsets) -> dict[str, Any]:
+        """Return the log-probabilities of the prompt of an answer, none if they were not requested."""
+        prompts = self._envelope.prompts if self._has_logprobs else ()
+        return offsets.prompt_logprobs(prompts[index // self._n]) if prompts else {}
+
+    def _chunk(self, index: int, text: str, tokens: Sequence[TokenLogprob] = (), *, is_prompt: bool = False) -> bytes:
+        offsets = self._offsets[index]
+        logprobs = self._prompt_logprobs(index, offsets) if is_prompt else offsets.logprobs(tokens) if tokens else None
+        data = {**self._head(_KIND), "choices": [self._choice(index, text, logprobs or None)]}
         return sse.event({**data, "usage": None} if self._has_usage else data)
 
-    def _choice(self, index: int, text: str, tokens: Sequence[TokenLogprob], offsets: TextOffsets) -> dict[str, Any]:
-        logprobs, reason = offsets.logprobs(tokens) if tokens else None, finish_reason(self._answers[index])
+    def _choice(self, index: int, text: str, logprobs: dict[str, Any] | None) -> dict[str, Any]:
+        reason = finish_reason(self._answers[index])
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+
+def _text(tokens: Sequence[TokenLogprob]) -> str:
+    return b"".join(bytes(token.bytes) for token in tokens).decode("utf-8", "replace")
 
 
 writer = TextWriter

@@ -1,9 +1,10 @@
-"""Fields for sampling, limits, drafts, adapters and grammars: OpenAI's, llama.cpp's and our own."""
+"""Fields that protocols share: sampling, limits, drafts, adapters, grammars, keep_alive."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator, Mapping
 from itertools import starmap
 from typing import Any
 
@@ -12,7 +13,9 @@ from llmrun.grammar import Grammar, read_grammar, read_json_schema
 from llmrun.models.adapters import LARGEST_SCALE
 from llmrun.planning.speculation import read_speculate
 from llmrun.protocol.adapters import AdapterScale
+from llmrun.protocol.codec import load_json
 from llmrun.protocol.params import BOUNDS, MOST_TOKENS, STEPS, Limits, check_limits, check_parameter
+from llmrun.server.durations import read_duration
 from llmrun.server.protocols.fields import Fields
 
 MOST_ANSWERS = 16  # to one prompt
@@ -21,6 +24,8 @@ _MOST_BREAKERS = 64
 _LARGEST_BIAS = 1e6
 _LONGEST_GRAMMAR = 256 * 1024
 _MOST_ADAPTERS = 1024
+_MOST_SECONDS = 10 * 365 * 86_400
+_FOR_EVER = -1.0
 
 # Names of our parameters in other servers.
 _ALIASES = {
@@ -29,8 +34,22 @@ _ALIASES = {
     "dynatemp_exponent": "temperature_exponent",
     "repetition_penalty": "repeat_penalty",
     "dry_sequence_breakers": "dry_breakers",
+    "dry_penalty_last_n": "dry_last_n",
     "samplers": "order",
 }
+_TYPES = ("text", "json_object", "json_schema")
+_OLLAMA = "format"  # a schema itself, unless it has one of these types
+_FORMATS = (
+    ("response_format",),  # OpenAI's completions
+    ("text", "format"),  # OpenAI's responses
+    (_OLLAMA,),
+    ("output_config", "format"),  # Anthropic
+    ("output_format",),
+    ("guided_json",),  # vLLM
+    ("structured_outputs", "json"),
+)
+"""Fields with a schema of the answer."""
+_SCHEMAS = ("guided_json", "json")  # always a schema itself
 ANY_OBJECT = Grammar("json_schema", '{"type": "object"}')
 """The grammar of JSON without a schema."""
 
@@ -71,7 +90,7 @@ def _few(body: Fields, key: str, limit: int) -> tuple[str, ...]:
 
 def _biases(body: Fields, key: str) -> tuple[tuple[int, float], ...]:
     """Read OpenAI's {"token id": bias}, or llama.cpp's [[token id, bias], ...], in which false bans a token."""
-    value = body.data[key]
+    value = body.value(key)
     pairs = list(value.items()) if isinstance(value, dict) else value
     invalid = UsageError(f"{body.name(key)} must be an object of token ids and numbers")
     if not isinstance(pairs, list) or len(pairs) > _MOST_BIASES:
@@ -95,7 +114,7 @@ def read_drafts(body: Fields) -> int | None:
     Raises:
         UsageError: it is neither "auto", "off" nor a number.
     """
-    value = body.data.get("speculate")
+    value = body.value("speculate")
     return None if value is None else read_speculate(value, body.name("speculate"))
 
 
@@ -105,7 +124,7 @@ def read_adapters(body: Fields) -> tuple[AdapterScale, ...] | None:
     Raises:
         UsageError: it is invalid, or names an adapter twice.
     """
-    if body.data.get("lora") is None:
+    if body.value("lora") is None:
         return None
     found: dict[int, float] = {}
     for each in body.objects("lora"):
@@ -145,35 +164,64 @@ def read_stop(body: Fields, key: str) -> tuple[str, ...]:
 
 
 def read_grammar_fields(body: Fields) -> Grammar | None:
-    """Return the grammar of the answer: response_format, or llama.cpp's json_schema or grammar.
+    """Return the grammar of the answer. A schema is taken under the name that any protocol has for it.
 
     Raises:
         UsageError: a field has the wrong type, or there are two of them.
         BadGrammarError: the grammar or the schema is invalid or too complex.
     """
-    found = [each for each in (_response_format(body), _json_schema(body), _grammar(body)) if each is not None]
+    found = {name: grammar for name, grammar in _grammars(body) if grammar is not None}
     if len(found) > 1:
-        raise UsageError("response_format, json_schema and grammar exclude each other")
-    return found[0] if found else None
+        raise UsageError(f"{' and '.join(found)} exclude each other")
+    return next(iter(found.values()), None)
 
 
-def _response_format(body: Fields) -> Grammar | None:
-    response_format = body.object("response_format")
-    if response_format is None:
-        return None
-    kind = response_format.choice("type", "text", "json_object", "json_schema")
+def _grammars(body: Fields) -> Iterator[tuple[str, Grammar | None]]:
+    yield "grammar", _grammar(body)
+    yield "json_schema", _json_schema(body, "json_schema")
+    for path in _FORMATS:
+        *holders, key = path
+        fields: Fields | None = body
+        for holder in holders:
+            fields = fields.object(holder) if fields is not None else None
+        if fields is not None and fields.data.get(key) not in (None, ""):
+            yield fields.name(key), _answer_format(fields, key)
+
+
+def _answer_format(fields: Fields, key: str) -> Grammar | None:
+    """Return the grammar of "json", a schema, or an object with a schema and the type that protocols give it."""
+    value = fields.value(key)
+    if value == "json":
+        return ANY_OBJECT
+    if key in _SCHEMAS:
+        return _json_schema(fields, key)
+    if not isinstance(value, Mapping):
+        raise UsageError(f"invalid {fields.name(key)}", why='must be an object, a JSON schema or "json"')
+    if fields.name(key) == _OLLAMA and value.get("type") not in _TYPES:
+        return _json_schema(fields, key)
+    wrapper = fields.object(key)
+    assert wrapper is not None
+    kind = wrapper.choice("type", *_TYPES)
+    inner = wrapper.object("json_schema") or wrapper
+    schema = inner.value("schema")
     if kind == "json_schema":
-        inner = response_format.object("json_schema")
-        if inner is None:
-            raise UsageError(f"{response_format.name('json_schema')} is missing")
-        return schema_grammar(inner.data.get("schema", {}))
+        if schema is None:
+            raise UsageError(f"{wrapper.name('json_schema')} has no schema")
+        inner.text("name")
+        inner.flag("strict")  # every schema is enforced
+        return schema_grammar(schema)
     if kind == "json_object":
-        return schema_grammar(response_format.data["schema"]) if response_format.data.get("schema") else ANY_OBJECT
+        return schema_grammar(schema) if schema else ANY_OBJECT
     return None
 
 
-def _json_schema(body: Fields) -> Grammar | None:
-    schema = body.data.get("json_schema")
+def _json_schema(body: Fields, key: str) -> Grammar | None:
+    schema = body.value(key)
+    if isinstance(schema, str):  # as vLLM takes it
+        try:
+            schema = load_json(schema)
+        except ValueError as error:
+            raise UsageError(f"{body.name(key)} is not JSON", why=str(error)) from None
     return None if schema is None else schema_grammar(schema)
 
 
@@ -200,3 +248,25 @@ def schema_grammar(schema: Any) -> Grammar:
     if len(text) > _LONGEST_GRAMMAR:
         raise UsageError("the JSON schema is too long", why=f"{_LONGEST_GRAMMAR:,} characters at most")
     return read_json_schema(text)
+
+
+def read_keep_seconds(fields: Fields) -> float | None:
+    """Return keep_alive, given in seconds or as a Go duration; below 0 is for ever.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    value = fields.value("keep_alive")
+    seconds = _duration(value) if isinstance(value, str) else fields.number("keep_alive", -_MOST_SECONDS, _MOST_SECONDS)
+    if seconds is None:
+        return None
+    if not abs(seconds) <= _MOST_SECONDS:
+        raise UsageError("invalid keep_alive", why="must be at most ten years")
+    return seconds if seconds >= 0 else _FOR_EVER
+
+
+def _duration(text: str) -> float:
+    seconds = read_duration(text)
+    if seconds is None:
+        raise UsageError(f"invalid keep_alive {text[:80]!r}", why='must be seconds, or a duration like "5m" or "1h30m"')
+    return seconds

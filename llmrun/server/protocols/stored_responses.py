@@ -6,6 +6,7 @@ A client without this store sends the whole conversation each time.
 from __future__ import annotations
 
 import json
+import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -26,9 +27,10 @@ class StoredResponse(NamedTuple):
 
 
 class ResponseStore:
-    """The last responses of a server; the oldest are dropped."""
+    """The last responses of a server; the oldest are dropped. Long bodies are expanded in other threads."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
         self._n_bytes = 0
 
@@ -38,10 +40,11 @@ class ResponseStore:
             return
         items = _items(body)
         n_bytes = len(json.dumps([items, response]))
-        self._responses[response["id"]] = StoredResponse(items, response, n_bytes)
-        self._n_bytes += n_bytes
-        while self._n_bytes > _MOST_BYTES or len(self._responses) > _MOST_RESPONSES:
-            self._n_bytes -= self._responses.popitem(last=False)[1].n_bytes
+        with self._lock:
+            self._responses[response["id"]] = StoredResponse(items, response, n_bytes)
+            self._n_bytes += n_bytes
+            while self._n_bytes > _MOST_BYTES or len(self._responses) > _MOST_RESPONSES:
+                self._n_bytes -= self._responses.popitem(last=False)[1].n_bytes
 
     def get(self, name: str) -> StoredResponse:
         """Return a response.
@@ -49,14 +52,19 @@ class ResponseStore:
         Raises:
             ResponseNotFoundError: it was never kept, or dropped.
         """
-        if name not in self._responses:
+        with self._lock:
+            found = self._responses.get(name)
+        if found is None:
             raise response_not_found(name)
-        return self._responses[name]
+        return found
 
     def remove(self, name: str) -> None:
         """Forget a response. Raises as get()."""
-        self._n_bytes -= self.get(name).n_bytes
-        del self._responses[name]
+        with self._lock:
+            found = self._responses.pop(name, None)
+            self._n_bytes -= found.n_bytes if found is not None else 0
+        if found is None:
+            raise response_not_found(name)
 
     def expanded(self, body: dict[str, Any]) -> dict[str, Any]:
         """Return a body with the items before its own, and with items instead of references to them.
@@ -74,7 +82,9 @@ class ResponseStore:
         return {**body, "input": [*known, *items]}
 
     def _item(self, name: str) -> Any:
-        for stored in reversed(self._responses.values()):
+        with self._lock:
+            newest_first = list(reversed(self._responses.values()))
+        for stored in newest_first:
             for item in (*stored.response["output"], *stored.input):
                 if isinstance(item, Mapping) and item.get("id") == name:
                     return item

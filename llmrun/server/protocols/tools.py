@@ -33,11 +33,10 @@ def tool(function: Fields, parameters: str) -> Tool:
     Raises:
         UsageError, BadGrammarError: the tool is invalid.
     """
-    schema = function.object(parameters)
+    schema = function.mapping(parameters) or {}
     if function.flag("strict"):
-        schema_grammar(schema.data if schema is not None else {})
-    text = as_json(schema.data) if schema is not None else "{}"
-    return Tool(tool_name(function), function.text("description") or "", text)
+        schema_grammar(schema)
+    return Tool(tool_name(function), function.text("description") or "", as_json(schema))
 
 
 def tool_name(function: Fields) -> str:
@@ -74,7 +73,7 @@ def tool_call(call_id: str, function: Fields, key: str = "arguments") -> ToolCal
     Raises:
         UsageError: they are something else.
     """
-    arguments = function.data.get(key, "")
+    arguments = function.value(key) or ""
     if isinstance(arguments, str):
         found = _object(arguments or "{}")
         arguments = {TEXT_ARGUMENT: arguments} if found is None else found

@@ -454,7 +454,7 @@ def test_a_vocabulary_is_looked_through_once_and_forgotten_with_its_model() -> N
 
 
 def test_a_recursive_grammar_may_have_thousands_of_literals(plain: FakeVocabulary) -> None:
-    """llama.cpp takes them too. Equal beginnings of literals are no conflict, and literals without recursion are one."""
+    """As in llama.cpp. Equal beginnings of literals are no conflict, and literals without recursion are one lexeme."""
     choose = random.Random(1)
     words = sorted({"".join(choose.choices("abcdefghij", k=choose.randint(3, 11))) for _ in range(4000)})
     literals = " | ".join(f'"{word}"' for word in words)

@@ -6,7 +6,7 @@ import pytest
 from support.agent_conversations import CONVERSATIONS, TOOLS, has_tools
 
 from llmrun.engine.prompt.template import ChatTemplate, ControlTexts, Part
-from llmrun.protocol.messages import Image, Message
+from llmrun.protocol.messages import Image, Message, ToolCall
 
 _TURNS = (
     "{% for m in messages %}[{{ m.role }} {{ m.content }}"
@@ -140,3 +140,30 @@ def test_an_image_in_a_result_stands_where_the_result_stands() -> None:
     assert isinstance(after, Part)
     assert before.text.endswith("<tool_response>\nIt")
     assert after.text.startswith(" is")
+
+
+def test_several_calls_are_made_one_by_one_where_a_template_takes_one_only() -> None:
+    """Llama 3's refuses several, GigaChat's and gpt-oss's write the first alone."""
+    calls = (ToolCall("a", "tell_time", '{"town": "Rome"}'), ToolCall("b", "tell_time", '{"town": "Oslo"}'))
+    messages = (
+        Message("user", "u1"),
+        Message("assistant", "", calls),
+        Message("tool", "late", tool_call_id="b", name="tell_time"),
+        Message("tool", "noon", tool_call_id="a", name="tell_time"),
+        Message("user", "u2"),
+    )
+    single = "{% for m in messages %}{% if m.tool_calls and m.tool_calls | length > 1 %}REFUSE{% endif %}{% endfor %}"
+    written = []
+    for before, turns in (
+        ("", _TURNS),
+        (single.replace("REFUSE", "{{ raise_exception('single') }}"), _TURNS),
+        ("", _TURNS.replace("in m.tool_calls or []", "in (m.tool_calls or [])[:1]")),
+    ):
+        compiled = ChatTemplate(before + turns, bos="<s>", eos="</s>")
+        parts = compiled.render(messages, ControlTexts(()), tools=TOOLS)
+        written.append("".join(part.text for part in parts if isinstance(part, Part)))
+    together, refused, shortened = written
+    assert together.count("[assistant") == 1
+    assert refused == shortened
+    places = [refused.index(text) for text in ("u1", "Rome", "noon", "Oslo", "late", "u2")]
+    assert places == sorted(places)

@@ -21,6 +21,7 @@ from support.answering import (
     without_reasoning,
 )
 from support.family_model import control_texts, write_family_model
+from support.hybrid_models import write_models
 from support.tool_templates import TOOL_TEMPLATES
 
 from llmrun.engine.prompt.history import Conversation, History, Turn
@@ -119,6 +120,29 @@ def test_each_request_computes_only_what_is_new(talk: Answering, change: Callabl
     assert "</think> There is a wall. \n<|im_end|>\n<|im_start|>user\nAnd" in prompt
 
 
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Models whose memory can't be cut, whose vocabulary splits texts as SentencePiece does."""
+    return write_models(tmp_path_factory.mktemp("shapes"), ("qwen35", "gpt-oss"))
+
+
+@pytest.mark.parametrize("shape", ["qwen35", "gpt-oss"])
+def test_the_next_question_after_eight_calls(shapes: dict[str, Path], shape: str) -> None:
+    template = THINKS.replace("<|im_end|>", "</s>").replace("<|im_start|>", "")
+    messages, answers = [SYSTEM, QUESTION], list[Answered]()
+    with answering(shapes[shape], template, n_ctx=8192) as talk:
+        for says in (*(CALL.replace("1", str(number)) for number in range(8)), "A wall.", "Nothing."):
+            answers.append(
+                talk.ask(messages, says=says, thinks="I should look. " * 30, tools=TOOLS, limits=Limits(999))
+            )
+            calls = answers[-1].message.tool_calls
+            messages += [without_reasoning(answers[-1].message)]
+            messages += [Message("tool", "A wall. " * 10, tool_call_id=call.id) for call in calls]
+            messages += [] if calls else [Message("user", "And behind it?")]
+    assert [each.computed for each in answers[1:]] == [new_tokens(*pair[::-1]) for pair in itertools.pairwise(answers)]
+    assert answers[-1].computed < 0.05 * len(answers[-1].prompt)
+
+
 def test_an_answer_and_a_count_say_what_stands(talk: Answering) -> None:
     answers = loop(talk)
     assert answers[0].started.history is None
@@ -134,9 +158,8 @@ def test_in_every_syntax_of_calls(model: Path, syntax: str) -> None:
     schema = {"type": "object", "properties": {"at": {"enum": ["here", "there"]}}, "required": ["at"]}
     tools, messages = (Tool("look", "Looks.", json.dumps(schema)),), [QUESTION]
     with answering(model, TOOL_TEMPLATES[syntax], n_ctx=4096) as talk:
-        first = talk.ask(
-            messages, tools=tools, tool_choice="required", parallel_calls=False, sampling=talk.without_blanks
-        )
+        forced = {"tool_choice": "required", "parallel_calls": False, "thinking_tokens": 6}
+        first = talk.ask(messages, tools=tools, sampling=talk.without_blanks, **forced)
         assert [call.name for call in first.message.tool_calls] == ["look"]
         result = Message("tool", "A wall.", tool_call_id=first.message.tool_calls[0].id)
         messages += [with_other_json(first.message), result]

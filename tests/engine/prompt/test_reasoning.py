@@ -88,6 +88,13 @@ def test_the_nearest_effort_that_a_template_knows(known: str, effort: str, writt
     assert prompt(source, _ASKED, effort=effort) == f"u1 {written}"
 
 
+@pytest.mark.parametrize("name", ["reasoning_effort", "reasoning_strength", "thinking_effort"])
+def test_other_names_of_the_effort(name: str) -> None:
+    """Those of Muse Glimmer and Kimi K3."""
+    source = f"{{% if {name} == 'medium' and thinking %}}{{{{ raise_exception('no') }}}}{{% endif %}}{{{{ {name} }}}}"
+    assert prompt(source, _ASKED, effort="medium", thinking=True) == "low"
+
+
 def test_variables_of_the_template() -> None:
     source = "{{ messages[0].content }} {{ level }} {{ deep.a[0] }} {{ bos_token }}"
     given = json.dumps({"level": 3, "deep": {"a": ["x"]}, "bos_token": "mine", "messages": []})

@@ -235,6 +235,66 @@ def test_strftime_now_is_today() -> None:
     assert re.fullmatch(r"\d\d \w+ 20\d\d", joined(render("{{ strftime_now('%d %B %Y') }}", user("Hi"))))
 
 
+def test_dates_are_of_each_rendering(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server runs for days with one compiled template."""
+    days = iter((datetime(2026, 11, 26), datetime(2026, 11, 27)))
+
+    class Today(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+            return today
+
+    monkeypatch.setattr(sandbox, "datetime", Today)
+    today = next(days)
+    compiled = ChatTemplate("{{ date_string }}, {{ datetime }}, {{ strftime_now('%d.%m.') }}", bos="", eos="")
+    assert joined(compiled.render(user("Hi"), ControlTexts(()))) == "26 Nov 2026, Nov 26 2026, 26.11."
+    today = next(days)
+    assert joined(compiled.render(user("Hi"), ControlTexts(()))) == "27 Nov 2026, Nov 27 2026, 27.11."
+
+
+_TURNS = (
+    "{% for m in messages %}{{ m.role }}: {% if m.reasoning_content and CONDITION %}({{ m.reasoning_content }})"
+    "{% endif %}{{ m.content }}\n{% endfor %}"
+)
+_TALK = (
+    Message("user", "Why?"), Message("assistant", "So.", reasoning="Well"), Message("user", "How?"),
+)  # fmt: skip
+SWITCHES = {
+    "a value that keeps it": "preserve_thinking",
+    "a value that drops it": "clear_thinking is defined and not clear_thinking",
+    "one of a new name": "old_reasoning is true",
+    "on by default": "(drop_reasoning is not defined or not drop_reasoning)",
+    "a text": "think_render == 'all' or think_render == 'last' and loop.last",
+}
+WITHOUT_SWITCH = {
+    "none": "loop.last",
+    "another name": "loop.last or is_training",
+    "also of the first prompt": "loop.last or thinking_mode",
+}
+
+
+@pytest.mark.parametrize("condition", SWITCHES.values(), ids=SWITCHES)
+def test_earlier_reasoning_stays_where_the_template_has_a_switch(condition: str) -> None:
+    compiled = ChatTemplate(_TURNS.replace("CONDITION", f"({condition})"), bos="", eos="")
+    kept, dropped = "user: Why?\nassistant: (Well)So.\nuser: How?\n", "user: Why?\nassistant: So.\nuser: How?\n"
+    for keeps, expected in ((None, kept), (True, kept), (False, dropped)):
+        assert joined(compiled.render(_TALK, ControlTexts(()), keep_reasoning=keeps)) == expected
+
+
+@pytest.mark.parametrize("condition", WITHOUT_SWITCH.values(), ids=WITHOUT_SWITCH)
+def test_variables_that_are_no_switch_of_earlier_reasoning(condition: str) -> None:
+    source = "{{ 'Think!' if thinking_mode }}" + _TURNS.replace("CONDITION", f"({condition})")
+    compiled = ChatTemplate(source, bos="", eos="")
+    for keeps in (None, True, False):
+        assert "Well" not in joined(compiled.render(_TALK, ControlTexts(()), keep_reasoning=keeps))
+
+
+def test_a_request_sets_the_switch_itself() -> None:
+    compiled = ChatTemplate(_TURNS.replace("CONDITION", "preserve_thinking"), bos="", eos="")
+    said = joined(compiled.render(_TALK, ControlTexts(()), variables='{"preserve_thinking": false}'))
+    assert "Well" not in said
+
+
 def test_a_date_is_no_book() -> None:
     """strftime can't be interrupted."""
     assert fails("{{ strftime_now('%c' * 513) }}").what == "the chat template uses too long a date format"

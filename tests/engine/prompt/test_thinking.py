@@ -9,32 +9,91 @@ from support.conversation import Conversation
 from support.fake_context import favouring, scripted, tokens_of
 
 from llmrun.engine.core.sequence import Extras
-from llmrun.engine.prompt.thinking import ReasoningStage, ReasoningTracker, ThinkingBudget, opens, thinking_tags
+from llmrun.engine.prompt.template import ChatTemplate
+from llmrun.engine.prompt.thinking import (
+    HARMONY,
+    ReasoningStage,
+    ReasoningTracker,
+    ThinkingBudget,
+    constrained_tags,
+    known_reasoning,
+    lead_in,
+    opens,
+    possible_reasoning,
+)
+from llmrun.protocol.reasoning import ReasoningSyntax
 
 TAGS = ("<think>", "</think>")
-HARMONY = "<|start|>assistant<|channel|>final<|message|>"
+THINK = ReasoningSyntax(*TAGS)
+COHERE = ReasoningSyntax("<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>")
 
 
 @pytest.mark.parametrize(
-    ("template", "tags"),
+    ("template", "syntax"),
     [
-        ("{% if enable_thinking %}<think>{% endif %}</think>", TAGS),
-        ("[THINK]{{ x }}[/THINK]", ("[THINK]", "[/THINK]")),
-        ("{{ '<|channel>' }}{{ '<channel|>' }}", ("<|channel>thought\n", "<channel|>")),
-        (HARMONY, ("<|channel|>analysis<|message|>", f"<|end|>{HARMONY}")),
+        ("{% if enable_thinking %}<think>{% endif %}</think>", THINK),
+        ("[THINK]{{ x }}[/THINK]", ReasoningSyntax("[THINK]", "[/THINK]")),
+        ("{{ '<|channel>' }}{{ '<channel|>' }}", ReasoningSyntax("<|channel>thought", "<channel|>")),
+        ("<|START_THINKING|><|END_THINKING|><|START_RESPONSE|>", COHERE),
+        ("<|START_THINKING|><|END_THINKING|>", ReasoningSyntax("<|START_THINKING|>", "<|END_THINKING|>")),
+        ("<|channel|>final<|message|>", HARMONY),
+        ("{{ m.content.split('</think>')[-1] }}", THINK._replace(is_implied=True)),
+        ("{{ m.content.split('</think>')[-1] if not keep_thinking else m.content }}", THINK),
         ("{{ messages }}", None),
         (None, None),
     ],
 )
-def test_a_template_tells_the_tags(template: str | None, tags: tuple[str, str] | None) -> None:
-    assert thinking_tags(template) == tags
+def test_a_template_names_the_tags(template: str | None, syntax: ReasoningSyntax | None) -> None:
+    assert known_reasoning(template) == syntax
+
+
+def test_others_may_write_the_tags_of_their_vocabulary() -> None:
+    assert possible_reasoning(("<|END_THINKING|>", "<|START_THINKING|>", "<|im_end|>")) == COHERE
+    assert possible_reasoning(("[THINK]",)) == THINK
+
+
+ANSWER = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}BODY<end>{% else %}{{ m.content }}{% endif %}"
+)
+THOUGHT, SAID = "{{ m.reasoning_content }}", "{{ m.content }}"
+
+
+@pytest.mark.parametrize(
+    ("body", "begin", "syntax"),
+    [
+        (f"<t1>\n{THOUGHT}\n</t1>\n\n{SAID}", "", ReasoningSyntax("<t1>", "</t1>")),
+        (f"<t1>\n{THOUGHT}\n</t1>\n\n{SAID}", "<t1>\n", ReasoningSyntax("<t1>", "</t1>")),
+        (f"<t1>\n{THOUGHT}\n</t1>\n\n{SAID}", "<t1>\nWell, ", ReasoningSyntax("<t1>", "</t1>", words="Well, ")),
+        ("{% if m.reasoning_content %}" + THOUGHT + "[END]{% endif %}" + SAID, "My steps:\n",
+         ReasoningSyntax("", "[END]", words="My steps:\n")),
+        (f"<t1>{THOUGHT}</t1><a>{SAID}</a>", "", ReasoningSyntax("<t1>", "</t1>", "<a>", "</a>", "<end>")),
+        (f"<s><o>t1<s>{THOUGHT}<c>t1<s><o>a<s>{SAID}<c>a<s>", "<s><o>t1<s>",
+         ReasoningSyntax("<o>t1<s>", "<c>t1<s>", "<o>a<s>", "<c>a<s>", "<end>")),
+        ("{% if m.reasoning_content %} to=self<m>" + THOUGHT + "<e><assistant>{% endif %} to=user<m>" + SAID, "",
+         ReasoningSyntax("to=self<m>", "<e><assistant>", "to=user<m>")),
+        (SAID, "", None),
+        ("{{ m }}", "", None),
+    ],
+)  # fmt: skip
+def test_a_template_shows_the_syntax_by_what_it_writes(body: str, begin: str, syntax: ReasoningSyntax | None) -> None:
+    source = ANSWER.replace("BODY", body) + "{% endfor %}{% if add_generation_prompt %}<assistant>BEGIN{% endif %}"
+    assert ChatTemplate(source.replace("BEGIN", begin), bos="", eos="").reasoning == syntax
+
+
+def test_what_ends_the_answer_is_no_part_of_it() -> None:
+    source = ANSWER.replace("BODY", f"<t1>{THOUGHT}</t1><a>{SAID}</a>") + "{% endfor %}"
+    found = ChatTemplate(source, bos="", eos="", ends=("<end>",)).reasoning
+    assert found == ReasoningSyntax("<t1>", "</t1>", "<a>", "</a>")
 
 
 def test_gpt_oss_may_call_a_tool_after_its_reasoning() -> None:
-    tags = thinking_tags(HARMONY, calls=True)
-    assert tags == ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant")
-    assert thinking_tags("[THINK][/THINK]", calls=True) == ("[THINK]", "[/THINK]")
-    assert ThinkingBudget(tags, inside=True, max_tokens=3).closing == f"\n<|end|>{HARMONY}\n\n", "then it is to answer"
+    assert constrained_tags(HARMONY, calls=True) == ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant")
+    final = "<|end|><|start|>assistant<|channel|>final<|message|>"
+    assert constrained_tags(HARMONY, calls=False)[1] == final
+    assert ThinkingBudget(HARMONY, inside=True, max_tokens=3).closing == f"\n{final}\n\n", "then it is to answer"
+    assert [lead_in(HARMONY, thinks=True, calls=calls) for calls in (False, True)] == [HARMONY.opening] * 2
+    assert lead_in(HARMONY, thinks=False) == HARMONY.lead
+    assert lead_in(HARMONY, thinks=False, calls=True) == lead_in(COHERE, thinks=False) == ""
 
 
 @pytest.mark.parametrize(
@@ -48,7 +107,15 @@ def test_gpt_oss_may_call_a_tool_after_its_reasoning() -> None:
     ],
 )
 def test_a_prompt_may_end_inside_of_a_thought(prompt: str, inside: bool) -> None:
-    assert opens(prompt, TAGS) is inside
+    assert opens(prompt, THINK) is inside
+
+
+def test_it_may_end_with_words_of_it() -> None:
+    started = THINK._replace(words="Well, ")
+    assert opens("<assistant>\n<think>\nWell, ", started)
+    assert opens("<assistant>\n<think>\n", started)
+    assert not opens("<assistant>\n<think>\nSo, ", started)
+    assert opens("<assistant>My steps:\n", ReasoningSyntax("", "[END]", words="My steps:\n"))
 
 
 def think(answer: str, most: int, *, inside: bool = False) -> str:
@@ -110,3 +177,10 @@ def test_where_an_answer_is_does_not_depend_on_its_tokens(text: str, stage: Reas
     for start in range(0, len(text), cut):
         thoughts = thoughts.after(text[start : start + cut])
     assert thoughts.stage is stage
+
+
+def test_without_an_opening_tag_only_the_prompt_begins_the_reasoning() -> None:
+    inside = ReasoningTracker.begin(("", "[END]"), inside=True)
+    assert inside.after("x[END] ").stage is ReasoningStage.AFTER
+    assert inside.after("x[END] y").stage is ReasoningStage.ANSWER
+    assert ReasoningTracker.begin(("", "[END]"), inside=False).after("y").stage is ReasoningStage.ANSWER

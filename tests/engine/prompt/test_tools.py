@@ -212,3 +212,42 @@ def test_gemmas_results_stand_with_their_calls() -> None:
     assert '{value:<|"|>Rain<|"|>}<tool_response|><|im_end|>' in second
     assert "Let me see" not in told
     assert "<|im_start|>tool" not in told
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {},
+        {"type": "object"},
+        {"type": "object", "properties": {"city": True}},
+        {"type": "object", "properties": {"city": {"type": ["null", "string"]}}},
+    ],
+)
+def test_a_schema_that_a_template_fails_at_is_simplified_for_it(schema: dict[str, object]) -> None:
+    """Hermes's fails at lists of types, Seed's at missing properties; tools are told in text only after that."""
+    source = TOOL_TEMPLATES["hermes"].replace(
+        "{{ tools | tojson }}",
+        "{% for tool in tools %}{% for name, each in tool.function.parameters.properties.items() %}"
+        "{{ name ~ ': ' ~ each.get('type', 'string').upper() }}{% endfor %}{% endfor %}"
+        "{{ tools | tojson }}",
+    )
+    prompt = text(render(source, ROUND, (WEATHER._replace(parameters=json.dumps(schema)),)))
+    assert "You may call functions" not in prompt
+    assert ("city: STRING" in prompt) is ("properties" in schema)
+    assert "You may call functions" in text(render(source, ROUND, (WEATHER._replace(parameters='{"properties": 1}'),)))
+
+
+def test_markers_of_calls_in_text_are_control_tokens_and_their_arguments_are_not() -> None:
+    """LFM2's template leaves calls out; the vocabulary shows how the model writes them."""
+    control = ("<|im_start|>", "<|im_end|>", "<|tool_call_start|>", "<|tool_call_end|>")
+    arguments = {"city": 'Rome "<|tool_call_end|>"', "deep": [True, None, {"n": 1.5}]}
+    messages = (QUESTION, Message("assistant", "", (CALL._replace(arguments=json.dumps(arguments)),)), ROUND[2])
+    template = ChatTemplate(CHATML, bos="<s>", eos="</s>", control=control)
+    parts = template.render(messages, ControlTexts(control))
+    written = """[weather(city="Rome \\"<|tool_call_end|>\\"", deep=[True, None, {"n": 1.5}])]"""
+    assert f"<|tool_call_start|>{written}<|tool_call_end|>" in text(parts)
+    starts_and_ends = [
+        part.text.count("<|tool_call_end|>") for part in parts if isinstance(part, Part) and part.special
+    ]
+    assert sum(starts_and_ends) == 1
+    assert any(part == Part(written, False) for part in parts)

@@ -164,6 +164,13 @@ def test_a_model_without_vision_gets_a_line_for_an_image_and_says_so(server: Liv
     assert not saved.exists(), "an image of the page goes with its chat"
 
 
+def test_a_long_name_in_any_script_is_cut(server: LiveServer) -> None:
+    image = {"name": "画" * 200 + ".png", "data": base64.b64encode(png(8, 8)).decode()}
+    (name,) = ask(server, "What is this?", images=[image])["entries"][0]["images"]
+    assert set(name) == {"画"}
+    assert 100 < len(name.encode()) < 255
+
+
 @pytest.mark.parametrize(
     "images",
     [

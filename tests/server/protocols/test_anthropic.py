@@ -195,16 +195,52 @@ def test_what_is_refused_is_named(wrong: dict[str, Any], words: str) -> None:
 
 
 def test_a_strict_schema_that_cannot_be_enforced_is_refused_and_another_is_not() -> None:
-    tool = {"name": "any", "input_schema": {"type": "object", "not": {"required": ["a"]}}}
+    properties = {"a": {"type": "string", "pattern": "(?=a)b"}}
+    tool = {"name": "any", "input_schema": {"type": "object", "properties": properties}}
     assert read({**HELLO, "tools": [tool]}).request.tools[0].name == "any"
-    with pytest.raises(BadGrammarError, match="'not'"):
+    with pytest.raises(BadGrammarError, match="pattern"):
         read({**HELLO, "tools": [{**tool, "strict": True}]})
 
 
 def test_tokens_are_counted_without_a_limit_and_behind_the_assistant() -> None:
     asked = read_count({"model": "m", "messages": [*HELLO["messages"], {"role": "assistant", "content": "Hi"}]})
-    assert asked.request.messages == (Message("user", "Hello"), Message("assistant", "Hi"))
+    assert (asked.request.messages, asked.request.begins) == ((Message("user", "Hello"),), "Hi")
     assert MessageTokensCount.model_validate(counted(12)).input_tokens == 12
+
+
+def test_a_compaction_stands_for_the_conversation_before_it() -> None:
+    said = [
+        {"role": "user", "content": "Long ago"},
+        {"role": "assistant", "content": [
+            {"type": "text", "text": "old"},
+            {"type": "compaction", "content": "They greeted.", "cache_control": {"type": "ephemeral"}},
+            {"type": "text", "text": "new"},
+        ]},
+        {"role": "user", "content": "And now?"},
+    ]  # fmt: skip
+    asked = read({"model": "m", "max_tokens": 9, "system": "Be brief.", "messages": said})
+    assert [(message.role, message.content) for message in asked.request.messages] == [
+        ("system", "Be brief."),
+        ("user", "Summary of the conversation so far:\nThey greeted."),
+        ("assistant", "new"),
+        ("user", "And now?"),
+    ]
+    assert asked.ignored == ()
+    said[1]["content"][1]["content"] = None  # type: ignore[index]
+    kept = read({"model": "m", "max_tokens": 9, "messages": said}).request.messages
+    assert [message.content for message in kept] == ["Long ago", "old\nnew", "And now?"], "it failed"
+
+
+def test_blocks_that_nobody_reads_are_named_by_their_type() -> None:
+    blocks = [{"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}}, {"type": "text", "text": "a"}]
+    said = [*HELLO["messages"], {"role": "assistant", "content": blocks}, *HELLO["messages"]]
+    body = {"model": "m", "max_tokens": 9, "messages": said, "context_management": {"edits": [{"type": "clear"}]}}
+    assert read(body).ignored == ("context_management", "messages[1].content[0].type=server_tool_use")
+
+
+def test_an_effort_needs_no_thinking_beside_it() -> None:
+    body = {"model": "m", "max_tokens": 9, **HELLO, "output_config": {"effort": "low"}}
+    assert read(body).request.reasoning_effort == "low"
 
 
 # ---- what is answered

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from llmrun.errors import BadGrammarError, UsageError
 from llmrun.planning.speculation import AUTO, OFF
 from llmrun.protocol.frames import encode
-from llmrun.protocol.messages import Generate
+from llmrun.protocol.messages import Generate, Message
 from llmrun.server.answer_parts import CompletionRequest
 from llmrun.server.protocols import anthropic, ollama, openai_chat, openai_responses, openai_text
 
@@ -104,3 +105,58 @@ def test_every_protocol_drops_empty_stop_strings_and_names_its_field(name: str, 
     assert stop(["", "END", ""]) == ("END",)
     with pytest.raises(UsageError, match=f"^invalid {key} "):
         stop([f"stop {number}" for number in range(100)])
+
+
+SCHEMA = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+WRAPPED = {"type": "json_schema", "json_schema": {"name": "f", "schema": SCHEMA}}
+FORMATS: tuple[dict[str, Any], ...] = (
+    {"response_format": WRAPPED},
+    {"text": {"format": {"type": "json_schema", "name": "f", "schema": SCHEMA}}},
+    {"format": SCHEMA},
+    {"format": WRAPPED},
+    {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
+    {"output_format": {"type": "json_schema", "schema": SCHEMA}},
+    {"guided_json": SCHEMA},
+    {"guided_json": json.dumps(SCHEMA)},
+    {"structured_outputs": {"json": SCHEMA}},
+    {"json_schema": SCHEMA},
+)
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("given", FORMATS, ids=lambda given: next(iter(given)))
+def test_a_schema_is_enforced_under_the_name_of_any_protocol(name: str, given: dict[str, Any]) -> None:
+    read, plausible = READERS[name]
+    asked = read({**plausible, **given})
+    assert asked.request.grammar is not None
+    assert json.loads(asked.request.grammar.text) == SCHEMA
+    assert asked.ignored == ()
+    with pytest.raises(UsageError, match="exclude each other"):
+        read({**plausible, "grammar": 'root ::= "a"', **given})
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_what_nobody_reads_is_named_with_its_path(name: str) -> None:
+    read, plausible = READERS[name]
+    unknown: dict[str, Any] = {"made_up": {"deep": 1}, "off": False, "none": None, "empty": [], "user": "me"}
+    assert read({**plausible, **unknown}).ignored == ("made_up",)
+    assert read({**plausible, "made, up\n": 1}).ignored == ("made??up?",), "it goes into a header"
+    if "messages" in plausible:
+        messages = [{**message, "audio": {"id": "a"}} for message in HELLO * 3]
+        assert read({**plausible, "messages": messages}).ignored == ("messages[0].audio",), "one of each kind"
+
+
+@pytest.mark.parametrize("name", ["anthropic", "ollama chat", "openai chat"])
+def test_a_last_message_of_the_assistant_is_continued(name: str) -> None:
+    read, plausible = READERS[name]
+    asked = read({**plausible, "messages": [*HELLO, {"role": "assistant", "content": "Hi th"}]})
+    assert (asked.request.messages, asked.request.begins) == ((Message("user", "Hello"),), "Hi th")
+    assert read({**plausible, "messages": HELLO}).request.begins == ""
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_the_model_is_kept_loaded_as_any_request_says(name: str) -> None:
+    read, plausible = READERS[name]
+    assert read({**plausible, "keep_alive": "24h"}).keep_seconds == 86_400
+    assert read({**plausible, "keep_alive": -1}).keep_seconds == -1
+    assert read(plausible).keep_seconds is None

@@ -8,19 +8,20 @@ from typing import Any
 
 import pytest
 
-from llmrun.errors import BadGrammarError, LlmrunError, UsageError
+from llmrun.errors import BadGrammarError, ContextOverflowError, LlmrunError, UsageError
 from llmrun.protocol.messages import Message, Stats, TokenLogprob
 from llmrun.server.answer_parts import (
     AnswerText,
     CallArguments,
     CallStarted,
+    CompletionRequest,
     Envelope,
     ReasoningText,
     ResponseFinished,
     ResponseStarted,
 )
 from llmrun.server.protocols import openai_text
-from llmrun.server.protocols.openai_chat import read, writer
+from llmrun.server.protocols.openai_chat import error_body, read, writer
 
 USER: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
 ENVELOPE = Envelope("chatcmpl-1", 7, "tiny")
@@ -118,6 +119,17 @@ def test_thinking_and_log_probabilities() -> None:
     assert read({**USER, "logprobs": True, "top_logprobs": 3}).request.logprobs == 3
 
 
+def test_whether_earlier_reasoning_stays() -> None:
+    assert read(USER).request.keep_reasoning is None
+    assert read({**USER, "keep_reasoning": False}).request.keep_reasoning is False
+    request = read({**USER, "chat_template_kwargs": {"preserve_reasoning": False, "x": 1}}).request  # llama-server's
+    assert (request.keep_reasoning, request.template_variables) == (False, '{"x": 1}')
+    both = {"keep_reasoning": True, "chat_template_kwargs": {"preserve_reasoning": False}}
+    assert read({**USER, **both}).request.keep_reasoning is True
+    with pytest.raises(UsageError, match="keep_reasoning"):
+        read({**USER, "keep_reasoning": "yes"})
+
+
 def test_variables_of_the_chat_template() -> None:
     given = {"enable_thinking": False, "reasoning_effort": "no_think", "levels": [1, {"a": None}]}
     request = read({**USER, "chat_template_kwargs": given}).request
@@ -197,7 +209,7 @@ def test_a_stream_begins_with_the_role_of_every_answer() -> None:
     first = chunks(writer({**USER, "n": 2}, ENVELOPE).begin())
     assert [chunk["choices"][0]["index"] for chunk in first] == [0, 1]
     assert all(chunk["choices"][0]["delta"] == {"role": "assistant", "content": ""} for chunk in first)
-    assert all((chunk["id"], chunk["created"], chunk["model"]) == ENVELOPE for chunk in first)
+    assert all((chunk["id"], chunk["created"], chunk["model"]) == ENVELOPE[:3] for chunk in first)
 
 
 def test_parts_become_deltas_and_the_same_parts_a_whole_answer() -> None:
@@ -378,8 +390,8 @@ def test_usage_is_that_of_all_prompts() -> None:
     "body",
     [
         {}, {"prompt": []}, {"prompt": [[]]}, {"prompt": [[1, "a"]]}, {"prompt": ["a", 1]}, {"prompt": [1, "a"]},
-        {"prompt": [-1]}, {"prompt": ["a"] * 65}, {"prompt": "a", "echo": True, "logprobs": 1},
-        {"prompt": [1], "echo": True}, {"prompt": [1], "suffix": "b"},
+        {"prompt": [-1]}, {"prompt": ["a"] * 65}, {"prompt": [1], "suffix": "b"},
+        {"prompt": "a", "echo": True, "logprobs": 1, "suffix": "b"},
     ],
 )  # fmt: skip
 def test_text_completions_that_can_not_be_made(body: dict[str, Any]) -> None:
@@ -397,3 +409,57 @@ def test_the_broken_arguments_of_an_earlier_call_are_text(broken: str) -> None:
     ]
     (taken,) = read({"messages": history}).request.messages[1].tool_calls
     assert json.loads(taken.arguments) == {"input": broken}
+
+
+@pytest.mark.parametrize(
+    ("given", "budget"),
+    [
+        ({"thinking_tokens": 5}, 5),
+        ({"thinking_token_budget": 5}, 5),
+        ({"thinking_budget_tokens": 5}, 5),
+        ({"reasoning_budget_tokens": 5}, 5),
+        ({"reasoning": {"max_tokens": 5}}, 5),
+        ({"thinking_budget_tokens": 0}, 0),
+        ({"thinking_budget_tokens": -1}, None),
+        ({}, None),
+    ],
+)
+def test_a_reasoning_budget_has_the_names_of_other_servers(given: dict[str, Any], budget: int | None) -> None:
+    asked = read({"messages": [{"role": "user", "content": "Hi"}], **given})
+    assert (asked.request.thinking_tokens, asked.ignored) == (budget, ())
+
+
+def test_openrouters_reasoning_is_read() -> None:
+    def asked(reasoning: Any) -> CompletionRequest:
+        return read({"messages": [{"role": "user", "content": "Hi"}], "reasoning": reasoning})
+
+    assert asked({"effort": "high"}).request.reasoning_effort == "high"
+    assert (asked({"enabled": True}).request.thinking, asked({"enabled": False}).request.thinking) == (True, False)
+    assert asked({"exclude": True}).ignored == ("reasoning.exclude",)
+
+
+def test_the_client_says_whether_the_last_message_is_continued() -> None:
+    said = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "", "reasoning_content": "Hm"}]
+
+    def begins(**more: Any) -> tuple[str, str]:
+        request = read({"messages": said, **more}).request
+        return request.begins, request.begins_reasoning
+
+    assert begins() == begins(continue_final_message=True, add_generation_prompt=False) == ("", "Hm")
+    assert begins(continue_final_message="reasoning_content") == ("", "Hm")
+    assert begins(continue_final_message=False) == begins(add_generation_prompt=True) == ("", "")
+    with pytest.raises(UsageError, match="exclude each other"):
+        begins(continue_final_message=True, add_generation_prompt=True)
+    with pytest.raises(UsageError, match="not a text of the assistant"):
+        read({"messages": said[:1], "continue_final_message": True})
+
+
+def test_an_overflow_has_the_words_that_clients_look_for() -> None:
+    error = ContextOverflowError("too long", hint="shorten it", size=(5000, 4096))
+    found = error_body(error, 400)["error"]
+    assert found["message"] == (
+        "This model's maximum context length is 4096 tokens. However, your messages resulted in 5000 tokens. "
+        "Please reduce the length of the messages.; shorten it"
+    )
+    assert (found["code"], found["n_prompt_tokens"], found["n_ctx"]) == ("context_length_exceeded", 5000, 4096)
+    assert error_body(ContextOverflowError("too long"), 400)["error"]["message"] == "too long"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -91,3 +93,29 @@ def test_a_kept_response_is_read_continued_and_deleted(server: LiveServer) -> No
 @pytest.mark.usefixtures("package_on_path")
 def test_input_tokens_are_counted(server: LiveServer) -> None:
     assert server.post("/v1/responses/input_tokens", {"input": "Hello"}).json["input_tokens"] > 0
+
+
+def test_a_thread_reads_while_another_adds() -> None:
+    """Long bodies are expanded in a thread; before, it said that the dictionary changed."""
+    store = ResponseStore()
+    for number in range(900):
+        store.add({"input": []}, {"id": f"r{number}", "output": []})
+    store.add({"input": "Hello"}, {**response("old")})
+    added = threading.Event()
+
+    def add() -> None:
+        for number in range(3000):
+            store.add({"input": []}, {"id": f"n{number}", "output": []})
+        added.set()
+
+    adding = threading.Thread(target=add)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        adding.start()
+        while not added.is_set():
+            with pytest.raises(ResponseNotFoundError):
+                store.expanded({"input": [{"type": "item_reference", "id": "nothing"}]})
+    finally:
+        sys.setswitchinterval(interval)
+        adding.join()

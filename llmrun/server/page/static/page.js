@@ -100,7 +100,7 @@ function entryElement(entry, question, isLast) {
     view.add(seen.tokens);
   }
   const explain = () => guarded(async () => (await post("/ui/explain", again)).address);
-  return answerElement(entry, { go, view, explain, limit: state.limits.get(entry.model), seconds: seen?.seconds, retry: () => answer(question.id) });
+  return answerElement(entry, { go, view, explain, limit: state.limits.get(entry.model), seconds: seen?.seconds, retry: () => answer(question.id), resume: entry.text && isLast && !entry.rounds.length ? () => answer(question.id, { begins: entry.text, kept: seen?.tokens }) : null });
 }
 
 /** Return the model to compute an answer again with. */
@@ -250,7 +250,7 @@ async function saved(live) {
 class LiveAnswer {
   constructor(question, begins, kept) {
     this.body = { chat: state.chat.id, question, begins, model: byId("model").value, ...settings.values };
-    if (state.tokens) this.body.candidates = CANDIDATES;
+    if (state.tokens && (kept.length || !begins)) this.body.candidates = CANDIDATES; // not without those of the beginning
     this.stopper = new AbortController();
     this.tokens = [...kept];
     this.notes = [];

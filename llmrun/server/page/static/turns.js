@@ -103,7 +103,7 @@ export function answerParts(model) {
   return { element, folded, summary, reasoning, rounds, text, below };
 }
 
-export function answerElement(entry, { retry, go, explain, limit, view, seconds }) {
+export function answerElement(entry, { retry, resume, go, explain, limit, view, seconds }) {
   const parts = answerParts(entry.model);
   parts.folded.hidden = !entry.reasoning;
   if (seconds) parts.summary.textContent = `Reasoning, ${short(seconds)} s`;
@@ -112,7 +112,7 @@ export function answerElement(entry, { retry, go, explain, limit, view, seconds 
   if (view) parts.text.replaceChildren(view.element);
   else render(parts.text, entry.text);
   parts.below.replaceChildren(
-    h("div", { class: "buttons" }, button("Copy", copy(entry.text), { "aria-label": "Copy this answer" }), button("Retry", retry, { class: "change" }), explainer(explain), alternatives(entry, go)),
+    h("div", { class: "buttons" }, button("Copy", copy(entry.text), { "aria-label": "Copy this answer" }), button("Retry", retry, { class: "change" }), resume && button("Continue", resume, { class: "change", "aria-label": "Continue this answer where it ended" }), explainer(explain), alternatives(entry, go)),
     h("p", { class: "hint" }),
   );
   showFigures(parts.element, entry, limit);
