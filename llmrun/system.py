@@ -19,6 +19,12 @@ from typing import IO
 _READ_BYTES = 1 << 16
 
 
+def file_identity(path: Path) -> str:
+    """Return what changes when a file is replaced or written: path, inode, size and time. Raises OSError."""
+    status = path.stat()
+    return f"{path.resolve()} {status.st_ino} {status.st_size} {status.st_mtime_ns}"
+
+
 def lock(descriptor: int, *, shared: bool = False, wait: bool = False) -> bool | None:
     """Lock a file until it is closed.
 

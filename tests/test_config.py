@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from llmrun.config import load_settings
+from llmrun.errors import UsageError
 
 _ASK = """
 import json
+import os
 from huggingface_hub import constants
 print(json.dumps([constants.HF_HUB_CACHE, constants.ENDPOINT, constants.HF_HUB_OFFLINE]))
 """
@@ -51,3 +54,39 @@ def test_as_huggingface_hub_reads_them(variables: dict[str, str], monkeypatch: p
     cache, endpoint, offline = json.loads(done.stdout)
     ours = load_settings()
     assert (str(ours.hub_cache), ours.endpoint, ours.offline) == (str(Path(cache).absolute()), endpoint, offline)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("LLMRUN_KV_BYTES", "1GB"),
+        ("LLMRUN_KV_BYTES", "-1"),
+        ("LLMRUN_KV_BYTES", "1e9"),
+        ("LLMRUN_KV_BYTES", "²"),
+        ("LLMRUN_KV_BYTES", "9" * 30),
+        ("LLMRUN_DEBUG", "maybe"),
+    ],
+)
+def test_an_invalid_variable_is_an_error_that_names_it(name: str, value: str) -> None:
+    with pytest.raises(UsageError, match=f"invalid {name}={value}") as caught:
+        load_settings({name: value})
+    assert caught.value.hint.removeprefix("e.g. ").startswith(f"{name}=")
+
+
+@pytest.mark.parametrize(("value", "n_bytes"), [("", 4_000_000_000), ("0", 0), (" 1000000000 ", 1_000_000_000)])
+def test_the_size_of_saved_states(value: str, n_bytes: int) -> None:
+    assert load_settings({"LLMRUN_KV_BYTES": value}).states_bytes == n_bytes
+
+
+@pytest.mark.parametrize(("value", "debug"), [("1", True), ("on", True), ("0", False), ("no", False), ("", False)])
+def test_debugging(value: str, debug: bool) -> None:
+    assert load_settings({"LLMRUN_DEBUG": value}).debug is debug
+
+
+def test_a_command_reports_an_invalid_variable() -> None:
+    command = [sys.executable, "-m", "llmrun", "list"]
+    environment = {**os.environ, "LLMRUN_KV_BYTES": "1GB"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 2
+    assert "invalid LLMRUN_KV_BYTES=1GB" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -24,7 +24,7 @@ from llmrun.protocol.speculation import AttentionTime
 
 if TYPE_CHECKING:
     from llmrun.engine.core.host_prefix_cache import HostPrefix
-    from llmrun.engine.core.states import KVStore
+    from llmrun.engine.core.states import KVStore, StateKey
     from llmrun.engine.llama.base import Context
     from llmrun.engine.llama.model import LlamaModel
 
@@ -122,20 +122,31 @@ class LoadedModel:
 
 
 def _states(load: Load, weights: LlamaModel) -> KVStore | None:
-    """Return the store of this model's KV states, whose key names everything they depend on; None if disabled."""
+    """Return the store of this model's KV states; None if disabled, or if a file was removed during the load."""
     if not load.states:
         return None
-    from llmrun.engine.core.states import KVStore, StateKey
+    from llmrun.engine.core.states import KVStore
+
+    with suppress(KeyError):
+        return KVStore(Path(load.states), state_key(load, weights), load.states_bytes)
+    return None
+
+
+def state_key(load: Load, weights: LlamaModel) -> StateKey:
+    """Return everything that KV states depend on.
+
+    That is the files of model and adapters, the build of llama.cpp, the types and the layout of the cache, the scale of
+    each adapter, and with LongRoPE, which has other factors for longer windows, the window. Vocabulary and chat
+    template are in the files; all else of position encoding too, since a load can't change it.
+    """
+    from llmrun.engine.core.states import StateKey
     from llmrun.engine.llama.library import build
 
-    folder, path = Path(load.states), Path(weights.path)
-    names = all_parts(path.name)
-    adapters = [(Path(load.adapters[number].path), scale) for number, scale in by_default(load.adapters)]
+    path = Path(weights.path)
+    adapters = [(load.adapters[number].path, scale) for number, scale in by_default(load.adapters)]
     rest = [f"llama.cpp {build()}", f"{load.kv_type_k} {load.kv_type_v} {load.flash_attention}"]
-    if weights.rope_depends_on_window:  # LongRoPE has other factors for longer windows
+    if weights.rope_depends_on_window:
         rest.append(f"window {load.n_ctx}")
     rest += [f"adapter x {scale}" for _, scale in adapters]
-    with suppress(OSError):
-        files = [*(path.with_name(name) for name in names), *(adapter for adapter, _ in adapters)]
-        return KVStore(folder, StateKey(folder, files, " ".join(rest)), load.states_bytes)
-    return None
+    files = [*(str(path.with_name(name)) for name in all_parts(path.name)), *(adapter for adapter, _ in adapters)]
+    return StateKey(Path(load.states), [(file, weights.identities[file]) for file in files], " ".join(rest))

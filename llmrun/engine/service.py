@@ -32,7 +32,7 @@ from llmrun.engine.prompt.history import (
     begin_alike,
     keeps_reasoning,
 )
-from llmrun.engine.prompt.images import image_bytes, with_omitted_images
+from llmrun.engine.prompt.images import PRIVATE, image_bytes, with_omitted_images
 from llmrun.engine.prompt.template import NAMED, ChatTemplate, ControlTexts, Part
 from llmrun.engine.prompt.thinking import (
     AnswerBeginning,
@@ -85,7 +85,7 @@ _FORCED_THINKING = 4096
 """Maximum number of reasoning tokens before a call that must come, and at most half of the answer."""
 _LONG_TOKEN = 32  # bytes; most have a few
 # Of what is remembered for later requests.
-_MAX_IMAGE_LENGTHS = 4096  # more than a request can have
+_MAX_IMAGE_LENGTHS = len(PRIVATE)  # as many as a request may have
 _MAX_TEMPLATES = 16
 _MAX_OPTIONS = 256
 # Shares of the context window. In longer prompts than the first, the template writes earlier turns in its own form,

@@ -23,6 +23,7 @@ _WITH_TOKENIZER = frozenset({"llamacpp", "llmrun", "vllm"})
 _SECONDS = 5.0  # a server that still loads the model answers later
 _TEMPLATE_TOKENS = 8  # approximately, of the chat template around a message
 _TOKENS_A_BYTE = 0.3  # of most texts, until the server has counted one
+_MAX_COUNTED = 4096  # texts
 _WORTH_LEARNING = 1000  # bytes: in shorter texts, most tokens are the template's
 
 
@@ -76,6 +77,8 @@ class TokenCounter:
         if self._has_tokenizer and text not in self._counted:
             body = {"model": self._model.name, "content": text, "prompt": text, "add_special_tokens": False}
             try:
+                while len(self._counted) >= _MAX_COUNTED:
+                    del self._counted[next(iter(self._counted))]
                 self._counted[text] = len(ask(self._server, f"{_root(self._server)}/tokenize", body)["tokens"])
             except (LlmrunError, KeyError, TypeError):
                 self._has_tokenizer = False

@@ -28,7 +28,7 @@ class ModelCatalog:
 
     def __init__(self, settings: Settings, files: Mapping[str, Path] = MappingProxyType({})) -> None:
         self._settings, self._files = settings, files
-        self._headers: dict[tuple[Path, float], Header] = {}
+        self._headers: dict[Path, tuple[float, Header]] = {}  # and the time of the file
 
     def created(self) -> dict[str, int]:
         """Return names and Unix times of files."""
@@ -71,10 +71,11 @@ class ModelCatalog:
         return [*served, *all_models(self._settings)]
 
     def _header(self, installed: Installed) -> Header:
-        key = (installed.path, installed.modified)
-        if key not in self._headers:
-            self._headers[key] = read_header(installed.path)
-        return self._headers[key]
+        modified, header = self._headers.get(installed.path, (None, None))
+        if header is None or modified != installed.modified:
+            header = read_header(installed.path)
+            self._headers[installed.path] = installed.modified, header
+        return header
 
 
 def _outside(name: str, path: Path) -> Installed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -15,12 +16,14 @@ from support.answers import split
 from support.fake_context import BEGIN, CONTROL, END, TURN, FakeContext, FakeVocabulary, Model, scripted, tokens_of
 
 from llmrun.engine.core.loop import Engine
+from llmrun.engine.core.states import KVStore
 from llmrun.engine.llama.base import ALLOCATING
-from llmrun.engine.loaded import LoadedModel
+from llmrun.engine.loaded import LoadedModel, state_key
 from llmrun.engine.service import Preparer
 from llmrun.errors import BadModelError, ContextOverflowError, LlmrunError, UsageError
 from llmrun.grammar import Grammar, read_grammar
 from llmrun.protocol import toolcalls
+from llmrun.protocol.adapters import Adapter
 from llmrun.protocol.jobs.tokenize import TokenizeText
 from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import (
@@ -40,6 +43,7 @@ from llmrun.protocol.messages import (
 )
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.questions import Detokenize, DetokenizedText, SaveState, StateSaved
+from llmrun.system import file_identity
 
 PLAIN = "{{ messages[-1].content }}"
 OPENS = PLAIN + "<think>{# </think> #}"
@@ -426,10 +430,70 @@ def states(folder: Path) -> LoadedModel:
     if not file.exists():
         file.write_bytes(b"GGUF")
     weights: Any = SimpleNamespace(
-        vocabulary=FakeVocabulary(), chat_template=PLAIN, path=str(file), rope_depends_on_window=False
+        vocabulary=FakeVocabulary(),
+        chat_template=PLAIN,
+        path=str(file),
+        rope_depends_on_window=False,
+        identities={str(file): file_identity(file)},
     )
     context = FakeContext(scripted({}), n_ctx=500, n_batch=500)
     return LoadedModel(weights, context, Load(str(file), 500, 500, states=str(folder / "states"), states_bytes=10**6))
+
+
+BASE = Load("", 500, 500)
+LORA = (Adapter("a", "adapter.gguf", 1.0),)
+
+
+@pytest.mark.parametrize(
+    ("load", "changes"),
+    [
+        (BASE, {"kv_type_k": "q8_0"}),
+        (BASE, {"kv_type_v": "q8_0"}),
+        (BASE, {"flash_attention": "off"}),
+        (BASE, {"adapters": LORA}),
+        (replace(BASE, adapters=LORA), {"adapters": (LORA[0]._replace(scale=0.5),)}),
+        (BASE, {"n_ctx": 400, "rope_depends_on_window": True}),
+        (BASE, {"build": "another"}),
+        (BASE, {"model.gguf": b"another"}),
+        (replace(BASE, adapters=LORA), {"adapter.gguf": b"another"}),
+    ],
+    ids=str,
+)
+def test_a_state_is_of_use_only_to_what_it_depends_on(
+    load: Load, changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def store(load: Load, others: dict[str, Any]) -> KVStore:
+        monkeypatch.setattr("llmrun.engine.llama.library.build", lambda: others.get("build", "one"))
+        for name in ("model.gguf", "adapter.gguf"):
+            Path(name).write_bytes(others.get(name, b"GGUF"))
+        identities = {name: file_identity(Path(name)) for name in ("model.gguf", "adapter.gguf")}
+        rope = bool(changes.get("rope_depends_on_window"))
+        weights: Any = SimpleNamespace(path="model.gguf", rope_depends_on_window=rope, identities=identities)
+        return KVStore(Path("states"), state_key(load, weights), 10**6)
+
+    load = replace(load, states="states")
+    fields = {name: value for name, value in changes.items() if hasattr(load, name)}
+    store(load, {}).save([1, 2, 3], b"state")
+    changed = store(replace(load, **fields), changes)
+    changed.save([7], b"other")
+    assert changed.find([1, 2, 3], longer_than=0) is None
+    same = store(replace(load, threads=7, n_seq_max=3), {})
+    same.save([8], b"other")
+    assert same.find([1, 2, 3], longer_than=0) is not None
+
+
+def test_a_window_matters_only_to_position_encoding_that_depends_on_it(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    keys = []
+    for n_ctx in (400, 500):
+        identities = {str(file): file_identity(file)}
+        weights: Any = SimpleNamespace(path=str(file), rope_depends_on_window=False, identities=identities)
+        keys.append(state_key(Load(str(file), n_ctx, n_ctx, states=str(tmp_path)), weights))
+        keys[-1].compute()
+    assert keys[0].known() == keys[1].known() is not None
 
 
 def test_a_grammar_module_that_another_thread_imports_is_not_used_yet(

@@ -36,6 +36,7 @@ _MAX_SECONDS = 5.0
 _POLL_SECONDS = 0.05
 _MAX_RUNAWAYS = 2
 _MAX_COMPILED = 8
+_MAX_TOKENS = 4  # of a vocabulary, with other control tokens shown: each has the bytes of all tokens
 _LIMITS = {
     "initial_lexer_fuel": 1_000_000,  # about 20 ms
     "step_lexer_fuel": 1_000_000,  # about 70 ms for one token
@@ -361,9 +362,11 @@ def tokens_of(vocabulary: Vocabulary, shown: frozenset[int] = frozenset()) -> To
         BadGrammarError: the model has no end token.
     """
     cached = _cache.setdefault(vocabulary, {})
-    if shown not in cached:
-        cached[shown] = Tokens(vocabulary, shown)
-    return cached[shown]
+    tokens = cached.pop(shown, None) or Tokens(vocabulary, shown)
+    cached[shown] = tokens
+    while len(cached) > _MAX_TOKENS:
+        del cached[next(iter(cached))]
+    return tokens
 
 
 _runaways: list[threading.Thread] = []

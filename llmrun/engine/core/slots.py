@@ -481,7 +481,7 @@ class Slots:
 
     def _find_saved(self, tokens: list[int], length: int) -> SavedState | None:
         if self._states is not None and len(tokens) - length >= _MIN_RESTORED:
-            with suppress(LlmrunError, OSError):
+            with suppress(LlmrunError, OSError, MemoryError):
                 cuts = not self._context.has_checkpoints
                 saved = self._states.find(tokens, longer_than=length + _MIN_RESTORED, cuts=cuts)
                 return saved if saved is not None and len(saved.tokens) <= self._context.n_ctx else None

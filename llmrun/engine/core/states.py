@@ -15,7 +15,7 @@ import threading
 import zlib
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from io import FileIO
@@ -25,6 +25,7 @@ from typing import BinaryIO, NamedTuple
 
 from llmrun.engine.core.prefix import common_prefix
 from llmrun.engine.environment import lower_thread_priority
+from llmrun.system import file_identity
 
 _MAGIC = b"LLMRUNKV"
 _VERSION = 4
@@ -273,13 +274,13 @@ class StateKey:
 
     Args:
         folder: of all states, which remembers hashes too.
-        files: of the model and its adapters, as they are when it is loaded.
+        files: the paths of the model's and its adapters' files, and the file_identity() of each when it was loaded.
         rest: the engine's build, types, adapter scales and the like.
     """
 
-    def __init__(self, folder: Path, files: Sequence[Path], rest: str) -> None:
+    def __init__(self, folder: Path, files: Iterable[tuple[str, str]], rest: str) -> None:
         self._folder, self._rest = folder / _HASHES, rest
-        self._files = [(path, _identity(path)) for path in files]
+        self._files = [(Path(path), identity) for path, identity in files]
         self._hashes: dict[str, str] = {}  # by identity
 
     def known(self) -> str | None:
@@ -300,7 +301,7 @@ class StateKey:
             with path.open("rb") as file:
                 while piece := file.read(_PIECE_BYTES):
                     digest.update(piece)
-            if _identity(path) != identity:
+            if file_identity(path) != identity:
                 raise OSError(f"{path} was changed since it was loaded")
             self._hashes[identity] = digest.hexdigest()
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -323,11 +324,6 @@ class StateKey:
 
     def _remembered(self, identity: str) -> Path:
         return self._folder / (hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:32] + _SUFFIX)
-
-
-def _identity(path: Path) -> str:
-    status = path.stat()
-    return f"{path.resolve()} {status.st_ino} {status.st_size} {status.st_mtime_ns}"
 
 
 class StateSaver:

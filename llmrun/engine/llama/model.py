@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,9 @@ from llmrun.engine.llama.device_parameters import DeviceParameters
 from llmrun.engine.llama.library import import_llama
 from llmrun.engine.llama.vocabulary import LlamaVocabulary
 from llmrun.errors import BadModelError, CancelledError
+from llmrun.gguf.filenames import all_parts
 from llmrun.protocol.settings import DEFAULTS, EngineSettings
+from llmrun.system import file_identity
 
 if TYPE_CHECKING:  # loading the weights does not wait for these imports
     from llmrun.gguf.header import Header
@@ -36,6 +39,7 @@ class LlamaModel:
     Attributes:
         description: llama.cpp's, e.g. "llama 135M Q4_1".
         chat_template: Jinja text from the file, or None.
+        identities: path -> file_identity() of each file that was read: a file may be replaced while it is in use.
     """
 
     def __init__(
@@ -74,6 +78,9 @@ class LlamaModel:
         self.repack, self.mmap, self.cpu_experts = repack, mmap, cpu_experts
         self.workers, self.layer_counts = workers, layer_counts
         self._devices = DeviceParameters(settings, experts_of(cpu_experts) if cpu_experts else "", layer_counts)
+        self.identities: dict[str, str] = {}
+        for name in all_parts(Path(path).name):
+            self._identify(str(Path(path).with_name(name)))
         self.buffer_log = BufferLog()
         self.buffer_log.install(llama, verbose=verbose)  # looks at free memory before the weights take some
         llama.llama_backend_init()
@@ -185,11 +192,16 @@ class LlamaModel:
             BadModelError: llama.cpp refuses the file; its log has the reason.
         """
         if adapter.path not in self._adapters:
+            self._identify(adapter.path)
             found = self.llama.llama_adapter_lora_init(self.pointer, os.fsencode(adapter.path))
             if not found:
                 raise BadModelError(f"llama.cpp can't use the adapter {Path(adapter.path).name}")
             self._adapters[adapter.path] = found
         return self._adapters[adapter.path]
+
+    def _identify(self, path: str) -> None:
+        with suppress(OSError):  # llama.cpp reports it
+            self.identities[path] = file_identity(Path(path))
 
     def close(self) -> None:
         self.vocabulary.close()

@@ -482,3 +482,13 @@ def test_a_choice_with_and_without_recursion_follows_its_twin(plain: FakeVocabul
         for letters in itertools.product("abc(", repeat=size):
             answer = "".join(letters) + ")" * letters.count("(")
             assert follows(constraint, answer) == Twin(rules, answer).follows, answer
+
+
+def test_a_vocabulary_is_kept_for_few_sets_of_control_tokens() -> None:
+    """A client chooses them, and each set takes as much memory as the vocabulary."""
+    vocabulary = FakeVocabulary()
+    first = matcher.tokens_of(vocabulary)
+    for token in range(10):
+        matcher.tokens_of(vocabulary, frozenset({token}))
+        assert matcher.tokens_of(vocabulary) is first, "the usual one stays"
+    assert len(matcher._cache[vocabulary]) <= 4

@@ -22,6 +22,7 @@ from support.sampler_llama import same_as_llama
 from support.sampler_twin import Mt19937, Twin, assert_twins
 
 from llmrun import _native
+from llmrun.engine.core import sampler as sampler_module
 from llmrun.engine.core.sampler import SequenceSampler, dry_breaker_tokens, sample_rows
 from llmrun.errors import BadGrammarError, BadLogitsError, UsageError
 from llmrun.protocol.params import SamplingParams
@@ -288,6 +289,18 @@ def test_dry_breakers_are_looked_for_once_a_model() -> None:
     dry_breaker_tokens(("abc", "b"), vocabulary)
     dry_breaker_tokens(("b", "abc"), vocabulary)
     assert vocabulary.looked_at == len(WORDS)
+
+
+def test_few_tokens_of_dry_breakers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also right where the breakers of one request are more than may stay; the last used ones do."""
+    monkeypatch.setattr(sampler_module, "_MAX_CACHED", 5)
+    vocabulary = FakeVocabulary(WORDS)
+    expected = sorted([[1], [4], [5], [6], [0, 1, 2], [3, 1, 2], [4, 2], [5], [6]])
+    for _ in range(3):
+        assert sorted(dry_breaker_tokens(("b", "abc"), vocabulary)) == expected
+    dry_breaker_tokens(("b",), vocabulary)
+    assert sum(map(len, sampler_module._cache[vocabulary].values())) <= 5
+    assert "b" in sampler_module._cache[vocabulary]
 
 
 def test_dry_breakers_cost_nothing_without_dry() -> None:

@@ -221,3 +221,30 @@ def test_a_full_disk_stops_no_request(tmp_path: Path, monkeypatch: pytest.Monkey
     for question in ("one?", "two?", "three?"):
         assert crowd.answer(SYSTEM + question, most=5)[1] == "length"
     saved(crowd)
+
+
+def test_a_state_is_read_before_the_loop_needs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = talk(tmp_path)
+    answer, _ = first.answer(LONG, most=20)
+    first.engine.save(1, prompt_only=False)
+    question, store = LONG + answer + "And then?", KVStore(tmp_path, "model", 1 << 20)
+    later = Conversation(hashed, store, n_ctx=600, n_batch=512)
+    later.engine.read_ahead(tokens_of(question), "")
+    monkeypatch.setattr(store, "_read", None)
+    later.answer(question, most=5)
+    assert later.started().reused_tokens == len(LONG) + 19
+    later.engine.read_ahead(tokens_of(question), "")  # nothing is read: a slot holds it
+
+
+def test_nothing_is_read_ahead_for_a_request_with_a_salt(tmp_path: Path) -> None:
+    first = talk(tmp_path)
+    first.answer(LONG, most=20)
+    first.engine.save(1, prompt_only=False)
+    store = KVStore(tmp_path, "model", 1 << 20)
+    later = Conversation(hashed, store, n_ctx=600, n_batch=512)
+    later.engine.read_ahead(tokens_of(LONG), "private")
+    assert not store._ahead
+    later.engine.read_ahead(tokens_of(LONG), "")
+    assert store._ahead
+    later.engine.save_parked()
+    assert not store._ahead, "an idle engine keeps nothing that was not asked for"

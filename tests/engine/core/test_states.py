@@ -7,10 +7,12 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from llmrun.engine.core.states import KVStore, SavedState, StateKey
+from llmrun.system import file_identity
 
 CAP = 1 << 20
 
@@ -18,6 +20,10 @@ CAP = 1 << 20
 @pytest.fixture
 def store(tmp_path: Path) -> KVStore:
     return KVStore(tmp_path, "model", CAP)
+
+
+def identified(*paths: Path) -> list[tuple[str, str]]:
+    return [(str(path), file_identity(path)) for path in paths]
 
 
 def files(folder: Path) -> list[Path]:
@@ -138,7 +144,7 @@ def test_a_key_has_the_hash_of_every_byte_of_every_file(tmp_path: Path) -> None:
     content = bytearray(random.Random(1).randbytes(6 << 20))
 
     def key(*, rest: str = "build") -> str | None:
-        found = StateKey(states, (first, second), rest)
+        found = StateKey(states, identified(first, second), rest)
         found.compute()
         return found.known()
 
@@ -162,7 +168,7 @@ def test_until_its_file_was_hashed_a_model_has_no_states(tmp_path: Path) -> None
     model.write_bytes(b"weights")
 
     def store() -> KVStore:
-        return KVStore(states, StateKey(states, (model,), "build"), CAP)
+        return KVStore(states, StateKey(states, identified(model), "build"), CAP)
 
     opened = store()
     assert opened.find([1, 2, 3], longer_than=0) is None
@@ -175,7 +181,7 @@ def test_until_its_file_was_hashed_a_model_has_no_states(tmp_path: Path) -> None
 def test_a_model_that_was_changed_since_it_was_loaded_saves_nothing(tmp_path: Path) -> None:
     model, states = tmp_path / "model.gguf", tmp_path / "states"
     model.write_bytes(b"weights")
-    opened = KVStore(states, StateKey(states, (model,), "build"), CAP)
+    opened = KVStore(states, StateKey(states, identified(model), "build"), CAP)
     model.write_bytes(b"other weights")
     with pytest.raises(OSError, match="changed since"):
         opened.save([1, 2, 3], b"state")
@@ -185,7 +191,7 @@ def test_a_file_of_the_hubs_cache_is_named_by_its_hash(tmp_path: Path) -> None:
     blob, link = tmp_path / ("ab" * 32), tmp_path / "model.gguf"
     blob.write_bytes(b"weights")
     link.symlink_to(blob)
-    assert StateKey(tmp_path / "states", (link,), "build").known() == f"{blob.name} build"
+    assert StateKey(tmp_path / "states", identified(link), "build").known() == f"{blob.name} build"
 
 
 def test_checkpoints_are_saved_with_their_state(store: KVStore) -> None:
@@ -203,3 +209,74 @@ def test_a_state_that_no_checkpoint_replaces_stays(store: KVStore) -> None:
     found = store.find([1, 2, 9], longer_than=1, cuts=False)
     assert found is not None
     assert found.checkpoints == ((2, b"two"),)
+
+
+def test_files_that_were_opened_once_are_not_opened_again(store: KVStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt opens no file but the one of its state, which is read once."""
+    for first in range(1, 40):
+        store.save([first, 2, 3], b"state", [(2, b"checkpoint")])
+    store.find([0], longer_than=0)
+    opened: list[Path] = []
+    unwatched = Path.open
+
+    def watched(path: Path, *args: Any, **options: Any) -> Any:
+        opened.append(path)
+        return unwatched(path, *args, **options)
+
+    monkeypatch.setattr(Path, "open", watched)
+    assert store.find([100, 2, 3], longer_than=0) is None
+    assert opened == []
+    assert store.find([7, 2, 3, 4], longer_than=0) is not None
+    assert len(opened) == 1
+
+
+def test_a_state_that_was_read_ahead_is_not_read_again(store: KVStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.save([1, 2, 3], b"state", [(2, b"checkpoint")])
+    store.read_ahead([1, 2, 3, 4], longer_than=0)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", None)
+        assert store.find([1, 2, 3, 4], longer_than=0) == SavedState([1, 2, 3], b"state", ((2, b"checkpoint"),))
+    for end in range(10):
+        store.save([5, end], b"other")
+        store.read_ahead([5, end, 1], longer_than=0)
+    assert len(store._ahead) <= 2, "they take as much memory as their cells"
+    store.forget_ahead()
+    assert not store._ahead
+
+
+def test_a_state_that_changed_after_it_was_read_ahead_is_read_again(store: KVStore) -> None:
+    store.save([1, 2], b"short")
+    store.read_ahead([1, 2, 3, 4], longer_than=0)
+    store.save([1, 2, 3], b"long")
+    assert store.find([1, 2, 3, 4], longer_than=0) == SavedState([1, 2, 3], b"long")
+
+
+def test_a_full_folder_keeps_the_hashes(tmp_path: Path) -> None:
+    """Else the states would be there, but not found by the next process."""
+    model, states = tmp_path / "model.gguf", tmp_path / "states"
+    model.write_bytes(b"weights")
+
+    def store() -> KVStore:
+        return KVStore(states, StateKey(states, identified(model), "build"), 1000)
+
+    opened = store()
+    for first in range(20):
+        opened.save([first, 2], bytes(400))
+    assert store().find([19, 2], longer_than=0) is not None
+
+
+def test_the_saver_goes_on_after_a_state_that_found_no_memory(store: KVStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = store.save
+    left = iter([MemoryError(), OSError()])
+
+    def save(*args: Any) -> int:
+        if (error := next(left, None)) is not None:
+            raise error
+        return whole(*args)
+
+    monkeypatch.setattr(store, "save", save)
+    saver = store.background_saver()
+    for first in range(3):
+        saver.save([first, 2, 3], bytearray(b"state"))
+        saver.wait()
+    assert store.find([2, 2, 3, 4], longer_than=0) == SavedState([2, 2, 3], b"state")

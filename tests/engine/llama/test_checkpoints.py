@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from llmrun.engine.core.sequence import Extras
 from llmrun.engine.core.states import KVStore
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
+from llmrun.errors import UsageError
 from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import Failed, Finished
 from llmrun.protocol.params import Limits, SamplingParams
@@ -193,3 +194,37 @@ def test_a_parked_conversation_is_found_after_a_restart(model: LlamaModel, tmp_p
             found, ended = ask(talk, prompt)
             assert computed(ended) <= 45
             assert_as_fresh(model, found, prompt)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_random_conversations_with_idle_jobs_saves_and_restarts(model: LlamaModel, tmp_path: Path, seed: int) -> None:
+    """Whatever happens between the turns of several conversations, each answer is that of a fresh engine."""
+    rng, store = random.Random(seed), KVStore(tmp_path, "key", 1 << 30)
+    system = [*tokens(5, 200), END]
+    conversations = [[*system, *tokens(each, 30)] for each in (6, 7)] + [tokens(8, 250)]
+    request = reused = 0
+    for _ in range(3):  # processes
+        with engine(model, store, parallel=rng.choice([1, 3])) as talk:
+            for _ in range(4):
+                request += 1
+                conversation = rng.choice(conversations)
+                if rng.random() < 0.4:  # an earlier turn is changed
+                    del conversation[rng.randint(len(conversation) // 2, len(conversation) - 1) :]
+                conversation += [END, *rng.choices(range(3, 100), k=rng.randint(1, 120))]
+                if rng.random() < 0.5:
+                    talk[0].read_ahead(conversation, "")
+                found, ended = ask(talk, conversation, request=request)
+                reused += ended.stats.reused_tokens
+                assert_as_fresh(model, found, conversation)
+                if rng.random() < 0.3:
+                    ask(talk, conversation, 8, request=100 + request)
+                job = rng.choice(["measure", "save", "park", ""])
+                if job == "measure":
+                    talk[0].measure_steps(lambda: False)
+                elif job == "save":
+                    with suppress(UsageError):  # another answer took its slot
+                        talk[0].save(request, prompt_only=True)
+                elif job == "park":
+                    talk[0].save_parked()
+                    talk[0]._slots.saver.wait()
+    assert reused > 0
