@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrun.errors import UsageError
+from llmrun.system import user_path
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 DEFAULT_STATES_BYTES = 4_000_000_000
@@ -41,7 +42,7 @@ class Settings:
         """Folder of saved KV states, a cache. LLMRUN_HOME moves it."""
         home = os.environ.get("LLMRUN_HOME")
         if home:
-            return Path(home).expanduser() / "kv"
+            return user_path(home) / "kv"
         from platformdirs import user_cache_path
 
         return user_cache_path("llmrun", appauthor=False) / "kv"
@@ -51,7 +52,7 @@ class Settings:
         """Folder of the user's data: input history, saved chats. LLMRUN_HOME moves it."""
         home = os.environ.get("LLMRUN_HOME")
         if home:
-            return Path(home).expanduser()
+            return user_path(home)
         from platformdirs import user_data_path
 
         return user_data_path("llmrun", appauthor=False)
@@ -71,8 +72,8 @@ def load_settings(environment: Mapping[str, str] | None = None) -> Settings:
     home = env.get("HF_HOME") or Path(env.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
     cache = env.get("HF_HUB_CACHE") or env.get("HUGGINGFACE_HUB_CACHE") or Path(home, "hub")
     return Settings(
-        hub_cache=Path(os.path.expandvars(Path(cache).expanduser())).absolute(),
-        endpoint=(env.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/"),
+        hub_cache=Path(os.path.expandvars(user_path(str(cache)))).absolute(),
+        endpoint=_endpoint(env),
         offline=_truth(env, "HF_HUB_OFFLINE" if env.get("HF_HUB_OFFLINE") else "TRANSFORMERS_OFFLINE"),
         debug=_switch(env, "LLMRUN_DEBUG"),
         states_bytes=_n_bytes(env, "LLMRUN_KV_BYTES", DEFAULT_STATES_BYTES),
@@ -125,6 +126,14 @@ def _switch(env: Mapping[str, str], name: str) -> bool:
     if env.get(name, "").strip().upper() in _TRUE | _FALSE:
         return _truth(env, name)
     raise UsageError(f"invalid {name}={env[name]}", why="it is a switch", hint=f"{name}=1 or {name}=0")
+
+
+def _endpoint(env: Mapping[str, str]) -> str:
+    text = (env.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).strip().rstrip("/")
+    if not text.startswith(("http://", "https://")):
+        hint = f"e.g. HF_ENDPOINT=https://{text.rpartition('://')[2]}"
+        raise UsageError(f"invalid HF_ENDPOINT={text}", why="it is a URL, with http:// or https://", hint=hint)
+    return text
 
 
 def _n_bytes(env: Mapping[str, str], name: str, default: int) -> int:

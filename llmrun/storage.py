@@ -5,6 +5,7 @@ Must not know the content of the files.
 
 from __future__ import annotations
 
+import codecs
 import errno
 import os
 import re
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 MAKE_ROOM = "free some space and run the same command again"
 
+_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _BUSY_SECONDS = 5.0
 _COMPANIONS = ("", "-wal", "-shm")
@@ -43,7 +45,7 @@ def write_whole(target: Path, content: str | bytes, *, makes_folder: bool = Fals
         ResourceError: the file can't be written.
         UsageError: the folder does not exist, or the target is a folder.
     """
-    data = content.encode("utf-8") if isinstance(content, str) else content
+    data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
     if makes_folder:
         with disk_errors(target):
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -54,6 +56,42 @@ def write_whole(target: Path, content: str | bytes, *, makes_folder: bool = Fals
         return
     with arriving(target) as path:
         path.write_bytes(data)
+
+
+def decode_text(data: bytes, refusal: str) -> str:
+    """Return the text of a file or a pipe: UTF-8 with or without its mark, or UTF-16 with its mark.
+
+    Args:
+        refusal: what can't be done with another one.
+
+    Raises:
+        UsageError: it is binary, or in another encoding.
+    """
+    encoding = "utf-16" if data.startswith(_UTF16) else "utf-8-sig"
+    try:
+        text = data.decode(encoding)
+    except UnicodeDecodeError as error:
+        binary = b"\0" in data and encoding != "utf-16"
+        name = "UTF-16" if encoding == "utf-16" else "UTF-8"
+        why = "it is binary, not text" if binary else f"it is not {name} text, see byte {error.start:,}"
+        hint = "" if binary else "iconv -t UTF-8 FILE turns other encodings into UTF-8"
+        raise UsageError(refusal, why=why, hint=hint) from None
+    if "\0" in text or (encoding == "utf-16" and not _is_readable(text)):
+        halves = data[::2], data[1::2]
+        if len(data) % 2 == 0 and any(len(half.replace(b"\0", b"")) < len(half) / 10 for half in halves):
+            why, hint = "it is UTF-16 without a byte order mark", "iconv -f UTF-16LE -t UTF-8 FILE turns it into UTF-8"
+            raise UsageError(refusal, why=why, hint=hint)
+        raise UsageError(refusal, why="it is binary, not text")
+    return text
+
+
+def _is_readable(text: str) -> bool:
+    """Return whether at most 1 % of the characters are control or unassigned: any two bytes are valid UTF-16."""
+    import unicodedata
+
+    written = [character for character in text if character not in "\t\n\r\f"]
+    strange = sum(unicodedata.category(character) in ("Cc", "Cn", "Co") for character in written)
+    return strange * 100 <= len(text)
 
 
 def check_target(target: Path) -> None:

@@ -155,3 +155,8 @@ def read_number(path: Path) -> float | None:
         return float(read_text(path, 64))
     except ValueError:
         return None
+
+
+def user_path(name: str) -> Path:
+    """Return the path of a name as a user types it: a leading ~ is the home, but not that of ./~."""
+    return Path(os.path.expanduser(name))  # noqa: PTH111 - a Path loses the ./ before the ~

@@ -65,6 +65,7 @@ def test_as_huggingface_hub_reads_them(variables: dict[str, str], monkeypatch: p
         ("LLMRUN_KV_BYTES", "²"),
         ("LLMRUN_KV_BYTES", "9" * 30),
         ("LLMRUN_DEBUG", "maybe"),
+        ("HF_ENDPOINT", "127.0.0.1:9"),
     ],
 )
 def test_an_invalid_variable_is_an_error_that_names_it(name: str, value: str) -> None:

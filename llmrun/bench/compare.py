@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import median, stdev
 from typing import Any
 
@@ -22,6 +21,7 @@ from llmrun.errors import UsageError, listed
 from llmrun.protocol.codec import as_dict
 from llmrun.protocol.settings import SETTINGS
 from llmrun.protocol.sizes import readable_size
+from llmrun.system import user_path
 
 MOST_RUNS = 20
 """The number of newest results that count for a machine, version or model."""
@@ -135,7 +135,7 @@ def resolve(which: str, history: History) -> ComparedSide:
         UsageError: there is none.
         LlmrunError: it can't be read.
     """
-    path = Path(which).expanduser()
+    path = user_path(which)
     if path.is_file() or path.suffix.lower() in _FILES:
         return ComparedSide(path.name, (read_file(path),))
     entries = history.select(which)

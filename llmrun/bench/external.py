@@ -28,6 +28,7 @@ from llmrun.errors import LlmrunError, UsageError
 from llmrun.planning.hardware import Hardware
 from llmrun.protocol.codec import load_json
 from llmrun.protocol.settings import DEFAULTS, DEVICE_SETTINGS, SETTINGS
+from llmrun.system import user_path
 
 NAMES = ("llama-bench", "ollama")
 
@@ -86,7 +87,7 @@ def find(name: str, environment: Mapping[str, str] = os.environ) -> ExternalBenc
     """
     from llmrun.bench.ollama import Ollama
 
-    path = Path(name).expanduser()
+    path = user_path(name)
     is_path = path.name != name
     if kind_of(name) == "ollama":
         return Ollama.find(environment)

@@ -6,7 +6,6 @@ Owns reading and layout; must not know models or terminals. Names are returned a
 from __future__ import annotations
 
 import base64
-import codecs
 import fnmatch
 import glob
 import hashlib
@@ -20,6 +19,8 @@ from typing import TypeVar
 
 from llmrun.errors import UsageError
 from llmrun.protocol.messages import PICTURE_BEGINNINGS, Image
+from llmrun.storage import decode_text
+from llmrun.system import user_path
 
 MAX_FILE_BYTES = 4 << 20
 MAX_TOTAL_BYTES = 16 << 20
@@ -31,7 +32,6 @@ MAX_IMAGES_BYTES = 32 << 20
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _WILDCARDS = frozenset("*?[")
 _TICKS = re.compile(r"`{3,}")
-_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 # What a file begins with -> what it is, and what to do about it.
 _KINDS = (
@@ -206,7 +206,7 @@ def read_image(name: str) -> AttachedImage:
             why="it is not a PNG, JPEG, GIF, BMP or WebP image",
             hint="-f FILE takes text files; other images can be saved as PNG",
         )
-    path = os.path.abspath(Path(name).expanduser())  # noqa: PTH100 - the name, not where a link leads
+    path = os.path.abspath(user_path(name))  # noqa: PTH100 - the name, not where a link leads
     sha256 = hashlib.sha256(data).hexdigest()
     return AttachedImage(name, path, sha256, len(data), base64.b64encode(data).decode("ascii"))
 
@@ -226,7 +226,7 @@ def read_text(name: str, max_bytes: int = MAX_FILE_BYTES) -> tuple[str, int]:
         kind = ""  # two letters may begin a text, too
     if kind:
         raise UsageError(f"{name!r} can't be attached", why=f"it is {kind}, not text", hint=_HINTS.get(kind, ""))
-    text = _decode(name, data)
+    text = decode_text(data, f"{name!r} can't be attached")
     return text.replace("\r\n", "\n").replace("\r", "\n"), len(data)
 
 
@@ -258,7 +258,7 @@ def _refuse_names_of_no_file(name: str) -> None:
 
 
 def _read(name: str, max_bytes: int) -> bytes:
-    path = Path(name).expanduser()
+    path = user_path(name)
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
@@ -278,34 +278,6 @@ def _read(name: str, max_bytes: int) -> bytes:
     if len(data) > max_bytes:
         raise UsageError(f"{name!r} can't be attached", why=f"it is larger than {max_bytes:,} bytes")
     return data
-
-
-def _decode(name: str, data: bytes) -> str:
-    encoding = "utf-16" if data.startswith(_UTF16) else "utf-8-sig"
-    try:
-        text = data.decode(encoding)
-    except UnicodeDecodeError as error:
-        binary = b"\0" in data and encoding != "utf-16"
-        encoding_name = "UTF-16" if encoding == "utf-16" else "UTF-8"
-        why = "it is binary, not text" if binary else f"it is not {encoding_name} text, see byte {error.start:,}"
-        hint = "" if binary else "iconv -t UTF-8 FILE turns other encodings into UTF-8"
-        raise UsageError(f"{name!r} can't be attached", why=why, hint=hint) from None
-    if "\0" in text or (encoding == "utf-16" and not _is_readable(text)):
-        halves = data[::2], data[1::2]
-        if len(data) % 2 == 0 and any(len(half.replace(b"\0", b"")) < len(half) / 10 for half in halves):
-            why, hint = "it is UTF-16 without a byte order mark", "iconv -f UTF-16LE -t UTF-8 FILE turns it into UTF-8"
-            raise UsageError(f"{name!r} can't be attached", why=why, hint=hint)
-        raise UsageError(f"{name!r} can't be attached", why="it is binary, not text")
-    return text
-
-
-def _is_readable(text: str) -> bool:
-    """Return whether at most 1 % of the characters are control or unassigned: any two bytes are valid UTF-16."""
-    import unicodedata
-
-    written = [character for character in text if character not in "\t\n\r\f"]
-    strange = sum(unicodedata.category(character) in ("Cc", "Cn", "Co") for character in written)
-    return strange * 100 <= len(text)
 
 
 def _check_sum(files: Sequence[AttachedFile], limit: int) -> None:

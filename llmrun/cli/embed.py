@@ -27,6 +27,7 @@ from llmrun.errors import UsageError
 from llmrun.model.embeddings import EmbedOptions
 from llmrun.planning.plan import LoadPreferences
 from llmrun.planning.speculation import OFF
+from llmrun.storage import decode_text
 from llmrun.ui.terminal.format import counted
 from llmrun.ui.terminal.output import Output
 
@@ -190,7 +191,8 @@ def _texts_of(output: Output, word: str) -> list[str]:
 def _lines(data: bytes, name: str) -> list[str]:
     if not data.strip():
         raise UsageError(f"{name} is empty", why="each of its lines is a text")
-    lines = [line.removesuffix("\r") for line in data.decode("utf-8-sig", "replace").removesuffix("\n").split("\n")]
+    text = decode_text(data, f"the text of {name} can't be read")
+    lines = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
     blank = next((number for number, line in enumerate(lines, 1) if not line.strip()), None)
     if blank is not None:
         raise UsageError(f"line {blank} of {name} is empty", why="each line is a text", hint="remove empty lines")

@@ -27,6 +27,7 @@ from llmrun.protocol.jobs.beams import BeamSettings
 from llmrun.protocol.messages import AnswerRequest, Finished, Message, TextDelta
 from llmrun.protocol.params import SamplingParams
 from llmrun.protocol.settings import PARALLEL_BOUNDS
+from llmrun.storage import decode_text
 from llmrun.ui.terminal.output import Output
 
 _WORTH_SAVING = 64  # tokens that had to be prefilled
@@ -345,7 +346,7 @@ def _decoded(word: str) -> str:
 
 def _read_all(output: Output) -> str:
     data = output.stdin.buffer.read() if hasattr(output.stdin, "buffer") else output.stdin.read().encode()
-    return bytes(data).decode("utf-8", "replace").rstrip("\n")
+    return decode_text(bytes(data), "the text of stdin can't be read").rstrip("\n")
 
 
 def has_template(output: Output, model: ChatModel) -> bool:

@@ -17,6 +17,7 @@ from llmrun.models.registry import load_catalogue, resolve
 from llmrun.models.store.installed import Installed
 from llmrun.models.store.store import Store, all_models
 from llmrun.protocol.sizes import readable_size
+from llmrun.system import user_path
 from llmrun.ui.terminal.format import counted
 from llmrun.ui.terminal.output import Output
 
@@ -266,7 +267,7 @@ def _as_path(text: str) -> str:
     from llmrun.models.store.other_programs import PROGRAMS
 
     is_name = text.partition("/")[0].lower() in PROGRAMS and not Path(text).exists()
-    return text if is_name else str(Path(text).expanduser().absolute())
+    return text if is_name else str(user_path(text).absolute())
 
 
 def _reasons(leftover: Any) -> str:

@@ -12,6 +12,7 @@ from llmrun.cli.completion import complete_model
 from llmrun.cli.options import JsonOption, ModelArgument, YesOption
 from llmrun.errors import UsageError
 from llmrun.protocol.sizes import readable_size
+from llmrun.storage import decode_text
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
@@ -101,16 +102,12 @@ def read_content(output: Output, text: str) -> str:
             raise UsageError(f"can't read {text!r}", why=error.strerror or str(error)) from None
         output.note(f"the text of the file {text}")
     else:
-        data = os.fsencode(text)
+        return os.fsencode(text).decode("utf-8", "replace")
     if len(data) > _MOST_BYTES:
         raise UsageError(
             f"the text is longer than {readable_size(_MOST_BYTES)}", hint=f"head -c {_MOST_BYTES >> 20}M FILE"
         )
-    found: str = data.decode("utf-8", "replace")
-    lost = found.count("\ufffd") - data.count("\ufffd".encode())
-    if lost:
-        output.note("invalid UTF-8 is read as U+FFFD, as in prompts")
-    return found
+    return decode_text(data, "the text of stdin can't be read" if text == "-" else f"can't read {text!r}")
 
 
 def _as_json(name: str, found: TokenizedFile, *, merges: bool) -> dict[str, Any]:

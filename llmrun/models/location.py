@@ -13,6 +13,7 @@ from llmrun.gguf.filenames import name_of_projector, projector_for, projectors_f
 from llmrun.gguf.reader import read_header, read_part
 from llmrun.models.registry import ModelSpec, load_catalogue, resolve
 from llmrun.models.store.store import Store
+from llmrun.system import user_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ def find_projector(model: Path, named: str | None = None) -> Path | None:
         UsageError: the named file does not exist, or several may be meant.
     """
     if named is not None:
-        path = Path(named).expanduser()
+        path = user_path(named)
         if not path.is_file():
             raise UsageError(f"--mmproj {named} can't be read", why="there is no such file")
         return path

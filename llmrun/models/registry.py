@@ -20,6 +20,7 @@ from llmrun.config import load_settings, model_aliases, read_toml
 from llmrun.errors import LlmrunError, ModelNotFoundError, UsageError, did_you_mean, near_names
 from llmrun.gguf import filenames
 from llmrun.models.store import other_programs
+from llmrun.system import user_path
 
 IMPORTED = "local/"
 """Start of the repositories of `llmrun import`; never looked for on the hub, where somebody may own that name."""
@@ -278,7 +279,7 @@ def _unknown(name: str, alias: str, catalogue: Catalogue) -> ModelNotFoundError:
 
 def _is_file(name: str) -> bool:
     try:
-        return Path(name).expanduser().is_file()
+        return user_path(name).is_file()
     except (OSError, RuntimeError):  # a component is too long; a ~user that does not exist
         return False
 
@@ -289,7 +290,7 @@ def _looks_like_file(name: str) -> bool:
 
 def _from_path(name: str) -> ModelSpec:
     try:
-        path = Path(name).expanduser().absolute()
+        path = user_path(name).absolute()
         found = path.exists()
     except (OSError, RuntimeError) as error:
         raise ModelNotFoundError(f"no file {name}", why=str(error)) from error

@@ -23,6 +23,7 @@ from llmrun.protocol.jobs.evaluate import EVALUATE, Divergence, Evaluate, Evalua
 from llmrun.protocol.settings import common_fields
 from llmrun.protocol.sizes import readable_size
 from llmrun.runner.client import EngineClient
+from llmrun.storage import decode_text
 
 CONTEXT = 512
 """Tokens of a chunk, as in other tools: only figures for chunks of the same length are comparable."""
@@ -64,21 +65,14 @@ def read_text(path: Path) -> EvaluatedText:
     try:
         with path.open("rb") as file:
             data = file.read(_MAX_BYTES + 1)
-        content = data.decode("utf-8-sig")
     except OSError as error:
         raise UsageError(f"--text {path} can't be read", why=error.strerror or str(error)) from None
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"--text {path} is not UTF-8",
-            why=f"byte {error.start:,} is {data[error.start]:#04x}",
-            hint=f"iconv -f latin1 -t utf-8 {path} > text.txt, if it is Latin-1",
-        ) from None
     if len(data) > _MAX_BYTES:
         raise UsageError(
             f"--text {path} is longer than {readable_size(_MAX_BYTES)}",
             hint=f"head -c 2M {path} > text.txt",
         )
-    return EvaluatedText(path.name, content)
+    return EvaluatedText(path.name, decode_text(data, f"--text {path} can't be read"))
 
 
 def default_text() -> EvaluatedText:

@@ -16,6 +16,7 @@ from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import check
 from llmrun.models.store.new_file import temporary
+from llmrun.system import user_path
 
 OnProgress = Callable[[str, float], None]
 """Called with (phase, share done: 0 to 1)."""
@@ -39,7 +40,7 @@ def find(text: str) -> SourceFile:
     """
     from llmrun.models.location import locate, not_on_disk
 
-    folder = Path(text).expanduser()
+    folder = user_path(text)
     if (folder / "config.json").is_file():
         return SourceFile(folder, folder.resolve().name, True)
     if folder.is_dir() and not any(folder.glob("*.gguf")):

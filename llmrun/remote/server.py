@@ -20,6 +20,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from llmrun.errors import ModelNotFoundError, UsageError, did_you_mean, listed
+from llmrun.system import user_path
 
 OPENAI_HOST = "api.openai.com"
 _VERSION = re.compile(r"v\d+\w*")  # of an API, as a part of its path
@@ -144,7 +145,7 @@ def _key(url: str, environment: Mapping[str, str], key_file: Path | None) -> str
     elif key := environment.get("LLMRUN_SERVER_KEY", "").strip():
         where = "LLMRUN_SERVER_KEY"
     elif named:
-        where, key = f"LLMRUN_SERVER_KEY_FILE={named}", _first_line(Path(named).expanduser(), "LLMRUN_SERVER_KEY_FILE")
+        where, key = f"LLMRUN_SERVER_KEY_FILE={named}", _first_line(user_path(named), "LLMRUN_SERVER_KEY_FILE")
     elif urlsplit(url).hostname == OPENAI_HOST and url.startswith("https:"):
         where, key = "OPENAI_API_KEY", environment.get("OPENAI_API_KEY", "").strip()
     else:

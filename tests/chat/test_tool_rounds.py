@@ -149,9 +149,10 @@ def test_undo_and_retry_take_the_whole_turn(talk: Talk) -> None:
 
 
 def test_reasoning_of_all_rounds_is_kept_and_holds_no_calls(tmp_path: Path) -> None:
-    talk = Talk(tmp_path, f"<think>I could write {CALL}</think>{CALL}", "<think>Well.</think>Sunny.")
+    mentioned = CALL.replace("\n<tool_call>", " <tool_call>")  # on a line of its own it would end the reasoning
+    talk = Talk(tmp_path, f"<think>I could write {mentioned}</think>{CALL}", "<think>Well.</think>Sunny.")
     talk.say("Weather?", "Sun")
-    assert talk.saved.reasoning == f"I could write {CALL}\n\nWell."
+    assert talk.saved.reasoning == f"I could write {mentioned}\n\nWell."
     assert (len(talk.saved.rounds), talk.saved.content) == (1, "Sunny.")
 
 

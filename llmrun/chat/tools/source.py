@@ -24,7 +24,7 @@ from llmrun.errors import UsageError
 from llmrun.protocol.codec import load_json
 from llmrun.protocol.messages import Tool
 from llmrun.runner.launch import EngineHandle, launch
-from llmrun.system import PipeReader
+from llmrun.system import PipeReader, user_path
 
 _START_SECONDS = 120  # a server may be downloaded first
 _CANCEL_SECONDS = 2  # for a call to end
@@ -226,7 +226,7 @@ def _command(name: str) -> list[str]:
                 "tools of MCP servers need the mcp package", why="it is not installed", hint="pip install 'llmrun[mcp]'"
             )
         return _host("servers", str(Path.cwd()), *words)
-    path = Path(name).expanduser()
+    path = user_path(name)
     if path.suffix != ".py" or not path.is_file():
         why = "must be a Python file, or mcp: and the command of an MCP server"
         raise UsageError(f"invalid --tools {name}", why=why)

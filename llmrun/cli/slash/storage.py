@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmrun.cli.replacing import check_output_file
 from llmrun.errors import UsageError
+from llmrun.system import user_path
 from llmrun.ui.prompt.drafts import unquoted
 from llmrun.ui.terminal.format import counted, short
 
@@ -57,7 +57,7 @@ def export_chat(chat: Chat, rest: str) -> None:
         raise UsageError("/export needs a file name with .md, .json or .jsonl", hint="/export chat.md")
     if chat.conversation.chat.id is None:
         raise UsageError("there is nothing to export yet", hint="ask something first")
-    path = Path(name).expanduser()
+    path = user_path(name)
     check_output_file(chat.output, path, yes=False, hint="/export with another name")
     write_whole(path, export(chat.conversation.chat.tree(), form))
     chat.output.note(f"Wrote {path}.")

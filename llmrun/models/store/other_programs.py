@@ -22,6 +22,7 @@ from llmrun.errors import ModelNotFoundError, did_you_mean
 from llmrun.gguf import filenames
 from llmrun.models.store.installed import LM_STUDIO, OLLAMA, Installed, measure
 from llmrun.protocol.codec import load_json
+from llmrun.system import user_path
 
 PROGRAMS = {"ollama": OLLAMA, "lmstudio": LM_STUDIO}
 """First part of a name -> the program."""
@@ -98,7 +99,7 @@ def _by_quant(found: list[Installed], quant: str | None) -> Installed | None:
 def _ollama_models(environment: Mapping[str, str] | None) -> Iterator[Installed]:
     env = os.environ if environment is None else environment
     named = env.get("OLLAMA_MODELS")
-    folders = [Path(named).expanduser()] if named else [*_at_home(".ollama", "models"), _SYSTEM_OLLAMA]
+    folders = [user_path(named)] if named else [*_at_home(".ollama", "models"), _SYSTEM_OLLAMA]
     for folder in folders:
         for manifest in _manifests(folder / "manifests"):
             model = _ollama_model(folder, manifest)

@@ -79,7 +79,7 @@ class ChatInput:
         self._moves = output.cursor_moves or (output.stderr_cursor_moves and not output.stdout_is_terminal)
         self._before = terminal_mode(output.stdin) if output.stdin_is_terminal else None
         if isinstance(output.stdin, io.TextIOWrapper):
-            output.stdin.reconfigure(encoding="utf-8", errors="replace")  # possible before the first read only
+            output.stdin.reconfigure(encoding="utf-8-sig", errors="replace")  # possible before the first read only
 
     @property
     def interactive(self) -> bool:
