@@ -90,12 +90,29 @@ def _stated_id(config: Json, kind: str) -> Any:
     return found[0] if isinstance(found, list) and found else found
 
 
-def _further_ends(folder: Folder, config: Json, texts: Mapping[int, str], known: Mapping[str, int]) -> dict[str, int]:
-    """Return the additional end tokens that llama.cpp would not recognize by their text."""
+def lost_ends(folder: Folder, config: Json, texts: Mapping[int, str], metadata: Mapping[str, Any]) -> list[str]:
+    """Return the texts of end tokens that a file has no key for."""
+    kept = {metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")}
+    ends = (number for number in _stated_ends(folder, config) if number in texts and number not in kept)
+    return [texts[number] for number in ends if texts[number] not in _KNOWN_ENDS]
+
+
+def lost_flags(tokenizer: Json) -> list[str]:
+    """Return the texts of added tokens with flags that a file can't have: they take in spaces, or are whole words."""
+    flags = ("lstrip", "rstrip", "single_word")
+    return [row["content"] for row in added_tokens(tokenizer) if any(row.get(flag) is True for flag in flags)]
+
+
+def _stated_ends(folder: Folder, config: Json) -> list[int]:
     stated = [folder.json("generation_config.json").get("eos_token_id"), config.get("eos_token_id")]
     numbers = [number for value in stated for number in (value if isinstance(value, list) else [value])]
+    return list(dict.fromkeys(number for number in numbers if type(number) is int))
+
+
+def _further_ends(folder: Folder, config: Json, texts: Mapping[int, str], known: Mapping[str, int]) -> dict[str, int]:
+    """Return the additional end tokens that llama.cpp would not recognize by their text."""
     ends: dict[str, int] = {}
-    for number in dict.fromkeys(number for number in numbers if type(number) is int):
+    for number in _stated_ends(folder, config):
         text = texts.get(number)
         if text is None or text in _KNOWN_ENDS or number in (known.get("eos"), *ends.values()):
             continue
@@ -171,9 +188,9 @@ def _entries(template: Any) -> list[tuple[str, str]]:
 
 
 def _chat_template(folder: Folder, settings: Json) -> str:
-    """Return the template in tokenizer_config.json or in a separate file; of several the one named "default"."""
+    """Return the template in a file of its own, else in tokenizer_config.json; of several the one named "default"."""
     found = settings.get("chat_template")
-    if found is None and folder.has("chat_template.jinja"):
+    if folder.has("chat_template.jinja"):  # which wins in transformers too
         found = folder.text("chat_template.jinja")
     elif found is None and folder.has("chat_template.json"):
         found = parse_object(folder.text("chat_template.json").encode(), "chat_template.json").get("chat_template")

@@ -14,8 +14,9 @@ from typing import Any
 from llmrun.convert import pretokenizer
 from llmrun.convert.folder import Folder, Json
 from llmrun.convert.sentencepiece import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, read_pieces
-from llmrun.convert.special import added_tokens, special_metadata
+from llmrun.convert.special import added_tokens, lost_ends, lost_flags, special_metadata
 from llmrun.errors import BadModelError, ModelNotFoundError, UsageError
+from llmrun.gguf.metadata import NORMALIZER
 
 MAX_MODEL_BYTES = 64 * 1024 * 1024
 _SPACE = "\u2581"  # SentencePiece's space character
@@ -59,6 +60,11 @@ class _Tokens:
         }
 
 
+def _some(texts: list[str]) -> str:
+    more = f" and {len(texts) - 3} others" if len(texts) > 3 else ""
+    return ", ".join(map(repr, texts[:3])) + more
+
+
 def read_vocabulary(folder: Folder, config: Json, family: str, n_rows: int) -> ConvertedVocabulary:
     """Read the vocabulary of a folder.
 
@@ -94,8 +100,14 @@ def read_vocabulary(folder: Folder, config: Json, family: str, n_rows: int) -> C
         metadata["tokenizer.ggml.scores"] = tokens.scores
     metadata["tokenizer.ggml.token_type"] = tokens.types
     metadata |= {f"tokenizer.ggml.{key}": value for key, value in own.items()}
+    if metadata["tokenizer.ggml.model"] == "gpt2" and tokenizer.get("normalizer") is not None:
+        metadata[NORMALIZER] = "NFC"  # others are refused
     metadata |= special_metadata(folder, tokenizer, config, tokens.by_id, _BERT_TOKENS if family == "bert" else {})
     notes = [f"{tokens.ignored} added tokens are left out: the model has no rows for them"] if tokens.ignored else []
+    if ends := lost_ends(folder, config, tokens.by_id, metadata):
+        notes.append(f"{_some(ends)} end no answer: a file has three end tokens")
+    if flags := lost_flags(tokenizer):
+        notes.append(f"the flags lstrip, rstrip and single_word of {_some(flags)} are lost: a file has none")
     return ConvertedVocabulary(metadata, notes)
 
 

@@ -11,6 +11,9 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+NORMALIZER = "llmrun.tokenizer.normalizer"
+"""Key of the normal form of Unicode that text is brought into before llama.cpp tokenizes it; llama.cpp has none."""
+
 
 @dataclass(frozen=True, slots=True)
 class ArrayInfo:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 from support.hf_writer import (
     N_BYTE_LEVEL,
     bfloat16,
@@ -22,10 +23,12 @@ from support.hf_writer import (
 )
 from typer.testing import CliRunner
 
+from llmrun import _native
 from llmrun.cli.convert import convert
 from llmrun.convert import write as writing
 from llmrun.convert.encode import all_finite, to_float32
 from llmrun.convert.job import convert_folder
+from llmrun.engine.llama.model import LlamaModel
 from llmrun.errors import BadModelError, DiskFullError, LlmrunError, UsageError
 from llmrun.gguf.reader import read_header
 
@@ -274,6 +277,7 @@ def test_metadata_tell_who_made_it_and_how_to_sample(tmp_path: Path) -> None:
         "generation_config.json": {"temperature": 0.6, "top_k": 20, "top_p": "much"},
         "chat_template.jinja": "{{ messages }}",
     }
+    files["tokenizer_config.json"] = {**as_json(files["tokenizer_config.json"]), "chat_template": "an older one"}
     convert_folder(write(tmp_path / "Tiny-1B-Instruct", files), tmp_path / "x.gguf")
     header = read_header(tmp_path / "x.gguf", arrays=("general.languages",))
     assert (header.license, header.base_model, header.chat_template) == (
@@ -355,3 +359,39 @@ def test_the_command_asks_before_it_replaces(tmp_path: Path, monkeypatch: pytest
     assert read_header(tmp_path / "Tiny-Q8_0.gguf").quant == "Q8_0"
     encoder = write(tmp_path / "Bert", files_of("BertModel"))
     assert "try: llmrun embed Bert-F16.gguf TEXT" in CliRunner().invoke(app, [str(encoder)]).stderr
+
+
+def as_json(file: Any) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(file if isinstance(file, (str, bytes)) else json.dumps(file))
+    return found
+
+
+def test_what_a_file_can_not_say_of_its_tokens_is_named(tmp_path: Path) -> None:
+    files = files_of(QWEN, eos_token_id=[278, 1, 2, 3, 4])
+    tokenizer = as_json(files["tokenizer.json"])
+    tokenizer["added_tokens"][0]["lstrip"] = True
+    done = convert_folder(write(tmp_path / "in", files | {"tokenizer.json": tokenizer}), tmp_path / "x.gguf")
+    ends, flags = done.notes
+    assert "end no answer" in ends
+    assert repr(tokenizer["added_tokens"][0]["content"]) in flags
+
+
+@pytest.mark.parametrize("architecture", [QWEN, "BertModel"])
+def test_text_is_normalized_as_the_tokenizer_does(architecture: str, tmp_path: Path) -> None:
+    """Qwen's composes characters. Uncased BERT's divides them, of which llama.cpp would take the first part only."""
+    files = files_of(architecture)
+    tokenizer = as_json(files["tokenizer.json"])
+    if architecture == "BertModel":
+        jamo = ["\u1100", "##\u1161", "##\u11ab"]
+        words = list(tokenizer["model"]["vocab"])[: len(tokenizer["model"]["vocab"]) - len(jamo)] + jamo
+        tokenizer["model"]["vocab"] = {word: number for number, word in enumerate(words)}
+        files["vocab.txt"] = "\n".join(words)
+    convert_folder(write(tmp_path / "in", files | {"tokenizer.json": tokenizer}), tmp_path / "x.gguf")
+    judge = tokenizers.Tokenizer.from_str(json.dumps(tokenizer))
+    model = LlamaModel(str(tmp_path / "x.gguf"), 0, _native.CancelFlag())
+    try:
+        for text in ("cafe\u0301", "caf\u00e9", "\uac00", "\uac04", "\u1100\u1161", "A\u030angstro\u0308m", "a b"):
+            expected = judge.encode(text, add_special_tokens=False).ids
+            assert model.vocabulary.tokenize(text, special=False) == expected, text
+    finally:
+        model.close()

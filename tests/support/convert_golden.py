@@ -57,7 +57,7 @@ def contents(path: Path) -> dict[str, Any]:
     keys = {
         name: [field.types[0].name, _short(field.contents())]
         for name, field in reader.fields.items()
-        if not name.startswith("GGUF.")
+        if not name.startswith(("GGUF.", "llmrun."))  # ours is beside llama.cpp's converter's
     }
     tensors = {
         tensor.name: f"{tensor.tensor_type.name} {[int(n) for n in tensor.shape]} {_hash(tensor.data.tobytes())}"

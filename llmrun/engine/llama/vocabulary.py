@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import unicodedata
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
 
 from llmrun.engine.llama.base import PIECE_TOKENS
 from llmrun.errors import BadModelError
+from llmrun.gguf.metadata import NORMALIZER
 
 _NO_TOKEN = -1
 _SENTENCE_PIECE, _WORD_PIECE, _RWKV = 1, 3, 5  # enum llama_vocab_type
+_NORMAL_FORMS = ("NFC", "NFD", "NFKC", "NFKD")
 
 
 class LlamaVocabulary:
@@ -51,6 +54,8 @@ class LlamaVocabulary:
         self._ends: list[bool | None] = [None] * self.n_tokens
         self._control_texts: tuple[str, ...] = ()
         self._kind = int(llama.llama_vocab_type(vocab))
+        # llama.cpp takes only the first part of a character that uncased BERT divides, as Hangul's syllables.
+        self._normal_form = "NFD" if self._kind == _WORD_PIECE else _text_value(llama, model, NORMALIZER)
         self._damage = ""  # the reason for which llama.cpp's tokenizer would abort or never return
         # In parallel with the creation of the context, which does not need the GIL.
         self._collecting = threading.Thread(target=self._collect, daemon=True)
@@ -108,6 +113,8 @@ class LlamaVocabulary:
             self._collecting.join()
         if self._damage:
             raise _damaged(self._damage)
+        if self._normal_form and not text.isascii():
+            text = unicodedata.normalize(self._normal_form, text)
         data = text.encode("utf-8", "replace")
         room = len(data) + 8
         while True:
@@ -174,3 +181,11 @@ def _in_pieces(tokens: Any, count: int) -> Iterator[list[int]]:
 
 def _damaged(reason: str) -> BadModelError:
     return BadModelError("this model's vocabulary can't be used", why=reason, hint="try another file of this model")
+
+
+def _text_value(llama: Any, model: Any, key: str) -> Any:
+    """Return the text of a short metadata key; "" without one, or if it is no normal form."""
+    buffer = ctypes.create_string_buffer(16)
+    size = llama.llama_model_meta_val_str(model, key.encode(), buffer, len(buffer))
+    text = buffer.value.decode("ascii", "replace")
+    return text if 0 < size < len(buffer) and text in _NORMAL_FORMS else ""
