@@ -93,7 +93,7 @@ def test_version_names_both(tmp_path: Path) -> None:
         (("run", "smollm2"), 2, "there is no prompt\n  try: llmrun run MODEL"),
         (("explain", "smollm2"), 2, "there is no prompt\n  try: llmrun explain MODEL"),
         (("run", "smollm2", "hi", "--temp", "nan"), 2, "invalid --temp nan"),
-        (("run", "smollm2", "hi", "--top-k", "-1"), 2, "invalid --top-k -1"),
+        (("run", "smollm2", "hi", "--top-k", "-2"), 2, "invalid --top-k -2"),
         (("run", "smollm2", "hi", "--sampler-order", "top_k,topp"), 2, "--sampler-order: 'topp' is not a step"),
         (("run", "smollm2", "hi", "--ban", ""), 2, "invalid --ban"),
         (("run", "smollm2", "hi", "--grammar", "missing.gbnf"), 2, "--grammar missing.gbnf can't be read"),
@@ -332,7 +332,7 @@ def test_every_sampling_parameter_has_a_flag() -> None:
     assert set(names[1:]) == {field.name for field in fields(SamplingParams)}
 
 
-EDGES = [(name, outside) for name, (low, high) in BOUNDS.items() for outside in (low - 1, high + 1, math.nan, math.inf)]
+EDGES = [(name, outside) for name, (low, high) in BOUNDS.items() for outside in (low - 2, high + 1, math.nan, math.inf)]
 
 
 @pytest.mark.parametrize(("name", "value"), EDGES)
@@ -404,11 +404,15 @@ def test_prompt_of_stdin_and_words(piped: str, words: list[str], prompt: str, tm
         assert read_prompt(Output(stdin=stdin), words) == prompt
 
 
-def test_bytes_that_are_no_text_do_not_stop_a_prompt(tmp_path: Path) -> None:
+def test_bytes_of_another_encoding_are_refused_as_those_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "stdin"
     file.write_bytes(b"caf\xe9")
+    with file.open() as stdin, pytest.raises(UsageError) as refused:
+        read_prompt(Output(stdin=stdin), [])
+    assert "iconv" in refused.value.hint
+    file.write_text("caf\u00e9", encoding="utf-16")
     with file.open() as stdin:
-        assert read_prompt(Output(stdin=stdin), []) == "caf\ufffd"
+        assert read_prompt(Output(stdin=stdin), []) == "caf\u00e9"
 
 
 @pytest.mark.parametrize("name", COMMANDS)

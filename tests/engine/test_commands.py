@@ -61,6 +61,7 @@ def commands(path: Path) -> list[tuple[Command, type[Event] | None]]:
         (Cancel(1), None),
         (Job(8, "tokenize", TokenizeText(str(path), "Hi")), JobDone),
         (Job(9, "status", {}), JobDone),
+        (Job(10, "apply_template", HI), JobDone),
     ]
 
 

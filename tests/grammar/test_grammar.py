@@ -17,7 +17,7 @@ from support.mutations import MUTATIONS, mutations
 from llmrun.errors import BadGrammarError
 from llmrun.grammar import Grammar, read_grammar, read_json_schema
 
-MOST_LOOPS = 200  # about a second on an idle machine
+MOST_LOOPS = 400  # about two seconds on an idle machine
 
 
 def refused(read: Callable[[str], Grammar], case: Broken) -> BadGrammarError:

@@ -89,7 +89,7 @@ def test_context_why_stats_and_values(llmrun: Installed) -> None:
     assert any("ctx" in line for line in chat.ask("/stats"))
     assert chat.ask("/set top-k 5") == ["--top-k is now 5."]
     assert any("--top-k" in line and "session" in line for line in chat.ask("/set"))
-    assert any("invalid" in line for line in chat.ask("/set top-k -1"))
+    assert any("invalid" in line for line in chat.ask("/set top-k -2"))
     assert any("there is no sampling parameter" in line for line in chat.ask("/set nonsense 1"))
     assert any("architecture" in line and "llama" in line for line in chat.ask("/show"))
     left(chat)

@@ -18,7 +18,6 @@ from llmrun.engine.llama.device_parameters import DeviceParameters
 from llmrun.engine.llama.library import import_llama
 from llmrun.engine.llama.vocabulary import LlamaVocabulary
 from llmrun.errors import BadModelError, CancelledError
-from llmrun.gguf.filenames import all_parts
 from llmrun.protocol.settings import DEFAULTS, EngineSettings
 from llmrun.system import file_identity
 
@@ -79,7 +78,7 @@ class LlamaModel:
         self.workers, self.layer_counts = workers, layer_counts
         self._devices = DeviceParameters(settings, experts_of(cpu_experts) if cpu_experts else "", layer_counts)
         self.identities: dict[str, str] = {}
-        for name in all_parts(Path(path).name):
+        for name in _files_of(Path(path).name):
             self._identify(str(Path(path).with_name(name)))
         self.buffer_log = BufferLog()
         self.buffer_log.install(llama, verbose=verbose)  # looks at free memory before the weights take some
@@ -206,3 +205,12 @@ class LlamaModel:
     def close(self) -> None:
         self.vocabulary.close()
         self.llama.llama_model_free(self.pointer)
+
+
+def _files_of(name: str) -> tuple[str, ...]:
+    """Return the names of a model's files."""
+    if "-of-" not in name:  # an import less, which the weights would wait for
+        return (name,)
+    from llmrun.gguf.filenames import all_parts
+
+    return all_parts(name)

@@ -14,7 +14,6 @@ from typing import Any
 
 from llmrun.engine.llama.base import PIECE_TOKENS
 from llmrun.errors import BadModelError
-from llmrun.gguf.metadata import NORMALIZER
 
 _NO_TOKEN = -1
 _SENTENCE_PIECE, _WORD_PIECE, _RWKV = 1, 3, 5  # enum llama_vocab_type
@@ -55,7 +54,7 @@ class LlamaVocabulary:
         self._control_texts: tuple[str, ...] = ()
         self._kind = int(llama.llama_vocab_type(vocab))
         # llama.cpp takes only the first part of a character that uncased BERT divides, as Hangul's syllables.
-        self._normal_form = "NFD" if self._kind == _WORD_PIECE else _text_value(llama, model, NORMALIZER)
+        self._normal_form = "NFD" if self._kind == _WORD_PIECE else _normal_form(llama, model)
         self._damage = ""  # the reason for which llama.cpp's tokenizer would abort or never return
         # In parallel with the creation of the context, which does not need the GIL.
         self._collecting = threading.Thread(target=self._collect, daemon=True)
@@ -183,9 +182,11 @@ def _damaged(reason: str) -> BadModelError:
     return BadModelError("this model's vocabulary can't be used", why=reason, hint="try another file of this model")
 
 
-def _text_value(llama: Any, model: Any, key: str) -> Any:
-    """Return the text of a short metadata key; "" without one, or if it is no normal form."""
+def _normal_form(llama: Any, model: Any) -> Any:
+    """Return the normal form of Unicode that a file of ours asks for; "" for none."""
+    from llmrun.gguf.metadata import NORMALIZER  # after the weights: they would wait for the import
+
     buffer = ctypes.create_string_buffer(16)
-    size = llama.llama_model_meta_val_str(model, key.encode(), buffer, len(buffer))
+    size = llama.llama_model_meta_val_str(model, NORMALIZER.encode(), buffer, len(buffer))
     text = buffer.value.decode("ascii", "replace")
     return text if 0 < size < len(buffer) and text in _NORMAL_FORMS else ""
