@@ -97,12 +97,6 @@ def lost_ends(folder: Folder, config: Json, texts: Mapping[int, str], metadata: 
     return [texts[number] for number in ends if texts[number] not in _KNOWN_ENDS]
 
 
-def lost_flags(tokenizer: Json) -> list[str]:
-    """Return the texts of added tokens with flags that a file can't have: they take in spaces, or are whole words."""
-    flags = ("lstrip", "rstrip", "single_word")
-    return [row["content"] for row in added_tokens(tokenizer) if any(row.get(flag) is True for flag in flags)]
-
-
 def _stated_ends(folder: Folder, config: Json) -> list[int]:
     stated = [folder.json("generation_config.json").get("eos_token_id"), config.get("eos_token_id")]
     numbers = [number for value in stated for number in (value if isinstance(value, list) else [value])]

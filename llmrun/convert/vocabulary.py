@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llmrun.convert import pretokenizer
+from llmrun.convert.architectures import ANOTHER_WAY
 from llmrun.convert.folder import Folder, Json
 from llmrun.convert.sentencepiece import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, read_pieces
-from llmrun.convert.special import added_tokens, lost_ends, lost_flags, special_metadata
+from llmrun.convert.special import added_tokens, lost_ends, special_metadata
 from llmrun.errors import BadModelError, ModelNotFoundError, UsageError
-from llmrun.gguf.metadata import NORMALIZER
+from llmrun.gguf.metadata import ADDED_FLAGS, NORMALIZER
 
 MAX_MODEL_BYTES = 64 * 1024 * 1024
 _SPACE = "\u2581"  # SentencePiece's space character
@@ -100,20 +101,32 @@ def read_vocabulary(folder: Folder, config: Json, family: str, n_rows: int) -> C
         metadata["tokenizer.ggml.scores"] = tokens.scores
     metadata["tokenizer.ggml.token_type"] = tokens.types
     metadata |= {f"tokenizer.ggml.{key}": value for key, value in own.items()}
-    if metadata["tokenizer.ggml.model"] == "gpt2" and tokenizer.get("normalizer") is not None:
-        metadata[NORMALIZER] = "NFC"  # others are refused
+    if metadata["tokenizer.ggml.model"] == "gpt2":
+        metadata[NORMALIZER] = "none" if tokenizer.get("normalizer") is None else "NFC"  # others are refused
+    metadata |= _flag_metadata(folder, tokenizer, metadata["tokenizer.ggml.model"], n_rows)
     metadata |= special_metadata(folder, tokenizer, config, tokens.by_id, _BERT_TOKENS if family == "bert" else {})
     notes = [f"{tokens.ignored} added tokens are left out: the model has no rows for them"] if tokens.ignored else []
     if ends := lost_ends(folder, config, tokens.by_id, metadata):
         notes.append(f"{_some(ends)} end no answer: a file has three end tokens")
-    if flags := lost_flags(tokenizer):
-        notes.append(f"the flags lstrip, rstrip and single_word of {_some(flags)} are lost: a file has none")
     return ConvertedVocabulary(metadata, notes)
 
 
-def _added(folder: Folder, tokenizer: Json) -> dict[int, tuple[str, bool]]:
-    """Return the added tokens: id -> (text, is special). tokenizer_config.json takes precedence, as in transformers."""
-    found = {row["id"]: (row["content"], bool(row.get("special"))) for row in added_tokens(tokenizer)}
+@dataclass(frozen=True)
+class _AddedToken:
+    """Added token of tokenizer.json or tokenizer_config.json."""
+
+    text: str
+    special: bool
+    flags: frozenset[str] = frozenset()  # of ADDED_FLAGS
+
+    @staticmethod
+    def of(row: Json) -> _AddedToken:
+        return _AddedToken(row["content"], bool(row.get("special")), frozenset(filter(row.get, ADDED_FLAGS)))
+
+
+def _added(folder: Folder, tokenizer: Json) -> dict[int, _AddedToken]:
+    """Return the added tokens by id. tokenizer_config.json takes precedence, as in transformers."""
+    found = {row["id"]: _AddedToken.of(row) for row in added_tokens(tokenizer)}
     decoder = folder.json("tokenizer_config.json").get("added_tokens_decoder", {})
     if not isinstance(decoder, dict):
         raise BadModelError("tokenizer_config.json is damaged", why="added_tokens_decoder is not an object")
@@ -121,18 +134,35 @@ def _added(folder: Folder, tokenizer: Json) -> dict[int, tuple[str, bool]]:
         is_id = number.isdecimal() and len(number) <= _MAX_DIGITS
         if not is_id or not isinstance(row, dict) or not isinstance(row.get("content"), str):
             raise BadModelError("tokenizer_config.json is damaged", why=f"added token {number[:40]!r} has no text")
-        found[int(number)] = (row["content"], bool(row.get("special")))
+        found[int(number)] = _AddedToken.of(row)
     if any(number < 0 for number in found):
         raise BadModelError("tokenizer.json is damaged", why="an added token has a negative id")
     return found
 
 
-def _put_added(tokens: _Tokens, added: Mapping[int, tuple[str, bool]]) -> None:
-    for number, (text, special) in sorted(added.items()):
-        if special or _looks_special(text):
+def _put_added(tokens: _Tokens, added: Mapping[int, _AddedToken]) -> None:
+    for number, row in sorted(added.items()):
+        text = row.text
+        if row.special or _looks_special(text):
             tokens.put(number, text, CONTROL, _ADDED_SCORE)
+        elif "single_word" in row.flags:  # llama.cpp would find it inside of words
+            tokens.put(number, text, NORMAL, _ADDED_SCORE)
         else:
             tokens.put(number, text.replace(_SPACE, " "), USER_DEFINED, _ADDED_SCORE)
+
+
+def _flag_metadata(folder: Folder, tokenizer: Json, model: str, n_rows: int) -> dict[str, Any]:
+    """Return the ids of the added tokens with each flag. Raises UsageError for flags that can't be kept."""
+    ids: dict[str, list[str]] = {}
+    for number, row in sorted(_added(folder, tokenizer).items()):
+        if "single_word" in row.flags and model != "gpt2":
+            raise UsageError(
+                f"the added token {row.text[:40]!r} can't be converted",
+                why="it is found as a whole word only (single_word), which works with byte-level BPE alone",
+            )
+        for flag in row.flags if number < n_rows else ():
+            ids.setdefault(ADDED_FLAGS[flag], []).append(str(number))
+    return {key: " ".join(numbers) for key, numbers in ids.items()}
 
 
 def _looks_special(text: str) -> bool:
@@ -219,7 +249,8 @@ def _sentencepiece(folder: Folder, tokenizer: Json, tokens: _Tokens) -> dict[str
         if type(number) is not int or number < 0:
             raise BadModelError("added_tokens.json is damaged", why=f"{text[:40]!r} has the id {str(number)[:40]!r}")
         tokens.put(number, text, USER_DEFINED, _ADDED_SCORE)
-    _put_added(tokens, _added(folder, tokenizer))
+    added = _added(folder, tokenizer)
+    _put_added(tokens, added)
     return {"model": "llama", "pre": "default", **_space_prefix(folder, found.adds_space)}
 
 
@@ -250,7 +281,7 @@ def _sentencepiece_as_json(tokenizer: Json, folder: Folder, tokens: _Tokens) -> 
         kind = BYTE if len(text) == 6 and text.startswith("<0x") and text.endswith(">") else NORMAL
         tokens.put(number, text, UNKNOWN if text == model.get("unk_token") else kind, -float(ranks.get(text, 0)))
     tokens.ignored = 0
-    _put_added(tokens, {number: row for number, row in added.items() if row[0] != model.get("unk_token")})
+    _put_added(tokens, {number: row for number, row in added.items() if row.text != model.get("unk_token")})
     return {"model": "llama", "pre": "default", **_space_prefix(folder, adds_space)}
 
 
@@ -265,7 +296,14 @@ def _prepends_space(tokenizer: Json) -> bool:
         if kind == "Prepend":
             prepends = True
         elif kind == "Metaspace":
-            prepends = step.get("prepend_scheme", "always") != "never" and step.get("add_prefix_space", True)
+            scheme = step.get("prepend_scheme", "always")
+            if scheme == "first":
+                raise UsageError(
+                    "a tokenizer that prepends a space to the first text only can't be converted",
+                    why="the prepend_scheme of Metaspace is 'first'; llama.cpp prepends one after control tokens too",
+                    hint=ANOTHER_WAY,
+                )
+            prepends = scheme != "never" and step.get("add_prefix_space", True)
         elif kind not in ("Replace", "Split"):
             raise _normalizer_error(kind)
     return prepends
@@ -281,7 +319,10 @@ def _normalizer_error(kind: object) -> UsageError:
 def _wordpiece(folder: Folder, tokenizer: Json, config: Json, tokens: _Tokens) -> dict[str, Any]:
     vocabulary: dict[str, int] = {}
     if tokenizer:
-        vocabulary = _vocabulary_of(_model_of(tokenizer, "WordPiece"), tokens, {})
+        model = _model_of(tokenizer, "WordPiece")
+        if model.get("max_input_chars_per_word", 100) != 100:
+            raise UsageError("a WordPiece tokenizer whose longest word is not 100 characters can't be converted")
+        vocabulary = _vocabulary_of(model, tokens, {})
     elif folder.has("vocab.txt"):
         lines = folder.text("vocab.txt").split("\n")
         vocabulary = {text.rstrip("\r"): number for number, text in enumerate(lines) if text}
@@ -291,13 +332,14 @@ def _wordpiece(folder: Folder, tokenizer: Json, config: Json, tokens: _Tokens) -
         )
     tokens.texts[:] = [_SPACE.encode() + text for text in tokens.texts]
     added = _added(folder, tokenizer) or {
-        vocabulary[text]: (text, True) for text in _BERT_TOKENS.values() if text in vocabulary
+        vocabulary[text]: _AddedToken(text, True) for text in _BERT_TOKENS.values() if text in vocabulary
     }
     for text, number in vocabulary.items():
         tokens.put(number, text[2:] if text.startswith("##") else _SPACE + text, NORMAL, 0.0)
     tokens.ignored = 0
-    for number, (text, special) in added.items():
-        tokens.put(number, text if special else _SPACE + text, CONTROL if special else USER_DEFINED, 0.0)
+    for number, row in added.items():
+        text, kind = (row.text, CONTROL) if row.special else (_SPACE + row.text, USER_DEFINED)
+        tokens.put(number, text, kind, 0.0)
     types = config.get("type_vocab_size", 2)
     found = {"model": "bert", "pre": "default", "token_type_count": types if type(types) is int else 2}
     return found | _normalizer(tokenizer)
@@ -309,5 +351,8 @@ def _normalizer(tokenizer: Json) -> dict[str, Any]:
         return {}
     if normalizer.get("type") != "BertNormalizer":
         raise _normalizer_error(normalizer.get("type"))
+    for name in ("clean_text", "handle_chinese_chars"):
+        if normalizer.get(name) is False:
+            raise _normalizer_error(f"without {name}")
     keys = {"normalizer.lowercase": "lowercase", "normalizer.strip_accents": "strip_accents"}
     return {key: normalizer[name] for key, name in keys.items() if isinstance(normalizer.get(name), bool)}

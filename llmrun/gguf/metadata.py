@@ -14,6 +14,9 @@ from typing import Any
 NORMALIZER = "llmrun.tokenizer.normalizer"
 """Key of the normal form of Unicode that text is brought into before llama.cpp tokenizes it; llama.cpp has none."""
 
+ADDED_FLAGS = {flag: f"llmrun.tokenizer.{flag}" for flag in ("lstrip", "rstrip", "single_word")}
+"""Flag of added tokens -> key of the ids that have it, separated by spaces; llama.cpp has none."""
+
 
 @dataclass(frozen=True, slots=True)
 class ArrayInfo:

@@ -40,6 +40,7 @@ _INDEX_TYPES = frozenset({"I32", "I64"})
 _MATRIX = re.compile(
     r"(?:^|\.)(?:token_embd|output|attn_(?:q|k|v|qkv|output|gate)|ffn_(?:gate|up|down)(?:_inp|_exps|_shexp)?)\.weight$"
 )
+_LAYER = re.compile(r"blk\.(\d+)\.")
 _VECTOR = re.compile(
     r"(?:_norm\.weight|\.bias|\.scale|(?:^|\.)(?:rope_freqs|rope_factors_(?:long|short)|attn_sinks)\.weight)$"
 )
@@ -103,6 +104,7 @@ def check(header: Header) -> None:
     """
     _check_kind(header)
     _check_sizes(header)
+    _check_trunk(header)
     _check_rotation(header)
 
 
@@ -201,6 +203,14 @@ def _check_sizes(header: Header) -> None:
     length = len(template) if isinstance(template, str) else length_of(template)
     if length > MAX_TEMPLATE_CHARACTERS:
         _fail(header, f"'tokenizer.chat_template' has {length} characters, more than {MAX_TEMPLATE_CHARACTERS}")
+
+
+def _check_trunk(header: Header) -> None:
+    """Refuse a file of draft layers alone, for which llama.cpp reads through a null pointer."""
+    layers = {int(found[1]) for tensor in header.tensors if (found := _LAYER.match(tensor.name))}
+    predicting = header.model_count("nextn_predict_layers")
+    if predicting and layers and min(layers) >= header.n_layers - predicting:
+        _fail(header, "it holds only layers for multi-token prediction (a draft head), not the model's own layers")
 
 
 def _check_rotation(header: Header) -> None:

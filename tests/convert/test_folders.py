@@ -368,12 +368,8 @@ def as_json(file: Any) -> dict[str, Any]:
 
 def test_what_a_file_can_not_say_of_its_tokens_is_named(tmp_path: Path) -> None:
     files = files_of(QWEN, eos_token_id=[278, 1, 2, 3, 4])
-    tokenizer = as_json(files["tokenizer.json"])
-    tokenizer["added_tokens"][0]["lstrip"] = True
-    done = convert_folder(write(tmp_path / "in", files | {"tokenizer.json": tokenizer}), tmp_path / "x.gguf")
-    ends, flags = done.notes
+    (ends,) = convert_folder(write(tmp_path / "in", files), tmp_path / "x.gguf").notes
     assert "end no answer" in ends
-    assert repr(tokenizer["added_tokens"][0]["content"]) in flags
 
 
 @pytest.mark.parametrize("architecture", [QWEN, "BertModel"])

@@ -35,6 +35,15 @@ def test_what_is_refused_beforehand(tmp_path: Path, name: str) -> None:
     assert words in caught.value.why
 
 
+def test_draft_layers_without_a_model_are_refused(tmp_path: Path) -> None:
+    changes = {"llama.block_count": 2, "llama.nextn_predict_layers": 1}
+    draft = TensorSpec("blk.1.nextn.enorm.weight", (64,), 0, 256)
+    with pytest.raises(BadModelError) as caught:
+        check(header_of(tmp_path, changes, (draft,)))
+    assert "only layers for multi-token prediction" in caught.value.why
+    check(header_of(tmp_path, changes, (draft, TensorSpec("blk.0.attn_norm.weight", (64,), 0, 256))))
+
+
 @pytest.mark.parametrize("name", sorted(BROKEN.keys() - REFUSED))
 def test_what_explains_a_crash_is_tried_first(tmp_path: Path, name: str) -> None:
     changes, words = BROKEN[name]

@@ -47,6 +47,7 @@ SERVER_MODEL: dict[str, Any] = {
     "vocab_only": False, "check_tensors": False, "use_extra_bufts": True, "no_host": False, "no_alloc": False,
 }  # fmt: skip
 MODEL_REASONS = {
+    "kv_overrides": "accents are stripped before llama.cpp tokenizes: it strips vowels too",
     "n_gpu_layers": "the plan's",
     "progress_callback": "progress, and a cancel while loading", "progress_callback_user_data": "as progress_callback",
     "load_mode": "mmap, unless the plan says otherwise",

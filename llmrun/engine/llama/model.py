@@ -16,7 +16,7 @@ from llmrun import _native
 from llmrun.engine.llama.buffers import BufferLog
 from llmrun.engine.llama.device_parameters import DeviceParameters
 from llmrun.engine.llama.library import import_llama
-from llmrun.engine.llama.vocabulary import LlamaVocabulary
+from llmrun.engine.llama.vocabulary import STRIPS_ACCENTS, LlamaVocabulary
 from llmrun.errors import BadModelError, CancelledError
 from llmrun.protocol.settings import DEFAULTS, EngineSettings
 from llmrun.system import file_identity
@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # loading the weights does not wait for these imports
     from llmrun.gguf.header import Header
     from llmrun.protocol.adapters import Adapter
     from llmrun.protocol.loading import DeviceBuffer, Load
+_KV_BOOL = 2  # llama_model_kv_override_type
 
 
 def experts_of(layers: tuple[int, ...]) -> str:
@@ -109,6 +110,10 @@ class LlamaModel:
         params.n_gpu_layers = self.gpu_layers
         params.use_extra_bufts = self.repack
         params.vocab_only = vocabulary_only
+        overrides = (llama.llama_model_kv_override * 2)()  # ends with an entry of zeros
+        # The vocabulary does it: llama.cpp strips spacing marks too, i.e. vowels of Tamil and Bengali.
+        overrides[0].key, overrides[0].tag, overrides[0].value.val_bool = STRIPS_ACCENTS, _KV_BOOL, False
+        params.kv_overrides = overrides
         self._devices.apply(llama, params, Path(self.path))
         # llama.cpp's advice: copies to a GPU are faster from read memory.
         if not self.mmap or self._devices.moves_tensors:

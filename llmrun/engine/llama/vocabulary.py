@@ -6,9 +6,11 @@ Owns every call about llama.cpp's llama_vocab; must not know contexts or prompts
 from __future__ import annotations
 
 import ctypes
+import re
 import threading
 import unicodedata
 from collections.abc import Iterable, Iterator
+from functools import cache, cached_property
 from itertools import chain
 from typing import Any
 
@@ -17,7 +19,16 @@ from llmrun.errors import BadModelError
 
 _NO_TOKEN = -1
 _SENTENCE_PIECE, _WORD_PIECE, _RWKV = 1, 3, 5  # enum llama_vocab_type
-_NORMAL_FORMS = ("NFC", "NFD", "NFKC", "NFKD")
+STRIPS_ACCENTS = b"tokenizer.ggml.normalizer.strip_accents"
+_BERT_UNKNOWN = 100  # llama.cpp's default for WordPiece
+_NORMAL_FORMS = {"qwen2": "NFC", "qwen35": "NFC"}  # tokenizer.ggml.pre -> normal form, where a file has no NORMALIZER
+_MOST_WORD_CHARACTERS = 100  # max_input_chars_per_word of WordPiece; a longer word is the unknown token
+_LONG_RUN = re.compile(rf"\S{{{_MOST_WORD_CHARACTERS + 1},}}")
+# What BERT makes a word of its own: punctuation, and the blocks that it calls Chinese.
+_CHINESE = (
+    (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F), (0x2B740, 0x2B81F),
+    (0x2B920, 0x2CEAF), (0x2F800, 0x2FA1F),
+)  # fmt: skip
 
 
 class LlamaVocabulary:
@@ -53,8 +64,17 @@ class LlamaVocabulary:
         self._ends: list[bool | None] = [None] * self.n_tokens
         self._control_texts: tuple[str, ...] = ()
         self._kind = int(llama.llama_vocab_type(vocab))
-        # llama.cpp takes only the first part of a character that uncased BERT divides, as Hangul's syllables.
-        self._normal_form = "NFD" if self._kind == _WORD_PIECE else _normal_form(llama, model)
+        from llmrun.gguf.metadata import ADDED_FLAGS, NORMALIZER  # the weights would wait for the import
+
+        if self._kind == _WORD_PIECE:
+            self._lowercases = self._setting(model, "tokenizer.ggml.normalizer.lowercase") != "false"
+            strips = self._setting(model, STRIPS_ACCENTS.decode())
+            self._strips_accents = strips == "true" if strips else self._lowercases
+            self._unknown = int(self._setting(model, "tokenizer.ggml.unknown_token_id") or _BERT_UNKNOWN)
+        splitter = self._setting(model, "tokenizer.ggml.pre")
+        self._is_nfc = (self._setting(model, NORMALIZER) or _NORMAL_FORMS.get(splitter)) == "NFC"
+        self._added = {flag: [*map(int, self._setting(model, key).split())] for flag, key in ADDED_FLAGS.items()}
+        self._patterns: dict[tuple[str, bool], re.Pattern[str] | None] = {}
         self._damage = ""  # the reason for which llama.cpp's tokenizer would abort or never return
         # In parallel with the creation of the context, which does not need the GIL.
         self._collecting = threading.Thread(target=self._collect, daemon=True)
@@ -112,8 +132,21 @@ class LlamaVocabulary:
             self._collecting.join()
         if self._damage:
             raise _damaged(self._damage)
-        if self._normal_form and not text.isascii():
-            text = unicodedata.normalize(self._normal_form, text)
+        text = self._normalized(self._strip_beside_added(text, special=special), special=special)
+        if self._kind == _WORD_PIECE:
+            known = dict.fromkeys(_long_words(text), self._unknown)
+            words = re.compile(f"({'|'.join(map(re.escape, known))})") if known else None
+        else:
+            known = {self._text(token): token for token in self._added["single_word"]}
+            words = self._added_pattern("single_word", special)
+        if words is None:
+            return self._tokenize(text, special=special)
+        parts = enumerate(words.split(text))  # text and a known token in turn
+        each = ([known[part]] if number % 2 else self._tokenize(part, special=special) for number, part in parts)
+        return [*chain.from_iterable(each)]
+
+    def _tokenize(self, text: str, *, special: bool) -> list[int]:
+        """Tokenize as llama.cpp does."""
         data = text.encode("utf-8", "replace")
         room = len(data) + 8
         while True:
@@ -123,6 +156,61 @@ class LlamaVocabulary:
                 room = -count
             else:
                 return [*chain.from_iterable(_in_pieces(tokens, count))]
+
+    def _setting(self, model: Any, key: str) -> str:
+        """Return a value of the file's metadata as llama.cpp writes it; "" without one."""
+        room = 64
+        while True:
+            buffer = ctypes.create_string_buffer(room)
+            count = self._llama.llama_model_meta_val_str(model, key.encode(), buffer, room)
+            if count < room:
+                return buffer.value.decode("utf-8", "replace")
+            room = count + 1
+
+    def _strip_beside_added(self, text: str, *, special: bool) -> str:
+        """Remove the white space that belongs to added tokens with the flags lstrip and rstrip."""
+        if (before := self._added_pattern("lstrip", special)) is not None:
+            text = before.sub(r"\1", text)
+        if (after := self._added_pattern("rstrip", special)) is not None:
+            text = after.sub(r"\1", text)
+        return text
+
+    def _added_pattern(self, flag: str, special: bool) -> re.Pattern[str] | None:
+        """Return the pattern of the added tokens with a flag, as group 1; None without any.
+
+        Control tokens are among them only if they are recognized in the text.
+        """
+        if not self._added[flag]:
+            return None
+        key = flag, special
+        if key not in self._patterns:
+            is_control = self._llama.LLAMA_TOKEN_ATTR_CONTROL
+            texts = [
+                re.escape(self._text(token))
+                for token in self._added[flag]
+                if special or not self._llama.llama_vocab_get_attr(self.pointer, token) & is_control
+            ]
+            around = {"lstrip": r"\s*({})", "rstrip": r"({})\s*"}.get(flag) or _single_word_pattern()
+            whole = around.format("|".join(sorted(texts, key=len, reverse=True)))
+            self._patterns[key] = re.compile(whole) if texts else None
+        return self._patterns[key]
+
+    def _normalized(self, text: str, *, special: bool) -> str:
+        """Normalize a text as Hugging Face's tokenizer does, except the control tokens in it."""
+        if self._kind != _WORD_PIECE and (not self._is_nfc or unicodedata.is_normalized("NFC", text)):
+            return text
+        parts = self._control_pattern.split(text) if special and self.control_texts else [text]
+        return "".join(part if number % 2 else self._normalized_part(part) for number, part in enumerate(parts))
+
+    def _normalized_part(self, text: str) -> str:
+        if self._kind != _WORD_PIECE:
+            return unicodedata.normalize("NFC", text)
+        return _bert_normalized(text, lowercases=self._lowercases, strips_accents=self._strips_accents)
+
+    @cached_property
+    def _control_pattern(self) -> re.Pattern[str]:
+        texts = sorted(filter(None, self.control_texts), key=len, reverse=True)
+        return re.compile(f"({'|'.join(map(re.escape, texts))})")
 
     @property
     def around_text(self) -> tuple[list[int], list[int]]:
@@ -178,15 +266,41 @@ def _in_pieces(tokens: Any, count: int) -> Iterator[list[int]]:
         yield piece
 
 
+@cache
+def _single_word_pattern() -> str:
+    """Return the pattern of a whole word; marks and joiners belong to words, other than in Python's \\w."""
+    marks = "".join(filter(lambda character: unicodedata.category(character)[0] == "M", map(chr, range(0x110000))))
+    word = rf"[\w\u200c\u200d{marks}]"
+    return f"(?<!{word})({{}})(?!{word})"
+
+
+def _bert_normalized(text: str, *, lowercases: bool, strips_accents: bool) -> str:
+    """Normalize as Hugging Face's BertNormalizer: llama.cpp keeps only the first character of a decomposition."""
+    if text.isascii():
+        return text.lower() if lowercases else text
+    if strips_accents:
+        decomposed = unicodedata.normalize("NFD", text)
+        text = "".join(character for character in decomposed if unicodedata.category(character) != "Mn")
+    return "".join(map(str.lower, text)) if lowercases else text  # each by itself: a final sigma is no special case
+
+
+def _long_words(text: str) -> list[str]:
+    """Return the words of a normalized text that are too long for WordPiece, the longest first."""
+    words = (word for run in _LONG_RUN.findall(text) for word in _bert_words(run))
+    return sorted({word for word in words if len(word) > _MOST_WORD_CHARACTERS}, key=len, reverse=True)
+
+
+def _bert_words(run: str) -> list[str]:
+    """Split characters without white space at those that BERT makes words of their own."""
+    return "".join(" " if _is_own_word(character) else character for character in run).split()
+
+
+def _is_own_word(character: str) -> bool:
+    code = ord(character)
+    if code < 0x7F and not character.isalnum():
+        return True
+    return unicodedata.category(character).startswith("P") or any(low <= code <= high for low, high in _CHINESE)
+
+
 def _damaged(reason: str) -> BadModelError:
     return BadModelError("this model's vocabulary can't be used", why=reason, hint="try another file of this model")
-
-
-def _normal_form(llama: Any, model: Any) -> Any:
-    """Return the normal form of Unicode that a file of ours asks for; "" for none."""
-    from llmrun.gguf.metadata import NORMALIZER  # after the weights: they would wait for the import
-
-    buffer = ctypes.create_string_buffer(16)
-    size = llama.llama_model_meta_val_str(model, NORMALIZER.encode(), buffer, len(buffer))
-    text = buffer.value.decode("ascii", "replace")
-    return text if 0 < size < len(buffer) and text in _NORMAL_FORMS else ""
