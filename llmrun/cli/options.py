@@ -282,7 +282,7 @@ FilesOption = Annotated[
         "--file",
         "-f",
         metavar="FILE",
-        help="Put a text file before the prompt, or all files of a pattern like 'src/*.py'; may be repeated.",
+        help="Put a text file or a PDF before the prompt, or all files of a pattern like 'src/*.py'; may be repeated.",
         rich_help_panel="Prompt",
     ),
 ]
