@@ -14,6 +14,7 @@ import sys
 from typing import NamedTuple
 
 from llmrun.errors import UsageError
+from llmrun.protocol.codec import load_json
 
 MAX_DOCUMENT_BYTES = 64 << 20
 """Most of a document are fonts and pictures."""
@@ -63,7 +64,7 @@ def read_document(data: bytes, name: str, max_bytes: int) -> DocumentText:
     except subprocess.TimeoutExpired:
         raise refused(f"reading its text takes more than {_MAX_SECONDS} seconds") from None
     try:
-        answer = json.loads(read.stdout)
+        answer = load_json(read.stdout)
     except ValueError:
         raise refused("reading its text needs too much memory, or the file is damaged") from None
     if "why" in answer:
