@@ -274,7 +274,7 @@ PlainOption = Annotated[
 ]
 LoopGuardOption = Annotated[
     bool,
-    typer.Option("--loop-guard/--no-loop-guard", help="End an answer that repeats itself.", rich_help_panel="Answer"),
+    typer.Option("--loop-guard/--no-loop-guard", help="End an answer that repeats itself, and close a reasoning that does.", rich_help_panel="Answer"),
 ]
 FilesOption = Annotated[
     list[str] | None,
