@@ -32,7 +32,20 @@ def launch(
         command: another program instead, for tests.
         verbose: write its log to our stderr instead of a nameless file.
         environment: variables in addition to ours.
+
+    Raises:
+        ResourceError: the system refuses another process or pipe.
     """
+    try:
+        return _start(command, verbose, environment)
+    except OSError as error:
+        from llmrun.errors import ResourceError
+
+        hint = "close other programs; ulimit -a shows the limits"
+        raise ResourceError("no process can be started", why=error.strerror or str(error), hint=hint) from None
+
+
+def _start(command: Sequence[str], verbose: bool, environment: Mapping[str, str] | None) -> EngineHandle:
     log = None if verbose else _nameless_file()
     process = subprocess.Popen(
         list(command),
@@ -67,9 +80,10 @@ _has_guess = False
 
 
 def prestart() -> None:
-    """Start an engine before its command is known."""
+    """Start an engine before its command is known; if the system refuses, that is reported when one is needed."""
     global _prestarted, has_prestarted
-    _prestarted, has_prestarted = launch((*ENGINE, "preload")), True
+    with suppress(OSError):
+        _prestarted, has_prestarted = _start((*ENGINE, "preload"), False, None), True
 
 
 def preload(path: str) -> None:
