@@ -121,31 +121,8 @@ class Prompt:
             return not self.multiline or (is_command(text) and not self.literal and "\n" not in text)
         return False
 
-    def _keys(self) -> KeyBindings:
-        keys = KeyBindings()
-        typing = has_focus(DEFAULT_BUFFER)  # not searching the history
-
-        @keys.add("enter", filter=typing)
-        def enter(event: KeyPressEvent) -> None:
-            if self._sends(event.current_buffer.text):
-                event.current_buffer.validate_and_handle()
-            else:
-                event.current_buffer.insert_text("\n")
-
-        @keys.add("escape", "enter", filter=typing)
-        def other_enter(event: KeyPressEvent) -> None:
-            if self.multiline:
-                event.current_buffer.validate_and_handle()
-            else:
-                event.current_buffer.insert_text("\n")
-
-        @keys.add(Keys.BracketedPaste, filter=typing)
-        def paste(event: KeyPressEvent) -> None:
-            text = event.data.replace("\r\n", "\n").replace("\r", "\n")
-            buffer = event.current_buffer
-            begins = not buffer.document.text_before_cursor.strip()
-            buffer.insert_text(text)
-            self.literal = self.literal or (begins and ("\n" in text.strip() or text.lstrip().startswith("//")))
+    def _add_character_keys(self, keys: KeyBindings, typing: Condition) -> None:
+        """Add the keys that act on one character as it is seen, which may be several code points."""
 
         @keys.add("backspace", filter=typing)
         def delete_before(event: KeyPressEvent) -> None:
@@ -169,6 +146,33 @@ class Prompt:
         def right(event: KeyPressEvent) -> None:
             after = event.current_buffer.document.current_line_after_cursor
             event.current_buffer.cursor_position += len(next(iter_graphemes(after), ""))
+
+    def _keys(self) -> KeyBindings:
+        keys = KeyBindings()
+        typing = has_focus(DEFAULT_BUFFER)  # not searching the history
+        self._add_character_keys(keys, typing)
+
+        @keys.add("enter", filter=typing)
+        def enter(event: KeyPressEvent) -> None:
+            if self._sends(event.current_buffer.text):
+                event.current_buffer.validate_and_handle()
+            else:
+                event.current_buffer.insert_text("\n")
+
+        @keys.add("escape", "enter", filter=typing)
+        def other_enter(event: KeyPressEvent) -> None:
+            if self.multiline:
+                event.current_buffer.validate_and_handle()
+            else:
+                event.current_buffer.insert_text("\n")
+
+        @keys.add(Keys.BracketedPaste, filter=typing)
+        def paste(event: KeyPressEvent) -> None:
+            text = event.data.replace("\r\n", "\n").replace("\r", "\n")
+            buffer = event.current_buffer
+            begins = not buffer.document.text_before_cursor.strip()
+            buffer.insert_text(text)
+            self.literal = self.literal or (begins and ("\n" in text.strip() or text.lstrip().startswith("//")))
 
         @keys.add("c-c", filter=typing)
         @keys.add("<sigint>")
