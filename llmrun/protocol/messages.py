@@ -341,6 +341,7 @@ class Stats:
         picture_tokens: prompt tokens of images.
         picture_seconds: part of prefill_seconds spent encoding images; cached ones take none.
         over_network: a remote server answered; times were measured on this side and include the network.
+        queue_seconds: part of ttft_seconds before the request got a slot of the KV cache.
     """
 
     prompt_tokens: int = 0
@@ -363,6 +364,7 @@ class Stats:
     picture_tokens: int = 0
     picture_seconds: float = 0.0
     over_network: bool = False
+    queue_seconds: float = 0.0
 
     @property
     def prefill_rate(self) -> float:
