@@ -28,7 +28,6 @@ _CHECKPOINT_BYTES = 512 << 20  # limit of all checkpoints, or ...
 _FEWEST_CHECKPOINTS, _MOST_CHECKPOINTS = 8, 32  # ... these of a recurrent state, and of a sequence
 _CONTEXT_STEP = 256  # llama.cpp rounds a context up to this
 _SMALLEST_START = 512  # tokens
-_STREAM_BYTES = 1 << 30  # of all streams: allocating more is a noticeable pause
 _START_BYTES = 16 << 20  # of KV cache: zeroing that much takes some milliseconds
 _PROCESS_BYTES = 35 << 20  # Python, llama.cpp's and our libraries
 _TOKEN_BYTES = 190  # of llama.cpp's tables for one token of the vocabulary
@@ -130,16 +129,6 @@ def context_start(header: Header, n_ctx: int, kv_type: str = "f16") -> int:
         return n_ctx
     affordable = int(_START_BYTES / max(header.kv_bytes_per_token(KV_BYTES[kv_type]), 1.0))
     return min(n_ctx, max(_SMALLEST_START, 1 << max(affordable.bit_length() - 1, 0)))
-
-
-def longest_stream(header: Header, n_cells: int, sequences: int, kv_type: str = "f16") -> int:
-    """Return the cells of each sequence's own KV stream, which is faster on CPUs than one pool; 0 for one sequence.
-
-    Args:
-        n_cells: of all sequences.
-    """
-    of_each = _STREAM_BYTES / sequences / max(header.kv_bytes_per_token(KV_BYTES[kv_type]), 1.0)
-    return min(n_cells // sequences, int(of_each)) if sequences > 1 else 0
 
 
 def rooms(n_ctx: int, start: int) -> list[int]:

@@ -342,6 +342,7 @@ class Stats:
         picture_seconds: part of prefill_seconds spent encoding images; cached ones take none.
         loops_closed: how often the reasoning repeated itself and was closed.
         over_network: a remote server answered; times were measured on this side and include the network.
+        queue_seconds: part of ttft_seconds before the request got a slot of the KV cache.
     """
 
     prompt_tokens: int = 0
@@ -365,6 +366,7 @@ class Stats:
     picture_seconds: float = 0.0
     loops_closed: int = 0
     over_network: bool = False
+    queue_seconds: float = 0.0
 
     @property
     def prefill_rate(self) -> float:

@@ -180,7 +180,7 @@ def test_an_image_that_was_seen_is_not_computed_again(opened: Open, kind: str) -
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("settings", [{"n_stream": 0}, {"n_stream": 512}])
+@pytest.mark.parametrize("settings", [{}, {"n_cells": 2048}])
 def test_requests_with_and_without_images_share_the_model(opened: Open, kind: str, settings: dict[str, int]) -> None:
     requests = [asked(RED), asked(text="Hello, who are you?"), asked(LARGE, text="And this?"), asked(BLUE, RED)]
     alone = [run(opened(kind), request)[0][0] for request in requests]

@@ -127,7 +127,8 @@ class FakeContext:
         cuts: whether forget() can drop a part of a sequence; recurrent models can't.
         has_checkpoints: as in base.Context.
         unified: whether sequences share anything; by default, where there is more than one.
-        n_stream: as in loading.Load.
+        streams: each sequence has a stream of its own, and prefixes are copied.
+        on_device: as in base.Context.
         n_cells: as many as all sequences' windows have, by default.
         n_outputs: as in base.Context.
 
@@ -152,7 +153,8 @@ class FakeContext:
         cuts: bool = True,
         has_checkpoints: bool = False,
         unified: bool | None = None,
-        n_stream: int = 0,
+        streams: bool = False,
+        on_device: bool = False,
         n_cells: int | None = None,
         n_outputs: int = 16,
     ) -> None:
@@ -162,8 +164,7 @@ class FakeContext:
         self.n_seq_max, self.n_parked = n_seq_max, n_parked
         self.n_cells = n_ctx * n_seq_max if n_cells is None else n_cells
         self.shares = n_seq_max > 1 if unified is None else unified
-        self.unified = self.shares and not n_stream
-        self._stream = n_stream
+        self.unified, self.on_device = self.shares and not streams, on_device
         self.adapters: tuple[AdapterScale, ...] = ()
         self.calls: list[list[Entry]] = []
         self.faults: dict[int, Exception] = {}
@@ -203,8 +204,6 @@ class FakeContext:
         self.before_decode(number)
         if self.n_used + len(batch) > self.n_cells:
             raise CacheFull
-        if self._stream and any(entry.position >= self._stream for entry in batch):
-            self.unified = True
         fault = self.faults.get(number)
         if self.poison in [entry.token for entry in batch]:
             fault = DecodeError("llama.cpp could not decode it")
@@ -323,15 +322,6 @@ class FakeContext:
         assert json.loads(checkpoint) == self.cached(sequence_id)[:length], "a checkpoint of something else"
         del self._cells[sequence_id][length:]
         return True
-
-    def choose_kv_layout(self, longest: int) -> bool:
-        """See base.Context."""
-        was, lengths = self.unified, [longest, *map(len, self._cells.values())]
-        if self._stream and (longest > self._stream or max(lengths) <= self._stream):
-            self.unified = longest > self._stream
-        for sequence_id in self._cells if was and not self.unified else ():
-            self._divide(sequence_id)
-        return was and not self.unified
 
     def _divide(self, sequence_id: int) -> None:
         """Give a sequence cells of its own."""

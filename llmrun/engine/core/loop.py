@@ -74,8 +74,8 @@ class Engine:
         self._window, self._clock = min(context.n_ctx, context.n_cells), clock
         self._rate, self._n_batches = PrefillRate(), 0
         self._slots = Slots(context, states, self._rate, prefixes, exact=exact, checkpoint_bytes=checkpoint_bytes)
-        self.prefixes, self.save_parked = self._slots.prefixes, self._slots.save_parked
-        self.read_ahead = self._slots.read_ahead
+        self.prefixes, self.read_ahead = self._slots.prefixes, self._slots.read_ahead
+        self.offload, self.save_parked = self._slots.offload, self._slots.save_parked
         self._numbers = itertools.count()
         self._active: list[Sequence] = []  # oldest first
         self._waiting: list[Sequence] = []  # oldest first
@@ -197,7 +197,7 @@ class Engine:
             difference = self._slots.difference(sequence.tokens, extras.salt) if first else None
             slot, n_cached = self._slots.take(sequence.tokens, sequence.n_prompt, extras.salt, moves=extras.moves)
             self._finished.pop(slot, None)
-            sequence.admit(slot, n_cached)
+            sequence.admit(slot, n_cached, self._clock())
             insort(self._active, sequence, key=_age)
             if first:
                 self._prefix_queries += sequence.n_prompt
@@ -344,14 +344,17 @@ class Engine:
         n_cells, budget = self._context.n_cells, self._slots.budget
         if n_cells < budget.n_cells:  # it could not grow to its planned size
             budget.n_cells = n_cells
-            self._window = min(self._window, n_cells)
-            return []
+            self._window = min(self._window, self._context.n_ctx, n_cells)
+            outgrown = [sequence for sequence in self._active if len(sequence.tokens) > self._window]
+            return [event for sequence in outgrown for event in self._end_without_cells(sequence)]
         if self._slots.evict():
             return []
         if len(self._active) > 1:
             self._preempt()
             return []
-        sequence = self._active[0]
+        return self._end_without_cells(self._active[0])
+
+    def _end_without_cells(self, sequence: Sequence) -> list[Event]:
         if sequence.n_completion:
             return self._finish(sequence, "length")
         what = f"the KV cache has no room for a prompt of {sequence.n_prompt:,} tokens"

@@ -13,6 +13,7 @@ class Metrics:
     """Timestamps of one sequence, in seconds of one monotonic clock."""
 
     arrived: float
+    admitted: float | None = None  # when it got a slot for the first time
     prefill_seconds: float = 0.0  # in decode calls with prompt tokens of this sequence
     model_seconds: float = 0.0  # in decode calls after the first token
     token_times: list[float] = field(default_factory=list)  # when each token was sampled
@@ -30,6 +31,11 @@ class Metrics:
     def retract(self, n_tokens: int) -> None:
         """Forget the last tokens; their cost counts for the ones that replace them."""
         del self.token_times[len(self.token_times) - n_tokens :]
+
+    @property
+    def queue_seconds(self) -> float:
+        """Time from the arrival to the first slot."""
+        return self.admitted - self.arrived if self.admitted is not None else 0.0
 
     @property
     def ttft_seconds(self) -> float:

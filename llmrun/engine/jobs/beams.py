@@ -62,7 +62,6 @@ def run(
         n_cells=loaded.load.n_ctx,
         n_seq_max=settings.beams,
         n_parked=0,
-        n_stream=0,
         exact=False,
         warm_up=False,
     )

@@ -166,9 +166,11 @@ class Context(Protocol):
     has_checkpoints: bool  # a part of the memory can't be cut; checkpoint() copies it
     # A sequence can begin with another one's tokens, and all together have n_cells; else each has n_ctx of its own.
     shares: bool
-    # Sequences share one pool of cells now; else each has its own stream, and only sequences with adjacent ids and
-    # equally many tokens in the batch are computed together.
+    # Sequences share one pool of cells; else each has its own stream, and only sequences with adjacent ids and equally
+    # many tokens in the batch are computed together.
     unified: bool
+    # The KV cache is in a device's memory, and decode() returns before the device has computed.
+    on_device: bool
 
     @property
     def vocabulary(self) -> Vocabulary: ...
@@ -231,16 +233,6 @@ class Context(Protocol):
         """Cut a sequence to the `length` tokens that it had at a checkpoint; return False if that fails.
 
         A sequence for which that failed has to be emptied.
-        """
-
-    def choose_kv_layout(self, longest: int) -> bool:
-        """Choose between one stream per sequence and one shared pool, for sequences of up to `longest` tokens.
-
-        Streams are faster while every sequence fits into one. A sequence that outgrows its stream moves all into the
-        pool.
-
-        Returns:
-            True if cells that were shared are shared no longer.
         """
 
     def state(self, sequence_id: int) -> bytearray:

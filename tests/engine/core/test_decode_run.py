@@ -22,7 +22,14 @@ from llmrun.protocol.speculation import Speculation, StepTime
 
 TIMES = {
     name: getattr(Stats(), name)
-    for name in ("prefill_seconds", "decode_seconds", "ttft_seconds", "itl_p50_seconds", "itl_p95_seconds")
+    for name in (
+        "prefill_seconds",
+        "decode_seconds",
+        "ttft_seconds",
+        "queue_seconds",
+        "itl_p50_seconds",
+        "itl_p95_seconds",
+    )
 } | {"overhead_seconds": 0.0}
 
 
@@ -154,14 +161,14 @@ def of_crowd(requests: list[dict[str, Any]], how: dict[str, bool], **context: An
 
 
 @pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("n_stream", [0, 60])
+@pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("is_plain", [True, False])
 @pytest.mark.parametrize("is_streaming", [True, False])
-def test_runs_of_several_sequences(seed: int, n_stream: int, is_plain: bool, is_streaming: bool) -> None:
+def test_runs_of_several_sequences(seed: int, streams: bool, is_plain: bool, is_streaming: bool) -> None:
     requests = crowd(random.Random(seed), n_requests=2 + seed % 5, is_plain=is_plain)
     how = {"in_runs": True, "is_streaming": is_streaming}
-    plain, _ = of_crowd(requests, {"in_runs": False}, n_stream=n_stream)
-    runs, talk = of_crowd(requests, how, n_stream=n_stream)
+    plain, _ = of_crowd(requests, {"in_runs": False}, streams=streams)
+    runs, talk = of_crowd(requests, how, streams=streams)
     assert runs == plain
     assert any(len(call) > 1 for call in talk.context.calls)
 
@@ -180,7 +187,7 @@ def test_runs_and_steps_have_the_same_drafts(seed: int, is_streaming: bool) -> N
         draws.choice([(), tuple(StepTime(width, 0, 1 + width / draws.choice([8, 40])) for width in (1, 4, 8, 16))]),
     )
     requests = crowd(draws, n_requests=draws.choice([1, 1, 3]))
-    layout = {"n_stream": draws.choice([0, 0, 60]), "n_outputs": draws.choice([16, 7])}
+    layout = {"streams": draws.random() < 0.3, "n_outputs": draws.choice([16, 7])}
     talks = []
     for in_runs in (False, True):
         drafted = [
