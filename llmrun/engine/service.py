@@ -205,7 +205,7 @@ class Preparer:
             salt = f"{extras.salt} {generate.request}" if self._projector.is_exact else extras.salt
             extras = replace(extras, images=images, salt=salt)
         elif request.speculation is not None and request.speculation.probes:
-            probe = StepProbe()
+            probe = StepProbe(request.speculation.most)
             extras = replace(extras, drafting=probe, probe=probe)
         elif request.speculation is not None:
             model = ModelDrafter(self._draft_model) if self._draft_model is not None else None

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 
-from llmrun.gguf.kv_layers import KvLayer, kv_layers, recurrent_bytes, window_of
+from llmrun.gguf.kv_layers import KvLayer, can_roll_back, kv_layers, recurrent_bytes, window_of
 from llmrun.gguf.metadata import ModelMetadata, length_of, of_layer
 from llmrun.gguf.placement import LayerShares, most_feed_forward
 from llmrun.gguf.types import FILE_TYPES
@@ -319,6 +319,11 @@ class Header(ModelMetadata):
     def recurrent_bytes(self) -> int:
         """Bytes of recurrent state of a sequence, whatever its length."""
         return recurrent_bytes(self)
+
+    @property
+    def can_roll_back(self) -> bool:
+        """Whether a recurrent state can take back its last tokens, with a copy of it for each of them."""
+        return can_roll_back(self)
 
     @property
     def window_bytes(self) -> int:

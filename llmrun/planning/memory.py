@@ -69,6 +69,7 @@ def memory(
     sequences: int = 1,
     parked: int = 0,
     ubatch: int = UBATCH,
+    rollback: int = 0,
 ) -> Memory:
     """Return the memory of a model.
 
@@ -80,6 +81,7 @@ def memory(
         sequences: answered at the same time.
         parked: prefixes cached beside them.
         ubatch: tokens of a micro-batch.
+        rollback: as LoadSettings.n_rollback.
     """
     stages = rooms(n_ctx, context_start(header, n_ctx, kv_type) if start is None else start)
     longest = n_ctx if used is None else min(used, n_ctx)
@@ -88,7 +90,7 @@ def memory(
     cache = partial(kv_bytes, header, kv_type=kv_type, sequences=sequences + parked, ubatch=ubatch)
     return Memory(
         weights=header.weight_bytes,
-        kv=cache(last) + header.recurrent_bytes * (sequences - 1),
+        kv=cache(last) + header.recurrent_bytes * (sequences * (1 + rollback) - 1),
         growth=cache(previous),
         compute=_compute_bytes(header, longest, ubatch) + _LOGIT_BYTES * header.n_vocab * (sequences + parked - 1),
         process=_PROCESS_BYTES + _TOKEN_BYTES * header.n_vocab + _MERGE_BYTES * header.n_merges,

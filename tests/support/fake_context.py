@@ -12,6 +12,7 @@ import itertools
 import json
 import math
 import zlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -125,6 +126,8 @@ class FakeContext:
     Args:
         model: what computes the logits.
         cuts: whether forget() can drop a part of a sequence; recurrent models can't.
+        n_rollback: without cuts, last tokens of a batch that forget() can drop once after it, but not the first one;
+            only if all sequences of the batch have equally many.
         has_checkpoints: as in base.Context.
         unified: whether sequences share anything; by default, where there is more than one.
         streams: each sequence has a stream of its own, and prefixes are copied.
@@ -151,6 +154,7 @@ class FakeContext:
         n_seq_max: int = 1,
         n_parked: int = 0,
         cuts: bool = True,
+        n_rollback: int = 0,
         has_checkpoints: bool = False,
         unified: bool | None = None,
         streams: bool = False,
@@ -176,6 +180,9 @@ class FakeContext:
         self._model = model
         self.n_outputs = max(n_outputs, n_seq_max)
         self.cuts, self.has_checkpoints = cuts, has_checkpoints
+        self.max_draft = self.n_outputs - 1 if cuts else n_rollback
+        self._droppable: dict[int, int] = {}  # without cuts, sequence -> its last tokens that can be dropped
+        self._unknown: set[int] = set()  # without cuts, sequences whose state a failed batch has changed
         self._numbers = itertools.count()
         self._cells: dict[int, list[Cell]] = {sequence: [] for sequence in range(n_seq_max + n_parked)}
         self._rows: dict[int, ctypes.Array[ctypes.c_float]] = {}
@@ -215,8 +222,13 @@ class FakeContext:
             if entry.wants_logits:
                 seen = [*self.cached(entry.sequence_id), *(number + int(8 * scale) for number, scale in self.adapters)]
                 self._rows[index] = (ctypes.c_float * N_VOCAB)(*self._model(seen))
+        rows = Counter(entry.sequence_id for entry in batch)
         if fault:
+            self._unknown |= set() if self.cuts else {*rows}
             raise fault
+        assert self._unknown.isdisjoint(rows), "continued from a state that a failed batch has changed"
+        are_equal = len({*rows.values()}) == 1
+        self._droppable = {each: min(self.max_draft, count - 1) for each, count in rows.items() if are_equal}
         if not self.is_asynchronous:
             self.synchronize()
 
@@ -280,12 +292,19 @@ class FakeContext:
 
     def can_forget(self, sequence_id: int, start: int) -> bool:
         """See base.Context."""
-        return self.cuts or start == 0 or start >= len(self._cells[sequence_id])
+        if self.cuts or start == 0:
+            return True
+        n_dropped = len(self._cells[sequence_id]) - start
+        return sequence_id not in self._unknown and n_dropped <= self._droppable.get(sequence_id, 0)
 
     def forget(self, sequence_id: int, start: int) -> bool:
         """See base.Context."""
         found = self.can_forget(sequence_id, start)
         if found:
+            if start < len(self._cells[sequence_id]):
+                self._droppable.pop(sequence_id, None)
+            if start == 0:
+                self._unknown.discard(sequence_id)
             del self._cells[sequence_id][start:]
         return found
 
@@ -308,6 +327,8 @@ class FakeContext:
                 return False
             assert json.loads(checkpoint) == self.cached(source)[:length], "a checkpoint of something else"
         self._cells[target] = self._cells[source][:length]
+        self._droppable.pop(source, None)
+        self._droppable.pop(target, None)
         if not self.unified:
             self._divide(target)
         return True
@@ -321,6 +342,8 @@ class FakeContext:
         """See base.Context."""
         assert json.loads(checkpoint) == self.cached(sequence_id)[:length], "a checkpoint of something else"
         del self._cells[sequence_id][length:]
+        self._droppable.pop(sequence_id, None)
+        self._unknown.discard(sequence_id)
         return True
 
     def _divide(self, sequence_id: int) -> None:
@@ -336,6 +359,8 @@ class FakeContext:
     def set_state(self, sequence_id: int, state: bytes | bytearray, n_tokens: int) -> bool:
         """See base.Context; a state that begins with "bad" is refused."""
         self._cells[sequence_id] = []
+        self._droppable.pop(sequence_id, None)
+        self._unknown.discard(sequence_id)
         if self.set_state_error is not None:
             raise self.set_state_error
         if n_tokens > self.n_ctx or state.startswith(b"bad") or self.n_used + n_tokens > self.n_cells:

@@ -21,6 +21,7 @@ class Facts:
     n_parameters: int = 134_515_008
     recurrent_bytes: int = 0
     window_bytes: int = 0
+    can_roll_back: bool = False
     rope_depends_on_window: bool = False
     key_length: int = 64
     most_heads: int = 9

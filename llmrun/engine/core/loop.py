@@ -65,7 +65,7 @@ class Engine:
         checkpoint_bytes: int = 0,
         prefixes: list[HostPrefix] | None = None,
     ) -> None:
-        self.can_draft = context.cuts and not exact  # drafts can be verified with this context
+        self.can_draft = context.max_draft > 0 and not exact  # drafts can be verified with this context
         self._throughput = throughput
         self._drafts_requested = self._drafts = False  # by some request; in the next batch, unless the last one failed
         self._context, self._draft_model = context, draft_model

@@ -175,6 +175,13 @@ class Context(Protocol):
     @property
     def vocabulary(self) -> Vocabulary: ...
 
+    @property
+    def max_draft(self) -> int:
+        """Maximum number of a sequence's last tokens in a batch that forget() can drop once after it.
+
+        Unless the context `cuts`, all sequences of that batch need equally many entries.
+        """
+
     def adapt(self, adapters: tuple[AdapterScale, ...]) -> None:
         """Choose the LoRA adapters of the next batches, as adapters.applied() orders them."""
 
@@ -205,7 +212,8 @@ class Context(Protocol):
     def forget(self, sequence_id: int, start: int) -> bool:
         """Drop a sequence's positions from start on; return False if the model can't continue from there.
 
-        A recurrent state can't be cut, nor a sliding window that has passed. Start 0 always succeeds.
+        A recurrent state can't be cut, except by the last tokens of the last batch (see max_draft), nor a sliding
+        window that has passed. Start 0 always succeeds.
         """
 
     def can_forget(self, sequence_id: int, start: int) -> bool:
