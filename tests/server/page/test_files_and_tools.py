@@ -63,7 +63,9 @@ def call_stream(server: LiveServer, chat: dict[str, Any], decide: Callable[[dict
 def test_a_call_may_follow_one_that_was_stopped(tmp_path: Path) -> None:
     """The thread of the stopped call reads the process until that has ended: two readers at once are an error."""
     file, began = tmp_path / "tools.py", tmp_path / "began"
-    sleep = f"import time\nfrom pathlib import Path\ndef sleep():\n    Path({str(began)!r}).touch()\n    time.sleep(3600)\n"
+    sleep = (
+        f"import time\nfrom pathlib import Path\ndef sleep():\n    Path({str(began)!r}).touch()\n    time.sleep(3600)\n"
+    )
     file.write_text(TOOLS + sleep)
 
     async def stop_and_call(tools: PageTools) -> None:
