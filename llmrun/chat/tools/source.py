@@ -126,6 +126,7 @@ class ToolSource:
         """Cancel the running call; the second time, kill its process. Safe in a signal handler."""
         if self._is_cancelled:
             self._kill()
+            return
         self._is_cancelled = True
         if self._launched is not None:
             with suppress(_ToolProcessExited):
