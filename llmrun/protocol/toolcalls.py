@@ -10,13 +10,22 @@ import enum
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
+from os.path import commonprefix
 from typing import Any, NamedTuple
 
 from llmrun.protocol.codec import load_json
 from llmrun.protocol.messages import AnswerPart, PartKind, Tool, ToolCall
-from llmrun.protocol.parameters import as_json, json_of_python, json_type, parameters_of
+from llmrun.protocol.parameters import (
+    TYPES,
+    as_json,
+    json_of_python,
+    json_type,
+    member_of,
+    parameters_of,
+    types_of,
+)
 from llmrun.protocol.reasoning import overlap
 
 
@@ -40,14 +49,33 @@ class ParameterForm(NamedTuple):
     types: frozenset[str]  # names of JSON Schema of the types that are written so
 
 
+class Nesting(NamedTuple):
+    """The syntax of objects and lists in parameters; their members are written as parameters are."""
+
+    braces: tuple[str, str]  # around an object's members
+    brackets: tuple[str, str]  # around a list's
+    item: str = ""  # the name of each member of a list; "" if these have values only
+
+
 class Parameters(NamedTuple):
     """The syntax of parameters that are written one by one: begin, name, middle, value, end."""
 
     begin: str
     between: str
     forms: tuple[ParameterForm, ...]  # strings are written as they are, other values as JSON
-    quote: str = ""  # on both sides of strings inside lists and objects; "" if these are JSON
+    nesting: Nesting | None = None  # None if objects and lists are JSON
     is_python: bool = False  # values are literals of Python
+
+    @property
+    def value_start(self) -> int:
+        """Where a value's text begins in what precedes it: after what all forms have in common."""
+        return len(commonprefix([form.middle for form in self.forms]))  # noqa: RUF071 - not of paths
+
+    @property
+    def quote(self) -> str:
+        """The text on both sides of strings inside lists and objects; "" if these are JSON or have none."""
+        string = next(form for form in self.forms if "string" in form.types)
+        return string.middle[self.value_start :] if self.nesting is not None else ""
 
 
 class CallSyntax(NamedTuple):
@@ -91,7 +119,8 @@ class CallSyntax(NamedTuple):
         form = self.parameters
         texts = [self.begin, self.between, self.end, self.lead, *(each for each in self.call if isinstance(each, str))]
         if form is not None:
-            texts += [form.begin, form.between, form.quote, *(text for each in form.forms for text in each[:2])]
+            texts += [form.begin, form.between, *(text for each in form.forms for text in each[:2])]
+            texts += [*form.nesting.braces, *form.nesting.brackets] if form.nesting is not None else []
         return tuple(filter(None, texts))
 
     def write(self, calls: Sequence[ToolCall]) -> str:
@@ -156,7 +185,8 @@ class CallSplitter:
     def __init__(self, syntax: CallSyntax | None, tools: Sequence[Tool] = ()) -> None:
         self._syntax = syntax or HERMES
         self._tools = {tool.name: tool for tool in tools}
-        self._schemas: dict[str, Any] = {}  # of the called tool's parameters
+        self._root: Any = {}  # the schema of the called tool
+        self._schemas: dict[str, Any] = {}  # of its parameters
         self._n_parameters = 0  # of the open call
         self._step: _Step = self._start if syntax else self._text
         self._buffer = syntax.prefill if syntax else ""  # not certain yet
@@ -252,7 +282,8 @@ class CallSplitter:
         if form is None:
             return self._go_on(self._arguments)
         parts.append(AnswerPart("arguments", "{"))  # never empty: clients take that for a call without arguments
-        self._schemas = parameters_of(load_json(self._tools[name].parameters)) if name in self._tools else {}
+        self._root = load_json(self._tools[name].parameters) if name in self._tools else {}
+        self._schemas = parameters_of(self._root)
         self._n_parameters = 0
         return self._go_on(self._parameter)
 
@@ -290,8 +321,8 @@ class CallSplitter:
 
     def _member(self, text: str, form: Parameters) -> tuple[str, str, str] | None:
         """Return a parameter's name, its value as JSON, and the text after it; None if it is incomplete."""
-        found = [(match, each) for each in form.forms if (match := _inner_blanks_free(each.middle).search(text, 1))]
-        written = min(found, key=lambda pair: (pair[0].start(), -len(pair[1].middle)), default=None)
+        middles = [(match, each) for each in form.forms if (match := _inner_blanks_free(each.middle).search(text, 1))]
+        written = min(middles, key=lambda pair: (pair[0].start(), -len(pair[1].middle)), default=None)
         if written is None:
             return None
         (position, start), value_form = written[0].span(), written[1]
@@ -302,11 +333,13 @@ class CallSplitter:
             return None  # the beginning of a longer one
         end = value_form.end.replace(KEY, name)
         if end and not form.is_python:
+            is_text, others = "string" in value_form.types, len(value_form.types) > 1
+            schema = self._schemas.get(name)
+            if form.nesting is not None and form.nesting.item:
+                return (name, *found) if (found := _tagged(value, name, form, schema, self._root)) else None
             raw, ended, rest = value.partition(end)
             if not ended:
                 return None
-            is_text, others = "string" in value_form.types, len(value_form.types) > 1
-            schema = self._schemas.get(name)
             raw = (
                 raw[len(_CDATA[0]) : -len(_CDATA[1])] if raw.startswith(_CDATA[0]) and raw.endswith(_CDATA[1]) else raw
             )
@@ -473,6 +506,33 @@ def _end_of_value(text: str, quotes: Sequence[str], stops: Sequence[str]) -> int
     return None
 
 
+def _tagged(text: str, name: str, form: Parameters, schema: Any, root: Any) -> tuple[str, str] | None:
+    """Return a value, whose members may be written in tags, as JSON, and the text after its end; None if incomplete."""
+    assert form.nesting is not None
+    end, middle, types = form.forms[0].end.replace(KEY, name), form.forms[0].middle, types_of(schema, root)
+    members: list[tuple[str, str]] = []
+    rest, is_item = text.lstrip(), True
+    while "string" not in types or types == TYPES:
+        if any(each.startswith(rest) and each != rest for each in (end, form.begin)):
+            return None
+        if rest.startswith(end) and members:
+            values = [f"{json.dumps(key, ensure_ascii=False)}: " * (not is_item) + value for key, value in members]
+            return f"{'[' if is_item else '{'}{', '.join(values)}{']' if is_item else '}'}", rest[len(end) :]
+        if rest.startswith(end) or not rest.startswith(form.begin):
+            break
+        key, found, inner = rest[len(form.begin) :].partition(middle)
+        is_item = is_item and key == form.nesting.item and "array" in types
+        member = _tagged(inner, key, form, member_of(schema, None if is_item else key, root), root) if found else None
+        if member is None:
+            return None
+        members.append((key, member[0]))
+        rest = member[1].lstrip()
+    raw, ended, rest = text.partition(end)
+    if not raw.strip() and "string" not in types:
+        raw = "[]" if "array" in types else "{}"
+    return (as_json(raw, schema), rest) if ended else None
+
+
 def _json_of(text: str, quote: str) -> str:
     """Return a value as JSON, whose strings may have other quotes, and whose names may have none."""
     try:
@@ -501,13 +561,36 @@ def _python_literal(value: Any) -> str:
 
 
 def _write_parameters(arguments: str, form: Parameters) -> str:
-    members = []
-    for name, value in load_json(arguments).items():
-        kind = json_type(value)
-        written = next((each for each in form.forms if kind in each.types), form.forms[-1])
-        if form.is_python:
-            text = _python_literal(value)
-        else:
-            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        members.append(f"{form.begin}{name}{written.middle}{text}{written.end.replace(KEY, name)}")
-    return form.between.join(members)
+    return form.between.join(_member(name, value, form) for name, value in load_json(arguments).items())
+
+
+def _member(name: str, value: Any, form: Parameters) -> str:
+    return f"{form.begin}{name}{_write_value(name, value, form)}"
+
+
+def _write_value(name: str, value: Any, form: Parameters) -> str:
+    """Return a value with the texts around it."""
+    kind = json_type(value)
+    written = next((each for each in form.forms if kind in each.types), form.forms[-1])
+    if form.is_python:
+        text = _python_literal(value)
+    elif form.nesting is not None and isinstance(value, dict | list):
+        text = write_nested(value, form)
+    else:
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return f"{written.middle}{text}{written.end.replace(KEY, name)}"
+
+
+def write_nested(value: Any, form: Parameters) -> str:
+    """Return an object or a list whose members are written as parameters are."""
+    nesting = form.nesting
+    assert nesting is not None
+    members: Iterable[str]
+    if isinstance(value, dict):
+        (begin, end), members = nesting.braces, (_member(name, each, form) for name, each in value.items())
+    else:
+        (begin, end), item = nesting.brackets, nesting.item
+        members = (
+            _member(item, each, form) if item else _write_value("", each, form)[form.value_start :] for each in value
+        )
+    return f"{begin}{form.between.join(members)}{end}"

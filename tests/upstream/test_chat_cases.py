@@ -47,9 +47,6 @@ DIFFERENT = {
     ("meetkai-functionary-medium-v3.2", "all\n"): "the answer's header is shown",
     ("CohereForAI-c4ai-command-r-plus-tool_use", "Action:"): "its template writes no calls",
     ("Kimi-K2-Thinking", "<think>I need to call two"): "a call in the middle of a line of reasoning is part of it",
-    ("MiniMax-M3", "<mm:think>Nested"): "objects and arrays are written in tags",
-    ("MiniMax-M3", "<mm:think>Union array"): "objects and arrays are written in tags",
-    ("MiniMax-M3", "<mm:think>Union nested"): "objects and arrays are written in tags",
     ("openbmb-MiniCPM5-1B", '<function name="html">'): "the end of a parameter stands in its value",
 }
 

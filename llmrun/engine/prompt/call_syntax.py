@@ -14,7 +14,16 @@ from os.path import commonprefix
 from typing import Any, NamedTuple
 
 from llmrun.protocol.messages import Message, Tool, ToolCall
-from llmrun.protocol.toolcalls import KEY, CallElement, CallField, CallSyntax, ParameterForm, Parameters
+from llmrun.protocol.toolcalls import (
+    KEY,
+    CallElement,
+    CallField,
+    CallSyntax,
+    Nesting,
+    ParameterForm,
+    Parameters,
+    write_nested,
+)
 
 Render = Callable[[Sequence[Message], Sequence[Tool], bool], str]
 """Renders a conversation, with or without the beginning of the next answer; "" if the template refuses it."""
@@ -36,7 +45,7 @@ _SAMPLES: dict[str, Any] = {
     "array": [7531, 1357],
     "object": {"inner": 7531},
 }
-_BOUNDARY = re.compile(r"[<\[{]")  # begins a marker
+_BOUNDARY = re.compile(r"\]?<|[\[{]")  # begins a marker; MiniMax M3's are "]<]minimax[>[<name>"
 _EMPTY_REASONING = re.compile(r"\s*(?:<([^<>/]+)>\s*</\1>|</[^<>/]+>)\s*")
 
 
@@ -277,11 +286,9 @@ def _parameters(turns: _Turns, shape: _Shape) -> tuple[_Shape, Parameters] | Non
         following = following[: len(following) - len(begin)]
         form = (middle, following.removesuffix(between))
         forms.setdefault(form, set()).add(kind)
-    middles = {kind: middle for kind, (middle, _) in samples.items()}
-    is_python = middles.get("integer") == "=" and head.endswith("(") and not begin
-    quote = middles["string"].removeprefix(middles.get("integer", middles["string"]))
+    is_python = "integer" in samples and samples["integer"][0] == "=" and head.endswith("(") and not begin
     if is_python:
-        forms, quote = {("=", ""): set(_SAMPLES)}, ""
+        forms = {("=", ""): set(_SAMPLES)}
     known = set().union(*forms.values())
     parameters = Parameters(
         begin,
@@ -290,15 +297,22 @@ def _parameters(turns: _Turns, shape: _Shape) -> tuple[_Shape, Parameters] | Non
             ParameterForm(middle, end, frozenset(kinds | ({*_SAMPLES} - known if "number" in kinds else set())))
             for (middle, end), kinds in forms.items()
         ),
-        quote if len(forms) > 1 and middles["string"].endswith(quote) and end_of_string(forms) == quote else "",
-        is_python,
+        is_python=is_python,
     )
+    parameters = parameters if is_python else _with_nesting(parameters, turns)
     call = [*shape.call[: at - 1 if before else at], head, CallField.ARGUMENTS, close, *shape.call[at + 2 :]]
     return shape._replace(call=[element for element in call if element]), parameters
 
 
-def end_of_string(forms: dict[tuple[str, str], set[str]]) -> str:
-    return next(end for (_, end), kinds in forms.items() if "string" in kinds)
+def _with_nesting(parameters: Parameters, turns: _Turns) -> Parameters:
+    """Add how objects and lists in parameters are written, if not as JSON."""
+    value = {"inner": [7531, 1357]}
+    text = turns.calls({_KEYS[0]: value}) or ""
+    item = re.search(re.escape(parameters.begin) + r"(\w+)" + re.escape(parameters.forms[0].middle) + "7531", text)
+    choices = [Nesting(("{", "}"), ("[", "]"))]
+    choices += [Nesting(("", ""), ("", ""), item[1])] if item and parameters.begin else []
+    nested = (parameters._replace(nesting=each) for each in choices)
+    return next((each for each in nested if write_nested(value, each) in text), parameters)
 
 
 def _around(turns: _Turns, value: Any) -> tuple[str, str] | None:
@@ -328,7 +342,7 @@ def _text_after_fields(bare: str | None, shape: _Shape) -> str:
 def _syntax(shape: _Shape, parameters: Parameters | None, turns: _Turns) -> CallSyntax:
     first = shape.call[0] if isinstance(shape.call[0], str) else ""
     begins = (shape.begin + first).lstrip()
-    ends = [match.end() for match in re.finditer(r"[>\]]", begins)]
+    ends = [match.end() for match in re.finditer(r"[>\]]", begins) if re.search(r"\w", begins[: match.end()])]
     plain = turns.opening + turns.closing
     trigger = next((begins[:end] for end in ends if begins[:end] not in plain), begins)
     lead = prefill = ""

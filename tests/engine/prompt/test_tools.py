@@ -48,6 +48,8 @@ WRITTEN = {
     "mistral-args": '[TOOL_CALLS]weather[ARGS]{"city": "Rome"}',
     "qwen-xml": "<tool_call>\n<function=weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>",
     "glm": "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n</tool_call>",
+    "minimax": ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="weather">'
+    "]<]minimax[>[<city>Rome]<]minimax[>[</city>]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>",
     "gemma": '<|tool_call>call:weather{city:<|"|>Rome<|"|>}<tool_call|>',
     "harmony": '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Rome"}',
 }
