@@ -177,6 +177,8 @@ class Preparer:
         if matcher is not None and request.prompt is None and beginning is None:
             thinks = request.thinks is not False and (syntax is None or request.tool_choice == "auto")
             lead = lead_in(reasoning, thinks=thinks, calls=syntax is not None)
+            if reasoning is None and syntax is None:
+                lead = self._chat_template(request.template).lead
             text += lead
             tokens += self._vocabulary.tokenize(lead, special=True)
         if beginning is not None:
@@ -321,7 +323,8 @@ class Preparer:
         thinking = guard = splitter = None
         adapters = self.adapters_for(request.adapters)
         if reasoning is None and request.prompt is None:
-            reasoning = possible_reasoning(self._vocabulary.control_texts)
+            lead = self._chat_template(request.template).lead if syntax is None else ""
+            reasoning = possible_reasoning(self._vocabulary.control_texts, lead)
         elif reasoning is not None and (
             request.grammar is not None or request.begins or request.tool_choice not in ("auto", "none")
         ):

@@ -43,8 +43,9 @@ class AnswerSplitter:
         syntax: CallSyntax | None = None,
         tools: Sequence[Tool] = (),
     ) -> None:
-        call = syntax.trigger if syntax is not None and not syntax.at_start else ""
-        self._reasoning = ReasoningSplitter(tags, inside=inside, call=call)
+        begins = [syntax.trigger, *map(str, syntax.late_head[:1])] if syntax is not None and not syntax.at_start else ()
+        anywhere = syntax is not None and syntax.begins_anywhere
+        self._reasoning = ReasoningSplitter(tags, inside=inside, calls=begins, anywhere=anywhere)
         self._calls: CallSplitter | None = None
         if syntax is not None:
             from llmrun.protocol.toolcalls import CallSplitter  # few answers have calls

@@ -65,6 +65,7 @@ class Parameters(NamedTuple):
     forms: tuple[ParameterForm, ...]  # strings are written as they are, other values as JSON
     nesting: Nesting | None = None  # None if objects and lists are JSON
     is_python: bool = False  # values are literals of Python
+    has_cdata: bool = False  # strings with characters of XML's stand between CDATA's texts
 
     @property
     def value_start(self) -> int:
@@ -90,11 +91,17 @@ class CallSyntax(NamedTuple):
     at_start: bool = False  # an answer is a call or text, never text and then a call
     lead: str = ""  # precedes an answer that is text
     prefill: str = ""  # of the first call or of the lead, what the prompt ends with
+    is_control: bool = False  # the trigger has a control token, so that no text mentions it
 
     @property
     def has_header(self) -> bool:
         """The first words of an answer decide whether it is text or a call."""
         return self.at_start and bool(self.lead)
+
+    @property
+    def begins_anywhere(self) -> bool:
+        """A call ends reasoning in the middle of a line too: two tags begin it, control tokens that no text mentions."""
+        return self.is_control and bool(self.late_head)
 
     @property
     def head(self) -> tuple[CallElement, ...]:
@@ -162,7 +169,7 @@ HARMONY_AS_TOLD = "<|start|>assistant to=functions."
 TOOL_NAME = re.compile(r"[\w.:/-]{1,256}")
 TOOL_NAME_RULE = "must be 1 to 256 letters, digits or any of _-.:/"
 _FIELDS = {CallField.NAME: TOOL_NAME, CallField.ID: re.compile(r"[\w-]{1,64}"), CallField.INDEX: re.compile(r"\d{1,9}")}
-_CDATA = "<![CDATA[", "]]>"  # around texts with characters of XML's
+CDATA = "<![CDATA[", "]]>"
 _Step = Callable[[list[AnswerPart]], bool]
 
 
@@ -193,6 +200,7 @@ class CallSplitter:
         self._begins: dict[str, _Step] = {self._syntax.trigger: self._head}
         if late := self._syntax.late_head:
             self._begins[str(late[0])] = self._late_head
+        self._is_text = False  # the answer began as text, and a call of a tool that there is may follow
         self._depth = 0  # of brackets in the arguments
         self._in_string = self._escaped = False
         self.n_calls = 0
@@ -211,6 +219,7 @@ class CallSplitter:
         Args:
             is_cut_off: the model did not end the answer, so that a possible beginning of a call is one.
         """
+        self._drop_prefill()
         rest, self._buffer = self._buffer, ""
         may_be_text = self._step in (self._start, self._outside, self._head, self._late_head)
         begins_call = is_cut_off and bool(rest.strip())
@@ -220,7 +229,7 @@ class CallSplitter:
     def begin_message(self) -> list[AnswerPart]:
         """Return the remaining parts of a message before another one in the same answer."""
         parts = self.flush()
-        self._step = self._start
+        self._step, self._is_text = self._start, False
         return parts
 
     # Each step takes what it can of the buffer, and returns whether there may be more to take.
@@ -233,16 +242,32 @@ class CallSplitter:
         """Drop the lead before a text."""
         lead, text = self._syntax.lead, self._buffer.lstrip()
         if lead and text.startswith(lead):
-            self._buffer = text[len(lead) :]
-        elif lead.startswith(text) and lead:
+            self._buffer, self._is_text = text[len(lead) :], self._syntax.at_start
+            return self._go_on(self._after_lead if self._is_text else self._outside)
+        if lead.startswith(text) and lead:
             return False
         return self._go_on(self._outside)
 
+    def _drop_prefill(self) -> None:
+        """Remove the beginning that the prompt has, of which no call came."""
+        if not self._is_text and not self.n_calls:
+            self._buffer = self._buffer.removeprefix(self._syntax.prefill)
+
+    def _no_call_begins(self) -> bool:
+        self._drop_prefill()
+        self._is_text = True
+        return self._go_on(self._after_lead)
+
+    @property
+    def _after_lead(self) -> _Step:
+        """The step in an answer that began as text: a header that the prompt begins may stand in it again."""
+        return self._outside if self._syntax.prefill else self._text
+
     def _outside(self, parts: list[AnswerPart]) -> bool:
         trigger, n_blanks = self._syntax.trigger, len(self._buffer) - len(self._buffer.lstrip())
-        if self._syntax.at_start:
+        if self._syntax.at_start and not self._is_text:
             _, end = _match((trigger,), self._buffer)
-            return end is not None and self._go_on(self._text if end < 0 else self._head)
+            return end is not None and (self._no_call_begins() if end < 0 else self._go_on(self._head))
         begins = self._begins
         found = min(((place, begin) for begin in begins if (place := self._buffer.find(begin)) >= 0), default=None)
         if found is not None:
@@ -254,7 +279,7 @@ class CallSplitter:
 
     def _head(self, parts: list[AnswerPart]) -> bool:
         """Take the beginning of the first call, once it is certain that arguments follow."""
-        return self._take_head(parts, (self._syntax.begin, *self._syntax.head))
+        return self._take_head(parts, (self._syntax.begin, *self._syntax.head), self._tools if self._is_text else None)
 
     def _late_head(self, parts: list[AnswerPart]) -> bool:
         """Take the beginning of a call without its first tag, of a tool that there is."""
@@ -337,12 +362,13 @@ class CallSplitter:
             schema = self._schemas.get(name)
             if form.nesting is not None and form.nesting.item:
                 return (name, *found) if (found := _tagged(value, name, form, schema, self._root)) else None
-            raw, ended, rest = value.partition(end)
+            quote = CDATA[1] if form.has_cdata and value.startswith(CDATA[0]) else ""
+            raw, ended, rest = value.partition(quote + end)
             if not ended:
                 return None
-            raw = (
-                raw[len(_CDATA[0]) : -len(_CDATA[1])] if raw.startswith(_CDATA[0]) and raw.endswith(_CDATA[1]) else raw
-            )
+            raw += quote
+            if raw.startswith(CDATA[0]) and raw.endswith(CDATA[1]):
+                raw = raw[len(CDATA[0]) : -len(CDATA[1])]
             if is_text:
                 return name, as_json(raw, schema) if others else json.dumps(raw, ensure_ascii=False), rest
             return name, _json_of(raw.strip(), form.quote), rest
@@ -404,6 +430,8 @@ class CallSplitter:
 
     def _not_a_call(self, parts: list[AnswerPart]) -> bool:
         """Give out as text what only began like a call."""
+        if self._syntax.prefill and not self._is_text:
+            return self._no_call_begins()
         late = str(self._syntax.late_head[0]) if self._syntax.late_head else ""
         begin = self._syntax.trigger if self._step != self._late_head else late[:1]
         size = len(self._buffer) - len(self._buffer.lstrip()) + len(begin)
@@ -411,7 +439,7 @@ class CallSplitter:
         if late and rest.startswith(late):  # of the same call
             size = len(self._buffer) - len(rest) + 1
         self._emit(parts, "text", max(1, min(size, len(self._buffer))))
-        return self._go_on(self._text if self._syntax.at_start else self._outside)
+        return self._go_on(self._after_lead if self._syntax.at_start else self._outside)
 
     def _go_on(self, step: _Step) -> bool:
         self._step = step

@@ -50,6 +50,25 @@ _MINIMAX = """{%- macro to_xml(val, ns) -%}
 {{- ns + '<invoke name="' + call.function.name + '">' -}}
 {{- to_xml(call.function.arguments, ns) + ns + '</invoke>\\n' -}}
 {{- ns + '</tool_call>' if loop.last else '' -}}"""
+_MINICPM = """{{- '<function name="' ~ call.function.name ~ '">' }}
+{%- for name, value in call.function.arguments.items() %}
+    {{- '<param name="' ~ name ~ '">' }}
+    {%- if value is string and ('<' in value or '&' in value or '\\n' in value) %}
+        {{- '<![CDATA[' + value + ']]>' }}
+    {%- else %}
+        {{- value if value is string else value | tojson }}
+    {%- endif %}
+    {{- '</param>' }}
+{%- endfor %}
+{{- '</function>' }}"""
+_FUNCTIONARY = """{% for message in messages %}<|{{ message.role }}|>
+{% if message.role == 'assistant' %}{% if message.content %}>>>all
+{{ message.content }}{% endif %}
+{%- for call in message.tool_calls or [] %}>>>{{ call.function.name }}
+{{ call.function.arguments | tojson }}{% endfor %}
+{%- else %}{{ message.content }}{% endif %}<|end|>
+{% endfor %}{% if add_generation_prompt %}<|assistant|>
+>>>{% endif %}"""
 _GEMMA = """{%- macro format_argument(argument) -%}
     {%- if argument is string -%}
         {{- '<|"|>' + argument + '<|"|>' -}}
@@ -94,6 +113,8 @@ TOOL_TEMPLATES = {
     "qwen-xml": _CHATML.replace("CALL", _QWEN_XML),
     "glm": _CHATML.replace("CALL", _GLM),
     "minimax": _CHATML.replace("CALL", _MINIMAX),
+    "minicpm": _CHATML.replace("CALL", _MINICPM),
+    "functionary": "{% if tools %}{{ tools | tojson }}{% endif %}" + _FUNCTIONARY,
     "gemma": _CHATML.replace("CALL", _GEMMA),
     "harmony": _CHATML.replace("CALL", _HARMONY),
 }

@@ -72,7 +72,6 @@ DIFFERENT = {
     ("Apriel-1.6-15b-Thinker-fixed", "reasoning and call"): "the template leaves out what the prompt ends with",
     ("NVIDIA-Nemotron-Nano-v2", "text and call"): "the template writes the text as reasoning that does not end",
     ("deepseek-ai-DeepSeek-R1-Distill-Llama-8B", "two calls"): "its control token after calls occurs after two only",
-    ("meetkai-functionary-medium-v3.2", "text and call"): "a call after text of the same answer is not found",
 }
 
 

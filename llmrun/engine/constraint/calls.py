@@ -23,7 +23,7 @@ from llmrun.grammar.place import dotted
 from llmrun.protocol.codec import load_json
 from llmrun.protocol.messages import AnswerRequest, Tool
 from llmrun.protocol.parameters import alternatives, narrowed_to, parameters_of, resolved, types_of
-from llmrun.protocol.toolcalls import KEY, CallElement, CallField, CallSyntax, ParameterForm, Parameters
+from llmrun.protocol.toolcalls import CDATA, KEY, CallElement, CallField, CallSyntax, ParameterForm, Parameters
 
 if TYPE_CHECKING:
     from llmrun.engine.llama.base import Vocabulary
@@ -246,7 +246,12 @@ class _ParameterRules:
         lost = ["pattern", "minLength"] + ["format"] * (schema.get("format") in FORMATS)
         self._leave_out(schema, lost + ["maxLength"] * (limit is None), path)
         size = "*" if limit is None else f"{{0,{limit}}}"
-        return self._rule(f"[suffix={_literal(end)}]: /(?s:.{size})/", f"{self._new_name()}_text")
+        if not self._form.has_cdata:
+            return self._rule(f"[suffix={_literal(end)}]: /(?s:.{size})/")
+        quoted = self._rule(f"[suffix={_literal(CDATA[1] + end)}]: /(?s:.{size})/")
+        rest = "([^<]|<[^!]).*" if limit is None else f"[^<].{{0,{limit - 1}}}" if limit else ""  # nothing of CDATA's
+        plain = self._rule(f"[suffix={_literal(end)}]: /(?s:({rest})?)/")
+        return f"({_text(CDATA[0])}{quoted} | {plain})"
 
     def _leave_out(self, schema: dict[str, Any], keys: Iterable[str], path: Path) -> None:
         """Note keywords that are not enforced."""
@@ -334,10 +339,10 @@ class ToolCallConstraint:
         return _State(reasoning, text if begin.startswith(text) else None, text == begin and self._matcher is not None)
 
     def _in_reasoning(self, tail: str, piece: str, reasoning: ReasoningTracker) -> _State:
-        """Return the state after text of the reasoning, which a call ends at the start of a line, as in answers."""
+        """Return the state after text of the reasoning, which a call ends, as ReasoningSplitter sees it."""
         begin = self._syntax.trigger
         text = "\n" + (tail + piece).lstrip() if not tail.strip() else tail + piece
-        is_call = self._matcher is not None and text.endswith("\n" + begin)
+        is_call = self._matcher is not None and text.endswith(begin if self._syntax.begins_anywhere else "\n" + begin)
         return _State(reasoning, text[-len(begin) - 1 :], is_call)
 
     def forced(self) -> list[int]:

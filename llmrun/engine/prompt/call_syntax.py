@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from llmrun.protocol.messages import Message, Tool, ToolCall
 from llmrun.protocol.toolcalls import (
+    CDATA,
     KEY,
     CallElement,
     CallField,
@@ -298,6 +299,7 @@ def _parameters(turns: _Turns, shape: _Shape) -> tuple[_Shape, Parameters] | Non
             for (middle, end), kinds in forms.items()
         ),
         is_python=is_python,
+        has_cdata=CDATA[0] in (turns.calls({_KEYS[0]: "<&>"}) or ""),
     )
     parameters = parameters if is_python else _with_nesting(parameters, turns)
     call = [*shape.call[: at - 1 if before else at], head, CallField.ARGUMENTS, close, *shape.call[at + 2 :]]
@@ -344,6 +346,8 @@ def _syntax(shape: _Shape, parameters: Parameters | None, turns: _Turns) -> Call
     begins = (shape.begin + first).lstrip()
     ends = [match.end() for match in re.finditer(r"[>\]]", begins) if re.search(r"\w", begins[: match.end()])]
     plain = turns.opening + turns.closing
+    if not ends and (json_start := re.search(r"\w\s*[\[{]", begins)):  # of words
+        ends = [json_start.end()]
     trigger = next((begins[:end] for end in ends if begins[:end] not in plain), begins)
     lead = prefill = ""
     if not _BOUNDARY.search(trigger):
@@ -377,7 +381,8 @@ def for_vocabulary(syntax: CallSyntax, control: Collection[str], ends: Sequence[
         for match in re.finditer(re.escape(text), begins):
             if match.start() < size < match.end():
                 size = match.end()
-    return syntax._replace(end=end, trigger=begins[:size] if size > len(syntax.trigger) else syntax.trigger)
+    trigger = begins[:size] if size > len(syntax.trigger) else syntax.trigger
+    return syntax._replace(end=end, trigger=trigger, is_control=any(text in trigger for text in control if text))
 
 
 # Syntaxes by hand, of models whose templates write no calls: a control token shows them.

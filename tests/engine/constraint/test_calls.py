@@ -138,7 +138,7 @@ def test_several_calls_only_where_they_may_be_parallel(syntax: CallSyntax, paral
     )
     call, calls = ToolCall("abcdefgh9", "now", "{}"), syntax.write([ToolCall("abcdefgh9", "now", "{}")] * 2)
     one = syntax.write([call]).removesuffix(syntax.end)
-    say(constraint, one.encode())
+    say(constraint, one.removeprefix(syntax.prefill).encode())
     more = VOCABULARY.tokenize(calls[len(one) :], special=False)
     assert (constraint.allowed(more) == len(more)) is parallel
     assert (END in allowed(constraint)) is (not syntax.end)

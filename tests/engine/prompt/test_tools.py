@@ -50,6 +50,8 @@ WRITTEN = {
     "glm": "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n</tool_call>",
     "minimax": ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="weather">'
     "]<]minimax[>[<city>Rome]<]minimax[>[</city>]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>",
+    "minicpm": '<function name="weather"><param name="city">Rome</param></function>',
+    "functionary": '>>>weather\n{"city": "Rome"}',
     "gemma": '<|tool_call>call:weather{city:<|"|>Rome<|"|>}<tool_call|>',
     "harmony": '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Rome"}',
 }
