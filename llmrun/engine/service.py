@@ -7,6 +7,7 @@ context, so that a thread of its own can do it, and no step waits for a template
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -66,6 +67,7 @@ from llmrun.protocol.messages import (
     Rendered,
     Rendering,
     Tool,
+    begun_anew,
 )
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.questions import Detokenize, DetokenizedText, RenderedPrompt, TokenCount
@@ -117,7 +119,6 @@ class Preparer:
     """The preparation of requests for one model.
 
     Attributes:
-        thinking_tags: the tags around reasoning in the model's own chat template; None if it has none.
         history: the answers so far, for later prompts of their conversations.
     """
 
@@ -140,12 +141,22 @@ class Preparer:
         self._vocabulary = vocabulary
         self._template = template
         self._n_ctx = n_ctx
-        known = known_reasoning(template)
-        self.thinking_tags = known[:2] if known else None
         self._templates: dict[str, ChatTemplate] = {}
         self._token_cache: TokenCache | None = None
         self._control: ControlTexts | None = None
         self._begin_alike: dict[tuple[object, ...], bool] = {}  # template and options -> prompts begin as without them
+
+    @cached_property
+    def thinking_tags(self) -> tuple[str, ...]:
+        """The tags around reasoning by the model's own chat template; none without reasoning.
+
+        Trial renderings take a tenth of a second of loading, so only templates that reason in other tags get them.
+        """
+        found = known_reasoning(self._template)
+        if found is None and re.search("think|reason", self._template or "", re.IGNORECASE):
+            with suppress(LlmrunError):  # the first request will report it
+                found = self._chat_template(None).reasoning
+        return found[:2] if found else ()
 
     def read_vocabulary(self) -> None:
         """Read the vocabulary now, which the first grammar would otherwise do while other requests wait."""
@@ -186,8 +197,11 @@ class Preparer:
                 tokens += self._vocabulary.tokenize(part.text, special=part.special)
         inside = reasoning is not None and (opens(text, reasoning) if beginning is None else beginning.inside)
         constraint = self._constraint(request, matcher, syntax, reasoning, inside=inside)
-        if beginning is not None and constraint is not None:
-            self._accept(constraint, beginning.text)
+        if beginning is not None and constraint is not None and not self._accepts(constraint, beginning.text):
+            if request.may_begin_anew:
+                return self.prepare(generate._replace(asked=begun_anew(request)), send)
+            what = f"an answer that begins with {beginning.text[:40]!r} can't be continued"
+            raise UsageError(what, why="its grammar, schema or tool choice does not allow that")
         sampling = self._sampling(request, constraint)
         prompt = tokens if images is None else text_only(tokens)
         end = self._end(request, constraint, matcher, n_prompt=len(tokens))
@@ -234,18 +248,14 @@ class Preparer:
         self._raise_if_too_long([Message("assistant", request.begins, reasoning=request.begins_reasoning)])
         return AnswerBeginning.of(prompt, reasoning, request.begins_reasoning, request.begins)
 
-    def _accept(self, constraint: Constraint, text: str) -> None:
-        """Advance a constraint by the text that the answer is given to begin with.
-
-        Raises:
-            UsageError: it does not allow the text.
-        """
+    def _accepts(self, constraint: Constraint, text: str) -> bool:
+        """Advance a constraint by the text that the answer is given to begin with; return whether it allows that."""
         try:
             for token in self._vocabulary.tokenize(text, special=False):
                 constraint.accept(token)
         except BadGrammarError:
-            what = f"an answer that begins with {text[:40]!r} can't be continued"
-            raise UsageError(what, why="its grammar, schema or tool choice does not allow that") from None
+            return False
+        return True
 
     def _sampling(self, request: AnswerRequest, constraint: Constraint | None) -> SamplingParams:
         """Return the sampling parameters, with end tokens banned if the request ignores them."""

@@ -100,7 +100,7 @@ class CallSyntax(NamedTuple):
 
     @property
     def begins_anywhere(self) -> bool:
-        """A call ends reasoning in the middle of a line too: two tags begin it, control tokens that no text mentions."""
+        """A call ends reasoning in the middle of a line too: two tags begin it, and no text mentions their tokens."""
         return self.is_control and bool(self.late_head)
 
     @property
