@@ -342,7 +342,8 @@ class Preparer:
         if reasoning is not None or syntax is not None:
             from llmrun.protocol.answer import AnswerSplitter
 
-            splitter = AnswerSplitter(reasoning or (), inside=inside, syntax=syntax, tools=request.tools)
+            taken = (call.id for message in request.messages for call in message.tool_calls)
+            splitter = AnswerSplitter(reasoning or (), inside=inside, syntax=syntax, tools=request.tools, taken=taken)
         budget, closing = self._thinking_tokens(request), ""
         if reasoning is not None:
             # Where calls may follow, the grammar of calls has the text before an answer.

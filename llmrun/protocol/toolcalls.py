@@ -41,6 +41,10 @@ class CallField(enum.Enum):
 CallElement = str | CallField
 
 
+NAMED_ID: tuple[CallElement, ...] = ("functions.", CallField.NAME, ":", CallField.INDEX)
+"""Ids of calls as Kimi K2 writes them."""
+
+
 class ParameterForm(NamedTuple):
     """How a parameter's value is written: between these texts, of which `end` may contain KEY."""
 
@@ -107,6 +111,16 @@ class CallSyntax(NamedTuple):
     def head(self) -> tuple[CallElement, ...]:
         """A call up to its arguments."""
         return self.call[: self.call.index(CallField.ARGUMENTS)]
+
+    @property
+    def call_id(self) -> tuple[CallElement, ...]:
+        """A call's id by its elements before the arguments; empty if it has none there that clients could use."""
+        head = self.head
+        place = head.index(CallField.NAME)
+        if CallField.ID in head:
+            return (CallField.ID,)
+        is_named = head[place : place + 3] == NAMED_ID[1:] and str(head[place - 1]).endswith(str(NAMED_ID[0]))
+        return NAMED_ID if is_named else ()
 
     @property
     def late_head(self) -> tuple[CallElement, ...]:
@@ -184,13 +198,15 @@ class CallSplitter:
     Args:
         syntax: of the calls; None if there can be none.
         tools: tools that may be called, whose schemas give the types of parameters.
+        taken: ids of earlier calls, which no other call may have.
 
     Attributes:
         n_calls: number of complete calls.
     """
 
-    def __init__(self, syntax: CallSyntax | None, tools: Sequence[Tool] = ()) -> None:
+    def __init__(self, syntax: CallSyntax | None, tools: Sequence[Tool] = (), taken: Iterable[str] = ()) -> None:
         self._syntax = syntax or HERMES
+        self._taken = {*taken}
         self._tools = {tool.name: tool for tool in tools}
         self._root: Any = {}  # the schema of the called tool
         self._schemas: dict[str, Any] = {}  # of its parameters
@@ -302,7 +318,7 @@ class CallSplitter:
         if not any(text.startswith(each) for each in begins):
             return False
         name = fields[CallField.NAME]
-        parts.append(AnswerPart("call", name))
+        parts.append(AnswerPart("call", name, self._new_id(fields)))
         self._buffer = text
         if form is None:
             return self._go_on(self._arguments)
@@ -311,6 +327,15 @@ class CallSplitter:
         self._schemas = parameters_of(self._root)
         self._n_parameters = 0
         return self._go_on(self._parameter)
+
+    def _new_id(self, fields: dict[CallField, str]) -> str:
+        """Return the id that the model gave a call; "" if it has none, or that of another call."""
+        elements = self._syntax.call_id
+        call_id = "".join(each if isinstance(each, str) else fields[each] for each in elements)
+        if call_id in self._taken:
+            return ""
+        self._taken.add(call_id)
+        return call_id
 
     def _closings(self) -> tuple[str, ...]:
         """Return the text after the last parameter, as the template writes it and without blanks before it."""

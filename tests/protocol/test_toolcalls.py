@@ -171,6 +171,31 @@ def test_a_header_that_the_prompt_begins(answer: str, text: str, calls: list[str
         assert [part.text for part in parts if part.kind == "call"] == calls
 
 
+KIMI = CallSyntax(
+    ("<call>functions.", CallField.NAME, ":", CallField.INDEX, "<args>", CallField.ARGUMENTS, "</call>"),
+    "<call>",
+    between="",
+)
+FIRST = "functions.f:0"
+
+
+@pytest.mark.parametrize(
+    ("syntax", "answer", "taken", "ids"),
+    [
+        (KIMI, "<call>functions.f:0<args>{}</call><call>functions.f:1<args>{}</call>", (), [FIRST, "functions.f:1"]),
+        (KIMI, "<call>functions.f:0<args>{}</call><call>functions.f:0<args>{}</call>", (), [FIRST, ""]),
+        (KIMI, "<call>functions.f:0<args>{}</call>", (FIRST,), [""]),
+        (HERMES, '<tool_call>{"name": "f", "arguments": {}}</tool_call>', (), [""]),
+    ],
+)
+def test_the_models_own_ids_if_no_other_call_has_them(
+    syntax: CallSyntax, answer: str, taken: tuple[str, ...], ids: list[str]
+) -> None:
+    splitter = CallSplitter(syntax, taken=taken)
+    parts = [part for piece in answer for part in splitter.feed(piece)]
+    assert [part.call_id for part in parts if part.kind == "call"] == ids
+
+
 def test_a_value_may_contain_its_end_in_cdata() -> None:
     answer = '<function name="f"><param name="x"><![CDATA[<a></param>]]></param></function>'
     _, calls, _ = split(SYNTAXES["minicpm"], list(answer))

@@ -176,6 +176,10 @@ def test_calls_without_ids_get_some_in_their_order() -> None:
 def test_kimis_ids_name_the_tool_and_count_the_calls() -> None:
     calls = (CALL, ToolCall("call_2", "now", "{}"))
     rounds = [Message("assistant", "", calls), *(Message("tool", "", tool_call_id=call.id) for call in calls)]
+    own = Message("assistant", "", (CALL._replace(id="functions.weather:7"),))  # as the model wrote it
+    assert with_ids([own, Message("tool", "", tool_call_id="functions.weather:7")], "named")[1:] == [
+        Message("tool", "", tool_call_id="functions.weather:7")
+    ]
     told = with_ids([*rounds, Message("assistant", "", (CALL._replace(id="call_3"),))], "named")
     assert [call.id for message in told for call in message.tool_calls] == [
         "functions.weather:0",
