@@ -441,7 +441,10 @@ class Engine:
             return self._vocabulary.tokenize(sequence.close_reasoning(), special=True)
         thinking = sequence.extras.thinking
         if thinking is not None and thinking.is_used_up:
-            return self._vocabulary.tokenize(thinking.closing, special=True)
+            tokens = self._vocabulary.tokenize(thinking.closing, special=True)
+            while tokens and self._vocabulary.is_end(tokens[-1]):  # an empty line ends RWKV's answers
+                tokens.pop()
+            return tokens
         return sequence.sampler.forced()
 
     def _close_reasoning(self, sequence: Sequence, events: list[Event]) -> None:
