@@ -87,7 +87,7 @@ OutOption = Annotated[
         "-o",
         "--output",
         metavar="OUT",
-        help="File for the answers, by suffix: .jsonl, .csv, .tsv, .parquet. Default: IN.answers.jsonl.",
+        help="File for the answers: .jsonl, or a .csv, .tsv or .parquet table. Default: IN.answers.jsonl.",
     ),
 ]
 RowPromptOption = Annotated[
@@ -138,10 +138,8 @@ def batch(
     """Answer a file of prompts, many in parallel.
 
     A row is a text, an object with "prompt" or "messages", a table row with --prompt, or a line of an OpenAI batch
-    file. Answers are written as they finish, each with its row's number and id; a table (-o out.csv) has the input's
-    columns and the answer's, in the input's order, when all rows are answered. Run the same command again to continue
-    after an interruption. A failed row gets an error, and the exit status is 10. With --at, MODEL may be left out if
-    the server has only one.
+    file. Run the same command again to continue after an interruption. A failed row gets an error, and the exit status
+    is 10. With --at, MODEL may be left out if the server has only one.
     """
     from llmrun.batch.plan import plan_batch
     from llmrun.batch.results import ResultFile

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmrun.protocol.sizes import readable_size
-from llmrun.ui.terminal.cells import filled, fitting, shrunk, width, wrapped
+from llmrun.ui.terminal.cells import fitting, shrunk, width, wrapped
 from llmrun.ui.terminal.format import rate
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.sanitize import clean
@@ -324,8 +324,8 @@ class _Printer:
         room = cells - sum(widths[:-1]) - _GAP * (len(widths) - 1)
         stands_beside = room >= min(widths[-1], _MIN_TEXT)
         for *names, text in rows:
-            if not any(names) and width(text) > room:  # a command, to be copied as one line
-                self.stream.write(filled(text, cells) + "\n")
+            if not any(names) and width(text) > room:  # a command, to be copied as one line: the terminal wraps it
+                self.stream.write(text + "\n")
             elif stands_beside and not room < max(map(width, text.split()), default=0) <= cells - _GAP:
                 self.table(columns, [], [[*names, text]], [*widths[:-1], room])
             else:
