@@ -181,7 +181,7 @@ def test_the_context_bar_opens_and_the_limit_of_the_machine_is_shown(browser: Ch
     page.set("Maximum tokens", "5")
     page.set("Seed", "3")
     page.ask("Hello")
-    page.until("document.querySelector('.answer .below .hint').textContent.includes('limit of this machine')")
+    page.until("document.querySelector('.answer .below .hint').textContent.includes('predicted here')")
     page.see("document.querySelector('#context').focus()")
     page.key("Enter")
     page.until("document.querySelector('#window').open")

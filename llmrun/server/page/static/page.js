@@ -121,7 +121,7 @@ async function undo() {
 async function showLimit() {
   const last = lastOf(state.chat);
   if (last?.role !== "assistant" || state.limits.has(last.model) || !last.stats.completion_tokens) return;
-  const { decode } = await post("/ui/limit", { model: modelOf(last), tokens: last.stats.context_used });
+  const { decode } = await post("/ui/speed", { model: modelOf(last), tokens: last.stats.context_used });
   if (!decode) return;
   state.limits.set(last.model, decode);
   for (const entry of state.chat.entries) if (entry.model === last.model) showFigures(state.drawn.get(entry.id).element, entry, decode);

@@ -13,7 +13,7 @@ export function figures(stats, limit) {
     stats.prefill_seconds > 0 && computed > 0 ? `prefill ${short(computed / stats.prefill_seconds)} tokens/s` : "",
     `${number(stats.prompt_tokens)} prompt tokens${stats.reused_tokens ? `, ${number(stats.reused_tokens)} reused` : ""}`,
     stats.ttft_seconds > 0 ? `TTFT ${short(stats.ttft_seconds)} s` : "",
-    decoded > 0 && stats.decode_seconds > 0 ? `decode ${short(decoded / stats.decode_seconds)} tokens/s${limit ? `, limit of this machine ${short(limit)}` : ""}` : "",
+    decoded > 0 && stats.decode_seconds > 0 ? `decode ${short(decoded / stats.decode_seconds)} tokens/s${limit ? `, predicted here ${short(limit)}` : ""}` : "",
     stats.completion_tokens ? `${number(stats.completion_tokens)} tokens` : "",
     stats.itl_p50_seconds > 0 ? `ITL ${short(stats.itl_p50_seconds * 1000)} ms, p95 ${short(stats.itl_p95_seconds * 1000)} ms` : "",
   ].filter(Boolean).join(" · ");
