@@ -334,7 +334,13 @@ def _conversation(tree: Tree) -> dict[str, Any]:
         alternatives.setdefault(entry.parent, []).append(entry.id)
     entries = [{**_entry_data(entry), "alternatives": alternatives[entry.parent]} for entry in tree.path()]
     first = next((each["text"] for each in entries), "")
-    return {"name": tree.name, "title": _title(tree.name, first), "system": tree.system, "branch": tree.branch, "entries": entries}
+    return {
+        "name": tree.name,
+        "title": _title(tree.name, first),
+        "system": tree.system,
+        "branch": tree.branch,
+        "entries": entries,
+    }
 
 
 def _title(name: str, first: str) -> str:
@@ -346,8 +352,7 @@ def _title(name: str, first: str) -> str:
     line = " ".join(first.split())
     if len(line) <= _LONGEST_TITLE:
         return line
-    cut = line[: _LONGEST_TITLE - 1]
-    return f"{cut.rpartition(' ')[0] or cut}…"
+    return f"{line[:_LONGEST_TITLE].rpartition(' ')[0] or line[: _LONGEST_TITLE - 1]}…"
 
 
 def _entry_data(entry: TurnEntry) -> dict[str, Any]:
