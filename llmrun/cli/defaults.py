@@ -52,17 +52,18 @@ def remember_model(name: str) -> None:
 def no_model(command: str) -> UsageError:
     """Return the error for a missing model; proposes a small, a middle and a large one that fit into memory."""
     from llmrun.models.registry import load_catalogue
-    from llmrun.planning.catalogue import propose
+    from llmrun.models.store.store import all_models
+    from llmrun.planning.catalogue import Estimates, propose
     from llmrun.planning.hardware import probe
     from llmrun.planning.speed import remembered
     from llmrun.protocol.sizes import readable_size
 
-    hardware = probe()
-    speed = remembered(hardware, load_settings().state_dir)
-    chosen = [each.entry for each in propose(load_catalogue().entries.values(), hardware, speed)]
-    sizes = ", ".join(f"{entry.alias} ({readable_size(entry.size_mb * 10**6)})" for entry in chosen)
+    settings, hardware = load_settings(), probe()
+    estimates = Estimates(all_models(settings), hardware, remembered(hardware, settings.state_dir))
+    chosen = propose(load_catalogue().entries.values(), estimates)
+    sizes = ", ".join(f"{each.entry.alias} ({readable_size(each.size.n_bytes)})" for each in chosen)
     why = f"none is in the settings, and none has been used yet; fit into this machine's memory: {sizes}"
-    hint = " or ".join(f"llmrun {command} {entry.alias}" for entry in chosen)
+    hint = " or ".join(f"llmrun {command} {each.entry.alias}" for each in chosen)
     return UsageError("there is no model", why=why, hint=hint)
 
 

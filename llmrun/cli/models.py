@@ -205,39 +205,30 @@ def _plain_entries(
     entries: list[CatalogueEntry], settings: Settings, others: Sequence[Installed] = ()
 ) -> list[dict[str, Any]]:
     """Return the built-in list as JSON data, after other models on this disk."""
-    from llmrun.planning.catalogue import estimate_entry, estimate_file
+    from llmrun.planning.catalogue import Estimates, FileSize, size_of_file
     from llmrun.planning.speed import remembered
 
-    here = {model.repository.lower(): model.path for model in reversed(all_models(settings)) if model.repository}
     hardware = _hardware()
-    speed = remembered(hardware, settings.state_dir)
+    estimates = Estimates(all_models(settings), hardware, remembered(hardware, settings.state_dir))
     rows: list[dict[str, Any]] = [
         {
             "alias": model.name,
-            "parameters": "",
-            "quant": model.quant,
-            "n_bytes": model.size,
+            **(size_of_file(model.path) or FileSize("", model.quant, model.size))._asdict(),
             "licence": "",
             "agents": True,
             "installed": True,
-            **_facts(estimate_file(model.path, hardware, speed)),
+            **_facts(estimates.of_file(model.path)),
         }
         for model in others
     ]
     rows += [
         {
             "alias": entry.alias,
-            "parameters": entry.parameters,
-            "quant": entry.quant.upper(),
-            "n_bytes": entry.size_mb * 1_000_000,
+            **estimates.size_of(entry)._asdict(),
             "licence": entry.license,
             "agents": entry.agents,
-            "installed": entry.repository.lower() in here,
-            **_facts(
-                estimate_file(here[entry.repository.lower()], hardware, speed)
-                if entry.repository.lower() in here
-                else estimate_entry(entry, hardware, speed)
-            ),
+            "installed": estimates.file_of(entry) is not None,
+            **_facts(estimates.of(entry)),
         }
         for entry in entries
     ]
@@ -245,7 +236,8 @@ def _plain_entries(
 
 
 def _facts(estimate: ModelEstimate | None) -> dict[str, Any]:
-    return asdict(estimate) if estimate else dict.fromkeys(("memory_bytes", "fits", "decode_rate"))
+    names = "memory_bytes", "fits", "fits_now", "decode_rate", "is_exact"
+    return asdict(estimate) if estimate else dict.fromkeys(names)
 
 
 def _hardware() -> Hardware:

@@ -17,6 +17,7 @@ from llmrun.gguf.metadata import ModelMetadata, length_of, of_layer
 from llmrun.gguf.placement import LayerShares, most_feed_forward
 from llmrun.gguf.types import FILE_TYPES
 from llmrun.protocol.params import BOUNDS
+from llmrun.protocol.sizes import readable_count
 
 # general.file_type -> the quantization's usual name.
 _FILE_TYPES = {number: name for name, number in FILE_TYPES.items()} | {38: "MXFP4", 39: "NVFP4"}
@@ -142,9 +143,8 @@ class Header(ModelMetadata):
 
     @property
     def readable_parameters(self) -> str:
-        """Number of weights in words, e.g. "135M", "1.7B"."""
-        count = self.n_parameters
-        return f"{count / 1e9:.1f}B" if count >= 10**9 else f"{count / 1e6:.0f}M"
+        """Number of weights in words, e.g. "135M", "1.71B"."""
+        return readable_count(self.n_parameters)
 
     @property
     def n_active_parameters(self) -> int:

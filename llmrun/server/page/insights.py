@@ -10,7 +10,6 @@ import secrets
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -19,6 +18,7 @@ from starlette.routing import Route
 
 from llmrun.errors import UsageError
 from llmrun.model import Model
+from llmrun.planning.estimate import predicted_rate
 from llmrun.protocol.messages import AnswerRequest, Message
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.questions import COUNT_TOKENS, EXPLAIN_CHOICES, Choice, ExplainChoices
@@ -56,7 +56,6 @@ class PageInsights:
     def __init__(self, state: ServerState, chats: PageChats, explain_page: ExplainPage) -> None:
         self._state, self._chats, self._explain_page = state, chats, explain_page
         self._pages: dict[str, str] = {}
-        self._limits: dict[Path, float | None] = {}  # of models, in tokens/s
 
     @property
     def routes(self) -> list[Route]:
@@ -65,7 +64,7 @@ class PageInsights:
             Route("/ui/explain", own(self._explain), methods=["POST"]),
             Route(EXPLAINED + "{name}", own(self._explained), methods=["GET"]),
             Route("/ui/why", own(self._why), methods=["POST"]),
-            Route("/ui/limit", own(self._limit), methods=["POST"]),
+            Route("/ui/speed", own(self._speed), methods=["POST"]),
             Route("/ui/context", own(self._context), methods=["POST"]),
         ]
 
@@ -120,24 +119,18 @@ class PageInsights:
             choices = (await engine.do(EXPLAIN_CHOICES, ExplainChoices(number, 1, _PAGE_CANDIDATES))).choices
         return JSONResponse(_choice(choices[-1], answer.sampling) if choices else {"steps": []})
 
-    async def _limit(self, request: Request) -> Response:
-        """Return the decode rate that this machine's memory or cores allow a model at most; null if unknown.
+    async def _speed(self, request: Request) -> Response:
+        """Return the decode rate that `llmrun plan` predicts for a model: {"model", "tokens"}; null if unknown.
 
-        It is measured once, while nothing is answered: {"model", "tokens"}, the tokens in the context window.
+        The machine is measured if it never was, unless it answers somebody. The tokens are in the context window.
         """
-        from llmrun.insight.explain import machine_limits
-        from llmrun.protocol.jobs.bench import BenchTest
-
         fields = await read_fields(request)
+        depth = fields.whole("tokens", 0, 2**31) or 0
         is_busy = self._state.traffic.is_busy
-        async with self._state.engine(fields.text("model") or "") as (engine, pooled):
+        async with self._state.engine(fields.text("model") or "") as (_, pooled):
             assert pooled.model is not None
-            if pooled.path not in self._limits and not is_busy:
-                test = BenchTest(n_gen=1, n_depth=fields.whole("tokens", 0, 2**31) or 0)
-                jobs = _Jobs(engine, asyncio.get_running_loop())
-                (found,) = await asyncio.to_thread(machine_limits, pooled.model, jobs, test)
-                self._limits[pooled.path] = found.tokens_per_second if found else None
-            return JSONResponse({"decode": self._limits.get(pooled.path)})
+            rate = await asyncio.to_thread(predicted_rate, pooled.model.header, depth, measures=not is_busy)
+        return JSONResponse({"decode": rate})
 
     async def _context(self, request: Request) -> Response:
         """Return what fills the context window of a chat: {"chat", "model"}."""

@@ -63,12 +63,14 @@ def test_a_chat_is_exported_as_a_page_that_runs_nothing(
     for form, words in (("Markdown", "## You"), ("JSON", "llmrun-chat"), ("HTML", "<em>words</em>")):
         page.see(f"[...document.querySelectorAll('#settings button')].find(e => e.textContent === '{form}').click()")
         suffix = {"Markdown": "md"}.get(form, form.lower())
-        saved = tmp_path / "saved" / f"chat-1.{suffix}"
+        saved = tmp_path / "saved" / f"some-words.{suffix}"
         assert eventually(lambda saved=saved, words=words: saved.exists() and words in saved.read_text(), SECONDS)  # type: ignore[misc]
     page.check()
     browser.requests.clear()
     browser.open(saved)
-    assert page.see("document.title") == "some-words – llmrun"
+    assert page.see("document.title") == "Some *words* – llmrun"
+    assert page.see("document.querySelector('.question .text').getBoundingClientRect().right < innerWidth - 8")
+    assert not browser.errors
     assert page.see("document.querySelectorAll('button, script').length") == 0
     assert page.see("getComputedStyle(document.querySelector('.question .text')).whiteSpace") == "pre-wrap"
     assert browser.requests == [saved.as_uri()]
@@ -181,7 +183,7 @@ def test_the_context_bar_opens_and_the_limit_of_the_machine_is_shown(browser: Ch
     page.set("Maximum tokens", "5")
     page.set("Seed", "3")
     page.ask("Hello")
-    page.until("document.querySelector('.answer .below .hint').textContent.includes('limit of this machine')")
+    page.until("document.querySelector('.answer .figures').textContent.includes('predicted here')")
     page.see("document.querySelector('#context').focus()")
     page.key("Enter")
     page.until("document.querySelector('#window').open")

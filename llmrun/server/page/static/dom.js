@@ -1,5 +1,7 @@
 // Elements and texts. Everything that comes from a model, a file or a user goes in as text.
 
+globalThis.Prism = { manual: true }; // read by the highlighter when it is loaded: it must not look for code by itself
+
 const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u202a-\u202e\u2066-\u2069\ufeff]/g;
 
 export const byId = (id) => document.getElementById(id);

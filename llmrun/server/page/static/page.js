@@ -3,6 +3,7 @@
 import { answer as streamed, get, post } from "./api.js";
 import { Attachments } from "./attachments.js";
 import { showBranches } from "./branches.js";
+import { ChatList } from "./chats.js";
 import { showContext } from "./context.js";
 import { Comparison } from "./compare.js";
 import { byId, button, clean, h, number, recall, remember, short } from "./dom.js";
@@ -22,7 +23,7 @@ const WIDE = matchMedia("(min-width: 60rem)");
 const state = { chat: null, busy: null, tokens: recall("tokens") === "on", seen: new Map(), drawn: new Map(), columns: null, isStale: false, limits: new Map(), model: null, sees: false, models: [] };
 const field = byId("question");
 const attached = new Attachments(byId("attached"), () => (state.model === byId("model").value && !state.sees ? state.model : null), complain);
-const exporters = h("p", { class: "buttons" }, Object.entries({ markdown: "Markdown", json: "JSON", html: "HTML" }).map(([form, name]) => button(name, () => guarded(() => save(state.chat.id, form, scroller)))));
+const exporters = h("p", { class: "buttons" }, Object.entries({ markdown: "Markdown", json: "JSON", html: "HTML" }).map(([form, name]) => button(name, () => guarded(() => save(state.chat, form, scroller)))));
 const settings = new Settings(byId("settings"), (system) => state.chat?.id && guarded(async () => show(await post("/ui/system", { chat: state.chat.id, system }))), exporters);
 
 // ---- what is said ----
@@ -55,7 +56,7 @@ function show(chat) {
   }
   state.chat = chat;
   state.isStale = false;
-  const title = clean(chat.name || "New chat");
+  const title = clean(chat.title || "New chat");
   byId("title").textContent = title;
   document.title = `${title} – llmrun`;
   settings.system.value = chat.system;
@@ -121,7 +122,7 @@ async function undo() {
 async function showLimit() {
   const last = lastOf(state.chat);
   if (last?.role !== "assistant" || state.limits.has(last.model) || !last.stats.completion_tokens) return;
-  const { decode } = await post("/ui/limit", { model: modelOf(last), tokens: last.stats.context_used });
+  const { decode } = await post("/ui/speed", { model: modelOf(last), tokens: last.stats.context_used });
   if (!decode) return;
   state.limits.set(last.model, decode);
   for (const entry of state.chat.entries) if (entry.model === last.model) showFigures(state.drawn.get(entry.id).element, entry, decode);
@@ -134,28 +135,23 @@ function openBranches() {
 }
 
 function openNew() {
-  show({ id: null, name: "", system: settings.system.value, entries: [] });
+  show({ id: null, title: "", system: settings.system.value, entries: [] });
   field.focus();
 }
 
 const openChat = (id) => guarded(async () => show(await get(`/ui/chats/${id}`)));
 
-async function listChats() {
-  const { chats } = await get("/ui/chats");
-  const open = (id) => () => {
-    if (state.busy) return;
+const chats = new ChatList({
+  guarded,
+  open: (id) => {
     openChat(id);
     if (!WIDE.matches) toggle("chats", false);
-  };
-  byId("chat-list").replaceChildren(...chats.map((chat) => h("li", {}, button(clean(chat.name), open(chat.id), { "data-chat": chat.id, title: clean(chat.first) }))));
-  showBusy();
-  markCurrent();
-}
+  },
+  changed: (id) => (id === null ? openNew() : id === state.chat?.id && openChat(id)),
+});
 
-function markCurrent() {
-  for (const each of byId("chat-list").querySelectorAll("button"))
-    each.ariaCurrent = Number(each.dataset.chat) === state.chat?.id ? "true" : null;
-}
+const listChats = () => chats.load();
+const markCurrent = () => chats.mark(state.chat?.id ?? null, Boolean(state.busy));
 
 // ---- questions and answers ----
 
@@ -358,7 +354,8 @@ function showBusy() {
   byId("send").hidden = Boolean(state.busy);
   byId("undo").disabled = state.busy || !state.chat?.entries.length;
   byId("go").disabled = state.busy || !state.chat?.id;
-  for (const each of byId("chats").querySelectorAll("button")) each.disabled = state.busy;
+  byId("new").disabled = state.busy;
+  markCurrent();
   turns.ariaBusy = state.busy ? "true" : "false";
   if (!state.busy) byId("speed").textContent = "\u00a0";
 }
@@ -412,6 +409,15 @@ function toggle(id, isOpen = byId(id).hidden) {
   if (isOpen && !WIDE.matches) byId(id).querySelector("button, textarea")?.focus();
 }
 
+/** Put the last question into the empty field; return whether there is one. */
+function recallQuestion() {
+  const last = state.chat?.entries.findLast((entry) => entry.role === "user");
+  if (!last) return false;
+  field.value = last.text;
+  field.setSelectionRange(last.text.length, last.text.length);
+  return true;
+}
+
 function showTokenSwitch() {
   byId("toggle-tokens").ariaPressed = String(state.tokens);
 }
@@ -442,6 +448,7 @@ function listen() {
     say(state.tokens ? "Answers come with their tokens from now on" : "Tokens are hidden");
   });
   field.addEventListener("keydown", (event) => {
+    if (event.key === "ArrowUp" && !field.value && recallQuestion()) return void event.preventDefault();
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
     event.preventDefault();
     ask(field.value);
