@@ -107,9 +107,9 @@ def test_list(full: Machine) -> None:
     lines = full.run("list").stdout.splitlines()
     assert [line.split() for line in lines] == [
         ["NAME", "SIZE", "QUANT", "USED", "WHERE"],
-        ["lmstudio/pub/repo:Q4_K_M", "7.8", "kB", "Q4_K_M", "just", "now", "LM", "Studio"],
-        ["maker/tiny-GGUF:Q4_1", "7.8", "kB", "Q4_1", "just", "now", "hub", "cache"],
-        ["ollama/llama3.2:1b", "7.8", "kB", "Q8_0", "just", "now", "Ollama"],
+        ["lmstudio/pub/repo:Q4_K_M", "7.8", "kB", "Q4_K_M", "-", "LM", "Studio"],
+        ["maker/tiny-GGUF:Q4_1", "7.8", "kB", "Q4_1", "-", "hub", "cache"],
+        ["ollama/llama3.2:1b", "7.8", "kB", "Q8_0", "-", "Ollama"],
     ]
     assert full.run("ls", "-q").stdout.splitlines() == [line.split()[0] for line in lines[1:]]
 
@@ -118,7 +118,7 @@ def test_list_as_json(full: Machine) -> None:
     first = full.json("list")[1]
     assert first["path"] == str(full.store.installed()[0].path)
     assert (first["name"], first["size"], first["place"]) == ("maker/tiny-GGUF:Q4_1", len(MODEL), "hub cache")
-    assert first["used"] >= first["modified"] > "2020-01-01T00:00:00+00:00"
+    assert (first["used"], first["modified"] > "2020-01-01T00:00:00+00:00") == (None, True)
 
 
 def test_every_listed_name_leads_to_its_model(full: Machine) -> None:
