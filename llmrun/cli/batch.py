@@ -274,7 +274,7 @@ def _answer(
     from llmrun.batch.ledger import BatchProgress, Ledger
     from llmrun.ui.views.batch import BatchView
 
-    tally = BatchProgress(total, total - len(plan.todo) - len(plan.broken), results.n_failed)
+    tally = BatchProgress(total, total - len(plan.todo) - len(plan.broken), results.n_failed, parallel=plan.parallel)
     if tally.before < total:
         results.require_writable()
     with BatchView(output, tally, out, plan.parallel) as view:

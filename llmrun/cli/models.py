@@ -153,8 +153,6 @@ def search(
     except NetworkError:
         if json:
             output.result_json({"catalogue": _plain_entries(known, settings), "hub": None})
-        elif known:
-            output.note("Only the built-in list; the hub can't be reached.")
         raise
     if json:
         plain = [asdict(match) for match in matches]

@@ -21,7 +21,9 @@ from llmrun.system import lock
 
 @contextmanager
 def using(path: Path) -> Iterator[None]:
-    """Hold a shared lock on a model until the block ends, and keep the time. Of a split model, `path` is the first part.
+    """Hold a shared lock on a model until the block ends, and keep the time of use.
+
+    Of a split model, `path` is the first part.
 
     Raises ModelNotFoundError if it is being removed.
     """

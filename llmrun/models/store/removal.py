@@ -17,8 +17,8 @@ from pathlib import Path
 from llmrun.errors import UsageError
 from llmrun.gguf import filenames
 from llmrun.models.store.in_use import removing
-from llmrun.models.store.last_used import forget_use
 from llmrun.models.store.installed import LINK, LM_STUDIO, OLLAMA, Installed
+from llmrun.models.store.last_used import forget_use
 from llmrun.models.store.store import SnapshotFile, Store, symlink_target
 from llmrun.storage import disk_errors
 from llmrun.system import read_text
