@@ -286,7 +286,7 @@ def _answer(
     from llmrun.ui.views.batch import BatchView
 
     total = len(rows)
-    tally = BatchProgress(total, total - len(plan.todo) - len(plan.broken), results.n_failed)
+    tally = BatchProgress(total, total - len(plan.todo) - len(plan.broken), results.n_failed, parallel=plan.parallel)
     if tally.before < total:
         results.require_writable()
     with BatchView(output, tally, files, plan.parallel) as view:

@@ -11,7 +11,7 @@ import typer
 from llmrun.cli.answering import DisplayOptions, cancelling, show_again
 from llmrun.cli.completion import complete_words
 from llmrun.cli.options import LoadingOptions
-from llmrun.cli.sampling import FLAGS
+from llmrun.cli.sampling import FLAGS, USED_BY_BEAMS
 from llmrun.errors import CancelledError, CutOffError, UsageError
 from llmrun.model import Model
 from llmrun.planning.memory import kv_bytes
@@ -20,7 +20,6 @@ from llmrun.protocol.messages import AnswerRequest
 from llmrun.ui.terminal.output import Output
 
 _PANEL = "Beam search"
-_MEANT = {"repeat_penalty", "repeat_last_n", "frequency_penalty", "presence_penalty", "logit_bias"}
 
 
 BeamsOption = Annotated[
@@ -81,7 +80,7 @@ def refuse_with_beams(
     Raises:
         UsageError: such an option is given.
     """
-    drawn = {FLAGS[name][0]: True for name in flags if name not in _MEANT}
+    drawn = {FLAGS[name][0]: True for name in flags if name not in USED_BY_BEAMS}
     given = {
         **drawn,
         "--think": asked.thinking is True,

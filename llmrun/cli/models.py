@@ -16,6 +16,7 @@ from llmrun.config import Settings, load_settings
 from llmrun.errors import LlmrunError, NetworkError, UsageError, require_within
 from llmrun.models.registry import CatalogueEntry, ModelSpec, load_catalogue
 from llmrun.models.store.installed import Installed
+from llmrun.models.store.last_used import last_used
 from llmrun.models.store.store import all_models
 from llmrun.protocol.sizes import readable_size
 from llmrun.ui.terminal.output import Output
@@ -115,7 +116,8 @@ def list_models(
         output.result_json([as_plain(model) for model in installed])
     elif installed:
         now = time.time()
-        show_installed(output, [InstalledRow(m.name, m.size, m.quant, now - m.used, m.place) for m in installed])
+        ages = {model: now - used for model in installed if (used := last_used(model.path))}
+        show_installed(output, [InstalledRow(m.name, m.size, m.quant, ages.get(m), m.place) for m in installed])
     else:
         output.note("No models on this disk yet. `llmrun list --all` lists models to choose from.")
 
@@ -151,8 +153,6 @@ def search(
     except NetworkError:
         if json:
             output.result_json({"catalogue": _plain_entries(known, settings), "hub": None})
-        elif known:
-            output.note("Only the built-in list; the hub can't be reached.")
         raise
     if json:
         plain = [asdict(match) for match in matches]
@@ -166,10 +166,10 @@ def search(
 
 
 def as_plain(model: Installed) -> dict[str, Any]:
-    """Return a model on this disk as JSON data. Times are ISO 8601, sizes bytes."""
+    """Return a model on this disk as JSON data. Times are ISO 8601, `used` None before the first use; sizes bytes."""
     times = {
-        name: datetime.fromtimestamp(getattr(model, name), timezone.utc).isoformat(timespec="seconds")
-        for name in ("modified", "used")
+        name: datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds") if seconds else None
+        for name, seconds in (("modified", model.modified), ("used", last_used(model.path)))
     }
     return {**asdict(model), "path": str(model.path), **times}
 

@@ -42,7 +42,7 @@ class InstalledRow:
     name: str
     n_bytes: int  # of its files
     quant: str
-    age: float  # seconds since it was last used
+    age: float | None  # seconds since llmrun last used it; None if it has not
     place: str
 
 
@@ -94,9 +94,11 @@ def show_installed(output: Output, rows: Sequence[InstalledRow]) -> None:
         Column("USED"),
         Column("WHERE", style="dim"),
     )
-    show_table(
-        output, columns, [(row.name, readable_size(row.n_bytes), row.quant, ago(row.age), row.place) for row in rows]
-    )
+    cells = [
+        (row.name, readable_size(row.n_bytes), row.quant, "-" if row.age is None else ago(row.age), row.place)
+        for row in rows
+    ]
+    show_table(output, columns, cells)
 
 
 def show_matches(output: Output, rows: Sequence[MatchRow]) -> None:
