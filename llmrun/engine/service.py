@@ -178,10 +178,10 @@ class Preparer:
             thinks = request.thinks is not False and (syntax is None or request.tool_choice == "auto")
             lead = lead_in(reasoning, thinks=thinks, calls=syntax is not None)
             text += lead
-            tokens += self._vocabulary.tokenize(lead, special=True)
+            tokens += self._vocabulary.tokenize(lead, special=True, begins=False)
         if beginning is not None:
             for part in beginning.parts:
-                tokens += self._vocabulary.tokenize(part.text, special=part.special)
+                tokens += self._vocabulary.tokenize(part.text, special=part.special, begins=False)
         inside = reasoning is not None and (opens(text, reasoning) if beginning is None else beginning.inside)
         constraint = self._constraint(request, matcher, syntax, reasoning, inside=inside)
         if beginning is not None and constraint is not None:

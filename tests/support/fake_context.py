@@ -84,7 +84,7 @@ class FakeVocabulary:
         self.control_texts = tuple(CONTROL.values())
         self.bos_text, self.eos_text = CONTROL[BEGIN], CONTROL[END]
 
-    def tokenize(self, text: str, *, special: bool) -> list[int]:
+    def tokenize(self, text: str, *, special: bool, begins: bool = True) -> list[int]:
         """Bytes; with special, control texts become their tokens."""
         for token, control in CONTROL.items() if special else ():
             if control in text:

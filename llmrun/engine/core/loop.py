@@ -430,7 +430,7 @@ class Engine:
         """Return the tokens that follow without sampling: the grammar's, or the end of the reasoning."""
         thinking = sequence.extras.thinking
         if thinking is not None and thinking.is_used_up:
-            return self._vocabulary.tokenize(thinking.closing, special=True)
+            return self._vocabulary.tokenize(thinking.closing, special=True, begins=False)
         return sequence.sampler.forced()
 
     def _append(self, sequence: Sequence, token: int, events: list[Event]) -> bool:

@@ -1,7 +1,8 @@
 """Tokens of prompts that were tokenized before: a turn of a conversation costs its own length, not that of all turns.
 
 The tokenizer splits a text at control tokens and tokenizes each part alone. So the tokens of a prompt are those of its
-segments, one after the other, if each segment begins behind a control token. Must not know messages.
+segments, one after the other, if each segment begins behind a control token. A segment is tokenized together with that
+token, since some tokenizers treat the beginning of a text in another way. Must not know messages.
 """
 
 from __future__ import annotations
@@ -34,14 +35,15 @@ class TokenCache:
         if len(text) < 2 * MIN_SEGMENT:
             return self._tokenize(text)
         tokens: list[int] = []
-        start = 0
-        for end in (*self._cuts(text), len(text)):
-            tokens += self._segment(text[start:end])
-            start = end
+        start = begin = 0  # of the control token before the segment, and of the segment
+        for next_start, end in (*self._cuts(text), (len(text), len(text))):
+            segment = self._segment(text[start:end])
+            tokens += segment[1:] if start < begin else segment
+            start, begin = next_start, end
         return tokens
 
-    def _cuts(self, text: str) -> Iterator[int]:
-        """Yield the indexes behind control texts at which the text can be divided.
+    def _cuts(self, text: str) -> Iterator[tuple[int, int]]:
+        """Yield the start and the end of control texts behind which the text can be divided.
 
         None lies before whitespace, which some control tokens take in, or where a longer control text may go on.
         """
@@ -50,7 +52,7 @@ class TokenCache:
             end = match.end()
             is_long = end - last >= MIN_SEGMENT and end < len(text)
             if is_long and not text[end].isspace() and not self._control.may_continue(text[last:end]):
-                yield end
+                yield match.start(), end
                 last = end
 
     def _segment(self, text: str) -> array[int]:
