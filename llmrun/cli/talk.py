@@ -174,6 +174,8 @@ class Chat:
             return False
         finally:
             self.conversation.end_turn()
+        if finished.stats.loops_closed:
+            self.output.note("The reasoning repeated itself and was closed (--no-loop-guard allows that).")
         if finished.reason == "repeats":
             self.output.note(f'Stopped: the answer repeated "{short(finished.detail)}" (--no-loop-guard allows that).')
         return True
