@@ -89,8 +89,8 @@ def metaspace(scheme: str) -> dict[str, Any]:
 def byte_fallback(normalizers: list[Any], pre_tokenizer: Any = None) -> dict[str, Any]:
     """tokenizer.json as Llama 2's, with all merges of its tokens, as transformers writes them."""
     words = [
-        "\u2581h", "\u2581he", "ll", "hell", "llo", "hello", "\u2581hello", "ru", "run", "\u2581run", "\u2581\u2581", "to",
-        "caf",
+        "\u2581h", "\u2581he", "ll", "hell", "llo", "hello", "\u2581hello", "ru", "run", "\u2581run", "\u2581\u2581",
+        "to", "caf",
     ]  # fmt: skip
     letters = [*dict.fromkeys(chain.from_iterable(words)), "a", "B", ".", "\u00e9", "\u4e2d", "1"]
     texts = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *dict.fromkeys([*words, *letters])]
