@@ -274,7 +274,11 @@ PlainOption = Annotated[
 ]
 LoopGuardOption = Annotated[
     bool,
-    typer.Option("--loop-guard/--no-loop-guard", help="End an answer that repeats itself, and close a reasoning that does.", rich_help_panel="Answer"),
+    typer.Option(
+        "--loop-guard/--no-loop-guard",
+        help="End an answer that repeats itself, and close a reasoning that does.",
+        rich_help_panel="Answer",
+    ),
 ]
 FilesOption = Annotated[
     list[str] | None,

@@ -365,7 +365,14 @@ class _ContextFit:
     def memory(self, n_cells: int, start: int) -> Memory:
         kv_type, sequences, ubatch = self.preferences.kv_type, self.preferences.parallel, self.preferences.n_ubatch
         return memory(
-            self.header, n_cells, kv_type=kv_type, start=start, sequences=sequences, parked=self.parked, ubatch=ubatch
+            self.header,
+            n_cells,
+            kv_type=kv_type,
+            start=start,
+            sequences=sequences,
+            parked=self.parked,
+            ubatch=ubatch,
+            streams=self.apart,
         )
 
     def split(self, n_cells: int, start: int) -> Split:
