@@ -126,6 +126,7 @@ class FakeContext:
         model: what computes the logits.
         cuts: whether forget() can drop a part of a sequence; recurrent models can't.
         has_checkpoints: as in base.Context.
+        window: of a sliding window in some layers; a batch overwrites all cells that its first token does not look at.
         unified: whether sequences share anything; by default, where there is more than one.
         n_stream: as in loading.Load.
         n_cells: as many as all sequences' windows have, by default.
@@ -151,6 +152,7 @@ class FakeContext:
         n_parked: int = 0,
         cuts: bool = True,
         has_checkpoints: bool = False,
+        window: int = 0,
         unified: bool | None = None,
         n_stream: int = 0,
         n_cells: int | None = None,
@@ -175,6 +177,8 @@ class FakeContext:
         self._model = model
         self.n_outputs = max(n_outputs, n_seq_max)
         self.cuts, self.has_checkpoints = cuts, has_checkpoints
+        self._window = window
+        self._first = dict.fromkeys(range(n_seq_max + n_parked), 0)  # position that the window has not passed
         self._numbers = itertools.count()
         self._cells: dict[int, list[Cell]] = {sequence: [] for sequence in range(n_seq_max + n_parked)}
         self._rows: dict[int, ctypes.Array[ctypes.c_float]] = {}
@@ -205,17 +209,22 @@ class FakeContext:
             raise CacheFull
         if self._stream and any(entry.position >= self._stream for entry in batch):
             self.unified = True
-        fault = self.faults.get(number)
+        fault, passed = self.faults.get(number), dict[int, int]()
         if self.poison in [entry.token for entry in batch]:
             fault = DecodeError("llama.cpp could not decode it")
         for index, entry in enumerate(batch[: len(batch) // 2] if fault else batch):
             cells = self._cells[entry.sequence_id]
             assert entry.position == len(cells), "a position is missing, or written twice"
+            assert self._has_window(entry.sequence_id, len(cells)), "cells of the window are gone"
             cells.append(Cell(next(self._numbers), entry.token, self.adapters))
             assert {cell.adapters for cell in cells} == {self.adapters}, "computed with other adapters"
             if entry.wants_logits:
                 seen = [*self.cached(entry.sequence_id), *(number + int(8 * scale) for number, scale in self.adapters)]
                 self._rows[index] = (ctypes.c_float * N_VOCAB)(*self._model(seen))
+        for entry in reversed(batch) if self._window else ():  # last of all, the first token of each sequence
+            passed[entry.sequence_id] = entry.position - self._window + 1
+        for sequence_id, first in passed.items():
+            self._first[sequence_id] = max(self._first[sequence_id], first)
         if fault:
             raise fault
         if not self.is_asynchronous:
@@ -281,17 +290,25 @@ class FakeContext:
 
     def can_forget(self, sequence_id: int, start: int) -> bool:
         """See base.Context."""
-        return self.cuts or start == 0 or start >= len(self._cells[sequence_id])
+        is_cut = 0 < start < len(self._cells[sequence_id])
+        return not is_cut or (self.cuts and self._has_window(sequence_id, start))
+
+    def _has_window(self, sequence_id: int, position: int) -> bool:
+        """Return whether all tokens that this position looks at in a window are cached."""
+        return not self._window or self._first[sequence_id] <= max(0, position - self._window + 1)
 
     def forget(self, sequence_id: int, start: int) -> bool:
         """See base.Context."""
         found = self.can_forget(sequence_id, start)
         if found:
             del self._cells[sequence_id][start:]
+            self._first[sequence_id] = self._first[sequence_id] if start else 0
         return found
 
     def drop(self, sequence_id: int, start: int, end: int) -> bool:
         """See base.Context. Like llama.cpp, it would move a shared cell for everybody."""
+        if self._first[sequence_id] > 0:
+            return False
         behind = self._cells[sequence_id][start:]
         others = [cells for other, cells in self._cells.items() if other != sequence_id]
         assert set(behind).isdisjoint(itertools.chain.from_iterable(others)), "another sequence's cells are moved"
@@ -304,10 +321,13 @@ class FakeContext:
         assert self.shares
         assert not self._cells[target], "the target is not empty"
         assert length <= len(self._cells[source])
-        if not self.cuts and length < len(self._cells[source]):
+        first = self._first[source]
+        if not self.can_forget(source, length):
             if checkpoint is None:
                 return False
-            assert json.loads(checkpoint) == self.cached(source)[:length], "a checkpoint of something else"
+            first, *tokens = json.loads(checkpoint)
+            assert tokens == self.cached(source)[:length], "a checkpoint of something else"
+        self._first[target] = first if length else 0
         self._cells[target] = self._cells[source][:length]
         if not self.unified:
             self._divide(target)
@@ -316,12 +336,14 @@ class FakeContext:
     def checkpoint(self, sequence_id: int) -> bytearray:
         """See base.Context."""
         assert self.has_checkpoints
-        return bytearray(json.dumps(self.cached(sequence_id)).encode())
+        return bytearray(json.dumps([self._first[sequence_id], *self.cached(sequence_id)]).encode())
 
     def go_back(self, sequence_id: int, checkpoint: bytearray, length: int) -> bool:
         """See base.Context."""
-        assert json.loads(checkpoint) == self.cached(sequence_id)[:length], "a checkpoint of something else"
+        first, *tokens = json.loads(checkpoint)
+        assert tokens == self.cached(sequence_id)[:length], "a checkpoint of something else"
         del self._cells[sequence_id][length:]
+        self._first[sequence_id] = first
         return True
 
     def choose_kv_layout(self, longest: int) -> bool:
@@ -341,16 +363,18 @@ class FakeContext:
         """See base.Context."""
         cells = self._cells[sequence_id]
         adapters = cells[0].adapters if cells else ()
-        return bytearray(json.dumps([*self.cached(sequence_id), *adapters]).encode())
+        window = [self._first[sequence_id]] if self._window else []
+        return bytearray(json.dumps([*window, *self.cached(sequence_id), *adapters]).encode())
 
     def set_state(self, sequence_id: int, state: bytes | bytearray, n_tokens: int) -> bool:
         """See base.Context; a state that begins with "bad" is refused."""
-        self._cells[sequence_id] = []
+        self._cells[sequence_id], self._first[sequence_id] = [], 0
         if self.set_state_error is not None:
             raise self.set_state_error
         if n_tokens > self.n_ctx or state.startswith(b"bad") or self.n_used + n_tokens > self.n_cells:
             return False
         found = json.loads(state)
+        self._first[sequence_id] = found.pop(0) if self._window else 0
         adapters = tuple(AdapterScale(*each) for each in found[n_tokens:])
         self._cells[sequence_id] = [Cell(next(self._numbers), token, adapters) for token in found[:n_tokens]]
         return True
