@@ -6,6 +6,7 @@ import io
 import json
 import random
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ from support.trained_vocabularies import SAMPLES
 from llmrun import _native
 from llmrun.convert.job import convert_folder
 from llmrun.engine.llama.model import LlamaModel
+from llmrun.engine.prompt import token_cache
+from llmrun.engine.prompt.template import ControlTexts
+from llmrun.engine.prompt.token_cache import TokenCache
 from llmrun.errors import UsageError
 
 N_STRINGS = 300
@@ -265,6 +269,21 @@ def test_rules_of_tokenizer_json_win_beside_tokenizer_model(
     files = {"tokenizer.model": data, "tokenizer.json": tokenizer, "tokenizer_config.json": SLOW}
     path = converted_llama(tmp_path, len(texts), **files)
     assert differences(path, encoder(tokenizer), strings(["<s>", "</s>"])) == []
+
+
+def test_parts_of_a_prompt_have_the_tokens_of_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where only the beginning gets a space, with segments that are tokenized apart."""
+    monkeypatch.setattr(token_cache, "MIN_SEGMENT", 4)
+    tokenizer = KINDS["byte fallback, Metaspace first, flags"]
+    model = LlamaModel(str(converted(tmp_path, tokenizer)), 0, _native.CancelFlag())
+    tokenize = partial(model.vocabulary.tokenize, special=True)
+    cache = TokenCache(tokenize, ControlTexts(model.vocabulary.control_texts))
+    texts = ["".join(three) for three in zip(*[iter(strings(["<s>", "</s>", "<mask>"] * 10))] * 3, strict=True)]
+    cached = [[cache.tokens(text, begins=begins) for begins in (True, False)] for text in texts]
+    whole = [[tokenize(text, begins=begins) for begins in (True, False)] for text in texts]
+    model.close()
+    assert cached == whole
+    assert any(first != later for first, later in whole)
 
 
 @pytest.mark.parametrize(("legacy", "expected"), [(False, ["<s>", "t", "o"]), (True, ["<s>", "\u2581", "t", "o"])])
