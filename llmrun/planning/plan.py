@@ -389,6 +389,7 @@ class _ContextFit:
             parked=self.parked,
             ubatch=self.preferences.n_ubatch,
             rollback=self.rollback,
+            streams=self.apart,
         )
 
     def split(self, n_cells: int, start: int) -> Split:

@@ -322,6 +322,7 @@ def header_of(n_parameters: int, weight_bytes: int) -> Any:
         most_heads=32,
         kv_bytes_per_token=lambda n_bytes=2.0: 65_536 * n_bytes,
         cache_bytes=lambda n_tokens, n_bytes=2.0, **more: n_tokens * 65_536 * n_bytes,
+        cache_shares=lambda n_tokens, n_bytes=2.0, **more: (1.0,),
     )
 
 

@@ -438,10 +438,10 @@ class Engine:
     def _forced(self, sequence: Sequence) -> list[int]:
         """Return the tokens that follow without sampling: the grammar's, or the end of the reasoning."""
         if sequence.must_close:
-            return self._vocabulary.tokenize(sequence.close_reasoning(), special=True)
+            return self._vocabulary.tokenize(sequence.close_reasoning(), special=True, begins=False)
         thinking = sequence.extras.thinking
         if thinking is not None and thinking.is_used_up:
-            tokens = self._vocabulary.tokenize(thinking.closing, special=True)
+            tokens = self._vocabulary.tokenize(thinking.closing, special=True, begins=False)
             while tokens and self._vocabulary.is_end(tokens[-1]):  # an empty line ends RWKV's answers
                 tokens.pop()
             return tokens

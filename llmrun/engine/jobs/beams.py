@@ -84,7 +84,7 @@ def _prompt(loaded: LoadedModel, request: AnswerRequest) -> list[int]:
         if reasoning is not None and opens(text, reasoning):
             reason = "this model's answers begin with reasoning, which no grammar describes"
             raise UsageError("--beams can't be combined with a grammar for this model", why=reason)
-        tokens += loaded.weights.vocabulary.tokenize(lead_in(reasoning, thinks=False), special=True)
+        tokens += loaded.weights.vocabulary.tokenize(lead_in(reasoning, thinks=False), special=True, begins=False)
     return tokens
 
 

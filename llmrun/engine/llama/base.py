@@ -98,11 +98,12 @@ class Vocabulary(Protocol):
     def control_texts(self) -> tuple[str, ...]:
         """The texts that tokenize(special=True) turns into control tokens."""
 
-    def tokenize(self, text: str, *, special: bool) -> list[int]:
+    def tokenize(self, text: str, *, special: bool, begins: bool = True) -> list[int]:
         """Return the token ids of a text, without a begin-of-sequence token.
 
         Args:
             special: turn the texts of control tokens into control tokens.
+            begins: the text begins a prompt, so that some models get a space in front of it.
         """
 
     def with_bos(self, tokens: list[int]) -> list[int]:
