@@ -17,13 +17,15 @@ from starlette.routing import Route
 
 from llmrun.protocol.codec import load_json
 from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS
-from llmrun.protocol.messages import AnswerRequest, Message, Stats, ToolCall
+from llmrun.protocol.messages import AnswerRequest, Message, ToolCall
 from llmrun.server import sse
 from llmrun.server.answer_parts import CompletionRequest
 from llmrun.server.exchange import KEEP_ALIVE_SECONDS, CompletionApi, HttpExchange, ServerState
 from llmrun.server.guard import App, Receive, Scope, Send
+from llmrun.server.http_errors import RouteNotFoundError
 from llmrun.server.page.chats import PageChats, Said, with_images
 from llmrun.server.page.requests import needed_id, own, read_fields
+from llmrun.server.page.running import RunningAnswer
 from llmrun.server.page.tools import PageTools
 from llmrun.server.page.writer import PageWriter
 from llmrun.server.pool import PooledModel
@@ -42,12 +44,15 @@ class PageAnswers:
 
     def __init__(self, state: ServerState, chats: PageChats, tools: PageTools) -> None:
         self._state, self._chats, self._tools = state, chats, tools
+        self._running: dict[int, RunningAnswer] = {}  # by chat
 
     @property
     def routes(self) -> list[Route]:
         """For Starlette."""
         return [
             Route("/ui/answer", own(self._answer), methods=["POST"]),
+            Route("/ui/answer/{chat:int}", own(self._attach), methods=["GET"]),
+            Route("/ui/stop", own(self._stop), methods=["POST"]),
             Route("/ui/decide", own(self._decide), methods=["POST"]),
         ]
 
@@ -66,7 +71,38 @@ class PageAnswers:
         asked = _completion(fields)
         if fields.flag("tools"):
             asked = asked._replace(request=replace(asked.request, tools=self._tools.offered))
-        return _StreamedResponse(partial(self._stream, asked, chat, said))
+        if fields.flag("together"):
+            return _StreamedResponse(partial(self._stream, asked, chat, said))
+        return _StreamedResponse(partial(self._run, partial(self._stream, asked, chat, said), chat))
+
+    async def close(self) -> None:
+        """End all answers."""
+        for running in list(self._running.values()):
+            await running.end()
+
+    async def _run(self, app: App, chat: int, scope: Scope, receive: Receive, send: Send) -> None:
+        """Begin an answer, and show it."""
+        running = RunningAnswer(app, scope)
+        before = self._running.setdefault(chat, running)
+        try:
+            await running.show(receive, send)
+        finally:
+            if before is running:
+                running.when_done(lambda: self._running.pop(chat, None))
+
+    async def _attach(self, request: Request) -> Response:
+        """Show an answer that is on its way from its beginning, as after a reload of the page."""
+        running = self._running.get(request.path_params["chat"])
+        if running is None or running.is_done:
+            raise RouteNotFoundError("this chat is not being answered")
+        return _StreamedResponse(lambda scope, receive, send: running.show(receive, send))
+
+    async def _stop(self, request: Request) -> Response:
+        """Stop the answer of a chat: {"chat"}."""
+        running = self._running.get(needed_id(await read_fields(request), "chat"))
+        if running is not None:
+            running.stop()
+        return JSONResponse({})
 
     async def _stream(
         self,
@@ -165,7 +201,7 @@ class _Turn:
         reason = received.finished.reason if received.finished else INTERRUPTED if self.writer.failed else "cancelled"
         if not (received.text or received.reasoning or self.rounds) and reason in ("cancelled", INTERRUPTED):
             return None
-        started = Stats(received.started.prompt_tokens, received.started.cached_tokens) if received.started else Stats()
+        n_ctx = pooled.loaded.n_ctx if pooled.loaded is not None else 0
         return Answer(
             self.writer.text,
             "\n\n".join(filter(None, [*self._reasoning, received.reasoning.strip()])),
@@ -173,7 +209,7 @@ class _Turn:
             pooled.model.used,
             pooled.model.sampling(sampling)[0],
             self.asked.request.limits,
-            received.finished.stats if received.finished else started,
+            received.finished.stats if received.finished else replace(self.writer.stats, n_ctx=n_ctx),
             rounds=tuple(self.rounds),
             adapters=pooled.model.adapters,
         )

@@ -1,12 +1,12 @@
 // The tokens of an answer, tinted by their probability, and the candidates in the place of each.
 
-import { button, byId, clean, h, number } from "./dom.js";
+import { button, byId, clean, h, percent } from "./dom.js";
 import { stepsElement } from "./steps.js";
 
 const decoder = new TextDecoder("utf-8", { fatal: true });
 const VISIBLE = { "\n": "↵\n", "\t": "⇥\t" };
 
-const percent = (logprob) => `${number(Math.exp(logprob) * 100, 1)}%`;
+const likelihood = (logprob) => percent(Math.exp(logprob));
 const visible = (text) => clean(text).replace(/[\n\t]/g, (each) => VISIBLE[each]);
 export const quoted = (text) => `“${visible(text).trimEnd() || "␠".repeat(text.length || 1)}”`;
 
@@ -32,7 +32,7 @@ function tokenElement(token, at) {
   const probability = Math.exp(token.logprob);
   const element = h(
     "span",
-    { class: probability < 0.1 ? "token unlikely" : "token", role: "button", tabindex: at ? "-1" : "0", "data-at": at, title: percent(token.logprob) },
+    { class: probability < 0.1 ? "token unlikely" : "token", role: "button", tabindex: at ? "-1" : "0", "data-at": at, title: likelihood(token.logprob) },
     visible(token.token),
   );
   element.style.setProperty("--surprise", `${Math.round((1 - probability) * 60)}%`);
@@ -83,10 +83,10 @@ export class TokenView {
       {},
       h("p", { class: "hint" }, "The likeliest candidates in its place, before any sampling step."),
       h("ul", { class: "candidates" }, candidates.map((each) => this.candidate(at, each))),
-      h("p", { class: "hint" }, isListed ? `All others together: ${number(Math.max(0, others) * 100, 1)}%` : ""),
+      h("p", { class: "hint" }, isListed ? `All others together: ${percent(Math.max(0, others))}` : ""),
     );
     dialog.replaceChildren(
-      h("h2", { id: "token-title" }, `Token ${at + 1}: ${quoted(token.token)}, ${percent(token.logprob)}`),
+      h("h2", { id: "token-title" }, `Token ${at + 1}: ${quoted(token.token)}, ${likelihood(token.logprob)}`),
       body,
       h(
         "div",
@@ -124,7 +124,7 @@ export class TokenView {
       "li",
       chosen ? { class: "chosen" } : {},
       h("code", {}, quoted(each.token)),
-      h("span", { class: "share" }, bar, percent(each.logprob)),
+      h("span", { class: "share" }, bar, likelihood(each.logprob)),
       chosen ? h("span", { class: "hint" }, "chosen") : this.taker(at, each),
     );
   }

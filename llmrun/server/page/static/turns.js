@@ -127,7 +127,8 @@ export function answerElement(entry, { retry, resume, go, explain, limit, view, 
 export function showFigures(element, entry, limit) {
   const rows = figureRows(entry.stats, limit);
   const main = rows.filter(([name]) => name === "speed" || name === "first token").map(([name, value]) => (name === "speed" ? value : `${name} after ${value}`));
-  const words = [clean(entry.model), ENDS[entry.finish], ...main].filter(Boolean).join(" · ");
+  const model = clean(entry.model).split(/[\\/]/);
+  const words = [model[0] ? clean(entry.model) : model.at(-1), ENDS[entry.finish], ...main].filter(Boolean).join(" · ");
   const old = element.querySelector(".below > .figures");
   const rest = h("dl", {}, rows.flatMap(([name, value, what]) => [h("dt", { title: what }, name), h("dd", { title: what }, value)]));
   const made = h("details", { class: "figures hint", open: old?.open }, h("summary", { title: "All figures" }, words), rest);
