@@ -215,9 +215,8 @@ def test_models_of_the_catalogue_are_downloaded(
     monkeypatch.setattr(catalogue, "PullJob", Pulling)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
     page = Page(browser, serve())
-    page.see(
-        "(each => { each.value = ' more'; each.dispatchEvent(new Event('change')); })(document.querySelector('#model'))"
-    )
+    change = "(each => { each.value = '%s'; each.dispatchEvent(new Event('%s')); })(document.querySelector('%s'))"
+    page.see(change % (" more", "change", "#model"))
     row = "[...document.querySelectorAll('.catalogue li')].find(each => each.querySelector('b').textContent === '%s')"
     page.until(row % "smollm2")
     assert page.see("document.querySelector('#model').value") == "tiny"
@@ -227,9 +226,7 @@ def test_models_of_the_catalogue_are_downloaded(
     page.see(f"({row % 'qwen3-8b'}).querySelector('button').click()")
     page.until(f"({row % 'qwen3-8b'}).textContent.includes('the hub can')")
     assert page.see(f"({row % 'qwen3-8b'}).querySelector('button').textContent") == "Download"
-    page.see(
-        "(each => { each.value = 'qwen3-8'; each.dispatchEvent(new Event('input')); })(document.querySelector('#catalogue input'))"
-    )
+    page.see(change % ("qwen3-8", "input", "#catalogue input"))
     assert page.see("document.querySelectorAll('.catalogue li').length") == 1
     page.key("Escape")
     assert page.server.post("/ui/download", {"model": "../etc"}).status == 400
