@@ -55,7 +55,7 @@ const posting = (body, signal) => ({
 
 export const text = async (path) => (await request(path)).text();
 export const get = async (path) => (await request(path)).json();
-export const post = async (path, body) => (await request(path, posting(body))).json();
+export const post = async (path, body, signal) => (await request(path, posting(body, signal))).json();
 
 /** Yield the objects of a response in lines of JSON. */
 export async function* lines(path, body, signal) {

@@ -9,7 +9,7 @@ import { Comparison } from "./compare.js";
 import { showCatalogue } from "./catalogue.js";
 import { byId, button, clean, h, number, recall, remember, short, size } from "./dom.js";
 import { save } from "./exports.js";
-import { LiveMarkdown } from "./markdown.js";
+import { LiveMarkdown, render } from "./markdown.js";
 import { goToEnd, place, scroller, turns } from "./scroll.js";
 import { Settings } from "./settings.js";
 import { TokenView, tokensOf } from "./tokens.js";
@@ -43,7 +43,7 @@ async function guarded(work) {
   try {
     return await work();
   } catch (error) {
-    complain(error);
+    if (error.name !== "AbortError") complain(error);
     return null;
   }
 }
@@ -70,6 +70,7 @@ function show(chat) {
   showBusy();
   showContextBar(lastOf(chat)?.stats);
   markCurrent();
+  if (!state.busy && isLoaded(byId("model").value)) guarded(fillTokens);
 }
 
 /** Draw the turns, those that have not changed as they are. */
@@ -101,10 +102,30 @@ function entryElement(entry, question, isLast) {
   if (state.tokens && seen?.tokens) {
     const why = (begins) => (!begins && entry.reasoning ? null : guarded(() => post("/ui/why", { ...again, begins })));
     view = new TokenView((kept, text) => answer(question.id, { begins: text, kept }), why);
-    view.add(seen.tokens);
+    const rendered = h("div", {});
+    render(rendered, entry.text);
+    view.addRendered(seen.tokens, rendered);
   }
-  const explain = () => guarded(async () => (await post("/ui/explain", again)).address);
+  const explain = (signal) => guarded(async () => (await post("/ui/explain", again, signal)).address);
   return answerElement(entry, { go, view, explain, limit: state.limits.get(entry.model), seconds: seen?.seconds, retry: () => answer(question.id), resume: entry.text && isLast && !entry.rounds.length ? () => answer(question.id, { begins: entry.text, kept: seen?.tokens }) : null });
+}
+
+/** Compute the tokens of the answers that are shown, the last one first, where they were not kept. */
+async function fillTokens() {
+  const { chat } = state;
+  if (!state.tokens || !chat?.id || state.filling === chat.id) return;
+  state.filling = chat.id;
+  try {
+    for (const entry of chat.entries.filter((each) => each.role === "assistant" && each.text && !each.reasoning && !each.rounds.length).reverse()) {
+      if (state.busy || state.chat !== chat || !state.tokens) return;
+      if (state.seen.get(entry.id)?.tokens) continue;
+      const { tokens } = await post("/ui/tokens", { chat: chat.id, answer: entry.id, model: modelOf(entry) });
+      state.seen.set(entry.id, { ...state.seen.get(entry.id), tokens });
+      if (state.chat === chat && !state.busy) draw();
+    }
+  } finally {
+    state.filling = null;
+  }
 }
 
 /** Return the model to compute an answer again with. */
@@ -475,7 +496,8 @@ function listen() {
     remember("tokens", state.tokens ? "on" : "");
     showTokenSwitch();
     if (!state.busy) draw();
-    say(state.tokens ? "Answers come with their tokens from now on" : "Tokens are hidden");
+    if (!state.busy) guarded(fillTokens);
+    say(state.tokens ? "Answers are shown with their tokens" : "Tokens are hidden");
   });
   field.addEventListener("keydown", (event) => {
     if (event.key === "ArrowUp" && !field.value && recallQuestion()) return void event.preventDefault();

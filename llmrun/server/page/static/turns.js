@@ -41,10 +41,18 @@ function alternatives(entry, go) {
 
 /** Return a button that becomes a link to the explanation, which takes seconds to compute. */
 function explainer(explain) {
+  let stopper = null;
   const pressed = button("Explain", async () => {
-    Object.assign(pressed, { textContent: "Explaining …", disabled: true });
-    const address = await explain();
-    Object.assign(pressed, { textContent: "Explain", disabled: false });
+    if (stopper) return void stopper.abort();
+    stopper = new AbortController();
+    const began = performance.now();
+    const tell = () => (pressed.textContent = `Explaining … ${Math.round((performance.now() - began) / 1000)} s, press to cancel`);
+    const clock = setInterval(tell, 500);
+    tell();
+    const address = await explain(stopper.signal);
+    clearInterval(clock);
+    stopper = null;
+    pressed.textContent = "Explain";
     if (!address) return;
     const link = h("a", { href: address, target: "_blank", rel: "noopener" }, "Open the explanation");
     pressed.replaceWith(link);
