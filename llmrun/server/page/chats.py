@@ -350,7 +350,7 @@ def _title(name: str, first: str) -> str:
 
     if not first or not re.fullmatch(re.escape(name_from(first)) + r"(-\d+)?", name):
         return name
-    line = " ".join(_MARKUP.sub(" ", first).split())
+    line = " ".join(_MARKUP.sub("", first).split())
     if len(line) <= _LONGEST_TITLE:
         return line
     return f"{line[:_LONGEST_TITLE].rpartition(' ')[0] or line[: _LONGEST_TITLE - 1]}…"

@@ -192,7 +192,7 @@ def _chat(row: BenchRow, *, several: bool) -> list[str]:
 
 
 def _model(rows: Sequence[BenchRow]) -> str:
-    """Return a model's type and size, load time, peak memory and energy."""
+    """Return a model's type and size, load time and peak memory."""
     row = rows[0]
     parts = [f"{row.kind}, {readable_size(row.size)}, {row.backends}"]
     loads = [each.load_ns for each in rows if each.load_ns]
@@ -201,8 +201,7 @@ def _model(rows: Sequence[BenchRow]) -> str:
     peaks = [each.peak_bytes for each in rows if each.peak_bytes]
     if peaks:
         parts.append(f"peak memory {readable_size(max(peaks))}")
-    joules = [f"{each.joules_per_token:.3g} J a token in {each.test}" for each in rows if each.joules_per_token]
-    return "; ".join([*parts, *joules])
+    return "; ".join(parts)
 
 
 def _limits(rows: Sequence[BenchRow]) -> list[str]:
