@@ -15,9 +15,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from llmrun.errors import ContextOverflowError
 from llmrun.protocol.codec import load_json
 from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS
 from llmrun.protocol.messages import AnswerRequest, Message, ToolCall
+from llmrun.protocol.questions import COUNT_TOKENS
 from llmrun.server import sse
 from llmrun.server.answer_parts import CompletionRequest
 from llmrun.server.exchange import KEEP_ALIVE_SECONDS, CompletionApi, HttpExchange, ServerState
@@ -35,7 +37,9 @@ from llmrun.server.protocols.sampling import read_limits, read_sampling
 
 if TYPE_CHECKING:
     from llmrun.chat.store.turns import Answer, CallRound
+    from llmrun.chat.truncation import Policy
 
+_ANSWER_ROOM = 512  # tokens left for an answer without a limit, as in a terminal
 _MAX_ROUNDS = 20  # of tool calls in one turn, as in a terminal
 
 
@@ -69,11 +73,12 @@ class PageAnswers:
         chat, question = needed_id(fields, "chat"), needed_id(fields, "question")
         said = partial(self._chats.open_question, chat, question, together=fields.flag("together") is True)
         asked = _completion(fields)
+        overflow: Any = fields.choice("overflow", "roll", "middle")
         if fields.flag("tools"):
             asked = asked._replace(request=replace(asked.request, tools=self._tools.offered))
         if fields.flag("together"):
-            return _StreamedResponse(partial(self._stream, asked, chat, said))
-        return _StreamedResponse(partial(self._run, partial(self._stream, asked, chat, said), chat))
+            return _StreamedResponse(partial(self._stream, asked, chat, said, overflow))
+        return _StreamedResponse(partial(self._run, partial(self._stream, asked, chat, said, overflow), chat))
 
     async def close(self) -> None:
         """End all answers."""
@@ -109,6 +114,7 @@ class PageAnswers:
         asked: CompletionRequest,
         chat: int,
         open_question: Callable[[], Said],
+        overflow: Policy | None,
         scope: Scope,
         receive: Receive,
         send: Send,
@@ -119,6 +125,9 @@ class PageAnswers:
             said = await self._chats.run(open_question)
             try:
                 messages, turn.writer.notes = await self._with_images(said, pooled)
+                if overflow is not None:
+                    messages, notes = await self._fitted(asked.request, messages, pooled, overflow)
+                    turn.writer.notes += notes
                 await self._rounds(turn, messages, scope, receive, _OneStream(send))
             finally:
                 answer = None
@@ -134,6 +143,32 @@ class PageAnswers:
         await self._state.pool.ready(pooled)
         assert pooled.model is not None
         return await asyncio.to_thread(with_images, said, "" if pooled.model.sees else pooled.model.name)
+
+    async def _fitted(
+        self, request: AnswerRequest, messages: tuple[Message, ...], pooled: PooledModel, policy: Policy
+    ) -> tuple[tuple[Message, ...], list[str]]:
+        """Return the messages that fit into the context window, and a note about dropped turns.
+
+        Raises:
+            ContextOverflowError: the question alone does not fit.
+        """
+        from llmrun.chat.truncation import DoesNotFit, MessageSize, Window, fit
+
+        engine = await self._state.pool.ready(pooled)
+        assert pooled.loaded is not None
+        counted = await engine.do(COUNT_TOKENS, replace(request, messages=messages))
+        n_ctx = pooled.loaded.n_ctx
+        reserve = min(request.limits.max_tokens or _ANSWER_ROOM, n_ctx // 4)
+        window = Window(n_ctx, reserve=reserve, overhead=max(counted.total - sum(counted.each), 0))
+        sizes = [MessageSize(each.role, tokens) for each, tokens in zip(messages, counted.each, strict=True)]
+        found = fit(sizes, window, policy)
+        if isinstance(found, DoesNotFit):
+            raise ContextOverflowError("the question does not fit into the context window", why=found.why)
+        dropped = {*found.drop.messages}
+        kept = tuple(message for index, message in enumerate(messages) if index not in dropped)
+        n_turns = len(found.drop.turns)
+        words = f"the model did not see {n_turns} earlier turn{'' if n_turns == 1 else 's'}, which did not fit"
+        return kept, [words] if dropped else []
 
     async def _rounds(
         self, turn: _Turn, messages: tuple[Message, ...], scope: Scope, receive: Receive, stream: _OneStream

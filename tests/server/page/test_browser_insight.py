@@ -129,6 +129,22 @@ def test_tokens_keep_markdown_and_come_for_answers_that_are_shown(browser: Chrom
     page.check()
 
 
+def test_a_conversation_that_is_too_long_offers_what_the_terminal_offers(browser: Chromium, real: LiveServer) -> None:
+    page = Page(browser, real)
+    page.set("Maximum tokens", "4")
+    for text in ("first " * 150, "second " * 150, "third " * 150):
+        page.write_question(text)
+        page.until(f"{IDLE} && document.querySelector('#question').value === ''")
+        if page.see("document.querySelector('#problem .buttons') !== null"):
+            break
+    offer = "[...document.querySelectorAll('#problem .buttons button')].map(each => each.textContent)"
+    assert page.see(offer) == ["Without the oldest turns", "Without turns in the middle"]
+    n_answers = page.see("document.querySelectorAll('.answer').length")
+    page.see("document.querySelector('#problem .buttons button').click()")
+    page.until(f"document.querySelectorAll('.answer').length === {n_answers + 1} && {IDLE}")
+    page.until("document.querySelector('#problem').textContent.includes('the model did not see 1 earlier turn')")
+
+
 def test_the_steps_of_a_token_and_its_sliders(browser: Chromium, real: LiveServer) -> None:
     page = Page(browser, real)
     page.set("Maximum tokens", "5")

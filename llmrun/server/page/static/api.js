@@ -43,7 +43,7 @@ async function request(path, options = {}) {
     if (sessionStorage.getItem(KEY) !== key) return request(path, options);
   }
   const body = await response.json().catch(() => null);
-  throw new Error(body?.error?.message ?? `The server answered ${response.status}.`);
+  throw Object.assign(new Error(body?.error?.message ?? `The server answered ${response.status}.`), { code: body?.error?.code });
 }
 
 const posting = (body, signal) => ({

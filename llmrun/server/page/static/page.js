@@ -18,6 +18,7 @@ import { watch } from "./watch.js";
 
 const CANDIDATES = 10; // shown of each token
 const FIGURES = 500; // ms between two figures of an answer that is decoded
+const TOO_LONG = "context_length_exceeded";
 const STOPPING = 2000; // ms until an answer that was stopped is not waited for any more
 const WAIT = 150; // ms between two looks for the saved answer
 const MORE = " more"; // no model's name
@@ -234,10 +235,12 @@ async function compare(question) {
 async function answer(question, { begins = "", kept = [], isRunning = false } = {}) {
   if (state.busy) return;
   const live = new LiveAnswer(question, begins, kept, isRunning);
+  if (state.overflow?.chat === state.chat.id) live.body.overflow = state.overflow.policy;
   state.busy = live;
   state.columns = null;
   showBusy();
   await guarded(() => live.run());
+  if (live.isTooLong) offerRoom(question);
   if (live.hasStarted || !live.hasFailed) say(live.isStopped ? "Stopped" : "The answer has ended");
   await saved(live).catch((error) => {
     state.isStale = true; // the server has ended, and what it saved of the answer is not shown
@@ -248,6 +251,16 @@ async function answer(question, { begins = "", kept = [], isRunning = false } = 
   showLimit().catch(() => null);
   if (live.notes.length) complain({ message: live.notes.join(" ") });
   showModels().catch(complain);
+}
+
+/** Offer what the terminal does where a conversation does not fit into the context window; it holds for the chat. */
+function offerRoom(question) {
+  const drop = (policy) => () => {
+    byId("problem").replaceChildren();
+    state.overflow = { chat: state.chat.id, policy };
+    answer(question);
+  };
+  byId("problem").firstElementChild?.after(h("span", { class: "buttons" }, button("Without the oldest turns", drop("roll")), button("Without turns in the middle", drop("middle"))));
 }
 
 const knownIds = () => new Set(state.chat.entries.flatMap((entry) => entry.alternatives));
@@ -313,6 +326,7 @@ class LiveAnswer {
       }
     } catch (error) {
       this.hasFailed = true;
+      this.isTooLong = error.code === TOO_LONG;
       if (error.name !== "AbortError") throw error;
     } finally {
       clearInterval(clock);
@@ -350,7 +364,7 @@ class LiveAnswer {
       showContextBar(data);
     } else if (name === "failed") {
       this.hasFailed = true;
-      throw new Error(data.message);
+      throw Object.assign(new Error(data.message), { code: data.code });
     }
     if (this.pieces <= 1) this.showSpeed();
   }
