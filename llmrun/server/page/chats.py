@@ -30,6 +30,7 @@ Said: TypeAlias = "list[tuple[Message, tuple[ImageFile, ...]]]"
 """Messages, each with its images, which are read for every request."""
 
 _MOST_HITS = 100
+_MARKUP = re.compile(r"^\s{0,3}(?:#{1,6} |> |[-*+] |```.*)|\*\*|`", re.MULTILINE)
 _LONGEST_TITLE = 60  # characters
 _MOST_SHOWN = 2000  # characters of the text files of a question
 
@@ -349,7 +350,7 @@ def _title(name: str, first: str) -> str:
 
     if not first or not re.fullmatch(re.escape(name_from(first)) + r"(-\d+)?", name):
         return name
-    line = " ".join(first.split())
+    line = " ".join(_MARKUP.sub("", first).split())
     if len(line) <= _LONGEST_TITLE:
         return line
     return f"{line[:_LONGEST_TITLE].rpartition(' ')[0] or line[: _LONGEST_TITLE - 1]}…"

@@ -19,9 +19,19 @@ from starlette.routing import Route
 from llmrun.errors import UsageError
 from llmrun.model import Model
 from llmrun.planning.estimate import predicted_rate
+from llmrun.protocol.jobs.prompt_scores import PROMPT_SCORES, ScorePrompt
+from llmrun.protocol.jobs.tokenize import TokenizeText
+from llmrun.protocol.logprobs import logprob_entries
 from llmrun.protocol.messages import AnswerRequest, Message
 from llmrun.protocol.params import Limits, SamplingParams
-from llmrun.protocol.questions import COUNT_TOKENS, EXPLAIN_CHOICES, Choice, ExplainChoices
+from llmrun.protocol.questions import (
+    APPLY_TEMPLATE,
+    COUNT_TOKENS,
+    EXPLAIN_CHOICES,
+    TOKENIZE_LOADED,
+    Choice,
+    ExplainChoices,
+)
 from llmrun.server.connection import EngineConnection
 from llmrun.server.exchange import ServerState
 from llmrun.server.http_errors import RouteNotFoundError
@@ -39,6 +49,7 @@ EXPLAINED = "/ui/explained/"
 """Path before the name of an explanation. The name is its key: a window of its own sends no other one."""
 _MOST_PAGES = 8  # explanations kept, of about a megabyte each
 _PAGE_SECONDS = 600  # until an explanation is gone: its address may stay in a history or a log
+_TOKEN_CANDIDATES = 10  # of each token of a saved answer
 _PAGE_CANDIDATES = 200  # of a token, from which the page computes other settings of the sampler
 _ALONE = (  # beside the explanation's own policy, which names its scripts
     "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
@@ -63,6 +74,7 @@ class PageInsights:
         return [
             Route("/ui/explain", own(self._explain), methods=["POST"]),
             Route(EXPLAINED + "{name}", own(self._explained), methods=["GET"]),
+            Route("/ui/tokens", own(self._tokens), methods=["POST"]),
             Route("/ui/why", own(self._why), methods=["POST"]),
             Route("/ui/speed", own(self._speed), methods=["POST"]),
             Route("/ui/context", own(self._context), methods=["POST"]),
@@ -103,6 +115,34 @@ class PageInsights:
         if page is None:
             raise RouteNotFoundError("this explanation is gone; the chat can make it again")
         return HTMLResponse(page, headers={"content-security-policy": _ALONE})
+
+    async def _tokens(self, request: Request) -> Response:
+        """Return the tokens of a saved answer with their probabilities, by one prefill: {"chat", "answer", "model"}.
+
+        The probabilities are the model's own, before any sampling step. The text is tokenized again.
+
+        Raises:
+            UsageError: the answer was given after reasoning, which is not part of its prompt.
+        """
+        fields = await read_fields(request)
+        chat, entry = needed_id(fields, "chat"), needed_id(fields, "answer")
+        said, answer = await self._chats.run(partial(self._chats.replayed, chat, entry))
+        if answer.reasoning:
+            raise UsageError("the tokens of an answer after reasoning were not kept", hint="ask again with Tokens on")
+        async with self._state.engine(fields.text("model") or "") as (engine, pooled):
+            model = _model_of(answer, pooled)
+            asked = AnswerRequest(messages=await _messages(model, said), thinking=fields.flag("thinking"))
+            rendered, counted = await engine.do(APPLY_TEMPLATE, asked), await engine.do(COUNT_TOKENS, asked)
+            prompt = (await engine.do(TOKENIZE_LOADED, TokenizeText("", rendered.text))).tokens
+            begin = model.header.integer("tokenizer.ggml.bos_token_id")
+            if begin is not None and counted.total == len(prompt) + 1:  # which is not part of the text
+                prompt = (begin, *prompt)
+            own_tokens = (await engine.do(TOKENIZE_LOADED, TokenizeText("", answer.content, special=False))).tokens
+            scored = await engine.do(PROMPT_SCORES, ScorePrompt("", (*prompt, *own_tokens), _TOKEN_CANDIDATES))
+        tokens = list(scored.tokens[len(prompt) :])
+        if tokens and tokens[0].text.startswith(" ") and not answer.content.startswith(" "):  # SentencePiece adds it
+            tokens[0] = tokens[0]._replace(text=tokens[0].text[1:], bytes=tokens[0].bytes[1:])
+        return JSONResponse({"tokens": logprob_entries(tokens)})
 
     async def _why(self, request: Request) -> Response:
         """Return the sampler's steps for the token after the beginning of an answer: {"chat", "answer", "begins"}."""

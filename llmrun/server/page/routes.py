@@ -20,6 +20,7 @@ from llmrun.server.exchange import ServerState
 from llmrun.server.http_errors import RouteNotFoundError
 from llmrun.server.page.answering import PageAnswers
 from llmrun.server.page.attached import read_upload, read_uploads
+from llmrun.server.page.catalogue import PageCatalogue
 from llmrun.server.page.chats import PageChats
 from llmrun.server.page.files import HEADERS, INDEX, MEDIA_TYPES, read_file
 from llmrun.server.page.insights import ExplainPage, PageInsights
@@ -78,11 +79,13 @@ class PageRoutes:
             Route("/ui/undo", own(self._undo), methods=post),
             Route("/ui/system", own(self._system), methods=post),
             *self._answering.routes,
+            *PageCatalogue().routes,
             *self._insights.routes,
         ]
 
     async def close(self) -> None:
-        """Close the saved chats."""
+        """End all answers, and close the saved chats."""
+        await self._answering.close()
         await self._chats.close()
 
     # ---- files ----

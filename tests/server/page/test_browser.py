@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.chromium import Chromium
@@ -15,8 +16,10 @@ from support.tiny_projector import png
 from llmrun.chat.store.store import Sessions, folder_in
 from llmrun.chat.store.turns import Answer, Question
 from llmrun.config import load_settings
+from llmrun.errors import NetworkError
 from llmrun.models.fingerprint import ModelFingerprint
 from llmrun.server.guard import Policy
+from llmrun.server.page import catalogue
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
 RING = 3  # pixels around what has the focus, which must not be cut off
@@ -192,6 +195,44 @@ def test_chats_are_named_searched_renamed_and_deleted(browser: Chromium, serve: 
     page.check()
 
 
+class Pulling:
+    """Stands in for a download."""
+
+    def __init__(self, name: str, settings: object) -> None:
+        self._name = name
+
+    async def lines(self) -> AsyncIterator[dict[str, Any]]:
+        if self._name != "smollm2":
+            raise NetworkError("the hub can't be reached")
+        yield {"status": "pulling manifest"}
+        yield {"status": "pulling smollm2", "total": 98_362_432, "completed": 49_000_000}
+        yield {"status": "success"}
+
+
+def test_models_of_the_catalogue_are_downloaded(
+    browser: Chromium, serve: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(catalogue, "PullJob", Pulling)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    page = Page(browser, serve())
+    change = "(each => { each.value = '%s'; each.dispatchEvent(new Event('%s')); })(document.querySelector('%s'))"
+    page.see(change % (" more", "change", "#model"))
+    row = "[...document.querySelectorAll('.catalogue li')].find(each => each.querySelector('b').textContent === '%s')"
+    page.until(row % "smollm2")
+    assert page.see("document.querySelector('#model').value") == "tiny"
+    assert "135M · Q4_1 · 98.4 MB" in page.see(f"({row % 'smollm2'}).textContent")
+    page.see(f"({row % 'smollm2'}).querySelector('button').click()")
+    page.until(f"({row % 'smollm2'}).querySelector('button')?.textContent === 'Use'")
+    page.see(f"({row % 'qwen3-8b'}).querySelector('button').click()")
+    page.until(f"({row % 'qwen3-8b'}).textContent.includes('the hub can')")
+    assert page.see(f"({row % 'qwen3-8b'}).querySelector('button').textContent") == "Download"
+    page.see(change % ("qwen3-8", "input", "#catalogue input"))
+    assert page.see("document.querySelectorAll('.catalogue li').length") == 1
+    page.key("Escape")
+    assert page.server.post("/ui/download", {"model": "../etc"}).status == 400
+    page.check()
+
+
 def test_the_arrow_up_brings_the_last_question(browser: Chromium, serve: Callable[..., LiveServer]) -> None:
     page = Page(browser, serve())
     page.ask("Once")
@@ -338,6 +379,30 @@ def test_escape_stops_an_answer_and_what_came_stays(browser: Chromium, serve: Ca
     assert page.see("document.querySelectorAll('button:disabled').length") == 0
     names = page.see(f"{shown % 'article button'}.map(each => each.textContent)")
     assert names == ["Edit", "Copy", "Retry", "Continue", "Explain"]
+    page.check()
+
+
+def test_a_reload_in_mid_answer_goes_on_and_a_stop_keeps_the_figures(
+    browser: Chromium, serve: Callable[..., LiveServer]
+) -> None:
+    page = Page(browser, serve("obedient"))
+    page.write("Go on for ever")
+    page.key("Enter")
+    page.until(f"!document.querySelector('#stop').hidden && {LAST}?.textContent.includes('Hel')")
+    page.browser.ask("Page.reload")
+    is_answering = "document.body?.dataset.ready && document.querySelector('#stop')?.hidden === false"
+    page.until(f"{is_answering} && {LAST}?.textContent.includes('Hel')")
+    assert page.see("document.querySelectorAll('.answer').length") == 1
+    page.see("document.querySelector('#stop').click()")
+    page.until(f"{IDLE} && document.querySelector('.answer .figures')")
+    figures = page.see("document.querySelector('.answer .figures').textContent")
+    assert "stopped" in figures
+    assert "first token" in figures
+    (saved,) = [each for each in page.server.get("/ui/chats/1").json["entries"] if each["role"] == "assistant"]
+    stats = saved["stats"]
+    assert stats["completion_tokens"] > 0
+    assert stats["context_used"] == stats["prompt_tokens"] + stats["completion_tokens"]
+    assert stats["n_ctx"] > 0
     page.check()
 
 

@@ -22,7 +22,7 @@ from llmrun.chat.store.store import folder_in
 from llmrun.chat.store.turns import Answer
 from llmrun.config import load_settings
 from llmrun.server.guard import Policy
-from llmrun.server.page import peer
+from llmrun.server.page import peer, running
 from llmrun.server.page.files import FOLDER, MEDIA_TYPES
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
@@ -186,7 +186,8 @@ def test_a_second_window_is_told(server: LiveServer) -> None:
     assert (stale.status, "gone on in another window" in stale.json["error"]["message"]) == (400, True)
 
 
-def test_a_chat_that_is_being_answered_is_not_changed(serve: Serve) -> None:
+def test_a_chat_that_is_being_answered_is_not_changed(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "GRACE_SECONDS", 0.0)
     server = serve("obedient")
     chat = ask(server)
     body = json.dumps({"chat": chat["id"], "question": chat["entries"][0]["id"]}).encode()
@@ -198,6 +199,29 @@ def test_a_chat_that_is_being_answered_is_not_changed(serve: Serve) -> None:
         assert server.post("/ui/system", {"chat": chat["id"], "system": "x"}).status == 400
     assert eventually(lambda: not read(server, chat)["is_answering"], 60), "the client has left"
     assert server.post("/ui/system", {"chat": chat["id"], "system": "x"}).json["system"] == "x"
+
+
+def test_an_answer_goes_on_while_no_window_shows_it(serve: Serve) -> None:
+    server = serve("obedient")
+    chat = ask(server)
+    body = json.dumps({"chat": chat["id"], "question": chat["entries"][0]["id"]}).encode()
+    begun = []
+    for request in (server.request("POST", "/ui/answer", body), server.request("GET", "/ui/answer/1", b"")):
+        with server.connect() as connection:
+            connection.sendall(request)
+            data = b""
+            while b'"Hel"' not in data:
+                data += connection.recv(65536)
+        begun.append(data)
+        assert read(server, chat)["is_answering"]
+    assert b"event: started" in begun[1], "from its beginning"
+    assert server.post("/ui/stop", {"chat": chat["id"]}).status == 200
+    assert eventually(lambda: not read(server, chat)["is_answering"], 60)
+    last = read(server, chat)["entries"][-1]
+    assert (last["text"], last["finish"]) == ("Hel", "cancelled")
+    assert last["stats"]["completion_tokens"] == 1
+    assert server.get("/ui/answer/1").status == 404
+    assert server.post("/ui/stop", {"chat": chat["id"]}).status == 200
 
 
 def test_two_answers_to_one_question_are_decoded_together(serve: Serve) -> None:
@@ -213,7 +237,8 @@ def test_two_answers_to_one_question_are_decoded_together(serve: Serve) -> None:
     assert not read(server, chat)["is_answering"]
 
 
-def test_what_came_before_a_stop_or_a_crash_is_saved(serve: Serve) -> None:
+def test_what_came_before_a_stop_or_a_crash_is_saved(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "GRACE_SECONDS", 0.0)
     server = serve("die:decode:SIGSEGV", "obedient")
     chat = ask(server)
     failed = answer(server, chat)

@@ -26,6 +26,12 @@ export const button = (text, click, properties) => h("button", { type: "button",
 export const number = (value, digits = 0) =>
   value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 
+/** Bytes in decimal units, as all of llmrun shows them. */
+export const size = (bytes) => (bytes >= 999.95e6 ? `${number(bytes / 1e9, 1)} GB` : bytes >= 999.95e3 ? `${number(bytes / 1e6, 1)} MB` : `${number(bytes / 1e3, 1)} kB`);
+
+/** A share of 1, e.g. "12.3%", "<0.1%". */
+export const percent = (share) => (share > 0 && share < 0.0005 ? "<0.1%" : `${number(share * 100, 1)}%`);
+
 /** Three significant digits, as the terminal shows rates and times. */
 export const short = (value) => number(value, value >= 100 ? 0 : value >= 10 ? 1 : 2);
 

@@ -41,10 +41,18 @@ function alternatives(entry, go) {
 
 /** Return a button that becomes a link to the explanation, which takes seconds to compute. */
 function explainer(explain) {
+  let stopper = null;
   const pressed = button("Explain", async () => {
-    Object.assign(pressed, { textContent: "Explaining …", disabled: true });
-    const address = await explain();
-    Object.assign(pressed, { textContent: "Explain", disabled: false });
+    if (stopper) return void stopper.abort();
+    stopper = new AbortController();
+    const began = performance.now();
+    const tell = () => (pressed.textContent = `Explaining … ${Math.round((performance.now() - began) / 1000)} s, press to cancel`);
+    const clock = setInterval(tell, 500);
+    tell();
+    const address = await explain(stopper.signal);
+    clearInterval(clock);
+    stopper = null;
+    pressed.textContent = "Explain";
     if (!address) return;
     const link = h("a", { href: address, target: "_blank", rel: "noopener" }, "Open the explanation");
     pressed.replaceWith(link);
@@ -127,7 +135,8 @@ export function answerElement(entry, { retry, resume, go, explain, limit, view, 
 export function showFigures(element, entry, limit) {
   const rows = figureRows(entry.stats, limit);
   const main = rows.filter(([name]) => name === "speed" || name === "first token").map(([name, value]) => (name === "speed" ? value : `${name} after ${value}`));
-  const words = [clean(entry.model), ENDS[entry.finish], ...main].filter(Boolean).join(" · ");
+  const model = clean(entry.model).split(/[\\/]/);
+  const words = [model[0] ? clean(entry.model) : model.at(-1), ENDS[entry.finish], ...main].filter(Boolean).join(" · ");
   const old = element.querySelector(".below > .figures");
   const rest = h("dl", {}, rows.flatMap(([name, value, what]) => [h("dt", { title: what }, name), h("dd", { title: what }, value)]));
   const made = h("details", { class: "figures hint", open: old?.open }, h("summary", { title: "All figures" }, words), rest);
