@@ -271,11 +271,11 @@ class LlamaContext:
         return DecodeError(message, why=f"status {status}") if status else None
 
     def run(self, rows: Sequence[RunRow], limit: RunLimit) -> Run:
-        run = partial(self._batch.run, self._pointer, self.vocabulary.pointer, rows, limit, overlaps=self.on_device)
-        status, n_steps, failed, steps = run()
+        run = partial(self._batch.run, vocabulary=self.vocabulary.pointer, rows=rows, limit=limit, overlaps=self.on_device)
+        status, n_steps, failed, steps = run(self._pointer)
         while status == _NO_ROOM and not n_steps:
             self._make_room(len(rows))
-            status, n_steps, failed, steps = run()
+            status, n_steps, failed, steps = run(self._pointer)  # the cache may have moved
         self._forget_pending()
         failure = None if status == _NO_ROOM else self._failure_of(status)  # the next run makes room
         return Run(steps, failed, failure)
