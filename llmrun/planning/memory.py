@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 UBATCH = 512
 """Tokens of a micro-batch; `llmrun tune` may find larger ones faster, which make progress and cancelling coarser."""
+DEVICE_BATCH = 2048
+"""Tokens of a batch on a device, which computes its micro-batches one after the other without waiting for the host."""
 MOST_UBATCH = 2048
 """Tokens of the largest micro-batch to try."""
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from llmrun.errors import OutOfMemoryError, UsageError, require_within
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import (
+    DEVICE_BATCH,
     KV_BYTES,
     UBATCH,
     Memory,
@@ -224,7 +225,7 @@ def make_plan(
     return Plan(
         n_ctx=n_ctx,
         n_ctx_start=n_ctx_start,
-        n_batch=min(preferences.n_ubatch, n_ctx),
+        n_batch=min(max(preferences.n_ubatch, DEVICE_BATCH if on_device else 0), n_ctx),
         threads=threads,
         gpu_layers=split.gpu_layers,
         memory=parts,

@@ -246,17 +246,24 @@ class FakeContext:
         assert limit.steps > 0
         steps: RunSteps = []
         entries = [row.entry for row in rows]
+        submitted = is_last = False
+        failure: Exception | None = None
+
+        def plans() -> bool:
+            return any(_plan(row, entry.position, len(rows)) for row, entry in zip(rows, entries, strict=True))
+
         for number in range(limit.steps):
-            if any(_plan(row, entry.position, len(rows)) for row, entry in zip(rows, entries, strict=True)):
+            if not submitted and plans():
                 return Run(steps)
-            try:
-                self.decode(entries)
-            except (Aborted, DecodeError) as failure:
-                return Run(steps, failure=failure)
-            except CacheFull:
+            if not submitted:
+                failure = self._try(entries)
+            submitted = False
+            if isinstance(failure, CacheFull):
                 if not number:
-                    raise
+                    raise failure
                 return Run(steps)
+            if isinstance(failure, Aborted | DecodeError):
+                return Run(steps, failure=failure)
             tokens, failed = list[int](), list[int]()
             for index, row in enumerate(rows):
                 try:
@@ -270,15 +277,28 @@ class FakeContext:
             steps.append(((*tokens,), 0.0, 0.0))
             if failed or any(map(self.vocabulary.is_end, tokens)) or limit.interrupted.is_set:
                 return Run(steps, failed)
-            if limit.seconds <= 0 and number < limit.steps - 1:
-                if limit.take is None or limit.take(steps) < 0:
-                    return Run([] if limit.take else steps)
-                steps = []
+            if is_last or number == limit.steps - 1 or (limit.seconds <= 0 and limit.take is None):
+                return Run(steps)
             entries = [
                 Entry(token, entry.position + 1, entry.sequence_id, True)
                 for token, entry in zip(tokens, entries, strict=True)
             ]
+            if limit.seconds <= 0 and limit.take is not None:
+                if self.on_device and not plans():
+                    submitted, failure = True, self._try(entries)
+                is_last = limit.take(steps) < 0
+                if is_last and not submitted:
+                    return Run([])
+                steps = []
         return Run(steps)
+
+    def _try(self, batch: Sequence[Entry]) -> Exception | None:
+        """Decode a batch; return what it raises."""
+        try:
+            self.decode(batch)
+        except (Aborted, CacheFull, DecodeError) as error:
+            return error
+        return None
 
     def synchronize(self) -> None:
         """See base.Context."""

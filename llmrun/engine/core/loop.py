@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from llmrun.engine.core.host_prefix_cache import HostPrefix
     from llmrun.engine.core.states import KVStore
 
+_BATCH_SECONDS = 0.5  # of a prompt's piece on a device ...
+_SMALL_BATCH = 512  # ... which has at least so many tokens
 _PLAIN = Extras()
 _age, _slot = attrgetter("number"), attrgetter("slot")
 
@@ -84,6 +86,8 @@ class Engine:
         self._has_cancelled = False
         self._finished: dict[int, Sequence] = {}  # slot -> the last answer that finished there
         self._sole_request: int | None = None  # the only request in the last batch
+        self._is_ahead = False  # the device may still compute the last batch, and ...
+        self._progress: list[PrefillProgress] = []  # ... this is the progress after it
         self._prefix_queries = self._prefix_hits = self._prefilled = self._decoded = 0  # tokens, in total
 
     @property
@@ -167,13 +171,16 @@ class Engine:
         parts, batch = self._next_batch()
         self._n_batches += 1
         began = self._clock()
+        was_ahead, self._is_ahead = self._is_ahead, self._context.on_device and not any(part.rows for part in parts)
         try:
             self._context.decode(batch)
-            self._context.synchronize()
+            if not self._is_ahead:
+                self._context.synchronize()
         except (Aborted, CacheFull, LlmrunError) as error:
             return self._roll_back(parts, error)
         seconds = self._clock() - began
-        if isinstance(batch, list):
+        if isinstance(batch, list) and self._is_ahead == was_ahead:
+            # If nothing waits for a batch, decoding the next one does.
             n_decoding = sum(part.sequence.n_completion > 0 for part in parts)
             self._rate.record(len(batch) - n_decoding, seconds, n_decoding)
         return self._advance(parts, seconds)
@@ -247,7 +254,7 @@ class Engine:
         """
         self._compact()
         while True:
-            running, n_batch = self._suspects[:1] or self._active, self._context.n_batch
+            running, n_batch = self._suspects[:1] or self._active, self._n_batch
             if self._exclusive is not None:
                 running, n_batch = self._exclusive.next(running, self._active, self._n_mixed)
             waiting = [
@@ -277,11 +284,21 @@ class Engine:
             next(each for each in self._active if each.slot == source).slot = target
             self._finished.pop(target, None)
 
+    @property
+    def _n_batch(self) -> int:
+        """The maximum size of a batch: on a device that computes little in it, one that can soon be cancelled."""
+        n_batch = self._context.n_batch
+        if not self._context.on_device:
+            return n_batch
+        return min(n_batch, max(_SMALL_BATCH, self._rate.tokens_within(_BATCH_SECONDS)))
+
     def _n_mixed(self, waiting: list[int]) -> int:
         """Return the maximum size of a batch in which some sequences decode and some prefill."""
         if self._throughput:
             return self._context.n_batch
-        return mixed_tokens(self._rate, waiting, 0 if self._context.unified else PIECE + len(self._active))
+        context = self._context
+        worthwhile = 0 if context.unified else PIECE + len(self._active)
+        return mixed_tokens(self._rate, waiting, worthwhile, on_device=context.on_device)
 
     def _can_run(self) -> bool:
         """Return whether all sequences decode, past their planned checkpoints, and their last tokens can be cut."""
@@ -362,7 +379,7 @@ class Engine:
 
     def _advance(self, parts: list[BatchPart], seconds: float) -> list[Event]:
         """Account for a decoded batch, and sample the next token of each sequence that has logits."""
-        events: list[Event] = []
+        progress: list[PrefillProgress] = []
         sampling: list[BatchPart] = []
         for part in parts:
             sequence, end, rows = part
@@ -381,8 +398,11 @@ class Engine:
                 sampling.append(part)
                 sequence.n_steps += 1
             elif not sequence.n_completion:
-                progress = PrefillProgress(sequence.request, end - sequence.n_reused, sequence.metrics.prefill_seconds)
-                events.append(progress)
+                n_tokens = end - sequence.n_reused
+                progress.append(PrefillProgress(sequence.request, n_tokens, sequence.metrics.prefill_seconds))
+        if self._is_ahead:  # what was computed meanwhile is the batch before
+            progress, self._progress = [each for each in self._progress if self._is_active(each.request)], progress
+        events: list[Event] = [*progress]
         self._drafts = self._drafts_requested
         if sampling and self._suspects:
             del self._suspects[0]
@@ -390,6 +410,9 @@ class Engine:
             sampled = zip(sampling, self._sample(sampling), strict=True)
             sampling = [part for part, token in sampled if self._accept(part.sequence, token, events)]
         return events
+
+    def _is_active(self, request: int) -> bool:
+        return any(sequence.request == request for sequence in self._active)
 
     def _sample(self, parts: list[BatchPart]) -> list[int | LlmrunError]:
         """Return the next token of each sequence, or why it has none."""

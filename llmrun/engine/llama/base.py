@@ -198,7 +198,8 @@ class Context(Protocol):
     def run(self, rows: Sequence[RunRow], limit: RunLimit) -> Run:
         """Decode a token of each sequence, sample the next ones, and so on until an end token or the limit.
 
-        It ends before a step in which a draft may pay, perhaps the first.
+        It ends before a step in which a draft may pay, perhaps the first. On a device, steps are taken while the next
+        one is computed; if taking them ends the run, it ends with that one.
 
         Raises:
             CacheFull, OutOfMemoryError: there is no room for the first entries.

@@ -9,6 +9,7 @@ import ctypes
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 
 from llmrun import _native
 from llmrun.engine.llama.base import ALLOCATING, Aborted, CacheFull, DecodeError, Entry, Inputs, Run, RunLimit, RunRow
@@ -296,11 +297,11 @@ class LlamaContext:
         return DecodeError(message, why=f"status {status}") if status else None
 
     def run(self, rows: Sequence[RunRow], limit: RunLimit) -> Run:
-        asked = self.vocabulary.pointer, rows, limit
-        status, n_steps, failed, steps = self._batch.run(self._pointer, *asked)
+        run = partial(self._batch.run, vocabulary=self.vocabulary.pointer, rows=rows, limit=limit, overlaps=self.on_device)
+        status, n_steps, failed, steps = run(self._pointer)
         while status == _NO_ROOM and not n_steps:
             self._make_room(len(rows))
-            status, n_steps, failed, steps = self._batch.run(self._pointer, *asked)
+            status, n_steps, failed, steps = run(self._pointer)  # the cache may have moved
         self._forget_pending()
         failure = None if status == _NO_ROOM else self._failure_of(status)  # the next run makes room
         if self._rollback is not None:

@@ -12,7 +12,7 @@ from support.conversation import Conversation
 from support.fake_context import hashed
 
 from llmrun.engine.core.states import KVStore
-from llmrun.protocol.messages import Started
+from llmrun.protocol.messages import PrefillProgress, Started
 from llmrun.protocol.params import SamplingParams
 
 SAMPLING = SamplingParams(seed=5, temperature=1.0, repeat_penalty=1.2)
@@ -122,3 +122,36 @@ def test_the_time_in_the_queue_is_told() -> None:
     assert first.queue_seconds == 0.0
     assert second.queue_seconds == pytest.approx(TOKEN_SECONDS * (20 + 9))
     assert second.ttft_seconds == pytest.approx(TOKEN_SECONDS * (20 + 9 + 20))
+
+
+def test_a_device_is_not_waited_for_between_the_pieces_of_a_prompt() -> None:
+    """Progress is that of pieces that are computed, and the rate is that of the device."""
+    talk = Conversation(hashed, n_ctx=9000, n_seq_max=2, n_batch=2048, streams=True, on_device=True)
+    talk.context.is_asynchronous = True
+    waits: list[int] = []
+    watch(talk, "synchronize", lambda: waits.append(len(talk.context.calls)))
+    prompt = "".join(random.Random(1).choices("abcdef", k=4096))
+    talk.ask(prompt, SAMPLING, most=4, request=1)
+    progress = []
+    while talk.engine.busy:
+        found = talk.engine.step()
+        progress += [event.tokens for event in found if isinstance(event, PrefillProgress)]
+        talk.events += found
+    pieces = [len(call) for call in talk.context.calls if len(call) > 1]
+    assert sum(pieces) == 4096
+    assert len(pieces) > 2
+    assert min(waits) == len(pieces), "the last piece is the first one that is waited for"
+    assert progress == [sum(pieces[:count]) for count in range(1, len(pieces) - 1)]
+    assert talk.text(1) == Conversation(hashed, n_ctx=9000).answer(prompt, SAMPLING, most=4)[0]
+
+
+def test_the_progress_of_a_cancelled_prompt_does_not_follow_its_end() -> None:
+    talk = Conversation(hashed, n_ctx=9000, n_seq_max=2, n_batch=512, streams=True, on_device=True)
+    talk.ask("x" * 4000, SAMPLING, most=4, request=1)
+    talk.ask("y" * 4000, SAMPLING, most=4, request=2)
+    for _ in range(4):
+        talk.events += talk.engine.step()
+    talk.engine.cancel(1)
+    talk.run()
+    assert talk.finished(1).reason == "cancelled"
+    assert talk.finished(2).reason == "length"

@@ -496,10 +496,16 @@ def test_the_smallest_windows(tmp_path: Path) -> None:
     model.close()
 
 
-def test_a_run_gives_the_tokens_of_single_steps(model: LlamaModel) -> None:
-    """Also when the cache has to grow meanwhile, and when steps are taken one by one."""
+def test_a_run_gives_the_tokens_of_single_steps(model: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when the cache has to grow meanwhile, when steps are taken one by one, and beside the next ones."""
     prompt, answers = tokens(1, 200), list[list[int]]()
-    for in_runs, takes in ((False, False), (True, False), (True, True)):
+    for in_runs, takes, overlaps in (
+        (False, False, False),
+        (True, False, False),
+        (True, True, False),
+        (True, True, True),
+    ):
+        monkeypatch.setattr(context_module, "_is_on_device", lambda load, overlaps=overlaps: overlaps)
         sampler = SequenceSampler(SamplingParams(seed=3), model.vocabulary, prompt)
         with opened(model, n_ctx=2 * STEP) as context:
             read(context, prompt)
@@ -524,7 +530,7 @@ def test_a_run_gives_the_tokens_of_single_steps(model: LlamaModel) -> None:
                     answer.append(sampler.sample(context.logits(0)))
             assert context.room == 2 * STEP
         answers.append(answer[:120])
-    assert answers[0] == answers[1] == answers[2]
+    assert answers[0] == answers[1] == answers[2] == answers[3]
 
 
 def test_a_run_of_several_sequences_gives_the_tokens_of_single_steps(model: LlamaModel) -> None:
