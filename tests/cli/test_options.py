@@ -102,6 +102,7 @@ FREE = {
     "chat": {"--system", "--prefill", "--dry-breaker", "--mmproj", "--session"},
     "plan": {"--draft"},
     "evaluate": {"--reference"},
+    "quantize": {"--output"},
     "bench": {"--machine", "--compare"},
     "tune": {"--device"},
 }
