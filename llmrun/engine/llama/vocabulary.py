@@ -232,6 +232,23 @@ class LlamaVocabulary:
             return tokens
         return [self.bos, *tokens]
 
+    def cut(self, text: str, n_tokens: int) -> str:
+        """Return the text, or its beginning, of at least n_tokens, if it certainly has more: tokenizing takes minutes.
+
+        A token has a limited length. Where unknown characters in a row are one token, a word is at least one.
+        """
+        limit = n_tokens * self._longest_piece
+        if len(text) <= limit or len(text.encode("utf-8", "replace")) <= limit:
+            return text
+        if self._kind not in (_WORD_PIECE, _UNIGRAM):
+            return text[: limit + 1]
+        words = text.split(maxsplit=n_tokens + 1)
+        return " ".join(words[: n_tokens + 1]) if len(words) > n_tokens + 1 else text
+
+    @cached_property
+    def _longest_piece(self) -> int:
+        return max(len(self.piece(token)) for token in range(self.n_tokens))
+
     def piece(self, token: int) -> bytes:
         piece = self._pieces[token]
         if piece is None:
