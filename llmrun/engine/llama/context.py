@@ -271,7 +271,9 @@ class LlamaContext:
         return DecodeError(message, why=f"status {status}") if status else None
 
     def run(self, rows: Sequence[RunRow], limit: RunLimit) -> Run:
-        run = partial(self._batch.run, vocabulary=self.vocabulary.pointer, rows=rows, limit=limit, overlaps=self.on_device)
+        run = partial(
+            self._batch.run, vocabulary=self.vocabulary.pointer, rows=rows, limit=limit, overlaps=self.on_device
+        )
         status, n_steps, failed, steps = run(self._pointer)
         while status == _NO_ROOM and not n_steps:
             self._make_room(len(rows))
