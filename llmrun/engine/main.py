@@ -406,7 +406,7 @@ class EngineProcess:
             has_template=weights.chat_template is not None,
             devices=tuple(device.name for device in devices()),
             load_seconds=time.perf_counter() - began,
-            thinking_tags=model.preparer.thinking_tags or (),
+            thinking_tags=model.preparer.thinking_tags,
             request=load.request,
             buffers=tuple(each for held in self._contexts for each in held.model.buffers),
         )

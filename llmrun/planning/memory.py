@@ -54,6 +54,7 @@ class Memory:
     compute: int  # touched part of llama.cpp's scratch memory, which reserves more
     process: int  # everything else
     checkpoints: int = 0  # limit of their bytes, see engine/core/checkpoints.py
+    kv_shares: tuple[float, ...] = ()  # of `kv`, in each layer
 
     @property
     def needed(self) -> int:
@@ -71,6 +72,8 @@ def memory(
     sequences: int = 1,
     parked: int = 0,
     ubatch: int = UBATCH,
+    rollback: int = 0,
+    streams: int = 1,
 ) -> Memory:
     """Return the memory of a model.
 
@@ -82,19 +85,24 @@ def memory(
         sequences: answered at the same time.
         parked: prefixes cached beside them.
         ubatch: tokens of a micro-batch.
+        rollback: as LoadSettings.n_rollback.
+        streams: caches of the same size; with more than one, each sequence has its own.
     """
     stages = rooms(n_ctx, context_start(header, n_ctx, kv_type) if start is None else start)
     longest = n_ctx if used is None else min(used, n_ctx)
     last = next(room for room in stages if room >= longest)
     previous = max((room for room in stages if room < last), default=0)
-    cache = partial(kv_bytes, header, kv_type=kv_type, sequences=sequences + parked, ubatch=ubatch)
+    cache = partial(kv_bytes, header, kv_type=kv_type, sequences=sequences + parked, ubatch=ubatch, streams=streams)
     return Memory(
         weights=header.weight_bytes,
-        kv=cache(last) + header.recurrent_bytes * (sequences - 1),
+        kv=cache(last) + header.recurrent_bytes * (sequences * (1 + rollback) - 1),
         growth=cache(previous),
         compute=_compute_bytes(header, longest, ubatch) + _LOGIT_BYTES * header.n_vocab * (sequences + parked - 1),
         process=_PROCESS_BYTES + _TOKEN_BYTES * header.n_vocab + _MERGE_BYTES * header.n_merges,
         checkpoints=checkpoint_bytes(header, sequences),
+        kv_shares=header.cache_shares(
+            last, KV_BYTES[kv_type], ubatch=ubatch, sequences=sequences + parked, streams=streams
+        ),
     )
 
 
@@ -115,10 +123,18 @@ def score_bytes(header: Header, tokens: int, ubatch: int = UBATCH) -> int:
     return 4 * min(ubatch, tokens) * tokens * header.most_heads
 
 
-def kv_bytes(header: Header, n_ctx: int, kv_type: str = "f16", *, sequences: int = 1, ubatch: int = UBATCH) -> int:
+def kv_bytes(
+    header: Header,
+    n_ctx: int,
+    kv_type: str = "f16",
+    *,
+    sequences: int = 1,
+    ubatch: int = UBATCH,
+    streams: int = 1,
+) -> int:
     """Return the bytes of a KV cache with one recurrent state; 0 for 0 tokens."""
     tokens = -(-n_ctx // _CONTEXT_STEP) * _CONTEXT_STEP
-    cached = header.cache_bytes(tokens, KV_BYTES[kv_type], ubatch=ubatch, sequences=sequences)
+    cached = header.cache_bytes(tokens, KV_BYTES[kv_type], ubatch=ubatch, sequences=sequences, streams=streams)
     return int(cached) + (header.recurrent_bytes if n_ctx else 0)
 
 

@@ -54,6 +54,8 @@ _ENOUGH_EACH = 16_384  # tokens
 _FP16_STEP = 128  # elements that ggml's AVX512-FP16 kernels take at a time; the rest of a head, one at a time
 _MOST_SCORES = 1 << 30  # bytes
 _SCORES_SHARE = 16  # of memory
+_ROLLBACKS = (7, 3)  # drafted tokens of a step: 8 or 4 rows
+_ROLLBACK_SHARE = 64  # copies of recurrent states take at most 1/N of all memory: what is free changes
 
 # Quant -> bits per weight of whole models; in order of quality.
 _SMALLER_QUANTS = {
@@ -93,6 +95,7 @@ class LoadPreferences:
     override_tensor: str = DEFAULTS.override_tensor
     gpu_excess: tuple[tuple[str, int], ...] = ()  # bytes of each GPU beyond an earlier plan, see gpu_memory.py
     n_ubatch: int = UBATCH  # tokens of the largest micro-batch that there has to be memory for
+    n_drafted: int | None = None  # drafted tokens of a step, for recurrent models; None is as many as memory allows
 
     def __post_init__(self) -> None:
         require_within("--parallel", self.parallel, PARALLEL_BOUNDS)
@@ -236,6 +239,7 @@ def make_plan(
         n_seq_max=preferences.parallel,
         n_cells=n_cells,
         n_parked=fit.parked,
+        n_rollback=fit.rollback,
         checkpoint_bytes=parts.checkpoints,
         exact=preferences.exact,
         cpu_experts=split.cpu_experts,
@@ -361,10 +365,32 @@ class _ContextFit:
             return 0
         return min(max(_FEWEST_PARKED, parallel), _SEQUENCE_IDS - parallel)
 
+    @property
+    def rollback(self) -> int:
+        """Return as LoadSettings.n_rollback."""
+        preferences = self.preferences
+        if not self.header.can_roll_back or preferences.exact:
+            return 0
+        if preferences.n_drafted is not None:
+            return preferences.n_drafted
+        if not self.hardware.memory_total:
+            return min(_ROLLBACKS)
+        copy = self.header.recurrent_bytes * preferences.parallel
+        gpus = self.hardware.gpus if preferences.gpu_layers != 0 else ()
+        limit = min([self.hardware.memory_total, *(gpu.memory_total for gpu in gpus)]) // _ROLLBACK_SHARE
+        return next((each for each in _ROLLBACKS if each * copy <= limit), 0)
+
     def memory(self, n_cells: int, start: int) -> Memory:
-        kv_type, sequences, ubatch = self.preferences.kv_type, self.preferences.parallel, self.preferences.n_ubatch
         return memory(
-            self.header, n_cells, kv_type=kv_type, start=start, sequences=sequences, parked=self.parked, ubatch=ubatch
+            self.header,
+            n_cells,
+            kv_type=self.preferences.kv_type,
+            start=start,
+            sequences=self.preferences.parallel,
+            parked=self.parked,
+            ubatch=self.preferences.n_ubatch,
+            rollback=self.rollback,
+            streams=self.apart,
         )
 
     def split(self, n_cells: int, start: int) -> Split:

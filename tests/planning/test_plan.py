@@ -52,6 +52,24 @@ def test_plenty_of_memory_needs_no_words() -> None:
     assert (plan.ram_bytes, plan.vram_bytes) == (plan.memory.needed, 0)
 
 
+def test_recurrent_states_are_copied_for_drafts_where_memory_allows_it() -> None:
+    hybrid = replace(SMALL, recurrent_bytes=20 * MIB, can_roll_back=True)
+    large = replace(hybrid, recurrent_bytes=150 * MIB)
+    preferences = LoadPreferences()
+    plan = make_plan(hybrid, machine(), preferences)
+    assert plan.n_rollback == 7
+    assert plan.memory.kv == memory(hybrid, 8192).kv + 7 * 20 * MIB
+    assert make_plan(large, machine(), preferences).n_rollback == 3
+    assert make_plan(large, machine(), replace(preferences, parallel=4)).n_rollback == 0
+    four = make_plan(hybrid, machine(), replace(preferences, parallel=4))
+    assert four.n_rollback == 3
+    assert four.memory.kv - memory(hybrid, four.n_cells, sequences=4).kv == 4 * 3 * 20 * MIB
+    assert make_plan(large, machine(), replace(preferences, n_drafted=9)).n_rollback == 9
+    assert make_plan(hybrid, machine(), replace(preferences, n_drafted=0)).n_rollback == 0
+    assert make_plan(hybrid, machine(), replace(preferences, exact=True)).n_rollback == 0
+    assert make_plan(replace(hybrid, can_roll_back=False), machine(), preferences).n_rollback == 0
+
+
 def test_a_cache_that_takes_memory_on_use_has_no_copy() -> None:
     on, off = (LoadPreferences(flash_attention=choice) for choice in ("on", "off"))
     hardware = replace(machine(), kv_on_use=True)

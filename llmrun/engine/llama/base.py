@@ -98,11 +98,12 @@ class Vocabulary(Protocol):
     def control_texts(self) -> tuple[str, ...]:
         """The texts that tokenize(special=True) turns into control tokens."""
 
-    def tokenize(self, text: str, *, special: bool) -> list[int]:
+    def tokenize(self, text: str, *, special: bool, begins: bool = True) -> list[int]:
         """Return the token ids of a text, without a begin-of-sequence token.
 
         Args:
             special: turn the texts of control tokens into control tokens.
+            begins: the text begins a prompt, so that some models get a space in front of it.
         """
 
     def with_bos(self, tokens: list[int]) -> list[int]:
@@ -175,6 +176,13 @@ class Context(Protocol):
     @property
     def vocabulary(self) -> Vocabulary: ...
 
+    @property
+    def max_draft(self) -> int:
+        """Maximum number of a sequence's last tokens in a batch that forget() can drop once after it.
+
+        Unless the context `cuts`, all sequences of that batch need equally many entries.
+        """
+
     def adapt(self, adapters: tuple[AdapterScale, ...]) -> None:
         """Choose the LoRA adapters of the next batches, as adapters.applied() orders them."""
 
@@ -206,7 +214,8 @@ class Context(Protocol):
     def forget(self, sequence_id: int, start: int) -> bool:
         """Drop a sequence's positions from start on; return False if the model can't continue from there.
 
-        A recurrent state can't be cut, nor a sliding window that has passed. Start 0 always succeeds.
+        A recurrent state can't be cut, except by the last tokens of the last batch (see max_draft), nor a sliding
+        window that has passed. Start 0 always succeeds.
         """
 
     def can_forget(self, sequence_id: int, start: int) -> bool:

@@ -20,6 +20,7 @@ from llmrun.engine.llama.failed_context import check_kv_types, out_of_memory
 from llmrun.engine.llama.library import bytes_of, function
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.llama.positions import Positions
+from llmrun.engine.llama.rollback import Rollback
 from llmrun.engine.llama.watch import Watch, guarded
 from llmrun.engine.llama.zeroing import zeroes_on_demand
 from llmrun.errors import BadModelError, OutOfMemoryError
@@ -93,7 +94,10 @@ class LlamaContext:
         # A recurrent state takes its memory even if unused, and can't be shared in part.
         self.n_parked = load.n_parked if self.unified and not model.is_recurrent else 0
         self.cuts, self.has_checkpoints = not model.is_recurrent, model.is_recurrent or model.sliding_window > 0
-        verified = _MAX_VERIFIED if self.cuts and not load.exact else 0
+        # Of a recurrent model with a sliding window, llama.cpp does not say which cells of the window it still has.
+        n_rollback = 0 if load.exact or watch or model.sliding_window else load.n_rollback
+        self._rollback = Rollback(n_rollback) if model.is_recurrent else None
+        verified = _MAX_VERIFIED if (self.cuts or n_rollback) and not load.exact else 0
         self.n_outputs = max(n_outputs, verified, self.n_seq_max + self.n_parked)  # llama.cpp requires one per sequence
         self._failures: list[BaseException] = []  # raised by the evaluation callback
         self._callback = guarded(self._llama, watch, self._failures.append) if watch else None
@@ -114,6 +118,10 @@ class LlamaContext:
 
     def close(self) -> None:
         self._llama.llama_free(self._pointer)
+
+    @property
+    def max_draft(self) -> int:
+        return self._rollback.most if self._rollback is not None else self.n_outputs - 1
 
     # ---- creation and growth ----
 
@@ -170,6 +178,8 @@ class LlamaContext:
         params.n_seq_max = load.n_seq_max + self.n_parked
         params.n_outputs_max = self.n_outputs
         params.kv_unified = self.unified
+        if self._rollback is not None:  # llama.cpp aborts if they don't fit into a micro-batch beside one more token
+            params.n_rs_seq = min(self._rollback.most, max(params.n_ubatch - 2, 0))
         if self._pooling:
             params.embeddings, params.pooling_type = True, self._pooling
         if self._on_processor:
@@ -187,6 +197,9 @@ class LlamaContext:
             llama.llama_free(context)
             raise BadModelError("this model can't generate text", why="it is an encoder, made for embeddings")
         self._pointer, self._memory, self._room = context, memory, room
+        if self._rollback is not None:
+            self._rollback.most = int(llama.llama_n_rs_seq(context))  # 0 for architectures without snapshots
+            self._rollback.moved()
         if self._adapters:
             self._set_adapters()
 
@@ -253,9 +266,11 @@ class LlamaContext:
         while status == _NO_ROOM:
             self._make_room(self._batch.n_tokens)
             status = self._batch.decode(self._pointer)
+        failure = self._failure_of(status)
+        if self._rollback is not None:
+            self._record(batch, is_failed=failure is not None)
         if self._callback is not None:
             self._raise_failure()
-        failure = self._failure_of(status)
         if failure is not None:
             raise failure
 
@@ -263,6 +278,17 @@ class LlamaContext:
         """Forget changes of the KV cache that llama.cpp left to the decode call that has been."""
         self._shifted.clear()
         self._copying.clear()
+
+    def _record(self, batch: Inputs, *, is_failed: bool) -> None:
+        assert self._rollback is not None
+        if isinstance(batch, (list, Sequence)):
+            sequences, n_ubatch = [entry.sequence_id for entry in batch], min(self._load.n_ubatch, self._load.n_batch)
+        else:
+            sequences, n_ubatch = [batch.sequence_id], 0
+        if is_failed:
+            self._rollback.failed(sequences)
+        else:
+            self._rollback.decoded(sequences, n_ubatch)
 
     def _failure_of(self, status: int) -> Aborted | DecodeError | None:
         if status == _ABORTED:
@@ -280,6 +306,11 @@ class LlamaContext:
             status, n_steps, failed, steps = run(self._pointer)  # the cache may have moved
         self._forget_pending()
         failure = None if status == _NO_ROOM else self._failure_of(status)  # the next run makes room
+        if self._rollback is not None:
+            sequences = [row.entry.sequence_id for row in rows]
+            self._rollback.decoded(sequences, n_ubatch=0)
+            if failure is not None:
+                self._rollback.failed(sequences)
         return Run(steps, failed, failure)
 
     def _raise_failure(self) -> None:
@@ -341,24 +372,35 @@ class LlamaContext:
             self._llama.llama_memory_clear(self._memory, False)
         self._forget_pending()
         self._positions.clear()
+        if self._rollback is not None:
+            self._rollback.clear()
 
     def can_forget(self, sequence_id: int, start: int) -> bool:
         position = self._positions.at(sequence_id, start)
         if position is None or start == 0:
             return start == 0
-        if position > self._llama.llama_memory_seq_pos_max(self._memory, sequence_id):
-            return True
+        n_dropped = self._n_positions(sequence_id) - position
+        if self._rollback is not None and not self._rollback.can_drop(sequence_id, n_dropped):
+            return False
         window = self.model.sliding_window  # all of it has to be cached
-        return self.cuts and (not window or self._first(sequence_id) <= max(0, position - window + 1))
+        return n_dropped <= 0 or not window or self._first(sequence_id) <= max(0, position - window + 1)
 
     def forget(self, sequence_id: int, start: int) -> bool:
         position = self._positions.at(sequence_id, start)
-        if position is None or (self.cuts and not self.can_forget(sequence_id, start)):
+        if position is None or not self.can_forget(sequence_id, start):
             return False
+        n_dropped = self._n_positions(sequence_id) - position
         is_removed = bool(self._llama.llama_memory_seq_rm(self._memory, sequence_id, position, _TO_THE_END))
         if is_removed:
             self._positions.cut(sequence_id, start)
+            if self._rollback is not None:
+                self._rollback.dropped(sequence_id, n_dropped)
+                if start == 0:
+                    self._rollback.replaced(sequence_id)
         return is_removed
+
+    def _n_positions(self, sequence_id: int) -> int:
+        return int(self._llama.llama_memory_seq_pos_max(self._memory, sequence_id)) + 1
 
     def _first(self, sequence_id: int) -> int:
         """Return the first position of a sequence from which on all cells are cached, negative if it has none."""
@@ -380,8 +422,8 @@ class LlamaContext:
         if not self.shares or source in self._shifted:
             return False
         if self.unified or self.on_device:
-            # All of it, because not every kind of memory can copy a part.
-            self._llama.llama_memory_seq_cp(self._memory, source, target, 0, _TO_THE_END)
+            if not self._copy_shared(source, target):
+                return False
             if not self.unified:
                 self._copying.add(target)
         elif not self._copy_stream(source, target):
@@ -391,6 +433,18 @@ class LlamaContext:
             return True
         self.forget(target, 0)
         return False
+
+    def _copy_shared(self, source: int, target: int) -> bool:
+        """Let two sequences share their cells."""
+        rollback = self._rollback
+        # llama.cpp would give the target the state without the rollback.
+        state = self.checkpoint(source) if rollback is not None and rollback.is_pending(source) else None
+        if state is not None and not state:
+            return False
+        self._llama.llama_memory_seq_cp(self._memory, source, target, 0, _TO_THE_END)
+        if rollback is not None:
+            rollback.copied(source, target)
+        return state is None or self._put_checkpoint(target, state)
 
     def _copy_stream(self, source: int, target: int) -> bool:
         """Copy a sequence's cells within the machine's memory; llama.cpp would copy its whole stream."""
@@ -410,9 +464,14 @@ class LlamaContext:
         return state
 
     def go_back(self, sequence_id: int, checkpoint: bytearray, length: int) -> bool:
+        return self._put_checkpoint(sequence_id, checkpoint) and self.forget(sequence_id, length)
+
+    def _put_checkpoint(self, sequence_id: int, checkpoint: bytearray) -> bool:
         source = bytes_of(checkpoint), len(checkpoint), sequence_id, _PARTIAL
-        n_restored = self._llama.llama_state_seq_set_data_ext(self._pointer, *source)
-        return bool(n_restored == len(checkpoint) and self.forget(sequence_id, length))
+        is_restored = self._llama.llama_state_seq_set_data_ext(self._pointer, *source) == len(checkpoint)
+        if is_restored and self._rollback is not None:
+            self._rollback.replaced(sequence_id)
+        return bool(is_restored)
 
     def state(self, sequence_id: int) -> bytearray:
         """Return the state without the cells that a sliding window has passed; empty if it can't be saved."""
@@ -460,6 +519,8 @@ class LlamaContext:
         buffer = bytes_of(state) if isinstance(state, bytearray) else ctypes.c_char_p(state)
         pointer = ctypes.cast(buffer, ctypes.POINTER(ctypes.c_uint8))
         copied = self._llama.llama_state_seq_set_data(self._pointer, pointer, len(state), sequence_id)
+        if self._rollback is not None:
+            self._rollback.replaced(sequence_id)
         return bool(copied == len(state))
 
     def _used(self) -> int:

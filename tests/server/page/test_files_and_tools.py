@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fpdf import FPDF
 from support.installed import eventually
 from support.page_client import answer, ask, read, store, texts
 from support.served import LiveServer, parse
@@ -16,6 +18,7 @@ from support.tiny_projector import png
 
 from llmrun.chat.store.turns import Question
 from llmrun.chat.tools.toolbox import Toolbox
+from llmrun.protocol.messages import ToolCall
 from llmrun.server.page.tools import PageTools
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
@@ -27,6 +30,24 @@ def weather(city: str) -> str:
     '''Weather of a city.'''
     return f"sunny in {city}"
 """
+
+
+def test_a_pdf_becomes_text(serve: Serve) -> None:
+    server = serve("short")
+
+    def post(data: bytes) -> Any:
+        body = {"name": "../a.pdf", "data": base64.b64encode(data).decode()}
+        return server.post("/ui/documents", body)
+
+    made = FPDF()
+    made.add_page()
+    made.set_font("helvetica", size=12)
+    made.cell(text="A harvest.")
+    assert post(bytes(made.output())).json == {"text": "[page 1]\nA harvest.", "note": ""}
+    refused = post(b"%PDF-1.7 and nothing else")
+    assert refused.status == 400
+    assert "'a.pdf' can't be attached: it is damaged" in refused.json["error"]["message"]
+    assert "neither a PDF nor" in post(b"text").json["error"]["message"]
 
 
 @pytest.fixture
@@ -56,6 +77,29 @@ def call_stream(server: LiveServer, chat: dict[str, Any], decide: Callable[[dict
                 decide(call)
             n_decided = len(asked)
     return parse(data).events
+
+
+def test_a_call_may_follow_one_that_was_stopped(tmp_path: Path) -> None:
+    """The thread of the stopped call reads the process until that has ended: two readers at once are an error."""
+    file, began = tmp_path / "tools.py", tmp_path / "began"
+    sleep = (
+        f"import time\nfrom pathlib import Path\ndef sleep():\n    Path({str(began)!r}).touch()\n    time.sleep(3600)\n"
+    )
+    file.write_text(TOOLS + sleep)
+
+    async def stop_and_call(tools: PageTools) -> None:
+        for _ in range(3):
+            stopped = asyncio.ensure_future(tools.result(ToolCall("1", "sleep", "{}")))
+            while not began.exists():
+                await asyncio.sleep(0.01)
+            began.unlink()
+            stopped.cancel()
+            assert await tools.result(ToolCall("2", "weather", '{"city": "Rome"}')) == "sunny in Rome"
+            with pytest.raises(asyncio.CancelledError):
+                await stopped
+
+    with Toolbox((str(file),), 60) as toolbox:
+        asyncio.run(stop_and_call(PageTools(toolbox, ("sleep", "weather"))))
 
 
 @pytest.mark.parametrize(
