@@ -14,6 +14,7 @@ constexpr int32_t allowed_failures = 5;  // ... plus the extra time of this many
 constexpr double prior[] = {0.15, 0.3, 0.45, 0.65, 0.8, 0.9};  // after a match of 1, 2, 3-4, 5-8, 9-16, more tokens
 constexpr double model_prior = 0.8;                            // of a token that the draft model is sure of
 constexpr double sure_prior = 0.7;                             // how often the draft model is sure
+constexpr int32_t min_outcomes = 8;    // that make an acceptance rate known
 constexpr double newest_share = 0.1;                           // minimum weight of the newest outcome
 constexpr int32_t min_compared = 15;
 
@@ -48,28 +49,28 @@ Gate::Gate(int32_t most, std::vector<StepLine> lines, std::vector<StepLine> draf
     rates_.emplace_back(model_prior);
 }
 
+bool Gate::AcceptanceRate::is_known() const { return outcomes_ >= prior_weight + min_outcomes; }
+
 void Gate::AcceptanceRate::learn(bool accepted) {
     ++outcomes_;
     value_ += std::max(1.0 / outcomes_, newest_share) * (accepted - value_);
 }
 
-Gate::AcceptanceRate& Gate::rate(int32_t match) {
+const Gate::AcceptanceRate& Gate::rate(int32_t match) const {
     const size_t last = std::size(prior) - 1;
     return match == model ? rates_.back()
                           : rates_[std::min<size_t>(std::bit_width(static_cast<uint32_t>(match - 1)), last)];
 }
 
-double Gate::rate_of(int32_t match) const { return const_cast<Gate*>(this)->rate(match).value(); }
-
 DraftChoice Gate::choose(int32_t match, int32_t limit, const StepShape& step) const {
     limit = std::min(limit, most_);
-    const double first = rate_of(match);
+    const double first = rate(match).value();
     if (lines_.empty()) {
         const int32_t length = (step.rows + limit) / multiple * multiple - step.rows;
         return {length > 0 ? length : limit, first};
     }
     const bool is_lost = gain_ < -allowed_loss * decoding_ - allowed_failures * trial_;
-    if (is_lost || (match == model && draft_lines_.empty())) {
+    if (is_lost || (match == model ? draft_lines_.empty() : !rate(match).is_known())) {
         return {};
     }
     const double plain = seconds_of(lines_, step.rows, step.depth);
@@ -95,9 +96,11 @@ DraftChoice Gate::choose(int32_t match, int32_t limit, const StepShape& step) co
 }
 
 double Gate::expected(int32_t match, int32_t length) const {
-    double total = 0.0, probability = 1.0;
+    double total = 0.0, probability = 1.0, before = 1.0;
     for (int32_t i = 0; i < length; ++i) {
-        probability *= rate_of(match == model ? model : match + i);
+        const AcceptanceRate& next = rate(match == model ? model : match + i);
+        before = next.is_known() ? next.value() : std::min(before, next.value());  // no hope without experience
+        probability *= before;
         total += probability;
     }
     return total;

@@ -4,13 +4,15 @@
 // the same answer takes the same steps again.
 //
 // The first token of a draft after a match of m tokens is accepted with probability p(m), the second with p(m + 1), and
-// so on. Every token of the answer teaches these: it shows of any draft, verified or not, whether it was right. The
-// tokens of a draft model all have one probability; its steps cost time, even if it turns out to be unsure.
+// so on. Every token of the answer teaches these: it shows of any draft, verified or not, whether it was right. So none
+// is verified before it is known how often such drafts are right. The tokens of a draft model all have one probability;
+// its steps cost time, even if it turns out to be unsure.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <utility>
 #include <span>
 #include <vector>
 
@@ -95,15 +97,18 @@ class Gate {
       public:
         explicit AcceptanceRate(double prior) : value_(prior) {}
         double value() const { return value_; }
+        bool is_known() const;
         void learn(bool accepted);
 
       private:
+        static constexpr int32_t prior_weight = 4;
+
         double value_;
-        int32_t outcomes_ = 4;  // weight of the prior
+        int32_t outcomes_ = prior_weight;
     };
 
-    double rate_of(int32_t match) const;
-    AcceptanceRate& rate(int32_t match);
+    const AcceptanceRate& rate(int32_t match) const;
+    AcceptanceRate& rate(int32_t match) { return const_cast<AcceptanceRate&>(std::as_const(*this).rate(match)); }
 
     int32_t most_;
     std::vector<StepLine> lines_;

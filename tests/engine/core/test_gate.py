@@ -82,10 +82,27 @@ def test_what_would_have_come_true_opens_the_gate_and_what_would_not_closes_it()
     for _ in range(30):
         gate.learn(2, 0, missed=True)
     assert gate.choose(2, 15, ALONE).length == 0
+    gate.learn(20, 15, missed=False)
     assert gate.choose(20, 15, ALONE).length == 15, "longer matches are another matter"
     for _ in range(30):
         gate.learn(2, 15, missed=False)
     assert gate.choose(2, 15, ALONE).length == 15
+
+
+@pytest.mark.parametrize("match", [1, 3, 20])
+def test_nothing_is_verified_before_it_is_known_how_often_such_drafts_are_right(match: int) -> None:
+    gate = new()
+    for n_outcomes in range(12):
+        is_open = gate.choose(match, 15, ALONE).length > 0
+        assert not is_open or n_outcomes >= 8
+        gate.learn(match, 1, missed=False)
+    assert is_open
+    hopeless = new()
+    n_drafted = 0
+    for _ in range(3000):
+        n_drafted += hopeless.plan([7] * 15, match, ALONE, 15).length
+        hopeless.compare([8])
+    assert n_drafted <= 6, "each could be seen to fail"
 
 
 def test_what_is_expected_is_the_sum_of_chances() -> None:
