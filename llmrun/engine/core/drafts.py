@@ -11,10 +11,12 @@ from typing import Protocol
 
 from llmrun._native import DraftChoice, Gate, StepShape, SuffixAutomaton
 from llmrun.engine.core.draft_model import ModelDrafter
+from llmrun.engine.core.mtp_model import HeadDrafter
 from llmrun.protocol.speculation import Speculation, StepTimes
 
 _CHEAP_PREFILL = 8  # tokens that a draft model reads in the step that drafts, at hardly more cost
 _MAX_PREFILL = 64  # with more missing tokens, the step only prefills
+_MOST_REFUSED = 8  # consecutive steps without a draft by the heads, after which they are not asked any more
 
 
 class Drafter(Protocol):
@@ -46,9 +48,9 @@ class Drafting:
         speculation: Speculation,
         drafter: Drafter,
         prompt: Sequence[int],
-        model: ModelDrafter | None = None,
+        model: ModelDrafter | HeadDrafter | None = None,
     ) -> None:
-        self.model = model
+        self.model, self.speculation = model, speculation
         self._drafter = drafter
         self._drafters: list[Drafter] = [drafter, *([model] if model is not None else ())]
         for each in self._drafters:
@@ -59,6 +61,8 @@ class Drafting:
         self._drafted: list[int] = []  # its draft, ...
         self._taken: list[int] = []  # what take() has returned, and the seconds that drafting it takes
         self._seconds = 0.0
+        self._share: float | None = None  # seconds that the planned step takes for drafts together with others'
+        self._n_refused = 0  # consecutive steps in which the heads' drafts did not pay
         self._match = self._length = 0  # ... the length of the match before it, and how much of it is verified
 
     def plan(self, tokens: Sequence[int], limit: int, step: StepShape) -> int:
@@ -67,7 +71,7 @@ class Drafting:
         If the model's n_requested is not None afterwards, DraftModel.compute() has to run before take().
         """
         self._catch_up(tokens)
-        self._step = step
+        self._step, self._share = step, None
         self._drafted, self._match = self._drafter.draft(self._gate.n_compared)
         choice = self._gate.plan(self._drafted, self._match, step, limit)
         self._length = choice.length
@@ -76,10 +80,28 @@ class Drafting:
             self._length = max(self._length, self.model.n_requested or 0)
         return self._length
 
+    def plan_together(self, tokens: Sequence[int], length: int, share: float, step: StepShape) -> None:
+        """Plan a step in which several sequences draft `length` tokens each with their heads; compute() has to follow.
+
+        Args:
+            share: this sequence's of the seconds that the drafts take.
+        """
+        assert self.model is not None
+        self._catch_up(tokens)
+        self._step, self._share, self._length, self._n_refused = step, share, length, 0
+        self._drafted, self._match = [], 0
+        self._gate.plan([], 0, step, 0)
+        self.model.n_requested = length
+
+    def expected(self, length: int) -> float:
+        """Return the expected number of accepted tokens of a draft by the model."""
+        return self._gate.expected(Gate.MODEL, length)
+
     @property
     def is_native(self) -> bool:
         """Whether native code can plan the drafts."""
-        return self.model is None and isinstance(self._drafter, SuffixAutomaton)
+        has_model = self.model is not None and self._n_refused < _MOST_REFUSED
+        return not has_model and isinstance(self._drafter, SuffixAutomaton)
 
     def natively(self, tokens: Sequence[int]) -> tuple[SuffixAutomaton, Gate]:
         """Return what native code needs to plan the drafts after these tokens, and after its own samples."""
@@ -107,10 +129,12 @@ class Drafting:
             gate.add_model_draft(tokens)
             length = len(tokens)
             gate.learn_sureness(sure=length > 0)
-            seconds = gate.draft_seconds(self._step, max(length, 1))
+            seconds = gate.draft_seconds(self._step, max(length, 1)) if self._share is None else self._share
         if length:
             n_allowed = count_allowed(tokens[:length])
-            if n_allowed < length:
+            if n_allowed < length and self._share is not None:
+                length = n_allowed
+            elif n_allowed < length:
                 length = gate.choose(match, n_allowed, self._step).length if n_allowed else 0
         gate.set_length(length, seconds)
         self._taken, self._seconds = tokens[:length], seconds
@@ -133,12 +157,18 @@ class Drafting:
         if self.model is not None:
             self.model.close()
 
-    def _model_request(self, model: ModelDrafter, limit: int, choice: DraftChoice) -> int | None:
+    def _model_request(self, model: ModelDrafter | HeadDrafter, limit: int, choice: DraftChoice) -> int | None:
         """Return ModelDrafter.n_requested: None if the model would gain less than this choice, or nothing."""
+        if isinstance(model, HeadDrafter):
+            if self._step.sampled > 1:
+                self._n_refused += 1  # together, they would have been asked by plan_together()
+                return None
+            limit = min(limit, model.n_most)
         missing = model.count_missing()
         if missing is None or (missing > _CHEAP_PREFILL and not self._gate.is_worth_prefill(missing, self._step)):
             return None
         if missing > _MAX_PREFILL:
             return 0
         by_model = self._gate.choose(Gate.MODEL, limit, self._step)
+        self._n_refused = self._n_refused + 1 if by_model.length == 0 else 0
         return by_model.length if by_model.rate > choice.rate else None

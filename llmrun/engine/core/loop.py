@@ -17,6 +17,7 @@ from llmrun.engine.core.batch import Batch, BatchCapacity, BatchPart, fill
 from llmrun.engine.core.decode_run import DecodeRun, Emit
 from llmrun.engine.core.exclusive_scheduler import ExclusiveScheduler
 from llmrun.engine.core.metrics import Metrics, PrefillRate
+from llmrun.engine.core.mtp_model import HeadModel
 from llmrun.engine.core.sampler import SequenceSampler, sample_rows
 from llmrun.engine.core.scheduler import PIECE, level, mixed_tokens, schedule
 from llmrun.engine.core.sequence import Extras, Sequence
@@ -57,7 +58,7 @@ class Engine:
         context: Context,
         clock: Callable[[], float] = time.perf_counter,
         states: KVStore | None = None,
-        draft_model: DraftModel | None = None,
+        draft_model: DraftModel | HeadModel | None = None,
         *,
         exact: bool = False,
         throughput: bool = False,
@@ -140,6 +141,8 @@ class Engine:
             )
         if extras.drafting is not None and self.can_draft:
             self._drafts = self._drafts_requested = True
+            if extras.drafting.model is not None and isinstance(self._draft_model, HeadModel):
+                self._draft_model.switch_on()
         text, metrics = TextStream(limits.stop, limits.ban), Metrics(self._clock())
         number = next(self._numbers)
         self._waiting.append(

@@ -141,6 +141,8 @@ class Sequence:
         """Return the maximum number of tokens that this step verifies for the sequence; mostly 0."""
         if self.limits.max_tokens is not None:
             limit = min(limit, self.limits.max_tokens - self.n_completion - 1)
+        if drafting.model is not None:
+            drafting.model.place(self.slot, self.n_waiting)
         return drafting.plan(self.tokens, limit, step)
 
     @property

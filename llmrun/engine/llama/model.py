@@ -55,6 +55,7 @@ class LlamaModel:
         workers: tuple[str, ...] = (),
         layer_counts: tuple[int, ...] = (),
         settings: EngineSettings = DEFAULTS,
+        draft_heads: bool = False,
         vocabulary_only: bool = False,
     ) -> None:
         """Load the weights.
@@ -66,6 +67,7 @@ class LlamaModel:
             cpu_experts: layers whose experts stay in RAM although the rest of the layer is on a GPU.
             workers, layer_counts: as in Load.
             settings: those of DEVICE_SETTINGS.
+            draft_heads: as in Load.
             vocabulary_only: load no weights; nothing can be computed then.
 
         Raises:
@@ -76,7 +78,7 @@ class LlamaModel:
         self.llama = llama = import_llama()
         self.path, self.gpu_layers, self.flag = path, gpu_layers, flag
         self.repack, self.mmap, self.cpu_experts = repack, mmap, cpu_experts
-        self.workers, self.layer_counts = workers, layer_counts
+        self.workers, self.layer_counts, self.draft_heads = workers, layer_counts, draft_heads
         self._devices = DeviceParameters(settings, experts_of(cpu_experts) if cpu_experts else "", layer_counts)
         self.identities: dict[str, str] = {}
         for name in _files_of(Path(path).name):
@@ -109,7 +111,7 @@ class LlamaModel:
         params = llama.llama_model_default_params()
         params.n_gpu_layers = self.gpu_layers
         params.use_extra_bufts = self.repack
-        params.vocab_only = vocabulary_only
+        params.vocab_only, params.load_mtp = vocabulary_only, self.draft_heads
         overrides = (llama.llama_model_kv_override * 2)()  # ends with an entry of zeros
         # The vocabulary does it: llama.cpp strips spacing marks too, i.e. vowels of Tamil and Bengali.
         overrides[0].key, overrides[0].tag, overrides[0].value.val_bool = STRIPS_ACCENTS, _KV_BOOL, False
@@ -136,6 +138,7 @@ class LlamaModel:
             workers=load.workers,
             layer_counts=load.layer_counts,
             settings=load,
+            draft_heads=load.draft_heads,
         )
 
     @cached_property
@@ -186,7 +189,7 @@ class LlamaModel:
 
     def is_for(self, load: Load) -> bool:
         """Return whether these weights were loaded with the same options."""
-        names = ("path", "gpu_layers", "repack", "mmap", "cpu_experts", "workers", "layer_counts")
+        names = ("path", "gpu_layers", "repack", "mmap", "cpu_experts", "workers", "layer_counts", "draft_heads")
         return self._devices.are_of(load) and all(getattr(self, name) == getattr(load, name) for name in names)
 
     def adapter(self, adapter: Adapter) -> Any:
