@@ -157,7 +157,6 @@ class BenchRow:
     repetitions: int = 0  # requested; fewer samples mean that the bench was stopped
     load_ns: int | None = None  # to load the model
     peak_bytes: int | None = None  # largest resident set of the engine process
-    joules: tuple[float, ...] = ()  # of each repetition; empty where no counter can be read
     limit: Limit | None = None  # the machine's
     chat: ChatTimes | None = None  # of a chat test
     warnings: tuple[BenchWarning, ...] = ()  # reasons to doubt this row
@@ -201,13 +200,6 @@ class BenchRow:
         return self.avg_ts / self.limit.tokens_per_second
 
     @property
-    def joules_per_token(self) -> float | None:
-        """Mean over the repetitions; None where no counter can be read."""
-        if not self.joules or not self.n_tokens:
-            return None
-        return statistics.fmean(self.joules) / self.n_tokens
-
-    @property
     def warning_text(self) -> str:
         """All warnings in one line."""
         return "; ".join(warning.text for warning in self.warnings)
@@ -231,7 +223,6 @@ class BenchRow:
         row["schema"] = SCHEMA
         row.update((name, value) for name, value in ours.items() if name not in row)
         row["share_of_limit"] = self.share_of_limit
-        row["joules_per_token"] = self.joules_per_token
         return row
 
     @classmethod

@@ -331,11 +331,12 @@ class Preparer:
             from llmrun.protocol.answer import AnswerSplitter
 
             splitter = AnswerSplitter(reasoning or (), inside=inside, syntax=syntax, tools=request.tools)
-        budget = self._thinking_tokens(request)
-        if reasoning is not None and budget is not None:
+        budget, closing = self._thinking_tokens(request), ""
+        if reasoning is not None:
             # Where calls may follow, the grammar of calls has the text before an answer.
             closed = reasoning if syntax is None else reasoning._replace(lead="")
-            thinking = ThinkingBudget(closed, inside, budget)
+            limit = ThinkingBudget(closed, inside, budget or 0)
+            thinking, closing = limit if budget is not None else None, limit.closing
         if request.stops_repeats:
             from llmrun.engine.core.repeats import RepeatGuard
 
@@ -345,6 +346,7 @@ class Preparer:
             thinking_tags=reasoning[:2] if reasoning is not None else (),
             thinking=thinking,
             guard=guard,
+            closing=closing,
             moves=request.moves,
             logprobs=LogprobStream() if request.logprobs is not None else None,
             salt=self._salt(request.salt, adapters),

@@ -52,6 +52,11 @@ class AnswerSplitter:
             self._calls = CallSplitter(syntax, tools)
         self._n_skipped = 0  # characters of text to come that the answer was given to begin with
 
+    @property
+    def in_reasoning(self) -> bool:
+        """The text so far ends inside the reasoning."""
+        return self._reasoning.inside
+
     def skip(self, text: str) -> None:
         """Take the text that the answer was given to begin with, which is no part of it."""
         self._n_skipped = len(text)

@@ -104,7 +104,7 @@ class AnswerRequest:
         reasoning_effort: one of EFFORTS, for chat templates that know it; None leaves it to the chat template. It also
             decides about thinking if that is None, see `thinks`.
         template_variables: more variables of the chat template, a JSON object as text.
-        stops_repeats: end an answer that repeats itself, with the reason "repeats".
+        stops_repeats: end an answer that repeats itself, with the reason "repeats"; close a reasoning that does.
         remember: number of the answer's last tokens kept for Explain.
         moves: turns were removed from the conversation since the last answer. The KV of the turns after them is moved
             instead of computed again, so that those turns still attend to the removed ones.
@@ -340,6 +340,7 @@ class Stats:
         draft_steps: decode steps of the draft model.
         picture_tokens: prompt tokens of images.
         picture_seconds: part of prefill_seconds spent encoding images; cached ones take none.
+        loops_closed: how often the reasoning repeated itself and was closed.
         over_network: a remote server answered; times were measured on this side and include the network.
     """
 
@@ -362,6 +363,7 @@ class Stats:
     draft_steps: int = 0
     picture_tokens: int = 0
     picture_seconds: float = 0.0
+    loops_closed: int = 0
     over_network: bool = False
 
     @property

@@ -22,7 +22,10 @@ Emit = Callable[[list[Event]], float]
 
 
 class Ending(NamedTuple):
-    """The end of an answer: its steps of the run, and the finish reason with its detail, or the error."""
+    """The end of an answer: its steps of the run, and the finish reason with its detail, or the error.
+
+    Without a reason, a reasoning has to be closed, and the answer goes on.
+    """
 
     n_steps: int
     reason: str
@@ -120,7 +123,7 @@ class DecodeRun:
                 if row in ended and len(self.sampled) >= ended[row].n_steps:
                     continue
                 reason, detail = sequence.append(tokens[row], vocabulary, window, now, events)
-                if reason:
+                if reason or sequence.must_close:
                     ended[row] = Ending(len(self.sampled), reason, detail)
 
 

@@ -314,6 +314,9 @@ class Engine:
             self._decoded += run.account(self._slots)
         for row, ending in run.ended.items():
             sequence, error = running[row], ending.error
+            if sequence.must_close:
+                self._close_reasoning(sequence, run.events)
+                continue
             run.events += [self._fail(sequence, error)] if error else self._finish(sequence, *ending[1:3])
             if failure is not None:  # it may have written a cell
                 self._slots.truncate(sequence.slot, len(self._slots.cached[sequence.slot]))
@@ -419,22 +422,35 @@ class Engine:
     def _append_with_forced(self, sequence: Sequence, token: int, events: list[Event]) -> bool:
         """Append a sampled token and those forced after it; return False if the answer finished or lost tokens."""
         try:
-            continues = self._append(sequence, token, events)
-            for forced in self._forced(sequence) if continues else ():
-                sequence.sampler.follow(forced)
-                if not self._append(sequence, forced, events):
-                    return False
+            return self._append(sequence, token, events) and self._append_forced(sequence, events)
         except LlmrunError as error:
             events.append(self._fail(sequence, error))
             return False
-        return continues
+
+    def _append_forced(self, sequence: Sequence, events: list[Event]) -> bool:
+        """Append the tokens that are forced after the last one; return as _append()."""
+        for forced in self._forced(sequence):
+            sequence.sampler.follow(forced)
+            if not self._append(sequence, forced, events):
+                return False
+        return True
 
     def _forced(self, sequence: Sequence) -> list[int]:
         """Return the tokens that follow without sampling: the grammar's, or the end of the reasoning."""
+        if sequence.must_close:
+            return self._vocabulary.tokenize(sequence.close_reasoning(), special=True)
         thinking = sequence.extras.thinking
         if thinking is not None and thinking.is_used_up:
             return self._vocabulary.tokenize(thinking.closing, special=True)
         return sequence.sampler.forced()
+
+    def _close_reasoning(self, sequence: Sequence, events: list[Event]) -> None:
+        """Close the reasoning of a sequence whose run ended because that repeats itself."""
+        if len(self._slots.cached[sequence.slot]) > sequence.n_cached:
+            self._truncate(sequence, sequence.n_cached)
+        if sequence.extras.drafting is not None:
+            sequence.extras.drafting.rewind(len(sequence.tokens))
+        self._append_forced(sequence, events)
 
     def _append(self, sequence: Sequence, token: int, events: list[Event]) -> bool:
         """Append one token to the answer; return whether another one may follow."""

@@ -19,7 +19,7 @@ from llmrun.server.catalog import ModelCatalog
 from llmrun.server.exchange import ServerState
 from llmrun.server.http_errors import RouteNotFoundError
 from llmrun.server.page.answering import PageAnswers
-from llmrun.server.page.attached import read_uploads
+from llmrun.server.page.attached import read_upload, read_uploads
 from llmrun.server.page.chats import PageChats
 from llmrun.server.page.files import HEADERS, INDEX, MEDIA_TYPES, read_file
 from llmrun.server.page.insights import ExplainPage, PageInsights
@@ -69,6 +69,7 @@ class PageRoutes:
             Route("/ui/chats/{chat:int}/branches", own(self._branches), methods=get),
             Route("/ui/chats/{chat:int}/{form}", own(self._export), methods=get),
             Route("/ui/ask", own(self._ask), methods=post),
+            Route("/ui/documents", own(self._document), methods=post),
             Route("/ui/go", own(self._go), methods=post),
             Route("/ui/undo", own(self._undo), methods=post),
             Route("/ui/system", own(self._system), methods=post),
@@ -164,6 +165,17 @@ class PageRoutes:
         uploads = read_uploads(fields)
         ask = partial(self._chats.ask, chat, text, after=after, beside=beside, system=system, uploads=uploads)
         return JSONResponse(await self._chats.run(ask))
+
+    async def _document(self, request: Request) -> Response:
+        """Return the text of a PDF or a Word document: {"name", "data" in base64}."""
+        from llmrun.chat.attachments import MAX_FILE_BYTES
+        from llmrun.chat.documents import is_document, read_document
+
+        name, data = read_upload(await read_fields(request))
+        if not is_document(data):
+            raise UsageError(f"{name} can't be attached", why="it is neither a PDF nor a Word document")
+        document = await asyncio.to_thread(read_document, data, name, MAX_FILE_BYTES)
+        return JSONResponse(document._asdict())
 
     async def _go(self, request: Request) -> Response:
         """Go to the newest branch with an entry, or to a branch: {"chat", "entry" or "branch"}."""

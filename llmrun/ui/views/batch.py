@@ -90,8 +90,6 @@ class BatchView:
             f"{tally.completion_tokens:,} tokens of answers, {rate(tally.tokens_per_second, whole=True)}; "
             f"{tally.prompt_tokens:,} of prompts, {tally.cached_tokens:,} of them from the KV cache",
         ]
-        if tally.joules is not None:
-            lines.append(f"{tally.joules:,.0f} J, {tally.joules / tally.done:.3g} J a row")
         if tally.deaths:
             lines.append(f"the engine crashed {counted(tally.deaths, 'time')}; see the errors in the answers")
         return lines

@@ -194,7 +194,7 @@ def _chat(row: BenchRow, *, several: bool) -> list[str]:
 
 
 def _model(rows: Sequence[BenchRow]) -> str:
-    """Return a model's type and size, load time, peak memory and energy."""
+    """Return a model's type and size, load time and peak memory."""
     row = rows[0]
     kind = _SIZE_GUESS.sub(" ", row.model_type)
     parts = [f"{kind}, {readable_size(row.model_size)}, {_count(row.model_n_params)} parameters, {row.backends}"]
@@ -204,8 +204,7 @@ def _model(rows: Sequence[BenchRow]) -> str:
     peaks = [each.peak_bytes for each in rows if each.peak_bytes]
     if peaks:
         parts.append(f"peak memory {readable_size(max(peaks))}")
-    joules = [f"{each.joules_per_token:.3g} J a token in {each.test}" for each in rows if each.joules_per_token]
-    return "; ".join([*parts, *joules])
+    return "; ".join(parts)
 
 
 def _count(parameters: int) -> str:
