@@ -95,6 +95,7 @@ class LoadPreferences:
     gpu_excess: tuple[tuple[str, int], ...] = ()  # bytes of each GPU beyond an earlier plan, see gpu_memory.py
     n_ubatch: int = UBATCH  # tokens of the largest micro-batch that there has to be memory for
     n_drafted: int | None = None  # drafted tokens of a step, for recurrent models; None is as many as memory allows
+    draft_heads: bool | None = None  # draft with the model's own heads; None where it has some and memory allows it
 
     def __post_init__(self) -> None:
         require_within("--parallel", self.parallel, PARALLEL_BOUNDS)
@@ -204,8 +205,9 @@ def make_plan(
         UsageError: the preferences name a GPU that is not there.
     """
     hardware = replace(hardware, gpus=preferences.gpus(hardware.gpus))
-    fit = _ContextFit(header, hardware, preferences, name, repository)
+    fit, head_notes = _with_heads(_ContextFit(header, hardware, preferences, name, repository))
     n_ctx, context_notes = fit.context()
+    context_notes = [*context_notes, *head_notes]
     threads, thread_notes = _threads(hardware, preferences.threads)
     n_cells, cell_notes = fit.cells(n_ctx)
     # A growing KV cache would cross the network each time.
@@ -238,6 +240,7 @@ def make_plan(
         n_cells=n_cells,
         n_parked=fit.parked,
         n_rollback=fit.rollback,
+        draft_heads=fit.heads,
         checkpoint_bytes=parts.checkpoints,
         n_stream=0
         if hardware.gpus or hardware.workers
@@ -337,6 +340,45 @@ def scores_fit(header: Header, hardware: Hardware, n_ctx: int, ubatch: int = UBA
     return score_bytes(header, n_ctx, ubatch) <= min(_MOST_SCORES, hardware.memory_total // _SCORES_SHARE)
 
 
+# ---- prediction heads --------------------------------------------------------------------------------
+
+
+def _with_heads(fit: _ContextFit) -> tuple[_ContextFit, list[str]]:
+    """Return the fit with the model's prediction heads if they are to be used, and notes.
+
+    On GPUs, and of architectures that were never run in a test, they are used only on request.
+
+    Raises:
+        UsageError: they are requested, and can't be used.
+    """
+    header, hardware, preferences = fit.header, fit.hardware, fit.preferences
+    is_asked = preferences.draft_heads is True
+    if is_asked and not header.n_draft_heads:
+        why = "the file has no layers for multi-token prediction"
+        raise UsageError(f"{fit.name} has no heads to draft with", why=why, hint="leave out --draft mtp")
+    is_possible = header.can_use_heads and not preferences.exact and not hardware.workers
+    if is_asked and not is_possible:
+        raise UsageError(
+            f"the heads of {fit.name} can't draft",
+            why="llama.cpp's graph for this architecture does not suit it"
+            if not header.can_use_heads
+            else "answers are to be exact, or layers are on other machines",
+            hint="leave out --draft mtp",
+        )
+    with_heads = replace(fit, heads=True)
+    if is_asked or not is_possible or preferences.draft_heads is False:
+        return (with_heads if is_asked else fit), []
+    if not header.has_proven_heads or (hardware.gpus and preferences.gpu_layers != 0):
+        return fit, []
+    try:
+        has_room = with_heads.context()[0] >= fit.context()[0]
+    except OutOfMemoryError:
+        has_room = False
+    if has_room:
+        return with_heads, []
+    return fit, ["its heads for multi-token prediction are left out: there is too little memory for them"]
+
+
 # ---- context ---------------------------------------------------------------------------------------
 
 
@@ -349,6 +391,7 @@ class _ContextFit:
     preferences: LoadPreferences
     name: str
     repository: str
+    heads: bool = False  # with the model's prediction heads
 
     @property
     def apart(self) -> int:
@@ -391,6 +434,7 @@ class _ContextFit:
             parked=self.parked,
             ubatch=self.preferences.n_ubatch,
             rollback=self.rollback,
+            heads=self.heads,
         )
 
     def split(self, n_cells: int, start: int) -> Split:

@@ -457,7 +457,7 @@ def test_steps_are_measured() -> None:
         assert isinstance(measured, JobDone)
         if measured.result.times:
             break
-    assert {time.width for time in measured.result.times} == {1, 4, 8, 16}
+    assert {time.width for time in measured.result.times} == {1, 2, 3, 4, 8, 16}
 
 
 @pytest.mark.parametrize("more", [ask(2), Cancel(1)], ids=["a question", "its cancel"])

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, cast
 from llmrun._native import StepShape
 from llmrun.engine.core.cell_budget import CellBudget
 from llmrun.engine.core.draft_model import DraftModel
-from llmrun.engine.core.drafts import Drafting
+from llmrun.engine.core.drafts import Drafting, choose_together
 from llmrun.engine.core.images import ImagePart
-from llmrun.engine.core.mtp_model import HeadDrafter, HeadModel, choose_together
+from llmrun.engine.core.mtp_model import HeadDrafter, HeadModel
 from llmrun.engine.core.probe import StepProbe
 from llmrun.engine.core.sequence import Sequence
 from llmrun.engine.llama.base import Context, Entry

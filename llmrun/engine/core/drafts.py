@@ -16,6 +16,7 @@ from llmrun.protocol.speculation import Speculation, StepTimes
 
 _CHEAP_PREFILL = 8  # tokens that a draft model reads in the step that drafts, at hardly more cost
 _MAX_PREFILL = 64  # with more missing tokens, the step only prefills
+_MIN_GAIN = 1.1  # expected of drafts together, as in gate.cpp
 _MOST_REFUSED = 8  # consecutive steps without a draft by the heads, after which they are not asked any more
 
 
@@ -172,3 +173,34 @@ class Drafting:
         by_model = self._gate.choose(Gate.MODEL, limit, self._step)
         self._n_refused = self._n_refused + 1 if by_model.length == 0 else 0
         return by_model.length if by_model.rate > choice.rate else None
+
+
+def choose_together(drafting: Sequence[Drafting], n_sequences: int, limit: int, depth: int) -> tuple[int, float]:
+    """Choose one length for the drafts of several sequences, by what all gain and what their common step costs.
+
+    Args:
+        drafting: of the sequences that draft.
+        n_sequences: of the step.
+        limit: of the length.
+
+    Returns:
+        The length, 0 if none pays, and each sequence's share of the additional seconds.
+    """
+    speculation = drafting[0].speculation
+    limit = min(limit, speculation.most)
+    if not speculation.times:
+        return limit, 0.0
+    if not speculation.draft_times:
+        return 0, 0.0
+    times, heads, n = StepTimes(speculation.times), StepTimes(speculation.draft_times), len(drafting)
+    plain = times.seconds(n_sequences, depth)
+    best, best_rate, share = 0, _MIN_GAIN * n_sequences / plain, 0.0
+    for length in range(1, limit + 1):
+        width = n_sequences + n * length
+        if width > times.widths[-1]:
+            break
+        seconds = times.seconds(width, depth) + heads.seconds(2 * n, depth) + (length - 1) * heads.seconds(n, depth)
+        rate = (n_sequences + sum(each.expected(length) for each in drafting)) / seconds
+        if rate > best_rate:
+            best, best_rate, share = length, rate, (seconds - plain) / n
+    return best, share

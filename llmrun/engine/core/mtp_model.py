@@ -13,14 +13,10 @@ from typing import TYPE_CHECKING
 from llmrun._native import BadLogits, Gate, Sampler
 from llmrun.engine.llama.base import Aborted, CacheFull
 from llmrun.errors import LlmrunError
-from llmrun.protocol.speculation import StepTimes
 
 if TYPE_CHECKING:
-    from llmrun.engine.core.drafts import Drafting
     from llmrun.engine.llama.context import LlamaContext
     from llmrun.engine.llama.heads import PredictionHeads
-
-_MIN_GAIN = 1.1  # expected, as in gate.cpp
 
 
 class HeadDrafter:
@@ -140,34 +136,3 @@ class HeadModel:
 
     def _likeliest(self, row: int) -> int:
         return self._logits.log_probabilities(self._heads.logits(row), 0, 1)[1][0]
-
-
-def choose_together(drafting: Sequence[Drafting], n_sequences: int, limit: int, depth: int) -> tuple[int, float]:
-    """Choose one length for the drafts of several sequences, by what all gain and what their common step costs.
-
-    Args:
-        drafting: of the sequences that draft.
-        n_sequences: of the step.
-        limit: of the length.
-
-    Returns:
-        The length, 0 if none pays, and each sequence's share of the additional seconds.
-    """
-    speculation = drafting[0].speculation
-    limit = min(limit, speculation.most)
-    if not speculation.times:
-        return limit, 0.0
-    if not speculation.draft_times:
-        return 0, 0.0
-    times, heads, n = StepTimes(speculation.times), StepTimes(speculation.draft_times), len(drafting)
-    plain = times.seconds(n_sequences, depth)
-    best, best_rate, share = 0, _MIN_GAIN * n_sequences / plain, 0.0
-    for length in range(1, limit + 1):
-        width = n_sequences + n * length
-        if width > times.widths[-1]:
-            break
-        seconds = times.seconds(width, depth) + heads.seconds(2 * n, depth) + (length - 1) * heads.seconds(n, depth)
-        rate = (n_sequences + sum(each.expected(length) for each in drafting)) / seconds
-        if rate > best_rate:
-            best, best_rate, share = length, rate, (seconds - plain) / n
-    return best, share

@@ -189,7 +189,9 @@ class LlamaModel:
 
     def is_for(self, load: Load) -> bool:
         """Return whether these weights were loaded with the same options."""
-        names = ("path", "gpu_layers", "repack", "mmap", "cpu_experts", "workers", "layer_counts", "draft_heads")
+        names = ("path", "gpu_layers", "repack", "mmap", "cpu_experts", "workers", "layer_counts")
+        if load.draft_heads and not self.draft_heads:
+            return False
         return self._devices.are_of(load) and all(getattr(self, name) == getattr(load, name) for name in names)
 
     def adapter(self, adapter: Adapter) -> Any:
