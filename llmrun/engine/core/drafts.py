@@ -17,6 +17,7 @@ from llmrun.protocol.speculation import Speculation, StepTimes
 _CHEAP_PREFILL = 8  # tokens that a draft model reads in the step that drafts, at hardly more cost
 _MAX_PREFILL = 64  # with more missing tokens, the step only prefills
 _MIN_GAIN = 1.1  # expected of drafts together, as in gate.cpp
+_STEPS_A_LENGTH = 2  # steps that several answers take with drafts of one length before they try a longer one
 _MOST_REFUSED = 8  # consecutive steps without a draft by the heads, after which they are not asked any more
 
 
@@ -63,6 +64,7 @@ class Drafting:
         self._taken: list[int] = []  # what take() has returned, and the seconds that drafting it takes
         self._seconds = 0.0
         self._share: float | None = None  # seconds that the planned step takes for drafts together with others'
+        self.n_together = 0  # steps with plan_together()
         self._n_refused = 0  # consecutive steps in which the heads' drafts did not pay
         self._match = self._length = 0  # ... the length of the match before it, and how much of it is verified
 
@@ -91,12 +93,13 @@ class Drafting:
         self._catch_up(tokens)
         self._step, self._share, self._length, self._n_refused = step, share, length, 0
         self._drafted, self._match = [], 0
+        self.n_together += 1
         self._gate.plan([], 0, step, 0)
         self.model.n_requested = length
 
     def expected(self, length: int) -> float:
-        """Return the expected number of accepted tokens of a draft by the model."""
-        return self._gate.expected(Gate.MODEL, length)
+        """Return the expected number of accepted tokens of a draft by the model; 0 if drafts have lost too much."""
+        return 0.0 if self._gate.is_lost else self._gate.expected(Gate.MODEL, length)
 
     @property
     def is_native(self) -> bool:
@@ -190,6 +193,7 @@ def choose_together(drafting: Sequence[Drafting], n_sequences: int, limit: int, 
     limit = min(limit, speculation.most)
     if not speculation.times:
         return limit, 0.0
+    limit = min(limit, 1 + min(each.n_together for each in drafting) // _STEPS_A_LENGTH)
     if not speculation.draft_times:
         return 0, 0.0
     times, heads, n = StepTimes(speculation.times), StepTimes(speculation.draft_times), len(drafting)

@@ -25,7 +25,7 @@ from llmrun.engine.llama.model import LlamaModel
 from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import Failed, Finished
 from llmrun.protocol.params import Limits, SamplingParams
-from llmrun.protocol.speculation import Speculation
+from llmrun.protocol.speculation import Speculation, StepTime
 
 N_CTX = 1024
 MODELS = {
@@ -74,14 +74,20 @@ class Talk:
     """An engine over a model; with heads or without."""
 
     def __init__(
-        self, model: LlamaModel, *, heads: bool, states: KVStore | None = None, n_drafts: int = 3, **settings: Any
+        self,
+        model: LlamaModel,
+        *,
+        heads: bool,
+        states: KVStore | None = None,
+        speculation: Speculation | None = None,
+        **settings: Any,
     ) -> None:
         options = {"n_batch": 64, "n_rollback": 7, "draft_heads": heads, **settings}
         self.load = Load(model.path, N_CTX, options.pop("n_ctx_start", N_CTX), **options)
         self.context = LlamaContext(model, self.load)
         self.heads = HeadModel(self.context, self.context.open_heads()) if heads else None
         self.engine = Engine(self.context, states=states, draft_model=self.heads)
-        self._n_drafts = n_drafts
+        self._speculation = speculation or Speculation(3)
         self.accepted = self.drafted = self.steps = 0
         self._number = 0
 
@@ -91,7 +97,7 @@ class Talk:
         tokens = list(prompt)
         extras = Extras()
         if self.heads is not None:
-            drafting = Drafting(Speculation(self._n_drafts), NoDrafter(), tokens, self.heads.drafter())
+            drafting = Drafting(self._speculation, NoDrafter(), tokens, self.heads.drafter())
             extras = Extras(drafting=drafting)
         sampler = SequenceSampler(sampling or SamplingParams(temperature=0), self.context.vocabulary, tokens)
         self._number += 1
@@ -296,3 +302,45 @@ def test_a_model_without_heads_has_no_context_for_them(tmp_path: Path) -> None:
         context.open_heads()
     context.close()
     model.close()
+
+
+# ---- what pays ----------------------------------------------------------------------------------------
+
+
+def times_of(cheap: bool) -> Speculation:
+    """Tables in which wide steps cost little, or as much as single ones."""
+    widths = (1, 2, 3, 4, 8, 16)
+    times = tuple(StepTime(width, 0, 1 + width / 40 if cheap else width) for width in widths)
+    return Speculation(15, times, tuple(StepTime(width, 0, 0.05) for width in widths))
+
+
+@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("name", ["qwen35-1.0", "qwen35-0.0", "glm4moe-1.0", "glm4moe-0.0"])
+def test_the_table_decides(models: dict[str, LlamaModel], name: str, count: int) -> None:
+    model, rate = models[name], MODELS[name][1]
+    prompts = prompts_of(model, count)
+    with talking(model, heads=False, **together(count)) as plain:
+        expected = plain.answers(prompts, n_tokens=150)
+    for cheap in (True, False):
+        with talking(model, heads=True, speculation=times_of(cheap), **together(count)) as talk:
+            assert talk.answers(prompts, n_tokens=150) == expected
+            tokens_per_step = 150 * count / talk.steps
+            if not cheap:
+                assert talk.drafted == 0
+            elif rate == 1.0:
+                assert tokens_per_step > 2.5, tokens_per_step
+            else:
+                assert talk.drafted < 60 * count, "drafts that are never right end"
+
+
+def test_steps_of_heads_are_measured(models: dict[str, LlamaModel]) -> None:
+    for name in HYBRID_AND_NOT:
+        with talking(models[name], heads=True) as talk:
+            before = talk.answers(prompts_of(models[name], 1))
+            for _ in range(50):  # whatever else computes here disturbs steps of microseconds
+                measured = talk.engine.measure_steps(lambda: False)
+                if measured.times:
+                    break
+            assert {each.width for each in measured.times} >= {1, 2, 3, 4, 8}
+            assert {each.width for each in measured.draft_times} >= {1, 2, 3, 4, 8}
+            assert talk.answers(prompts_of(models[name], 1)) == before
