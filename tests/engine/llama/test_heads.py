@@ -8,10 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from gguf import GGUFWriter
 from support.mtp_models import write_mtp_model
 
 from llmrun import _native
+from llmrun.engine.constraint.matcher import compile_grammar
 from llmrun.engine.core.drafts import Drafting
 from llmrun.engine.core.loop import Engine
 from llmrun.engine.core.mtp_model import HeadModel
@@ -19,9 +22,11 @@ from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Extras
 from llmrun.engine.core.sequence import Sequence as Answer
 from llmrun.engine.core.states import KVStore
-from llmrun.engine.llama.base import DecodeError
+from llmrun.engine.llama.base import DecodeError, Entry, ImageSpan
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
+from llmrun.grammar import Grammar
+from llmrun.protocol.adapters import Adapter
 from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import Failed, Finished
 from llmrun.protocol.params import Limits, SamplingParams
@@ -92,14 +97,20 @@ class Talk:
         self._number = 0
 
     def add(
-        self, prompt: Sequence[int], n_tokens: int = 60, ban: str = "", sampling: SamplingParams | None = None
+        self,
+        prompt: Sequence[int],
+        n_tokens: int = 60,
+        ban: str = "",
+        sampling: SamplingParams | None = None,
+        constraint: Any = None,
     ) -> Answer:
         tokens = list(prompt)
         extras = Extras()
         if self.heads is not None:
             drafting = Drafting(self._speculation, NoDrafter(), tokens, self.heads.drafter())
             extras = Extras(drafting=drafting)
-        sampler = SequenceSampler(sampling or SamplingParams(temperature=0), self.context.vocabulary, tokens)
+        sampling = sampling or SamplingParams(temperature=0)
+        sampler = SequenceSampler(sampling, self.context.vocabulary, tokens, constraint)
         self._number += 1
         self.engine.add(self._number, tokens, sampler, Limits(n_tokens, (), (ban,) if ban else ()), extras)
         return self.engine._waiting[-1]
@@ -344,3 +355,84 @@ def test_steps_of_heads_are_measured(models: dict[str, LlamaModel]) -> None:
             assert {each.width for each in measured.times} >= {1, 2, 3, 4, 8}
             assert {each.width for each in measured.draft_times} >= {1, 2, 3, 4, 8}
             assert talk.answers(prompts_of(models[name], 1)) == before
+
+
+# ---- features of requests -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", HYBRID_AND_NOT)
+@pytest.mark.parametrize("count", [1, 4])
+def test_grammars(models: dict[str, LlamaModel], name: str, count: int) -> None:
+    model = models[name]
+    grammar = Grammar("gbnf", "root ::= [a-p0-9,. ]+")  # without some of the tokens that the model and its heads want
+    prompts, found = prompts_of(model, count), []
+    for heads in (False, True):
+        with talking(model, heads=heads, **together(count)) as talk:
+            vocabulary = talk.context.vocabulary
+            sequences = [talk.add(prompt, constraint=compile_grammar(grammar, vocabulary)) for prompt in prompts]
+            talk.run()
+            found.append([sequence.tokens for sequence in sequences])
+            assert talk.drafted > 0 or not heads
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("name", HYBRID_AND_NOT)
+def test_adapters(models: dict[str, LlamaModel], name: str, tmp_path: Path) -> None:
+    model, arch = models[name], MODELS[name][0]
+    generator = np.random.default_rng(3)
+    writer = GGUFWriter(tmp_path / "style.gguf", arch)
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", 4.0)
+    for layer in (3, 4):  # the target's last, and the heads'
+        writer.add_tensor(f"blk.{layer}.ffn_down.weight.lora_a", generator.normal(0, 1, (4, 320)).astype(np.float32))
+        writer.add_tensor(f"blk.{layer}.ffn_down.weight.lora_b", generator.normal(0, 1, (256, 4)).astype(np.float32))
+    if arch == "glm4moe":
+        writer.tensors[0] = {each: info for each, info in writer.tensors[0].items() if each.startswith("blk.3")}
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    prompts, adapters = prompts_of(model, 2), (Adapter("style", str(tmp_path / "style.gguf")),)
+    with talking(model, heads=False, **together(2)) as plain:
+        without = plain.answers(prompts)
+    with talking(model, heads=False, adapters=adapters, **together(2)) as plain:
+        expected = plain.answers(prompts)
+    assert expected != without, "it makes a difference"
+    with talking(model, heads=True, adapters=adapters, **together(2)) as talk:
+        assert talk.answers(prompts) == expected
+        assert talk.drafted > 0
+
+
+class Picture:
+    """Vectors in the place of tokens; a base.EmbeddedInput."""
+
+    causal = True
+
+    def __init__(self, start: int, n_tokens: int, width: int) -> None:
+        self.n_tokens, self.sequence_id, self.span = n_tokens, 0, ImageSpan(start, start + n_tokens, n_tokens)
+        self._vectors = np.random.default_rng(1).normal(0, 1, (n_tokens, width)).astype(np.float32)
+
+    def positions(self, first: int) -> list[int]:
+        return list(range(first, first + self.n_tokens)) * 4
+
+    def address(self) -> int:
+        return int(self._vectors.ctypes.data)
+
+
+def test_after_an_image_the_heads_begin_again(models: dict[str, LlamaModel]) -> None:
+    with talking(models["qwen35-0.7"], heads=True) as talk:
+        assert talk.heads is not None
+        talk.heads.switch_on()
+        context, heads = talk.context, talk.context.heads
+        assert heads is not None
+        context.decode([Entry(token, token, 0, False) for token in range(20)])
+        context.decode(Picture(20, 4, 256))
+        assert not context.can_use_heads(0)
+        context.decode([Entry(token, 24 + token, 0, token == 9) for token in range(10)])
+        assert context.can_use_heads(0)
+        assert heads.logits(heads.begin([(0, 7)])[0])
+        assert heads.logits(heads.go_on([(0, 8)])[0])
+        heads.end([0])
+        context.decode([Entry(7, 34, 0, True)])
+        assert context.can_use_heads(0)
