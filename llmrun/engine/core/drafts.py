@@ -53,6 +53,7 @@ class Drafting:
         model: ModelDrafter | HeadDrafter | None = None,
     ) -> None:
         self.model, self.speculation = model, speculation
+        self.is_by_model = False  # what take() has returned is the model's
         self._drafter = drafter
         self._drafters: list[Drafter] = [drafter, *([model] if model is not None else ())]
         for each in self._drafters:
@@ -127,9 +128,11 @@ class Drafting:
             count_allowed: returns how many first tokens of a draft the grammar allows.
         """
         tokens, match, length = self._drafted, self._match, self._length
+        self.is_by_model = False
         gate, model, seconds = self._gate, self.model, 0.0
         if model is not None and model.n_requested:
             tokens, match = model.draft(gate.n_compared)
+            self.is_by_model = True
             gate.add_model_draft(tokens)
             length = len(tokens)
             gate.learn_sureness(sure=length > 0)

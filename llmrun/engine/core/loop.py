@@ -372,6 +372,7 @@ class Engine:
                 tokens += sequence.draft
                 sequence.n_fed = end
                 sequence.n_drafted += len(sequence.draft)
+                sequence.n_model_drafted += len(sequence.draft) * sequence.has_model_draft
             self._slots.append(sequence.slot, tokens)
             sequence.metrics.record_decode(seconds)
             if sequence.extras.probe is not None:

@@ -125,6 +125,8 @@ class Talk:
                     self.accepted += event.stats.accepted_tokens
                     self.drafted += event.stats.drafted_tokens
                     self.steps += event.stats.decode_steps
+                    stats = event.stats
+                    assert (stats.model_drafted, stats.model_accepted) == (stats.drafted_tokens, stats.accepted_tokens)
 
     def answers(self, prompts: Sequence[Sequence[int]], **options: Any) -> list[list[int]]:
         sequences = [self.add(prompt, **options) for prompt in prompts]
