@@ -57,8 +57,8 @@ def test_recurrent_states_are_copied_for_drafts_where_memory_allows_it() -> None
     large = replace(hybrid, recurrent_bytes=150 * MIB)
     preferences = LoadPreferences()
     plan = make_plan(hybrid, machine(), preferences)
-    assert plan.n_rollback == 7
-    assert plan.memory.kv == memory(hybrid, 8192).kv + 7 * 20 * MIB
+    assert plan.n_rollback == 3
+    assert plan.memory.kv == memory(hybrid, 8192).kv + 3 * 20 * MIB
     assert make_plan(large, machine(), preferences).n_rollback == 3
     assert make_plan(large, machine(), replace(preferences, parallel=4)).n_rollback == 0
     four = make_plan(hybrid, machine(), replace(preferences, parallel=4))
