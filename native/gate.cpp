@@ -88,8 +88,7 @@ DraftChoice Gate::choose(int32_t match, int32_t limit, const StepShape& step) co
         if (match == model) {
             duration = sure * duration + (1 - sure) * plain + draft_seconds(step, 1 + sure * (length - 1));
         }
-        // An upper bound, quickly computed, unless later tokens of a draft model are likelier than its first.
-        if (match == model || step.sampled + sure * first * length > best.rate * duration) {
+        if (step.sampled + sure * first * length > best.rate * duration) {  // an upper bound, quickly computed
             const double rate = (step.sampled + sure * expected(match, length)) / duration;
             if (rate > best.rate) {
                 best = {length, rate};
@@ -102,9 +101,11 @@ DraftChoice Gate::choose(int32_t match, int32_t limit, const StepShape& step) co
 bool Gate::is_lost() const { return gain_ < -allowed_loss * decoding_ - allowed_failures * trial_; }
 
 double Gate::expected(int32_t match, int32_t length) const {
-    double total = 0.0, probability = 1.0;
+    double total = 0.0, probability = 1.0, lowest = 1.0;
     for (int32_t i = 0; i < length; ++i) {
-        probability *= rate_of(match, i);
+        // A model is not surer of later tokens; what follows a wrong token teaches nothing about them.
+        lowest = match == model ? std::min(lowest, rate_of(match, i)) : rate_of(match, i);
+        probability *= lowest;
         total += probability;
     }
     return total;

@@ -92,7 +92,11 @@ class Drafting:
         """
         assert self.model is not None
         self._catch_up(tokens)
-        self._step, self._share, self._length, self._n_refused = step, share, length, 0
+        self._step, self._length, self._n_refused = step, length, 0
+        self._share = share
+        if self.speculation.times:  # the gate adds what this draft alone would take
+            times = StepTimes(self.speculation.times)
+            self._share -= times.seconds(step.rows + length, step.depth) - times.seconds(step.rows, step.depth)
         self._drafted, self._match = [], 0
         self.n_together += 1
         self._gate.plan([], 0, step, 0)
