@@ -383,12 +383,14 @@ class EngineProcess:
         context.synchronize()  # its warm-up is a part of loading
         self._contexts.append(context)
         drafts = heads = None
-        if load.draft_heads:
+        if load.draft is not None and load.draft.draft_heads:
+            self._draft_weights = self._load_weights(load.draft, self._draft_weights)
+        if load.draft_heads or (load.draft is not None and load.draft.draft_heads):
             from llmrun.engine.core.mtp_model import HeadModel
 
             with suppress(OutOfMemoryError, DecodeError):  # without them, answers are the same
-                heads = HeadModel(context, context.open_heads())
-        if load.draft is not None:
+                heads = HeadModel(context, context.open_heads(None if load.draft_heads else self._draft_weights))
+        elif load.draft is not None:
             self._draft_weights = self._load_weights(load.draft, self._draft_weights)
             drafts = LlamaContext(self._draft_weights, load.draft)
             self._contexts.append(drafts)

@@ -187,6 +187,11 @@ class Header(ModelMetadata):
         return self.can_use_heads and self.architecture in _PROVEN
 
     @property
+    def is_heads_only(self) -> bool:
+        """Whether the file has these layers and not the model's own (mtp-*.gguf)."""
+        return self.n_draft_heads > 0 and not any(tensor.name.startswith("blk.0.") for tensor in self.tensors)
+
+    @property
     def head_bytes(self) -> int:
         """Bytes of their tensors."""
         names = tuple(f"blk.{layer}." for layer in range(self.n_layers - self.n_draft_heads, self.n_layers))

@@ -91,7 +91,8 @@ class DraftPolicy:
         self._header, self._hardware, self._load = header, hardware, load
         self._draft: DraftPolicy | None = None  # with step times of its own
         if draft is not None and load.draft is not None:
-            self._draft = DraftPolicy(draft, hardware, load.draft, folder)
+            of_heads = load.draft.draft_heads
+            self._draft = DraftPolicy(draft, hardware, load.draft, folder, is_of_heads=of_heads)
         elif load.draft_heads and not is_of_heads:
             self._draft = DraftPolicy(header, hardware, load, folder, is_of_heads=True)
         self._folder, self._path = folder, folder / STEPS_FILE
@@ -155,7 +156,8 @@ class DraftPolicy:
     def lacks_times(self) -> bool:
         """Whether measuring step times would change the drafts."""
         is_known = self.times and self._surprises < _MOST_SURPRISES and (self._draft is None or self._draft.times)
-        if self._load.draft_heads and not any(each.width == _NARROW for each in self.times):
+        has_heads = self._draft is not None and self._draft._is_of_heads
+        if has_heads and not any(each.width == _NARROW for each in self.times):
             is_known = ()  # heads pay with one or two tokens
         return self.most == AUTO and self.can_pay and not is_known
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.mtp_models import write_mtp_model
@@ -70,6 +71,22 @@ def test_heads_are_the_default_of_a_model_that_has_some(file: Path, tmp_path: Pa
         assert plain.text
     assert drafted.text == plain.text
     assert drafted.stats.decode_steps < plain.stats.decode_steps
-    trunk = write_mtp_model(tmp_path / "trunk.gguf", "qwen35", 1.0, part="trunk")
+    trunk = _trunk_and_heads_apart(tmp_path, plain.text, asked)
     with pytest.raises(UsageError, match="has no heads to draft with"):
         llmrun.load(trunk, draft="mtp")
+
+
+def _trunk_and_heads_apart(folder: Path, text: str, asked: dict[str, Any]) -> Path:
+    """Check drafts by heads in a file of their own; return the file of the other layers."""
+    heads = write_mtp_model(folder / "mtp-heads.gguf", "qwen35", 1.0, part="mtp")
+    trunk = write_mtp_model(folder / "trunk.gguf", "qwen35", 1.0, part="trunk")
+    with llmrun.load(trunk, n_ctx=1024, speculate=3, draft=heads) as model:
+        reply = model.generate("the cat sat", **asked)
+        assert reply.text == text
+        stats = reply.stats
+        assert stats is not None
+        assert stats.model_accepted > 0.8 * stats.model_drafted > 20
+    other = write_mtp_model(folder / "mtp-other.gguf", "glm4moe", 1.0, part="mtp")
+    with pytest.raises(UsageError, match="its architecture is 'glm4moe'"):
+        llmrun.load(trunk, draft=other)
+    return trunk

@@ -120,10 +120,14 @@ class LlamaContext:
             self.heads.close()
         self._llama.llama_free(self._pointer)
 
-    def open_heads(self) -> PredictionHeads:
-        """Create a context for the model's prediction heads, which follows this one; raises as PredictionHeads."""
+    def open_heads(self, model: LlamaModel | None = None) -> PredictionHeads:
+        """Create a context for prediction heads, which follows this one; raises as PredictionHeads.
+
+        Args:
+            model: of a file with nothing but heads; None for the model's own.
+        """
         n_cells = self.n_cells if self.unified else self.n_ctx * self.n_seq_max
-        self.heads = PredictionHeads(self.model, self._load, self.n_seq_max + self.n_parked, n_cells)
+        self.heads = PredictionHeads(model or self.model, self._load, self.n_seq_max + self.n_parked, n_cells)
         if self._adapters:
             self._set_adapters()
         return self.heads
@@ -293,7 +297,7 @@ class LlamaContext:
         scales = (ctypes.c_float * count)(*(scale for _, scale in self._adapters))
         if llama.llama_set_adapters_lora(self._pointer, pointers, count, scales):
             raise DecodeError("llama.cpp could not set the adapters")
-        if self.heads is not None:
+        if self.heads is not None and self.heads.model is self.model:
             self.heads.adapt(pointers, count, scales)
 
     def decode(self, batch: Inputs) -> None:
