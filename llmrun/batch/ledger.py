@@ -32,6 +32,9 @@ class RowSink(Protocol):
         """Show a note to the user."""
 
 
+_LEAST_ROWS = 4  # of this run, before the time left is estimated
+
+
 @dataclass(slots=True)
 class BatchProgress:
     """The counts of a batch."""
@@ -45,6 +48,7 @@ class BatchProgress:
     cached_tokens: int = 0
     completion_tokens: int = 0
     deaths: int = 0  # engines that died
+    parallel: int = 1  # rows that are answered at once
     seconds: float = 0.0  # since the engine was loaded
 
     @property
@@ -53,9 +57,12 @@ class BatchProgress:
 
     @property
     def seconds_left(self) -> float | None:
-        """An estimate from the rows of this run; None before the first."""
+        """An estimate from the rows of this run; None before enough of them ended.
+
+        The first of parallel rows end together late, or one of them early: neither gives a pace.
+        """
         left = self.total - self.before - self.done
-        return self.seconds / self.done * left if self.done else None
+        return self.seconds / self.done * left if self.done >= max(_LEAST_ROWS, 2 * self.parallel) else None
 
 
 class Ledger:

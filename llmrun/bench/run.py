@@ -297,6 +297,7 @@ def _row(row: _OpenRow, facts: BenchModel | None, machine: Machine, repetitions:
         model_type=facts.description if facts else header.name,
         model_size=facts.size if facts else header.weight_bytes,
         model_n_params=facts.n_params if facts else header.n_parameters,
+        file_bytes=header.file_size,
         **setting_columns(load),
         load_mode="auto" if load.mmap else "none",
         n_prompt=test.n_prompt,

@@ -65,14 +65,17 @@ def kv_layers(header: ModelMetadata) -> tuple[KvLayer, ...]:
     return tuple(found)
 
 
+def recurrent_layers(header: ModelMetadata) -> tuple[int, ...]:
+    """Return the layers with a recurrent state; some have keys and values too."""
+    n_layers = max(_n_layers(header) - header.model_count("nextn_predict_layers"), 0)
+    if header.architecture in _RECURRENT or header.architecture in _HYBRID_THROUGHOUT:
+        return tuple(range(n_layers))
+    return tuple(layer for layer, is_recurrent in enumerate(_recurrent(header)[:n_layers]) if is_recurrent)
+
+
 def recurrent_bytes(header: ModelMetadata) -> int:
     """Return the bytes of recurrent state of a sequence, whatever its length."""
-    n_layers = _n_layers(header) - header.model_count("nextn_predict_layers")
-    if header.architecture in _RECURRENT or header.architecture in _HYBRID_THROUGHOUT:
-        count = n_layers
-    else:
-        count = sum(_recurrent(header)[: max(n_layers, 0)])
-    return max(count, 0) * _state_elements(header) * _STATE_BYTES
+    return len(recurrent_layers(header)) * _state_elements(header) * _STATE_BYTES
 
 
 def can_roll_back(header: ModelMetadata) -> bool:

@@ -193,7 +193,6 @@ def _with_sequences(load: Load, wide: Load, draft: Load | None) -> Load:
         n_cells=wide.n_cells,
         n_parked=wide.n_parked,
         checkpoint_bytes=wide.checkpoint_bytes,
-        n_stream=wide.n_stream,
         n_rollback=wide.n_rollback,
         draft=draft,
     )

@@ -8,7 +8,7 @@ Most are named tuples: both processes create these classes at every start, and a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from llmrun.errors import BY_CODE, TEXT, ContextOverflowError, LlmrunError, UsageError, brief, require
@@ -118,6 +118,7 @@ class AnswerRequest:
         adapters: scales of the loaded adapters to use; None is those given at load.
         begins: text that the answer begins with, behind any reasoning; the model continues it.
         begins_reasoning: reasoning before that text; without a text the model continues the reasoning.
+        may_begin_anew: where the grammar does not allow that beginning, it is an earlier message instead.
         keep_reasoning: keep the reasoning of turns before the last question in the prompt; None keeps it where the
             template does, or where calls were made and the context window has room.
 
@@ -149,6 +150,7 @@ class AnswerRequest:
     adapters: tuple[AdapterScale, ...] | None = None
     begins: str = ""
     begins_reasoning: str = ""
+    may_begin_anew: bool = False
     keep_reasoning: bool | None = None
 
     def __post_init__(self) -> None:
@@ -163,6 +165,14 @@ class AnswerRequest:
 
 
 # ---- front -> engine -------------------------------------------------------------------------------
+
+
+def begun_anew(request: AnswerRequest) -> AnswerRequest:
+    """Return the request for another answer after the one that a request would continue."""
+    if not (request.begins or request.begins_reasoning):
+        return request
+    earlier = Message("assistant", request.begins, reasoning=request.begins_reasoning)
+    return replace(request, messages=(*request.messages, earlier), begins="", begins_reasoning="")
 
 
 class Generate(NamedTuple):
@@ -288,6 +298,7 @@ class AnswerPart(NamedTuple):
 
     kind: PartKind  # "call" begins a tool call, "arguments" continues its JSON; the two ends complete what they name
     text: str = ""  # the tool's name for "call"; "" for the two ends
+    call_id: str = ""  # of a "call", as the model wrote it; "" if it has none of its own
 
 
 class TextDelta(NamedTuple):
@@ -343,6 +354,7 @@ class Stats:
         picture_seconds: part of prefill_seconds spent encoding images; cached ones take none.
         loops_closed: how often the reasoning repeated itself and was closed.
         over_network: a remote server answered; times were measured on this side and include the network.
+        queue_seconds: part of ttft_seconds before the request got a slot of the KV cache.
     """
 
     prompt_tokens: int = 0
@@ -368,6 +380,7 @@ class Stats:
     picture_seconds: float = 0.0
     loops_closed: int = 0
     over_network: bool = False
+    queue_seconds: float = 0.0
 
     @property
     def prefill_rate(self) -> float:

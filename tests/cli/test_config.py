@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -14,7 +15,7 @@ import pytest
 from llmrun.cli.app import call
 from llmrun.cli.settings_file import read_file, with_value
 from llmrun.config import config_file
-from llmrun.errors import UsageError
+from llmrun.errors import LlmrunError, UsageError
 from llmrun.ui.terminal.output import Output
 
 
@@ -79,7 +80,7 @@ def test_every_name_of_a_model_can_have_a_preset(name: str) -> None:
 @pytest.mark.parametrize(
     ("before", "key", "after"),
     [
-        ("model = 'a'  # the best\n", "model", 'model = "7"  # the best\n'),
+        ("models.a.system = 'a'  # the best\n", "models.a.system", 'models.a.system = "7"  # the best\n'),
         ('[serve]\n"port" = 8080 # mine\n', "serve.port", '[serve]\n"port" = 7 # mine\n'),
         ("serve.port = 8080\n", "serve.port", "serve.port = 7\n"),
         ("serve = {port = 1, host = 'x'}\n", "serve.port", "serve = {port = 7, host = 'x'}\n"),
@@ -184,3 +185,18 @@ def test_the_place_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_value_goes_before_the_first_table() -> None:
     assert with_value("[serve]\nport = 1\n", "model", "a") == 'model = "a"\n\n[serve]\nport = 1\n'
+
+
+def test_a_default_model_must_be_one(config: Path) -> None:
+    with pytest.raises(LlmrunError, match="smolm2") as refused:
+        call(["config", "set", "model", "smolm2"])
+    assert "smollm2" in refused.value.hint
+    assert not config.exists()
+    call(["config", "set", "model", "owner/a-repository-of-the-hub"])
+    assert read_file()["model"] == "owner/a-repository-of-the-hub"
+
+
+def test_help_of_the_commands_is_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    with contextlib.suppress(SystemExit):
+        call(["config", "--help"])
+    assert "e.g." not in capsys.readouterr().out

@@ -43,7 +43,7 @@ class BatchCapacity(NamedTuple):
     def of(cls, context: Context, budget: CellBudget, n_tokens: int, window: int) -> BatchCapacity:
         """Return what remains beside n_tokens of the sequences' own tokens."""
         rows, cells = min(context.n_batch, context.n_outputs), budget.n_cells - budget.used - n_tokens
-        return cls(rows, cells, window, context.max_draft, not context.cuts)
+        return cls(rows, cells, window, context.max_draft, not context.cuts or not context.unified)
 
 
 def fill(
@@ -87,7 +87,7 @@ def _draft(
     planned: list[tuple[Sequence, Drafting | StepProbe]] = []
     if isinstance(model, HeadModel) and len(chosen) > 1:
         planned += _plan_together(chosen, spare, model)
-    if not planned:
+    if not planned and (len(chosen) == 1 or not (spare.are_equal and isinstance(model, HeadModel))):
         rows = n_tokens = sum(share for _, share in chosen)
         for sequence, share in chosen:
             if sequence.extras.drafting is not None:
@@ -118,6 +118,7 @@ def _plan_together(
         drafting = sequence.extras.drafting
         if isinstance(drafting, Drafting) and isinstance(drafting.model, HeadDrafter):
             drafting.model.place(sequence.slot, sequence.n_waiting)
+            drafting.refuse()  # until it is planned
             if drafting.model.count_missing() == 0:
                 asking.append((sequence, drafting))
     if not asking or (spare.are_equal and len(asking) < len(chosen)):

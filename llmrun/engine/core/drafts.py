@@ -102,6 +102,10 @@ class Drafting:
         self._gate.plan([], 0, step, 0)
         self.model.n_requested = length
 
+    def refuse(self) -> None:
+        """Count a step in which the heads' drafts did not pay."""
+        self._n_refused += 1
+
     def expected(self, length: int) -> float:
         """Return the expected number of accepted tokens of a draft by the model; 0 if drafts have lost too much."""
         return 0.0 if self._gate.is_lost else self._gate.expected(Gate.MODEL, length)
@@ -172,8 +176,7 @@ class Drafting:
         """Return ModelDrafter.n_requested: None if the model would gain less than this choice, or nothing."""
         if isinstance(model, HeadDrafter):
             if self._step.sampled > 1:
-                self._n_refused += 1  # together, they would have been asked by plan_together()
-                return None
+                return None  # together with others, they are asked by plan_together()
             limit = min(limit, model.n_most)
         missing = model.count_missing()
         if missing is None or (missing > _CHEAP_PREFILL and not self._gate.is_worth_prefill(missing, self._step)):

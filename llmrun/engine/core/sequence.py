@@ -92,8 +92,10 @@ class Sequence:
     passed: int = 0  # number of younger sequences that were admitted before it
     awaits_prefix: bool = False  # another sequence is prefilling a prefix that this one can reuse
 
-    def admit(self, slot: int, n_cached: int) -> None:
+    def admit(self, slot: int, n_cached: int, now: float) -> None:
         """Assign a slot, which holds the first n_cached tokens."""
+        if not self.admitted:
+            self.metrics.admitted = now
         self.n_reused = min(self.n_reused, n_cached) if self.admitted else n_cached
         self.admitted, self.slot, self.n_cached = True, slot, n_cached
 
@@ -269,6 +271,7 @@ class Sequence:
             completion_tokens=self.n_completion,
             decode_seconds=self.metrics.decode_seconds,
             ttft_seconds=self.metrics.ttft_seconds,
+            queue_seconds=self.metrics.queue_seconds,
             itl_p50_seconds=self.metrics.itl_quantile(0.5),
             itl_p95_seconds=self.metrics.itl_quantile(0.95),
             context_used=self.n_cached,

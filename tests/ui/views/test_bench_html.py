@@ -50,7 +50,7 @@ def test_answers_and_doubts_have_their_columns() -> None:
     chat = ChatTimes((100_000_000, 120_000_000), 5_000_000, 6_000_000, 9_000_000, 0.02, 0.01, (188.0, 190.0))
     row = replace(ROW, test="chat512+128", n_prompt=512, chat=chat, warnings=(NOISY,))
     page = bench_page(Result((row,), is_partial=True))
-    assert all(words in page for words in ("110.0 ms", "189.0 t/s", "9.0 ms", "too noisy", "stopped early"))
+    assert all(words in page for words in ("110.0 ms", "189.0 tokens/s", "9.0 ms", "too noisy", "stopped early"))
     assert "Prompt and answer together" in titles(page)
 
 
