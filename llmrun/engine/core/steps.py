@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from statistics import median, quantiles
+from typing import Protocol
 
 from llmrun.engine.core.draft_model import DraftModel
+from llmrun.engine.core.mtp_model import HeadModel
 from llmrun.engine.core.slots import Slots
 from llmrun.engine.llama.base import Aborted, CacheFull, Context, Entry
 from llmrun.protocol.speculation import StepTables, StepTime
@@ -20,7 +22,7 @@ _MAX_SPREAD = 1.5  # ratio of the upper to the lower quartile of equal steps; mo
 def measure_steps(
     context: Context,
     slots: Slots,
-    draft_model: DraftModel | None,
+    draft_model: DraftModel | HeadModel | None,
     clock: Callable[[], float],
     is_interrupted: Callable[[], bool],
 ) -> StepTables:
@@ -70,8 +72,22 @@ def _restoring(context: Context, slots: Slots, slot: int) -> Callable[[], object
     return restore
 
 
+class _Measured(Protocol):
+    """The part of a base.Context that is measured."""
+
+    n_batch: int
+    n_outputs: int
+
+    @property
+    def max_draft(self) -> int: ...
+
+    def decode(self, batch: list[Entry], /) -> None: ...
+
+    def logits(self, index: int, /) -> int: ...
+
+
 def _measure(
-    context: Context,
+    context: _Measured,
     slot: int,
     depth: int,
     clock: Callable[[], float],

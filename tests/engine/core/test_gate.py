@@ -129,3 +129,19 @@ def test_the_loss_is_bounded_whatever_comes(seed: int) -> None:
         spent += StepTimes(CHEAP).seconds(1 + drafted, 0)
         plain += 1 + n_accepted
         assert spent - plain <= 0.01 * spent + 6 * 0.8 + 1e-9
+
+
+def test_each_token_of_a_models_draft_has_its_own_rate() -> None:
+    """The first one is right most often: a shorter draft pays where a longer one does not."""
+    times = tuple(StepTime(width, 0, 1 + width / 10) for width in (1, 2, 3, 4, 8, 16))
+    cheap = StepTimes((StepTime(1, 0, 0.05), StepTime(2, 0, 0.05))).lines
+    gate = Gate(15, StepTimes(times).lines, cheap)
+    for _ in range(100):
+        gate.learn(Gate.MODEL, 1, missed=True)
+        gate.learn_sureness(sure=True)
+    assert gate.expected(Gate.MODEL, 1) > 0.95
+    assert gate.expected(Gate.MODEL, 7) < 1.05
+    assert gate.choose(Gate.MODEL, 15, ALONE).length == 1
+    for _ in range(100):
+        gate.learn(Gate.MODEL, 7, missed=False)
+    assert gate.choose(Gate.MODEL, 15, ALONE).length >= 3
