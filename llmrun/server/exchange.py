@@ -23,7 +23,7 @@ from llmrun.server.answers import AnswerEvent, ResponseStreams
 from llmrun.server.connection import EngineConnection
 from llmrun.server.guard import Headers, Receive, Scope, Send
 from llmrun.server.http_errors import AnswerTimeoutError, BusyError, DrainingError
-from llmrun.server.http_messages import ErrorBody, parse_json, read_body, send_error, send_json
+from llmrun.server.http_messages import LONG_BODY, ErrorBody, parse_json, read_body, send_error, send_json
 from llmrun.server.listener import CHUNK_WRITER, ChunkWriter
 from llmrun.server.metrics import ServerMetrics
 from llmrun.server.pool import Pool, PooledModel
@@ -34,7 +34,6 @@ KEEP_ALIVE_SECONDS = 5.0
 """A stream without output for this long gets a keep-alive."""
 STALL_SECONDS = 60.0
 """A client that reads nothing for this long counts as disconnected."""
-_LONG_BODY = 16 * 1024  # bytes; a longer one is parsed in another thread
 _MOST_IGNORED = 1000  # characters of the header that names what is ignored
 _GATHER_TURNS = 4
 """Turns of the event loop before a request is sent: requests that arrive with it are read meanwhile, to share a prefill
@@ -169,7 +168,7 @@ class HttpExchange:
         try:
             data = await read_body(self._receive)
             body, completion = (
-                await asyncio.to_thread(self._parse, data) if len(data) > _LONG_BODY else self._parse(data)
+                await asyncio.to_thread(self._parse, data) if len(data) > LONG_BODY else self._parse(data)
             )
             with self._traffic.admitted(completion.n_choices, self):
                 async with self._pool.lease(completion.model, completion.keep_seconds) as pooled:

@@ -24,7 +24,7 @@ from llmrun.models.store.installed import Installed
 from llmrun.models.store.store import Store, all_models
 from llmrun.server import sse
 from llmrun.server.http_errors import OriginRejectedError, model_not_found
-from llmrun.server.http_messages import parse_json, read_body
+from llmrun.server.http_messages import read_json
 from llmrun.server.page.peer import is_forwarded, is_same_user
 from llmrun.server.pool import Pool
 from llmrun.server.protocols import ollama
@@ -68,7 +68,7 @@ class ManageRoutes:
                 "models are managed only by programs of the user who runs the server, on the same machine",
                 hint="to allow it to all clients, start llmrun serve with --allow-manage",
             )
-        return Fields(parse_json(await read_body(request.receive)))
+        return Fields(await read_json(request.receive))
 
     async def _pull(self, request: Request) -> Response:
         fields = await self._fields(request)

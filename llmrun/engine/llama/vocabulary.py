@@ -18,7 +18,7 @@ from llmrun.engine.llama.base import PIECE_TOKENS
 from llmrun.errors import BadModelError
 
 _NO_TOKEN = -1
-_SENTENCE_PIECE, _WORD_PIECE, _RWKV = 1, 3, 5  # enum llama_vocab_type
+_SENTENCE_PIECE, _WORD_PIECE, _UNIGRAM, _RWKV = 1, 3, 4, 5  # enum llama_vocab_type
 STRIPS_ACCENTS = b"tokenizer.ggml.normalizer.strip_accents"
 _BERT_UNKNOWN = 100  # llama.cpp's default for WordPiece
 _NORMAL_FORMS = {"qwen2": "NFC", "qwen35": "NFC"}  # tokenizer.ggml.pre -> normal form, where a file has no NORMALIZER
@@ -231,6 +231,23 @@ class LlamaVocabulary:
         if not self.adds_bos or tokens[:1] == [self.bos]:
             return tokens
         return [self.bos, *tokens]
+
+    def cut(self, text: str, n_tokens: int) -> str:
+        """Return the text, or its beginning, of at least n_tokens, if it certainly has more: tokenizing takes minutes.
+
+        A token has a limited length. Where unknown characters in a row are one token, a word is at least one.
+        """
+        limit = n_tokens * self._longest_piece
+        if len(text) <= limit or len(text.encode("utf-8", "replace")) <= limit:
+            return text
+        if self._kind not in (_WORD_PIECE, _UNIGRAM):
+            return text[: limit + 1]
+        words = text.split(maxsplit=n_tokens + 1)
+        return " ".join(words[: n_tokens + 1]) if len(words) > n_tokens + 1 else text
+
+    @cached_property
+    def _longest_piece(self) -> int:
+        return max(len(self.piece(token)) for token in range(self.n_tokens))
 
     def piece(self, token: int) -> bytes:
         piece = self._pieces[token]
