@@ -265,6 +265,7 @@ class Decoder:
         seconds: float,
         interrupted: CancelFlag,
         take: Callable[[list[tuple[tuple[int, ...], float, float]]], float] | None = None,
+        overlaps: bool = False,
     ) -> tuple[int, int, list[int], list[tuple[tuple[int, ...], float, float]]]:
         """Decode an entry of each sequence and sample the next tokens, again and again; the GIL is released meanwhile.
 

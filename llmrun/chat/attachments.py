@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from llmrun.chat.documents import MAX_DOCUMENT_BYTES, is_document, read_document
 from llmrun.errors import UsageError
 from llmrun.protocol.messages import PICTURE_BEGINNINGS, Image
 from llmrun.storage import decode_text
@@ -41,14 +42,12 @@ _KINDS = (
     (b"BM", "an image"),
     (b"II*\0", "an image"),
     (b"MM\0*", "an image"),
-    (b"%PDF-", "a PDF"),
     (b"PK\x03\x04", "an archive or office document"),
     (b"GGUF", "a model"),
 )
 _HINTS = {
     "an image": "--image FILE, or /image FILE in a chat, shows it to a model that can see",
-    "a PDF": "pdftotext FILE turns it into text",
-    "an archive or office document": "save it as text first",
+    "an archive or office document": "save it as text or PDF first",
 }
 
 
@@ -82,7 +81,7 @@ class Attachments:
     """The files attached to a message."""
 
     files: tuple[AttachedFile, ...] = ()  # in their order in the message
-    notes: tuple[str, ...] = ()  # a line for each skipped file of a pattern
+    notes: tuple[str, ...] = ()  # a line for each skipped file of a pattern, and each document without all its text
     images: tuple[AttachedImage, ...] = ()  # they precede the message
 
     @property
@@ -162,13 +161,14 @@ def attach(
                 continue
             seen.add(os.path.realpath(name))
             try:
-                text, n_bytes = read_text(name, max_bytes)
+                text, n_bytes, note = read_text(name, max_bytes)
             except UsageError as error:
                 if named is None:
                     raise
                 notes.append(f"{error.what}: {error.why}; left out")
                 continue
             files.append(AttachedFile(name, n_bytes, text))
+            notes += [f"{name}: {note}"] if note else []
             _check_sum(files, max_total)
         if named and len(files) == before and len(notes) >= len(named):
             raise UsageError(f"{pattern!r} finds no text file", why=notes[-1])
@@ -211,14 +211,19 @@ def read_image(name: str) -> AttachedImage:
     return AttachedImage(name, path, sha256, len(data), base64.b64encode(data).decode("ascii"))
 
 
-def read_text(name: str, max_bytes: int = MAX_FILE_BYTES) -> tuple[str, int]:
-    r"""Return a file's text, with \n as the end of each line, and the file's size in bytes.
+def read_text(name: str, max_bytes: int = MAX_FILE_BYTES) -> tuple[str, int, str]:
+    r"""Return the text of a file, with \n as the end of each line, its size in bytes, and a note about what is missing.
+
+    The size of a document, such as a PDF, is that of its text.
 
     Raises:
         UsageError: it is a URL, not a file, not text, or too large.
     """
     _refuse_names_of_no_file(name)
-    data = _read(name, max_bytes)
+    data = _read(name, MAX_DOCUMENT_BYTES, max_bytes)
+    if is_document(data):
+        document = read_document(data, name, max_bytes)
+        return document.text, len(document.text.encode()), document.note
     kind = next((kind for start, kind in _KINDS if data.startswith(start)), "")
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         kind = "an image"
@@ -227,7 +232,7 @@ def read_text(name: str, max_bytes: int = MAX_FILE_BYTES) -> tuple[str, int]:
     if kind:
         raise UsageError(f"{name!r} can't be attached", why=f"it is {kind}, not text", hint=_HINTS.get(kind, ""))
     text = decode_text(data, f"{name!r} can't be attached")
-    return text.replace("\r\n", "\n").replace("\r", "\n"), len(data)
+    return text.replace("\r\n", "\n").replace("\r", "\n"), len(data), ""
 
 
 def estimated_tokens(text: str) -> int:
@@ -257,7 +262,8 @@ def _refuse_names_of_no_file(name: str) -> None:
         raise UsageError(f"{name!r} can't be attached", why="URLs are not fetched", hint="download it, then -f FILE")
 
 
-def _read(name: str, max_bytes: int) -> bytes:
+def _read(name: str, max_bytes: int, max_text: int | None = None) -> bytes:
+    """Read a file of at most max_bytes; at most max_text unless it is a document."""
     path = user_path(name)
     try:
         mode = path.stat().st_mode
@@ -275,8 +281,9 @@ def _read(name: str, max_bytes: int) -> bytes:
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise UsageError(f"{name!r} can't be attached", why=why.lower()) from None
-    if len(data) > max_bytes:
-        raise UsageError(f"{name!r} can't be attached", why=f"it is larger than {max_bytes:,} bytes")
+    limit = max_bytes if max_text is None or is_document(data) else max_text
+    if len(data) > limit:
+        raise UsageError(f"{name!r} can't be attached", why=f"it is larger than {limit:,} bytes")
     return data
 
 

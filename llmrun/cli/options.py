@@ -274,7 +274,11 @@ PlainOption = Annotated[
 ]
 LoopGuardOption = Annotated[
     bool,
-    typer.Option("--loop-guard/--no-loop-guard", help="End an answer that repeats itself.", rich_help_panel="Answer"),
+    typer.Option(
+        "--loop-guard/--no-loop-guard",
+        help="End an answer that repeats itself, and close a reasoning that does.",
+        rich_help_panel="Answer",
+    ),
 ]
 FilesOption = Annotated[
     list[str] | None,
@@ -282,7 +286,7 @@ FilesOption = Annotated[
         "--file",
         "-f",
         metavar="FILE",
-        help="Put a text file before the prompt, or all files of a pattern like 'src/*.py'; may be repeated.",
+        help="Put a text file or a PDF before the prompt, or all files of a pattern like 'src/*.py'; may be repeated.",
         rich_help_panel="Prompt",
     ),
 ]

@@ -189,11 +189,16 @@ def serve(
         _run_on(output, context.obj, port, options, installs=bool(install))
         return
     if not output.stderr_is_terminal and not log_json:
-        from llmrun.ui.views.serve import TimedLines
-
-        sys.stderr = output.stderr = cast("TextIO", TimedLines(output.stderr))  # for the rest of the process
+        _write_times(output)
     with page_tools(tooling) as tools:
         run_in_event_loop(_run(output, options, listening, parent, tools, log_json=log_json))
+
+
+def _write_times(output: Output) -> None:
+    """Write the time before each line of the log, for the rest of the process."""
+    from llmrun.ui.views.serve import TimedLines
+
+    sys.stderr = output.stderr = cast("TextIO", TimedLines(output.stderr))
 
 
 def _run_on(output: Output, typed: Sequence[str], port: int, options: ServeOptions, *, installs: bool) -> None:

@@ -15,6 +15,7 @@ from llmrun.ui.terminal.activity import Activity
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
+    from llmrun.chat.tools.source import Offer
     from llmrun.chat.tools.toolbox import Toolbox
     from llmrun.server.page.tools import PageTools
 
@@ -34,8 +35,8 @@ def tooling(
         list[str] | None,
         typer.Option(
             "--tools",
-            metavar="FILE.py|mcp:COMMAND",
-            help="Let the model call the functions of a Python file or the tools of an MCP server; may be repeated. "
+            metavar="FILE.py|mcp:COMMAND|mcp.json",
+            help="Let the model call the functions of a Python file or the tools of MCP servers; may be repeated. "
             "See llmrun help tools.",
             rich_help_panel=_PANEL,
         ),
@@ -96,10 +97,13 @@ class Tools:
         self._output, self._toolbox, self._allowed = output, toolbox, {*allowed}
         self._has_asked = False
         self.offered: tuple[Tool, ...] = ()
+        self.offers: list[Offer] = []
         if toolbox:
             with Activity(output) as activity:
                 activity.show("waiting for the tools")
-                self.offered = toolbox.tools()
+                self.offered, self.offers = toolbox.tools(), toolbox.offers()
+            for error in toolbox.failures:
+                output.note(f"Left out: {error}", dim=False)
         check_allowed(allowed, self.offered)
 
     def answer(self, call: ToolCall) -> str:

@@ -99,7 +99,7 @@ class LoadedModel:
         if self.engine.busy:
             return ()
         load = replace(self.load, n_ctx=ATTENTION_CELLS, n_ctx_start=ATTENTION_CELLS, n_seq_max=1)
-        load = replace(load, n_cells=0, n_parked=0, n_stream=0)
+        load = replace(load, n_cells=0, n_parked=0)
         try:
             with (
                 closing(LlamaContext(self.weights, replace(load, flash_attention="on"))) as on,

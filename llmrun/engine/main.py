@@ -357,11 +357,14 @@ class EngineProcess:
                 self._handle(*self._to_compute.get(timeout=seconds))
 
     def _next_command(self) -> tuple[Command, _Argument]:
-        """Wait for a command; save parked conversations when none has come for a while."""
+        """Wait for a command; copy parked prefixes meanwhile, and save them when none has come for a while."""
+        engine = self._model.engine if self._model is not None and self._model.load.n_seq_max > 1 else None
+        while engine is not None and self._to_compute.empty() and not self._commands.n_answers and engine.offload():
+            pass
         with suppress(queue.Empty):
             return self._to_compute.get(timeout=_IDLE_SECONDS)
-        if self._model is not None and self._model.load.n_seq_max > 1:
-            self._model.engine.save_parked()
+        if engine is not None:
+            engine.save_parked(self._has_queued_command)
         return self._to_compute.get()
 
     def _exit_if_worn_out(self) -> None:
@@ -462,7 +465,7 @@ class EngineProcess:
             has_template=weights.chat_template is not None,
             devices=tuple(device.name for device in devices()),
             load_seconds=time.perf_counter() - began,
-            thinking_tags=model.preparer.thinking_tags or (),
+            thinking_tags=model.preparer.thinking_tags,
             request=load.request,
             buffers=tuple(each for held in self._contexts for each in held.model.buffers),
         )

@@ -7,6 +7,7 @@ context, so that a thread of its own can do it, and no step waits for a template
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -66,6 +67,7 @@ from llmrun.protocol.messages import (
     Rendered,
     Rendering,
     Tool,
+    begun_anew,
 )
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.questions import Detokenize, DetokenizedText, RenderedPrompt, TokenCount
@@ -117,7 +119,6 @@ class Preparer:
     """The preparation of requests for one model.
 
     Attributes:
-        thinking_tags: the tags around reasoning in the model's own chat template; None if it has none.
         history: the answers so far, for later prompts of their conversations.
     """
 
@@ -140,12 +141,22 @@ class Preparer:
         self._vocabulary = vocabulary
         self._template = template
         self._n_ctx = n_ctx
-        known = known_reasoning(template)
-        self.thinking_tags = known[:2] if known else None
         self._templates: dict[str, ChatTemplate] = {}
         self._token_cache: TokenCache | None = None
         self._control: ControlTexts | None = None
         self._begin_alike: dict[tuple[object, ...], bool] = {}  # template and options -> prompts begin as without them
+
+    @cached_property
+    def thinking_tags(self) -> tuple[str, ...]:
+        """The tags around reasoning by the model's own chat template; none without reasoning.
+
+        Trial renderings take a tenth of a second of loading, so only templates that reason in other tags get them.
+        """
+        found = known_reasoning(self._template)
+        if found is None and re.search("think|reason", self._template or "", re.IGNORECASE):
+            with suppress(LlmrunError):  # the first request will report it
+                found = self._chat_template(None).reasoning
+        return found[:2] if found else ()
 
     def read_vocabulary(self) -> None:
         """Read the vocabulary now, which the first grammar would otherwise do while other requests wait."""
@@ -177,15 +188,20 @@ class Preparer:
         if matcher is not None and request.prompt is None and beginning is None:
             thinks = request.thinks is not False and (syntax is None or request.tool_choice == "auto")
             lead = lead_in(reasoning, thinks=thinks, calls=syntax is not None)
+            if reasoning is None and syntax is None:
+                lead = self._chat_template(request.template).lead
             text += lead
-            tokens += self._vocabulary.tokenize(lead, special=True)
+            tokens += self._vocabulary.tokenize(lead, special=True, begins=False)
         if beginning is not None:
             for part in beginning.parts:
-                tokens += self._vocabulary.tokenize(part.text, special=part.special)
+                tokens += self._vocabulary.tokenize(part.text, special=part.special, begins=False)
         inside = reasoning is not None and (opens(text, reasoning) if beginning is None else beginning.inside)
         constraint = self._constraint(request, matcher, syntax, reasoning, inside=inside)
-        if beginning is not None and constraint is not None:
-            self._accept(constraint, beginning.text)
+        if beginning is not None and constraint is not None and not self._accepts(constraint, beginning.text):
+            if request.may_begin_anew:
+                return self.prepare(generate._replace(asked=begun_anew(request)), send)
+            what = f"an answer that begins with {beginning.text[:40]!r} can't be continued"
+            raise UsageError(what, why="its grammar, schema or tool choice does not allow that")
         sampling = self._sampling(request, constraint)
         prompt = tokens if images is None else text_only(tokens)
         end = self._end(request, constraint, matcher, n_prompt=len(tokens))
@@ -205,7 +221,7 @@ class Preparer:
             salt = f"{extras.salt} {generate.request}" if self._projector.is_exact else extras.salt
             extras = replace(extras, images=images, salt=salt)
         elif request.speculation is not None and request.speculation.probes:
-            probe = StepProbe()
+            probe = StepProbe(request.speculation.most)
             extras = replace(extras, drafting=probe, probe=probe)
         elif request.speculation is not None:
             model = ModelDrafter(self._draft_model) if self._draft_model is not None else None
@@ -232,18 +248,14 @@ class Preparer:
         self._raise_if_too_long([Message("assistant", request.begins, reasoning=request.begins_reasoning)])
         return AnswerBeginning.of(prompt, reasoning, request.begins_reasoning, request.begins)
 
-    def _accept(self, constraint: Constraint, text: str) -> None:
-        """Advance a constraint by the text that the answer is given to begin with.
-
-        Raises:
-            UsageError: it does not allow the text.
-        """
+    def _accepts(self, constraint: Constraint, text: str) -> bool:
+        """Advance a constraint by the text that the answer is given to begin with; return whether it allows that."""
         try:
             for token in self._vocabulary.tokenize(text, special=False):
                 constraint.accept(token)
         except BadGrammarError:
-            what = f"an answer that begins with {text[:40]!r} can't be continued"
-            raise UsageError(what, why="its grammar, schema or tool choice does not allow that") from None
+            return False
+        return True
 
     def _sampling(self, request: AnswerRequest, constraint: Constraint | None) -> SamplingParams:
         """Return the sampling parameters, with end tokens banned if the request ignores them."""
@@ -321,7 +333,8 @@ class Preparer:
         thinking = guard = splitter = None
         adapters = self.adapters_for(request.adapters)
         if reasoning is None and request.prompt is None:
-            reasoning = possible_reasoning(self._vocabulary.control_texts)
+            lead = self._chat_template(request.template).lead if syntax is None else ""
+            reasoning = possible_reasoning(self._vocabulary.control_texts, lead)
         elif reasoning is not None and (
             request.grammar is not None or request.begins or request.tool_choice not in ("auto", "none")
         ):
@@ -329,12 +342,14 @@ class Preparer:
         if reasoning is not None or syntax is not None:
             from llmrun.protocol.answer import AnswerSplitter
 
-            splitter = AnswerSplitter(reasoning or (), inside=inside, syntax=syntax, tools=request.tools)
-        budget = self._thinking_tokens(request)
-        if reasoning is not None and budget is not None:
+            taken = (call.id for message in request.messages for call in message.tool_calls)
+            splitter = AnswerSplitter(reasoning or (), inside=inside, syntax=syntax, tools=request.tools, taken=taken)
+        budget, closing = self._thinking_tokens(request), ""
+        if reasoning is not None:
             # Where calls may follow, the grammar of calls has the text before an answer.
             closed = reasoning if syntax is None else reasoning._replace(lead="")
-            thinking = ThinkingBudget(closed, inside, budget)
+            limit = ThinkingBudget(closed, inside, budget or 0)
+            thinking, closing = limit if budget is not None else None, limit.closing
         if request.stops_repeats:
             from llmrun.engine.core.repeats import RepeatGuard
 
@@ -344,6 +359,7 @@ class Preparer:
             thinking_tags=reasoning[:2] if reasoning is not None else (),
             thinking=thinking,
             guard=guard,
+            closing=closing,
             moves=request.moves,
             logprobs=LogprobStream() if request.logprobs is not None else None,
             salt=self._salt(request.salt, adapters),
@@ -606,7 +622,7 @@ class Preparer:
                     hint="leave the suffix out, or use a model for code, such as qwen2.5-coder",
                 )
             before, after, middle = vocabulary.fill_in
-            pieces = (vocabulary.tokenize(each, special=False) for each in (text, suffix))
+            pieces = (vocabulary.tokenize(each, special=False, begins=False) for each in (text, suffix))
             return TokenizedPrompt(text, vocabulary.with_bos([before, *next(pieces), after, *next(pieces), middle]))
         if not tokens:
             raise UsageError("the prompt is empty", hint="type something")
@@ -661,7 +677,12 @@ class Preparer:
         vocabulary, ids, placed = self._vocabulary, [*standing], list[PlacedChunk]()
         for part in parts:
             if isinstance(part, Part):
-                ids += self._special_tokens(part.text) if part.special else self._checked(part.text, special=False)
+                begins = not ids
+                ids += (
+                    self._special_tokens(part.text, begins=begins)
+                    if part.special
+                    else self._checked(part.text, special=False, begins=begins)
+                )
             for piece in encode(part) if isinstance(part, Image) else ():
                 if isinstance(piece, list):
                     ids += piece
@@ -675,13 +696,14 @@ class Preparer:
             raise _lossy_vocabulary()
         return tokens, placed
 
-    def _checked(self, text: str, *, special: bool) -> list[int]:
+    def _checked(self, text: str, *, special: bool, begins: bool) -> list[int]:
         """Return the tokens of a text.
 
         Raises:
             BadModelError: the vocabulary does not have all of them.
         """
-        tokens, n_tokens = self._vocabulary.tokenize(text, special=special), self._vocabulary.n_tokens
+        tokens = self._vocabulary.tokenize(text, special=special, begins=begins)
+        n_tokens = self._vocabulary.n_tokens
         for start in range(0, len(tokens), PIECE_TOKENS):
             piece = tokens[start : start + PIECE_TOKENS]
             if not 0 <= min(piece) <= max(piece) < n_tokens:
@@ -708,11 +730,11 @@ class Preparer:
             )
         return self._templates[source]
 
-    def _special_tokens(self, text: str) -> list[int]:
+    def _special_tokens(self, text: str, *, begins: bool) -> list[int]:
         """Return the tokens of a text of the template, in which control texts are control tokens."""
         if self._token_cache is None:
             self._token_cache = TokenCache(partial(self._checked, special=True), self._control_texts())
-        return self._token_cache.tokens(text)
+        return self._token_cache.tokens(text, begins=begins)
 
     def _control_texts(self) -> ControlTexts:
         if self._control is None:

@@ -80,6 +80,8 @@ def prepare(
     hardware = _beside(this_machine(preferences.workers), promised, projector)
     known = header, hardware, settings.state_dir
     preferences = replace(preferences, measured_attention=measured_attention(*known), gpu_excess=known_excess(*known))
+    if speculate != AUTO:
+        preferences = replace(preferences, n_drafted=speculate)
     repository = spec.repository or ""
     planned = partial(plan_pair, header, draft, hardware, name=spec.name, repository=repository, adapters=adapters)
     tuned = _tuned(header, hardware, settings, expected) if expected and not preferences.workers else None
@@ -189,7 +191,7 @@ def _with_sequences(load: Load, wide: Load, draft: Load | None) -> Load:
         n_cells=wide.n_cells,
         n_parked=wide.n_parked,
         checkpoint_bytes=wide.checkpoint_bytes,
-        n_stream=wide.n_stream,
+        n_rollback=wide.n_rollback,
         draft=draft,
     )
 

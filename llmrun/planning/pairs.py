@@ -107,11 +107,12 @@ class ResizedHeader(Header):
         own = super().kv_bytes_per_token(bytes_per_element)
         return own + (self.draft.kv_bytes_per_token(bytes_per_element) if self.draft else 0)
 
-    def cache_bytes(self, n_tokens: int, bytes_per_element: float = 2.0, *, ubatch: int, sequences: int = 1) -> float:
-        own = super().cache_bytes(n_tokens, bytes_per_element, ubatch=ubatch, sequences=sequences)
-        if self.draft is None:
-            return own
-        return own + self.draft.cache_bytes(n_tokens, bytes_per_element, ubatch=ubatch, sequences=sequences)
+    def cache_bytes(
+        self, n_tokens: int, bytes_per_element: float = 2.0, *, ubatch: int, sequences: int = 1, streams: int = 1
+    ) -> float:
+        sizes = {"ubatch": ubatch, "sequences": sequences, "streams": streams}
+        own = super().cache_bytes(n_tokens, bytes_per_element, **sizes)
+        return own + (self.draft.cache_bytes(n_tokens, bytes_per_element, **sizes) if self.draft else 0)
 
     @property
     def expert_bytes(self) -> dict[int, int]:

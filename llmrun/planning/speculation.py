@@ -110,9 +110,9 @@ class DraftPolicy:
         most = self.most if most is None else most
         if most == AUTO:
             if self.can_pay and self.times:
-                return Speculation(DRAFT_BOUNDS[1], self.measured.times, self.measured.draft_times)
-            return Speculation(DRAFT_BOUNDS[1], probes=True) if probes and self._can_probe else None
-        return Speculation(most) if most else None
+                return Speculation(self._limit, self.measured.times, self.measured.draft_times)
+            return Speculation(self._limit, probes=True) if probes and self._can_probe else None
+        return Speculation(min(most, self._limit)) if most and self._limit else None
 
     @property
     def words(self) -> str:
@@ -173,13 +173,22 @@ class DraftPolicy:
 
     @property
     def can_pay(self) -> bool:
-        """Whether drafts can pay: not if each row uses its own experts, or if drafted tokens can't be removed."""
-        return not (self._header.n_experts or self._header.recurrent_bytes or self._load.exact)
+        """Whether drafts can pay: not if drafted tokens can't be removed."""
+        return self._limit > 0 and not self._load.exact
+
+    @property
+    def _limit(self) -> int:
+        """Maximum number of drafted tokens per step."""
+        return min(self._load.n_rollback, DRAFT_BOUNDS[1]) if self._header.recurrent_bytes else DRAFT_BOUNDS[1]
 
     @property
     def _can_probe(self) -> bool:
-        """A GPU computes after decode() has returned, so that the time of a step is not that of the call."""
-        return self.can_pay and self._load.n_seq_max == 1 and self._draft is None and not self._hardware.gpus
+        """A GPU computes after decode() has returned, so that the time of a step is not that of the call.
+
+        The drafts of a probe repeat one token, for which a mixture needs fewer experts than for others.
+        """
+        is_alone = self._load.n_seq_max == 1 and self._draft is None
+        return self.can_pay and is_alone and not self._hardware.gpus and not self._header.n_experts
 
     def remember(
         self,
@@ -213,6 +222,8 @@ class DraftPolicy:
             "kv_types": [load.kv_type_k, load.kv_type_v],
             "repack": load.repack,
         }
+        if load.n_rollback:
+            settings["rollback"] = load.n_rollback
         if load.workers:
             settings["workers"] = [*load.workers, *load.layer_counts]
         return {**measurement_cache.model_key(self._header, self._hardware), "settings": settings}

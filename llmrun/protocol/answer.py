@@ -33,6 +33,7 @@ class AnswerSplitter:
         inside: the prompt ended with the opening tag, so that the text begins as reasoning.
         syntax: of tool calls; None if the answer can have none.
         tools: tools that may be called.
+        taken: ids of earlier calls.
     """
 
     def __init__(
@@ -42,15 +43,22 @@ class AnswerSplitter:
         inside: bool = False,
         syntax: CallSyntax | None = None,
         tools: Sequence[Tool] = (),
+        taken: Iterable[str] = (),
     ) -> None:
-        call = syntax.trigger if syntax is not None and not syntax.at_start else ""
-        self._reasoning = ReasoningSplitter(tags, inside=inside, call=call)
+        begins = [syntax.trigger, *map(str, syntax.late_head[:1])] if syntax is not None and not syntax.at_start else ()
+        anywhere = syntax is not None and syntax.begins_anywhere
+        self._reasoning = ReasoningSplitter(tags, inside=inside, calls=begins, anywhere=anywhere)
         self._calls: CallSplitter | None = None
         if syntax is not None:
             from llmrun.protocol.toolcalls import CallSplitter  # few answers have calls
 
-            self._calls = CallSplitter(syntax, tools)
+            self._calls = CallSplitter(syntax, tools, taken)
         self._n_skipped = 0  # characters of text to come that the answer was given to begin with
+
+    @property
+    def in_reasoning(self) -> bool:
+        """The text so far ends inside the reasoning."""
+        return self._reasoning.inside
 
     def skip(self, text: str) -> None:
         """Take the text that the answer was given to begin with, which is no part of it."""
@@ -149,7 +157,7 @@ class ResponseAccumulator:
         elif part.kind == "call":
             from llmrun.protocol.toolcalls import new_call_id  # few answers have calls
 
-            self._calls.append(ToolCall(new_call_id(), part.text, ""))
+            self._calls.append(ToolCall(part.call_id or new_call_id(), part.text, ""))
         elif part.kind == "arguments":
             last = self._calls[-1]
             self._calls[-1] = last._replace(arguments=last.arguments + part.text)

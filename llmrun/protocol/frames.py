@@ -101,10 +101,10 @@ def _text_delta(row: Any) -> TextDelta:
 
 
 def _part(part: Any) -> AnswerPart:
-    kind, text = part
-    if kind not in _PART_KINDS or type(text) is not str:
+    kind, text, call_id = part
+    if kind not in _PART_KINDS or not (type(text) is type(call_id) is str):
         raise TypeError(f"a part of an answer is {part!r:.40}")
-    return AnswerPart(kind, text)
+    return AnswerPart(kind, text, call_id)
 
 
 def frame_length(data: bytes | bytearray) -> int | None:

@@ -8,7 +8,7 @@ Most are named tuples: both processes create these classes at every start, and a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from llmrun.errors import BY_CODE, TEXT, ContextOverflowError, LlmrunError, UsageError, brief, require
@@ -104,7 +104,7 @@ class AnswerRequest:
         reasoning_effort: one of EFFORTS, for chat templates that know it; None leaves it to the chat template. It also
             decides about thinking if that is None, see `thinks`.
         template_variables: more variables of the chat template, a JSON object as text.
-        stops_repeats: end an answer that repeats itself, with the reason "repeats".
+        stops_repeats: end an answer that repeats itself, with the reason "repeats"; close a reasoning that does.
         remember: number of the answer's last tokens kept for Explain.
         moves: turns were removed from the conversation since the last answer. The KV of the turns after them is moved
             instead of computed again, so that those turns still attend to the removed ones.
@@ -118,6 +118,7 @@ class AnswerRequest:
         adapters: scales of the loaded adapters to use; None is those given at load.
         begins: text that the answer begins with, behind any reasoning; the model continues it.
         begins_reasoning: reasoning before that text; without a text the model continues the reasoning.
+        may_begin_anew: where the grammar does not allow that beginning, it is an earlier message instead.
         keep_reasoning: keep the reasoning of turns before the last question in the prompt; None keeps it where the
             template does, or where calls were made and the context window has room.
 
@@ -149,6 +150,7 @@ class AnswerRequest:
     adapters: tuple[AdapterScale, ...] | None = None
     begins: str = ""
     begins_reasoning: str = ""
+    may_begin_anew: bool = False
     keep_reasoning: bool | None = None
 
     def __post_init__(self) -> None:
@@ -163,6 +165,14 @@ class AnswerRequest:
 
 
 # ---- front -> engine -------------------------------------------------------------------------------
+
+
+def begun_anew(request: AnswerRequest) -> AnswerRequest:
+    """Return the request for another answer after the one that a request would continue."""
+    if not (request.begins or request.begins_reasoning):
+        return request
+    earlier = Message("assistant", request.begins, reasoning=request.begins_reasoning)
+    return replace(request, messages=(*request.messages, earlier), begins="", begins_reasoning="")
 
 
 class Generate(NamedTuple):
@@ -288,6 +298,7 @@ class AnswerPart(NamedTuple):
 
     kind: PartKind  # "call" begins a tool call, "arguments" continues its JSON; the two ends complete what they name
     text: str = ""  # the tool's name for "call"; "" for the two ends
+    call_id: str = ""  # of a "call", as the model wrote it; "" if it has none of its own
 
 
 class TextDelta(NamedTuple):
@@ -340,7 +351,9 @@ class Stats:
         draft_steps: decode steps of the draft model.
         picture_tokens: prompt tokens of images.
         picture_seconds: part of prefill_seconds spent encoding images; cached ones take none.
+        loops_closed: how often the reasoning repeated itself and was closed.
         over_network: a remote server answered; times were measured on this side and include the network.
+        queue_seconds: part of ttft_seconds before the request got a slot of the KV cache.
     """
 
     prompt_tokens: int = 0
@@ -362,7 +375,9 @@ class Stats:
     draft_steps: int = 0
     picture_tokens: int = 0
     picture_seconds: float = 0.0
+    loops_closed: int = 0
     over_network: bool = False
+    queue_seconds: float = 0.0
 
     @property
     def prefill_rate(self) -> float:

@@ -11,34 +11,70 @@ from typing import Any
 from llmrun.protocol.codec import load_json
 
 _DEPTH = 8  # of references to references
+_CHOICES = ("anyOf", "oneOf")
 
 
 def parameters_of(schema: Any) -> dict[str, Any]:
     """Return the schema of each parameter by name."""
-    known = _resolved(schema, schema)
+    known = resolved(schema, schema)
     properties = known.get("properties") if isinstance(known, dict) else None
     if not isinstance(properties, dict):
         return {}
-    return {name: _resolved(value, schema) for name, value in properties.items()}
+    return {name: resolved(value, schema) for name, value in properties.items()}
 
 
-_TYPES = frozenset({"string", "integer", "number", "boolean", "null", "array", "object"})
+TYPES = frozenset({"string", "integer", "number", "boolean", "null", "array", "object"})
 
 
-def types_of(schema: Any) -> frozenset[str]:
-    """Return the types that a value may have by its schema; all without a type."""
+def types_of(schema: Any, root: Any = None) -> frozenset[str]:
+    """Return the types that a value may have by its schema; all without a type.
+
+    Args:
+        root: the schema whose definitions this one may refer to.
+    """
+    return _types(schema, root, set())
+
+
+def _types(schema: Any, root: Any, seen: set[int]) -> frozenset[str]:
+    schema = resolved(schema, root)
     if not isinstance(schema, dict):
-        return _TYPES if schema is not False else frozenset()
+        return TYPES if schema is not False else frozenset()
+    if id(schema) in seen:  # it refers to itself
+        return frozenset()
+    seen.add(id(schema))
     if isinstance(schema.get("enum"), list):
-        return frozenset(map(json_type, schema["enum"])) or _TYPES
+        return frozenset(map(json_type, schema["enum"])) or TYPES
     if "const" in schema:
         return frozenset({json_type(schema["const"])})
-    for several in ("anyOf", "oneOf"):
+    for several in _CHOICES:
         if isinstance(schema.get(several), list):
-            return frozenset().union(*map(types_of, schema[several]))
+            return frozenset().union(*(_types(each, root, seen) for each in schema[several]))
     named = schema.get("type")
-    types = frozenset([named] if isinstance(named, str) else named if isinstance(named, list) else ()) & _TYPES
-    return (types | {"integer"} if "number" in types else types) or _TYPES
+    types = frozenset([named] if isinstance(named, str) else named if isinstance(named, list) else ()) & TYPES
+    return (types | {"integer"} if "number" in types else types) or TYPES
+
+
+def alternatives(schema: Any, root: Any) -> list[Any]:
+    """Return the schemas of which a value has to meet one."""
+    schema = resolved(schema, root)
+    if isinstance(schema, dict) and not {"properties", "items"} & schema.keys():
+        for several in _CHOICES:
+            if isinstance(schema.get(several), list):
+                return [resolved(each, root) for each in schema[several]]
+    return [schema]
+
+
+def member_of(schema: Any, name: str | None, root: Any) -> Any:
+    """Return the schema of an object's property, or of a list's items if it has no name; True if there is none."""
+    for each in alternatives(schema, root):
+        if isinstance(each, dict):
+            properties = each.get("properties")
+            found = each.get("items" if name is None else "additionalProperties")
+            if name is not None and isinstance(properties, dict):
+                found = properties.get(name, found)
+            if isinstance(found, dict):
+                return resolved(found, root)
+    return True
 
 
 def narrowed_to(schema: Any, types: frozenset[str]) -> Any:
@@ -47,7 +83,7 @@ def narrowed_to(schema: Any, types: frozenset[str]) -> Any:
         return {"type": sorted(types)}
     if isinstance(schema.get("enum"), list):
         return {**schema, "enum": [value for value in schema["enum"] if json_type(value) in types]}
-    for several in ("anyOf", "oneOf"):
+    for several in _CHOICES:
         if isinstance(schema.get(several), list):
             left = [narrowed_to(each, types) for each in schema[several] if types_of(each) & types]
             return {**schema, several: left}
@@ -81,7 +117,7 @@ def json_of_python(text: str) -> str:
     names = {"true": "True", "false": "False", "null": "None"}
     outside = re.sub(
         r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"|\b(true|false|null)\b",
-        lambda match: names.get(match[0], match[0]),
+        lambda match: names.get(match[0], match[0].replace("\n", "\\n")),
         text,
         flags=re.DOTALL,
     )
@@ -91,7 +127,7 @@ def json_of_python(text: str) -> str:
         return json.dumps(text, ensure_ascii=False)
 
 
-def _resolved(schema: Any, root: dict[str, Any]) -> Any:
+def resolved(schema: Any, root: Any) -> Any:
     """Return the schema that a schema refers to among the root's definitions, else the schema itself."""
     for _ in range(_DEPTH):
         reference = schema.get("$ref") if isinstance(schema, dict) else None

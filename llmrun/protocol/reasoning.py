@@ -67,17 +67,22 @@ class ReasoningSplitter:
     Args:
         tags: fields of a ReasoningSyntax; none without reasoning.
         inside: the prompt ended with the opening tag, so that the text begins as reasoning.
-        call: beginning of a call of a tool, which ends the reasoning at the start of a line; "" if there can be none.
+        calls: beginnings of calls of tools, which end the reasoning.
+        anywhere: these are control tokens; else a call only begins at the start of a line.
     """
 
-    def __init__(self, tags: Sequence[str | bool], *, inside: bool = False, call: str = "") -> None:
+    def __init__(
+        self, tags: Sequence[str | bool], *, inside: bool = False, calls: Sequence[str] = (), anywhere: bool = False
+    ) -> None:
         self._syntax = ReasoningSyntax(*tags) if len(tags) >= 2 else ReasoningSyntax("", "")  # type: ignore[arg-type]
         syntax = self._syntax
-        self._state = (_State.INSIDE if inside else _State.BEFORE) if syntax.closing else _State.ANSWER
+        may_begin = syntax.closing or syntax.lead
+        self._state = _State.INSIDE if inside else _State.BEFORE if may_begin else _State.ANSWER
         self._implied: list[str] | None = [] if syntax.is_implied and not inside else None  # may be the answer
         self._words = syntax.words if inside else ""
         self._buffer = ""  # possible beginning of a tag
-        self._call = call
+        self._calls = tuple(calls)
+        self._lines = self._calls if anywhere else tuple(f"\n{call}" for call in calls)
         self._is_line_start = True  # of the reasoning, where a call may begin
         self._stops = syntax.stops
 
@@ -117,21 +122,21 @@ class ReasoningSplitter:
 
     def _inside(self, parts: list[AnswerPart]) -> bool:
         """Take reasoning; return whether there may be more to take."""
-        if self._call and self._is_line_start:
+        if self._calls and self._is_line_start:
             text = self._buffer.lstrip()
-            if text.startswith(self._call):
+            if text.startswith(self._calls):
                 self._end_reasoning(parts, text, _State.ANSWER)
                 return True
-            if self._call.startswith(text):
+            if any(call.startswith(text) for call in self._calls):
                 return False
-        lines = (f"\n{self._call}",) if self._call else ()
-        stop = self._take_until((self._syntax.closing, *filter(None, (self._syntax.lead,)), *lines), parts, "reasoning")
+        stops = (self._syntax.closing, *filter(None, (self._syntax.lead,)), *self._lines)
+        stop = self._take_until(stops, parts, "reasoning")
         if stop is None:
             return False
         if stop == self._syntax.closing:
             self._end_reasoning(parts, self._buffer, _State.AFTER)
         else:
-            self._end_reasoning(parts, (self._call if stop in lines else "") + self._buffer, _State.ANSWER)
+            self._end_reasoning(parts, (stop.lstrip() if stop in self._lines else "") + self._buffer, _State.ANSWER)
         return True
 
     def _end_reasoning(self, parts: list[AnswerPart], rest: str, state: _State) -> None:
@@ -167,8 +172,10 @@ class ReasoningSplitter:
     def _outside(self, parts: list[AnswerPart]) -> bool:
         """Skip text before the answer, or between two messages."""
         syntax, text = self._syntax, self._buffer.lstrip()
+        first_tag = re.match(r"<[^<>]*>", syntax.opening)
         marks = (
             (syntax.opening, _State.INSIDE),
+            (first_tag[0] + syntax.opening if first_tag else "", _State.INSIDE),  # written twice, as Gemma 4 does
             (syntax.lead, _State.ANSWER),
             (syntax.closing, _State.AFTER),
             (syntax.tail, _State.AFTER),

@@ -10,13 +10,22 @@ import enum
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
+from os.path import commonprefix
 from typing import Any, NamedTuple
 
 from llmrun.protocol.codec import load_json
 from llmrun.protocol.messages import AnswerPart, PartKind, Tool, ToolCall
-from llmrun.protocol.parameters import as_json, json_of_python, json_type, parameters_of
+from llmrun.protocol.parameters import (
+    TYPES,
+    as_json,
+    json_of_python,
+    json_type,
+    member_of,
+    parameters_of,
+    types_of,
+)
 from llmrun.protocol.reasoning import overlap
 
 
@@ -32,6 +41,10 @@ class CallField(enum.Enum):
 CallElement = str | CallField
 
 
+NAMED_ID: tuple[CallElement, ...] = ("functions.", CallField.NAME, ":", CallField.INDEX)
+"""Ids of calls as Kimi K2 writes them."""
+
+
 class ParameterForm(NamedTuple):
     """How a parameter's value is written: between these texts, of which `end` may contain KEY."""
 
@@ -40,14 +53,34 @@ class ParameterForm(NamedTuple):
     types: frozenset[str]  # names of JSON Schema of the types that are written so
 
 
+class Nesting(NamedTuple):
+    """The syntax of objects and lists in parameters; their members are written as parameters are."""
+
+    braces: tuple[str, str]  # around an object's members
+    brackets: tuple[str, str]  # around a list's
+    item: str = ""  # the name of each member of a list; "" if these have values only
+
+
 class Parameters(NamedTuple):
     """The syntax of parameters that are written one by one: begin, name, middle, value, end."""
 
     begin: str
     between: str
     forms: tuple[ParameterForm, ...]  # strings are written as they are, other values as JSON
-    quote: str = ""  # on both sides of strings inside lists and objects; "" if these are JSON
+    nesting: Nesting | None = None  # None if objects and lists are JSON
     is_python: bool = False  # values are literals of Python
+    has_cdata: bool = False  # strings with characters of XML's stand between CDATA's texts
+
+    @property
+    def value_start(self) -> int:
+        """Where a value's text begins in what precedes it: after what all forms have in common."""
+        return len(commonprefix([form.middle for form in self.forms]))  # noqa: RUF071 - not of paths
+
+    @property
+    def quote(self) -> str:
+        """The text on both sides of strings inside lists and objects; "" if these are JSON or have none."""
+        string = next(form for form in self.forms if "string" in form.types)
+        return string.middle[self.value_start :] if self.nesting is not None else ""
 
 
 class CallSyntax(NamedTuple):
@@ -62,6 +95,7 @@ class CallSyntax(NamedTuple):
     at_start: bool = False  # an answer is a call or text, never text and then a call
     lead: str = ""  # precedes an answer that is text
     prefill: str = ""  # of the first call or of the lead, what the prompt ends with
+    is_control: bool = False  # the trigger has a control token, so that no text mentions it
 
     @property
     def has_header(self) -> bool:
@@ -69,9 +103,24 @@ class CallSyntax(NamedTuple):
         return self.at_start and bool(self.lead)
 
     @property
+    def begins_anywhere(self) -> bool:
+        """A call ends reasoning in the middle of a line too: two tags begin it, and no text mentions their tokens."""
+        return self.is_control and bool(self.late_head)
+
+    @property
     def head(self) -> tuple[CallElement, ...]:
         """A call up to its arguments."""
         return self.call[: self.call.index(CallField.ARGUMENTS)]
+
+    @property
+    def call_id(self) -> tuple[CallElement, ...]:
+        """A call's id by its elements before the arguments; empty if it has none there that clients could use."""
+        head = self.head
+        place = head.index(CallField.NAME)
+        if CallField.ID in head:
+            return (CallField.ID,)
+        is_named = head[place : place + 3] == NAMED_ID[1:] and str(head[place - 1]).endswith(str(NAMED_ID[0]))
+        return NAMED_ID if is_named else ()
 
     @property
     def late_head(self) -> tuple[CallElement, ...]:
@@ -91,7 +140,8 @@ class CallSyntax(NamedTuple):
         form = self.parameters
         texts = [self.begin, self.between, self.end, self.lead, *(each for each in self.call if isinstance(each, str))]
         if form is not None:
-            texts += [form.begin, form.between, form.quote, *(text for each in form.forms for text in each[:2])]
+            texts += [form.begin, form.between, *(text for each in form.forms for text in each[:2])]
+            texts += [*form.nesting.braces, *form.nesting.brackets] if form.nesting is not None else []
         return tuple(filter(None, texts))
 
     def write(self, calls: Sequence[ToolCall]) -> str:
@@ -133,7 +183,7 @@ HARMONY_AS_TOLD = "<|start|>assistant to=functions."
 TOOL_NAME = re.compile(r"[\w.:/-]{1,256}")
 TOOL_NAME_RULE = "must be 1 to 256 letters, digits or any of _-.:/"
 _FIELDS = {CallField.NAME: TOOL_NAME, CallField.ID: re.compile(r"[\w-]{1,64}"), CallField.INDEX: re.compile(r"\d{1,9}")}
-_CDATA = "<![CDATA[", "]]>"  # around texts with characters of XML's
+CDATA = "<![CDATA[", "]]>"
 _Step = Callable[[list[AnswerPart]], bool]
 
 
@@ -148,21 +198,25 @@ class CallSplitter:
     Args:
         syntax: of the calls; None if there can be none.
         tools: tools that may be called, whose schemas give the types of parameters.
+        taken: ids of earlier calls, which no other call may have.
 
     Attributes:
         n_calls: number of complete calls.
     """
 
-    def __init__(self, syntax: CallSyntax | None, tools: Sequence[Tool] = ()) -> None:
+    def __init__(self, syntax: CallSyntax | None, tools: Sequence[Tool] = (), taken: Iterable[str] = ()) -> None:
         self._syntax = syntax or HERMES
+        self._taken = {*taken}
         self._tools = {tool.name: tool for tool in tools}
-        self._schemas: dict[str, Any] = {}  # of the called tool's parameters
+        self._root: Any = {}  # the schema of the called tool
+        self._schemas: dict[str, Any] = {}  # of its parameters
         self._n_parameters = 0  # of the open call
         self._step: _Step = self._start if syntax else self._text
         self._buffer = syntax.prefill if syntax else ""  # not certain yet
         self._begins: dict[str, _Step] = {self._syntax.trigger: self._head}
         if late := self._syntax.late_head:
             self._begins[str(late[0])] = self._late_head
+        self._is_text = False  # the answer began as text, and a call of a tool that there is may follow
         self._depth = 0  # of brackets in the arguments
         self._in_string = self._escaped = False
         self.n_calls = 0
@@ -181,6 +235,7 @@ class CallSplitter:
         Args:
             is_cut_off: the model did not end the answer, so that a possible beginning of a call is one.
         """
+        self._drop_prefill()
         rest, self._buffer = self._buffer, ""
         may_be_text = self._step in (self._start, self._outside, self._head, self._late_head)
         begins_call = is_cut_off and bool(rest.strip())
@@ -190,7 +245,7 @@ class CallSplitter:
     def begin_message(self) -> list[AnswerPart]:
         """Return the remaining parts of a message before another one in the same answer."""
         parts = self.flush()
-        self._step = self._start
+        self._step, self._is_text = self._start, False
         return parts
 
     # Each step takes what it can of the buffer, and returns whether there may be more to take.
@@ -203,16 +258,32 @@ class CallSplitter:
         """Drop the lead before a text."""
         lead, text = self._syntax.lead, self._buffer.lstrip()
         if lead and text.startswith(lead):
-            self._buffer = text[len(lead) :]
-        elif lead.startswith(text) and lead:
+            self._buffer, self._is_text = text[len(lead) :], self._syntax.at_start
+            return self._go_on(self._after_lead if self._is_text else self._outside)
+        if lead.startswith(text) and lead:
             return False
         return self._go_on(self._outside)
 
+    def _drop_prefill(self) -> None:
+        """Remove the beginning that the prompt has, of which no call came."""
+        if not self._is_text and not self.n_calls:
+            self._buffer = self._buffer.removeprefix(self._syntax.prefill)
+
+    def _no_call_begins(self) -> bool:
+        self._drop_prefill()
+        self._is_text = True
+        return self._go_on(self._after_lead)
+
+    @property
+    def _after_lead(self) -> _Step:
+        """The step in an answer that began as text: a header that the prompt begins may stand in it again."""
+        return self._outside if self._syntax.prefill else self._text
+
     def _outside(self, parts: list[AnswerPart]) -> bool:
         trigger, n_blanks = self._syntax.trigger, len(self._buffer) - len(self._buffer.lstrip())
-        if self._syntax.at_start:
+        if self._syntax.at_start and not self._is_text:
             _, end = _match((trigger,), self._buffer)
-            return end is not None and self._go_on(self._text if end < 0 else self._head)
+            return end is not None and (self._no_call_begins() if end < 0 else self._go_on(self._head))
         begins = self._begins
         found = min(((place, begin) for begin in begins if (place := self._buffer.find(begin)) >= 0), default=None)
         if found is not None:
@@ -224,7 +295,7 @@ class CallSplitter:
 
     def _head(self, parts: list[AnswerPart]) -> bool:
         """Take the beginning of the first call, once it is certain that arguments follow."""
-        return self._take_head(parts, (self._syntax.begin, *self._syntax.head))
+        return self._take_head(parts, (self._syntax.begin, *self._syntax.head), self._tools if self._is_text else None)
 
     def _late_head(self, parts: list[AnswerPart]) -> bool:
         """Take the beginning of a call without its first tag, of a tool that there is."""
@@ -247,14 +318,24 @@ class CallSplitter:
         if not any(text.startswith(each) for each in begins):
             return False
         name = fields[CallField.NAME]
-        parts.append(AnswerPart("call", name))
+        parts.append(AnswerPart("call", name, self._new_id(fields)))
         self._buffer = text
         if form is None:
             return self._go_on(self._arguments)
         parts.append(AnswerPart("arguments", "{"))  # never empty: clients take that for a call without arguments
-        self._schemas = parameters_of(load_json(self._tools[name].parameters)) if name in self._tools else {}
+        self._root = load_json(self._tools[name].parameters) if name in self._tools else {}
+        self._schemas = parameters_of(self._root)
         self._n_parameters = 0
         return self._go_on(self._parameter)
+
+    def _new_id(self, fields: dict[CallField, str]) -> str:
+        """Return the id that the model gave a call; "" if it has none, or that of another call."""
+        elements = self._syntax.call_id
+        call_id = "".join(each if isinstance(each, str) else fields[each] for each in elements)
+        if call_id in self._taken:
+            return ""
+        self._taken.add(call_id)
+        return call_id
 
     def _closings(self) -> tuple[str, ...]:
         """Return the text after the last parameter, as the template writes it and without blanks before it."""
@@ -290,8 +371,8 @@ class CallSplitter:
 
     def _member(self, text: str, form: Parameters) -> tuple[str, str, str] | None:
         """Return a parameter's name, its value as JSON, and the text after it; None if it is incomplete."""
-        found = [(match, each) for each in form.forms if (match := _inner_blanks_free(each.middle).search(text, 1))]
-        written = min(found, key=lambda pair: (pair[0].start(), -len(pair[1].middle)), default=None)
+        middles = [(match, each) for each in form.forms if (match := _inner_blanks_free(each.middle).search(text, 1))]
+        written = min(middles, key=lambda pair: (pair[0].start(), -len(pair[1].middle)), default=None)
         if written is None:
             return None
         (position, start), value_form = written[0].span(), written[1]
@@ -302,14 +383,17 @@ class CallSplitter:
             return None  # the beginning of a longer one
         end = value_form.end.replace(KEY, name)
         if end and not form.is_python:
-            raw, ended, rest = value.partition(end)
-            if not ended:
-                return None
             is_text, others = "string" in value_form.types, len(value_form.types) > 1
             schema = self._schemas.get(name)
-            raw = (
-                raw[len(_CDATA[0]) : -len(_CDATA[1])] if raw.startswith(_CDATA[0]) and raw.endswith(_CDATA[1]) else raw
-            )
+            if form.nesting is not None and form.nesting.item:
+                return (name, *found) if (found := _tagged(value, name, form, schema, self._root)) else None
+            quote = CDATA[1] if form.has_cdata and value.startswith(CDATA[0]) else ""
+            raw, ended, rest = value.partition(quote + end)
+            if not ended:
+                return None
+            raw += quote
+            if raw.startswith(CDATA[0]) and raw.endswith(CDATA[1]):
+                raw = raw[len(CDATA[0]) : -len(CDATA[1])]
             if is_text:
                 return name, as_json(raw, schema) if others else json.dumps(raw, ensure_ascii=False), rest
             return name, _json_of(raw.strip(), form.quote), rest
@@ -371,6 +455,8 @@ class CallSplitter:
 
     def _not_a_call(self, parts: list[AnswerPart]) -> bool:
         """Give out as text what only began like a call."""
+        if self._syntax.prefill and not self._is_text:
+            return self._no_call_begins()
         late = str(self._syntax.late_head[0]) if self._syntax.late_head else ""
         begin = self._syntax.trigger if self._step != self._late_head else late[:1]
         size = len(self._buffer) - len(self._buffer.lstrip()) + len(begin)
@@ -378,7 +464,7 @@ class CallSplitter:
         if late and rest.startswith(late):  # of the same call
             size = len(self._buffer) - len(rest) + 1
         self._emit(parts, "text", max(1, min(size, len(self._buffer))))
-        return self._go_on(self._text if self._syntax.at_start else self._outside)
+        return self._go_on(self._after_lead if self._syntax.at_start else self._outside)
 
     def _go_on(self, step: _Step) -> bool:
         self._step = step
@@ -473,6 +559,33 @@ def _end_of_value(text: str, quotes: Sequence[str], stops: Sequence[str]) -> int
     return None
 
 
+def _tagged(text: str, name: str, form: Parameters, schema: Any, root: Any) -> tuple[str, str] | None:
+    """Return a value, whose members may be written in tags, as JSON, and the text after its end; None if incomplete."""
+    assert form.nesting is not None
+    end, middle, types = form.forms[0].end.replace(KEY, name), form.forms[0].middle, types_of(schema, root)
+    members: list[tuple[str, str]] = []
+    rest, is_item = text.lstrip(), True
+    while "string" not in types or types == TYPES:
+        if any(each.startswith(rest) and each != rest for each in (end, form.begin)):
+            return None
+        if rest.startswith(end) and members:
+            values = [f"{json.dumps(key, ensure_ascii=False)}: " * (not is_item) + value for key, value in members]
+            return f"{'[' if is_item else '{'}{', '.join(values)}{']' if is_item else '}'}", rest[len(end) :]
+        if rest.startswith(end) or not rest.startswith(form.begin):
+            break
+        key, found, inner = rest[len(form.begin) :].partition(middle)
+        is_item = is_item and key == form.nesting.item and "array" in types
+        member = _tagged(inner, key, form, member_of(schema, None if is_item else key, root), root) if found else None
+        if member is None:
+            return None
+        members.append((key, member[0]))
+        rest = member[1].lstrip()
+    raw, ended, rest = text.partition(end)
+    if not raw.strip() and "string" not in types:
+        raw = "[]" if "array" in types else "{}"
+    return (as_json(raw, schema), rest) if ended else None
+
+
 def _json_of(text: str, quote: str) -> str:
     """Return a value as JSON, whose strings may have other quotes, and whose names may have none."""
     try:
@@ -501,13 +614,36 @@ def _python_literal(value: Any) -> str:
 
 
 def _write_parameters(arguments: str, form: Parameters) -> str:
-    members = []
-    for name, value in load_json(arguments).items():
-        kind = json_type(value)
-        written = next((each for each in form.forms if kind in each.types), form.forms[-1])
-        if form.is_python:
-            text = _python_literal(value)
-        else:
-            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        members.append(f"{form.begin}{name}{written.middle}{text}{written.end.replace(KEY, name)}")
-    return form.between.join(members)
+    return form.between.join(_member(name, value, form) for name, value in load_json(arguments).items())
+
+
+def _member(name: str, value: Any, form: Parameters) -> str:
+    return f"{form.begin}{name}{_write_value(name, value, form)}"
+
+
+def _write_value(name: str, value: Any, form: Parameters) -> str:
+    """Return a value with the texts around it."""
+    kind = json_type(value)
+    written = next((each for each in form.forms if kind in each.types), form.forms[-1])
+    if form.is_python:
+        text = _python_literal(value)
+    elif form.nesting is not None and isinstance(value, dict | list):
+        text = write_nested(value, form)
+    else:
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return f"{written.middle}{text}{written.end.replace(KEY, name)}"
+
+
+def write_nested(value: Any, form: Parameters) -> str:
+    """Return an object or a list whose members are written as parameters are."""
+    nesting = form.nesting
+    assert nesting is not None
+    members: Iterable[str]
+    if isinstance(value, dict):
+        (begin, end), members = nesting.braces, (_member(name, each, form) for name, each in value.items())
+    else:
+        (begin, end), item = nesting.brackets, nesting.item
+        members = (
+            _member(item, each, form) if item else _write_value("", each, form)[form.value_start :] for each in value
+        )
+    return f"{begin}{form.between.join(members)}{end}"

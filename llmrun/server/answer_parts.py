@@ -110,7 +110,7 @@ class AnswerReader:
 
     Args:
         choice: index of the answer among those of its request.
-        new_id: makes the id of a call.
+        new_id: makes the id of a call that has none of the model's.
     """
 
     def __init__(self, choice: int, new_id: Callable[[], str] = new_call_id) -> None:
@@ -127,18 +127,18 @@ class AnswerReader:
             if event.parts is None and not (event.logprobs or self._logprobs):  # a shortcut for most events
                 return [AnswerText(self._choice, event.text)] if event.text else []
             self._logprobs += event.logprobs
-            kinds = {kind for kind, _ in event.answer_parts}
+            kinds = {part.kind for part in event.answer_parts}
             self._n_reasoning += event.tokens if "reasoning" in kinds else 0
             if kinds and "text" not in kinds:
                 self._logprobs, self._follows_other = (), True
-            return [part for kind, text in event.answer_parts if (part := self._part(kind, text)) is not None]
+            return [part for each in event.answer_parts if (part := self._part(*each)) is not None]
         if isinstance(event, Started):
             self.is_started = True
             n_tokens, n_cached = event.prompt_tokens, event.reused_tokens
             return [ResponseStarted(self._choice, n_tokens, n_cached, event.difference, event.history)]
         return [self._finished(event)] if isinstance(event, Finished) else []
 
-    def _part(self, kind: PartKind, text: str) -> Part | None:
+    def _part(self, kind: PartKind, text: str, call_id: str) -> Part | None:
         if kind == "text":
             logprobs = _tokens_of(text, self._logprobs) if self._follows_other else self._logprobs
             self._logprobs, self._follows_other = (), False
@@ -147,7 +147,7 @@ class AnswerReader:
             return ReasoningText(self._choice, text)
         if kind == "call":
             self._n_calls += 1
-            return CallStarted(self._choice, self._n_calls - 1, self._new_id(), text)
+            return CallStarted(self._choice, self._n_calls - 1, call_id or self._new_id(), text)
         if kind == "arguments":
             return CallArguments(self._choice, self._n_calls - 1, text)
         self._n_complete_calls += kind == "call_end"

@@ -72,9 +72,9 @@ class ManageRoutes:
 
     async def _pull(self, request: Request) -> Response:
         fields = await self._fields(request)
-        lines = _PullJob(_name(fields, "model", "name"), self._settings).lines()
+        lines = PullJob(_name(fields, "model", "name"), self._settings).lines()
         if fields.flag("stream") is not False:
-            return StreamingResponse(_as_ndjson(lines), media_type=sse.NDJSON)
+            return StreamingResponse(as_ndjson(lines), media_type=sse.NDJSON)
         return JSONResponse([each async for each in lines][-1])
 
     async def _copy(self, request: Request) -> Response:
@@ -117,7 +117,7 @@ def _name(fields: Fields, *keys: str) -> str:
     return name
 
 
-async def _as_ndjson(lines: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
+async def as_ndjson(lines: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
     """Encode lines; an error is the last of them, since the status was sent before."""
     try:
         async for each in lines:
@@ -126,7 +126,7 @@ async def _as_ndjson(lines: AsyncIterator[dict[str, Any]]) -> AsyncIterator[byte
         yield sse.line(ollama.error_body(error, error.http_status))
 
 
-class _PullJob:
+class PullJob:
     """The download of one model in a thread, which ends when the client disconnects."""
 
     def __init__(self, name: str, settings: Settings) -> None:

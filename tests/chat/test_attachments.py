@@ -103,7 +103,7 @@ def test_what_a_pattern_finds_that_is_no_text_is_noted() -> None:
     ],
 )
 def test_texts(data: bytes, text: str) -> None:
-    assert read_text(put("file", data)) == (text, len(data))
+    assert read_text(put("file", data))[:2] == (text, len(data))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,6 @@ def test_texts(data: bytes, text: str) -> None:
         (b"GIF89a", "it is an image"),
         (b"RIFF\0\0\0\0WEBPVP8 ", "it is an image"),
         (b"BM\0\0", "it is an image"),
-        (b"%PDF-1.7", "it is a PDF, not text (pdftotext"),
         (b"PK\x03\x04docx", "it is an archive or office document"),
         (b"GGUF\x03", "it is a model"),
     ],
@@ -192,7 +191,7 @@ def test_what_the_shell_gives_for_a_command() -> None:
     os.mkfifo("pipe")
     writer = threading.Thread(target=lambda: Path("pipe").write_text("from a command\n"))
     writer.start()
-    assert read_text("pipe") == ("from a command\n", 15)
+    assert read_text("pipe")[:2] == ("from a command\n", 15)
     writer.join()
 
 

@@ -19,6 +19,7 @@ import pytest
 from support.fake_context import FakeContext, FakeVocabulary, endless
 
 import llmrun.engine.main as module
+from llmrun.engine.core.steps import WIDTHS
 from llmrun.engine.jobs import embed, explain
 from llmrun.engine.llama.base import Aborted
 from llmrun.engine.loaded import LoadedModel
@@ -461,7 +462,7 @@ def test_steps_are_measured() -> None:
         assert isinstance(measured, JobDone)
         if measured.result.times:
             break
-    assert {time.width for time in measured.result.times} == {1, 4, 8, 16}
+    assert {time.width for time in measured.result.times} == {1, *WIDTHS}
 
 
 @pytest.mark.parametrize("more", [ask(2), Cancel(1)], ids=["a question", "its cancel"])

@@ -56,6 +56,9 @@ def refuse(event: Event) -> None:
     raise AssertionError("nothing is said")
 
 
+TURNS = "{% for message in messages %}{{ message.content }}{% endfor %}<"
+
+
 def preparer(template: str | None = PLAIN, vocabulary: Any = None, n_ctx: int = 100) -> Preparer:
     return Preparer(vocabulary or FakeVocabulary(), template, n_ctx)
 
@@ -96,6 +99,19 @@ def test_reasoning_that_are_closed_by_force_fit_any_grammar() -> None:
     assert said.strip().startswith("{"), "nothing is scripted here, and the grammar has to be followed"
 
 
+def test_closing_the_reasoning_does_not_end_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end token of RWKV is an empty line."""
+    tokenize = FakeVocabulary.tokenize
+
+    def with_end(self: FakeVocabulary, text: str, *, special: bool) -> list[int]:
+        is_end = special and text.endswith("\n\n")
+        return [*tokenize(self, text[:-2], special=True), END] if is_end else tokenize(self, text, special=special)
+
+    monkeypatch.setattr(FakeVocabulary, "tokenize", with_end)
+    model = scripted({"Hi<think>": "what is asked?", "Hi<think>wha\n</think>": "Noon"})
+    assert answer(model, OPENS, thinking_tokens=3)[0] == "wha\n</think>Noon"
+
+
 def test_a_grammar_binds_at_once_where_the_model_does_not_think() -> None:
     assert answer(scripted({"Hi": "{yes}"}), PLAIN, grammar=GRAMMAR)[0] == "{yes}"
     assert answer(scripted({"Hi": "<think>{yes}"}), PLAIN, grammar=GRAMMAR)[0].startswith("{")
@@ -116,6 +132,8 @@ def test_a_grammar_accepts_the_given_beginning_first() -> None:
     assert said == "yes}", "the reasoning is closed, and the grammar holds at once"
     with pytest.raises(UsageError, match="begins with 'Yes' can't be continued"):
         preparer().prepare(chat("Hi", begins="Yes", grammar=GRAMMAR), lambda event: None)
+    said, _ = answer(scripted({"HiYes<": "{yes}"}), TURNS, begins="Yes", grammar=GRAMMAR, may_begin_anew=True)
+    assert said == "{yes}", "an answer of its own after the one that does not fit"
 
 
 def test_given_reasoning_stands_before_the_answer_or_is_continued() -> None:
@@ -145,6 +163,19 @@ def test_a_given_beginning_needs_a_chat_and_room() -> None:
         preparer().prepare(Generate(1, AnswerRequest(prompt="Hi", begins="Yes")), lambda event: None)
     with pytest.raises(ContextOverflowError):
         preparer().prepare(chat("Hi", begins="far too long " * 500), lambda event: None)
+
+
+@pytest.mark.parametrize("reasons", [True, False])
+def test_what_loading_says_of_reasoning_is_what_requests_find(reasons: bool) -> None:
+    tags = "<|think|>", "<|content|>"
+    source = (
+        "{% for m in messages %}{% if m.reasoning %}<|think|>{{ m.reasoning }}<|content|>{% endif %}"
+        "{{ m.content }}\n{% endfor %}"
+    )
+    prepares = preparer(source if reasons else source.replace("{{ m.reasoning }}", ""))
+    assert prepares.thinking_tags == (tags if reasons else ())
+    found = prepares.reasoning(chat("Hi").asked)
+    assert (found[:2] if found else ()) == prepares.thinking_tags
 
 
 def test_a_call_that_must_come_is_not_thought_about_without_end() -> None:
@@ -286,7 +317,7 @@ class Lacking(FakeVocabulary):
         super().__init__()
         self._given = tokens
 
-    def tokenize(self, text: str, *, special: bool) -> list[int]:
+    def tokenize(self, text: str, *, special: bool, begins: bool = True) -> list[int]:
         return list(self._given)
 
 
@@ -300,7 +331,7 @@ def test_a_vocabulary_that_lacks_the_prompts_tokens_is_a_bad_model(tokens: tuple
 class Untouchable(FakeVocabulary):
     """A vocabulary that is not to be asked for tokens: of 20 MB it would take a minute."""
 
-    def tokenize(self, text: str, *, special: bool) -> list[int]:
+    def tokenize(self, text: str, *, special: bool, begins: bool = True) -> list[int]:
         raise AssertionError("it was tokenized")
 
 
@@ -363,7 +394,7 @@ def test_a_text_is_tokenized_as_it_is() -> None:
 class SentencePieces(FakeVocabulary):
     """Puts a space before a text, and after a control token."""
 
-    def tokenize(self, text: str, *, special: bool) -> list[int]:
+    def tokenize(self, text: str, *, special: bool, begins: bool = True) -> list[int]:
         pieces = text.split(CONTROL[TURN])
         tokens = (tokens_of(f" {piece}") if piece else [] for piece in pieces)
         return [token for found in tokens for token in (*found, TURN)][:-1]

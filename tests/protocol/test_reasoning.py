@@ -114,31 +114,43 @@ def test_the_opening_tag_may_be_implied(text: str, is_cut_off: bool, thoughts: s
 
 def test_reasoning_begins_with_the_words_in_the_prompt() -> None:
     splitter = ReasoningSplitter(("", "[END]", "", "", "", "Well, "), inside=True)
-    assert splitter.feed("yes[END]no") == [
+    assert [part[:2] for part in splitter.feed("yes[END]no")] == [
         ("reasoning", "Well, "), ("reasoning", "yes"), ("reasoning_end", ""), ("text", "no"),
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("text", "thoughts", "answer"),
+    ("text", "thoughts", "answer", "is_control"),
     [
-        ("a\n<call>b", "a", "<call>b"),
-        ("\n<call>b", "", "<call>b"),
-        ("about <call>s</think>b", "about <call>s", "b"),
-        ("a</think>\n<call>b", "a", "<call>b"),
+        ("a\n<call>b", "a", "<call>b", False),
+        ("\n<call>b", "", "<call>b", False),
+        ("about <call>s</think>b", "about <call>s", "b", False),
+        ("about <call>b", "about ", "<call>b", True),
+        ("about <one>b", "about ", "<one>b", True),
+        ("a</think>\n<call>b", "a", "<call>b", False),
     ],
 )
-def test_a_call_at_the_start_of_a_line_ends_it(text: str, thoughts: str, answer: str) -> None:
+def test_a_call_ends_it(text: str, thoughts: str, answer: str, is_control: bool) -> None:
+    """At the start of a line, or anywhere if a control token begins calls."""
     for pieces in ([text], list(text)):
-        splitter = ReasoningSplitter(TAGS, inside=True, call="<call>")
+        splitter = ReasoningSplitter(TAGS, inside=True, calls=("<call>", "<one>"), anywhere=is_control)
         found = [part for piece in pieces for part in splitter.feed(piece)] + splitter.flush()
         assert "".join(part.text for part in found if part.kind == "reasoning") == thoughts
         assert "".join(part.text for part in found if part.kind == "text") == answer
 
 
+@pytest.mark.parametrize("text", ["<|a><|a>thought x<b>y", "<|a>thought x<b>y"])
+def test_the_first_tag_may_stand_twice(text: str) -> None:
+    for pieces in ([text], list(text)):
+        splitter = ReasoningSplitter(("<|a>thought", "<b>"))
+        found = [part for piece in pieces for part in splitter.feed(piece)] + splitter.flush()
+        texts = ["".join(part.text for part in found if part.kind == kind) for kind in ("reasoning", "text")]
+        assert texts == [" x", "y"]
+
+
 def test_thoughts_come_at_once_and_only_a_tag_is_held_back() -> None:
     splitter = ReasoningSplitter(("[THINK]", "[/THINK]"))
-    assert [splitter.feed(piece) for piece in ("[TH", "INK]", "a [", "b", "[/THINK]")] == [
+    assert [[part[:2] for part in splitter.feed(piece)] for piece in ("[TH", "INK]", "a [", "b", "[/THINK]")] == [
         [], [], [("reasoning", "a ")], [("reasoning", "[b")], [("reasoning_end", "")],
     ]  # fmt: skip
 

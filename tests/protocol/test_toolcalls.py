@@ -25,7 +25,7 @@ TEXTS = ("Let me see.", "I use <tool and [TOOL", "a\n\nb")
 
 def written(syntax: CallSyntax, calls: list[tuple[str, str]]) -> str:
     """Calls as a model of this family writes them."""
-    return syntax.write([ToolCall("abcdefgh9", *call) for call in calls])
+    return syntax.write([ToolCall("abcdefgh9", *call) for call in calls]).removeprefix(syntax.prefill)
 
 
 def split(
@@ -59,7 +59,8 @@ def test_calls_cut_anywhere(syntax: CallSyntax) -> None:
         n_calls = numbers.randint(1, 3 if syntax.between is not None else 1)
         calls = [(numbers.choice(("weather", "a.b-c")), numbers.choice(ARGUMENTS)) for _ in range(n_calls)]
         before = "" if syntax.at_start else numbers.choice(("", *TEXTS))
-        answer = f"{before}{numbers.choice(('', chr(10)))}{written(syntax, calls)}"
+        blank = "" if syntax.prefill else numbers.choice(("", "\n"))
+        answer = f"{before}{blank}{written(syntax, calls)}"
         text, found, n_found = split(syntax, cut(answer, numbers))
         assert (text, n_found) == (before, n_calls)
         assert [(name, json.loads(arguments)) for name, arguments in found] == [
@@ -150,6 +151,55 @@ def test_the_first_tag_may_be_missing_before_a_tool_that_there_is() -> None:
 def test_what_leads_in_a_text_is_none_of_it(answer: str) -> None:
     written = HARMONY.lead + answer
     assert split(HARMONY, [written]) == split(HARMONY, [*written]) == (answer, [], 0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "text", "calls"),
+    [
+        ("all\nLet me see.>>>now\n{}", "Let me see.", ["now"]),
+        ("all\n>>> is a prompt of Python", ">>> is a prompt of Python", []),
+        ("all\n>>>then\n{}", ">>>then\n{}", []),  # no such tool
+        ("Hello", "Hello", []),
+        ("now\n{}>>>now\n{}", "", ["now", "now"]),
+    ],
+)
+def test_a_header_that_the_prompt_begins(answer: str, text: str, calls: list[str]) -> None:
+    for pieces in ([answer], list(answer)):
+        splitter = CallSplitter(SYNTAXES["functionary"], (Tool("now"),))
+        parts = [part for piece in pieces for part in splitter.feed(piece)] + splitter.flush()
+        assert "".join(part.text for part in parts if part.kind == "text") == text
+        assert [part.text for part in parts if part.kind == "call"] == calls
+
+
+KIMI = CallSyntax(
+    ("<call>functions.", CallField.NAME, ":", CallField.INDEX, "<args>", CallField.ARGUMENTS, "</call>"),
+    "<call>",
+    between="",
+)
+FIRST = "functions.f:0"
+
+
+@pytest.mark.parametrize(
+    ("syntax", "answer", "taken", "ids"),
+    [
+        (KIMI, "<call>functions.f:0<args>{}</call><call>functions.f:1<args>{}</call>", (), [FIRST, "functions.f:1"]),
+        (KIMI, "<call>functions.f:0<args>{}</call><call>functions.f:0<args>{}</call>", (), [FIRST, ""]),
+        (KIMI, "<call>functions.f:0<args>{}</call>", (FIRST,), [""]),
+        (HERMES, '<tool_call>{"name": "f", "arguments": {}}</tool_call>', (), [""]),
+    ],
+)
+def test_the_models_own_ids_if_no_other_call_has_them(
+    syntax: CallSyntax, answer: str, taken: tuple[str, ...], ids: list[str]
+) -> None:
+    splitter = CallSplitter(syntax, taken=taken)
+    parts = [part for piece in answer for part in splitter.feed(piece)]
+    assert [part.call_id for part in parts if part.kind == "call"] == ids
+
+
+def test_a_value_may_contain_its_end_in_cdata() -> None:
+    answer = '<function name="f"><param name="x"><![CDATA[<a></param>]]></param></function>'
+    _, calls, _ = split(SYNTAXES["minicpm"], list(answer))
+    assert [(name, json.loads(arguments)) for name, arguments in calls] == [("f", {"x": "<a></param>"})]
 
 
 def test_arguments_come_as_they_are_written() -> None:

@@ -59,6 +59,13 @@ def test_thoughts_text_and_calls(size: int) -> None:
     ]
 
 
+def test_a_call_has_the_models_own_id_if_there_is_one() -> None:
+    parts = tuple(AnswerPart("call", "now", call_id) for call_id in ("functions.now:0", ""))
+    reader = AnswerReader(0, new_id=lambda: "call_1")
+    calls = reader.read(TextDelta(1, "", 1, parts=parts))
+    assert calls == [CallStarted(0, 0, "functions.now:0", "now"), CallStarted(0, 1, "call_1", "now")]
+
+
 def test_without_tools_everything_is_text() -> None:
     thought, text = parts_of(STARTED._replace(tool_syntax=""), 5)
     assert thought == ReasoningText(2, "I think <tool_call>.")

@@ -249,6 +249,7 @@ def test_models_have_their_context_window(serve: Serve, tmp_path: Path) -> None:
     for name in (server.model, "gpt-5"):
         entry = next(each for each in server.get("/v1/models").json["data"] if each["id"] == name)
         assert entry["context_length"] == entry["max_model_len"] == n_ctx
+        assert entry.get("alias_of") == (None if name == server.model else server.model)
     page = server.get("/v1/models", anthropic_version="2023-06-01").json
     entry = page["data"][0]
     assert (page["has_more"], page["first_id"], entry["id"]) == (False, server.model, server.model)

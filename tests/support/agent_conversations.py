@@ -22,6 +22,7 @@ CONVERSATIONS = {
     "only a system prompt": (_SYSTEM,),
     "two questions": (_FIRST, _SECOND),
     "two answers": (_FIRST, _ANSWER, _MORE, _SECOND),
+    "an empty answer": (_FIRST, replace(_ANSWER, content=""), _SECOND),
     "an answer first": (_ANSWER, _FIRST),
     "an answer last": (_FIRST, _ANSWER),
     "a call first": (_CALL, _RESULT, _SECOND),

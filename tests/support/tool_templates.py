@@ -1,7 +1,7 @@
 """Chat templates that know tools: ChatML, with calls as each family of models writes them.
 
-How parameters are written one by one is cut out of the templates of Qwen3.5-2B, Gemma 4 (both Apache 2.0) and GLM-4.6
-(MIT).
+How parameters are written one by one is cut out of the templates of Qwen3.5-2B, Gemma 4 (both Apache 2.0), GLM-4.6 and
+MiniMax M3 (MIT).
 """
 
 from __future__ import annotations
@@ -30,9 +30,60 @@ _GLM = """{% set tc = call.function %}
 <arg_value>{{ v | tojson(ensure_ascii=False) if v is not string else v }}</arg_value>
 {% endfor %}
 </tool_call>"""
+_MINIMAX = """{%- macro to_xml(val, ns) -%}
+{%- if val is mapping -%}
+{%- for k, v in val.items() if v is not none -%}
+{{ ns }}<{{ k }}>{{ to_xml(v, ns) }}{{ ns }}</{{ k }}>
+{%- endfor -%}
+{%- elif val is iterable and val is not string -%}
+{%- for item in val -%}
+{{ ns }}<item>{{ to_xml(item, ns) }}{{ ns }}</item>
+{%- endfor -%}
+{%- elif val is boolean -%}
+{{ val | tojson }}
+{%- else -%}
+{{ val }}
+{%- endif -%}
+{%- endmacro -%}
+{%- set ns = ']<]minimax[>[' -%}
+{{- ns + '<tool_call>\\n' if loop.first else '' -}}
+{{- ns + '<invoke name="' + call.function.name + '">' -}}
+{{- to_xml(call.function.arguments, ns) + ns + '</invoke>\\n' -}}
+{{- ns + '</tool_call>' if loop.last else '' -}}"""
+_MINICPM = """{{- '<function name="' ~ call.function.name ~ '">' }}
+{%- for name, value in call.function.arguments.items() %}
+    {{- '<param name="' ~ name ~ '">' }}
+    {%- if value is string and ('<' in value or '&' in value or '\\n' in value) %}
+        {{- '<![CDATA[' + value + ']]>' }}
+    {%- else %}
+        {{- value if value is string else value | tojson }}
+    {%- endif %}
+    {{- '</param>' }}
+{%- endfor %}
+{{- '</function>' }}"""
+_FUNCTIONARY = """{% for message in messages %}<|{{ message.role }}|>
+{% if message.role == 'assistant' %}{% if message.content %}>>>all
+{{ message.content }}{% endif %}
+{%- for call in message.tool_calls or [] %}>>>{{ call.function.name }}
+{{ call.function.arguments | tojson }}{% endfor %}
+{%- else %}{{ message.content }}{% endif %}<|end|>
+{% endfor %}{% if add_generation_prompt %}<|assistant|>
+>>>{% endif %}"""
 _GEMMA = """{%- macro format_argument(argument) -%}
     {%- if argument is string -%}
         {{- '<|"|>' + argument + '<|"|>' -}}
+    {%- elif argument is mapping -%}
+        {{- '{' -}}
+        {%- for key, value in argument | dictsort -%}
+            {{- key + ':' + format_argument(value) -}}{%- if not loop.last %},{% endif -%}
+        {%- endfor -%}
+        {{- '}' -}}
+    {%- elif argument is iterable -%}
+        {{- '[' -}}
+        {%- for item in argument -%}
+            {{- format_argument(item) -}}{%- if not loop.last %},{% endif -%}
+        {%- endfor -%}
+        {{- ']' -}}
     {%- else -%}
         {{- argument -}}
     {%- endif -%}
@@ -61,6 +112,9 @@ TOOL_TEMPLATES = {
     "mistral-args": _CHATML.replace("CALL", f"[TOOL_CALLS]{_NAME}[ARGS]{_ARGUMENTS}"),
     "qwen-xml": _CHATML.replace("CALL", _QWEN_XML),
     "glm": _CHATML.replace("CALL", _GLM),
+    "minimax": _CHATML.replace("CALL", _MINIMAX),
+    "minicpm": _CHATML.replace("CALL", _MINICPM),
+    "functionary": "{% if tools %}{{ tools | tojson }}{% endif %}" + _FUNCTIONARY,
     "gemma": _CHATML.replace("CALL", _GEMMA),
     "harmony": _CHATML.replace("CALL", _HARMONY),
 }

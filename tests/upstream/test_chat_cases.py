@@ -40,17 +40,15 @@ pytestmark = [
 
 # Template and the beginning of the answer -> why it means something else to us.
 DIFFERENT = {
-    ("mistralai-Ministral-3-14B-Reasoning-2512", "[THINK]I need to output the invoice"): "a schema forbids the fence",
-    ("meta-llama-Llama-3.1-8B-Instruct", "```json"): "a schema forbids the fence",
-    ("openai-gpt-oss-120b", "<|channel|>analysis<|message|>I will execute"): "what it says to an unknown tool is shown",
-    ("google-gemma-4-31B-it", "<|channel><|channel>thought"): "one half of a tag is text",
-    ("meetkai-functionary-medium-v3.2", "all\n"): "the answer's header is shown",
-    ("CohereForAI-c4ai-command-r-plus-tool_use", "Action:"): "its template writes no calls",
-    ("Kimi-K2-Thinking", "<think>I need to call two"): "a call in the middle of a line of reasoning is part of it",
-    ("MiniMax-M3", "<mm:think>Nested"): "objects and arrays are written in tags",
-    ("MiniMax-M3", "<mm:think>Union array"): "objects and arrays are written in tags",
-    ("MiniMax-M3", "<mm:think>Union nested"): "objects and arrays are written in tags",
-    ("openbmb-MiniCPM5-1B", '<function name="html">'): "the end of a parameter stands in its value",
+    (
+        "mistralai-Ministral-3-14B-Reasoning-2512",
+        "[THINK]I need to output the invoice",
+    ): "with a schema our grammar begins at once, without a fence",
+    ("meta-llama-Llama-3.1-8B-Instruct", "```json"): "with a schema our grammar begins at once, without a fence",
+    (
+        "openai-gpt-oss-120b",
+        "<|channel|>analysis<|message|>I will execute",
+    ): "nothing that a model writes is lost: what it says to an unknown tool is shown",
 }
 
 
@@ -85,7 +83,7 @@ def _splitter(case: ChatCase) -> AnswerSplitter:
     thinking = case.options.get("enable_thinking", True)
     parts = template.render((Message("user", "Hey there!"),), ControlTexts(()), thinking=thinking, tools=tools)
     prompt = "".join(part.text for part in parts if isinstance(part, Part))
-    reasoning = template.reasoning or possible_reasoning(())
+    reasoning = template.reasoning or possible_reasoning((), "" if tools else template.lead)
     inside = opens(prompt, reasoning)
     continues = case.options.get("continue_final_message", "")
     if continues:

@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 
 from llmrun.chat.tools import guard
 from llmrun.chat.tools.guard import LEAVE_SECONDS
+from llmrun.chat.tools.mcp_file import Server, read_servers
+from llmrun.config import config_file
 from llmrun.errors import UsageError
 from llmrun.protocol.codec import load_json
 from llmrun.protocol.messages import Tool
@@ -45,19 +47,34 @@ class CallResult(NamedTuple):
     failed: bool = False
 
 
+class Offer(NamedTuple):
+    """What an MCP server has beside tools: a "resource" with its address, or a "prompt" with its name."""
+
+    kind: str
+    name: str
+    about: str
+
+
 class ToolSource:
     """One process with tools.
 
     Args:
-        name: as given with --tools, a Python file or "mcp:" and a command.
+        name: as errors call it.
+        command: that starts the process.
+        server: an MCP server that it connects to.
+        is_of_file: it is one of the servers of a file, and `name` its name there.
 
-    Raises:
-        UsageError: it is neither, or a package is missing.
+    Attributes:
+        offers: what a server has beside tools, once tools() has waited for it.
     """
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._command = _command(name)
+    def __init__(
+        self, name: str, command: list[str], server: Server | None = None, *, is_of_file: bool = False
+    ) -> None:
+        self.name, self._command = name, command
+        self._first = {"list": server._asdict() if server is not None else True}
+        self.is_of_file = is_of_file
+        self.offers: tuple[Offer, ...] = ()
         self._received = bytearray()
         self._is_cancelled = False
         self._start()
@@ -68,7 +85,7 @@ class ToolSource:
         self._reader = PipeReader(self._launched.process.stdout)
         self._listing = ""  # the id of the request for the tools
         with suppress(_ToolProcessExited):  # tools() reports the reason
-            self._listing = self._send(list=True)
+            self._listing = self._send(**self._first)
 
     def tools(self) -> list[Tool]:
         """Return the tools; waits until the process is ready.
@@ -80,10 +97,11 @@ class ToolSource:
             answer = self._answer(self._listing, _START_SECONDS)
             if answer is None:
                 raise _ToolProcessExited(f"it is not ready after {_START_SECONDS} seconds")
+            self.offers = tuple(Offer(**offer) for offer in answer.get("offers", ()))
             return [Tool(tool["name"], tool["description"], json.dumps(tool["parameters"])) for tool in answer["tools"]]
         except _ToolProcessExited as error:
             why = "; ".join(filter(None, (str(error), self._last_log_line())))
-            raise UsageError(f"there are no tools in {self._name}", why=why) from None
+            raise UsageError(f"there are no tools in {self.name}", why=why) from None
 
     def call(self, name: str, arguments: dict[str, Any], seconds: float) -> CallResult:
         """Call a tool, for at most `seconds`; cancel() ends it earlier."""
@@ -209,12 +227,13 @@ class ToolSource:
         return lines[-1].strip() if lines else ""
 
 
-def _command(name: str) -> list[str]:
-    """Return the command that starts the process.
+def open_sources(name: str) -> list[ToolSource]:
+    """Start the processes of a --tools: a Python file, "mcp:" and a command, or a file of MCP servers.
 
     Raises:
-        UsageError: the name is neither a file nor a command, or a package is missing.
+        UsageError: it is none of these, or a package is missing.
     """
+    path = config_file().with_name("mcp.json") if name == "mcp" else user_path(name)
     if name.startswith("mcp:"):
         try:
             words = shlex.split(name.removeprefix("mcp:"))
@@ -222,16 +241,23 @@ def _command(name: str) -> list[str]:
             raise UsageError(f"invalid --tools {name}", why=str(error)) from None
         if not words:
             raise UsageError("--tools mcp: needs a command", hint="--tools 'mcp:uvx mcp-server-time'")
-        if importlib.util.find_spec("mcp") is None:
-            raise UsageError(
-                "tools of MCP servers need the mcp package", why="it is not installed", hint="pip install 'llmrun[mcp]'"
-            )
-        return _host("servers", str(Path.cwd()), *words)
-    path = user_path(name)
-    if path.suffix != ".py" or not path.is_file():
-        why = "must be a Python file, or mcp: and the command of an MCP server"
+        servers = {name: Server(tuple(words), folder=str(Path.cwd()))}
+    elif path.suffix == ".py" and path.is_file():
+        return [ToolSource(name, _host("functions", str(path.absolute()), str(Path.cwd())))]
+    elif name == "mcp" or path.suffix == ".json":
+        servers = read_servers(path)
+    elif path.suffix == ".py" or path.parent != Path():  # meant as a file
+        why = "there is no such file" if not path.exists() else "it is not a file of Python code"
+        raise UsageError(f"--tools {name} can't be read", why=why)
+    else:
+        why = "must be a Python file, mcp: and the command of an MCP server, or a file mcp.json"
         raise UsageError(f"invalid --tools {name}", why=why)
-    return _host("functions", str(path.absolute()), str(Path.cwd()))
+    if importlib.util.find_spec("mcp") is None:
+        raise UsageError(
+            "tools of MCP servers need the mcp package", why="it is not installed", hint="pip install 'llmrun[mcp]'"
+        )
+    is_of_file = not name.startswith("mcp:")
+    return [ToolSource(each, _host("servers"), server, is_of_file=is_of_file) for each, server in servers.items()]
 
 
 def _host(module: str, *arguments: str) -> list[str]:

@@ -5,9 +5,10 @@ Owns the names, and the text that a model gets for a refused or failed call; mus
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
-from llmrun.chat.tools.source import CallResult, ToolSource
+from llmrun.chat.tools.source import CallResult, Offer, ToolSource, open_sources
 from llmrun.errors import UsageError
 from llmrun.protocol.codec import load_json
 from llmrun.protocol.messages import Tool, ToolCall
@@ -20,8 +21,11 @@ class Toolbox:
     """Tools from several sources. Use it as a context manager or call close().
 
     Args:
-        names: of the sources, see ToolSource. Their processes start at once; tools() waits for them.
+        names: of the sources, see open_sources(). Their processes start at once; tools() waits for them.
         seconds: limit of one call.
+
+    Attributes:
+        failures: of the servers of a file mcp.json that tools() has left out.
 
     Raises:
         UsageError: a source can't be used.
@@ -29,37 +33,58 @@ class Toolbox:
 
     def __init__(self, names: Iterable[str], seconds: float) -> None:
         self._seconds = seconds
-        self._sources = [ToolSource(name) for name in names]
-        self._of: dict[str, ToolSource] = {}
+        self._sources = [source for name in names for source in open_sources(name)]
+        self._of: dict[str, tuple[ToolSource, str]] = {}  # a tool's name here -> its source, and its name there
         self._running: ToolSource | None = None
+        self.failures: list[UsageError] = []
 
     def tools(self) -> tuple[Tool, ...]:
-        """Return all tools.
+        """Return all tools; where sources have one of the same name, a server's name stands before it.
 
         Raises:
             UsageError: a source or a name can't be used, or two tools have the same name.
         """
-        tools = [(tool, source) for source in self._sources for tool in source.tools()]
-        for tool, source in tools:
-            if not TOOL_NAME.fullmatch(tool.name):
-                raise UsageError(f"a tool can't be called {tool.name!r:.80}", why=TOOL_NAME_RULE)
-            if tool.name in self._of:
-                raise UsageError(f"there are two tools called {tool.name}", hint="leave one of their --tools out")
-            self._of[tool.name] = source
-        return tuple(tool for tool, _ in tools)
+        found = [(tool, source) for source in self._sources for tool in self._listed(source)]
+        if self.failures and len(self.failures) == len(self._sources):
+            raise self.failures[0]
+        times = Counter(tool.name for tool, _ in found)
+        tools = []
+        for tool, source in found:
+            name = f"{source.name}_{tool.name}" if source.is_of_file and times[tool.name] > 1 else tool.name
+            if not TOOL_NAME.fullmatch(name):
+                raise UsageError(f"a tool can't be called {name!r:.80}", why=TOOL_NAME_RULE)
+            if name in self._of:
+                raise UsageError(f"there are two tools called {name}", hint="leave one of their --tools out")
+            self._of[name] = source, tool.name
+            tools.append(tool._replace(name=name))
+        return tuple(tools)
+
+    def _listed(self, source: ToolSource) -> list[Tool]:
+        """Return a source's tools; one of several servers of a file may fail, and the others be used."""
+        try:
+            return source.tools()
+        except UsageError as error:
+            if not source.is_of_file:
+                raise
+            self.failures.append(error)
+            return []
+
+    def offers(self) -> list[Offer]:
+        """Return the resources and prompts of MCP servers, once tools() has waited for them."""
+        return [offer for source in self._sources for offer in source.offers]
 
     def call(self, call: ToolCall) -> CallResult:
         """Call a tool; return its result or the error."""
-        source = self._of.get(call.name)
-        if source is None:
+        if call.name not in self._of:
             return CallResult(f"there is no tool {call.name}", failed=True)
+        source, name = self._of[call.name]
         try:
             arguments = load_json(call.arguments)
         except ValueError:
             return CallResult("its arguments are not JSON", failed=True)
         self._running = source
         try:
-            return source.call(call.name, arguments, self._seconds)
+            return source.call(name, arguments, self._seconds)
         finally:
             self._running = None
 

@@ -28,7 +28,7 @@ def show_offered(chat: Chat, rest: str) -> None:
     """Print the model's tools."""
     from llmrun.ui.views.tools import show_tools
 
-    show_tools(chat.output, chat.tools.offered)
+    show_tools(chat.output, chat.tools.offered, chat.tools.offers)
     if not chat.tools.offered:
         chat.output.note("There are no tools: llmrun chat --tools FILE.py")
 

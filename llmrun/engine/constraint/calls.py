@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llmrun.engine.constraint.matcher import Matcher, compile_lark, tokens_of
@@ -17,17 +18,19 @@ from llmrun.engine.prompt.tools import allows_text
 from llmrun.errors import UsageError
 from llmrun.grammar.formats import FORMATS
 from llmrun.grammar.json_lark import Rules, rules_of
+from llmrun.grammar.loosen import Path
 from llmrun.grammar.place import dotted
 from llmrun.protocol.codec import load_json
 from llmrun.protocol.messages import AnswerRequest, Tool
-from llmrun.protocol.parameters import narrowed_to, parameters_of, types_of
-from llmrun.protocol.toolcalls import KEY, CallElement, CallField, CallSyntax, Parameters
+from llmrun.protocol.parameters import alternatives, narrowed_to, parameters_of, resolved, types_of
+from llmrun.protocol.toolcalls import CDATA, KEY, CallElement, CallField, CallSyntax, ParameterForm, Parameters
 
 if TYPE_CHECKING:
     from llmrun.engine.llama.base import Vocabulary
 
 _MAX_CALLS = 16  # of one answer: a small model may never stop
-_MAX_COUNTED = 1000  # characters of a text
+_MAX_COUNTED = 1000  # characters of a text, or items of a list
+_OF_STRINGS = {"enum", "const", "pattern", "format", "minLength", "maxLength", "anyOf", "oneOf", "allOf", "not"}
 
 
 def compile_calls(
@@ -44,30 +47,30 @@ def compile_calls(
     """
     only = request.tool_choice.removeprefix("=") if request.tool_choice.startswith("=") else ""
     tools = [tool for tool in request.tools if only in ("", tool.name)]
-    matcher = compile_lark("\n".join(_all_lines(request, tools, syntax, only)), vocabulary, shown)
-    matcher.left_out = (*left_out(tools), *_unquoted_left_out(tools, syntax))
+    form = syntax.parameters
+    arguments = [_json_rules(tool) if form is None else _ParameterRules(tool, form).rules() for tool in tools]
+    lines = _all_lines(request, tools, [each.rules for each in arguments], syntax, only)
+    matcher = compile_lark("\n".join(lines), vocabulary, shown)
+    matcher.left_out = tuple(dict.fromkeys((*left_out(tools), *(path for each in arguments for path in each.left_out))))
     return matcher
 
 
-def _unquoted_left_out(tools: Sequence[Tool], syntax: CallSyntax) -> Iterator[str]:
-    """Yield what is not enforced of strings that are written without quotes."""
-    if syntax.parameters is None or syntax.parameters.is_python:
-        return
-    for tool in tools:
-        for name, schema in parameters_of(load_json(tool.parameters)).items():
-            if "string" in types_of(schema) and isinstance(schema, dict) and "enum" not in schema:
-                lost = [key for key in ("pattern", "minLength") if key in schema]
-                lost += ["format"] if schema.get("format") in FORMATS else []
-                lost += ["maxLength"] if _limit_of(schema) is None and "maxLength" in schema else []
-                path = ("tools", tool.name, "parameters", "properties", name)
-                yield from (dotted((*path, key)) for key in lost)
+class _Arguments(NamedTuple):
+    rules: Rules  # of a tool's arguments
+    left_out: Sequence[str]  # paths of what is not enforced
 
 
-def _all_lines(request: AnswerRequest, tools: Sequence[Tool], syntax: CallSyntax, only: str) -> Iterable[str]:
+def _json_rules(tool: Tool) -> _Arguments:
+    return _Arguments(arguments_schema(tool.parameters).rules, ())
+
+
+def _all_lines(
+    request: AnswerRequest, tools: Sequence[Tool], arguments: Sequence[Rules], syntax: CallSyntax, only: str
+) -> Iterable[str]:
     """Return the whole grammar, each line once, because tools may have equal schemas."""
     starts_later = allows_text(request) and not syntax.has_header
     written = len(syntax.trigger) if starts_later else len(syntax.prefill)
-    lines = dict.fromkeys(_lines(tools, syntax, written, several=request.parallel_calls and not only))
+    lines = dict.fromkeys(_lines(tools, arguments, syntax, written, several=request.parallel_calls and not only))
     lead = syntax.lead.removeprefix(syntax.prefill)
     if request.grammar is not None and request.tool_choice == "auto":
         if request.grammar.kind != "json_schema":
@@ -82,7 +85,9 @@ def _all_lines(request: AnswerRequest, tools: Sequence[Tool], syntax: CallSyntax
     return ["start: calls | answer", f"answer: {answer}", *lines]
 
 
-def _lines(tools: Sequence[Tool], syntax: CallSyntax, n_written: int, *, several: bool) -> Iterator[str]:
+def _lines(
+    tools: Sequence[Tool], arguments: Sequence[Rules], syntax: CallSyntax, n_written: int, *, several: bool
+) -> Iterator[str]:
     """Yield the rules of calls, of which the first characters are written already."""
     at = syntax.call.index(CallField.NAME)
     before, after = syntax.call[:at], syntax.call[at + 1 :]
@@ -93,15 +98,10 @@ def _lines(tools: Sequence[Tool], syntax: CallSyntax, n_written: int, *, several
     if more:
         yield f"more: {_elements(_joined(syntax.between or '', *before))}call"
     yield f"call: {' | '.join(f'call_{index}' for index in range(len(tools)))}"
-    for index, tool in enumerate(tools):
+    for index, (tool, rules) in enumerate(zip(tools, arguments, strict=True)):
         named = (tool.name if element is CallField.NAME else element for element in after)
-        yield f"call_{index}: {_elements(_joined(tool.name, *named), f'arguments_{index}')}"
-        if syntax.parameters is None:
-            rules = arguments_schema(tool.parameters).rules
-            yield f"arguments_{index}: {rules.start}"
-            yield from rules.lines
-        else:
-            yield from _parameter_lines(f"arguments_{index}", tool, syntax.parameters)
+        yield f"call_{index}: {_elements(_joined(tool.name, *named), rules.start)}"
+        yield from rules.lines
 
 
 def _joined(*elements: CallElement) -> list[CallElement]:
@@ -125,75 +125,143 @@ def _elements(elements: Sequence[CallElement], arguments: str = "") -> str:
     return "".join(_text(element) if isinstance(element, str) else rules[element] for element in elements)
 
 
-def _parameter_lines(rule: str, tool: Tool, form: Parameters) -> Iterator[str]:
-    """Yield rules for the parameters of a tool's schema, one by one, in their order."""
-    schema = load_json(tool.parameters)
-    parameters = parameters_of(schema)
-    required = schema.get("required") if isinstance(schema, dict) else None
-    yield f"{rule}: {rule}_first_0"
-    for index, (name, value) in enumerate(parameters.items()):
-        is_needed = isinstance(required, list) and name in required
-        after = f"{rule}_more_{index + 1}"
-        yield f"{rule}_{index}: {_text(form.begin + name)}{rule}_value_{index}"
-        yield from _value_lines(f"{rule}_value_{index}", name, value, schema, form)
-        yield f"{rule}_first_{index}: {rule}_{index} {after}" + ("" if is_needed else f" | {rule}_first_{index + 1}")
-        yield f"{rule}_more_{index}: {_text(form.between)}{rule}_{index} {after}" + ("" if is_needed else f" | {after}")
-    yield f'{rule}_first_{len(parameters)}: ""'
-    yield f'{rule}_more_{len(parameters)}: ""'
+class _ParameterRules:
+    """The rules of a tool's arguments whose members are written one by one, in the order of the schema."""
+
+    def __init__(self, tool: Tool, form: Parameters) -> None:
+        self._tool, self._form, self._root = tool, form, load_json(tool.parameters)
+        self._prefix = "p" + sha256(tool.parameters.encode()).hexdigest()[:10]
+        self._names: dict[tuple[int, str], str] = {}  # a schema, by its place in memory, and the text after its values
+        self._lines: list[str] = []
+        self._left_out: list[str] = []
+
+    def rules(self) -> _Arguments:
+        start = self._members(parameters_of(self._root), self._root, ())
+        return _Arguments(Rules(start, tuple(self._lines)), self._left_out)
+
+    def _rule(self, body: str, name: str = "") -> str:
+        name = name or self._new_name()
+        self._lines.append(f"{name}{body}")
+        return name
+
+    def _new_name(self) -> str:
+        return f"{self._prefix}_{len(self._lines)}_{len(self._names)}"
+
+    def _members(self, properties: dict[str, Any], schema: Any, path: Path) -> str:
+        """Write rules of an object's members, and return the name of the first one."""
+        required = schema.get("required") if isinstance(schema, dict) else None
+        between = _text(self._form.between)
+        first = more = self._rule(': ""')
+        for name, value in reversed(properties.items()):
+            is_needed = isinstance(required, list) and name in required
+            written = f"{_text(self._form.begin + name)}{self._value(value, name, (*path, 'properties', name))}"
+            skipped = ("", "") if is_needed else (f" | {first}", f" | {more}")
+            first, more = (
+                self._rule(f": {written} {more}{skipped[0]}"),
+                self._rule(f": {between}{written} {more}{skipped[1]}"),
+            )
+        return first
+
+    def _value(self, schema: Any, name: str, path: Path, start: int = 0) -> str:
+        """Return the name of the rule of a value in each form that its type may have, with the texts around it.
+
+        Args:
+            start: of the text before it, where it begins.
+        """
+        schema = resolved(schema, self._root)
+        key = id(schema), f"{name}/{start}"
+        if key not in self._names:
+            rule = self._names[key] = self._new_name()
+            types = types_of(schema, self._root)
+            forms = [each for each in self._form.forms if types & each.types] or [self._form.forms[0]]
+            choices = [choice for each in forms for choice in self._choices(schema, each, name, path, start)]
+            self._rule(f": {' | '.join(choices)}", rule)
+        return self._names[key]
+
+    def _choices(self, schema: Any, form: ParameterForm, name: str, path: Path, start: int) -> Iterator[str]:
+        """Yield what may stand for a value in one form, with the texts around it."""
+        types = types_of(schema, self._root)
+        types = types & form.types or types
+        before, end = _text(form.middle[start:]), form.end.replace(KEY, name)
+        if self._form.is_python:
+            yield from (f"{before}{value}" for value in self._python_values(schema, types))
+            return
+        if "string" in types:
+            yield f"{before}{self._raw_text(schema, end, path)}"
+            return
+        for each in alternatives(schema, self._root):
+            allowed = types & types_of(each, self._root)
+            nested = dict(self._nested(each, allowed, path))
+            yield from (f"{before}{value}{_text(end)}" for value in nested.values())
+            if allowed := allowed - nested.keys():
+                yield f"{before}{self._json(narrowed_to(each, allowed))} {_text(end)}"
+
+    def _nested(self, schema: Any, types: Collection[str], path: Path) -> Iterator[tuple[str, str]]:
+        """Yield expressions of objects and lists that are not JSON, by their types."""
+        nesting = self._form.nesting
+        if nesting is None or not isinstance(schema, dict):
+            return
+        if "object" in types and (properties := parameters_of(schema)):
+            self._leave_out(schema, ("patternProperties", "minProperties", "maxProperties", "allOf", "not", "if"), path)
+            members = self._members(properties, schema, path)
+            yield "object", f"{_text(nesting.braces[0])}{members} {_text(nesting.braces[1])}"
+        if "array" in types and isinstance(schema.get("items"), dict):
+            bounds = [key for key in ("minItems", "maxItems") if _count_of(schema, key) is None]
+            self._leave_out(schema, (*bounds, "prefixItems", "uniqueItems", "contains", "allOf", "not", "if"), path)
+            path = (*path, "items")
+            if nesting.item:
+                item = _text(self._form.begin + nesting.item) + self._value(schema["items"], nesting.item, path)
+            else:
+                item = self._value(schema["items"], "", path, self._form.value_start)
+            least, most = _count_of(schema, "minItems") or 0, _count_of(schema, "maxItems")
+            more = (
+                f"({_text(self._form.between)}{item}){{{max(least - 1, 0)},{'' if most is None else max(most - 1, 0)}}}"
+            )
+            items = "" if most == 0 else f"{item} {more}" if least else f"({item} {more})?"
+            yield "array", f"{_text(nesting.brackets[0])}{items} {_text(nesting.brackets[1])}"
+
+    def _python_values(self, schema: Any, types: frozenset[str]) -> Iterator[str]:
+        """Yield literals of Python, in which lists and objects are as in JSON, and strings may be."""
+        constants = {"boolean": '("True" | "False")', "null": '"None"'}
+        yield from (text for kind, text in constants.items() if kind in types)
+        if others := types - constants.keys():
+            yield self._json(narrowed_to(schema, others) if others != types else schema)
+        if "string" in types and not (isinstance(schema, dict) and schema.keys() & _OF_STRINGS):
+            yield r"/'([^'\\]|\\.)*'/"
+
+    def _json(self, schema: Any) -> str:
+        schema = schema if isinstance(schema, dict) else {}
+        root = self._root if isinstance(self._root, dict) else {}
+        rules = value_rules({**schema, **{name: root[name] for name in ("$defs", "definitions") if name in root}})
+        self._lines += rules.lines
+        return rules.start
+
+    def _raw_text(self, schema: Any, end: str, path: Path) -> str:
+        """Return an expression of a string as it is, and of the text after it."""
+        schema = schema if isinstance(schema, dict) else {}
+        choices = [schema["const"]] if "const" in schema else schema.get("enum")
+        if isinstance(choices, list) and all(isinstance(choice, str) for choice in choices):
+            return f"({' | '.join(_literal(choice + end) for choice in choices)})"
+        limit = _count_of(schema, "maxLength")
+        lost = ["pattern", "minLength"] + ["format"] * (schema.get("format") in FORMATS)
+        self._leave_out(schema, lost + ["maxLength"] * (limit is None), path)
+        size = "*" if limit is None else f"{{0,{limit}}}"
+        if not self._form.has_cdata:
+            return self._rule(f"[suffix={_literal(end)}]: /(?s:.{size})/")
+        quoted = self._rule(f"[suffix={_literal(CDATA[1] + end)}]: /(?s:.{size})/")
+        rest = "([^<]|<[^!]).*" if limit is None else f"[^<].{{0,{limit - 1}}}" if limit else ""  # nothing of CDATA's
+        plain = self._rule(f"[suffix={_literal(end)}]: /(?s:({rest})?)/")
+        return f"({_text(CDATA[0])}{quoted} | {plain})"
+
+    def _leave_out(self, schema: dict[str, Any], keys: Iterable[str], path: Path) -> None:
+        """Note keywords that are not enforced."""
+        paths = ((*path, key) for key in keys if key in schema)
+        self._left_out += (dotted(("tools", self._tool.name, "parameters", *each)) for each in paths)
 
 
-def _value_lines(rule: str, name: str, schema: Any, root: Any, form: Parameters) -> Iterator[str]:
-    """Yield rules for a parameter's value in each form that its type may have, with the texts around it."""
-    types = types_of(schema)
-    forms = [each for each in form.forms if types & each.types] or [form.forms[0]]
-    yield f"{rule}: {' | '.join(f'{rule}_{number}' for number in range(len(forms)))}"
-    for number, each in enumerate(forms):
-        end = each.end.replace(KEY, name)
-        body = f"{rule}_{number}"
-        if "string" in each.types & types and not form.is_python:
-            yield f"{body}: {_text(each.middle)}{body}_text"
-            yield f"{body}_text{_raw_text(schema, end)}"
-        elif form.is_python:
-            yield from _python_value(f"{body}: {_text(each.middle)}", types, schema, root)
-        else:
-            allowed = types & each.types or types
-            narrowed = schema if allowed == types else narrowed_to(schema, allowed)
-            rules = _with_definitions(narrowed, root)
-            yield f"{body}: {_text(each.middle)}{rules.start} {_text(end)}"
-            yield from rules.lines
-
-
-def _python_value(before: str, types: frozenset[str], schema: Any, root: Any) -> Iterator[str]:
-    """Yield a rule for a literal of Python, in which strings, lists and objects are as in JSON."""
-    constants = {"boolean": '("True" | "False")', "null": '"None"'}
-    choices = [text for kind, text in constants.items() if kind in types]
-    others = types - constants.keys()
-    if others:
-        rules = _with_definitions(narrowed_to(schema, others) if others != types else schema, root)
-        choices.append(rules.start)
-        yield from rules.lines
-    yield f"{before}({' | '.join(choices)})"
-
-
-def _with_definitions(schema: Any, root: Any) -> Rules:
-    schema = schema if isinstance(schema, dict) else {}
-    return value_rules({**schema, **{name: root[name] for name in ("$defs", "definitions") if name in root}})
-
-
-def _raw_text(schema: Any, end: str) -> str:
-    """Return the end of a rule for a string as it is, and the text after it."""
-    schema = schema if isinstance(schema, dict) else {}
-    choices = [schema["const"]] if "const" in schema else schema.get("enum")
-    if isinstance(choices, list) and all(isinstance(choice, str) for choice in choices):
-        return f": {' | '.join(_literal(choice + end) for choice in choices)}"
-    limit = _limit_of(schema)
-    size = "*" if limit is None else f"{{0,{limit}}}"
-    return f"[suffix={_literal(end)}]: /(?s:.{size})/"
-
-
-def _limit_of(schema: dict[str, Any]) -> int | None:
-    """Return the most characters of a string without quotes, if that is enforced."""
-    limit = schema.get("maxLength")
+def _count_of(schema: dict[str, Any], key: str) -> int | None:
+    """Return the value of a keyword that limits a size, if that is enforced."""
+    limit = schema.get(key)
     return limit if isinstance(limit, int) and 0 <= limit <= _MAX_COUNTED else None
 
 
@@ -271,10 +339,10 @@ class ToolCallConstraint:
         return _State(reasoning, text if begin.startswith(text) else None, text == begin and self._matcher is not None)
 
     def _in_reasoning(self, tail: str, piece: str, reasoning: ReasoningTracker) -> _State:
-        """Return the state after text of the reasoning, which a call ends at the start of a line, as in answers."""
+        """Return the state after text of the reasoning, which a call ends, as ReasoningSplitter sees it."""
         begin = self._syntax.trigger
         text = "\n" + (tail + piece).lstrip() if not tail.strip() else tail + piece
-        is_call = self._matcher is not None and text.endswith("\n" + begin)
+        is_call = self._matcher is not None and text.endswith(begin if self._syntax.begins_anywhere else "\n" + begin)
         return _State(reasoning, text[-len(begin) - 1 :], is_call)
 
     def forced(self) -> list[int]:

@@ -35,11 +35,14 @@ class BatchCapacity(NamedTuple):
     rows: int  # maximum number of entries in a batch with drafts
     cells: int  # free cells of the KV cache, beyond those for the sequences' own tokens
     window: int  # maximum length of a sequence
+    draft: int  # maximum number of drafted tokens of a sequence
+    are_equal: bool  # all sequences have to have equally many entries in a batch with drafts
 
     @classmethod
     def of(cls, context: Context, budget: CellBudget, n_tokens: int, window: int) -> BatchCapacity:
         """Return what remains beside n_tokens of the sequences' own tokens."""
-        return cls(min(context.n_batch, context.n_outputs), budget.n_cells - budget.used - n_tokens, window)
+        rows, cells = min(context.n_batch, context.n_outputs), budget.n_cells - budget.used - n_tokens
+        return cls(rows, cells, window, context.max_draft, not context.cuts)
 
 
 def fill(
@@ -83,7 +86,7 @@ def _draft(chosen: Collection[tuple[Sequence, int]], spare: BatchCapacity, model
     for sequence, share in chosen:
         if sequence.extras.drafting is not None:
             end = sequence.n_cached + share
-            limit = min(spare.rows - rows, spare.cells - (rows - n_tokens), spare.window - end)
+            limit = min(spare.rows - rows, spare.cells - (rows - n_tokens), spare.window - end, spare.draft)
             rows += sequence.plan_draft(sequence.extras.drafting, limit, StepShape(rows, len(chosen), end - 1))
             planned.append((sequence, sequence.extras.drafting))
     if model is not None:
@@ -93,3 +96,8 @@ def _draft(chosen: Collection[tuple[Sequence, int]], spare: BatchCapacity, model
             model.compute(requesting)
     for sequence, drafting in planned:
         sequence.draft = drafting.take(sequence.sampler.allowed)
+    if spare.are_equal and len(chosen) > 1:
+        has_equal_shares = len({share for _, share in chosen}) == 1
+        length = min(len(sequence.draft) for sequence, _ in chosen) if has_equal_shares else 0
+        for sequence, drafting in planned:
+            sequence.draft = drafting.shorten(length)

@@ -22,7 +22,10 @@ Emit = Callable[[list[Event]], float]
 
 
 class Ending(NamedTuple):
-    """The end of an answer: its steps of the run, and the finish reason with its detail, or the error."""
+    """The end of an answer: its steps of the run, and the finish reason with its detail, or the error.
+
+    Without a reason, a reasoning has to be closed, and the answer goes on.
+    """
 
     n_steps: int
     reason: str
@@ -80,7 +83,8 @@ class DecodeRun:
         """Return the maximum length of the run: no answer gets longer than it may."""
         if limit.seconds <= 0 and self._emit is None:
             return 1
-        n_steps = max(1, limit.steps // len(self._sequences))
+        # A device computes beside the handling of text, and would wait between two runs.
+        n_steps = limit.steps if self._context.on_device else max(1, limit.steps // len(self._sequences))
         for sequence in self._sequences:
             n_steps = min(n_steps, self._window - sequence.n_cached)
             if sequence.limits.max_tokens:
@@ -120,7 +124,7 @@ class DecodeRun:
                 if row in ended and len(self.sampled) >= ended[row].n_steps:
                     continue
                 reason, detail = sequence.append(tokens[row], vocabulary, window, now, events)
-                if reason:
+                if reason or sequence.must_close:
                     ended[row] = Ending(len(self.sampled), reason, detail)
 
 

@@ -57,6 +57,8 @@ class Drafting:
         self._gate = Gate(speculation.most, *(StepTimes(times).lines for times in tables))
         self._step = StepShape(1, 1, 0)  # the planned one,
         self._drafted: list[int] = []  # its draft, ...
+        self._taken: list[int] = []  # what take() has returned, and the seconds that drafting it takes
+        self._seconds = 0.0
         self._match = self._length = 0  # ... the length of the match before it, and how much of it is verified
 
     def plan(self, tokens: Sequence[int], limit: int, step: StepShape) -> int:
@@ -111,7 +113,15 @@ class Drafting:
             if n_allowed < length:
                 length = gate.choose(match, n_allowed, self._step).length if n_allowed else 0
         gate.set_length(length, seconds)
-        return tokens[:length]
+        self._taken, self._seconds = tokens[:length], seconds
+        return self._taken
+
+    def shorten(self, length: int) -> list[int]:
+        """Return the first tokens of what take() has returned; no others are verified."""
+        if length < len(self._taken):
+            self._taken = self._taken[:length]
+            self._gate.set_length(length, self._seconds)
+        return self._taken
 
     def rewind(self, length: int) -> None:
         """Cut the sequence to its first tokens after a retraction."""

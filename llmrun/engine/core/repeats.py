@@ -26,6 +26,10 @@ class RepeatGuard:
     """
 
     def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget the text."""
         self._text = ""
         # The last end of each run of _SEED characters, in two generations to bound memory.
         self._young: dict[str, int] = {}

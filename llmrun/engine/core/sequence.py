@@ -39,6 +39,7 @@ class Extras:
     thinking_tags: tuple[str, ...] = ()  # the tags around the reasoning; none without reasoning
     thinking: ThinkingBudget | None = None  # limits the reasoning
     guard: RepeatGuard | None = None  # ends an answer that repeats itself
+    closing: str = ""  # closes the reasoning, if that repeats itself; "" without reasoning
     # the conversation was truncated; what the KV cache holds after the gap is moved, not computed again
     moves: bool = False
     shown: frozenset[int] = frozenset()  # control tokens whose text is part of the answer
@@ -76,6 +77,8 @@ class Sequence:
     n_fed: int = 0  # tokens before the draft
     n_shown: int = 0  # answer tokens that were sent with their text
     n_retracted: int = 0  # answer tokens that were retracted
+    must_close: bool = False  # the reasoning repeats itself: the next tokens close it
+    n_loops_closed: int = 0
     # tokens that this step decodes after all others, to verify them; never part of tokens
     draft: list[int] = field(default_factory=list)
     n_drafted: int = 0  # drafted tokens that were decoded
@@ -87,8 +90,10 @@ class Sequence:
     passed: int = 0  # number of younger sequences that were admitted before it
     awaits_prefix: bool = False  # another sequence is prefilling a prefix that this one can reuse
 
-    def admit(self, slot: int, n_cached: int) -> None:
+    def admit(self, slot: int, n_cached: int, now: float) -> None:
         """Assign a slot, which holds the first n_cached tokens."""
+        if not self.admitted:
+            self.metrics.admitted = now
         self.n_reused = min(self.n_reused, n_cached) if self.admitted else n_cached
         self.admitted, self.slot, self.n_cached = True, slot, n_cached
 
@@ -195,10 +200,21 @@ class Sequence:
         if extras.thinking is not None:
             extras.thinking.push(self.text.decoded)
         repeated = extras.guard.push(text) if extras.guard is not None else None
-        if repeated is not None:
-            return "repeats", repeated
         is_full = len(self.tokens) > window or (limit is not None and self.n_completion >= limit)
-        return ("length", "") if is_full else _CONTINUES
+        if repeated is None:
+            return ("length", "") if is_full else _CONTINUES
+        if is_full or not extras.closing or extras.splitter is None or not extras.splitter.in_reasoning:
+            return "repeats", repeated
+        self.must_close = True
+        return _CONTINUES
+
+    def close_reasoning(self) -> str:
+        """Return the text that closes a reasoning that repeats itself; a loop in what follows is found anew."""
+        assert self.extras.guard is not None
+        self.must_close = False
+        self.n_loops_closed += 1
+        self.extras.guard.restart()
+        return self.extras.closing
 
     def end(self) -> None:
         """Free what the finished request no longer needs."""
@@ -239,6 +255,7 @@ class Sequence:
             completion_tokens=self.n_completion,
             decode_seconds=self.metrics.decode_seconds,
             ttft_seconds=self.metrics.ttft_seconds,
+            queue_seconds=self.metrics.queue_seconds,
             itl_p50_seconds=self.metrics.itl_quantile(0.5),
             itl_p95_seconds=self.metrics.itl_quantile(0.95),
             context_used=self.n_cached,
@@ -252,4 +269,5 @@ class Sequence:
             draft_steps=drafting.model.n_steps if drafting is not None and drafting.model is not None else 0,
             picture_tokens=images.n_tokens if images is not None else 0,
             picture_seconds=images.seconds if images is not None else 0.0,
+            loops_closed=self.n_loops_closed,
         )

@@ -10,7 +10,7 @@ from llmrun.engine.core.slots import Slots
 from llmrun.engine.llama.base import Aborted, CacheFull, Context, Entry
 from llmrun.protocol.speculation import StepTables, StepTime
 
-WIDTHS = (4, 8, 16)  # compared with 1
+WIDTHS = (2, 3, 4, 8, 16)  # compared with 1
 _ROUNDS = 5  # after one to warm up
 _MIN_DEPTH = 256  # tokens in the KV cache; too few don't show the cost of attention
 _MAX_SPREAD = 1.5  # ratio of the upper to the lower quartile of equal steps; more means that the machine is busy
@@ -36,12 +36,13 @@ def measure_steps(
     draft_times: list[StepTime] = []
     try:
         if depth >= _MIN_DEPTH and fits:
-            times += _measure(context, longest, depth, clock, is_interrupted)
+            times += _measure(context, longest, depth, clock, is_interrupted, _restoring(context, slots, longest))
         with slots.emptied(shortest) as is_empty:
             if is_empty:
-                times += _measure(context, shortest, 0, clock, is_interrupted)
+                times += _measure(context, shortest, 0, clock, is_interrupted, lambda: context.forget(shortest, 0))
         if draft_model is not None and draft_model.longest_sequence[1] + max(WIDTHS) <= draft_model.context.n_ctx:
-            draft_times += _measure(draft_model.context, *draft_model.longest_sequence, clock, is_interrupted)
+            drafts, (slot, length) = draft_model.context, draft_model.longest_sequence
+            draft_times += _measure(drafts, slot, length, clock, is_interrupted, lambda: drafts.forget(slot, length))
     except (Aborted, CacheFull):
         return StepTables()
     return StepTables(tuple(times), tuple(draft_times))
@@ -54,8 +55,27 @@ def raise_if_disturbed(equal: list[float]) -> None:
         raise Aborted
 
 
+def _restoring(context: Context, slots: Slots, slot: int) -> Callable[[], object]:
+    """Return what cuts a slot to the tokens that it has now; it raises Aborted if they are lost."""
+    depth = len(slots.cached[slot])
+    # Of a memory that can't be cut: otherwise the first token of each step would stay.
+    state = context.checkpoint(slot) if context.has_checkpoints else bytearray()
+
+    def restore() -> None:
+        if not (context.forget(slot, depth) or (state and context.go_back(slot, state, depth))):
+            slots.truncate(slot, 0)
+            raise Aborted
+
+    return restore
+
+
 def _measure(
-    context: Context, slot: int, depth: int, clock: Callable[[], float], is_interrupted: Callable[[], bool]
+    context: Context,
+    slot: int,
+    depth: int,
+    clock: Callable[[], float],
+    is_interrupted: Callable[[], bool],
+    restore: Callable[[], object],
 ) -> list[StepTime]:
     """Measure step times at one depth.
 
@@ -75,9 +95,9 @@ def _measure(
             context.logits(width - 1)  # waits for the computation
             return clock() - began
         finally:
-            context.forget(slot, depth)
+            restore()
 
-    widths = [width for width in WIDTHS if width <= min(context.n_batch, context.n_outputs)]
+    widths = [width for width in WIDTHS if width <= min(context.n_batch, context.n_outputs, context.max_draft + 1)]
     plain: list[float] = []
     wide: dict[int, list[float]] = {width: [] for width in widths}
     for _ in range(1 + _ROUNDS):

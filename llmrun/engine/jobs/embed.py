@@ -109,18 +109,21 @@ def _templated(vocabulary: LlamaVocabulary, template: str, query: str, texts: It
     """
     control = ControlTexts(vocabulary.control_texts).pattern
 
-    def tokens(part: str) -> list[int]:
+    def tokens(part: str, *, begins: bool) -> list[int]:
         pieces = re.split(f"({control.pattern})", part)
         return [
             token
             for number, piece in enumerate(pieces)
-            for token in vocabulary.tokenize(piece.replace("{query}", query), special=number % 2 == 1)
+            for token in vocabulary.tokenize(
+                piece.replace("{query}", query), special=number % 2 == 1, begins=begins and not number
+            )
         ]
 
     start, _, end = template.partition("{document}")
     left = max((found.end() for found in control.finditer(start)), default=0)
     found = control.search(end)
     right = found.start() if found else len(end)
-    before, after, prefix = tokens(start[:left]), tokens(end[right:]), start[left:].replace("{query}", query)
-    plain = (vocabulary.tokenize(prefix + text + end[:right], special=False) for text in texts)
+    before, after = tokens(start[:left], begins=True), tokens(end[right:], begins=False)
+    prefix = start[left:].replace("{query}", query)
+    plain = (vocabulary.tokenize(prefix + text + end[:right], special=False, begins=not left) for text in texts)
     return [_Sequence(before, found, after) for found in plain]

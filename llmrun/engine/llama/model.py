@@ -16,7 +16,7 @@ from llmrun import _native
 from llmrun.engine.llama.buffers import BufferLog
 from llmrun.engine.llama.device_parameters import DeviceParameters
 from llmrun.engine.llama.library import import_llama
-from llmrun.engine.llama.vocabulary import STRIPS_ACCENTS, LlamaVocabulary
+from llmrun.engine.llama.vocabulary import SPACE_CHANGES, STRIPS_ACCENTS, LlamaVocabulary
 from llmrun.errors import BadModelError, CancelledError
 from llmrun.protocol.settings import DEFAULTS, EngineSettings
 from llmrun.system import file_identity
@@ -26,11 +26,23 @@ if TYPE_CHECKING:  # loading the weights does not wait for these imports
     from llmrun.protocol.adapters import Adapter
     from llmrun.protocol.loading import DeviceBuffer, Load
 _KV_BOOL = 2  # llama_model_kv_override_type
+_SPACE_RULE = b"llmrun.tokenizer.space_prefix"  # metadata.SPACE_PREFIX, for which the weights would wait
+_RULES_WITHIN = 1 << 20  # bytes of a file before its vocabulary, generously
 
 
 def experts_of(layers: tuple[int, ...]) -> str:
     """Return the pattern of the names of these layers' experts, as llama.cpp's --n-cpu-moe has it."""
     return rf"blk\.({'|'.join(map(str, layers))})\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+
+
+def _has_text_rules(path: Path) -> bool:
+    """Return whether a file has rules for its text, so that llama.cpp is not to change spaces.
+
+    The key stands before the vocabulary. Reading all of the header would hold up the weights.
+    """
+    with suppress(OSError), path.open("rb") as file:
+        return _SPACE_RULE in file.read(_RULES_WITHIN)
+    return False
 
 
 class LlamaModel:
@@ -110,9 +122,11 @@ class LlamaModel:
         params.n_gpu_layers = self.gpu_layers
         params.use_extra_bufts = self.repack
         params.vocab_only = vocabulary_only
-        overrides = (llama.llama_model_kv_override * 2)()  # ends with an entry of zeros
         # The vocabulary does it: llama.cpp strips spacing marks too, i.e. vowels of Tamil and Bengali.
-        overrides[0].key, overrides[0].tag, overrides[0].value.val_bool = STRIPS_ACCENTS, _KV_BOOL, False
+        keys = [STRIPS_ACCENTS, *(SPACE_CHANGES if _has_text_rules(Path(self.path)) else ())]
+        overrides = (llama.llama_model_kv_override * (len(keys) + 1))()  # ends with an entry of zeros
+        for override, key in zip(overrides, keys, strict=False):
+            override.key, override.tag, override.value.val_bool = key, _KV_BOOL, False
         params.kv_overrides = overrides
         self._devices.apply(llama, params, Path(self.path))
         # llama.cpp's advice: copies to a GPU are faster from read memory.

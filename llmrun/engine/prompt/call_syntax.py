@@ -14,7 +14,17 @@ from os.path import commonprefix
 from typing import Any, NamedTuple
 
 from llmrun.protocol.messages import Message, Tool, ToolCall
-from llmrun.protocol.toolcalls import KEY, CallElement, CallField, CallSyntax, ParameterForm, Parameters
+from llmrun.protocol.toolcalls import (
+    CDATA,
+    KEY,
+    CallElement,
+    CallField,
+    CallSyntax,
+    Nesting,
+    ParameterForm,
+    Parameters,
+    write_nested,
+)
 
 Render = Callable[[Sequence[Message], Sequence[Tool], bool], str]
 """Renders a conversation, with or without the beginning of the next answer; "" if the template refuses it."""
@@ -36,7 +46,7 @@ _SAMPLES: dict[str, Any] = {
     "array": [7531, 1357],
     "object": {"inner": 7531},
 }
-_BOUNDARY = re.compile(r"[<\[{]")  # begins a marker
+_BOUNDARY = re.compile(r"\]?<|[\[{]")  # begins a marker; MiniMax M3's are "]<]minimax[>[<name>"
 _EMPTY_REASONING = re.compile(r"\s*(?:<([^<>/]+)>\s*</\1>|</[^<>/]+>)\s*")
 
 
@@ -277,11 +287,9 @@ def _parameters(turns: _Turns, shape: _Shape) -> tuple[_Shape, Parameters] | Non
         following = following[: len(following) - len(begin)]
         form = (middle, following.removesuffix(between))
         forms.setdefault(form, set()).add(kind)
-    middles = {kind: middle for kind, (middle, _) in samples.items()}
-    is_python = middles.get("integer") == "=" and head.endswith("(") and not begin
-    quote = middles["string"].removeprefix(middles.get("integer", middles["string"]))
+    is_python = "integer" in samples and samples["integer"][0] == "=" and head.endswith("(") and not begin
     if is_python:
-        forms, quote = {("=", ""): set(_SAMPLES)}, ""
+        forms = {("=", ""): set(_SAMPLES)}
     known = set().union(*forms.values())
     parameters = Parameters(
         begin,
@@ -290,15 +298,23 @@ def _parameters(turns: _Turns, shape: _Shape) -> tuple[_Shape, Parameters] | Non
             ParameterForm(middle, end, frozenset(kinds | ({*_SAMPLES} - known if "number" in kinds else set())))
             for (middle, end), kinds in forms.items()
         ),
-        quote if len(forms) > 1 and middles["string"].endswith(quote) and end_of_string(forms) == quote else "",
-        is_python,
+        is_python=is_python,
+        has_cdata=CDATA[0] in (turns.calls({_KEYS[0]: "<&>"}) or ""),
     )
+    parameters = parameters if is_python else _with_nesting(parameters, turns)
     call = [*shape.call[: at - 1 if before else at], head, CallField.ARGUMENTS, close, *shape.call[at + 2 :]]
     return shape._replace(call=[element for element in call if element]), parameters
 
 
-def end_of_string(forms: dict[tuple[str, str], set[str]]) -> str:
-    return next(end for (_, end), kinds in forms.items() if "string" in kinds)
+def _with_nesting(parameters: Parameters, turns: _Turns) -> Parameters:
+    """Add how objects and lists in parameters are written, if not as JSON."""
+    value = {"inner": [7531, 1357]}
+    text = turns.calls({_KEYS[0]: value}) or ""
+    item = re.search(re.escape(parameters.begin) + r"(\w+)" + re.escape(parameters.forms[0].middle) + "7531", text)
+    choices = [Nesting(("{", "}"), ("[", "]"))]
+    choices += [Nesting(("", ""), ("", ""), item[1])] if item and parameters.begin else []
+    nested = (parameters._replace(nesting=each) for each in choices)
+    return next((each for each in nested if write_nested(value, each) in text), parameters)
 
 
 def _around(turns: _Turns, value: Any) -> tuple[str, str] | None:
@@ -328,8 +344,10 @@ def _text_after_fields(bare: str | None, shape: _Shape) -> str:
 def _syntax(shape: _Shape, parameters: Parameters | None, turns: _Turns) -> CallSyntax:
     first = shape.call[0] if isinstance(shape.call[0], str) else ""
     begins = (shape.begin + first).lstrip()
-    ends = [match.end() for match in re.finditer(r"[>\]]", begins)]
+    ends = [match.end() for match in re.finditer(r"[>\]]", begins) if re.search(r"\w", begins[: match.end()])]
     plain = turns.opening + turns.closing
+    if not ends and (json_start := re.search(r"\w\s*[\[{]", begins)):  # of words
+        ends = [json_start.end()]
     trigger = next((begins[:end] for end in ends if begins[:end] not in plain), begins)
     lead = prefill = ""
     if not _BOUNDARY.search(trigger):
@@ -363,7 +381,8 @@ def for_vocabulary(syntax: CallSyntax, control: Collection[str], ends: Sequence[
         for match in re.finditer(re.escape(text), begins):
             if match.start() < size < match.end():
                 size = match.end()
-    return syntax._replace(end=end, trigger=begins[:size] if size > len(syntax.trigger) else syntax.trigger)
+    trigger = begins[:size] if size > len(syntax.trigger) else syntax.trigger
+    return syntax._replace(end=end, trigger=trigger, is_control=any(text in trigger for text in control if text))
 
 
 # Syntaxes by hand, of models whose templates write no calls: a control token shows them.

@@ -57,6 +57,10 @@ class TemplateRules:
         return self._keeps_order(_SAID, _ASKED)
 
     @cached_property
+    def takes_empty_answers(self) -> bool:
+        return bool(self._render((_ASKED, replace(_SAID, content=""), _ASKED_AGAIN), ()))
+
+    @cached_property
     def takes_no_question(self) -> bool:
         """A conversation may have no user's message."""
         return bool(self._render((_SYSTEM,), ()) and self._render((_SYSTEM,), (PROBE_TOOL,)))
@@ -122,6 +126,8 @@ def fit(messages: Sequence[Message], rules: TemplateRules) -> list[Message]:
     if any(map(_has_all, fitted)) and not rules.takes_reasoning_before_text:
         fitted = [_with_text_as_reasoning(each) if _has_all(each) else each for each in fitted]
         rules.rewritings.add("reasoning")
+    if any(map(_is_empty_answer, fitted)) and not rules.takes_empty_answers:
+        fitted = [each for each in fitted if not _is_empty_answer(each)]
     if any(map(_are_neighbours, fitted, fitted[1:])) and not rules.takes_neighbours:
         fitted = _merge(fitted, _are_neighbours)
         rules.rewritings.add("neighbours")
@@ -211,6 +217,10 @@ def _has_all(message: Message) -> bool:
 
 def _with_text_as_reasoning(message: Message) -> Message:
     return replace(message, content="", reasoning=f"{message.reasoning}\n\n{message.content}")
+
+
+def _is_empty_answer(message: Message) -> bool:
+    return message.role == "assistant" and not (message.content or message.tool_calls or message.reasoning)
 
 
 def _are_neighbours(before: Message, message: Message) -> bool:

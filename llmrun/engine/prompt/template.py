@@ -162,6 +162,16 @@ class ChatTemplate:
         """The syntax of the model's reasoning; None if it does not reason."""
         return find_reasoning(self.source, self._reasoning_trial, self._ends)
 
+    @cached_property
+    def lead(self) -> str:
+        """What the model writes before the text of an answer, e.g. its receiver; "" if it reasons, or for nothing."""
+        if self.reasoning is not None:
+            return ""
+        asked = self._reasoning_trial((_QUESTION,), None, True)
+        whole = self._reasoning_trial((_QUESTION, Message("assistant", _PROBE_TEXT)), None, False)
+        lead = whole.removeprefix(asked).partition(_PROBE_TEXT)[0] if whole.startswith(asked) else ""
+        return lead if lead.strip() else ""
+
     def _reasoning_trial(self, messages: Sequence[Message], thinking: bool | None, begins: bool) -> str:
         options = {} if thinking is None else {"enable_thinking": thinking, "thinking": thinking}
         return self._trial(options | self._variables(messages, (), str), begins=begins)

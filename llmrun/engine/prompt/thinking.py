@@ -39,8 +39,14 @@ _QUESTION, _ANSWER, _REASONING = Message("user", "Probe question?"), "Probe answ
 _MARK = re.compile(r"<[^<>]*>|\[[^\[\]]*\]")
 
 
-def possible_reasoning(control: Collection[str]) -> ReasoningSyntax:
-    """Return the tags that a model may write though its template names none: those of its control tokens, or others."""
+def possible_reasoning(control: Collection[str], lead: str = "") -> ReasoningSyntax:
+    """Return the tags that a model may write though its template names none: those of its control tokens, or others.
+
+    Args:
+        lead: what it writes before an answer; such a model does not reason.
+    """
+    if lead:
+        return ReasoningSyntax("", "", lead)
     return next((known for known in _KNOWN if {known.opening, known.closing} <= {*control}), _KNOWN[0])
 
 

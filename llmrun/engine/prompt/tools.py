@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -300,8 +301,9 @@ def with_ids(messages: Sequence[Message], ids: str) -> list[Message]:
 
 
 def _call_id(call: ToolCall, number: int, ids: str) -> str:
+    form = {"any": ".*", "short": "[A-Za-z0-9]{9}", "named": rf"functions\.{re.escape(call.name)}:[0-9]+"}[ids]
+    if re.fullmatch(form, call.id, re.DOTALL):
+        return call.id
     if ids == "named":
         return f"functions.{call.name}:{number}"
-    if ids == "any" or (len(call.id) == 9 and call.id.isalnum()):
-        return call.id
     return hashlib.sha256((call.id or str(number)).encode("utf-8", "replace")).hexdigest()[:9]

@@ -46,16 +46,20 @@ def read_uploads(fields: Fields) -> Uploads:
     texts = [
         Upload(_name(each), each.needed_text("text").encode("utf-8", "replace")) for each in fields.objects("files")
     ]
-    images = []
-    for each in fields.objects("images"):
-        try:
-            data = base64.b64decode(each.needed_text("data"), validate=True)
-        except ValueError:  # also for other than ASCII
-            raise UsageError(f"invalid {each.name('data')}", why="must be an image in base64") from None
-        if not data.startswith(PICTURE_BEGINNINGS):
-            raise UsageError(f"{_name(each)} can't be attached", why="it is not a PNG, JPEG, GIF, BMP or WebP image")
-        images.append(Upload(_name(each), data))
-    return Uploads(tuple(texts), tuple(images))
+    images = tuple(map(read_upload, fields.objects("images")))
+    for image in images:
+        if not image.data.startswith(PICTURE_BEGINNINGS):
+            raise UsageError(f"{image.name} can't be attached", why="it is not a PNG, JPEG, GIF, BMP or WebP image")
+    return Uploads(tuple(texts), images)
+
+
+def read_upload(fields: Fields) -> Upload:
+    """Return a file: {"name", "data" in base64}. Raises UsageError if it is not in base64."""
+    try:
+        data = base64.b64decode(fields.needed_text("data"), validate=True)
+    except ValueError:  # also for other than ASCII
+        raise UsageError(f"invalid {fields.name('data')}", why="must be a file in base64") from None
+    return Upload(_name(fields), data)
 
 
 def save_images(images: tuple[Upload, ...], folder: Path) -> list[Path]:

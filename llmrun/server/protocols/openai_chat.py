@@ -73,7 +73,9 @@ def _conversation(fields: Fields) -> dict[str, Any]:
     if continues and (messages[-1].role != "assistant" or messages[-1].tool_calls):
         why = "the last message is not a text of the assistant"
         raise UsageError("continue_final_message can't be used here", why=why)
-    return {"messages": messages} if continues is False or (continues is None and new_message) else prefilled(messages)
+    if continues is False or (continues is None and new_message):
+        return {"messages": messages}
+    return prefilled(messages, is_asked_for=bool(continues))
 
 
 def _messages(fields: Fields) -> tuple[Message, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS
-from llmrun.protocol.messages import AnswerRequest, Message, Stats, ToolCall
+from llmrun.protocol.messages import AnswerRequest, Message, Stats, ToolCall, begun_anew
 from llmrun.server.answer_parts import (
     AnswerText,
     CallArguments,
@@ -23,7 +23,7 @@ from llmrun.server.answer_parts import (
 from llmrun.server.protocols.client_tools import ClientTool, client_tools, custom_input, flat_name, read_tools
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.openai import content, error_body, logprobs
-from llmrun.server.protocols.reasoning import compacted, read_openrouter_reasoning
+from llmrun.server.protocols.reasoning import compacted, prefilled, read_openrouter_reasoning
 from llmrun.server.protocols.sampling import (
     read_drafts,
     read_grammar_fields,
@@ -72,7 +72,7 @@ def read(body: Mapping[str, Any]) -> CompletionRequest:
             raise UsageError(f"{name} can't be used", why="it is stored at OpenAI", hint=hint)
     choice, allowed = _tool_choice(fields)
     request = AnswerRequest(
-        messages=_messages(fields),
+        **prefilled(_messages(fields)),
         limits=read_limits(fields, "max_output_tokens"),
         grammar=read_grammar_fields(fields),
         **read_openrouter_reasoning(fields),
@@ -98,10 +98,10 @@ def read(body: Mapping[str, Any]) -> CompletionRequest:
 def read_compact(body: Mapping[str, Any]) -> CompletionRequest:
     """Return the request for a summary of a conversation. Raises as read()."""
     completion = read({**body, "tools": [], "tool_choice": "none", "stream": False})
-    messages = (*completion.request.messages, Message("user", _COMPACT))
-    limits = completion.request.limits
-    limits = replace(limits, max_tokens=limits.max_tokens or _MOST_SUMMARY)
-    request = replace(completion.request, messages=messages, limits=limits, stops_repeats=True)
+    request = begun_anew(completion.request)
+    messages = (*request.messages, Message("user", _COMPACT))
+    limits = replace(request.limits, max_tokens=request.limits.max_tokens or _MOST_SUMMARY)
+    request = replace(request, messages=messages, limits=limits, stops_repeats=True)
     return completion._replace(request=request)
 
 

@@ -74,12 +74,17 @@ def _budget(fields: Fields) -> int | None:
     return None if budget < 0 else budget
 
 
-def prefilled(messages: Sequence[Message]) -> dict[str, Any]:
-    """Return the fields of AnswerRequest of a conversation whose last message, if the assistant's, is continued."""
+def prefilled(messages: Sequence[Message], *, is_asked_for: bool = False) -> dict[str, Any]:
+    """Return the fields of AnswerRequest of a conversation whose last message, if the assistant's, is continued.
+
+    Args:
+        is_asked_for: the client demands that; else a schema that the message does not fit gets an answer of its own.
+    """
     *earlier, last = messages
     if last.role != "assistant" or last.tool_calls or not earlier:
         return {"messages": tuple(messages)}
-    return {"messages": tuple(earlier), "begins": last.content, "begins_reasoning": last.reasoning}
+    begins = {"begins": last.content, "begins_reasoning": last.reasoning, "may_begin_anew": not is_asked_for}
+    return {"messages": tuple(earlier), **begins}
 
 
 def signature(reasoning: str) -> str:

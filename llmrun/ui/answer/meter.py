@@ -209,8 +209,9 @@ def _drafted(stats: Stats, times: StepTables) -> list[str]:
 
 
 def _stopped(finished: Finished) -> list[str]:
-    """Return the reason why an answer was stopped, if it was."""
-    return [] if finished.reason == "stop" else [_why_stopped(finished)]
+    """Return the reason why an answer was stopped, if it was, and whether its reasoning was."""
+    closed = ["reasoning closed: it repeated itself"] if finished.stats.loops_closed else []
+    return closed if finished.reason == "stop" else [*closed, _why_stopped(finished)]
 
 
 def _why_stopped(finished: Finished) -> str:

@@ -182,7 +182,7 @@ def _is_poll(request: AccessRecord) -> bool:
 
 
 def live_line(figures: Figures) -> str:
-    """Return e.g. "2 running, 0 waiting · 131.2 t/s · TTFT 58/120 ms · inter-token 8.9/12 ms": medians/p95."""
+    """Return e.g. "2 running, 0 waiting · 131.2 tokens/s · TTFT 58/120 ms · inter-token 8.9/12 ms": medians/p95."""
     parts = [f"{figures.running} running, {figures.waiting} waiting", rate(figures.rate, whole=True)]
     parts += [
         f"{name} {_short(middle)}/{_short(late)} ms"

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmrun.protocol.codec import load_json
 from llmrun.protocol.messages import Tool, ToolCall
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.sanitize import clean
+
+if TYPE_CHECKING:
+    from llmrun.chat.tools.source import Offer
 
 _MAX_RESULT = 160  # characters
 
@@ -37,12 +40,14 @@ def show_result(output: Output, text: str) -> None:
     output.note(f"  → {line if len(line) <= _MAX_RESULT else line[: _MAX_RESULT - 1] + '…'}")
 
 
-def show_tools(output: Output, tools: Sequence[Tool]) -> None:
-    """Print a line for each tool: its arguments and the first line of its description."""
+def show_tools(output: Output, tools: Sequence[Tool], offers: Sequence[Offer] = ()) -> None:
+    """Print a line for each tool: its arguments and the first line of its description; then the other offers."""
     for tool in tools:
         arguments = ", ".join(load_json(tool.parameters).get("properties", {}))
         description = tool.description.strip().partition("\n")[0]
         output.note(f"  {tool.name}({arguments}){'  ' if description else ''}{description}")
+    for offer in offers:
+        output.note(f"  {offer.kind} {clean(offer.name)}  {clean(offer.about).partition(chr(10))[0]}".rstrip())
 
 
 def _shown(value: Any) -> str:

@@ -49,7 +49,7 @@ class Vocabulary:
     suppressed = ()
     control_texts = tuple(text.decode() for text in CONTROL.values())
 
-    def tokenize(self, text: str, *, special: bool) -> list[int]:
+    def tokenize(self, text: str, *, special: bool, begins: bool = True) -> list[int]:
         tokens, data = [], text.encode()
         while data:
             control = next((token for token in CONTROL if special and data.startswith(CONTROL[token])), None)
@@ -138,9 +138,9 @@ def test_several_calls_only_where_they_may_be_parallel(syntax: CallSyntax, paral
     )
     call, calls = ToolCall("abcdefgh9", "now", "{}"), syntax.write([ToolCall("abcdefgh9", "now", "{}")] * 2)
     one = syntax.write([call]).removesuffix(syntax.end)
-    say(constraint, one.encode())
-    more = calls[len(one) :].encode()
-    assert (more[0] in allowed(constraint)) is parallel
+    say(constraint, one.removeprefix(syntax.prefill).encode())
+    more = VOCABULARY.tokenize(calls[len(one) :], special=False)
+    assert (constraint.allowed(more) == len(more)) is parallel
     assert (END in allowed(constraint)) is (not syntax.end)
 
 
@@ -265,9 +265,21 @@ MIXED: dict[str, Any] = {
         "unit": {"$ref": "#/$defs/Unit"},
         "places": {"type": "array", "items": {"$ref": "#/$defs/Unit"}, "maxItems": 2},
         "count": {"enum": [1, 25]},
+        "tree": {"anyOf": [{"$ref": "#/$defs/Tree"}, {"type": "null"}]},
     },
     "required": ["text", "places"],
-    "$defs": {"Unit": {"type": "string", "enum": ["c", "fa"]}},
+    "$defs": {
+        "Unit": {"type": "string", "enum": ["c", "fa"]},
+        "Tree": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "maxLength": 2},
+                "leaves": {"type": "array", "items": {"$ref": "#/$defs/Tree"}, "maxItems": 2},
+                "sizes": {"type": "array", "items": {"type": "integer", "maximum": 99}, "minItems": 1, "maxItems": 2},
+            },
+            "required": ["sizes"],
+        },
+    },
 }
 
 
@@ -275,7 +287,7 @@ MIXED: dict[str, Any] = {
 def test_parameters_one_by_one_follow_the_schema(syntax: CallSyntax) -> None:
     tool = Tool("mixed", "", json.dumps(MIXED))
     seen = set()
-    for seed in range(20):
+    for seed in range(40):
         asked = AnswerRequest(tools=(tool,), tool_choice="required", parallel_calls=False)
         answer = finish(compile_calls(asked, syntax, VOCABULARY, SHOWN), random.Random(seed))
         ((_, arguments),) = calls_in(syntax, answer, (tool,))

@@ -40,7 +40,7 @@ def never() -> bool:
 
 def expected(depth: int) -> list[StepTime]:
     """A wide step is charged with the change back, too."""
-    return [StepTime(width, depth, width + depth / 100 + (0.2 if width > 1 else 0)) for width in (1, 4, 8, 16)]
+    return [StepTime(width, depth, width + depth / 100 + (0.2 if width > 1 else 0)) for width in (1, 2, 3, 4, 8, 16)]
 
 
 @pytest.mark.parametrize("n_seq_max", [1, 2])
@@ -62,7 +62,7 @@ def test_a_depth_that_says_little_or_has_no_room_is_left_out(n_tokens: int) -> N
 
 def test_widths_that_the_context_does_not_give() -> None:
     talk = talked(10, n_outputs=8)
-    assert [time.width for time in talk.engine.measure_steps(never).times] == [1, 4, 8]
+    assert [time.width for time in talk.engine.measure_steps(never).times] == [1, 2, 3, 4, 8]
 
 
 @pytest.mark.parametrize("step", range(0, 108, 5))

@@ -25,6 +25,10 @@ _ALTERNATE = (
     "{% set ns.i = ns.i + 1 %}{% elif m.role == 'system' and not loop.first %}{{ raise_exception('late') }}"
     "{% endif %}{% endfor %}"
 )
+_NO_EMPTY = (
+    "{% for m in messages %}{% if m.role == 'assistant' and not m.content and not m.tool_calls %}"
+    "{{ raise_exception('must have content or calls') }}{% endif %}{% endfor %}"
+)
 _NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
 _CALLS_FIRST = (
     "{% set ns = namespace(c=false) %}{% for m in messages %}{% if m.tool_calls %}{% set ns.c = true %}"
@@ -42,6 +46,7 @@ TEMPLATES = {
     "takes all": _TURNS,
     "one system prompt (Qwen3.5)": _ASKS + _ONE_SYSTEM + _TURNS,
     "alternating (Mistral)": _ALTERNATE + _TURNS,
+    "no empty answers (Ministral)": _NO_EMPTY + _ALTERNATE + _TURNS,
     "alternating without system (Gemma 2)": _NO_SYSTEM + _ALTERNATE + _TURNS,
     "no result without a call (gpt-oss)": _CALLS_FIRST + _TURNS,
     "hoists system text (DeepSeek)": _HOISTS,
@@ -84,6 +89,7 @@ def test_a_template_that_takes_all_gets_all_as_it_is(conversation: str) -> None:
         ("one system prompt (Qwen3.5)", "only a system prompt", "[system s1][user ...]"),
         ("alternating (Mistral)", "system text later", "[system s1][user u1][assistant a1][user s2\nu2]"),
         ("alternating (Mistral)", "two answers", "[user u1][assistant a1\na2][user u2]"),
+        ("no empty answers (Ministral)", "an empty answer", "[user u1\nu2]"),
         ("alternating (Mistral)", "an answer first", "[user ...][assistant a1][user u1]"),
         ("alternating without system (Gemma 2)", "two system prompts", "[user s1\ns2\nu1]"),
         ("hoists system text (DeepSeek)", "system text later", "s1[user u1][assistant a1][user s2][user u2]"),

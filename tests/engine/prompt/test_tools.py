@@ -48,6 +48,10 @@ WRITTEN = {
     "mistral-args": '[TOOL_CALLS]weather[ARGS]{"city": "Rome"}',
     "qwen-xml": "<tool_call>\n<function=weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>",
     "glm": "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n</tool_call>",
+    "minimax": ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="weather">'
+    "]<]minimax[>[<city>Rome]<]minimax[>[</city>]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>",
+    "minicpm": '<function name="weather"><param name="city">Rome</param></function>',
+    "functionary": '>>>weather\n{"city": "Rome"}',
     "gemma": '<|tool_call>call:weather{city:<|"|>Rome<|"|>}<tool_call|>',
     "harmony": '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Rome"}',
 }
@@ -172,6 +176,10 @@ def test_calls_without_ids_get_some_in_their_order() -> None:
 def test_kimis_ids_name_the_tool_and_count_the_calls() -> None:
     calls = (CALL, ToolCall("call_2", "now", "{}"))
     rounds = [Message("assistant", "", calls), *(Message("tool", "", tool_call_id=call.id) for call in calls)]
+    own = Message("assistant", "", (CALL._replace(id="functions.weather:7"),))  # as the model wrote it
+    assert with_ids([own, Message("tool", "", tool_call_id="functions.weather:7")], "named")[1:] == [
+        Message("tool", "", tool_call_id="functions.weather:7")
+    ]
     told = with_ids([*rounds, Message("assistant", "", (CALL._replace(id="call_3"),))], "named")
     assert [call.id for message in told for call in message.tool_calls] == [
         "functions.weather:0",

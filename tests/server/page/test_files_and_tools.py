@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fpdf import FPDF
 from support.installed import eventually
 from support.page_client import answer, ask, read, store, texts
 from support.served import LiveServer, parse
@@ -29,6 +30,24 @@ def weather(city: str) -> str:
     '''Weather of a city.'''
     return f"sunny in {city}"
 """
+
+
+def test_a_pdf_becomes_text(serve: Serve) -> None:
+    server = serve("short")
+
+    def post(data: bytes) -> Any:
+        body = {"name": "../a.pdf", "data": base64.b64encode(data).decode()}
+        return server.post("/ui/documents", body)
+
+    made = FPDF()
+    made.add_page()
+    made.set_font("helvetica", size=12)
+    made.cell(text="A harvest.")
+    assert post(bytes(made.output())).json == {"text": "[page 1]\nA harvest.", "note": ""}
+    refused = post(b"%PDF-1.7 and nothing else")
+    assert refused.status == 400
+    assert "'a.pdf' can't be attached: it is damaged" in refused.json["error"]["message"]
+    assert "neither a PDF nor" in post(b"text").json["error"]["message"]
 
 
 @pytest.fixture

@@ -447,6 +447,8 @@ def test_the_client_says_whether_the_last_message_is_continued() -> None:
 
     assert begins() == begins(continue_final_message=True, add_generation_prompt=False) == ("", "Hm")
     assert begins(continue_final_message="reasoning_content") == ("", "Hm")
+    assert read({"messages": said}).request.may_begin_anew
+    assert not read({"messages": said, "continue_final_message": True}).request.may_begin_anew
     assert begins(continue_final_message=False) == begins(add_generation_prompt=True) == ("", "")
     with pytest.raises(UsageError, match="exclude each other"):
         begins(continue_final_message=True, add_generation_prompt=True)

@@ -41,6 +41,16 @@ CALLS: tuple[Part, ...] = (
 )
 
 
+def test_a_last_message_of_the_assistant_is_continued() -> None:
+    said = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi th"}]
+    request = read({**HELLO, "input": said}).request
+    hello = Message("user", "Hello")
+    assert (request.messages, request.begins, request.may_begin_anew) == ((hello,), "Hi th", True)
+    summary = read_compact({**HELLO, "input": said}).request
+    assert summary.begins == ""
+    assert summary.messages[:2] == (hello, Message("assistant", "Hi th"))
+
+
 def streamed(*parts: Part) -> bytes:
     made = writer(HELLO, ENVELOPE)
     return made.begin() + b"".join(made.feed(part) for part in parts) + made.end()

@@ -36,9 +36,9 @@ def view(
 
 
 def test_the_live_line_says_how_the_server_does() -> None:
-    expected = "2 running, 1 waiting · 131 t/s · TTFT 58/120 ms · inter-token 8.9/12 ms · acceptance 81% · KV 12%"
+    expected = "2 running, 1 waiting · 131 tokens/s · TTFT 58/120 ms · inter-token 8.9/12 ms · acceptance 81% · KV 12%"
     assert live_line(FIGURES) == expected
-    assert live_line(Figures(0, 0, 0.0, (None, None), (None, None))) == "0 running, 0 waiting · 0.0 t/s"
+    assert live_line(Figures(0, 0, 0.0, (None, None), (None, None))) == "0 running, 0 waiting · 0.0 tokens/s"
 
 
 def test_a_figure_of_the_live_line_is_there_as_a_whole_or_not_at_all() -> None:

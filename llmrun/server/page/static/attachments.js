@@ -1,10 +1,12 @@
 // Files for the next question: texts and images, dropped on the page, pasted, or chosen with a button.
 
+import { post } from "./api.js";
 import { button, clean, h, number } from "./dom.js";
 
 const IMAGES = ["image/png", "image/jpeg", "image/gif", "image/bmp", "image/webp"]; // that the engine can decode
 const MOST_TEXT = 4 << 20; // bytes of a text, as in the terminal
-const MOST_IMAGES = 11 << 20; // bytes of all images: in base64 they have to fit into one request
+const MOST_IMAGES = 11 << 20; // bytes of all images, or of a document: in base64 they have to fit into one request
+const DOCUMENT = /\.(pdf|docx)$/i; // the server finds their text
 
 export class Attachments {
   /** `blind()` returns the name of the chosen model if it is known to see no images; `failed(error)` says why not. */
@@ -38,7 +40,7 @@ export class Attachments {
 
   show() {
     const chip = (item) =>
-      h("li", {}, `${clean(item.name)}, ${number(Math.ceil(item.n_bytes / 1000))} kB `, button("×", () => this.remove(item), { "aria-label": `Remove ${clean(item.name)}` }));
+      h("li", {}, `${clean(item.name)}, ${number(Math.ceil(item.n_bytes / 1000))} kB${item.note ? `, ${item.note}` : ""} `, button("×", () => this.remove(item), { "aria-label": `Remove ${clean(item.name)}` }));
     const blind = this.items.some((item) => item.data) && this.blind();
     const told = blind && h("li", { class: "hint" }, `${clean(blind)} can't see images: it gets a line of text instead`);
     this.element.replaceChildren(...this.items.map(chip), ...(told ? [told] : []));
@@ -68,6 +70,11 @@ async function read(file, others) {
     const total = others.reduce((sum, item) => sum + (item.data ? item.n_bytes : 0), file.size);
     if (total > MOST_IMAGES) throw refuse(`all images together may have ${number(MOST_IMAGES)} bytes`);
     return { data: await base64(file) };
+  }
+  if (DOCUMENT.test(file.name)) {
+    if (file.size > MOST_IMAGES) throw refuse(`it is larger than ${number(MOST_IMAGES)} bytes`);
+    const { text, note } = await post("/ui/documents", { name: file.name, data: await base64(file) });
+    return { text, note };
   }
   if (file.size > MOST_TEXT) throw refuse(`it is larger than ${number(MOST_TEXT)} bytes`);
   const text = await file.text().catch(() => "\0");
