@@ -296,8 +296,8 @@ class HttpExchange:
 
         So is text for a client that is slow: as bytes in a backlog it takes the least memory.
         """
-        is_text = type(event) is tuple and type(event[1]) is TextDelta
-        if is_text and ((self._is_waiting and self._is_ready()) or self._is_behind(event)):
+        handles_text = (self._is_waiting and self._is_ready()) or self._is_behind(event)
+        if type(event) is tuple and type(event[1]) is TextDelta and handles_text:
             try:
                 self._take_text(event)
             except Exception as error:  # raised in the task: other requests go on
