@@ -144,7 +144,8 @@ class Engine:
             )
         if extras.drafting is not None and self.can_draft:
             self._drafts = self._drafts_requested = True
-        text, metrics = TextStream(limits.stop, limits.ban), Metrics(self._clock())
+        prepared, text = extras.preparation, TextStream(limits.stop, limits.ban)
+        metrics = Metrics(prepared.arrived, sum(prepared[1:])) if prepared is not None else Metrics(self._clock())
         number = next(self._numbers)
         self._waiting.append(
             Sequence(number, request, list(prompt), len(prompt), sampler, text, limits, metrics, extras)
