@@ -49,7 +49,8 @@ _UNSOUND = f"""
         OR NOT is_text(CAST(m.content || m.typed || m.pictures AS BLOB))
         OR (m.role = 'assistant' AND NOT coalesce(typeof(a.reasoning) || typeof(a.facts) = 'texttext'
             AND typeof(o.name) || typeof(o.sha256) || typeof(o.path) = 'texttexttext'
-            AND typeof(o.size) || typeof(o.modified) = 'integerreal' AND is_text(CAST(a.reasoning AS BLOB))
+            AND typeof(o.size) || typeof(o.modified) IN ('integerreal', 'integerinteger')
+            AND is_text(CAST(a.reasoning AS BLOB))
             AND is_text(CAST(o.name || o.sha256 || o.path AS BLOB)) AND is_json(CAST(a.facts AS BLOB)), 0))
 """  # noqa: S608 - no input
 
@@ -266,10 +267,12 @@ class _Reader:
 
     def _model(self, number: Any) -> ModelFingerprint | None:
         rows = self._reachable("SELECT name, sha256, path, size, modified FROM models WHERE id = ?", number)
-        values = next(rows, ())
-        if tuple(map(type, values)) == (str, str, str, int, float) and all(map(_is_unicode, values[:3])):
-            return ModelFingerprint(*values)
-        return None
+        row: tuple[Any, ...] = next(rows, (None,))
+        *values, modified = row
+        # Where the column's type is damaged, SQLite returns a whole number as one.
+        if type(modified) not in (int, float) or tuple(map(type, values)) != (str, str, str, int):
+            return None
+        return ModelFingerprint(*values, float(modified)) if all(map(_is_unicode, values[:3])) else None
 
     def _reachable(self, query: str, *values: Any) -> Iterator[Any]:
         """Yield rows up to the first one that can't be read."""
