@@ -38,7 +38,7 @@ def main() -> None:
 
 def _needs_engine(arguments: list[str]) -> bool:
     """Return whether a command will surely need an engine; wrong guesses cost only time."""
-    others = {"--help", "-h", "-v", "--verbose"}
+    others = {"--help", "-h", "-v", "--verbose", "--web"}  # the page's server starts engines of its own
     return (
         len(arguments) > 1 and arguments[0] in _WITH_ENGINE and not (others & set(arguments) or _is_remote(arguments))
     )

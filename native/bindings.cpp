@@ -349,7 +349,7 @@ nb::list steps_of(const llmrun::Run& run, size_t n_rows) {
 // (decode status, number of steps, [failed row], steps that were not taken)
 nb::tuple decode_run(const Decoder& decoder, uintptr_t context, uintptr_t vocabulary, uintptr_t batch,
                      const nb::sequence& asked, size_t steps, double seconds, const CancelFlag& interrupted,
-                     const nb::object& take) {
+                     const nb::object& take, bool overlaps) {
     std::vector<RunRow> rows;
     for (const nb::handle row : asked) {
         const nb::handle entry = row[0];
@@ -357,7 +357,7 @@ nb::tuple decode_run(const Decoder& decoder, uintptr_t context, uintptr_t vocabu
                         nb::cast<int32_t>(entry[2]), nb::cast<SuffixAutomaton*>(row[2]), nb::cast<Gate*>(row[3])});
     }
     require_different(rows);
-    llmrun::RunLimits limits{steps, seconds, interrupted.cancelled, {}};
+    llmrun::RunLimits limits{steps, seconds, interrupted.cancelled, {}, overlaps};
     if (!take.is_none()) {
         limits.take = [&](const llmrun::Run& run) {
             const nb::gil_scoped_acquire acquired;
@@ -383,7 +383,7 @@ void define_decoder(nb::module_& module) {
             },
             "decode"_a, "logits"_a, "is_end"_a)
         .def("run", decode_run, "context"_a, "vocabulary"_a, "batch"_a, "rows"_a, "steps"_a, "seconds"_a,
-             "interrupted"_a, "take"_a.none() = nb::none());
+             "interrupted"_a, "take"_a.none() = nb::none(), "overlaps"_a = false);
 }
 
 void define_suffixes(nb::module_& module) {
@@ -434,6 +434,7 @@ void define_gate(nb::module_& module) {
             },
             "most"_a, "lines"_a, "draft_lines"_a)
         .def_prop_ro("n_compared", &Gate::n_compared)
+        .def_prop_ro("is_lost", &Gate::is_lost)
         .def("choose", &Gate::choose, "match"_a, "limit"_a, "step"_a)
         .def("expected", &Gate::expected, "match"_a, "length"_a)
         .def("draft_seconds", &Gate::draft_seconds, "step"_a, "length"_a)

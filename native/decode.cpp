@@ -68,8 +68,12 @@ Run decode_run(const Decoder& decoder, void* context, const void* vocabulary, Ll
     const Clock::time_point start = Clock::now();
     Clock::time_point before = start;
     double due = limits.seconds;
-    while (!plan_drafts(rows, batch)) {
-        run.decode_status = decoder.decode(context, batch);
+    bool is_submitted = false, is_last = false;
+    while (is_submitted || !plan_drafts(rows, batch)) {
+        if (!is_submitted) {
+            run.decode_status = decoder.decode(context, batch);
+        }
+        is_submitted = false;
         if (run.decode_status != 0 || !find_logits(decoder, context, sampling)) {
             return run;
         }
@@ -78,7 +82,7 @@ Run decode_run(const Decoder& decoder, void* context, const void* vocabulary, Ll
         const Clock::time_point now = Clock::now();
         const double elapsed = seconds_between(start, now);
         run.steps.push_back({seconds_between(before, decoded), elapsed});
-        bool ends = ++run.n_steps >= limits.steps || limits.interrupted;
+        bool ends = ++run.n_steps >= limits.steps || limits.interrupted || is_last;
         for (size_t i = 0; i < rows.size(); ++i) {
             const int32_t token = sampling[i].token;
             run.sampled.push_back(token);
@@ -95,14 +99,20 @@ Run decode_run(const Decoder& decoder, void* context, const void* vocabulary, Ll
         }
         before = now;
         if (elapsed >= due) {
+            is_submitted = limits.overlaps && !plan_drafts(rows, batch);
+            if (is_submitted) {
+                run.decode_status = decoder.decode(context, batch);
+            }
             const double more = limits.take(run);
             run.steps.clear();
             run.sampled.clear();
-            if (more < 0) {
+            is_last = more < 0;
+            if (is_last && !is_submitted) {
                 return run;
             }
-            before = Clock::now();
-            due = seconds_between(start, before) + more;
+            const Clock::time_point taken = Clock::now();
+            due = seconds_between(start, taken) + more;
+            before = is_submitted ? before : taken;
         }
     }
     return run;

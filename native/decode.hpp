@@ -67,6 +67,9 @@ struct RunLimits {
     // If any, it takes the steps so far when the seconds have passed, and returns the seconds until it takes the next
     // ones; a negative number ends the run.
     std::function<double(const Run&)> take;
+    // decode() returns before it has computed: steps are taken while the next one is computed. If that ends the run, it
+    // ends with the next one.
+    bool overlaps = false;
 };
 
 // Decodes a token of each row and samples the next ones, again and again, until an end token, a limit, or before a step

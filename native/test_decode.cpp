@@ -27,6 +27,7 @@ struct Model {
     std::atomic<bool>* interrupts = nullptr;
     int milliseconds = 0;
     std::vector<Fed> fed{};
+    int n_waits = 0;  // for logits of row 0
 };
 
 Floats logits_after(const Fed& fed) {
@@ -59,7 +60,11 @@ int32_t decode(void* context, LlamaBatch batch) {
     return 0;
 }
 
-float* logits(void* context, int32_t row) { return static_cast<Model*>(context)->rows[row].data(); }
+float* logits(void* context, int32_t row) {
+    Model& model = *static_cast<Model*>(context);
+    model.n_waits += row == 0;
+    return model.rows[row].data();
+}
 
 bool never(const void*, int32_t) { return false; }
 bool is_listed(const void* ends, int32_t token) { return *static_cast<const int32_t*>(ends) == token; }
@@ -81,7 +86,8 @@ Fed first_of(size_t row) {
 }
 
 Run run_of(Model& model, std::vector<Sampler>& samplers, size_t steps, const std::atomic<bool>& interrupted,
-           double seconds = 1e9, const int32_t* last = nullptr, std::function<double(const Run&)> take = {}) {
+           double seconds = 1e9, const int32_t* last = nullptr, std::function<double(const Run&)> take = {},
+           bool overlaps = false) {
     constexpr size_t most = 16;
     std::array<int32_t, most> tokens, positions, sequences, counts;
     std::array<int32_t*, most> ids;
@@ -95,7 +101,7 @@ Run run_of(Model& model, std::vector<Sampler>& samplers, size_t steps, const std
     }
     LlamaBatch batch{0, tokens.data(), nullptr, positions.data(), counts.data(), ids.data(), outputs.data()};
     return decode_run({decode, logits, last != nullptr ? is_listed : never}, &model, last, batch, rows,
-                      {steps, seconds, interrupted, std::move(take)});
+                      {steps, seconds, interrupted, std::move(take), overlaps});
 }
 
 const std::atomic<bool> quiet{false};
@@ -165,6 +171,35 @@ void test_steps_are_taken_when_they_are_due() {
     CHECK(run_of(model, samplers, 10, quiet, 0.0, nullptr, [](const Run&) { return -1.0; }).steps.empty());
 }
 
+void test_steps_are_taken_while_the_next_one_is_computed() {
+    Model model;
+    std::vector<Sampler> samplers = samplers_of(2);
+    const Run whole = run_of(model, samplers, 10, quiet);
+    for (const int ends_at : {1, 4, 9, 100}) {
+        Model device;
+        samplers = samplers_of(2);
+        std::vector<int32_t> taken;
+        int n_taken = 0;
+        const auto take = [&](const Run& run) {
+            CHECK(run.steps.size() == 1);
+            taken.insert(taken.end(), run.sampled.begin(), run.sampled.end());
+            CHECK(device.n_calls == ++n_taken + 1 && device.n_waits == n_taken);
+            return n_taken == ends_at ? -1.0 : 0.0;
+        };
+        const Run run = run_of(device, samplers, 10, quiet, -1.0, nullptr, take, true);
+        CHECK(run.steps.size() == 1 && device.n_waits == device.n_calls);
+        CHECK(device.n_calls == std::min(ends_at + 1, 10) && run.n_steps == static_cast<size_t>(device.n_calls));
+        taken.insert(taken.end(), run.sampled.begin(), run.sampled.end());
+        CHECK(std::equal(taken.begin(), taken.end(), whole.sampled.begin()) && taken.size() == 2 * run.n_steps);
+    }
+    Model fails{.fails_at = 3};
+    samplers = samplers_of(2);
+    int n_taken = 0;
+    const auto count = [&](const Run&) { return ++n_taken, 0.0; };
+    const Run cut = run_of(fails, samplers, 10, quiet, -1.0, nullptr, count, true);
+    CHECK(n_taken == 3 && cut.decode_status == 2 && cut.n_steps == 3 && cut.steps.empty());
+}
+
 void test_failures() {
     Model aborted{.fails_at = 3};
     std::vector<Sampler> samplers = samplers_of(2);
@@ -188,6 +223,7 @@ int main() {
     test_a_run_is_its_steps(12);  // with the pool
     test_what_ends_a_run();
     test_steps_are_taken_when_they_are_due();
+    test_steps_are_taken_while_the_next_one_is_computed();
     test_failures();
     return summary();
 }

@@ -45,7 +45,7 @@ HOMES = {
     "starlette": (
         "server/app.py",
         *(f"server/{name}_routes.py" for name in ("embedding", "engine", "manage", "model", "ollama", "response")),
-        *(f"server/page/{name}.py" for name in ("answering", "insights", "requests", "routes")),
+        *(f"server/page/{name}.py" for name in ("answering", "catalogue", "insights", "requests", "routes")),
     ),
     "uvicorn": ("server/listener.py",),
     "h11": ("server/listener.py",),

@@ -64,7 +64,6 @@ def test_every_argument_of_every_public_function_has_a_kind() -> None:
         ("ask for a larger one with --ctx", "ask for a larger one with n_ctx"),
         ("llmrun run 'a b' --ctx 512, the largest that fits", "load('a b', n_ctx=512), the largest that fits"),
         ("llmrun run MODEL --lora '/a b.gguf'", "load('MODEL', lora=['/a b.gguf'])"),
-        ("--beam-groups 2 --diversity 0.5", "groups=2 diversity=0.5"),
         ("use --raw, --template chatml or --template FILE", "use generate(), template=chatml or template=FILE"),
         ("llmrun run x --verbose on; see `llmrun list --all`", "llmrun run x --verbose on; see `llmrun list --all`"),
     ],

@@ -14,7 +14,6 @@ from llmrun.batch.answers import FinishedRow, result_of
 from llmrun.batch.results import ResultFile
 from llmrun.batch.rows import Row
 from llmrun.errors import LlmrunError
-from llmrun.protocol.energy import Counters, Energy
 
 
 class RowSink(Protocol):
@@ -22,9 +21,6 @@ class RowSink(Protocol):
 
     def begin(self) -> None:
         """Note that an engine is loaded."""
-
-    def meter(self, energy: Energy) -> None:
-        """Set the meter of energy, before begin()."""
 
     def put(self, done: FinishedRow) -> None:
         """Take a finished row."""
@@ -34,6 +30,9 @@ class RowSink(Protocol):
 
     def note(self, text: str) -> None:
         """Show a note to the user."""
+
+
+_LEAST_ROWS = 4  # of this run, before the time left is estimated
 
 
 @dataclass(slots=True)
@@ -49,8 +48,8 @@ class BatchProgress:
     cached_tokens: int = 0
     completion_tokens: int = 0
     deaths: int = 0  # engines that died
+    parallel: int = 1  # rows that are answered at once
     seconds: float = 0.0  # since the engine was loaded
-    joules: float | None = None  # since then, of the machine; None: not measured
 
     @property
     def tokens_per_second(self) -> float:
@@ -58,9 +57,12 @@ class BatchProgress:
 
     @property
     def seconds_left(self) -> float | None:
-        """An estimate from the rows of this run; None before the first."""
+        """An estimate from the rows of this run; None before enough of them ended.
+
+        The first of parallel rows end together late, or one of them early: neither gives a pace.
+        """
         left = self.total - self.before - self.done
-        return self.seconds / self.done * left if self.done else None
+        return self.seconds / self.done * left if self.done >= max(_LEAST_ROWS, 2 * self.parallel) else None
 
 
 class Ledger:
@@ -84,17 +86,11 @@ class Ledger:
         self._on_progress, self._clock = on_progress, clock
         self.note = on_note
         self._started_at: float | None = None
-        self._energy: Energy | None = None
-        self._used: Counters = {}
-
-    def meter(self, energy: Energy) -> None:
-        self._energy = energy
 
     def begin(self) -> None:
-        """Start to count time and energy, at the first engine."""
+        """Start to count time, at the first engine."""
         if self._started_at is None:
             self._started_at = self._clock()
-            self._used = self._energy.read() if self._energy is not None else {}
 
     def refuse(self, broken: Iterable[tuple[Row, LlmrunError]]) -> None:
         """Write the errors of invalid rows."""
@@ -111,7 +107,6 @@ class Ledger:
         tally.cached_tokens += done.cached_tokens
         tally.completion_tokens += done.completion_tokens
         tally.seconds = self._clock() - self._started_at if self._started_at is not None else 0.0
-        tally.joules = self._energy.since(self._used) if self._energy is not None else None
         self._on_progress()
 
     def died(self) -> None:

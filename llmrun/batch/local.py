@@ -19,7 +19,6 @@ from llmrun.planning.plan import LoadPreferences
 from llmrun.planning.predict import predict, step_seconds, tensor_types, work_of
 from llmrun.planning.speed import speed_of
 from llmrun.protocol.adapters import Adapter
-from llmrun.protocol.energy import Energy
 
 
 class LocalEngine:
@@ -69,5 +68,4 @@ class LocalEngine:
         return None
 
     def run(self, todo: Iterable[PendingRow], sink: RowSink) -> None:
-        sink.meter(Energy(with_gpus=self.model.plan.vram_bytes > 0))
         BatchRun(self.model, sink).run(todo)

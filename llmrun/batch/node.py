@@ -30,7 +30,6 @@ from llmrun.models.store.in_use import using
 from llmrun.planning.choice import chooser
 from llmrun.planning.plan import LoadPreferences
 from llmrun.protocol.adapters import Adapter
-from llmrun.protocol.energy import Energy
 
 
 class NodeJob(NamedTuple):
@@ -79,9 +78,6 @@ class _Outbox:
     def begin(self) -> None:
         if not self.loaded.done():
             self.loaded.set_result(None)
-
-    def meter(self, energy: Energy) -> None:
-        """Do nothing: a node's energy is not reported."""
 
     def put(self, done: FinishedRow) -> None:
         with self._lock:

@@ -22,6 +22,8 @@ from llmrun.server.answer_parts import CompletionRequest, Envelope, Writer
 from llmrun.server.protocols import openai_chat, openai_text
 from llmrun.storage import require_regular
 
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+
 _MOST_CHARACTERS = 64 << 20  # of a line
 _PLACE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
 _SHARED = 64  # length of a common prefix that is worth one row's wait for another row's prefill
@@ -64,9 +66,9 @@ def read_rows(path: Path) -> Iterator[Row]:
         if suffix == ".parquet":
             yield from _parquet(path)
             return
-        with path.open(encoding="utf-8-sig", newline="" if suffix in {".csv", ".tsv"} else None) as file:
-            if suffix in {".csv", ".tsv"}:
-                yield from _table(file, "\t" if suffix == ".tsv" else ",")
+        with path.open(encoding="utf-8-sig", newline="" if suffix in DELIMITERS else None) as file:
+            if suffix in DELIMITERS:
+                yield from _table(file, DELIMITERS[suffix])
             else:
                 of_line = _json_row if suffix in {".jsonl", ".ndjson"} else _text_row
                 yield from (
@@ -126,12 +128,10 @@ def _json_row(number: int, line: str) -> Row:
 
 
 def _parquet(path: Path) -> Iterator[Row]:
-    try:
-        from pyarrow import ArrowException
-        from pyarrow.parquet import ParquetFile
-    except ImportError:
-        hint = "pip install 'llmrun[parquet]', or make a .jsonl or .csv file of it"
-        raise UsageError(f"{str(path)!r} can't be read", why="Parquet needs the package pyarrow", hint=hint) from None
+    require_pyarrow(f"{str(path)!r} can't be read")
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
+
     number = 0
     try:
         for batch in ParquetFile(path).iter_batches():
@@ -140,6 +140,15 @@ def _parquet(path: Path) -> Iterator[Row]:
                 yield Row(number, columns)
     except ArrowException as error:
         raise UsageError(f"{str(path)!r} can't be read", why=str(error)) from None
+
+
+def require_pyarrow(refusal: str) -> None:
+    """Raise UsageError with this refusal if Parquet files are unknown here."""
+    from importlib.util import find_spec
+
+    if find_spec("pyarrow") is None:
+        hint = "pip install 'llmrun[parquet]', or use a .jsonl or .csv file"
+        raise UsageError(refusal, why="Parquet needs the package pyarrow", hint=hint)
 
 
 class PendingRow(NamedTuple):

@@ -288,7 +288,7 @@ def _row_differences(a: BenchRow, b: BenchRow) -> Iterator[Difference]:
 
 
 def _model_words(row: BenchRow) -> str:
-    return f"{row.model_type or row.model} ({readable_size(row.model_size)})"
+    return f"{row.kind or row.model} ({readable_size(row.size)})"
 
 
 # ---- words -----------------------------------------------------------------------------------------

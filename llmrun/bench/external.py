@@ -1,8 +1,7 @@
-"""The comparison with another program on this machine, measured in turns: A B B A A B ...
+"""The comparison with llama-bench on this machine, measured in turns: A B B A A B ...
 
-Owns finding the program, the order, and llama-bench's command line; ollama.py knows Ollama. Both sides get the same
-file and settings; unavoidable differences are reported. llama-bench starts anew for every repetition, loads, warms up
-and measures once; our engine stays, and warms up before each repetition as well.
+Both sides get the same file and settings. llama-bench starts anew for every repetition, loads, warms up and measures
+once; our engine stays, and warms up before each repetition as well.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from llmrun.bench import statistics
 from llmrun.bench.compare import same_build
@@ -30,28 +28,7 @@ from llmrun.protocol.codec import load_json
 from llmrun.protocol.settings import DEFAULTS, DEVICE_SETTINGS, SETTINGS
 from llmrun.system import user_path
 
-NAMES = ("llama-bench", "ollama")
-
-
-class ExternalBenchmark(Protocol):
-    """Another program that can measure."""
-
-    name: str  # e.g. "llama-bench"
-    where: str  # its path or address
-
-    def measure(self, model: BenchedModel, case: Case) -> BenchRow:
-        """Measure one repetition.
-
-        Raises:
-            UsageError: the program has no such test.
-            LlmrunError: the program failed.
-        """
-
-    def notes(self, model: BenchedModel, case: Case) -> tuple[str, ...]:
-        """Return the differences from our side that are unavoidable, in words."""
-
-    def close(self) -> None:
-        """Remove everything created for measuring."""
+LLAMA_BENCH = "llama-bench"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,32 +42,22 @@ class ExternalComparison:
     notes: tuple[str, ...] = ()  # differences between the sides, in words
 
 
-def kind_of(name: str) -> str:
-    """Return which of NAMES a program is, by its name or path.
+def check_name(name: str) -> None:
+    """Raise UsageError if a program is not llama-bench, by its name or path."""
+    if LLAMA_BENCH not in Path(name).name.lower():
+        hint = "--vs llama-bench, or its path"
+        raise UsageError(f"--vs can't measure {name!r}", why=f"it knows {LLAMA_BENCH} only", hint=hint)
+
+
+def find(name: str, environment: Mapping[str, str] = os.environ) -> LlamaBench:
+    """Find llama-bench by name or path.
 
     Raises:
-        UsageError: the program is none of them.
+        UsageError: it is not installed, or the name is another program's.
     """
-    kind = next((kind for kind in NAMES if kind in Path(name).name.lower()), None)
-    if kind is None:
-        why, hint = f"it knows {' and '.join(NAMES)}", "--vs llama-bench, or its path"
-        raise UsageError(f"--vs can't measure {name!r}", why=why, hint=hint)
-    return kind
-
-
-def find(name: str, environment: Mapping[str, str] = os.environ) -> ExternalBenchmark:
-    """Find a program by name or path.
-
-    Raises:
-        UsageError: the program is not installed, or is none of NAMES.
-        LlmrunError: the program does not answer.
-    """
-    from llmrun.bench.ollama import Ollama
-
+    check_name(name)
     path = user_path(name)
     is_path = path.name != name
-    if kind_of(name) == "ollama":
-        return Ollama.find(environment)
     found = shutil.which(path if is_path else name, path=environment.get("PATH"))
     if found is None:
         raise UsageError(
@@ -102,7 +69,7 @@ def find(name: str, environment: Mapping[str, str] = os.environ) -> ExternalBenc
 
 
 def versus(
-    other: ExternalBenchmark,
+    other: LlamaBench,
     ours: Callable[[], BenchRow],
     model: BenchedModel,
     case: Case,
@@ -133,7 +100,7 @@ def versus(
     builds: tuple[str, ...] = ()
     if right.build_commit and not same_build(left.build_commit, right.build_commit):
         builds = (f"another build of ggml: ours {left.build_commit or 'unknown'}, theirs {right.build_commit}",)
-    return ExternalComparison(left, right, verdict, (*builds, *other.notes(model, case), *why))
+    return ExternalComparison(left, right, verdict, (*builds, *why))
 
 
 def merged(rows: Sequence[BenchRow]) -> BenchRow:
@@ -146,7 +113,6 @@ def merged(rows: Sequence[BenchRow]) -> BenchRow:
         rows[0],
         samples_ns=samples,
         repetitions=len(samples),
-        joules=tuple(joules for row in rows for joules in row.joules),
         peak_bytes=max(peaks, default=None),
         chat=None,
     )
@@ -195,18 +161,21 @@ class _BorrowedWorker:
 class LlamaBench:
     """llama.cpp's own benchmark."""
 
-    name = "llama-bench"
-
     def __init__(self, where: str) -> None:
         self.where = where
 
     def measure(self, model: BenchedModel, case: Case) -> BenchRow:
-        """Measure one repetition in a new process; see ExternalBenchmark."""
+        """Measure one repetition in a new process.
+
+        Raises:
+            UsageError: llama-bench has no such test, or can't be started.
+            LlmrunError: it failed.
+        """
         if case.test.chat:
             raise UsageError(
                 f"llama-bench has no test like {case.test.name}",
                 why="it neither samples nor makes text",
-                hint="leave out the chat test, or compare with ollama",
+                hint="leave out the chat test",
             )
         try:
             done = subprocess.run(
@@ -225,12 +194,6 @@ class LlamaBench:
         except ValueError:
             raise self._failed(done, case) from None
         return replace(row, model=model.name, test=case.test.name)
-
-    def notes(self, model: BenchedModel, case: Case) -> tuple[str, ...]:
-        return ()
-
-    def close(self) -> None:
-        pass
 
     def _failed(self, done: subprocess.CompletedProcess[bytes], case: Case) -> LlmrunError:
         lines = done.stderr.decode("utf-8", "replace").strip().splitlines()

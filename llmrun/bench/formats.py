@@ -31,7 +31,6 @@ _OURS: dict[str, Callable[[BenchRow], Any]] = {
     "binds": lambda row: row.limit.binds if row.limit else None,
     "load_ns": lambda row: row.load_ns,
     "peak_bytes": lambda row: row.peak_bytes,
-    "joules_per_token": lambda row: row.joules_per_token,
     "ttft_ns": lambda row: sum(times) // len(times) if row.chat and (times := row.chat.ttft_ns) else None,
     "token_p50_ns": lambda row: row.chat.token_p50_ns if row.chat else None,
     "token_p95_ns": lambda row: row.chat.token_p95_ns if row.chat else None,

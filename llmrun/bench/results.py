@@ -7,6 +7,7 @@ llama-bench itself wrote can be read.
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from llmrun.protocol.codec import as_dict, from_json
 from llmrun.protocol.devices import proportions
 from llmrun.protocol.jobs.bench import BenchTest
 from llmrun.protocol.settings import SETTINGS, EngineSettings, shown
+from llmrun.protocol.sizes import readable_count
 
 SCHEMA = 1
 """Version of the rows' fields; a reader refuses newer ones."""
@@ -45,6 +47,7 @@ _LLAMA_BENCH = (
     "stddev_ts", "samples_ns", "samples_ts",
 )  # fmt: skip
 
+_SIZE_GUESS = re.compile(r" \d[\d.x]*[KMBT] ")
 _FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 
 
@@ -157,11 +160,22 @@ class BenchRow:
     repetitions: int = 0  # requested; fewer samples mean that the bench was stopped
     load_ns: int | None = None  # to load the model
     peak_bytes: int | None = None  # largest resident set of the engine process
-    joules: tuple[float, ...] = ()  # of each repetition; empty where no counter can be read
     limit: Limit | None = None  # the machine's
     chat: ChatTimes | None = None  # of a chat test
     warnings: tuple[BenchWarning, ...] = ()  # reasons to doubt this row
     machine: Machine | None = None  # of the measurement
+    file_bytes: int = 0  # of the model's file; 0 if unknown
+
+    @property
+    def kind(self) -> str:
+        """The model's type with its number of weights, which llama.cpp guesses from the number of layers."""
+        count = f" {readable_count(self.model_n_params)} " if self.model_n_params else " "
+        return _SIZE_GUESS.sub(count, self.model_type, count=1)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file, or of its tensors where that is unknown."""
+        return self.file_bytes or self.model_size
 
     @property
     def n_tokens(self) -> int:
@@ -201,13 +215,6 @@ class BenchRow:
         return self.avg_ts / self.limit.tokens_per_second
 
     @property
-    def joules_per_token(self) -> float | None:
-        """Mean over the repetitions; None where no counter can be read."""
-        if not self.joules or not self.n_tokens:
-            return None
-        return statistics.fmean(self.joules) / self.n_tokens
-
-    @property
     def warning_text(self) -> str:
         """All warnings in one line."""
         return "; ".join(warning.text for warning in self.warnings)
@@ -231,7 +238,6 @@ class BenchRow:
         row["schema"] = SCHEMA
         row.update((name, value) for name, value in ours.items() if name not in row)
         row["share_of_limit"] = self.share_of_limit
-        row["joules_per_token"] = self.joules_per_token
         return row
 
     @classmethod

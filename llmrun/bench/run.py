@@ -286,7 +286,6 @@ class _Run:
 def _row(row: _OpenRow, facts: BenchModel | None, machine: Machine, repetitions: int) -> BenchRow:
     load, test, header = row.loading.load, row.case.test, row.model.header
     samples = tuple(repetition.ns for repetition in row.done)
-    joules = tuple(repetition.joules for repetition in row.done if repetition.joules is not None)
     answers = [repetition.answer for repetition in row.done if repetition.answer is not None]
     rates = [1e9 * test.n_tokens / ns for ns in samples]
     return BenchRow(
@@ -298,6 +297,7 @@ def _row(row: _OpenRow, facts: BenchModel | None, machine: Machine, repetitions:
         model_type=facts.description if facts else header.name,
         model_size=facts.size if facts else header.weight_bytes,
         model_n_params=facts.n_params if facts else header.n_parameters,
+        file_bytes=header.file_size,
         **setting_columns(load),
         load_mode="auto" if load.mmap else "none",
         n_prompt=test.n_prompt,
@@ -312,7 +312,6 @@ def _row(row: _OpenRow, facts: BenchModel | None, machine: Machine, repetitions:
         repetitions=repetitions,
         load_ns=row.benched.load_ns if row.benched else None,
         peak_bytes=row.peak_bytes,
-        joules=joules if len(joules) == len(samples) else (),
         limit=None if facts and facts.gpus and load.gpu_layers else row.limit,
         chat=_chat(answers, row.done) if answers else None,
         warnings=(*row.warnings.values(), *sample_warnings(rates)),

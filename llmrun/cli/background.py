@@ -5,10 +5,12 @@ from __future__ import annotations
 import http.client
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +26,8 @@ LOG_VARIABLE = "LLMRUN_SERVE_LOG"
 _POLL_SECONDS = 0.1
 _HEALTH_SECONDS = 2.0
 _LOG_TAIL = 2000  # characters of a log in an error
+_STDERR = 2
+_MOST_LOG_BYTES = 10_000_000  # of a log, before it begins anew; the one before is kept
 
 
 def serve_in_background(output: Output, arguments: Sequence[str], port: int) -> None:
@@ -50,6 +54,7 @@ def log_file(port: int) -> Path:
     for path in folder.glob("serve-free-*.log"):
         if str(path) not in used:
             path.unlink(missing_ok=True)
+            previous_log(path).unlink(missing_ok=True)
     return folder / (f"serve-{port}.log" if port else f"serve-free-{os.getpid()}.log")
 
 
@@ -69,8 +74,9 @@ def start_server(
     from llmrun.server.registry import running_servers
 
     try:
-        with log.open("wb", buffering=0) as file:
-            file.write(f"llmrun {shlex.join(arguments)}\n".encode())
+        previous_log(log).unlink(missing_ok=True)
+        log.write_bytes(f"llmrun {shlex.join(arguments)}\n".encode())
+        with log.open("ab", buffering=0) as file:  # appended to, so that rotate() can empty it
             process = subprocess.Popen(
                 [sys.executable, "-m", "llmrun", *arguments],
                 stdin=subprocess.DEVNULL,
@@ -107,6 +113,26 @@ def answers(server: RunningServer) -> bool:
         return False
     finally:
         connection.close()
+
+
+def previous_log(log: Path) -> Path:
+    """Return the file with what a log had before it began anew."""
+    return log.with_name(f"{log.name}.1")
+
+
+def rotate(log: Path, descriptor: int = _STDERR, limit: int = _MOST_LOG_BYTES) -> None:
+    """Copy a log that is too long to previous_log(), and empty it. Whoever writes to it goes on at its beginning.
+
+    Args:
+        descriptor: writes to it, or to something else, which stays as it is.
+    """
+    with suppress(OSError):  # the disk is full, or there is no such file
+        status = log.stat()
+        if status.st_size < limit or not os.path.samestat(status, os.fstat(descriptor)):
+            return
+        shutil.copyfile(log, previous_log(log))
+        os.truncate(log, 0)
+        os.lseek(descriptor, 0, os.SEEK_SET)  # where a system does not append
 
 
 def tail(log: Path) -> str:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from llmrun.batch.plan import BatchPlan, RowAnswerer
     from llmrun.batch.results import ResultFile
     from llmrun.batch.rows import Row, RowTemplate
+    from llmrun.batch.table import OutputFiles
     from llmrun.remote.server import Server
 
 
@@ -82,7 +83,12 @@ RowsArgument = Annotated[
 ]
 OutOption = Annotated[
     Path | None,
-    typer.Option("-o", "--output", metavar="OUT.jsonl", help="File for the answers. Default: IN.answers.jsonl."),
+    typer.Option(
+        "-o",
+        "--output",
+        metavar="OUT",
+        help="File for the answers: .jsonl, or a .csv, .tsv or .parquet table. Default: IN.answers.jsonl.",
+    ),
 ]
 RowPromptOption = Annotated[
     str | None,
@@ -132,13 +138,13 @@ def batch(
     """Answer a file of prompts, many in parallel.
 
     A row is a text, an object with "prompt" or "messages", a table row with --prompt, or a line of an OpenAI batch
-    file. Answers are written as they finish, each with its row's number and id. Run the same command again to continue
-    after an interruption. A failed row gets an error, and the exit status is 10. With --at, MODEL may be left out if
-    the server has only one.
+    file. Run the same command again to continue after an interruption. A failed row gets an error, and the exit status
+    is 10. With --at, MODEL may be left out if the server has only one.
     """
     from llmrun.batch.plan import plan_batch
     from llmrun.batch.results import ResultFile
     from llmrun.batch.rows import RowTemplate
+    from llmrun.batch.table import output_files
     from llmrun.ui.views.batch import show_plan
 
     require_within("--parallel", parallel, PARALLEL_BOUNDS)
@@ -148,15 +154,15 @@ def batch(
     loading = replace(loading, preferences=replace(loading.preferences, exact=exact))
     loading = _engine(at, key_file, ray, loading)
     model, rows = _model_and_rows(model, rows, loading)
-    out = out or rows.with_name(f"{rows.stem}.answers.jsonl")
-    found = _read(rows, out)
-    if not dry_run and not out.exists():
-        check_target(out)
+    files = output_files(out or rows.with_name(f"{rows.stem}.answers.jsonl"), rows)
+    found = _read(rows)
+    if not dry_run and not files.lines.exists():
+        check_target(files.lines)
     system, request = asked
     recipe = RowTemplate(prompt, system, request, flags, raw)
     with (
         Activity(output) as activity,
-        ResultFile(out, retry_errors=retry_errors) as results,
+        ResultFile(files.lines, retry_errors=retry_errors) as results,
         _answering(output, activity, model, ray, loading, parallel, recipe) as answering,
     ):
         plan = plan_batch(answering, found, recipe, results.written)
@@ -166,7 +172,7 @@ def batch(
         if dry_run:
             show_plan(output, plan, answering.seconds(plan))
         else:
-            _answer(output, answering, plan, results, len(found), out)
+            _answer(output, answering, plan, results, files, rows, found)
 
 
 def _engine(at: str | None, key_file: Path | None, ray: str | None, loading: LoadingOptions) -> LoadingOptions:
@@ -245,18 +251,16 @@ def _far(output: Output, server: Server, name: str, parallel: int | None, recipe
     return RemoteEngine(server, model, parallel)
 
 
-def _read(rows: Path, out: Path) -> list[Row]:
+def _read(rows: Path) -> list[Row]:
     """Return all rows.
 
     Raises:
-        UsageError: the file has no rows, or is the output file.
+        UsageError: the file has no rows, or is stdin.
     """
     from llmrun.batch.rows import read_rows
 
     if str(rows) == "-":
         raise UsageError("batch does not read stdin", why="the same file continues a batch", hint="cat > rows.jsonl")
-    if out.exists() and rows.exists() and out.samefile(rows):
-        raise UsageError(f"-o {out} is the file with the rows", hint="name another file")
     found = list(read_rows(rows))
     if not found:
         raise UsageError(f"{str(rows)!r} has no rows")
@@ -264,27 +268,37 @@ def _read(rows: Path, out: Path) -> list[Row]:
 
 
 def _answer(
-    output: Output, answering: RowAnswerer, plan: BatchPlan, results: ResultFile, total: int, out: Path
+    output: Output,
+    answering: RowAnswerer,
+    plan: BatchPlan,
+    results: ResultFile,
+    files: OutputFiles,
+    source: Path,
+    rows: list[Row],
 ) -> None:
-    """Answer the remaining rows.
+    """Answer the remaining rows; write the table if there is one.
 
     Raises:
         RowsFailedError: rows failed, in this run or an earlier one.
     """
     from llmrun.batch.ledger import BatchProgress, Ledger
+    from llmrun.batch.table import write_table
     from llmrun.ui.views.batch import BatchView
 
-    tally = BatchProgress(total, total - len(plan.todo) - len(plan.broken), results.n_failed)
+    total = len(rows)
+    tally = BatchProgress(total, total - len(plan.todo) - len(plan.broken), results.n_failed, parallel=plan.parallel)
     if tally.before < total:
         results.require_writable()
-    with BatchView(output, tally, out, plan.parallel) as view:
+    with BatchView(output, tally, files, plan.parallel) as view:
         ledger = Ledger(results, tally, view.progress, view.note)
         ledger.refuse(plan.broken)
         if plan.todo:
             answering.run(plan.todo, ledger)
+        if files.table is not None and (tally.done or not files.table.exists()):
+            write_table(files, source, rows)
     if results.n_failed:
         raise RowsFailedError(
             f"{results.n_failed:,} of {total:,} rows failed",
-            why=f"each has its error in {out}",
+            why=f"each has its error in {files.shown}",
             hint="the same command with --retry-errors asks them again",
         )

@@ -11,16 +11,15 @@ import typer
 from llmrun.cli.answering import DisplayOptions, cancelling, show_again
 from llmrun.cli.completion import complete_words
 from llmrun.cli.options import LoadingOptions
-from llmrun.cli.sampling import FLAGS
+from llmrun.cli.sampling import FLAGS, USED_BY_BEAMS
 from llmrun.errors import CancelledError, CutOffError, UsageError
 from llmrun.model import Model
 from llmrun.planning.memory import kv_bytes
-from llmrun.protocol.jobs.beams import EARLY_STOPPING, LENGTH_RULES, BeamSettings, BeamsFound, SearchBeams, TreeNode
+from llmrun.protocol.jobs.beams import EARLY_STOPPING, BeamSettings, BeamsFound, SearchBeams, TreeNode
 from llmrun.protocol.messages import AnswerRequest
 from llmrun.ui.terminal.output import Output
 
 _PANEL = "Beam search"
-_MEANT = {"repeat_penalty", "repeat_last_n", "frequency_penalty", "presence_penalty", "logit_bias"}
 
 
 BeamsOption = Annotated[
@@ -48,57 +47,26 @@ EarlyStoppingOption = Annotated[
         rich_help_panel=_PANEL,
     ),
 ]
-BeamGroupsOption = Annotated[
-    int | None,
-    typer.Option("--beam-groups", metavar="G", help="Divide the beams into G diverse groups.", rich_help_panel=_PANEL),
-]
-DiversityOption = Annotated[
-    float | None,
-    typer.Option(
-        "--diversity", help="Penalty for tokens that another group has chosen, e.g. 0.5.", rich_help_panel=_PANEL
-    ),
-]
-LengthRuleOption = Annotated[
-    str | None,
-    typer.Option(
-        "--length-rule",
-        metavar="|".join(LENGTH_RULES),
-        help="Library whose length penalty, stop rule and defaults to use.",
-        autocompletion=complete_words(*LENGTH_RULES),
-        rich_help_panel=_PANEL,
-    ),
-]
 
 
 def beam_options(
     beams: BeamsOption = None,
     length_penalty: LengthPenaltyOption = None,
     early_stopping: EarlyStoppingOption = None,
-    beam_groups: BeamGroupsOption = None,
-    diversity: DiversityOption = None,
-    length_rule: LengthRuleOption = None,
 ) -> BeamSettings | None:
     """Collect the options of beam search; None if it is off.
 
     Raises:
         UsageError: a value is invalid, or --beams is missing.
     """
-    others = {
-        "--length-penalty": length_penalty,
-        "--early-stopping": early_stopping,
-        "--beam-groups": beam_groups,
-        "--diversity": diversity,
-        "--length-rule": length_rule,
-    }
     if beams is None:
+        others = {"--length-penalty": length_penalty, "--early-stopping": early_stopping}
         alone = next((flag for flag, value in others.items() if value is not None), None)
         if alone is not None:
             raise UsageError(f"{alone} needs --beams", hint=f"--beams 4 {alone} {others[alone]}")
         return None
-    groups = 1 if beam_groups is None else beam_groups
-    return BeamSettings.of(
-        beams, length_penalty, early_stopping, groups, diversity or 0.0, length_rule or "transformers"
-    )
+    given = {"length_penalty": length_penalty, "early_stopping": early_stopping}
+    return BeamSettings(beams, **{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
 
 
 def refuse_with_beams(
@@ -112,7 +80,7 @@ def refuse_with_beams(
     Raises:
         UsageError: such an option is given.
     """
-    drawn = {FLAGS[name][0]: True for name in flags if name not in _MEANT}
+    drawn = {FLAGS[name][0]: True for name in flags if name not in USED_BY_BEAMS}
     given = {
         **drawn,
         "--think": asked.thinking is True,

@@ -79,9 +79,9 @@ def output_options(
         typer.Option(
             "--vs",
             metavar="PROGRAM",
-            help="Measure llama-bench or ollama too, alternately.",
+            help="Measure llama-bench too, alternately.",
             rich_help_panel=_RESULTS,
-            autocompletion=complete_words("llama-bench", "ollama"),
+            autocompletion=complete_words("llama-bench"),
         ),
     ] = "",
     json: JsonOption = False,
@@ -92,9 +92,9 @@ def output_options(
         UsageError: there is no such format or program.
     """
     if versus:
-        from llmrun.bench.external import kind_of
+        from llmrun.bench.external import check_name
 
-        kind_of(versus)
+        check_name(versus)
     kind, file = _target(form)
     if json and file is None and kind not in ("table", "json"):
         raise UsageError(f"--json and -o {form} exclude each other", hint="give one of them")

@@ -1,8 +1,8 @@
-"""`llmrun bench --vs PROGRAM`: llmrun and another program measured alternately."""
+"""`llmrun bench --vs llama-bench`: both measured alternately."""
 
 from __future__ import annotations
 
-from llmrun.bench.external import ExternalComparison, find, our_side, result_of, versus
+from llmrun.bench.external import LLAMA_BENCH, ExternalComparison, find, our_side, result_of, versus
 from llmrun.bench.run import BenchOutcome, BenchRequest, Progress
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.planning.hardware import Hardware
@@ -24,7 +24,7 @@ def measure(
         raise UsageError("--lora and --vs exclude each other", hint="give one of them")
     if hardware.workers:
         raise UsageError("--rpc and --vs exclude each other", hint="give one of them")
-    external = find(program)
+    llama_bench = find(program)
     view = BenchView(output, [model.name for model in request.models], request.cases, shows_rows=False)
     found: list[ExternalComparison] = []
     error: LlmrunError | None = None
@@ -37,10 +37,10 @@ def measure(
                     model, case = pairs[at]
                     share = at * total + done, len(pairs) * total
                     turn = min(done // 2 + 1, total // 2)
-                    view.progress(Progress(model.name, case.test.name, *share, external.name, turn, total // 2))
+                    view.progress(Progress(model.name, case.test.name, *share, LLAMA_BENCH, turn, total // 2))
 
                 one = versus(
-                    external,
+                    llama_bench,
                     lambda model=model, case=case: ours(model, case),  # type: ignore[misc]
                     model,
                     case,
@@ -50,9 +50,7 @@ def measure(
                 found.append(one)
     except LlmrunError as stopped:
         error = stopped
-    finally:
-        external.close()
     view.clear()
     if found and shows_table:
-        show_versus(output, found, external.name)
+        show_versus(output, found, LLAMA_BENCH)
     return BenchOutcome(result_of(found), error)

@@ -54,13 +54,31 @@ def show(context: typer.Context, json: JsonOption = False) -> None:
 
 @app.command("set")
 def set_value(key: KeyArgument, value: Annotated[str, typer.Argument(metavar="VALUE", help="Its new value.")]) -> None:
-    """Set a value, e.g. llmrun config set models.smollm2.ctx 4096."""
+    """Set a value.
+
+    For example: llmrun config set models.smollm2.ctx 4096
+    """
     output = Output()
-    path = settings_file.change(key, settings_file.parse(key, value, key))
+    parsed = settings_file.parse(key, value, key)
+    if key == "model":
+        _require_model(value)
+    path = settings_file.change(key, parsed)
     name = settings_file.variable(settings_file.split_key(key)[1])
     output.note(f"{key} is {value} in {path}")
     if os.environ.get(name, "").strip():
         output.note(f"warning: {name} in the environment comes first")
+
+
+def _require_model(name: str) -> None:
+    """Raise if a name is not that of a model, here or in the catalogue; a repository of the hub may be there later.
+
+    Raises:
+        ModelNotFoundError: no model has this name.
+    """
+    from llmrun.config import load_settings
+    from llmrun.models.location import locate
+
+    locate(name, load_settings())
 
 
 @app.command("unset")

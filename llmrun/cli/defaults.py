@@ -52,17 +52,18 @@ def remember_model(name: str) -> None:
 def no_model(command: str) -> UsageError:
     """Return the error for a missing model; proposes a small, a middle and a large one that fit into memory."""
     from llmrun.models.registry import load_catalogue
-    from llmrun.planning.catalogue import propose
+    from llmrun.models.store.store import all_models
+    from llmrun.planning.catalogue import Estimates, propose
     from llmrun.planning.hardware import probe
     from llmrun.planning.speed import remembered
     from llmrun.protocol.sizes import readable_size
 
-    hardware = probe()
-    speed = remembered(hardware, load_settings().state_dir)
-    chosen = [each.entry for each in propose(load_catalogue().entries.values(), hardware, speed)]
-    sizes = ", ".join(f"{entry.alias} ({readable_size(entry.size_mb * 10**6)})" for entry in chosen)
+    settings, hardware = load_settings(), probe()
+    estimates = Estimates(all_models(settings), hardware, remembered(hardware, settings.state_dir))
+    chosen = propose(load_catalogue().entries.values(), estimates)
+    sizes = ", ".join(f"{each.entry.alias} ({readable_size(each.size.n_bytes)})" for each in chosen)
     why = f"none is in the settings, and none has been used yet; fit into this machine's memory: {sizes}"
-    hint = " or ".join(f"llmrun {command} {entry.alias}" for entry in chosen)
+    hint = " or ".join(f"llmrun {command} {each.entry.alias}" for each in chosen)
     return UsageError("there is no model", why=why, hint=hint)
 
 
@@ -129,10 +130,10 @@ def fill(command: str, context: Any, values: dict[str, Any]) -> None:
         return
     is_remote = bool((values.get("at") or os.environ.get("LLMRUN_SERVER", "")).strip())
     model = _model(command, values, given, is_remote=is_remote)
-    if model in aliases:
+    if model in aliases and not is_remote:  # a server's own names come first, see cli.remote.served_model()
         values["model"] = aliases[model]
     model = aliases.get(model, model)
-    found = _presets(given, model, is_remote=is_remote)
+    found = _yielding(_presets(given, model, is_remote=is_remote), values)
     context.default_map = {settings_file.PRESET[name].parameter: value for name, (value, _) in found.items()}
     sampling.PRESET_ORIGINS.clear()
     sampling.PRESET_ORIGINS |= {
@@ -191,6 +192,28 @@ def _presets(given: Mapping[str, Any], model: str, *, is_remote: bool) -> dict[s
         if (value := _value(next((key for key in keys if key in given), f"models..{name}"), given)) is not None:
             found[name] = value
     return found
+
+
+def _yielding(found: dict[str, tuple[Any, str]], typed: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
+    """Return the values of presets and the environment without those that exclude an option of the command line.
+
+    Args:
+        typed: parsed values by parameter, None if missing.
+    """
+    from llmrun.cli import settings_file
+    from llmrun.cli.sampling import USED_BY_BEAMS
+
+    def excludes(name: str, value: Any) -> bool:
+        key = settings_file.PRESET[name]
+        watermark = typed.get("watermark") or ""
+        return (
+            (typed.get("beams") is not None and key.is_sampling and key.parameter not in USED_BY_BEAMS)
+            or (bool(watermark) and key.parameter == "mirostat")
+            or (watermark.startswith("synthid") and key.parameter == "temperature" and value <= 0)
+            or (typed.get("flash_attention") == "off" and key.parameter == "kv_type_v")
+        )
+
+    return {name: each for name, each in found.items() if not excludes(name, each[0])}
 
 
 def _value(key: str, given: Mapping[str, Any]) -> tuple[Any, str] | None:

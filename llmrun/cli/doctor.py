@@ -73,7 +73,7 @@ def _install_gpu(output: Output, *, yes: bool) -> None:
             raise LlmrunError("the new build finds no GPU", hint="install or load the card's driver")
         output.note(f"found {', '.join(gpu.description for gpu in gpus)}; trying an answer")
         if (trial := try_model(load_settings())) is not None:
-            output.note(f"{trial.name}: {trial.tokens} tokens at {trial.decode_rate:,.1f} t/s")
+            output.note(f"{trial.name}: {trial.tokens} tokens at {trial.decode_rate:,.1f} tokens/s")
 
     install(build, tries)
     output.note(f"llama.cpp with {build.backend} is installed; llmrun plan MODEL shows what fits on the GPU")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 COMFORTABLE_WINDOW = 65_536
 """Tokens: agents work below it, but summarize their session all the time."""
+_FOLDER, _KEY = "${folder}", "${LLMRUN_SERVER_KEY}"  # in a printed script
 _END_SECONDS = 10.0
 
 
@@ -335,9 +337,9 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 def _print(output: Output, agent: Agent, server: Endpoint, arguments: Sequence[str]) -> None:
-    """Print a shell script that does the same beside a server that runs."""
-    folder = "/tmp/llmrun-agent"  # noqa: S108 - of the script, where the user can read and change it
-    settings = agent.settings(server, folder, _described(agent))
+    """Print a shell script that does the same beside a server that runs; it makes a folder, and asks for the key."""
+    hidden = server._replace(key=_KEY) if server.key else server
+    settings = agent.settings(hidden, _FOLDER, _described(agent))
     command = [agent.executable, *settings.arguments, *arguments]
     if output.json:
         output.result_json(
@@ -353,10 +355,25 @@ def _print(output: Output, agent: Agent, server: Endpoint, arguments: Sequence[s
         return
     window = f"{server.n_ctx:,} tokens" if server.n_ctx else "unknown"
     lines = [f"# {agent.title} with {server.model} at {server.address}; context window: {window}"]
+    if server.key:
+        lines.append(f': "${{{_KEY[2:-1]}:?must be the key of {server.address}}}"')
     if settings.files:
-        lines.append(f"mkdir -p {folder}")
+        lines.append("folder=$(mktemp -d)")
     for name, text in settings.files.items():
         pretty = json_module.dumps(json_module.loads(text), indent=2)
-        lines.append(f"cat > {folder}/{name} <<'END'\n{pretty}\nEND")
-    lines += [f"export {name}={shlex.quote(value)}" for name, value in settings.environment.items()]
-    output.text("\n".join([*lines, shlex.join(command), ""]))
+        lines.append(f'cat > "$folder"/{name} <<END\n{_here(pretty)}\nEND')
+    lines += [f"export {name}={_quoted(value)}" for name, value in settings.environment.items()]
+    output.text("\n".join([*lines, " ".join(map(_quoted, command)), ""]))
+
+
+def _here(text: str) -> str:
+    """Return a text for a here-document in which the folder and the key are variables, and nothing else is."""
+    parts = re.split(f"({re.escape(_FOLDER)}|{re.escape(_KEY)})", text)
+    return "".join(part if part in (_FOLDER, _KEY) else re.sub(r"([\\$`])", r"\\\1", part) for part in parts)
+
+
+def _quoted(word: str) -> str:
+    """Return a word for a shell in which the folder and the key are variables."""
+    if _FOLDER not in word and _KEY not in word:
+        return shlex.quote(word)
+    return '"' + _here(word).replace('"', r"\"") + '"'

@@ -16,6 +16,7 @@ from llmrun.config import Settings, load_settings
 from llmrun.errors import LlmrunError, NetworkError, UsageError, require_within
 from llmrun.models.registry import CatalogueEntry, ModelSpec, load_catalogue
 from llmrun.models.store.installed import Installed
+from llmrun.models.store.last_used import last_used
 from llmrun.models.store.store import all_models
 from llmrun.protocol.sizes import readable_size
 from llmrun.ui.terminal.output import Output
@@ -115,7 +116,8 @@ def list_models(
         output.result_json([as_plain(model) for model in installed])
     elif installed:
         now = time.time()
-        show_installed(output, [InstalledRow(m.name, m.size, m.quant, now - m.used, m.place) for m in installed])
+        ages = {model: now - used for model in installed if (used := last_used(model.path))}
+        show_installed(output, [InstalledRow(m.name, m.size, m.quant, ages.get(m), m.place) for m in installed])
     else:
         output.note("No models on this disk yet. `llmrun list --all` lists models to choose from.")
 
@@ -151,8 +153,6 @@ def search(
     except NetworkError:
         if json:
             output.result_json({"catalogue": _plain_entries(known, settings), "hub": None})
-        elif known:
-            output.note("Only the built-in list; the hub can't be reached.")
         raise
     if json:
         plain = [asdict(match) for match in matches]
@@ -166,10 +166,10 @@ def search(
 
 
 def as_plain(model: Installed) -> dict[str, Any]:
-    """Return a model on this disk as JSON data. Times are ISO 8601, sizes bytes."""
+    """Return a model on this disk as JSON data. Times are ISO 8601, `used` None before the first use; sizes bytes."""
     times = {
-        name: datetime.fromtimestamp(getattr(model, name), timezone.utc).isoformat(timespec="seconds")
-        for name in ("modified", "used")
+        name: datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds") if seconds else None
+        for name, seconds in (("modified", model.modified), ("used", last_used(model.path)))
     }
     return {**asdict(model), "path": str(model.path), **times}
 
@@ -205,39 +205,30 @@ def _plain_entries(
     entries: list[CatalogueEntry], settings: Settings, others: Sequence[Installed] = ()
 ) -> list[dict[str, Any]]:
     """Return the built-in list as JSON data, after other models on this disk."""
-    from llmrun.planning.catalogue import estimate_entry, estimate_file
+    from llmrun.planning.catalogue import Estimates, FileSize, size_of_file
     from llmrun.planning.speed import remembered
 
-    here = {model.repository.lower(): model.path for model in reversed(all_models(settings)) if model.repository}
     hardware = _hardware()
-    speed = remembered(hardware, settings.state_dir)
+    estimates = Estimates(all_models(settings), hardware, remembered(hardware, settings.state_dir))
     rows: list[dict[str, Any]] = [
         {
             "alias": model.name,
-            "parameters": "",
-            "quant": model.quant,
-            "n_bytes": model.size,
+            **(size_of_file(model.path) or FileSize("", model.quant, model.size))._asdict(),
             "licence": "",
             "agents": True,
             "installed": True,
-            **_facts(estimate_file(model.path, hardware, speed)),
+            **_facts(estimates.of_file(model.path)),
         }
         for model in others
     ]
     rows += [
         {
             "alias": entry.alias,
-            "parameters": entry.parameters,
-            "quant": entry.quant.upper(),
-            "n_bytes": entry.size_mb * 1_000_000,
+            **estimates.size_of(entry)._asdict(),
             "licence": entry.license,
             "agents": entry.agents,
-            "installed": entry.repository.lower() in here,
-            **_facts(
-                estimate_file(here[entry.repository.lower()], hardware, speed)
-                if entry.repository.lower() in here
-                else estimate_entry(entry, hardware, speed)
-            ),
+            "installed": estimates.file_of(entry) is not None,
+            **_facts(estimates.of(entry)),
         }
         for entry in entries
     ]
@@ -245,7 +236,8 @@ def _plain_entries(
 
 
 def _facts(estimate: ModelEstimate | None) -> dict[str, Any]:
-    return asdict(estimate) if estimate else dict.fromkeys(("memory_bytes", "fits", "decode_rate"))
+    names = "memory_bytes", "fits", "fits_now", "decode_rate", "is_exact"
+    return asdict(estimate) if estimate else dict.fromkeys(names)
 
 
 def _hardware() -> Hardware:

@@ -68,6 +68,7 @@ def plan(
     from llmrun.planning.estimate import contexts_for, look_ahead, parse_contexts, types_of
     from llmrun.planning.machine import this_machine
     from llmrun.planning.plan import LoadPreferences
+    from llmrun.planning.speculation import read_draft_source
     from llmrun.ui.views.plan import show_estimates
 
     output = Output(json=json)
@@ -77,22 +78,31 @@ def plan(
     lengths, workers, settings = parse_contexts(ctx), workers_of(rpc), load_settings()
     preferences = LoadPreferences(kv_type_k=kv_type_k, kv_type_v=kv_type_v, workers=workers, **devices)
     spec, candidates = _candidates(output, model, settings, every=every)
-    beside = _draft(draft, candidates[0].header, settings) if draft is not None else None
+    smaller, heads = read_draft_source(draft)
+    preferences = replace(preferences, draft_heads=heads)
+    beside = _draft(smaller, candidates[0].header, settings) if smaller is not None else None
     hardware = this_machine(workers, measures_links=True)
     used = preferences.gpus(hardware.gpus)  # raises before anything is measured
     hardware = _beside_projector(output, hardware, candidates[0].header)
     contexts = contexts_for(candidates[0].header, lengths)
     speed, remote, gpus = _speeds(output, hardware, used, types_of(candidates), settings)
-    facts = (hardware, speed, contexts, preferences.kv_type, beside, remote, preferences, gpus)
-    rows = [look_ahead(each, *facts) for each in candidates]
+    facts = (speed, contexts, preferences.kv_type, beside, remote, preferences, gpus)
+    rows = [look_ahead(each, hardware.when_quiet, *facts) for each in candidates]
+    fits_now = any(at.fits for each in candidates for at in look_ahead(each, hardware, *facts).contexts)
     chosen, why = _chosen(spec, candidates, hardware)
     if json:
         quants = [asdict(row) for row in rows]
         output.result_json(
-            {"hardware": asdict(hardware), "kv_type": preferences.kv_type, "chosen": chosen, "quants": quants}
+            {
+                "hardware": asdict(hardware),
+                "kv_type": preferences.kv_type,
+                "chosen": chosen,
+                "fits_now": fits_now,
+                "quants": quants,
+            }
         )
     else:
-        show_estimates(output, rows, hardware, why)
+        show_estimates(output, rows, hardware, why, fits_now=fits_now)
         if makes_embeddings(candidates[0].header):
             output.note("It is made for embeddings: PREFILL is the speed of reading texts, and nothing is decoded.")
 
@@ -104,20 +114,20 @@ def _propose(output: Output, *, is_alone: bool) -> None:
         UsageError: an option needs a model.
     """
     from llmrun.models.registry import load_catalogue
-    from llmrun.planning.catalogue import propose
+    from llmrun.models.store.store import all_models
+    from llmrun.planning.catalogue import Estimates, propose
     from llmrun.planning.machine import this_machine
     from llmrun.planning.predict import main_type
     from llmrun.ui.views.plan import show_proposals
 
     if not is_alone:
         raise UsageError("these options need a model", hint="llmrun plan MODEL; llmrun plan alone proposes some")
-    hardware, entries = this_machine(), load_catalogue().entries.values()
-    speed = _speed(output, hardware, {main_type(entry.quant) for entry in entries}, load_settings())
-    found = propose(entries, hardware, speed)
+    hardware, entries, settings = this_machine(), load_catalogue().entries.values(), load_settings()
+    speed = _speed(output, hardware, {main_type(entry.quant) for entry in entries}, settings)
+    found = propose(entries, Estimates(all_models(settings), hardware, speed))
     if output.json:
         models = [
-            {"purpose": each.purpose, "model": each.entry.alias, "n_bytes": each.entry.size_mb * 10**6}
-            | asdict(each.estimate)
+            {"purpose": each.purpose, "model": each.entry.alias, "n_bytes": each.size.n_bytes} | asdict(each.estimate)
             for each in found
         ]
         output.result_json({"hardware": asdict(hardware), "models": models})
@@ -211,7 +221,7 @@ def _show_facts(output: Output, spec: ModelSpec) -> None:
         return
     free = probe().memory_available
     output.note(
-        f"{entry.title}: {entry.parameters} parameters, {entry.quant} takes {readable_size(entry.size_mb * 1_000_000)} "
+        f"{entry.title}: {entry.parameters} parameters, {entry.quant} takes {readable_size(entry.n_bytes)} "
         f"and its KV cache on top; {readable_size(free)} of memory are free"
     )
 
@@ -249,12 +259,24 @@ def _gpu_speeds(
 def _speed(output: Output, hardware: Hardware, types: Collection[str], settings: Settings) -> MachineSpeed | None:
     from llmrun.planning.hardware_details import probe_details
     from llmrun.planning.speed import BUSY, speed_of
+    from llmrun.ui.terminal.activity import Activity
 
-    try:
-        speed = speed_of(hardware, types, settings.state_dir, cache=probe_details().last_cache)
-        if speed.others >= BUSY:
-            output.note(f"other programs are using {speed.others:.1f} cores: without them it is faster than predicted")
-        return speed
-    except LlmrunError as error:
-        output.note(f"{error}; so speeds are unknown")
-        return None
+    with Activity(output) as activity:
+        words = "measuring the speed of this machine, once"
+        try:
+            speed = speed_of(
+                hardware,
+                types,
+                settings.state_dir,
+                cache=probe_details().last_cache,
+                on_progress=lambda share: activity.show(words, share, begins=not share),
+            )
+        except LlmrunError as error:
+            activity.note(f"{error}; so speeds are unknown")
+            return None
+    if speed.others >= BUSY:
+        output.note(
+            f"other programs used {speed.others:.1f} cores when this machine was measured: alone it is faster than "
+            "predicted, and measured again"
+        )
+    return speed

@@ -196,6 +196,9 @@ OutArgument = Annotated[
     Path | None,
     typer.Argument(metavar="[OUT.gguf]", help="Output file. Default: NAME-TYPE.gguf in this folder."),
 ]
+OutputFileOption = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="OUT", help="Output file, the same as OUT.")
+]
 TypeOption = Annotated[
     str,
     typer.Option(
@@ -219,6 +222,7 @@ def quantize(
     importance: ImportanceOptions,
     several: MultipleTypes | None,
     out: OutArgument = None,
+    output_file: OutputFileOption = None,
     type_: TypeOption = "",
     threads: ThreadsOption = None,
     dry_run: DryRunOption = False,
@@ -233,6 +237,9 @@ def quantize(
     from llmrun.quantize.source import find
 
     output = Output(json=json)
+    if out is not None and output_file is not None:
+        raise UsageError(f"-o {output_file} and {str(out)!r} are two output files", hint="name one of them")
+    out = out or output_file
     options = QuantizeOptions(
         goal=goal, **tensors.tensor_types(), imatrix=importance.source, calibration=importance.text, threads=threads
     )

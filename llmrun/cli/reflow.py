@@ -16,6 +16,7 @@ _WRITTEN = 80
 _WIDEST = 100  # longer rows are hard to read
 _LEAST_TEXT = 24  # cells beside a term; with less it stands below
 _TERM = re.compile(r"( *)([^\s|](?:.*?\S)?)  +(?=\S)")  # a row that begins with | is output of a command
+_NUMBERED = re.compile(r"\d+  ")  # an item of a list beside a term
 
 
 @dataclass(slots=True)
@@ -70,7 +71,7 @@ def _entry(line: str) -> _Entry:
 def _goes_on(entry: _Entry, previous: str, line: str) -> bool:
     """Return whether a line continues the previous one."""
     rest, left = line[entry.column :], line[: entry.column]
-    if not rest.strip() or rest[0] == " ":
+    if not rest.strip() or rest[0] == " " or _NUMBERED.match(rest):
         return False
     if not entry.terms:
         return entry.indent == 0 and not _TERM.match(line)

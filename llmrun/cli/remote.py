@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from llmrun.cli.completion import complete_servers
+from llmrun.config import model_aliases
 from llmrun.errors import UsageError
 
 if TYPE_CHECKING:
@@ -51,7 +53,8 @@ def remote_server(at: str | None, key_file: Path | None) -> Server | None:
 
         if address.strip().lower() == "ollama":
             address = ollama_address(os.environ)
-        return read_server(address, os.environ, key_file)
+        server = read_server(address, os.environ, key_file)
+        return server if at is not None else replace(server, named_by="LLMRUN_SERVER")
     if at is not None:
         raise UsageError("invalid --at: it is empty", hint="e.g. --at http://127.0.0.1:8080")
     if key_file is not None:
@@ -62,6 +65,8 @@ def remote_server(at: str | None, key_file: Path | None) -> Server | None:
 def served_model(output: Output, server: Server, wanted: str | None) -> ServedModel:
     """Return the server's model of a name, or its only one; print warnings about the connection.
 
+    The server's own names come before the user's aliases.
+
     Raises:
         LlmrunError: the request failed, or the name is ambiguous.
     """
@@ -70,4 +75,7 @@ def served_model(output: Output, server: Server, wanted: str | None) -> ServedMo
 
     if server.warning:
         output.note(f"warning: {server.warning}")
-    return choose_model(server, models(server), wanted)
+    found = models(server)
+    if wanted is not None and wanted not in [model.name for model in found]:
+        wanted = model_aliases().get(wanted, wanted)
+    return choose_model(server, found, wanted)

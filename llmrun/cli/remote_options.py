@@ -52,8 +52,10 @@ def refuse_with_remote(loading: LoadingOptions, others: Mapping[str, bool] = {})
     flag = next((flag for flag, is_given in {**loads, **kept}.items() if is_given), None)
     if flag is not None:
         why = _LOADS if flag in loads else _KEEPS
-        hint = f"leave out {flag}; for a model of this machine, leave out --at and unset LLMRUN_SERVER"
-        raise UsageError(f"--at and {flag} exclude each other", why=why, hint=hint)
+        server = loading.server.named_by
+        away = "leave out --at" if server == "--at" else f"unset {server}"
+        hint = f"leave out {flag}; for a model of this machine, {away}"
+        raise UsageError(f"{server} and {flag} exclude each other", why=why, hint=hint)
 
 
 @contextmanager
@@ -73,6 +75,7 @@ def open_at(
         LlmrunError: the server can't be reached, or does not have the model.
     """
     from llmrun.cli.remote import served_model
+    from llmrun.cli.sampling import PRESET_ORIGINS
     from llmrun.models.location import require_projector
     from llmrun.remote.model import RemoteModel
 
@@ -83,7 +86,7 @@ def open_at(
             hint = f"llmrun run --at {server.url} {ANY_MODEL} {shlex.quote(name)}"
             raise UsageError(f"{name!r} is in the place of the model's name", hint=hint) from None
         raise
-    with closing(RemoteModel(server, served, output.note)) as model:
+    with closing(RemoteModel(server, served, output.note, yielding=PRESET_ORIGINS)) as model:
         model.sampling(flags)
         model.require(asked)
         if sees:

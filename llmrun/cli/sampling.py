@@ -51,6 +51,8 @@ FLAGS: dict[str, tuple[str, str]] = {
     ),
 }
 PRESET_ORIGINS: dict[str, str] = {}
+USED_BY_BEAMS = frozenset({"repeat_penalty", "repeat_last_n", "frequency_penalty", "presence_penalty", "logit_bias"})
+
 """Parameter that the command line leaves out -> origin of its value: the environment, or the model's preset."""
 _KEY_VARIABLE = "LLMRUN_WATERMARK_KEY"
 _REPEATED = {"dry_breakers", "logit_bias"}

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 
 import typer
 
@@ -188,8 +188,17 @@ def serve(
         listening.close()
         _run_on(output, context.obj, port, options, installs=bool(install))
         return
+    if not output.stderr_is_terminal and not log_json:
+        _write_times(output)
     with page_tools(tooling) as tools:
         run_in_event_loop(_run(output, options, listening, parent, tools, log_json=log_json))
+
+
+def _write_times(output: Output) -> None:
+    """Write the time before each line of the log, for the rest of the process."""
+    from llmrun.ui.views.serve import TimedLines
+
+    sys.stderr = output.stderr = cast("TextIO", TimedLines(output.stderr))
 
 
 def _run_on(output: Output, typed: Sequence[str], port: int, options: ServeOptions, *, installs: bool) -> None:
@@ -442,11 +451,15 @@ async def _watch(
     serving: Serving, view: ServeView, entry: ServerFile | None, server: RunningServer, parent: int | None
 ) -> None:
     """Keep the live line and this server's entry in `llmrun ps` up to date; end the server after its parent."""
+    from llmrun.cli.background import rotate
+
     written: RunningServer | None = None
     now = server
     while True:
         if parent is not None and os.getppid() != parent:
             serving.end(now=True)
+        if server.log:
+            rotate(Path(server.log))
         now = now._replace(models=tuple(serving.loaded), is_ending=serving.is_ending)
         if view.is_live or now.requests != tuple(view.requests):
             conditions = (await serving.statuses()).values()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -45,20 +47,29 @@ def logs(
 
     If none is running, that of the last one.
     """
-    from llmrun.ui.terminal.sanitize import clean
+    from llmrun.cli.background import previous_log
 
     output, state_dir = Output(), load_settings().state_dir
     path = _log(output, running_servers(state_dir), state_dir, port)
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for line in deque(file, lines):
-            output.text(clean(line.rstrip("\n")))
+    with path.open("rb") as file:
+        before = previous_log(path)
+        older = before.read_bytes().splitlines() if before.exists() else []
+        _show_lines(output, deque(chain(older, file), lines))
         while follow:
             is_running = any(server.log == str(path) for server in running_servers(state_dir))
-            for line in file:
-                output.text(clean(line.rstrip("\n")))
+            if path.stat().st_size < file.tell():
+                file.seek(0)  # the log began anew
+            _show_lines(output, file)
             if not is_running:
                 break
             time.sleep(_FOLLOW_SECONDS)
+
+
+def _show_lines(output: Output, lines: Iterable[bytes]) -> None:
+    from llmrun.ui.terminal.sanitize import clean
+
+    for line in lines:
+        output.text(clean(line.decode("utf-8", "replace").rstrip("\r\n")))
 
 
 def _log(output: Output, servers: list[RunningServer], state_dir: Path, port: int | None) -> Path:

@@ -11,7 +11,6 @@ Here a key is the path to a value, e.g. "models.smollm2.ctx". Must not know comm
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -172,54 +171,36 @@ def _flat(data: Mapping[str, Any], table: str) -> Any:
 
 
 def with_value(text: str, key: str, value: Any) -> str:
-    """Return a settings file's text with another value of a key; None removes it. Other lines stay as they are."""
+    """Return a settings file's text with another value of a key; None removes it. All else stays as it is."""
+    import tomlkit
+
+    document = tomlkit.parse(text)
     table, name = split_key(key)
-    lines = text.splitlines()
-    start, end = _section(lines, table)
-    found = next((n for n in range(start, end) if re.match(rf"\s*{re.escape(name)}\s*=", lines[n])), None)
-    new = [] if value is None else [f"{name} = {json.dumps(value, ensure_ascii=False)}"]
-    if found is not None:
-        lines[found : found + 1] = new
-    elif new and table and not _has_section(lines, table):
-        lines += [*([""] if lines else []), f"[{_header(table)}]", *new]
-    else:
-        while end > start and not lines[end - 1].strip():
-            end -= 1
-        lines[end:end] = new
-    return "".join(f"{line}\n" for line in lines)
+    place: Any = document
+    for part in table.split(".", 1) if table else ():
+        if part not in place:
+            if value is None:
+                return text
+            place[part] = tomlkit.table(is_super_table=part == "models")
+        place = place[part]
+    if value is not None:
+        place[name] = value
+    elif name in place:
+        del place[name]
+    return tomlkit.dumps(document)
 
 
 def change(key: str, value: Any) -> Path:
     """Set or remove a value in the settings file; return its path.
 
     Raises:
-        UsageError: the file can't be changed without a person, or was damaged before.
+        UsageError: the file is not TOML, or has an unknown key or an invalid value.
         ResourceError: it can't be written.
     """
     path = config_file()
     before = read_file(path)
     text = with_value(path.read_text(encoding="utf-8") if before or path.exists() else "", key, value)
     expected = {**before, key: value} if value is not None else {k: v for k, v in before.items() if k != key}
-    if read_text(text, path) != expected:  # spelled in a way that with_value() does not know
-        raise UsageError(f"{key} can't be changed in {path}", why="it is written in several lines", hint="config edit")
+    assert read_text(text, path) == expected, "nothing else is changed"
     write_whole(path, text, makes_folder=True)
     return path
-
-
-def _header(table: str) -> str:
-    head, _, name = table.partition(".")
-    plain = not name or re.fullmatch(r"[A-Za-z0-9_-]+", name)
-    return table if plain else f"{head}.{json.dumps(name, ensure_ascii=False)}"
-
-
-def _has_section(lines: list[str], table: str) -> bool:
-    return any(line.strip().partition("]")[0] == f"[{_header(table)}" for line in lines)
-
-
-def _section(lines: list[str], table: str) -> tuple[int, int]:
-    """Return the first line and the end of a table's lines."""
-    heads = [n for n, line in enumerate(lines) if line.lstrip().startswith("[")]
-    if not table:
-        return 0, heads[0] if heads else len(lines)
-    start = next((n for n in heads if lines[n].strip().partition("]")[0] == f"[{_header(table)}"), len(lines))
-    return min(start + 1, len(lines)), next((n for n in heads if n > start), len(lines))

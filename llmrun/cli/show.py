@@ -61,6 +61,7 @@ def header_facts(header: Header) -> dict[str, Any]:
         "bytes_per_type": header.bytes_per_type,
         "tensors_per_type": {share.type: share.n_tensors for share in header.type_shares},
         "layers": header.n_layers,
+        **({"draft_heads": {"layers": heads, "bytes": header.head_bytes}} if (heads := header.n_draft_heads) else {}),
         "embedding_width": header.n_embd,
         "experts": header.n_experts,
         "experts_used": header.n_experts_used,
@@ -184,6 +185,8 @@ def _with_origin(facts: dict[str, Any], spec: ModelSpec) -> dict[str, Any]:
     entry = load_catalogue().entries.get(spec.alias or "")
     return {
         **facts,
+        "name": spec.alias or facts["name"],
+        "title": entry.title if entry is not None else facts["name"],
         "license": facts["license"] or spec.license,
         "recommended_sampling": {**spec.sampling, **facts["recommended_sampling"]},
         "alias": spec.alias,
@@ -195,10 +198,11 @@ def _with_origin(facts: dict[str, Any], spec: ModelSpec) -> dict[str, Any]:
 
 def _catalogue_facts(entry: CatalogueEntry) -> dict[str, Any]:
     return {
-        "name": entry.title,
+        "name": entry.alias,
+        "title": entry.title,
         "parameters": entry.parameters,
         "quant": entry.quant,
-        "file_bytes": entry.size_mb * 1_000_000,
+        "file_bytes": entry.n_bytes,
         "context_window": entry.context,
         "recommended_sampling": dict(entry.sampling),
         "license": entry.license,

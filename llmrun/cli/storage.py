@@ -90,7 +90,10 @@ def collect_garbage(
         if rows:
             show_files(output, rows, ("PATH", "SIZE", "", "WHY"))
         total = readable_size(sum(leftover.n_bytes for leftover in going))
-        output.note(f"{counted(len(going), 'file')} of no use in {store.root}, {total}.")
+        if going:
+            output.note(f"{counted(len(going), 'file')} of no use in {store.root}, {total}.")
+        else:
+            output.note(f"Nothing to remove in {store.root}.")
     freed = 0
     question = f"Remove {counted(len(going), 'file')}?"
     if going and not dry_run and _ask(output, question, yes=yes, command="llmrun gc -y"):

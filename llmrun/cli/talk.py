@@ -146,7 +146,10 @@ class Chat:
         attached = self.attached
         images = tuple(map(ImageFile.of, attached.images))
         question = Question(attached.before(message), message if attached.block else "", images)
-        if self.answer(self.conversation.ask(question)):
+        n_entries = len(self.conversation.chat.entries)
+        self.answer(self.conversation.ask(question))
+        # A question that is saved has its files, answered or not: /retry sends them, the next message must not.
+        if len(self.conversation.chat.entries) > n_entries:
             self.attached = Attachments()
 
     def answer(

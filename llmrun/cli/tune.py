@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -62,6 +63,7 @@ def tune(
     if forget:
         _forget(output, name, header, hardware, settings.state_dir)
         return
+    began = time.monotonic()
     plan = _plan(header, hardware, preferences, settings.state_dir, name)
     try:
         with TuneView(output, seconds) as view:
@@ -74,7 +76,8 @@ def tune(
     copy = _fast_copy(header, hardware, settings.state_dir)
     try:
         kept = search.keep(outcome, header, hardware, settings.state_dir, name)
-        steps = search.measure_steps(spec, path)
+        if (left := seconds - (time.monotonic() - began)) > 0:
+            steps = search.measure_steps(spec, path, left)
     except LlmrunError as refused:
         error = refused
     if json:

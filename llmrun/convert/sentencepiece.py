@@ -15,7 +15,7 @@ from llmrun.errors import BadModelError, UsageError
 
 MAX_PIECES = 1 << 20
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # the same numbers as in GGUF
-_BPE = 2  # trainer_spec.model_type
+_UNIGRAM, _BPE = 1, 2  # trainer_spec.model_type
 _VARINT, _EIGHT_BYTES, _LENGTH, _FOUR_BYTES = 0, 1, 2, 5
 _SHOWN = "tokenizer.model"
 
@@ -31,36 +31,51 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class SentencePieceModel:
-    """Vocabulary."""
+    """Vocabulary, and what is done to a text before."""
 
     pieces: tuple[Piece, ...]  # by id
+    is_unigram: bool  # words are split by probabilities; otherwise by merges
     adds_space: bool  # a space is prepended to the text
+    removes_spaces: bool  # those at both ends, and all but one of several
+    charsmap: bytes  # rules of normalization; b"" without
 
 
 def read_pieces(data: bytes) -> SentencePieceModel:
     """Parse the bytes of a tokenizer.model.
 
-    Raises BadModelError if the file is damaged, and UsageError if the model type is not BPE.
+    Raises BadModelError if the file is damaged, and UsageError if llama.cpp does not split text in its way.
     """
     pieces: list[Piece] = []
-    kind, adds_space = 1, True
+    trainer, normalizer = b"", b""
     for number, value in _fields(data):
         if len(pieces) == MAX_PIECES and number == 1:
             raise _damaged(f"it has more than {MAX_PIECES:,} pieces")
         if number == 1 and isinstance(value, bytes):
             pieces.append(_piece(value, len(pieces)))
         elif number == 2 and isinstance(value, bytes):
-            kind = _number_in(value, 3, kind)
+            trainer += value  # as protobuf merges messages
         elif number == 3 and isinstance(value, bytes):
-            adds_space = bool(_number_in(value, 3, 1))
+            normalizer += value
     if not pieces:
         raise _damaged("it has 0 pieces")
-    if kind != _BPE:
-        raise UsageError(
-            "the SentencePiece vocabulary is not a BPE vocabulary",
-            why="llama.cpp does not use a unigram model's way of splitting words for this architecture",
-        )
-    return SentencePieceModel(tuple(pieces), adds_space)
+    kind = _number_in(trainer, 3, _UNIGRAM)
+    if kind not in (_UNIGRAM, _BPE):
+        raise _refused("it splits text into words or characters", "its model_type is neither BPE nor unigram")
+    if _number_in(trainer, 24, 0):
+        raise _refused("it puts spaces behind words", "treat_whitespace_as_suffix is set")
+    if not _number_in(normalizer, 5, 1):
+        raise _refused("it keeps spaces as they are", "escape_whitespaces is not set")
+    return SentencePieceModel(
+        tuple(pieces),
+        is_unigram=kind == _UNIGRAM,
+        adds_space=bool(_number_in(normalizer, 3, 1)),
+        removes_spaces=bool(_number_in(normalizer, 4, 1)),
+        charsmap=next((value for field, value in _fields(normalizer) if field == 2 and isinstance(value, bytes)), b""),
+    )
+
+
+def _refused(what: str, why: str) -> UsageError:
+    return UsageError(f"the SentencePiece vocabulary can't be converted: {what}", why=why)
 
 
 def _piece(data: bytes, number: int) -> Piece:

@@ -1,13 +1,17 @@
 """A model's vocabulary in llama.cpp's form: texts, types, and scores or merges.
 
-Owns the choice of the tokenizer file, and the three supported kinds: byte-level BPE (tokenizer.json), SentencePiece BPE
-(tokenizer.model or tokenizer.json) and WordPiece (BERT). The number of tokens equals the number of rows of the
-embeddings; rows without a token become padding.
+Owns the choice of the tokenizer file, and the supported kinds: byte-level BPE (tokenizer.json), SentencePiece BPE
+(tokenizer.model or tokenizer.json), SentencePiece unigram (tokenizer.model) and WordPiece (BERT). Rules for the text
+that llama.cpp does not have are written as engine/llama/text_rules.py reads them; what can't be kept is refused. The
+number of tokens equals the number of rows of the embeddings; rows without a token become padding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import base64
+import json
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +21,7 @@ from llmrun.convert.folder import Folder, Json
 from llmrun.convert.sentencepiece import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, read_pieces
 from llmrun.convert.special import added_tokens, lost_ends, special_metadata
 from llmrun.errors import BadModelError, ModelNotFoundError, UsageError
-from llmrun.gguf.metadata import ADDED_FLAGS, NORMALIZER
+from llmrun.gguf.metadata import ADDED_FLAGS, CHARSMAP, NORMALIZER, SPACE_PREFIX
 
 MAX_MODEL_BYTES = 64 * 1024 * 1024
 _SPACE = "\u2581"  # SentencePiece's space character
@@ -96,19 +100,46 @@ def read_vocabulary(folder: Folder, config: Json, family: str, n_rows: int) -> C
     else:
         own = _byte_level(tokenizer, folder, tokens)
     metadata = {"tokenizer.ggml.model": own.pop("model"), "tokenizer.ggml.pre": own.pop("pre")}
+    kind, rules = metadata["tokenizer.ggml.model"], own.pop("rules", None)
+    # Before the tokens: the engine looks for it at the beginning of the file.
+    metadata |= _rule_metadata(rules) if rules else {}
     metadata["tokenizer.ggml.tokens"] = tokens.texts
-    if metadata["tokenizer.ggml.model"] == "llama":
+    if kind in ("llama", "t5"):
         metadata["tokenizer.ggml.scores"] = tokens.scores
     metadata["tokenizer.ggml.token_type"] = tokens.types
     metadata |= {f"tokenizer.ggml.{key}": value for key, value in own.items()}
-    if metadata["tokenizer.ggml.model"] == "gpt2":
-        metadata[NORMALIZER] = "none" if tokenizer.get("normalizer") is None else "NFC"  # others are refused
-    metadata |= _flag_metadata(folder, tokenizer, metadata["tokenizer.ggml.model"], n_rows)
+    metadata |= _flag_metadata(folder, tokenizer, kind, n_rows, rules.pieces if rules else [])
     metadata |= special_metadata(folder, tokenizer, config, tokens.by_id, _BERT_TOKENS if family == "bert" else {})
+    if kind == "t5":
+        metadata = {"tokenizer.ggml.add_bos_token": False, "tokenizer.ggml.add_eos_token": False} | metadata
+        metadata["tokenizer.ggml.unknown_token_id"] = tokens.types.index(UNKNOWN)
     notes = [f"{tokens.ignored} added tokens are left out: the model has no rows for them"] if tokens.ignored else []
+    if rules and rules.missing_merges:
+        notes.append(
+            f"{_some(rules.missing_merges)} may be found where Hugging Face's tokenizer has more tokens: "
+            "llama.cpp merges what is a token, whatever the list of merges"
+        )
     if ends := lost_ends(folder, config, tokens.by_id, metadata):
         notes.append(f"{_some(ends)} end no answer: a file has three end tokens")
     return ConvertedVocabulary(metadata, notes)
+
+
+@dataclass
+class _Rules:
+    """Rules for a text that llama.cpp does not have; see engine/llama/text_rules.py."""
+
+    steps: list[Any] = field(default_factory=list)
+    space_prefix: str = "never"
+    charsmap: bytes = b""
+    pieces: list[int] = field(default_factory=list)  # ids of user-defined pieces
+    missing_merges: list[str] = field(default_factory=list)  # tokens
+
+
+def _rule_metadata(rules: _Rules) -> dict[str, Any]:
+    found = {SPACE_PREFIX: rules.space_prefix, NORMALIZER: json.dumps(rules.steps)}
+    if rules.charsmap:
+        found[CHARSMAP] = base64.b64encode(zlib.compress(rules.charsmap)).decode()
+    return found
 
 
 @dataclass(frozen=True)
@@ -140,25 +171,28 @@ def _added(folder: Folder, tokenizer: Json) -> dict[int, _AddedToken]:
     return found
 
 
-def _put_added(tokens: _Tokens, added: Mapping[int, _AddedToken]) -> None:
+def _put_added(tokens: _Tokens, added: Mapping[int, _AddedToken], steps: Sequence[Any] = ()) -> None:
+    # These are found behind a space only, which the text gets like the token.
+    is_prepended = any(step[:1] == ["Prepend"] for step in steps)
     for number, row in sorted(added.items()):
         text = row.text
         if row.special or _looks_special(text):
             tokens.put(number, text, CONTROL, _ADDED_SCORE)
-        elif "single_word" in row.flags:  # llama.cpp would find it inside of words
+        elif "single_word" in row.flags or ("normalized" in row.flags and is_prepended):
+            # llama.cpp would find it everywhere.
             tokens.put(number, text, NORMAL, _ADDED_SCORE)
         else:
             tokens.put(number, text.replace(_SPACE, " "), USER_DEFINED, _ADDED_SCORE)
 
 
-def _flag_metadata(folder: Folder, tokenizer: Json, model: str, n_rows: int) -> dict[str, Any]:
+def _flag_metadata(folder: Folder, tokenizer: Json, model: str, n_rows: int, pieces: Sequence[int]) -> dict[str, Any]:
     """Return the ids of the added tokens with each flag. Raises UsageError for flags that can't be kept."""
-    ids: dict[str, list[str]] = {}
+    ids: dict[str, list[str]] = {ADDED_FLAGS["piece"]: [str(number) for number in pieces]} if pieces else {}
     for number, row in sorted(_added(folder, tokenizer).items()):
-        if "single_word" in row.flags and model != "gpt2":
+        if "single_word" in row.flags and model == "bert":
             raise UsageError(
                 f"the added token {row.text[:40]!r} can't be converted",
-                why="it is found as a whole word only (single_word), which works with byte-level BPE alone",
+                why="it is found as a whole word only (single_word), which does not work with WordPiece",
             )
         for flag in row.flags if number < n_rows else ():
             ids.setdefault(ADDED_FLAGS[flag], []).append(str(number))
@@ -203,17 +237,65 @@ def _vocabulary_of(model: Json, tokens: _Tokens, added: Mapping[int, object]) ->
 
 def _byte_level(tokenizer: Json, folder: Folder, tokens: _Tokens) -> dict[str, Any]:
     model = _model_of(tokenizer, "BPE")
-    normalizer = tokenizer.get("normalizer")
-    kind = normalizer.get("type") if isinstance(normalizer, dict) else None
-    if normalizer is not None and kind != "NFC":
-        raise _normalizer_error(kind)
+    _check_affixes(model)
+    steps = _steps(tokenizer.get("normalizer"))
     pre = pretokenizer.find_name(tokenizer.get("pre_tokenizer"), ignores_merges=bool(model.get("ignore_merges")))
     added = _added(folder, tokenizer)
     for text, number in _vocabulary_of(model, tokens, added).items():
         tokens.put(number, text, NORMAL, 0.0)
     tokens.ignored = 0
     _put_added(tokens, added)
-    return {"model": "gpt2", "pre": pre, "merges": _merges(model)}
+    return {"model": "gpt2", "pre": pre, "merges": _merges(model), "rules": _Rules(steps)}
+
+
+def _check_affixes(model: Json) -> None:
+    for name in ("continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(name):
+            raise UsageError("a tokenizer that marks parts of words can't be converted", why=f"the model has a {name}")
+
+
+_MOST_STEPS = 100
+_PLAIN_STEPS = frozenset({"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents"})
+
+
+def _steps(normalizer: Any, *, has_charsmap: bool = False) -> list[Any]:
+    """Return the steps of a normalizer in tokenizer.json. Raises UsageError for others than text_rules.py has.
+
+    Args:
+        has_charsmap: tokenizer.model has normalization rules, which are the same.
+    """
+    found: list[Any] = []
+    waiting = [normalizer] if normalizer is not None else []
+    while waiting:
+        step = waiting.pop(0)
+        kind = step.get("type") if isinstance(step, dict) else None
+        if kind == "Sequence" and isinstance(step.get("normalizers"), list):
+            waiting = [*step["normalizers"], *waiting]
+        elif kind in _PLAIN_STEPS:
+            found.append(kind)
+        elif kind == "Strip":
+            found.append(["Strip", step.get("strip_left") is True, step.get("strip_right") is True])
+        elif kind == "Prepend" and isinstance(step.get("prepend"), str):
+            found.append(["Prepend", step["prepend"]])
+        elif kind == "Precompiled" and has_charsmap:
+            found.append("Charsmap")
+        elif kind == "Replace":
+            found.append(_replacement(step))
+        else:
+            raise _normalizer_error(kind)
+        if len(found) + len(waiting) > _MOST_STEPS:
+            raise UsageError(f"a tokenizer with more than {_MOST_STEPS} normalizers can't be converted")
+    return found
+
+
+def _replacement(step: Json) -> Any:
+    pattern, content = step.get("pattern"), step.get("content")
+    text = pattern.get("String") if isinstance(pattern, dict) else None
+    if isinstance(text, str) and text and isinstance(content, str):
+        return ["Replace", text, content]
+    if pattern == {"Regex": " {2,}"} and content in (" ", _SPACE):
+        return "Spaces"
+    raise _normalizer_error(f"Replace of {pattern}")
 
 
 def _merges(model: Json) -> list[str]:
@@ -242,16 +324,51 @@ def _sentencepiece(folder: Folder, tokenizer: Json, tokens: _Tokens) -> dict[str
             why=f"it has {len(found.pieces):,} tokens, the embeddings have {len(tokens.texts):,} rows",
         )
     for number, piece in enumerate(found.pieces):
-        # llama.cpp's converter treats user-defined pieces as ordinary ones, unless they are added tokens too.
-        kind = NORMAL if piece.type == USER_DEFINED else piece.type
-        tokens.put(number, piece.text, kind, piece.score)
+        # llama.cpp finds merges among escaped spaces, but user-defined tokens before it escapes them.
+        escaped = found.is_unigram or piece.type != USER_DEFINED
+        piece_text = piece.text if escaped else piece.text.replace(_SPACE.encode(), b" ")
+        tokens.put(number, piece_text, piece.type, piece.score)
+    _check_bytes(tokens, is_unigram=found.is_unigram)
     for text, number in folder.json("added_tokens.json").items():
         if type(number) is not int or number < 0:
             raise BadModelError("added_tokens.json is damaged", why=f"{text[:40]!r} has the id {str(number)[:40]!r}")
         tokens.put(number, text, USER_DEFINED, _ADDED_SCORE)
     added = _added(folder, tokenizer)
-    _put_added(tokens, added)
-    return {"model": "llama", "pre": "default", **_space_prefix(folder, found.adds_space)}
+    prefix = _space_prefix(folder, found.adds_space)
+    if tokenizer:  # which transformers prefers
+        rules = _metaspace_rules(tokenizer, tokens, found.charsmap)
+    else:
+        # With `legacy` false, transformers adds a space at the beginning of a text only.
+        scheme = "first" if folder.json("tokenizer_config.json").get("legacy") is False else "prepend"
+        rules = _Rules(
+            [*(["Charsmap"] if found.charsmap else []), *(["ExtraSpaces"] if found.removes_spaces else [])],
+            scheme if prefix.get("add_space_prefix", True) else "never",
+            found.charsmap,
+            [n for n, piece in enumerate(found.pieces) if piece.type == USER_DEFINED and n not in added],
+        )
+    _put_added(tokens, added, rules.steps)
+    if not found.is_unigram:
+        return {"model": "llama", "pre": "default", "rules": rules, **prefix}
+    own: dict[str, Any] = {"precompiled_charsmap": rules.charsmap} if rules.charsmap else {}
+    own |= {"add_space_prefix": found.adds_space, "remove_extra_whitespaces": found.removes_spaces}
+    return {"model": "t5", "pre": "default", "rules": rules, **own}
+
+
+def _check_bytes(tokens: _Tokens, *, is_unigram: bool) -> None:
+    """Raise UsageError unless llama.cpp has a token for characters that the vocabulary lacks."""
+    n_bytes = tokens.types.count(BYTE)
+    if is_unigram and n_bytes:
+        raise UsageError(
+            "the SentencePiece vocabulary can't be converted",
+            why="it is a unigram vocabulary with tokens for bytes, which llama.cpp does not use (byte_fallback)",
+        )
+    if is_unigram and UNKNOWN not in tokens.types:
+        raise BadModelError("tokenizer.model is damaged", why="it has no token for the unknown")
+    if not is_unigram and n_bytes < 256:
+        raise UsageError(
+            "the vocabulary can't be converted",
+            why=f"it has tokens for {n_bytes} of the 256 bytes, and llama.cpp requires all (byte_fallback)",
+        )
 
 
 def _space_prefix(folder: Folder, adds_space: bool) -> dict[str, Any]:
@@ -271,42 +388,83 @@ def _has_byte_fallback(tokenizer: Json) -> bool:
 def _sentencepiece_as_json(tokenizer: Json, folder: Folder, tokens: _Tokens) -> dict[str, Any]:
     """Read a SentencePiece vocabulary from tokenizer.json, which has no scores, but the merges in their order."""
     model = _model_of(tokenizer, "BPE")
-    adds_space = _prepends_space(tokenizer)
     ranks: dict[str, int] = {}
-    for rank, merge in enumerate(_merges(model)):
+    merges = _merges(model)
+    for rank, merge in enumerate(merges):
         left, _, right = merge.partition(" ")
         ranks.setdefault(left + right, rank)
     added = _added(folder, tokenizer)
-    for text, number in _vocabulary_of(model, tokens, added).items():
+    vocabulary = _vocabulary_of(model, tokens, added)
+    for text, number in vocabulary.items():
         kind = BYTE if len(text) == 6 and text.startswith("<0x") and text.endswith(">") else NORMAL
         tokens.put(number, text, UNKNOWN if text == model.get("unk_token") else kind, -float(ranks.get(text, 0)))
     tokens.ignored = 0
-    _put_added(tokens, {number: row for number, row in added.items() if row.text != model.get("unk_token")})
-    return {"model": "llama", "pre": "default", **_space_prefix(folder, adds_space)}
+    _check_bytes(tokens, is_unigram=False)
+    rules = _metaspace_rules(tokenizer, tokens)
+    _put_added(tokens, {n: row for n, row in added.items() if row.text != model.get("unk_token")}, rules.steps)
+    adds_space = rules.space_prefix != "never" or any(step[:1] == ["Prepend"] for step in rules.steps)
+    rules.missing_merges = _missing_merges(vocabulary, merges, tokens)
+    return {"model": "llama", "pre": "default", "rules": rules, **_space_prefix(folder, adds_space)}
 
 
-def _prepends_space(tokenizer: Json) -> bool:
-    """Return whether a space is prepended to the text. Raises UsageError for other changes."""
-    normalizer, splitter = tokenizer.get("normalizer"), tokenizer.get("pre_tokenizer")
-    steps = normalizer.get("normalizers", [normalizer]) if isinstance(normalizer, dict) else []
-    steps = [*steps, splitter] if isinstance(steps, list) and splitter else steps
-    prepends = False
-    for step in steps if isinstance(steps, list) else []:
+def _missing_merges(vocabulary: Mapping[str, int], merges: Sequence[str], tokens: _Tokens) -> list[str]:
+    """Return the tokens that consist of two others without a merge of them, which llama.cpp merges all the same."""
+    known = set(merges)
+    ordinary = {text for text, number in vocabulary.items() if number < len(tokens.types) and tokens.types[number] == 1}
+    return [
+        text
+        for text in ordinary
+        if any(
+            text[:cut] in ordinary and text[cut:] in ordinary and f"{text[:cut]} {text[cut:]}" not in known
+            for cut in range(1, len(text))
+        )
+    ]
+
+
+def _metaspace_rules(tokenizer: Json, tokens: _Tokens, charsmap: bytes = b"") -> _Rules:
+    """Return the rules of a SentencePiece tokenizer in tokenizer.json. Raises UsageError for others."""
+    model = tokenizer.get("model")
+    if isinstance(model, dict):
+        _check_affixes(model)
+        if model.get("ignore_merges"):
+            raise UsageError("a SentencePiece tokenizer that ignores merges can't be converted")
+    rules = _Rules(_steps(tokenizer.get("normalizer"), has_charsmap=bool(charsmap)))
+    rules.charsmap = charsmap if "Charsmap" in rules.steps else b""
+    escapes = ["Replace", " ", _SPACE] in rules.steps
+    splitter = tokenizer.get("pre_tokenizer")
+    parts = splitter.get("pretokenizers") if isinstance(splitter, dict) and splitter.get("type") == "Sequence" else None
+    for step in parts if isinstance(parts, list) else [splitter] if splitter else []:
         kind = step.get("type") if isinstance(step, dict) else None
-        if kind == "Prepend":
-            prepends = True
-        elif kind == "Metaspace":
-            scheme = step.get("prepend_scheme", "always")
-            if scheme == "first":
-                raise UsageError(
-                    "a tokenizer that prepends a space to the first text only can't be converted",
-                    why="the prepend_scheme of Metaspace is 'first'; llama.cpp prepends one after control tokens too",
-                    hint=ANOTHER_WAY,
-                )
-            prepends = scheme != "never" and step.get("add_prefix_space", True)
-        elif kind not in ("Replace", "Split"):
-            raise _normalizer_error(kind)
-    return prepends
+        if kind == "Metaspace":
+            rules.space_prefix = _space_scheme(step, tokens)
+            escapes = True
+        elif kind != "Split" or not escapes or step.get("pattern") != {"String": " "}:  # there are no spaces left
+            raise UsageError(
+                "the tokenizer can't be converted",
+                why=f"it splits text by {str(kind)[:40]}, which llama.cpp does not do with SentencePiece",
+                hint=ANOTHER_WAY,
+            )
+    if not escapes:
+        raise UsageError("the tokenizer can't be converted", why=f"it does not write spaces as {_SPACE!r}")
+    return rules
+
+
+def _space_scheme(metaspace: Json, tokens: _Tokens) -> str:
+    """Return the space prefix of a Metaspace. Raises UsageError if it keeps words apart that llama.cpp merges."""
+    if metaspace.get("split", True):
+        pairs = zip(tokens.texts, tokens.types, strict=True)
+        across = [
+            text.decode("utf-8", "replace") for text, kind in pairs if kind == NORMAL and _SPACE.encode() in text[1:]
+        ]
+        if across:
+            raise UsageError(
+                "the tokenizer can't be converted",
+                why=f"it splits text at spaces, but {_some(across)} have one inside, and llama.cpp finds these",
+            )
+    scheme = metaspace.get("prepend_scheme", "always" if metaspace.get("add_prefix_space", True) else "never")
+    if scheme not in ("always", "first", "never") or metaspace.get("replacement", _SPACE) != _SPACE:
+        raise UsageError("the tokenizer can't be converted", why=f"its Metaspace is {str(metaspace)[:120]}")
+    return str(scheme)
 
 
 def _normalizer_error(kind: object) -> UsageError:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 OnProgress = Callable[[int, int], None]
 
-_U32, _I32, _F32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
+_U8, _U32, _I32, _F32, _BOOL, _STRING, _ARRAY = 0, 4, 5, 6, 7, 8, 9
 _VERSION = 3
 
 
@@ -47,7 +47,7 @@ def write_model(
     """Write and verify a file under a temporary name, then rename it to the target; return its size in bytes.
 
     Args:
-        metadata: key -> string, number, boolean, or a list of strings or numbers.
+        metadata: key -> string, number, boolean, bytes as an array, or a list of strings or numbers.
         on_progress: called with (bytes written, total bytes).
         rules: raises BadModelError for an invalid header.
 
@@ -136,6 +136,8 @@ def _value(value: Any) -> bytes:
         return struct.pack("<If", _F32, value)
     if isinstance(value, str):
         return struct.pack("<I", _STRING) + _string(value)
+    if isinstance(value, bytes):
+        return struct.pack("<IIQ", _ARRAY, _U8, len(value)) + value
     return struct.pack("<I", _ARRAY) + _array(value)
 
 

@@ -348,9 +348,9 @@ def _trial(trial: TrialResult | LlmrunError | None) -> Iterator[Finding]:
     devices = ", ".join(trial.devices) or "no device named"
     text = f"{trial.name} ({trial.description}) loaded in {trial.load_seconds:.1f} s on {devices}"
     if trial.decode_rate:
-        text += f", {trial.tokens} tokens at {trial.decode_rate:,.1f} t/s"
+        text += f", {trial.tokens} tokens at {trial.decode_rate:,.1f} tokens/s"
     if trial.predicted_rate and trial.decode_rate < _SLOW * trial.predicted_rate:
-        text += f"; expected {trial.predicted_rate:,.1f} t/s"
+        text += f"; expected {trial.predicted_rate:,.1f} tokens/s"
         yield Finding("answer", "warning", text, "look for other programs that use the processor (top)")
     else:
         yield Finding("answer", "ok", text)

@@ -1,11 +1,11 @@
 """Embeddings of token sequences: their batches, and a context of their own. Must not know texts.
 
-The KV cache is emptied before every batch.
+The KV cache is emptied before every batch. One job is computed at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from llmrun.gguf.pooling import is_encoder
 
 if TYPE_CHECKING:
     from llmrun.engine.llama.model import LlamaModel
+    from llmrun.engine.slices import TimeShare
     from llmrun.protocol.loading import Load
 
 BATCH_TOKENS = 512  # Tokens of short texts in one batch: attention over more would cost more than it saves
@@ -52,8 +53,12 @@ class Embedder:
         """Maximum length of a sequence. An encoder has vectors for no more positions than it was trained on."""
         return min(self._load.n_ctx, self._weights.n_ctx_train) if self._is_encoder else self._load.n_ctx
 
-    def embed(self, sequences: Sequence[Sequence[int]], pooling: str) -> list[bytes]:
+    def embed(
+        self, sequences: Sequence[Sequence[int]], pooling: str, share: TimeShare
+    ) -> Generator[None, None, list[bytes]]:
         """Return the vector of each sequence, as float32; its scores if the model has a ranking head.
+
+        Yields after each slice.
 
         Args:
             sequences: token ids; none is empty or longer than n_ctx.
@@ -70,19 +75,30 @@ class Embedder:
         needed = BATCH_TOKENS if in_pieces else max(BATCH_TOKENS, *lengths)
         context = self._context_for(pooling, _rounded(min(needed, self.n_ctx)))
         vectors: list[bytes] = []
-        for chosen in batches(lengths, min(context.n_batch, BATCH_TOKENS), context.n_seq_max):
+        while len(vectors) < len(lengths):
+            most = share.tokens(min(context.n_batch, BATCH_TOKENS))
+            start = len(vectors)
+            count = len(next(batches(lengths[start:], most, context.n_seq_max)))
             entries = [
-                Entry(token, position, index - chosen.start, True)
-                for index in chosen
-                for position, token in enumerate(sequences[index])
+                Entry(token, position, number, True)
+                for number, tokens in enumerate(sequences[start : start + count])
+                for position, token in enumerate(tokens)
             ]
             try:
                 context.clear()
-                for start in range(0, len(entries), context.n_batch):
-                    context.decode(entries[start : start + context.n_batch])
-                vectors += [context.embedding(number) for number in range(len(chosen))]
+                begin = 0
+                while begin < len(entries):
+                    if begin:
+                        yield
+                    piece = entries[begin : begin + (share.tokens(context.n_batch) if in_pieces else context.n_batch)]
+                    with share.measured(len(piece)):
+                        context.decode(piece)
+                        context.synchronize()
+                    begin += len(piece)
+                vectors += [context.embedding(number) for number in range(count)]
             except Aborted:
                 raise CancelledError("it was cancelled") from None
+            yield
         return vectors
 
     def close(self) -> None:
@@ -106,7 +122,6 @@ class Embedder:
             n_seq_max=n_seq_max,
             n_cells=_rounded(self.n_ctx),
             n_parked=0,
-            n_stream=0,
             exact=False,
             warm_up=False,
         )

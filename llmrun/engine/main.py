@@ -14,15 +14,18 @@ import queue
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Union
 
 from llmrun import _native
 from llmrun.engine import environment
 from llmrun.engine.channel import Channel, Outbox
-from llmrun.engine.llama.base import Aborted, RunLimit
-from llmrun.errors import CancelledError, LlmrunError, UsageError
+from llmrun.engine.llama.base import Aborted, DecodeError, RunLimit
+from llmrun.engine.slices import SlicedJob, Slices, TimeShare
+from llmrun.errors import CancelledError, LlmrunError, OutOfMemoryError, UsageError
 from llmrun.protocol.frames import FrameError
 from llmrun.protocol.jobs import JobKind
 from llmrun.protocol.loading import Load, Loaded, LoadProgress
@@ -63,6 +66,9 @@ if TYPE_CHECKING:
     from llmrun.engine.preload import Preload
     from llmrun.engine.service import PreparedRequest, Preparer
 
+_Argument = Union["Command", "PreparedRequest", "SlicedJob"]
+_SLICED = frozenset({"embed", "prompt_scores"})
+"""Jobs of a loaded model that share the thread that owns llama.cpp with running answers."""
 _PROGRESS_INTERVAL = 0.1  # seconds between two LoadProgress
 _MAX_RUN = 64  # tokens of all sequences that are decoded without a look at the queue
 _GATHER_SECONDS = 0.02  # the most that an idle engine waits for further requests in preparation
@@ -105,6 +111,12 @@ class Commands:
                 self._flag.clear()  # the cancel of an answer or a job before may have come too late to stop that
             return True
 
+    def resume(self, request: int) -> None:
+        """Make a job the running command again, for a slice."""
+        with self._lock:
+            self.busy = request
+            self._flag.clear()
+
     def stop(self, request: int, *, is_alone: bool) -> None:
         """Stop the computation if it is this request's: a command, or an answer that is alone in the loop."""
         with self._lock:
@@ -137,7 +149,8 @@ class EngineProcess:
         self._commands = Commands(self._flag)
         self._to_prepare: queue.SimpleQueue[Command] = queue.SimpleQueue()
         # A command, and the argument of its handler.
-        self._to_compute: queue.SimpleQueue[tuple[Command, Command | PreparedRequest]] = queue.SimpleQueue()
+        self._to_compute: queue.SimpleQueue[tuple[Command, _Argument]] = queue.SimpleQueue()
+        self._share, self._sliced = TimeShare(), deque[SlicedJob]()
         self._queued = _native.CancelFlag()  # set after each put; ends a run of decode steps
         self._load_finished = threading.Event()
         # A thread of its own, so that a Load does not wait for it.
@@ -234,6 +247,8 @@ class EngineProcess:
                 self._queue(command, prepared)
             elif isinstance(command, Job) and command.name in self._prepare_questions:
                 self._answer(command, self._ask(command, self._prepare_questions))
+            elif isinstance(command, Job) and command.name in _SLICED:
+                self._queue(command, self._begin_slices(command))
             else:
                 self._queue(command, command)
         except LlmrunError as error:
@@ -247,6 +262,14 @@ class EngineProcess:
             if self._model is not None and command.n_seq_max > 1:
                 environment.lower_thread_priority()
                 self._model.preparer.read_vocabulary()
+
+    def _begin_slices(self, job: Job) -> SlicedJob:
+        """Begin a job up to its first slice."""
+        kind, module = _job_kind(job.name), importlib.import_module(f"llmrun.engine.jobs.{job.name}")
+        is_wanted = partial(self._commands.is_waiting, job)
+        sliced: Slices = module.slices(kind.read(job.arguments), self._loaded_model(), self._share, is_wanted)
+        next(sliced)
+        return SlicedJob(job.request, sliced)
 
     @property
     def _preparer(self) -> Preparer:
@@ -264,7 +287,7 @@ class EngineProcess:
             cancel = Cancel(command.request)
             self._queue(cancel, cancel)  # wakes the other thread, which may have to exit
 
-    def _queue(self, command: Command, argument: Command | PreparedRequest) -> None:
+    def _queue(self, command: Command, argument: _Argument) -> None:
         """Pass a command to the thread that owns llama.cpp."""
         self._to_compute.put((command, argument))
         self._queued.set()
@@ -278,13 +301,44 @@ class EngineProcess:
             self._weights = self._preload.weights
         while True:
             self._queued.clear()
-            while self._model is None or not self._model.engine.busy or not self._to_compute.empty():
+            while self._model is None or not self._to_compute.empty() or not (self._model.engine.busy or self._sliced):
                 self._exit_if_worn_out()
                 self._handle(*self._next_command())
-            if self._model.engine.is_starting:
-                self._gather()
-            seconds = self._outbox.due - time.perf_counter()
-            self._emit(self._model.engine.step(RunLimit(_MAX_RUN, seconds, self._queued), self._emit))
+            engine, self._share.seconds = self._model.engine, None
+            if engine.busy:
+                if engine.is_starting:
+                    self._gather()
+                began = time.perf_counter()
+                seconds = self._outbox.due - began
+                self._emit(engine.step(RunLimit(1 if self._sliced else _MAX_RUN, seconds, self._queued), self._emit))
+                self._share.seconds = time.perf_counter() - began
+            if self._sliced:
+                self._do_slice()
+
+    def _do_slice(self) -> None:
+        """Do a slice of the first job of them; the others wait for its end."""
+        job = self._sliced[0]
+        self._commands.resume(job.request)
+        event: Event | None = None
+        try:
+            next(job.slices)
+        except StopIteration as end:
+            event = JobDone(job.request, end.value)
+        except LlmrunError as error:
+            event = Failed.of(error, job.request)
+        except Aborted:
+            event = Failed.of(CancelledError("it was cancelled"), job.request)
+        self._commands.busy = None
+        if event is not None:
+            self._sliced.popleft()
+            self._channel.send(event)
+
+    def _drop_sliced(self, request: int) -> None:
+        """End a cancelled job between two of its slices."""
+        for job in [each for each in self._sliced if each.request == request]:
+            self._sliced.remove(job)
+            job.slices.close()
+            self._channel.send(Failed.of(CancelledError("it was cancelled"), request))
 
     def _emit(self, events: list[Event]) -> float:
         """Send events of the loop; return the seconds until the next text is due."""
@@ -302,27 +356,33 @@ class EngineProcess:
             with suppress(queue.Empty):
                 self._handle(*self._to_compute.get(timeout=seconds))
 
-    def _next_command(self) -> tuple[Command, Command | PreparedRequest]:
-        """Wait for a command; save parked conversations when none has come for a while."""
+    def _next_command(self) -> tuple[Command, _Argument]:
+        """Wait for a command; copy parked prefixes meanwhile, and save them when none has come for a while."""
+        engine = self._model.engine if self._model is not None and self._model.load.n_seq_max > 1 else None
+        while engine is not None and self._to_compute.empty() and not self._commands.n_answers and engine.offload():
+            pass
         with suppress(queue.Empty):
             return self._to_compute.get(timeout=_IDLE_SECONDS)
-        if self._model is not None and self._model.load.n_seq_max > 1:
-            self._model.engine.save_parked()
+        if engine is not None:
+            engine.save_parked(self._has_queued_command)
         return self._to_compute.get()
 
     def _exit_if_worn_out(self) -> None:
         """Exit when idle if the process is worn out; the front starts a new one on demand."""
         model = self._model
-        if model is None or model.engine.busy or not self._to_compute.empty() or self._commands.n_answers:
+        if model is None or model.engine.busy or self._sliced or not self._to_compute.empty():
+            return
+        if self._commands.n_answers:
             return
         if model.is_worn_out:
             os._exit(0)
 
-    def _handle(self, command: Command, argument: Command | PreparedRequest) -> None:
+    def _handle(self, command: Command, argument: _Argument) -> None:
         if isinstance(command, Cancel):
             self._flag.clear()  # if it stopped a batch with other requests, that is decoded again
             if self._model is not None:
                 self._model.engine.cancel(command.request)
+            self._drop_sliced(command.request)
         elif self._commands.take(command, busy=True):
             try:
                 event = self._compute_handlers[type(command)](argument)
@@ -374,6 +434,8 @@ class EngineProcess:
         from llmrun.engine.llama.context import LlamaContext
         from llmrun.engine.llama.devices import devices
 
+        while self._sliced:
+            self._do_slice()
         began = time.perf_counter()
         before, prefixes = self._unload()
         self._weights = weights = self._load_weights(load, self._weights)
@@ -382,15 +444,22 @@ class EngineProcess:
         context = LlamaContext(weights, load, encodes=True)
         context.synchronize()  # its warm-up is a part of loading
         self._contexts.append(context)
-        drafts = None
-        if load.draft is not None:
+        drafts = heads = None
+        if load.draft is not None and load.draft.draft_heads:
+            self._draft_weights = self._load_weights(load.draft, self._draft_weights)
+        if load.draft_heads or (load.draft is not None and load.draft.draft_heads):
+            from llmrun.engine.core.mtp_model import HeadModel
+
+            with suppress(OutOfMemoryError, DecodeError):  # without them, answers are the same
+                heads = HeadModel(context, context.open_heads(None if load.draft_heads else self._draft_weights))
+        elif load.draft is not None:
             self._draft_weights = self._load_weights(load.draft, self._draft_weights)
             drafts = LlamaContext(self._draft_weights, load.draft)
             self._contexts.append(drafts)
         from llmrun.engine.loaded import LoadedModel
 
         self._model = model = LoadedModel(
-            weights, context, load, drafts, predicts=context.predicts, before=before, prefixes=prefixes
+            weights, context, load, drafts, heads, predicts=context.predicts, before=before, prefixes=prefixes
         )
         self._outbox.set_joining(load.n_seq_max == 1 and not load.each_token)
         gc.freeze()  # the objects so far live long; launch.py disables collection to start sooner
@@ -421,17 +490,16 @@ class EngineProcess:
             self._contexts.pop().close()
         return model, prefixes
 
-    def _do_job(self, job: Job) -> Event:
+    def _do_job(self, job: Job | SlicedJob) -> Event | None:
+        gc.enable()  # launch.py disables collection to start sooner
+        if isinstance(job, SlicedJob):
+            self._sliced.append(job)
+            return None
         if job.name in self._compute_questions:
             return self._ask(job, self._compute_questions)
-        try:
-            module = importlib.import_module(f"llmrun.protocol.jobs.{job.name}")
-            kind: JobKind[Any, Any, Any] = getattr(module, job.name.upper())
-        except (ImportError, AttributeError) as error:
-            raise UsageError(f"the engine can't do the job {job.name!r:.40}", why=str(error)) from error
-        command = kind.read(job.arguments)
+        kind = _job_kind(job.name)
         run = importlib.import_module(f"llmrun.engine.jobs.{kind.name}").run
-        gc.enable()  # launch.py disables collection to start sooner
+        command = kind.read(job.arguments)
 
         def report(update: Any) -> None:
             self._channel.send(JobUpdate(job.request, update))
@@ -454,6 +522,16 @@ class EngineProcess:
         finally:
             done.set()
             thread.join()
+
+
+def _job_kind(name: str) -> JobKind[Any, Any, Any]:
+    """Return the description of a job. Raises UsageError if there is none of this name."""
+    try:
+        module = importlib.import_module(f"llmrun.protocol.jobs.{name}")
+        kind: JobKind[Any, Any, Any] = getattr(module, name.upper())
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"the engine can't do the job {name!r:.40}", why=str(error)) from error
+    return kind
 
 
 def _run_or_exit(work: Callable[[], None]) -> None:

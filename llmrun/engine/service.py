@@ -15,10 +15,11 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llmrun import _native
-from llmrun.engine.core.draft_model import DraftModel, ModelDrafter
+from llmrun.engine.core.draft_model import DraftModel
 from llmrun.engine.core.drafts import Drafting
 from llmrun.engine.core.images import ImageChunk, PlacedChunk, PromptImages, text_only
 from llmrun.engine.core.logprobs import LogprobStream
+from llmrun.engine.core.mtp_model import HeadModel
 from llmrun.engine.core.probe import StepProbe
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Extras
@@ -127,7 +128,7 @@ class Preparer:
         vocabulary: Vocabulary,
         template: str | None,
         n_ctx: int,
-        draft_model: DraftModel | None = None,
+        draft_model: DraftModel | HeadModel | None = None,
         *,
         projector: Projector | None = None,
         adapters: Sequence[Adapter] = (),
@@ -191,10 +192,10 @@ class Preparer:
             if reasoning is None and syntax is None:
                 lead = self._chat_template(request.template).lead
             text += lead
-            tokens += self._vocabulary.tokenize(lead, special=True)
+            tokens += self._vocabulary.tokenize(lead, special=True, begins=False)
         if beginning is not None:
             for part in beginning.parts:
-                tokens += self._vocabulary.tokenize(part.text, special=part.special)
+                tokens += self._vocabulary.tokenize(part.text, special=part.special, begins=False)
         inside = reasoning is not None and (opens(text, reasoning) if beginning is None else beginning.inside)
         constraint = self._constraint(request, matcher, syntax, reasoning, inside=inside)
         if beginning is not None and constraint is not None and not self._accepts(constraint, beginning.text):
@@ -221,10 +222,10 @@ class Preparer:
             salt = f"{extras.salt} {generate.request}" if self._projector.is_exact else extras.salt
             extras = replace(extras, images=images, salt=salt)
         elif request.speculation is not None and request.speculation.probes:
-            probe = StepProbe()
+            probe = StepProbe(request.speculation.most)
             extras = replace(extras, drafting=probe, probe=probe)
         elif request.speculation is not None:
-            model = ModelDrafter(self._draft_model) if self._draft_model is not None else None
+            model = self._draft_model.drafter() if self._draft_model is not None else None
             extras = replace(extras, drafting=Drafting(request.speculation, _native.SuffixAutomaton(), tokens, model))
         return PreparedRequest(generate.request, tokens, sampler, request.limits, extras)
 
@@ -623,7 +624,7 @@ class Preparer:
                     hint="leave the suffix out, or use a model for code, such as qwen2.5-coder",
                 )
             before, after, middle = vocabulary.fill_in
-            pieces = (vocabulary.tokenize(each, special=False) for each in (text, suffix))
+            pieces = (vocabulary.tokenize(each, special=False, begins=False) for each in (text, suffix))
             return TokenizedPrompt(text, vocabulary.with_bos([before, *next(pieces), after, *next(pieces), middle]))
         if not tokens:
             raise UsageError("the prompt is empty", hint="type something")
@@ -678,7 +679,12 @@ class Preparer:
         vocabulary, ids, placed = self._vocabulary, [*standing], list[PlacedChunk]()
         for part in parts:
             if isinstance(part, Part):
-                ids += self._special_tokens(part.text) if part.special else self._checked(part.text, special=False)
+                begins = not ids
+                ids += (
+                    self._special_tokens(part.text, begins=begins)
+                    if part.special
+                    else self._checked(part.text, special=False, begins=begins)
+                )
             for piece in encode(part) if isinstance(part, Image) else ():
                 if isinstance(piece, list):
                     ids += piece
@@ -692,13 +698,14 @@ class Preparer:
             raise _lossy_vocabulary()
         return tokens, placed
 
-    def _checked(self, text: str, *, special: bool) -> list[int]:
+    def _checked(self, text: str, *, special: bool, begins: bool) -> list[int]:
         """Return the tokens of a text.
 
         Raises:
             BadModelError: the vocabulary does not have all of them.
         """
-        tokens, n_tokens = self._vocabulary.tokenize(text, special=special), self._vocabulary.n_tokens
+        tokens = self._vocabulary.tokenize(text, special=special, begins=begins)
+        n_tokens = self._vocabulary.n_tokens
         for start in range(0, len(tokens), PIECE_TOKENS):
             piece = tokens[start : start + PIECE_TOKENS]
             if not 0 <= min(piece) <= max(piece) < n_tokens:
@@ -725,11 +732,11 @@ class Preparer:
             )
         return self._templates[source]
 
-    def _special_tokens(self, text: str) -> list[int]:
+    def _special_tokens(self, text: str, *, begins: bool) -> list[int]:
         """Return the tokens of a text of the template, in which control texts are control tokens."""
         if self._token_cache is None:
             self._token_cache = TokenCache(partial(self._checked, special=True), self._control_texts())
-        return self._token_cache.tokens(text)
+        return self._token_cache.tokens(text, begins=begins)
 
     def _control_texts(self) -> ControlTexts:
         if self._control is None:

@@ -9,14 +9,25 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 
-from llmrun.gguf.kv_layers import KvLayer, kv_layers, recurrent_bytes, window_of
+from llmrun.gguf.kv_layers import (
+    MAX_LAYERS,
+    KvLayer,
+    can_roll_back,
+    head_elements,
+    kv_layers,
+    n_heads,
+    recurrent_bytes,
+    recurrent_layers,
+    window_of,
+)
 from llmrun.gguf.metadata import ModelMetadata, length_of, of_layer
 from llmrun.gguf.placement import LayerShares, most_feed_forward
 from llmrun.gguf.types import FILE_TYPES
 from llmrun.protocol.params import BOUNDS
+from llmrun.protocol.sizes import readable_count
 
 # general.file_type -> the quantization's usual name.
 _FILE_TYPES = {number: name for name, number in FILE_TYPES.items()} | {38: "MXFP4", 39: "NVFP4"}
@@ -33,6 +44,13 @@ _WHOLE_NUMBERS = {"top_k", "repeat_last_n", "mirostat"}
 
 # The matrices of a layer's experts, as llama.cpp's --n-cpu-moe means them.
 _EXPERTS = re.compile(r"blk\.(\d+)\.ffn_(?:up|down|gate|gate_up)_(?:ch)?exps\.")
+
+# Architectures whose layers for multi-token prediction can draft here: llama.cpp's graph for them gives the hidden
+# states of all rows. The proven ones were run, in tiny; the others are used only on request.
+_PROVEN = frozenset({"qwen35", "glm4moe", "step35"})
+_DRAFTING = frozenset(
+    {*_PROVEN, "qwen35moe", "glm-dsa", "deepseek2", "deepseek32", "cohere2moe", "nemotron_h_moe", "bailingmoe3"}
+)
 
 # Kind of chat template -> texts that it contains; the first match counts.
 _TEMPLATE_KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -142,9 +160,8 @@ class Header(ModelMetadata):
 
     @property
     def readable_parameters(self) -> str:
-        """Number of weights in words, e.g. "135M", "1.7B"."""
-        count = self.n_parameters
-        return f"{count / 1e9:.1f}B" if count >= 10**9 else f"{count / 1e6:.0f}M"
+        """Number of weights in words, e.g. "135M", "1.71B"."""
+        return readable_count(self.n_parameters)
 
     @property
     def n_active_parameters(self) -> int:
@@ -160,6 +177,39 @@ class Header(ModelMetadata):
     def weight_bytes(self) -> int:
         """Bytes of all tensors."""
         return sum(tensor.n_bytes for tensor in self.tensors)
+
+    @property
+    def n_draft_heads(self) -> int:
+        """Layers that predict further tokens (multi-token prediction, NextN) and whose tensors are in the file."""
+        count = n_heads(self)
+        first = f"blk.{self.n_layers - count}.nextn.eh_proj.weight"
+        return count if count and any(tensor.name == first for tensor in self.tensors) else 0
+
+    @property
+    def can_use_heads(self) -> bool:
+        """Whether these layers can draft here."""
+        can_cut = not self.recurrent_bytes or self.can_roll_back
+        return self.architecture in _DRAFTING and can_cut and self.n_draft_heads > 0
+
+    @property
+    def has_proven_heads(self) -> bool:
+        """Whether they draft by default."""
+        return self.can_use_heads and self.architecture in _PROVEN
+
+    @property
+    def is_heads_only(self) -> bool:
+        """Whether the file has these layers and not the model's own (mtp-*.gguf)."""
+        return self.n_draft_heads > 0 and not any(tensor.name.startswith("blk.0.") for tensor in self.tensors)
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes of their tensors."""
+        names = tuple(f"blk.{layer}." for layer in range(self.n_layers - self.n_draft_heads, self.n_layers))
+        return sum(tensor.n_bytes for tensor in self.tensors if names and tensor.name.startswith(names))
+
+    def head_cache_bytes(self, n_tokens: int, bytes_per_element: float = 2.0) -> int:
+        """Return the bytes of their KV cache."""
+        return int(head_elements(self) * n_tokens * bytes_per_element) if self.n_draft_heads else 0
 
     @property
     def type_shares(self) -> tuple[TypeShare, ...]:
@@ -307,8 +357,8 @@ class Header(ModelMetadata):
 
     @cached_property
     def layer_shares(self) -> LayerShares:
-        """Shares of weights and KV cache of each layer."""
-        return LayerShares.of(self.n_layers, {each.name: each.n_bytes for each in self.tensors}, self.kv_layers)
+        """Shares of the weights of each layer."""
+        return LayerShares.of(self.n_layers, {each.name: each.n_bytes for each in self.tensors})
 
     @property
     def n_window_layers(self) -> int:
@@ -321,6 +371,11 @@ class Header(ModelMetadata):
         return recurrent_bytes(self)
 
     @property
+    def can_roll_back(self) -> bool:
+        """Whether a recurrent state can take back its last tokens, with a copy of it for each of them."""
+        return can_roll_back(self)
+
+    @property
     def window_bytes(self) -> int:
         """Bytes of the sliding windows' keys and values, as f16."""
         return sum(2 * layer.elements * layer.window for layer in self.kv_layers)
@@ -329,18 +384,38 @@ class Header(ModelMetadata):
         """Return the bytes of KV cache of one token in all layers; an element of f16 has 2.0 bytes."""
         return sum(layer.elements for layer in self.kv_layers) * bytes_per_element
 
-    def cache_bytes(self, n_tokens: int, bytes_per_element: float = 2.0, *, ubatch: int, sequences: int = 1) -> float:
+    def cache_bytes(
+        self, n_tokens: int, bytes_per_element: float = 2.0, *, ubatch: int, sequences: int = 1, streams: int = 1
+    ) -> float:
         """Return the bytes of a KV cache without the recurrent state, as llama_kv_cache_iswa allocates it.
 
         Args:
             n_tokens: of all sequences together.
             ubatch: tokens of a micro-batch, which sliding windows cache beside the windows.
             sequences: that share the cache.
+            streams: caches of the same size; with more than one, each sequence has its own.
         """
-        total = 0.0
+        cells = partial(_cells, n_tokens=n_tokens, ubatch=ubatch, sequences=sequences, streams=streams)
+        return sum(layer.elements * cells(layer.window) for layer in self.kv_layers) * bytes_per_element
+
+    def cache_shares(
+        self, n_tokens: int, bytes_per_element: float = 2.0, *, ubatch: int, sequences: int = 1, streams: int = 1
+    ) -> tuple[float, ...]:
+        """Return each layer's fraction of a KV cache with recurrent states; arguments as in cache_bytes()."""
+        sizes = [0.0] * min(self.n_layers, MAX_LAYERS)
         for layer in self.kv_layers:
-            cached = n_tokens
-            if layer.window:
-                cached = min(n_tokens, -(-(layer.window * sequences + ubatch) // 256) * 256)
-            total += layer.elements * cached * bytes_per_element
-        return total
+            cells = _cells(layer.window, n_tokens=n_tokens, ubatch=ubatch, sequences=sequences, streams=streams)
+            sizes[layer.layer] += layer.elements * cells * bytes_per_element
+        recurrent = recurrent_layers(self)
+        for number in recurrent:
+            sizes[number] += self.recurrent_bytes / len(recurrent) * sequences
+        total = sum(sizes) or 1.0
+        return tuple(size / total for size in sizes)
+
+
+def _cells(window: int, *, n_tokens: int, ubatch: int, sequences: int, streams: int) -> int:
+    """Return the cells of a layer's cache; arguments as in Header.cache_bytes()."""
+    if not window:
+        return n_tokens
+    of_each = window * (1 if streams > 1 else sequences) + ubatch
+    return min(n_tokens, streams * -(-of_each // 256) * 256)

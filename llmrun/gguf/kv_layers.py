@@ -33,6 +33,11 @@ _WINDOW_PATTERNS = {
 }  # fmt: skip
 _DEFAULT_WINDOWS = {"gemma2": 4096, "llama4": 8192}
 _FIXED_WINDOWS = {"smallthinker": 4096}  # whatever the file states, if it states one
+# llama.cpp keeps snapshots of the states of these (llm_arch_supports_rs_rollback). qwen4exp is left out: with several
+# sequences, they are wrong (ggml-org/llama.cpp issue 28019).
+_ROLLS_BACK = frozenset(
+    {"qwen35", "qwen35moe", "kimi-k3", "glm5-next", "nemotron_h", "nemotron_h_moe", "lfm2", "lfm2moe", "bailingmoe3"}
+)
 _INDEXED = frozenset({"deepseek32", "glm-dsa"})  # these cache a second, smaller key of every token
 
 
@@ -60,14 +65,34 @@ def kv_layers(header: ModelMetadata) -> tuple[KvLayer, ...]:
     return tuple(found)
 
 
+def recurrent_layers(header: ModelMetadata) -> tuple[int, ...]:
+    """Return the layers with a recurrent state; some have keys and values too."""
+    n_layers = max(_n_layers(header) - header.model_count("nextn_predict_layers"), 0)
+    if header.architecture in _RECURRENT or header.architecture in _HYBRID_THROUGHOUT:
+        return tuple(range(n_layers))
+    return tuple(layer for layer, is_recurrent in enumerate(_recurrent(header)[:n_layers]) if is_recurrent)
+
+
 def recurrent_bytes(header: ModelMetadata) -> int:
     """Return the bytes of recurrent state of a sequence, whatever its length."""
-    n_layers = _n_layers(header) - header.model_count("nextn_predict_layers")
-    if header.architecture in _RECURRENT or header.architecture in _HYBRID_THROUGHOUT:
-        count = n_layers
-    else:
-        count = sum(_recurrent(header)[: max(n_layers, 0)])
-    return max(count, 0) * _state_elements(header) * _STATE_BYTES
+    return len(recurrent_layers(header)) * _state_elements(header) * _STATE_BYTES
+
+
+def can_roll_back(header: ModelMetadata) -> bool:
+    """Return whether llama.cpp can take back a recurrent state's last tokens."""
+    return header.architecture in _ROLLS_BACK and recurrent_bytes(header) > 0 and not window_of(header)
+
+
+def n_heads(header: ModelMetadata) -> int:
+    """Return the number of layers that the file states to predict further tokens (NextN), the last of all layers."""
+    predicting = header.model_count("nextn_predict_layers")
+    return predicting if predicting < _n_layers(header) else 0
+
+
+def head_elements(header: ModelMetadata) -> int:
+    """Return the elements of a token's keys and values in those layers."""
+    layers = range(_n_layers(header) - n_heads(header), _n_layers(header))
+    return sum(_elements(header, layer, sliding=False) for layer in layers)
 
 
 def window_of(header: ModelMetadata) -> int:

@@ -12,10 +12,17 @@ from pathlib import Path
 from typing import Any
 
 NORMALIZER = "llmrun.tokenizer.normalizer"
-"""Key of the normal form of Unicode that text is brought into before llama.cpp tokenizes it; llama.cpp has none."""
+"""Key of the steps, as JSON, that text goes through before llama.cpp tokenizes it; llama.cpp has none of them."""
 
-ADDED_FLAGS = {flag: f"llmrun.tokenizer.{flag}" for flag in ("lstrip", "rstrip", "single_word")}
-"""Flag of added tokens -> key of the ids that have it, separated by spaces; llama.cpp has none."""
+SPACE_PREFIX = "llmrun.tokenizer.space_prefix"
+"""Key of the texts that get a space in front: a key of engine/llama/text_rules.py's SPACE_PREFIXES."""
+
+CHARSMAP = "llmrun.tokenizer.charsmap"
+"""Key of a SentencePiece model's normalization rules (precompiled_charsmap), compressed with zlib, in base64."""
+
+ADDED_FLAGS = {flag: f"llmrun.tokenizer.{flag}" for flag in ("lstrip", "rstrip", "single_word", "normalized", "piece")}
+"""Flag of added tokens -> key of the ids that have it, separated by spaces; llama.cpp has none. A "piece" is a
+user-defined one of a SentencePiece model."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Shares of a model's weights and KV cache that llama.cpp puts on a GPU with each layer.
+"""Shares of a model's weights that llama.cpp puts on a GPU with each layer.
 
 Owns the names of the tensors that stay in RAM; must not know devices.
 """
@@ -6,10 +6,10 @@ Owns the names of the tensors that stay in RAM; must not know devices.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from llmrun.gguf.kv_layers import MAX_LAYERS, KvLayer
+from llmrun.gguf.kv_layers import MAX_LAYERS
 from llmrun.gguf.metadata import ModelMetadata
 
 _BLOCK = re.compile(r"blk\.(\d+)\.")
@@ -21,24 +21,22 @@ _EMBEDDINGS, _OUTPUT, _OUTPUT_NORM = "token_embd.weight", "output.weight", "outp
 
 @dataclass(frozen=True, slots=True)
 class LayerShares:
-    """Fractions of all weights and of the KV cache.
+    """Fractions of all weights.
 
     Attributes:
         weights: of each layer, the output last.
-        kv: of each layer but the output.
         copied: of the output's weights, the part that is in RAM too: token embeddings that are also its matrix.
         largest: the largest matrix of a layer.
         tensors: name -> layer, INPUT_LAYER for those always in RAM, and share of all weights.
     """
 
     weights: tuple[float, ...]
-    kv: tuple[float, ...]
     copied: float = 0.0
     largest: float = 0.0
     tensors: Mapping[str, tuple[int, float]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, layers: int, tensors: Mapping[str, int], kv_layers: Iterable[KvLayer]) -> LayerShares:
+    def of(cls, layers: int, tensors: Mapping[str, int]) -> LayerShares:
         """Return the shares of a model file.
 
         Args:
@@ -61,12 +59,8 @@ class LayerShares:
         is_tied = _OUTPUT_NORM in tensors and _OUTPUT not in tensors
         copied = tensors.get(_EMBEDDINGS, 0) if is_tied else 0
         sizes[layers] += copied
-        kv = [0] * layers
-        for each in kv_layers:
-            kv[each.layer] = each.elements
-        elements = max(sum(kv), 1)
         weights = tuple(size / total for size in sizes)
-        return cls(weights, tuple(each / elements for each in kv), copied / total, largest / total, places)
+        return cls(weights, copied / total, largest / total, places)
 
 
 def most_feed_forward(header: ModelMetadata, experts_used: int | tuple[int, ...]) -> int:

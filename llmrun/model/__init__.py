@@ -444,9 +444,13 @@ class Model:
         )
         return self._living_engine().do(questions.COUNT_TOKENS, asked)
 
-    def measure_steps(self) -> tuple[StepTime, ...]:
-        """Measure decode steps for `drafting`; takes seconds. () if other requests or a busy machine disturb it."""
-        return step_measurements.measure_steps(self._living_engine(), self.drafting)
+    def measure_steps(self, seconds: float | None = None) -> tuple[StepTime, ...]:
+        """Measure decode steps for `drafting`; takes seconds. () if other requests or a busy machine disturb it.
+
+        Args:
+            seconds: time limit; the engine may have ended after it.
+        """
+        return step_measurements.measure_steps(self._living_engine(), self.drafting, seconds)
 
     def measuring_steps(self) -> AbstractContextManager[None]:
         """Measure decode steps while a block waits for something else, if their times are missing."""

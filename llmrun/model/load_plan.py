@@ -23,7 +23,7 @@ from llmrun.planning.machine import this_machine
 from llmrun.planning.memory import UBATCH
 from llmrun.planning.pairs import DraftFile, Drafts, plan_pair
 from llmrun.planning.plan import CONTEXT_BOUNDS, LoadPreferences, Plan, scores_fit
-from llmrun.planning.speculation import AUTO, DraftPolicy
+from llmrun.planning.speculation import AUTO, OFF, DraftPolicy
 
 if TYPE_CHECKING:
     from llmrun.planning.settings import TunableSettings
@@ -80,6 +80,10 @@ def prepare(
     hardware = _beside(this_machine(preferences.workers), promised, projector)
     known = header, hardware, settings.state_dir
     preferences = replace(preferences, measured_attention=measured_attention(*known), gpu_excess=known_excess(*known))
+    if speculate != AUTO:
+        preferences = replace(preferences, n_drafted=speculate)
+    if draft is not None or speculate == OFF:
+        preferences = replace(preferences, draft_heads=False)
     repository = spec.repository or ""
     planned = partial(plan_pair, header, draft, hardware, name=spec.name, repository=repository, adapters=adapters)
     tuned = _tuned(header, hardware, settings, expected) if expected and not preferences.workers else None
@@ -189,7 +193,7 @@ def _with_sequences(load: Load, wide: Load, draft: Load | None) -> Load:
         n_cells=wide.n_cells,
         n_parked=wide.n_parked,
         checkpoint_bytes=wide.checkpoint_bytes,
-        n_stream=wide.n_stream,
+        n_rollback=wide.n_rollback,
         draft=draft,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -14,10 +15,23 @@ from llmrun.runner.client import EngineClient
 _TRIES = 3
 
 
-def measure_steps(engine: EngineClient, drafting: DraftPolicy) -> tuple[StepTime, ...]:
-    """Measure and remember step times; () if other requests or a busy machine disturbed all tries."""
+def measure_steps(engine: EngineClient, drafting: DraftPolicy, seconds: float | None = None) -> tuple[StepTime, ...]:
+    """Measure and remember step times; () if other requests or a busy machine disturbed all tries.
+
+    Args:
+        seconds: time limit; after it the result is (), and the engine may have ended.
+    """
+    ends = None if seconds is None else time.monotonic() + seconds
     for _ in range(_TRIES):
-        found = engine.do(MEASURE_STEPS, MeasureSteps(drafting.lacks_attention))
+        left = None if ends is None else ends - time.monotonic()
+        if left is not None and left <= 0:
+            break
+        try:
+            found = engine.do(MEASURE_STEPS, MeasureSteps(drafting.lacks_attention), seconds=left)
+        except LlmrunError:
+            if ends is None or time.monotonic() < ends:
+                raise
+            break
         if drafting.remember(*found):
             return found.times
     return ()

@@ -98,6 +98,11 @@ class CatalogueEntry:
     embedding: EmbeddingAdvice | None = None
     agents: bool = True
 
+    @property
+    def n_bytes(self) -> int:
+        """The size of the default quant's file: exact if a mirror has it."""
+        return self.mirror.size if self.mirror is not None else self.size_mb * 1_000_000
+
     def spelling(self, quant: str) -> str | None:
         """Return the quant as the repository's file names spell it; None when there is no such quant."""
         wanted = quant.upper()

@@ -7,36 +7,51 @@ A model that is not on this disk is estimated from its file size and number of p
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from llmrun.errors import LlmrunError
 from llmrun.gguf.pooling import makes_embeddings
 from llmrun.gguf.reader import read_header
 from llmrun.models.registry import CatalogueEntry
+from llmrun.models.store.installed import Installed
 from llmrun.planning.estimate import contexts_for, local_candidate, look_ahead
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.plan import margin
 from llmrun.planning.predict import Work, main_type, predict
 from llmrun.protocol.jobs.kernels import MachineSpeed
+from llmrun.protocol.sizes import readable_count
 
 USUAL_CONTEXT = 4096
 """Tokens, for which memory is estimated."""
-PURPOSES = {"quick answers": 20.0, "as fast as reading": 6.0, "the largest that fits": 0.0}
+SLOW = 5.0
+"""Tokens/s below which an answer is slower than reading; no such model is proposed without saying so."""
+PURPOSES = {"quick answers": 20.0, "as fast as reading": 6.0, "the largest that is usable": SLOW}
 """Purpose of a proposed model -> tokens/s that it needs at least."""
-_OVERHEAD, _FIXED_BYTES = 0.1, 400_000_000  # of KV cache, activations and process, over the weights
+_OVERHEAD, _FIXED_BYTES = 0.12, 150_000_000  # of KV cache, activations and process, over the weights
 _LAYERS = 32  # of most models in the catalogue
 _FACTORS = {"M": 1e6, "B": 1e9}
 
 
 @dataclass(frozen=True, slots=True)
 class ModelEstimate:
-    """A model on this machine."""
+    """A model on this machine when it is quiet."""
 
     memory_bytes: int  # with USUAL_CONTEXT
-    fits: bool  # into free memory and GPUs, with a margin for the rest of the system
+    fits: bool  # into memory and GPUs, with a margin for the rest of the system
+    fits_now: bool  # into what is free of them
     decode_rate: float | None  # tokens/s in a short conversation; None if unknown, or nothing is decoded
+    is_exact: bool = True  # from the model's header, not from the size of its file
+
+
+class FileSize(NamedTuple):
+    """The size of a model's file."""
+
+    parameters: str  # in words, e.g. "135M"
+    quant: str
+    n_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +61,53 @@ class Proposal:
     purpose: str
     entry: CatalogueEntry
     estimate: ModelEstimate
+    size: FileSize
+
+
+class Estimates:
+    """Estimates of models on one machine: from their headers if they are on this disk, else from their file size.
+
+    Args:
+        models: on this disk.
+        hardware: as it is now.
+        speed: see planning/speed.py; None leaves out speeds.
+    """
+
+    def __init__(self, models: Iterable[Installed], hardware: Hardware, speed: MachineSpeed | None) -> None:
+        self._models = [model for model in models if model.repository]
+        self._hardware, self._speed = hardware, speed
+
+    def file_of(self, entry: CatalogueEntry) -> Path | None:
+        """Return the entry's file on this disk, of its default quant if that is there."""
+        paths = [each.path for each in self._models if each.repository.lower() == entry.repository.lower()]
+        usual = [path for path in paths if path.name.lower() == entry.filename(entry.quant).lower()]
+        return next(iter([*usual, *paths]), None)
+
+    def size_of(self, entry: CatalogueEntry) -> FileSize:
+        """Return the size of the entry's file on this disk, or of its default file."""
+        path = self.file_of(entry)
+        found = size_of_file(path) if path is not None else None
+        return found or FileSize(entry.parameters, entry.quant.upper(), entry.n_bytes)
+
+    def of(self, entry: CatalogueEntry) -> ModelEstimate:
+        path = self.file_of(entry)
+        found = self.of_file(path) if path is not None else None
+        return found or estimate_entry(entry, self._hardware, self._speed)
+
+    def of_file(self, path: Path) -> ModelEstimate | None:
+        """Return the estimate of a model on this disk; None for a damaged file."""
+        return estimate_file(path, self._hardware, self._speed)
+
+
+def size_of_file(path: Path) -> FileSize | None:
+    """Return the size of a model on this disk; None for a damaged file."""
+    try:
+        header = read_header(path)
+    except LlmrunError:
+        return None
+    parameters, active = header.readable_parameters, readable_count(header.n_active_parameters)
+    is_mixture = active != parameters and bool(header.n_experts)
+    return FileSize(f"{parameters}, {active} active" if is_mixture else parameters, header.quant, header.file_size)
 
 
 def estimate_file(path: Path, hardware: Hardware, speed: MachineSpeed | None) -> ModelEstimate | None:
@@ -55,17 +117,19 @@ def estimate_file(path: Path, hardware: Hardware, speed: MachineSpeed | None) ->
     except LlmrunError:
         return None
     n_ctx = min(*contexts_for(header), USUAL_CONTEXT, USUAL_CONTEXT)
-    row = look_ahead(local_candidate(path, header), hardware, speed, (n_ctx,))
-    return ModelEstimate(
-        row.contexts[0].needed_bytes, row.contexts[0].fits, None if makes_embeddings(header) else row.decode_rate
-    )
+    row = look_ahead(local_candidate(path, header), hardware.when_quiet, speed, (n_ctx,))
+    now = look_ahead(local_candidate(path, header), hardware, None, (n_ctx,))
+    (at,), (at_now,) = row.contexts, now.contexts
+    rate = None if makes_embeddings(header) else row.decode_rate
+    return ModelEstimate(at.needed_bytes, at.fits, at_now.fits, rate)
 
 
 def estimate_entry(entry: CatalogueEntry, hardware: Hardware, speed: MachineSpeed | None) -> ModelEstimate:
     """Estimate a model of the catalogue by its file size."""
-    weights = entry.size_mb * 1_000_000
+    weights = entry.n_bytes
     needed = int(weights * (1 + _OVERHEAD)) + _FIXED_BYTES
-    room = hardware.memory_available + hardware.gpu_memory_free
+    rooms = (each.memory_available + each.gpu_memory_free for each in (hardware.when_quiet, hardware))
+    fits, fits_now = (needed + margin(room) <= room for room in rooms)
     rate = None
     if speed is not None and not hardware.gpus and entry.kind == "chat":  # the speeds of GPU kernels are not measured
         read = weights * active_share(entry.parameters)
@@ -74,7 +138,7 @@ def estimate_entry(entry: CatalogueEntry, hardware: Hardware, speed: MachineSpee
             window_kv_elements=0, heads=0, head_length=0, vocabulary=0, file_bytes={},
         )  # fmt: skip
         rate = predict(work, speed).decode_rate
-    return ModelEstimate(needed, needed + margin(room) <= room, rate)
+    return ModelEstimate(needed, fits, fits and fits_now, rate, is_exact=False)
 
 
 def active_share(parameters: str) -> float:
@@ -83,18 +147,19 @@ def active_share(parameters: str) -> float:
     return counts[-1] / counts[0] if counts else 1.0
 
 
-def propose(entries: Collection[CatalogueEntry], hardware: Hardware, speed: MachineSpeed | None) -> list[Proposal]:
-    """Return for each purpose the largest chat model that fits and is fast enough; the smallest one if none is.
+def propose(entries: Collection[CatalogueEntry], estimates: Estimates) -> list[Proposal]:
+    """Return for each purpose the largest chat model that fits and is fast enough; the fastest one if none is.
 
     Without speeds: a small, a middle and a large one.
     """
     chats = sorted((entry for entry in entries if entry.kind == "chat"), key=lambda entry: entry.size_mb)
-    every = [(entry, estimate_entry(entry, hardware, speed)) for entry in chats]
+    every = [(entry, estimates.of(entry)) for entry in chats]
     fitting = [each for each in every if each[1].fits] or every[:1]
     chosen: dict[str, Proposal] = {}
     for number, (purpose, least) in enumerate(PURPOSES.items()):
         fast = [each for each in fitting if (each[1].decode_rate or 0.0) >= least]
         is_known = any(estimate.decode_rate for _, estimate in fitting)
         entry, estimate = (fast or fitting[:1])[-1] if is_known else fitting[(len(fitting) - 1) * number // 2]
-        chosen.setdefault(entry.alias, Proposal(purpose if fast else "the fastest", entry, estimate))
+        purpose = purpose if fast or not is_known else "the fastest"
+        chosen.setdefault(entry.alias, Proposal(purpose, entry, estimate, estimates.size_of(entry)))
     return list(chosen.values())

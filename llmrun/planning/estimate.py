@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from llmrun.config import Settings
-from llmrun.errors import OutOfMemoryError, UsageError
+from llmrun.config import Settings, load_settings
+from llmrun.errors import LlmrunError, OutOfMemoryError, UsageError
 from llmrun.gguf.header import Header
 from llmrun.models.download.transfer import OnNote, ignore_note
 from llmrun.models.registry import ModelSpec
@@ -255,6 +255,28 @@ def _rates(
     else:
         found = predict(work, speeds[0], depth=depth, kv_type=kv_type, copies=copies)
     return found.load_seconds, found.prefill_rate, found.decode_rate
+
+
+def predicted_rate(header: Header, depth: int, *, measures: bool = False) -> float | None:
+    """Return the predicted tokens/s of a local model after this many tokens, None if unknown, as `llmrun plan` does.
+
+    Args:
+        measures: measure this machine if it never was; that takes some seconds.
+    """
+    from llmrun.planning.hardware_details import probe_details
+    from llmrun.planning.machine import this_machine
+    from llmrun.planning.speed import remembered, speed_of
+
+    candidate, folder = local_candidate(header.path, header), load_settings().state_dir
+    try:
+        hardware = this_machine()
+        speed = remembered(hardware, folder)
+        if speed is None and measures:
+            speed = speed_of(hardware, types_of([candidate]), folder, cache=probe_details().last_cache)
+    except LlmrunError:
+        return None
+    row = look_ahead(candidate, hardware.when_quiet, speed, (depth,) if depth else ())
+    return row.contexts[0].decode_rate if row.contexts else row.decode_rate
 
 
 def parse_contexts(text: str) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +64,12 @@ class Hardware:
     def gpu_memory_free(self) -> int:
         """Free memory of all GPUs with memory of their own."""
         return sum(gpu.memory_free for gpu in self.gpus if not gpu.shared)
+
+    @property
+    def when_quiet(self) -> Hardware:
+        """The machine without other programs: what fits into it does not depend on the moment."""
+        gpus = tuple(replace(gpu, memory_free=gpu.memory_total) for gpu in self.gpus)
+        return replace(self, memory_available=self.memory_total, gpus=gpus)
 
     @property
     def fingerprint(self) -> dict[str, Any]:

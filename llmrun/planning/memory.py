@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 UBATCH = 512
 """Tokens of a micro-batch; `llmrun tune` may find larger ones faster, which make progress and cancelling coarser."""
+DEVICE_BATCH = 2048
+"""Tokens of a batch on a device, which computes its micro-batches one after the other without waiting for the host."""
 MOST_UBATCH = 2048
 """Tokens of the largest micro-batch to try."""
 
@@ -28,7 +30,6 @@ _CHECKPOINT_BYTES = 512 << 20  # limit of all checkpoints, or ...
 _FEWEST_CHECKPOINTS, _MOST_CHECKPOINTS = 8, 32  # ... these of a recurrent state, and of a sequence
 _CONTEXT_STEP = 256  # llama.cpp rounds a context up to this
 _SMALLEST_START = 512  # tokens
-_STREAM_BYTES = 1 << 30  # of all streams: allocating more is a noticeable pause
 _START_BYTES = 16 << 20  # of KV cache: zeroing that much takes some milliseconds
 _PROCESS_BYTES = 35 << 20  # Python, llama.cpp's and our libraries
 _TOKEN_BYTES = 190  # of llama.cpp's tables for one token of the vocabulary
@@ -53,6 +54,7 @@ class Memory:
     compute: int  # touched part of llama.cpp's scratch memory, which reserves more
     process: int  # everything else
     checkpoints: int = 0  # limit of their bytes, see engine/core/checkpoints.py
+    kv_shares: tuple[float, ...] = ()  # of `kv`, in each layer
 
     @property
     def needed(self) -> int:
@@ -70,6 +72,9 @@ def memory(
     sequences: int = 1,
     parked: int = 0,
     ubatch: int = UBATCH,
+    rollback: int = 0,
+    heads: bool = False,
+    streams: int = 1,
 ) -> Memory:
     """Return the memory of a model.
 
@@ -81,19 +86,29 @@ def memory(
         sequences: answered at the same time.
         parked: prefixes cached beside them.
         ubatch: tokens of a micro-batch.
+        rollback, heads: as LoadSettings.n_rollback and draft_heads.
+        streams: caches of the same size; with more than one, each sequence has its own.
     """
     stages = rooms(n_ctx, context_start(header, n_ctx, kv_type) if start is None else start)
     longest = n_ctx if used is None else min(used, n_ctx)
     last = next(room for room in stages if room >= longest)
     previous = max((room for room in stages if room < last), default=0)
-    cache = partial(kv_bytes, header, kv_type=kv_type, sequences=sequences + parked, ubatch=ubatch)
+    cache = partial(kv_bytes, header, kv_type=kv_type, sequences=sequences + parked, ubatch=ubatch, streams=streams)
+    kv, compute = cache(last), _compute_bytes(header, longest, ubatch)
+    if heads:
+        kv += header.head_cache_bytes(-(-n_ctx // _CONTEXT_STEP) * _CONTEXT_STEP, KV_BYTES[kv_type])
+        # Their logits, and the hidden states of a batch, which are copied to them.
+        compute += logit_bytes(header) + 2 * ubatch * 4 * header.n_embd
     return Memory(
-        weights=header.weight_bytes,
-        kv=cache(last) + header.recurrent_bytes * (sequences - 1),
+        weights=header.weight_bytes - (0 if heads else header.head_bytes),
+        kv=kv + header.recurrent_bytes * (sequences * (1 + rollback) - 1),
         growth=cache(previous),
-        compute=_compute_bytes(header, longest, ubatch) + _LOGIT_BYTES * header.n_vocab * (sequences + parked - 1),
+        compute=compute + _LOGIT_BYTES * header.n_vocab * (sequences + parked - 1),
         process=_PROCESS_BYTES + _TOKEN_BYTES * header.n_vocab + _MERGE_BYTES * header.n_merges,
         checkpoints=checkpoint_bytes(header, sequences),
+        kv_shares=header.cache_shares(
+            last, KV_BYTES[kv_type], ubatch=ubatch, sequences=sequences + parked, streams=streams
+        ),
     )
 
 
@@ -114,10 +129,18 @@ def score_bytes(header: Header, tokens: int, ubatch: int = UBATCH) -> int:
     return 4 * min(ubatch, tokens) * tokens * header.most_heads
 
 
-def kv_bytes(header: Header, n_ctx: int, kv_type: str = "f16", *, sequences: int = 1, ubatch: int = UBATCH) -> int:
+def kv_bytes(
+    header: Header,
+    n_ctx: int,
+    kv_type: str = "f16",
+    *,
+    sequences: int = 1,
+    ubatch: int = UBATCH,
+    streams: int = 1,
+) -> int:
     """Return the bytes of a KV cache with one recurrent state; 0 for 0 tokens."""
     tokens = -(-n_ctx // _CONTEXT_STEP) * _CONTEXT_STEP
-    cached = header.cache_bytes(tokens, KV_BYTES[kv_type], ubatch=ubatch, sequences=sequences)
+    cached = header.cache_bytes(tokens, KV_BYTES[kv_type], ubatch=ubatch, sequences=sequences, streams=streams)
     return int(cached) + (header.recurrent_bytes if n_ctx else 0)
 
 
@@ -130,16 +153,6 @@ def context_start(header: Header, n_ctx: int, kv_type: str = "f16") -> int:
         return n_ctx
     affordable = int(_START_BYTES / max(header.kv_bytes_per_token(KV_BYTES[kv_type]), 1.0))
     return min(n_ctx, max(_SMALLEST_START, 1 << max(affordable.bit_length() - 1, 0)))
-
-
-def longest_stream(header: Header, n_cells: int, sequences: int, kv_type: str = "f16") -> int:
-    """Return the cells of each sequence's own KV stream, which is faster on CPUs than one pool; 0 for one sequence.
-
-    Args:
-        n_cells: of all sequences.
-    """
-    of_each = _STREAM_BYTES / sequences / max(header.kv_bytes_per_token(KV_BYTES[kv_type]), 1.0)
-    return min(n_cells // sequences, int(of_each)) if sequences > 1 else 0
 
 
 def rooms(n_ctx: int, start: int) -> list[int]:

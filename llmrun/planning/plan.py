@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from llmrun.errors import OutOfMemoryError, UsageError, require_within
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import (
+    DEVICE_BATCH,
     KV_BYTES,
     UBATCH,
     Memory,
     context_start,
     largest_context,
-    longest_stream,
     memory,
     score_bytes,
     without_flash_attention,
@@ -50,9 +50,14 @@ SMALLEST_CONTEXT = 512  # useful for a conversation
 _SMALLEST_MARGIN = 512 << 20
 _FEWEST_PARKED = 16
 _SEQUENCE_IDS = 256  # of llama.cpp
+_ENOUGH_EACH = 16_384  # tokens
 _FP16_STEP = 128  # elements that ggml's AVX512-FP16 kernels take at a time; the rest of a head, one at a time
 _MOST_SCORES = 1 << 30  # bytes
 _SCORES_SHARE = 16  # of memory
+# Drafted tokens of a step of a recurrent model: 4 rows. Each costs a copy of the state, and time in every step, also in
+# those without drafts: of three recurrent layers on one processor, 3 cost 18 us and 7 cost 47 us.
+_ROLLBACK = 3
+_ROLLBACK_SHARE = 64  # copies of recurrent states take at most 1/N of all memory: what is free changes
 
 # Quant -> bits per weight of whole models; in order of quality.
 _SMALLER_QUANTS = {
@@ -92,6 +97,8 @@ class LoadPreferences:
     override_tensor: str = DEFAULTS.override_tensor
     gpu_excess: tuple[tuple[str, int], ...] = ()  # bytes of each GPU beyond an earlier plan, see gpu_memory.py
     n_ubatch: int = UBATCH  # tokens of the largest micro-batch that there has to be memory for
+    n_drafted: int | None = None  # drafted tokens of a step, for recurrent models; None is as many as memory allows
+    draft_heads: bool | None = None  # draft with the model's own heads; None where it has some and memory allows it
 
     def __post_init__(self) -> None:
         require_within("--parallel", self.parallel, PARALLEL_BOUNDS)
@@ -168,8 +175,10 @@ class Plan(LoadSettings):
         """One line for --verbose: the choices and their memory."""
         parts = self.memory
         clients = f" for each of {self.n_seq_max}, {self.n_cells:,} in all" if self.n_seq_max > 1 else ""
+        is_whole = self.n_ctx_start == max(self.n_cells, self.n_ctx)
+        start = "its memory is allocated at once" if is_whole else f"memory for {self.n_ctx_start:,} at first"
         text = (
-            f"plan: context {self.n_ctx:,} tokens{clients} (memory for {self.n_ctx_start:,} at first), "
+            f"plan: context {self.n_ctx:,} tokens{clients} ({start}), "
             f"{self.threads} threads; "
             f"{readable_size(self.ram_bytes)} of memory when it is full: weights {readable_size(parts.weights)}, "
             f"KV cache {readable_size(parts.kv)}, scratch {readable_size(parts.compute + parts.growth)}, "
@@ -201,18 +210,18 @@ def make_plan(
         UsageError: the preferences name a GPU that is not there.
     """
     hardware = replace(hardware, gpus=preferences.gpus(hardware.gpus))
-    fit = _ContextFit(header, hardware, preferences, name, repository)
+    fit, head_notes = _with_heads(_ContextFit(header, hardware, preferences, name, repository))
     n_ctx, context_notes = fit.context()
+    context_notes = [*context_notes, *head_notes]
     threads, thread_notes = _threads(hardware, preferences.threads)
     n_cells, cell_notes = fit.cells(n_ctx)
-    # A growing KV cache would cross the network each time.
-    n_ctx_start = n_ctx if fit.apart > 1 or hardware.workers else fit.start(n_cells)
+    on_device = fit.is_on_device(n_cells)  # then the KV cache is allocated whole
+    n_ctx_start = n_ctx if fit.apart > 1 else n_cells if on_device else fit.start(n_cells)
     attention = preferences.attention
     flash_attention = attention["flash_attention"]
     if preferences.parallel == 1 or preferences.as_alone or preferences.exact:
         flash_attention = choose_flash_attention(header, hardware, preferences)
-    is_local = not (hardware.workers or (hardware.gpus and preferences.gpu_layers != 0))
-    grows = flash_attention == "off" or not is_local or not hardware.kv_on_use
+    grows = flash_attention == "off" or not hardware.kv_on_use
     n_opened = n_ctx_start * fit.apart if grows else n_cells
     split, plain = fit.split(n_cells, n_opened), fit.memory(n_cells, n_opened)
     writes_scores = flash_attention == "off" and not (split.gpu_bytes and split.gpu_layers == ALL_LAYERS)
@@ -220,7 +229,7 @@ def make_plan(
     return Plan(
         n_ctx=n_ctx,
         n_ctx_start=n_ctx_start,
-        n_batch=min(preferences.n_ubatch, n_ctx),
+        n_batch=min(max(preferences.n_ubatch, DEVICE_BATCH if on_device else 0), n_ctx),
         threads=threads,
         gpu_layers=split.gpu_layers,
         memory=parts,
@@ -234,10 +243,9 @@ def make_plan(
         n_seq_max=preferences.parallel,
         n_cells=n_cells,
         n_parked=fit.parked,
+        n_rollback=fit.rollback,
+        draft_heads=fit.heads,
         checkpoint_bytes=parts.checkpoints,
-        n_stream=0
-        if hardware.gpus or hardware.workers
-        else longest_stream(header, n_cells, preferences.parallel, preferences.kv_type),
         exact=preferences.exact,
         cpu_experts=split.cpu_experts,
         workers=tuple(worker.endpoint for worker in hardware.workers),
@@ -333,6 +341,45 @@ def scores_fit(header: Header, hardware: Hardware, n_ctx: int, ubatch: int = UBA
     return score_bytes(header, n_ctx, ubatch) <= min(_MOST_SCORES, hardware.memory_total // _SCORES_SHARE)
 
 
+# ---- prediction heads --------------------------------------------------------------------------------
+
+
+def _with_heads(fit: _ContextFit) -> tuple[_ContextFit, list[str]]:
+    """Return the fit with the model's prediction heads if they are to be used, and notes.
+
+    On GPUs, and of architectures that were never run in a test, they are used only on request.
+
+    Raises:
+        UsageError: they are requested, and can't be used.
+    """
+    header, hardware, preferences = fit.header, fit.hardware, fit.preferences
+    is_asked = preferences.draft_heads is True
+    if is_asked and not header.n_draft_heads:
+        why = "the file has no layers for multi-token prediction"
+        raise UsageError(f"{fit.name} has no heads to draft with", why=why, hint="leave out --draft mtp")
+    is_possible = header.can_use_heads and not preferences.exact and not hardware.workers
+    if is_asked and not is_possible:
+        raise UsageError(
+            f"the heads of {fit.name} can't draft",
+            why="llama.cpp's graph for this architecture does not suit it"
+            if not header.can_use_heads
+            else "answers are to be exact, or layers are on other machines",
+            hint="leave out --draft mtp",
+        )
+    with_heads = replace(fit, heads=True)
+    if is_asked or not is_possible or preferences.draft_heads is False:
+        return (with_heads if is_asked else fit), []
+    if not header.has_proven_heads or (hardware.gpus and preferences.gpu_layers != 0):
+        return fit, []
+    try:
+        has_room = with_heads.context()[0] >= fit.context()[0]
+    except OutOfMemoryError:
+        has_room = False
+    if has_room:
+        return with_heads, []
+    return fit, ["its heads for multi-token prediction are left out: there is too little memory for them"]
+
+
 # ---- context ---------------------------------------------------------------------------------------
 
 
@@ -345,6 +392,7 @@ class _ContextFit:
     preferences: LoadPreferences
     name: str
     repository: str
+    heads: bool = False  # with the model's prediction heads
 
     @property
     def apart(self) -> int:
@@ -362,10 +410,33 @@ class _ContextFit:
             return 0
         return min(max(_FEWEST_PARKED, parallel), _SEQUENCE_IDS - parallel)
 
+    @property
+    def rollback(self) -> int:
+        """Return as LoadSettings.n_rollback."""
+        preferences = self.preferences
+        if not self.header.can_roll_back or preferences.exact:
+            return 0
+        if preferences.n_drafted is not None:
+            return preferences.n_drafted
+        if not self.hardware.memory_total:
+            return _ROLLBACK
+        copy = self.header.recurrent_bytes * preferences.parallel
+        gpus = self.hardware.gpus if preferences.gpu_layers != 0 else ()
+        limit = min([self.hardware.memory_total, *(gpu.memory_total for gpu in gpus)]) // _ROLLBACK_SHARE
+        return _ROLLBACK if _ROLLBACK * copy <= limit else 0
+
     def memory(self, n_cells: int, start: int) -> Memory:
-        kv_type, sequences, ubatch = self.preferences.kv_type, self.preferences.parallel, self.preferences.n_ubatch
         return memory(
-            self.header, n_cells, kv_type=kv_type, start=start, sequences=sequences, parked=self.parked, ubatch=ubatch
+            self.header,
+            n_cells,
+            kv_type=self.preferences.kv_type,
+            start=start,
+            sequences=self.preferences.parallel,
+            parked=self.parked,
+            ubatch=self.preferences.n_ubatch,
+            rollback=self.rollback,
+            heads=self.heads,
+            streams=self.apart,
         )
 
     def split(self, n_cells: int, start: int) -> Split:
@@ -386,14 +457,29 @@ class _ContextFit:
         full = n_ctx * self.preferences.parallel
         if self.apart > 1 or full == n_ctx or not self.hardware.memory_total:
             return full, []
-        free = self.hardware.memory_available
-        if self.ram(full) <= free - margin(free):
+        free, one = self.hardware.memory_available, self._layers_on_gpus(n_ctx)
+
+        def fits(n_cells: int) -> bool:
+            return self.ram(n_cells) <= free - margin(free) and self._layers_on_gpus(n_cells) == one
+
+        if fits(full):
             return full, []
-        chosen = max(n_ctx, self.largest(free - margin(free), full))
+        chosen = max(n_ctx, largest_context(fits, full))
+        vram = sum(gpu.memory_free for gpu in self.hardware.gpus if not gpu.shared)
+        where = f"{readable_size(free)} of free memory" + (f" and {readable_size(vram)} on GPUs" if vram else "")
         return chosen, [
             f"{self.preferences.parallel} answers at the same time share {chosen:,} tokens of KV cache: what fits into "
-            f"{readable_size(free)} of free memory with some to spare"
+            f"{where} with some to spare"
         ]
+
+    def _layers_on_gpus(self, n_cells: int) -> tuple[int, tuple[int, ...]]:
+        """Return the layers on GPUs with a KV cache of this size, and those without their experts."""
+        split = self.split(n_cells, n_cells)
+        return split.gpu_layers, split.cpu_experts
+
+    def is_on_device(self, n_cells: int) -> bool:
+        """Return whether GPUs or workers hold layers, and with them their part of the KV cache."""
+        return bool(self.hardware.workers or (self.hardware.gpus and self._layers_on_gpus(n_cells)[0]))
 
     def start(self, n_ctx: int) -> int:
         """Return the tokens of the first KV cache; all if there is no room to grow."""
@@ -418,6 +504,12 @@ class _ContextFit:
             chosen = self._fitting(free - margin(free), trained)
             if not chosen:
                 raise self._too_large(trained)
+            each = self._window_of_each(free - margin(free), chosen)
+            if each < chosen:
+                available, parallel = readable_size(free), self.preferences.parallel
+                note = f"context {each:,} of {trained:,} tokens for each of {parallel} answers at the same time"
+                note += f": what fits into {available} of free memory with some to spare"
+                return each, [f"{note} (--parallel 1 leaves {chosen:,})"]
         if chosen < trained:
             available = readable_size(self.hardware.memory_available)
             note = f"context {chosen:,} of {trained:,} tokens: what fits into {available} of free memory"
@@ -431,6 +523,19 @@ class _ContextFit:
             return trained
         largest = self.largest(room, trained)
         return largest if largest >= SMALLEST_CONTEXT else 0
+
+    def _window_of_each(self, room: int, n_ctx: int) -> int:
+        """Return the window with which each of several sequences has a KV stream of its own, if that is enough.
+
+        A processor computes attention over the cells of others too where all share a pool. A device hardly notices it,
+        and the state of a model with a sliding window or a recurrent memory is always in a pool.
+        """
+        header, parallel = self.header, self.preferences.parallel
+        is_pool = self.hardware.gpus or self.hardware.workers or header.recurrent_bytes or header.window_bytes
+        if parallel == 1 or self.apart > 1 or is_pool:
+            return n_ctx
+        each = self.largest(room, n_ctx * parallel) // parallel // 256 * 256
+        return min(n_ctx, each) if each >= min(_ENOUGH_EACH, n_ctx) else n_ctx
 
     def _preferred(self, n_ctx: int, trained: int) -> tuple[int, list[str]]:
         free = self.hardware.memory_available

@@ -1,13 +1,15 @@
-"""The measured speed of this machine: measured once by the job `kernels`, and stored in a file.
+"""The speed of this machine when it is quiet: measured by the job `kernels`, and stored in a file.
 
-Must not know models. Only commands that show predictions measure; `run` and `chat` never wait for it.
+Every prediction comes from the stored figures, so that two commands agree. Other programs can only slow a measurement
+down: what was measured beside them is replaced when the machine is quiet, and replaces nothing. Must not know models.
+Only commands that show predictions measure; `run` and `chat` never wait for it.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,51 +27,124 @@ if TYPE_CHECKING:
     from llmrun.runner.workers import RpcWorker
 
 WEEKS = 4
-"""Maximum age of a measurement."""
+"""Age of a measurement from which on the machine is measured again, when it is quiet."""
 BUSY = 0.3
 """Cores that other programs may use during a measurement: one busy core slows all of ggml's threads down."""
 
 _FILE, _GPU_FILE = "speed.json", "gpu_speed.json"
+_BUSY_SECONDS = 600.0  # after which a measurement beside other programs is tried again
+_LOOK_SECONDS = 0.1  # to see what other programs use
 _MOST_GPU_SECONDS = 30.0  # with shaders to compile
 _MOST_SECONDS = 120.0  # 2 on an idle machine, many more on a busy one
 
 
 def remembered(hardware: Hardware, folder: Path) -> MachineSpeed | None:
-    """Return the stored speed of this machine; None if it is missing or too old."""
+    """Return the stored speed of this machine; None if it is missing."""
+    return _stored(hardware, folder)[0]
+
+
+def _stored(hardware: Hardware, folder: Path) -> tuple[MachineSpeed | None, float]:
+    """Return the stored speed, and its age in seconds, infinite if a clock was wrong."""
     entry = find(folder / _FILE, machine_key(hardware))
     try:
-        if entry is None or not 0 <= time.time() - entry["time"] < WEEKS * 7 * 86_400:
-            return None
-        return from_json(MachineSpeed, entry["figures"])
+        if entry is None:
+            return None, 0.0
+        age = time.time() - entry["time"]
+        return from_json(MachineSpeed, entry["figures"]), age if age >= 0 else float("inf")
     except (ValueError, TypeError, KeyError):
-        return None  # edited by hand
+        return None, 0.0  # edited by hand
 
 
-def speed_of(hardware: Hardware, types: Collection[str], folder: Path, *, cache: int = 0) -> MachineSpeed:
+def _is_due(known: MachineSpeed, age: float) -> bool:
+    """Return whether a stored speed is to be measured again now: it is old, or other programs slowed it down."""
+    if known.others < BUSY:
+        return age >= WEEKS * 7 * 86_400 and other_programs() < BUSY
+    return age >= _BUSY_SECONDS or other_programs() < max(known.others / 2, BUSY)
+
+
+def speed_of(
+    hardware: Hardware,
+    types: Collection[str],
+    folder: Path,
+    *,
+    cache: int = 0,
+    on_progress: Callable[[float], None] = lambda share: None,
+) -> MachineSpeed:
     """Return this machine's speed with these types of weights, measured if unknown.
 
     Args:
         types: ggml's names, e.g. {"Q4_K", "Q6_K"}; unknown ones are left out.
         folder: of the stored speed.
         cache: bytes of the last-level cache; 0 if unknown.
+        on_progress: called during a measurement, which takes some seconds, with the part that is done.
 
     Raises:
         LlmrunError: llama.cpp can't be loaded, or measuring takes too long.
     """
-    known = remembered(hardware, folder)
-    missing = sorted({*types, STAND_IN} - set(known.types if known else ()))
+    known, age = _stored(hardware, folder)
+    is_due = known is not None and _is_due(known, age)
+    missing = sorted({*types, STAND_IN} - set(known.types if known and not is_due else ()))
     if known and not missing:
         return known
-    measured = measure(hardware.usable_cores, missing, cache=cache)
+    wanted = sorted({*missing, STAND_IN})  # tells how much slower than the stored figures this moment is
+    measured = measure(hardware.usable_cores, wanted, cache=cache, on_progress=on_progress)
     # A type that ggml can't measure is stored without rates.
-    unmeasured = {kind: Rates() for kind in missing}
-    speed = replace(measured, types={**(known.types if known else {}), **unmeasured, **measured.types})
-    if speed.others < BUSY:
-        _remember(speed, hardware, folder)
+    rates = {**{kind: Rates() for kind in missing}, **measured.types}
+    if known is None or (is_due and measured.others < BUSY):
+        speed = replace(measured, types={**_as_known(known.types if known else {}, measured), **rates})
+    elif is_due:
+        speed = _best(known, replace(measured, types=rates))
+    else:
+        speed = replace(known, types={**_as_known(rates, known), **known.types})
+    _remember(speed, hardware, folder)
     return speed
 
 
-def measure(threads: int, types: Collection[str], *, cache: int = 0) -> MachineSpeed:
+def other_programs() -> float:
+    """Return the cores that other programs use at the moment."""
+    before = Clock.now()
+    time.sleep(_LOOK_SECONDS)
+    return before.others()
+
+
+def _best(a: MachineSpeed, b: MachineSpeed) -> MachineSpeed:
+    """Return the faster figures of two measurements: other programs disturb not all of them at once."""
+    looks, prefill_looks = (
+        {
+            kind: {
+                length: min(seconds, right.get(kind, {}).get(length, seconds)) for length, seconds in left[kind].items()
+            }
+            for kind in left
+        }
+        for left, right in ((a.looks, b.looks), (a.prefill_looks, b.prefill_looks))
+    )
+    types = {
+        kind: max((each.types[kind] for each in (a, b) if kind in each.types), key=lambda rates: rates.decode[-1:])
+        for kind in {**a.types, **b.types}
+    }
+    return MachineSpeed(
+        max(a.read, b.read), min(a.operation, b.operation), looks, prefill_looks, types, min(a.others, b.others)
+    )
+
+
+def _as_known(rates: Mapping[str, Rates], known: MachineSpeed) -> dict[str, Rates]:
+    """Return the rates of types as they would have been at the stored measurement, by the stand-in's rates in both."""
+    now, before = rates.get(STAND_IN, Rates()), known.types.get(STAND_IN, Rates())
+    decode = before.decode[-1][1] / now.decode[-1][1] if now.decode and before.decode else 1.0
+    prefill = before.prefill / now.prefill if now.prefill and before.prefill else 1.0
+    return {
+        kind: replace(
+            each,
+            decode=tuple((size, rate * decode) for size, rate in each.decode),
+            prefill=each.prefill * prefill,
+        )
+        for kind, each in rates.items()
+    }
+
+
+def measure(
+    threads: int, types: Collection[str], *, cache: int = 0, on_progress: Callable[[float], None] = lambda share: None
+) -> MachineSpeed:
     """Measure the speed: half a second, and a tenth more per type if caches are large.
 
     Raises:
@@ -77,7 +152,9 @@ def measure(threads: int, types: Collection[str], *, cache: int = 0) -> MachineS
     """
     before = Clock.now()
     with closing(EngineClient()) as engine:
-        measured = engine.do(KERNELS, MeasureKernels(threads, tuple(types), cache), seconds=_MOST_SECONDS)
+        command = MeasureKernels(threads, tuple(types), cache)
+        on_progress(0.0)  # the engine starts
+        measured = engine.do(KERNELS, command, lambda update: on_progress(update.share), seconds=_MOST_SECONDS)
     return replace(measured, others=before.others())
 
 

@@ -94,7 +94,7 @@ class _Placement:
     def _held(self, layer: int, left: tuple[int, ...]) -> int:
         """Return the bytes of a layer's weights and KV cache; a copy that growing takes is in RAM."""
         shares, needs = self._shares, self._needs
-        kv = shares.kv[layer] * needs.kv if layer < len(shares.kv) else 0
+        kv = needs.kv_shares[layer] * needs.kv if layer < len(needs.kv_shares) else 0
         moved = self._moved_from[layer] or (self._experts.get(layer, 0) if layer in left else 0)
         return int(shares.weights[layer] * needs.weights + kv) - moved
 

@@ -69,7 +69,7 @@ class TunedSettings:
         """One line, e.g. for `llmrun doctor`."""
         day = time.strftime("%Y-%m-%d", time.localtime(self.at))
         if not self.others:
-            return f"tuned on {day}: the defaults are best"
+            return f"tuned on {day}: no setting was measurably faster"
         changes = " or ".join(", ".join(profile.settings.changes(self.default.settings)) for profile in self.others)
         return f"tuned on {day}: prefill ×{self.prefill_gain:.2f}, decode ×{self.decode_gain:.2f} with {changes}"
 

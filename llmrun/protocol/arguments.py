@@ -170,9 +170,7 @@ KINDS: dict[str, ValueKind] = {
     "search": _made("SearchBeams"),
     "on_step": _FUNCTION,
     "beams": _WHOLE,
-    "groups": _WHOLE,
     "length_penalty": NUMBER,
-    "diversity": NUMBER,
 }
 
 # Command-line names in messages -> Python names.
@@ -190,10 +188,7 @@ FLAGS: dict[str, str] = {
     "--image": "pictures",
     "--watermark-key": "watermark_key",
     "--beams": "beams",
-    "--beam-groups": "groups",
-    "--diversity": "diversity",
     "--length-penalty": "length_penalty",
-    "--length-rule": "length_rule",
     "--early-stopping": "early_stopping",
     "--raw": "generate()",
 }

@@ -14,10 +14,12 @@ class LoadSettings(EngineSettings):
     """The settings of a load that a plan chooses, besides the context window."""
 
     n_seq_max: int = 1  # sequences at the same time
-    n_cells: int = 0  # maximum cells of the KV cache that several sequences share; 0 is n_ctx for each
-    n_parked: int = 0  # prompt prefixes cached beside the sequences, where those share cells from the start
+    n_cells: int = 0  # cells of the KV cache: n_ctx for each sequence, or 0 for that; fewer are shared by all
+    n_parked: int = 0  # prompt prefixes cached beside the sequences, where those share cells
     checkpoint_bytes: int = 0  # limit of the copies of recurrent states and sliding windows, in the machine's memory
-    n_stream: int = 0  # cells that each of several sequences may have of its own; one that needs more shares with all
+    # Drafted tokens of a sequence in a step that a recurrent state can take back; each takes a copy of the state.
+    n_rollback: int = 0
+    draft_heads: bool = False  # load the layers that predict further tokens (NextN), and draft with them
     exact: bool = False  # sequences share nothing and take turns: each answer is bit for bit that of one alone
     workers: tuple[str, ...] = ()  # "HOST:PORT" of RPC workers, whose devices come before this machine's GPUs
     layer_counts: tuple[int, ...] = ()  # layers of each device, the workers' first; () leaves them to llama.cpp

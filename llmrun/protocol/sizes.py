@@ -1,4 +1,4 @@
-"""Bytes as people read them. Pure; every room may import this, so that a size reads the same wherever it is shown."""
+"""Sizes as people read them. Pure; every room may import this, so that each reads the same wherever it is shown."""
 
 from __future__ import annotations
 
@@ -11,3 +11,9 @@ def readable_size(n_bytes: float) -> str:
             return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1000
     return f"{value:,.1f} TB"
+
+
+def readable_count(parameters: int) -> str:
+    """Weights of a model as model names have them, e.g. "135M", "8.03B"."""
+    billions = parameters >= 999_500_000
+    return f"{parameters / 1e9:.3g}B" if billions else f"{parameters / 1e6:.3g}M"

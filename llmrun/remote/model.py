@@ -41,6 +41,7 @@ class RemoteModel:
     Args:
         on_note: called when a request is repeated because the server is busy.
         patience: with the server.
+        yielding: sampling parameters that nobody typed, left out where the server does not support them.
 
     Attributes:
         on_wait: as Model's.
@@ -52,7 +53,13 @@ class RemoteModel:
     step_times = StepTables()
 
     def __init__(
-        self, server: Server, model: ServedModel, on_note: Callable[[str], None], patience: RetryPolicy = PATIENT
+        self,
+        server: Server,
+        model: ServedModel,
+        on_note: Callable[[str], None],
+        patience: RetryPolicy = PATIENT,
+        *,
+        yielding: Collection[str] = (),
     ) -> None:
         facts = facts_of(server, model)
         self.server, self._model = server, model
@@ -62,6 +69,7 @@ class RemoteModel:
         self.on_wait: Callable[[], None] = lambda: None
         self._counter = TokenCounter(server, model)
         self._client = RemoteClient(server, model, patience, on_note)
+        self._yielding = yielding
         self._named: Collection[str] = ()
         self._open: tuple[int, ...] = ()
 
@@ -73,7 +81,8 @@ class RemoteModel:
         Raises:
             UsageError: a value is out of its bounds, or the server does not support it.
         """
-        params, origins = resolve_sampling(("session", session or {}), ("flag", flags or {}))
+        flags = {name: value for name, value in (flags or {}).items() if name not in self._yielding or self.takes(name)}
+        params, origins = resolve_sampling(("session", session or {}), ("flag", flags))
         self._named = [name for name, origin in origins.items() if origin != "default"]
         self.require(AnswerRequest(sampling=params))
         return params, {name: SERVER if origin == "default" else origin for name, origin in origins.items()}

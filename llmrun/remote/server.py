@@ -36,6 +36,7 @@ class Server:
 
     url: str  # with the API's version, without a slash at the end, e.g. "http://127.0.0.1:8080/v1"
     key: str = field(default="", repr=False)  # sent as a bearer token to this server alone; "" is none
+    named_by: str = field(default="--at", compare=False)  # option or variable, for messages
 
     @property
     def host(self) -> str:
@@ -66,6 +67,7 @@ class ServedModel(NamedTuple):
     name: str
     owner: str = ""  # the server's name for itself: "llamacpp", "vllm", "sglang", "llmrun" ...
     n_ctx: int | None = None  # context window in tokens; None if not reported
+    alias_of: str = ""  # the name of the same model, if this is another name of it
 
 
 def read_server(text: str, environment: Mapping[str, str], key_file: Path | None = None) -> Server:
@@ -181,6 +183,9 @@ def choose_model(server: Server, found: Sequence[ServedModel], name: str | None)
         ModelNotFoundError: there is no model of that name, or none at all.
     """
     names = [model.name for model in found]
+    if name is None:  # other names of one model do not make it several
+        found = [model for model in found if model.alias_of not in names]
+        names = [model.name for model in found]
     if not names:
         raise ModelNotFoundError(f"{server.host} has no model", hint="load one there, and try again")
     if name is None and len(names) > 1:

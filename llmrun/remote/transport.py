@@ -125,7 +125,9 @@ def _served(entry: Mapping[str, Any]) -> ServedModel:
     lengths = (entry.get("max_model_len"), meta.get("n_ctx") if isinstance(meta, dict) else None)
     owner = entry.get("owned_by")
     n_ctx = next((each for each in lengths if isinstance(each, int) and each > 0), None)
-    return ServedModel(entry["id"], owner if isinstance(owner, str) else "", n_ctx)
+    alias_of = entry.get("alias_of")
+    texts = (each if isinstance(each, str) else "" for each in (owner, alias_of))
+    return ServedModel(entry["id"], next(texts), n_ctx, next(texts))
 
 
 def require_short(server: Server, body: bytes | bytearray) -> None:

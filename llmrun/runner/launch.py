@@ -11,7 +11,10 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import IO, NamedTuple
+from typing import IO, TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from llmrun.errors import LlmrunError
 
 ENGINE = (sys.executable, "-c", "import gc; gc.disable(); from llmrun.engine.start import main; main()")
 
@@ -32,7 +35,24 @@ def launch(
         command: another program instead, for tests.
         verbose: write its log to our stderr instead of a nameless file.
         environment: variables in addition to ours.
+
+    Raises:
+        ResourceError: the system refuses another process or pipe.
     """
+    try:
+        return _start(command, verbose, environment)
+    except OSError as error:
+        hint = "close other programs; ulimit -a shows the limits"
+        raise _resource_error()("no process can be started", why=error.strerror or str(error), hint=hint) from None
+
+
+def _resource_error() -> type[LlmrunError]:
+    from llmrun.errors import ResourceError  # only for an error, see above
+
+    return ResourceError
+
+
+def _start(command: Sequence[str], verbose: bool, environment: Mapping[str, str] | None) -> EngineHandle:
     log = None if verbose else _nameless_file()
     process = subprocess.Popen(
         list(command),
@@ -67,9 +87,12 @@ _has_guess = False
 
 
 def prestart() -> None:
-    """Start an engine before its command is known."""
+    """Start an engine before its command is known; if the system refuses, that is reported when one is needed."""
     global _prestarted, has_prestarted
-    _prestarted, has_prestarted = launch((*ENGINE, "preload")), True
+    try:
+        _prestarted, has_prestarted = launch((*ENGINE, "preload")), True
+    except _resource_error():
+        _prestarted = None
 
 
 def preload(path: str) -> None:

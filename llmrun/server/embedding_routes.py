@@ -19,7 +19,7 @@ from llmrun.protocol.jobs.embed import EmbedTexts, TextsEmbedded
 from llmrun.server.connection import EngineConnection
 from llmrun.server.embedding_batches import EmbeddingBatches
 from llmrun.server.exchange import ServerState
-from llmrun.server.http_messages import parse_json, read_body
+from llmrun.server.http_messages import read_json
 from llmrun.server.protocols import embeddings
 from llmrun.server.protocols.embeddings import EmbeddingRequest
 
@@ -51,7 +51,7 @@ class EmbeddingRoutes:
 
     def _embedding(self, read: Read, write: Write) -> Any:
         async def embed(http: Request) -> Response:
-            request = read(parse_json(await read_body(http.receive)))
+            request = read(await read_json(http.receive))
             self._pool.adapters.refuse(self._pool.true_name(request.model))
             with self._traffic.admitted(1):
                 async with self._pool.lease(request.model, request.keep_seconds) as pooled:
@@ -83,7 +83,7 @@ class EmbeddingRoutes:
         return results
 
     async def _rerank(self, http: Request) -> Response:
-        request = embeddings.read_rerank(parse_json(await read_body(http.receive)))
+        request = embeddings.read_rerank(await read_json(http.receive))
         self._pool.adapters.refuse(self._pool.true_name(request.model))
         with self._traffic.admitted(1):
             async with self._pool.lease(request.model) as pooled:

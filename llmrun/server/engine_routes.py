@@ -14,7 +14,7 @@ from llmrun.protocol.jobs.tokenize import TokenizeText
 from llmrun.protocol.messages import AnswerRequest
 from llmrun.protocol.questions import APPLY_TEMPLATE, COUNT_TOKENS, DETOKENIZE, TOKENIZE_LOADED, Detokenize
 from llmrun.server.exchange import ServerState
-from llmrun.server.http_messages import parse_json, read_body
+from llmrun.server.http_messages import read_json
 from llmrun.server.protocols import anthropic, openai_chat
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.openai_text import HIGHEST_TOKEN
@@ -75,7 +75,7 @@ class EngineRoutes:
         return JSONResponse(self._state.pool.adapters.described)
 
     async def _tokenize(self, request: Request) -> Response:
-        fields = Fields(parse_json(await read_body(request.receive)))
+        fields = Fields(await read_json(request.receive))
         text = fields.text("content") or fields.text("prompt") or ""
         special = fields.flag("parse_special") is not False
         async with self._state.engine(fields.text("model") or "") as (engine, _):
@@ -83,14 +83,14 @@ class EngineRoutes:
         return JSONResponse({"tokens": list(found.tokens), "count": len(found.tokens)})
 
     async def _detokenize(self, request: Request) -> Response:
-        fields = Fields(parse_json(await read_body(request.receive)))
+        fields = Fields(await read_json(request.receive))
         tokens = fields.wholes("tokens", 0, HIGHEST_TOKEN)
         async with self._state.engine(fields.text("model") or "") as (engine, _):
             found = await engine.do(DETOKENIZE, Detokenize(tokens))
         return JSONResponse({"content": found.text})
 
     async def _count(self, request: Request) -> Response:
-        completion = anthropic.read_count(parse_json(await read_body(request.receive)))
+        completion = anthropic.read_count(await read_json(request.receive))
         async with self._state.engine(completion.model) as (engine, pooled):
             asked = self._state.pool.complete(pooled, completion.model, completion.request)
             counted = await engine.do(COUNT_TOKENS, asked)
@@ -105,7 +105,7 @@ class EngineRoutes:
 
     async def _ask(self, kind: JobKind[AnswerRequest, Empty, _Result], request: Request) -> _Result:
         """Return an engine's answer about a body of chat completions."""
-        body = parse_json(await read_body(request.receive))
+        body = await read_json(request.receive)
         completion = await asyncio.to_thread(openai_chat.read, body)
         async with self._state.engine(completion.model) as (engine, pooled):
             asked = self._state.pool.complete(pooled, completion.model, completion.request)

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from enum import Enum, auto
+from tempfile import SpooledTemporaryFile
 from typing import Any, NamedTuple
 
 from llmrun.errors import ContextOverflowError, LlmrunError, UsageError
@@ -23,7 +25,7 @@ from llmrun.server.answers import AnswerEvent, ResponseStreams
 from llmrun.server.connection import EngineConnection
 from llmrun.server.guard import Headers, Receive, Scope, Send
 from llmrun.server.http_errors import AnswerTimeoutError, BusyError, DrainingError
-from llmrun.server.http_messages import ErrorBody, parse_json, read_body, send_error, send_json
+from llmrun.server.http_messages import LONG_BODY, ErrorBody, parse_json, read_body, send_error, send_json
 from llmrun.server.listener import CHUNK_WRITER, ChunkWriter
 from llmrun.server.metrics import ServerMetrics
 from llmrun.server.pool import Pool, PooledModel
@@ -34,8 +36,8 @@ KEEP_ALIVE_SECONDS = 5.0
 """A stream without output for this long gets a keep-alive."""
 STALL_SECONDS = 60.0
 """A client that reads nothing for this long counts as disconnected."""
-_LONG_BODY = 16 * 1024  # bytes; a longer one is parsed in another thread
 _MOST_IGNORED = 1000  # characters of the header that names what is ignored
+_PIECE_BYTES = 64 * 1024  # of a stream, sent at once to a client that reads more slowly than the model writes
 _GATHER_TURNS = 4
 """Turns of the event loop before a request is sent: requests that arrive with it are read meanwhile, to share a prefill
 in the engine."""
@@ -64,6 +66,31 @@ class _Signal(Enum):
 
 class _ClientDisconnected(Exception):  # noqa: N818 - not an error of ours
     pass
+
+
+class _Backlog:
+    """What a client has not read yet: the memory for it has a limit, a file has the rest, in full."""
+
+    def __init__(self) -> None:
+        self._file = SpooledTemporaryFile(max_size=_PIECE_BYTES)  # noqa: SIM115 - closed by close()
+        self._n_read = 0
+
+    def write(self, data: bytes) -> None:
+        self._file.seek(0, os.SEEK_END)
+        self._file.write(data)
+
+    def read(self) -> bytes:
+        """Remove and return the next bytes; b"" if there are none."""
+        self._file.seek(self._n_read)
+        data = self._file.read(_PIECE_BYTES)
+        self._n_read += len(data)
+        if not data:
+            self._file.truncate(0)
+            self._n_read = 0
+        return data
+
+    def close(self) -> None:
+        self._file.close()
 
 
 class Traffic:
@@ -154,6 +181,8 @@ class HttpExchange:
         self._receive, self._send = receive, send
         self._direct: ChunkWriter | None = scope.get("extensions", {}).get(CHUNK_WRITER)
         self._inbox: asyncio.Queue[AnswerEvent | _Signal | Exception] = asyncio.Queue()
+        self._unhandled: set[int] = set()  # the answers with events in the inbox
+        self._backlog = _Backlog()
         self._is_waiting = False  # for the next event, and everything before it was sent
         self._answers: ResponseStreams | None = None
         self._writer: Writer | None = None
@@ -169,7 +198,7 @@ class HttpExchange:
         try:
             data = await read_body(self._receive)
             body, completion = (
-                await asyncio.to_thread(self._parse, data) if len(data) > _LONG_BODY else self._parse(data)
+                await asyncio.to_thread(self._parse, data) if len(data) > LONG_BODY else self._parse(data)
             )
             with self._traffic.admitted(completion.n_choices, self):
                 async with self._pool.lease(completion.model, completion.keep_seconds) as pooled:
@@ -178,6 +207,8 @@ class HttpExchange:
             await self._send_error(error)
         except _ClientDisconnected:
             self._log["reason"] = "left"
+        finally:
+            self._backlog.close()
 
     def _parse(self, data: bytes) -> tuple[dict[str, Any], CompletionRequest]:
         body = parse_json(data)
@@ -256,12 +287,17 @@ class HttpExchange:
                     if isinstance(part, (ResponseStarted, ResponseFinished)):
                         self._log_usage(part)
         finally:
+            self._unhandled.clear()
             if self._is_stream and chunk:
                 await self._send_chunk(bytes(chunk))
 
     def put(self, event: AnswerEvent | _Signal) -> None:
-        """Take an event, in the event loop. Text of a running answer is handled at once, without waking the task."""
-        if self._is_waiting and type(event) is tuple and type(event[1]) is TextDelta and self._is_ready():
+        """Take an event, in the event loop. Text of a running answer is handled at once, without waking the task.
+
+        So is text for a client that is slow: as bytes in a backlog it takes the least memory.
+        """
+        handles_text = (self._is_waiting and self._is_ready()) or self._is_behind(event)
+        if type(event) is tuple and type(event[1]) is TextDelta and handles_text:
             try:
                 self._take_text(event)
             except Exception as error:  # raised in the task: other requests go on
@@ -269,7 +305,13 @@ class HttpExchange:
                 self._inbox.put_nowait(error)
         else:
             self._is_waiting = False
+            if type(event) is tuple:
+                self._unhandled.add(event[0])
             self._inbox.put_nowait(event)
+
+    def _is_behind(self, event: AnswerEvent | _Signal) -> bool:
+        """Return whether an answer's text comes while the client still reads earlier text, and nothing else before."""
+        return self._is_sending and type(event) is tuple and event[0] not in self._unhandled
 
     def _is_ready(self) -> bool:
         """Return whether text can be handled without the task: no data waits for a slow client."""
@@ -282,7 +324,9 @@ class HttpExchange:
         assert self._writer is not None
         parts = self._answers.take(event)
         chunk = self._writer.feed(parts[0]) if len(parts) == 1 else b"".join(map(self._writer.feed, parts))
-        if self._is_stream and chunk:
+        if self._is_stream and chunk and self._is_sending:
+            self._backlog.write(chunk)
+        elif self._is_stream and chunk:
             assert self._direct is not None
             self._direct.write(chunk)
             self._sent_at = time.monotonic()
@@ -323,8 +367,13 @@ class HttpExchange:
         return sse.COMMENT if writer.media_type == sse.EVENT_STREAM else b""
 
     async def _send_chunk(self, data: bytes, *, is_last: bool = False) -> None:
-        self._sent_at, self._is_sending = time.monotonic(), True
-        await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
+        """Send bytes of a stream, and the text that comes until they are sent."""
+        self._is_sending = True
+        while True:
+            self._sent_at = time.monotonic()
+            await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
+            if not (data := self._backlog.read()):
+                break
         self._sent_at, self._is_sending = time.monotonic(), False
 
     async def _send_error(self, error: LlmrunError) -> None:

@@ -5,6 +5,7 @@ Owns the limits of a body; must not know fields or routes.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -19,6 +20,8 @@ ErrorBody = Callable[[LlmrunError, int], dict[str, Any]]
 
 MOST_CONTAINERS = 65_536
 """Objects and lists of one body, several times those of the longest real ones: each is copied a few times."""
+LONG_BODY = 16 * 1024
+"""Bytes; a longer body is parsed in another thread, which holds up no stream."""
 _RETRY_SECONDS = b"2"
 
 
@@ -37,6 +40,15 @@ async def read_body(receive: Receive) -> bytes:
         data += message.get("body", b"")
         if not message.get("more_body", False):
             return bytes(data)
+
+
+async def read_json(receive: Receive) -> dict[str, Any]:
+    """Receive a body, and return its JSON object; a long one is parsed in another thread.
+
+    Raises as read_body() and parse_json().
+    """
+    data = await read_body(receive)
+    return await asyncio.to_thread(parse_json, data) if len(data) > LONG_BODY else parse_json(data)
 
 
 def parse_json(data: bytes) -> dict[str, Any]:

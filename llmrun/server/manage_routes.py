@@ -24,7 +24,7 @@ from llmrun.models.store.installed import Installed
 from llmrun.models.store.store import Store, all_models
 from llmrun.server import sse
 from llmrun.server.http_errors import OriginRejectedError, model_not_found
-from llmrun.server.http_messages import parse_json, read_body
+from llmrun.server.http_messages import read_json
 from llmrun.server.page.peer import is_forwarded, is_same_user
 from llmrun.server.pool import Pool
 from llmrun.server.protocols import ollama
@@ -68,13 +68,13 @@ class ManageRoutes:
                 "models are managed only by programs of the user who runs the server, on the same machine",
                 hint="to allow it to all clients, start llmrun serve with --allow-manage",
             )
-        return Fields(parse_json(await read_body(request.receive)))
+        return Fields(await read_json(request.receive))
 
     async def _pull(self, request: Request) -> Response:
         fields = await self._fields(request)
-        lines = _PullJob(_name(fields, "model", "name"), self._settings).lines()
+        lines = PullJob(_name(fields, "model", "name"), self._settings).lines()
         if fields.flag("stream") is not False:
-            return StreamingResponse(_as_ndjson(lines), media_type=sse.NDJSON)
+            return StreamingResponse(as_ndjson(lines), media_type=sse.NDJSON)
         return JSONResponse([each async for each in lines][-1])
 
     async def _copy(self, request: Request) -> Response:
@@ -117,7 +117,7 @@ def _name(fields: Fields, *keys: str) -> str:
     return name
 
 
-async def _as_ndjson(lines: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
+async def as_ndjson(lines: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
     """Encode lines; an error is the last of them, since the status was sent before."""
     try:
         async for each in lines:
@@ -126,7 +126,7 @@ async def _as_ndjson(lines: AsyncIterator[dict[str, Any]]) -> AsyncIterator[byte
         yield sse.line(ollama.error_body(error, error.http_status))
 
 
-class _PullJob:
+class PullJob:
     """The download of one model in a thread, which ends when the client disconnects."""
 
     def __init__(self, name: str, settings: Settings) -> None:

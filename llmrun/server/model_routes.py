@@ -57,4 +57,5 @@ class ModelRoutes:
 
     def _listed(self, name: str, created: dict[str, int], trained: dict[str, int]) -> ListedModel:
         model = self._pool.base_name(name)
-        return ListedModel(name, created.get(model, 0), self._pool.n_ctx(model) or trained.get(model, 0))
+        n_ctx = self._pool.n_ctx(model) or trained.get(model, 0)
+        return ListedModel(name, created.get(model, 0), n_ctx, self._pool.alias_target(name))

@@ -12,7 +12,7 @@ from starlette.routing import Route
 from llmrun.gguf.pooling import makes_embeddings
 from llmrun.models.location import find_projector
 from llmrun.server.catalog import ModelCatalog
-from llmrun.server.http_messages import parse_json, read_body
+from llmrun.server.http_messages import read_json
 from llmrun.server.pool import Pool, PooledModel
 from llmrun.server.protocols import ollama_models
 from llmrun.server.protocols.fields import Fields
@@ -50,7 +50,7 @@ class OllamaRoutes:
         return JSONResponse(ollama_models.running([_running(pooled, described.get(pooled.name)) for pooled in loaded]))
 
     async def _show(self, request: Request) -> Response:
-        fields = Fields(parse_json(await read_body(request.receive)))
+        fields = Fields(await read_json(request.receive))
         name = fields.text("model") or fields.needed_text("name")
         described, header = await asyncio.to_thread(self._catalog.find, self._pool.base_name(name) or name)
         template = header.chat_template or ""

@@ -282,6 +282,11 @@ class Pool:
         """Return the name of the model that answers requests for a name, without its adapter; "" if there is none."""
         return self.adapters.base(self.true_name(name)).removesuffix(":latest") or next(iter(self.names), "")
 
+    def alias_target(self, name: str) -> str:
+        """Return the listed name of the model that an alias means; "" for a name that is not an alias."""
+        target = self.aliases.get(name, "")
+        return self._names_of_files.get(target, target)
+
     def n_ctx(self, name: str) -> int:
         """Return the context window of a model that is or was loaded, 0 for others."""
         pooled = self._models.get(self._paths.get(name, Path()))

@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from llmrun.protocol.questions import COUNT_TOKENS
 from llmrun.server.exchange import ServerState
-from llmrun.server.http_messages import parse_json, read_body
+from llmrun.server.http_messages import read_json
 from llmrun.server.protocols import openai_responses
 
 
@@ -43,7 +43,7 @@ class ResponseRoutes:
         return JSONResponse({"object": "list", "data": items, "has_more": False})
 
     async def _count(self, request: Request) -> Response:
-        body = self._state.responses.expanded(parse_json(await read_body(request.receive)))
+        body = self._state.responses.expanded(await read_json(request.receive))
         completion = await asyncio.to_thread(openai_responses.read, body)
         async with self._state.engine(completion.model) as (engine, pooled):
             asked = self._state.pool.complete(pooled, completion.model, completion.request)

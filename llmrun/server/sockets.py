@@ -7,7 +7,9 @@ import socket
 import sys
 from contextlib import suppress
 
+from llmrun.config import load_settings
 from llmrun.errors import LlmrunError, UsageError
+from llmrun.server.registry import running_servers
 
 _BACKLOG = 1024
 _OPEN_FILES = 16_384
@@ -54,10 +56,14 @@ def bind(host: str, port: int, command: str = "llmrun serve") -> socket.socket:
 
 def _cannot_listen(host: str, port: int, command: str, error: OSError) -> LlmrunError:
     if error.errno == errno.EADDRINUSE:
-        other = port + 1 if port < _LAST_PORT else port - 1
+        what, other = f"port {port} of {host} is in use", port + 1 if port < _LAST_PORT else port - 1
+        own = next((each for each in running_servers(load_settings().state_dir) if each.port == port), None)
+        if own is None:
+            return UsageError(what, why="another program listens there", hint=f"{command} --port {other}")
+        models = f" with {', '.join(own.models)}" if own.models else ""
         return UsageError(
-            f"port {port} of {host} is in use",
-            why="another program listens there",
-            hint=f"{command} --port {other}, or llmrun ps for the servers of llmrun",
+            what,
+            why=f"llmrun serve{models} runs there, process {own.pid}",
+            hint=f"llmrun stop --port {port} ends it; {command} --port {other} leaves it",
         )
     return UsageError(f"can't listen on port {port} of {host}", why=error.strerror or str(error))

@@ -151,12 +151,12 @@ def test_a_file_of_ours_that_ends_early_is_completed(server: FarServer, content:
 @pytest.mark.parametrize("options", [(), ("--dry-run",)], ids=str)
 def test_a_model_that_is_mistyped_changes_nothing(server: FarServer, model: str, options: tuple[str, ...]) -> None:
     Path("in.txt").write_text("one\n")
-    Path("foreign.json").write_text('{"a": 1}')
+    Path("foreign.jsonl").write_text('{"a": 1}')
     Path("ours.jsonl").write_text(CUT)
-    for name in ("foreign.json", "ours.jsonl", "new.jsonl"):
+    for name in ("foreign.jsonl", "ours.jsonl", "new.jsonl"):
         before = Path(name).read_bytes() if Path(name).exists() else None
         done = CliRunner().invoke(app, [model, "in.txt", "-o", name, *options])
-        assert isinstance(done.exception, UsageError if name == "foreign.json" else ModelNotFoundError)
+        assert isinstance(done.exception, UsageError if name == "foreign.jsonl" else ModelNotFoundError)
         assert (Path(name).read_bytes() if Path(name).exists() else None) == before
 
 

@@ -199,5 +199,7 @@ def test_a_row_of_openais_has_its_log_probabilities() -> None:
 
 def test_time_left_goes_by_the_rows_of_this_run() -> None:
     assert BatchProgress(10, before=4).seconds_left is None
-    assert BatchProgress(10, before=4, done=2, seconds=6.0).seconds_left == 12.0
+    assert BatchProgress(80, done=1, seconds=48.0).seconds_left is None, "one row gives no pace"
+    assert BatchProgress(80, done=8, parallel=8, seconds=48.0).seconds_left is None, "they ended together"
+    assert BatchProgress(20, before=4, done=8, seconds=6.0).seconds_left == 6.0
     assert BatchProgress(10, completion_tokens=30, seconds=6.0).tokens_per_second == 5.0

@@ -60,14 +60,16 @@ def test_other_settings_are_compared_only_with_a_word() -> None:
 def test_which_of_several_belongs_to_a_row_is_not_guessed() -> None:
     with pytest.raises(UsageError, match="no rows in common") as raised:
         compared((row(n_threads=2),), (row(n_threads=4), row(n_threads=8)))
-    assert raised.value.why.startswith("one has tg128 of llama 1B Q4_K - Medium (799.9 MB) with 2 threads; the other")
+    assert raised.value.why.startswith(
+        "one has tg128 of llama 1.24B Q4_K - Medium (799.9 MB) with 2 threads; the other"
+    )
 
 
 def test_another_type_of_the_only_model_is_compared_with_a_word() -> None:
     q8 = {"model_type": "llama 1B Q8_0", "model_size": 1_300_000_000}
     pair = only(compared((row(),), (row(rate=25, **q8),)))
     assert [difference.what for difference in pair.differences] == ["model"]
-    assert pair.differences[0].b == "llama 1B Q8_0 (1.3 GB)"
+    assert pair.differences[0].b == "llama 1.24B Q8_0 (1.3 GB)"
     with pytest.raises(UsageError):
         compared((row(),), (row(**q8), row(model_type="llama 7B", model_size=1)))
 

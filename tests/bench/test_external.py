@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.bench_rows import row
 from support.gguf_writer import tiny_model, write
-from support.stand_in_ollama import StandInOllama, serving
 
 from llmrun.bench.external import LlamaBench, arguments, find, merged, our_side, result_of, versus
-from llmrun.bench.ollama import Ollama, address
 from llmrun.bench.parameters import Case, bench_settings
 from llmrun.bench.results import BenchRow, BenchWarning
 from llmrun.bench.run import BenchedModel
@@ -49,12 +47,6 @@ class Scripted:
         self._log.append("theirs")
         return row(rate=next(self._rates), spread=(1.0,), program="scripted", build_commit="fff")
 
-    def notes(self, model: BenchedModel, case: Case) -> tuple[str, ...]:
-        return ("it is scripted",)
-
-    def close(self) -> None:
-        self._log.append("closed")
-
 
 def test_both_take_turns_and_neither_is_always_first(model: BenchedModel) -> None:
     log: list[str] = []
@@ -72,7 +64,7 @@ def test_both_take_turns_and_neither_is_always_first(model: BenchedModel) -> Non
     assert (len(found.ours.samples_ns), len(found.theirs.samples_ns), found.ours.repetitions) == (5, 5, 5)
     assert (found.verdict.kind, found.verdict.paired) == ("faster", True)
     assert found.verdict.ratio == pytest.approx(2, rel=1e-6)
-    assert found.notes == ("another build of ggml: ours 0c1e570, theirs fff", "it is scripted")
+    assert found.notes == ("another build of ggml: ours 0c1e570, theirs fff",)
 
 
 def test_rows_of_both_can_be_written_and_kept(model: BenchedModel) -> None:
@@ -86,12 +78,12 @@ def test_merging_keeps_samples_and_says_a_disturbance_once() -> None:
     less, more = (BenchWarning("load", f"other programs used {cores} of 2 cores") for cores in (1.0, 1.4))
     odd = BenchWarning("noisy", "too noisy: ± 90%")
     rows = [
-        row(rate=40, spread=(1.0,), joules=(2.0,), peak_bytes=5, warnings=(less,)),
-        row(rate=41, spread=(1.0,), joules=(3.0,), peak_bytes=9, warnings=(more, odd)),
+        row(rate=40, spread=(1.0,), peak_bytes=5, warnings=(less,)),
+        row(rate=41, spread=(1.0,), peak_bytes=9, warnings=(more, odd)),
     ]
     found = merged(rows)
     assert found.samples_ns == rows[0].samples_ns + rows[1].samples_ns
-    assert (found.joules, found.peak_bytes, found.repetitions) == ((2.0, 3.0), 9, 2)
+    assert (found.peak_bytes, found.repetitions) == (9, 2)
     assert found.warnings[0] == more
     assert odd not in found.warnings
 
@@ -99,7 +91,7 @@ def test_merging_keeps_samples_and_says_a_disturbance_once() -> None:
 def test_the_same_build_from_an_archive_is_the_same(model: BenchedModel) -> None:
     theirs = Scripted([20.0] * 2, [])
     found = versus(theirs, lambda: row(spread=(1.0,), build_commit="fff-dirty"), model, case(), repetitions=2)
-    assert found.notes == ("it is scripted",)
+    assert found.notes == ()
 
 
 class Worker:
@@ -184,7 +176,6 @@ def test_llama_benchs_line_becomes_a_row(model: BenchedModel, tmp_path: Path) ->
     read = found.measure(model, case())
     assert (read.program, read.version, read.model, read.test) == ("llama-bench", "7 (abc)", "tiny", "tg128")
     assert (read.samples_ns, read.avg_ts) == ((2_000_000_000,), 64.0)
-    assert found.notes(model, case()) == ()
 
 
 @pytest.mark.parametrize(
@@ -217,7 +208,7 @@ def test_llama_bench_has_no_chats(model: BenchedModel) -> None:
     [
         ("llama-bench", "there is no llama-bench", "it is not on the PATH"),
         ("/nowhere/llama-bench", "there is no /nowhere/llama-bench", "no such program"),
-        ("vllm", "--vs can't measure 'vllm'", "it knows llama-bench and ollama"),
+        ("vllm", "--vs can't measure 'vllm'", "it knows llama-bench only"),
     ],
 )
 def test_a_rival_that_is_not_there_is_named(name: str, what: str, why: str) -> None:
@@ -230,114 +221,3 @@ def test_a_rival_that_is_not_there_is_named(name: str, what: str, why: str) -> N
 def test_a_rival_that_can_not_be_started(model: BenchedModel, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="can't be started"):
         LlamaBench(str(tmp_path / "llama-bench")).measure(model, case())
-
-
-# ---- Ollama ----------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def server() -> Iterator[StandInOllama]:
-    with serving() as running:
-        yield running
-
-
-def test_ollama_gets_the_same_file_and_gives_it_back(model: BenchedModel, server: StandInOllama) -> None:
-    found = find("ollama", server.environment)
-    rows = [found.measure(model, case(test)) for test in (PREFILL, DECODE, BOTH)]
-    assert [round(each.avg_ts, 6) for each in rows] == [100, 20, round(80 / (64 / 100 + 16 / 20), 6)]
-    assert {(each.program, each.version, each.model) for each in rows} == {("ollama", "0.13.0", "tiny")}
-    (name,) = server.models
-    assert name.startswith("llmrun-bench-")
-    assert sum(path == "/api/create" for _, path, _ in server.asked) == 1, "one file is imported once"
-    found.close()
-    assert server.models == set()
-
-
-def test_ollama_gets_our_settings_and_never_the_same_prompt_twice(model: BenchedModel, server: StandInOllama) -> None:
-    found = find("ollama", server.environment)
-    for _ in range(2):
-        found.measure(model, case(BOTH, gpu_layers=3))
-    asked = server.generated()
-    assert asked[0]["options"] == {
-        "num_predict": 16, "num_ctx": 32 + 64 + 16 + 64, "num_batch": 2048, "num_thread": 2, "seed": 1, "num_gpu": 3
-    }  # fmt: skip
-    prompts = [body["prompt"] for body in asked]
-    assert len(set(prompts)) == len(prompts) == 3, "a warm-up and two repetitions"
-
-
-def test_ollamas_prompts_are_made_as_long_as_wanted(model: BenchedModel, server: StandInOllama) -> None:
-    server.tokens_a_word = 1.5
-    found = find("ollama", server.environment)
-    found.measure(model, case(PREFILL))
-    assert abs(1.5 * len(server.generated()[-1]["prompt"].split()) - 512) < 0.02 * 512
-
-
-def test_an_answer_that_ends_early_still_gives_a_rate(model: BenchedModel, server: StandInOllama) -> None:
-    server.ends_after = 9
-    assert find("ollama", server.environment).measure(model, case()).avg_ts == pytest.approx(20)
-
-
-def test_settings_that_ollama_decides_are_reported(model: BenchedModel, server: StandInOllama) -> None:
-    found = find("ollama", server.environment)
-    assert len(found.notes(model, case(PREFILL))) == 1
-    notes = found.notes(model, case(BOTH, repack=False, kv_type_v="q8_0"))
-    assert any("samples" in note for note in notes)
-    assert "Ollama chooses KV values, repack by itself" in notes
-
-
-def test_a_model_that_ollama_refuses_is_an_error_in_its_words(model: BenchedModel, server: StandInOllama) -> None:
-    server.refuses["/api/create"] = "unsupported architecture"
-    with pytest.raises(LlmrunError, match=r"can't import tiny\.gguf") as raised:
-        find("ollama", server.environment).measure(model, case())
-    assert raised.value.why == "unsupported architecture"
-
-
-def test_what_was_imported_goes_even_after_a_failure(model: BenchedModel, server: StandInOllama) -> None:
-    found = find("ollama", server.environment)
-    server.refuses["/api/generate"] = "out of memory"
-    with pytest.raises(LlmrunError, match="refused"):
-        found.measure(model, case())
-    assert server.models
-    found.close()
-    assert not server.models
-
-
-def test_an_answer_without_times_is_refused(model: BenchedModel, server: StandInOllama) -> None:
-    server.ends_after = 0
-    with pytest.raises(LlmrunError, match="can't be used"):
-        find("ollama", server.environment).measure(model, case())
-
-
-def test_a_server_that_is_not_there_says_how_to_start_it(tmp_path: Path) -> None:
-    nobody = {"OLLAMA_HOST": "127.0.0.1:9", "PATH": str(tmp_path)}
-    with pytest.raises(UsageError, match=r"no Ollama answers at 127\.0\.0\.1:9") as raised:
-        find("ollama", nobody)
-    assert "no ollama on the PATH" in raised.value.hint
-    program(tmp_path / "ollama", "")
-    with pytest.raises(UsageError) as raised:
-        find("ollama", nobody)
-    assert raised.value.hint.endswith("ollama serve")
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("", ("127.0.0.1", 11434)), ("127.0.0.1", ("127.0.0.1", 11434)), (":1234", ("127.0.0.1", 1234)),
-        ("http://localhost:9999", ("localhost", 9999)), ("0.0.0.0:5", ("127.0.0.1", 5)), ("[::1]:7", ("::1", 7)),
-    ],
-)  # fmt: skip
-def test_ollamas_address_is_read_as_ollama_reads_it(text: str, expected: tuple[str, int]) -> None:
-    assert address(text) == expected
-
-
-@pytest.mark.parametrize("text", ["example.com", "http://10.0.0.7:11434", "127.0.0.1:port", "http://[::"])
-def test_another_machine_is_never_spoken_to(text: str) -> None:
-    with pytest.raises(UsageError, match="OLLAMA_HOST="):
-        Ollama.find({"OLLAMA_HOST": text})
-
-
-def test_a_server_that_is_something_else(server: StandInOllama, model: BenchedModel) -> None:
-    server.refuses["/api/version"] = "who are you?"
-    with pytest.raises(UsageError, match="no Ollama answers") as raised:
-        find("ollama", server.environment)
-    assert raised.value.why == "who are you?"

@@ -22,7 +22,6 @@ ROW = BenchRow(
     test="pp512",
     model="m",
     repetitions=3,
-    joules=(512.0, 1024.0, 1536.0),
     limit=LIMIT,
     chat=CHAT,
     warnings=(BenchWarning("noisy", "too noisy: ± 50%"),),
@@ -71,8 +70,6 @@ def test_json_comes_back_as_it_was() -> None:
 def test_what_is_computed_is_in_the_json() -> None:
     written = ROW.to_json()
     assert written["share_of_limit"] == pytest.approx(statistics.fmean(ROW.samples_ts) / 1000)
-    assert written["joules_per_token"] == pytest.approx(2.0)
-    assert BenchRow(n_prompt=1, samples_ns=(1,)).to_json()["joules_per_token"] is None
 
 
 def test_a_file_of_llama_benchs_can_be_read() -> None:
@@ -104,7 +101,7 @@ def test_fields_of_later_are_passed_over_but_not_a_later_schema() -> None:
         [{**LLAMA_BENCH, "samples_ns": [0]}], [{**LLAMA_BENCH, "samples_ns": ["1"]}],
         [{**LLAMA_BENCH, "warnings": [1]}],
         [{**LLAMA_BENCH, "warnings": [{"kind": "colour", "text": "red"}]}],
-        [{**LLAMA_BENCH, "joules": ["much"]}], [{**LLAMA_BENCH, "model_type": None}],
+        [{**LLAMA_BENCH, "model_type": None}],
         [{**LLAMA_BENCH, "limit": {"colour": 1}}],
     ],
 )  # fmt: skip

@@ -74,7 +74,7 @@ class Engine:
             if engines.measured == engines.stops_after:
                 raise engines.error("stopped")
             answer = BenchAnswer(5, (10, 20, 30), 6, 12) if command.test.chat else None
-            done.append(Repetition(engines.ns(engines.measured), 0.5, answer))
+            done.append(Repetition(engines.ns(engines.measured), answer))
             engines.measured += 1
             on_update(BenchUpdate("measured", done[-1]))
         return BenchResult(engines.facts, tuple(done), 77, 1234)
@@ -189,7 +189,7 @@ def test_rows_say_what_was_measured(models: tuple[BenchedModel, ...]) -> None:
     )  # fmt: skip
     assert (row.n_threads, row.n_batch, row.n_ubatch, row.flash_attn) == (2, 64, 64, 1)
     assert (row.type_k, row.type_v, row.repack, row.n_gpu_layers) == ("f32", "bf16", False, 0)
-    assert (row.load_ns, row.peak_bytes, row.joules, row.repetitions) == (77, 1234, (0.5, 0.5), 2)
+    assert (row.load_ns, row.peak_bytes, row.repetitions) == (77, 1234, 2)
     assert row.environment == {"A": "1"}
     assert row.limit is not None
     assert row.machine is not None

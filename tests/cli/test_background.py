@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import plistlib
+import re
 import shlex
 import sys
 import threading
@@ -15,7 +16,7 @@ import psutil
 import pytest
 from support.installed import SECONDS, eventually
 
-from llmrun.cli import background, service
+from llmrun.cli import background, service, serving
 from llmrun.cli.app import call
 from llmrun.config import load_settings
 from llmrun.errors import BadModelError, DiskFullError, EngineCrashedError, UsageError
@@ -55,7 +56,7 @@ def test_a_server_in_the_background(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"llmrun stop --port {server.port}" in told.err
     assert background.answers(server)
     call(["logs"])
-    assert "Serving at" in capsys.readouterr().out
+    assert re.search(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d Serving at", capsys.readouterr().out, re.MULTILINE)
     call(["logs", "-n", "1", "--port", str(server.port)])
     assert len(capsys.readouterr().out.splitlines()) == 1
     following = threading.Thread(target=call, args=(["logs", "-f"],), daemon=True)
@@ -69,6 +70,40 @@ def test_a_server_in_the_background(capsys: pytest.CaptureFixture[str]) -> None:
     told = capsys.readouterr()
     assert "Serving at" in told.out, "of a server that has ended"
     assert "No server is running" in told.err
+
+
+def test_a_log_that_is_too_long_begins_anew_for_its_writer_and_its_readers(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory of the log on the disk is bounded, and `logs -f` misses no line."""
+    log = home / "serve.log"
+    server = RunningServer(1, "", 1, 0.0, log=str(log))
+    rounds = iter(range(3))
+
+    def running(state_dir: Path) -> list[RunningServer]:
+        """Write to the log before each look of `logs -f`."""
+        number = next(rounds, None)
+        if number is None:
+            return []
+        with log.open("ab", buffering=0) as file:
+            background.rotate(log, file.fileno(), limit=38)
+            file.write(b"line %d of this log\n" % number)
+        return [server]
+
+    monkeypatch.setattr(serving, "running_servers", running)
+    monkeypatch.setattr(serving, "_log", lambda *_: log)
+    with log.open("ab", buffering=0) as file:
+        background.rotate(log, file.fileno(), limit=0)
+        file.write(b"the first line of it\n")
+        background.rotate(log, 0, limit=0)
+        assert log.stat().st_size == 21, "the descriptor is another file's"
+    serving.logs(follow=True)
+    assert capsys.readouterr().out.splitlines() == [
+        "the first line of it", *(f"line {number} of this log" for number in range(3))
+    ]  # fmt: skip
+    assert background.previous_log(log).read_text() == "the first line of it\nline 0 of this log\n"
+    serving.logs(lines=3)
+    assert capsys.readouterr().out.splitlines() == [f"line {number} of this log" for number in range(3)]
 
 
 def test_a_server_that_dies_at_its_start_says_why(home: Path) -> None:

@@ -50,7 +50,7 @@ def test_an_answer_that_has_to_follow_a_grammar_is_not_cut_off_in_silence(
     ("arguments", "named"),
     [
         (["--length-penalty", "2"], "--length-penalty needs --beams"),
-        (["--diversity", "1"], "--diversity needs --beams"),
+        (["--length-penalty", "1"], "--length-penalty needs --beams"),
         (["--beams", "4", "--temp", "0.5"], "--beams and --temp exclude each other"),
         (["--beams", "4", "--seed", "1"], "--beams and --seed exclude each other"),
         (["--beams", "4", "--speculate", "off"], "--beams and --speculate exclude each other"),

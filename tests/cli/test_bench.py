@@ -248,18 +248,12 @@ class Rival:
     name, where = "llama-bench", "/llama-bench"
 
     def __init__(self, *, fails: bool = False) -> None:
-        self.fails, self.closed = fails, False
+        self.fails = fails
 
     def measure(self, model: Any, case: Any) -> BenchRow:
         if self.fails and case.test.n_gen:
             raise LlmrunError("llama-bench failed")
         return replace(_row(case), samples_ns=(2 * 10**9,), program="llama-bench")
-
-    def notes(self, model: Any, case: Any) -> tuple[str, ...]:
-        return ("one starts anew",)
-
-    def close(self) -> None:
-        self.closed = True
 
 
 def _row(case: Any) -> BenchRow:
@@ -286,7 +280,6 @@ def test_another_program_beside_ours(model: str, rival: Rival) -> None:
     assert lines[0].split()[:4] == ["TEST", "LLMRUN", "LLAMA-BENCH", "RATIO"]
     assert [line.split()[0] for line in lines[1:]] == ["pp16", "tg8"]
     assert all(line.split()[3] == "2.000" and line.endswith("faster") for line in lines[1:])
-    assert rival.closed
     assert "llama-bench" in bench("history", "last", "-o", "json")
 
 
@@ -300,4 +293,3 @@ def test_what_was_measured_before_the_other_program_failed_is_shown(model: str, 
     done = CliRunner().invoke(app, [model, "--vs", "llama-bench", "-p", "16", "-n", "8", "-r", "2"])
     assert isinstance(done.exception, LlmrunError)
     assert "pp16" in done.stdout
-    assert rival.closed

@@ -132,7 +132,7 @@ def test_options_that_a_far_server_has_no_use_for(server: FarServer, tmp_path: P
         (["-t", "1"], "--at and -t exclude each other"),
         (["--rpc", "10.0.0.2"], "--at and --rpc exclude each other"),
         (["-ngl", "0"], "--clients and -ngl exclude"),
-        (["--vs", "ollama"], "--clients and --vs exclude"),
+        (["--vs", "llama-bench"], "--clients and --vs exclude"),
         (["--clients", "2000"], "invalid --clients 2000"),
         (["one", "two"], "--clients measures one model"),
     ):

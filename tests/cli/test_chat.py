@@ -274,6 +274,19 @@ def test_attached_files(start: Start, tmp_path: Path) -> None:
     assert any("/image --drop needs a name" in line for line in chat.ask("/image --drop"))
 
 
+def test_files_of_a_question_that_failed_are_not_sent_with_the_next_one(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x" * 35)
+    chat = start("die:decode:SIGSEGV,normal")
+    chat.ask(f"/file {tmp_path}/a.txt")
+    assert any("/retry asks it again" in line for line in chat.ask("What is in it?"))
+    assert any("Nothing is attached" in line for line in chat.ask("/files"))
+    exported = tmp_path / "chat.md"
+    chat.ask("/retry")
+    chat.ask("And now?")
+    chat.ask(f"/export {exported}")
+    assert exported.read_text().count("x" * 35) == 1
+
+
 def test_an_export_does_not_replace_a_file_unasked(start: Start, tmp_path: Path) -> None:
     chat = start("normal")
     chat.ask("Name a river")

@@ -116,7 +116,7 @@ def test_in_a_pipe_only_what_is_allowed_runs(words: list[str]) -> None:
     ("options", "why"),
     [
         (["--yes-to", "nothing"], "the tools are look"),
-        (["--tools", "nothing.py"], "must be a Python file"),
+        (["--tools", "nothing.py"], "there is no such file"),
         (["--tool-timeout", "0"], "must be between"),
     ],
 )

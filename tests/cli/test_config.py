@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -14,7 +15,7 @@ import pytest
 from llmrun.cli.app import call
 from llmrun.cli.settings_file import read_file, with_value
 from llmrun.config import config_file
-from llmrun.errors import UsageError
+from llmrun.errors import LlmrunError, UsageError
 from llmrun.ui.terminal.output import Output
 
 
@@ -76,13 +77,37 @@ def test_every_name_of_a_model_can_have_a_preset(name: str) -> None:
     assert read_file() == {}
 
 
-def test_a_value_in_several_lines_is_left_to_the_editor(config: Path) -> None:
+@pytest.mark.parametrize(
+    ("before", "key", "after"),
+    [
+        ("models.a.system = 'a'  # the best\n", "models.a.system", 'models.a.system = "7"  # the best\n'),
+        ('[serve]\n"port" = 8080 # mine\n', "serve.port", '[serve]\n"port" = 7 # mine\n'),
+        ("serve.port = 8080\n", "serve.port", "serve.port = 7\n"),
+        ("serve = {port = 1, host = 'x'}\n", "serve.port", "serve = {port = 7, host = 'x'}\n"),
+        ("[models.'a']\nctx = 512\n", "models.a.ctx", "[models.'a']\nctx = 7\n"),
+        ("[models]\na = {ctx = 512}\n", "models.a.ctx", "[models]\na = {ctx = 7}\n"),
+        ('[models.a]\nsystem = """\none\ntwo"""\n', "models.a.system", '[models.a]\nsystem = "7"\n'),
+        (
+            "[models.a]\nctx = 1\n[serve]\nport = 1\n[models.b]\nctx = 1\n",
+            "models.b.ctx",
+            "[models.a]\nctx = 1\n[serve]\nport = 1\n[models.b]\nctx = 7\n",
+        ),
+    ],
+)
+def test_every_form_of_toml_can_be_changed(config: Path, before: str, key: str, after: str) -> None:
     config.parent.mkdir()
-    text = '[models.a]\nsystem = """\none\ntwo"""\n'
-    config.write_text(text)
-    with pytest.raises(UsageError):
-        call(["config", "set", "models.a.system", "three"])
-    assert config.read_text() == text
+    config.write_text(before)
+    call(["config", "set", key, "7"])
+    assert config.read_text() == after
+    call(["config", "unset", key])
+    assert key not in read_file()
+
+
+def test_a_table_between_others_gets_a_new_preset(config: Path) -> None:
+    config.parent.mkdir()
+    config.write_text("[models.a]\nctx = 1\n[serve]\nport = 1\n[models.b]\nctx = 1\n")
+    call(["config", "set", "models.c.ctx", "512"])
+    assert read_file() == {"models.a.ctx": 1, "serve.port": 1, "models.b.ctx": 1, "models.c.ctx": 512}
 
 
 @pytest.mark.parametrize(
@@ -159,4 +184,19 @@ def test_the_place_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_value_goes_before_the_first_table() -> None:
-    assert with_value("[serve]\nport = 1\n", "model", "a") == 'model = "a"\n[serve]\nport = 1\n'
+    assert with_value("[serve]\nport = 1\n", "model", "a") == 'model = "a"\n\n[serve]\nport = 1\n'
+
+
+def test_a_default_model_must_be_one(config: Path) -> None:
+    with pytest.raises(LlmrunError, match="smolm2") as refused:
+        call(["config", "set", "model", "smolm2"])
+    assert "smollm2" in refused.value.hint
+    assert not config.exists()
+    call(["config", "set", "model", "owner/a-repository-of-the-hub"])
+    assert read_file()["model"] == "owner/a-repository-of-the-hub"
+
+
+def test_help_of_the_commands_is_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    with contextlib.suppress(SystemExit):
+        call(["config", "--help"])
+    assert "e.g." not in capsys.readouterr().out

@@ -351,3 +351,26 @@ def test_flat_keys_of_names_with_dots(config: Path) -> None:
     found = settings_file.read_file()
     assert found == {"model": "qwen3-0.6b", "models.qwen3-0.6b.ctx": 1024, "models.qwen3-0.6b.temp": 1.0}
     assert json.dumps(found)
+
+
+def test_a_preset_yields_to_what_was_typed(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config.write_text('[models.a]\ntemp = 0.0\nmirostat = 2\nrepeat-penalty = 1.5\ncache-type-v = "q8_0"\n')
+    monkeypatch.setenv("LLMRUN_TOP_K", "5")
+    plain = {"temperature": 0.0, "mirostat": 2, "repeat_penalty": 1.5, "kv_type_v": "q8_0", "top_k": 5}
+    assert filled("run", model="a")[1] == plain
+
+    def without(*names: str) -> dict[str, Any]:
+        return {name: value for name, value in plain.items() if name not in names}
+
+    assert filled("run", model="a", beams=2)[1] == without("temperature", "mirostat", "top_k")
+    assert filled("run", model="a", watermark="green:2")[1] == without("mirostat")
+    assert filled("run", model="a", watermark="synthid")[1] == without("mirostat", "temperature")
+    assert filled("run", model="a", flash_attention="off")[1] == without("kv_type_v")
+
+
+def test_beams_with_a_preset_is_no_conflict(run: Run, config: Path) -> None:
+    config.write_text('[models."tiny.gguf"]\ntemp = 0.5\n')
+    assert "exclude each other" not in run("run", "tiny.gguf", "hi", "--beams", "2").stderr
+    assert (
+        "--beams and --top-k exclude each other" in run("run", "tiny.gguf", "hi", "--beams", "2", "--top-k", "3").stderr
+    )

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ import tomllib
 from llmrun.cli import launch
 from llmrun.cli.agents import AGENTS, AgentSettings, Endpoint
 from llmrun.cli.app import call
+from llmrun.cli.launch import _print
 from llmrun.errors import UsageError
 from llmrun.ui.terminal.output import Output
 
@@ -192,6 +196,39 @@ def test_print_starts_nothing(
     assert "export LLMRUN_AGENT_KEY=llmrun" in shown
     assert "model_context_window=70000" in shown
     assert shown.rstrip().endswith("exec 'two words'")
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_the_printed_script_hides_the_key_and_does_what_a_start_does(
+    name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    agent, key = AGENTS[name], "s3cret-`key`$1"
+    server = Endpoint("http://big-box:8080", key, "owner/model", 70_000)
+    _print(Output(), agent, server, ["two words", "$HOME `x`"])
+    script = capsys.readouterr().out
+    assert key not in script
+    for home in tmp_path / "a", tmp_path / "b":  # each run has a private folder of its own
+        (home / "bin").mkdir(parents=True)
+        program = home / "bin" / agent.executable
+        program.write_text(
+            f"#!{sys.executable}\nimport json, os, sys\nprint(json.dumps([dict(os.environ), sys.argv[1:]]))\n"
+        )
+        program.chmod(0o700)
+        environment = {"PATH": f"{home / 'bin'}:{os.environ['PATH']}", "TMPDIR": str(home), "LLMRUN_SERVER_KEY": key}
+        ran = subprocess.run(["sh", "-c", script], env=environment, capture_output=True, text=True, check=True)
+        seen, arguments = json.loads(ran.stdout)
+        folders = [path for path in home.iterdir() if path.name != "bin"]
+        folder = folders[0] if folders else home
+        settings = agent.settings(server, str(folder), "")
+        assert {name: seen[name] for name in settings.environment} == settings.environment
+        assert arguments == [*settings.arguments, "two words", "$HOME `x`"]
+        assert {path.name for path in folder.iterdir()} == set(settings.files) or not settings.files
+        for file, text in settings.files.items():
+            assert json.loads((folder / file).read_text()) == json.loads(text)
+        assert not folders or folder.stat().st_mode & 0o077 == 0
+    without = subprocess.run(["sh", "-c", script], env={"PATH": os.environ["PATH"]}, capture_output=True, text=True)
+    assert without.returncode
+    assert "must be the key of http://big-box:8080" in without.stderr
 
 
 def test_print_as_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

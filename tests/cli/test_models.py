@@ -107,9 +107,9 @@ def test_list(full: Machine) -> None:
     lines = full.run("list").stdout.splitlines()
     assert [line.split() for line in lines] == [
         ["NAME", "SIZE", "QUANT", "USED", "WHERE"],
-        ["lmstudio/pub/repo:Q4_K_M", "7.8", "kB", "Q4_K_M", "just", "now", "LM", "Studio"],
-        ["maker/tiny-GGUF:Q4_1", "7.8", "kB", "Q4_1", "just", "now", "hub", "cache"],
-        ["ollama/llama3.2:1b", "7.8", "kB", "Q8_0", "just", "now", "Ollama"],
+        ["lmstudio/pub/repo:Q4_K_M", "7.8", "kB", "Q4_K_M", "-", "LM", "Studio"],
+        ["maker/tiny-GGUF:Q4_1", "7.8", "kB", "Q4_1", "-", "hub", "cache"],
+        ["ollama/llama3.2:1b", "7.8", "kB", "Q8_0", "-", "Ollama"],
     ]
     assert full.run("ls", "-q").stdout.splitlines() == [line.split()[0] for line in lines[1:]]
 
@@ -118,7 +118,7 @@ def test_list_as_json(full: Machine) -> None:
     first = full.json("list")[1]
     assert first["path"] == str(full.store.installed()[0].path)
     assert (first["name"], first["size"], first["place"]) == ("maker/tiny-GGUF:Q4_1", len(MODEL), "hub cache")
-    assert first["used"] >= first["modified"] > "2020-01-01T00:00:00+00:00"
+    assert (first["used"], first["modified"] > "2020-01-01T00:00:00+00:00") == (None, True)
 
 
 def test_every_listed_name_leads_to_its_model(full: Machine) -> None:
@@ -150,7 +150,7 @@ def test_the_catalogue_tells_what_fits_here(
     for name, value in machine.environment.items():
         monkeypatch.setenv(name, value)
     free = probe()
-    monkeypatch.setattr("llmrun.planning.machine.this_machine", lambda: replace(free, memory_available=3_000_000_000))
+    monkeypatch.setattr("llmrun.planning.machine.this_machine", lambda: replace(free, memory_total=3_000_000_000))
     assert call(["list", "--all", "--json"]) == 0
     fits = {entry["alias"]: entry["fits"] for entry in json.loads(capsys.readouterr().out)}
     assert (fits["smollm2"], fits["qwen3-8b"]) == (True, False)
@@ -226,7 +226,7 @@ def test_search_without_a_hub_shows_what_llmrun_knows(machine: Machine) -> None:
     assert head == "NAME"
     assert "qwen3-4b" in names
     assert all("qwen3" in name and "4b" in name for name in names)
-    assert "Only the built-in list" in done.stderr
+    assert done.stderr.count("hub") == 1, "it is said once"
     assert "error: can't reach the hub" in done.stderr
     assert machine.json("search", "qwen3", "4b", status=5)["hub"] is None
     assert "invalid --limit 0" in machine.error("search", "x", "--limit", "0", status=2)
@@ -389,6 +389,7 @@ def test_gc(full: Machine) -> None:
     }
     assert not stray.exists()
     assert full.json("gc", "--all", "-y")["freed_bytes"] == 3
+    assert full.run("gc").stderr.startswith("Nothing to remove in ")
     assert full.store.installed()
     assert full.json("gc", "-y") == {"files": [], "freed_bytes": 0}
 

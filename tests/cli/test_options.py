@@ -49,9 +49,7 @@ SAMPLING = (
 )  # fmt: skip
 BEAMS = (
     ("--beams", "1"), ("--beams", "65"), ("--length-penalty", "nan", "--beams", "4"), ("--length-penalty", "1"),
-    ("--early-stopping", "perhaps", "--beams", "4"), ("--beam-groups", "0", "--beams", "4"),
-    ("--beam-groups", "3", "--diversity", "1", "--beams", "4"), ("--beam-groups", "2", "--beams", "4"),
-    ("--diversity", "-1", "--beams", "4"), ("--diversity", "1", "--beams", "4"), ("--length-rule", "x", "--beams", "4"),
+    ("--early-stopping", "perhaps", "--beams", "4"),
 )  # fmt: skip
 FAR = (("--at", ""), ("--at", "ftp://x"), ("--at", "x?key=y"), ("--key-file", "not/there"))
 WRONG: dict[str, tuple[tuple[str, ...], ...]] = {
@@ -104,6 +102,7 @@ FREE = {
     "chat": {"--system", "--prefill", "--dry-breaker", "--mmproj", "--session"},
     "plan": {"--draft"},
     "evaluate": {"--reference"},
+    "quantize": {"--output"},
     "bench": {"--machine", "--compare"},
     "tune": {"--device"},
 }

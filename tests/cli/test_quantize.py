@@ -68,7 +68,9 @@ def test_a_folder_or_a_name_as_out(engine: Engine, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     run("tiny-F16.gguf", "out", "--type", "q4_0")
     run("tiny-F16.gguf", "out/mine.gguf", "--type", "q4_0")
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["mine.gguf", "tiny-Q4_0.gguf"]
+    run("tiny-F16.gguf", "-o", "out/other.gguf", "--type", "q4_0")
+    files = ["mine.gguf", "other.gguf", "tiny-Q4_0.gguf"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == files
 
 
 def test_int4_is_the_default_and_says_why(engine: Engine) -> None:
@@ -161,6 +163,7 @@ def test_single_tensors(engine: Engine) -> None:
         (("tiny-F16.gguf", "--types", "q4_0", "--type", "q4_0"), "a report needs --types instead of --type"),
         (("tiny-F16.gguf", "--types", "q4_0,q4_9"), "there is no type 'q4_9'"),
         (("tiny-F16.gguf", "--report-to", "x.txt"), "invalid --report-to 'x.txt'"),
+        (("tiny-F16.gguf", "a.gguf", "-o", "b.gguf"), "-o b.gguf and 'a.gguf' are two output files"),
         (("tiny-F16.gguf", "out.gguf", "--types", "q4_0"), "'out.gguf' can't be the file of several types"),
     ],
 )
@@ -319,6 +322,7 @@ def header_of(n_parameters: int, weight_bytes: int) -> Any:
         most_heads=32,
         kv_bytes_per_token=lambda n_bytes=2.0: 65_536 * n_bytes,
         cache_bytes=lambda n_tokens, n_bytes=2.0, **more: n_tokens * 65_536 * n_bytes,
+        cache_shares=lambda n_tokens, n_bytes=2.0, **more: (1.0,),
     )
 
 

@@ -34,3 +34,10 @@ def test_examples_stay_as_they_are_and_terms_stand_above_their_texts_where_it_is
         "A paragraph goes on in the", "next line.", "", "    def f():", "        return 1", "",
         "A longer   One text.", "term       More of it.", "  --flag F", "    What it is, and that goes", "    on.",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("columns", [60, 100])
+def test_a_numbered_list_keeps_its_rows(columns: int) -> None:
+    rows = reflow(topic("settings"), columns).splitlines()
+    numbers = [row.split("  ")[0] for row in (row.removeprefix("Order").strip() for row in rows) if row[:1].isdecimal()]
+    assert numbers == ["1", "2", "3", "4", "5", "6"]

@@ -302,3 +302,20 @@ def test_ctrl_c_keeps_what_came(server: FarServer, start: Start) -> None:
     chat.ask("Again")
     assert [message["content"] for message in server.answered()[-1].body["messages"]] == ["Hi", "Hello", "Again"]
     assert {request.path for request in server.answered()} == {CHAT}
+
+
+def test_aliases_presets_and_the_variable_at_a_server(server: FarServer, run: Run, tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(f'[models."{MODEL}"]\nalias = "fast"\nmin-p = 0.2\ntemp = 0.5\n')
+    server.models = listed(MODEL, owned_by="openai")
+    done = run("run", "fast", "hi", LLMRUN_CONFIG=str(config))
+    assert done.returncode == 0, "the server does not have min-p, and nobody typed it: " + done.stderr
+    body = server.answered()[-1].body
+    assert (body["model"], body["temperature"], "min_p" in body) == (MODEL, 0.5, False)
+    assert "min_p" in run("run", MODEL, "hi", "--min-p", "0.2").stderr
+    server.models = listed("fast", MODEL, owned_by="openai")
+    assert run("run", "fast", "hi", LLMRUN_CONFIG=str(config)).returncode == 0
+    assert server.answered()[-1].body["model"] == "fast", "the server's own name comes first"
+    refused = run("run", MODEL, "hi", "--record", "answer.json").stderr
+    assert "LLMRUN_SERVER and --record exclude each other" in refused
+    assert "--at" not in refused

@@ -33,6 +33,7 @@ WRITES = {
         ("bench", "history", "last", "-o", "mine.md"),
     ),
     ("quantize", "out"): (("quantize", MODEL, "mine.gguf", "--type", "q4_0"),),
+    ("quantize", "--output"): (("quantize", MODEL, "-o", "mine.gguf", "--type", "q4_0"),),
     ("quantize", "--report-to"): (("quantize", MODEL, "--report", "--report-to", "mine.html"),),
     ("report", "--output"): (("report", MODEL, "-o", "mine.md"),),
     ("convert", "out"): (("convert", "folder", "mine.gguf"),),

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from llmrun.cli.app import call
+from llmrun.config import load_settings
 from llmrun.errors import UsageError
 from llmrun.server.registry import RunningServer, registered
 
@@ -39,6 +40,18 @@ def test_a_port_in_use_is_told_with_another_one() -> None:
         error = refused("serve", "--port", str(port))
     assert error.what == f"port {port} of 127.0.0.1 is in use"
     assert f"llmrun serve --port {port + 1}" in error.hint
+
+
+def test_a_port_of_a_server_of_ours_is_told_with_its_process_and_model() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        address = f"http://127.0.0.1:{port}"
+        with registered(load_settings().state_dir, address) as entry:
+            assert entry is not None
+            entry.write(RunningServer(4711, address, port, 0.0, ("smollm2",)))
+            error = refused("serve", "--port", str(port))
+    assert error.why == "llmrun serve with smollm2 runs there, process 4711"
+    assert f"llmrun stop --port {port}" in error.hint
 
 
 def test_beside_the_last_port_the_one_before_is_told() -> None:

@@ -351,7 +351,7 @@ TRIAL = TrialResult("smollm2", "llama 135M Q4_1", ("CPU",), 0.25, 200, 131.25)
 def test_an_answer(settings: Settings) -> None:
     finding = findings(settings, trial=TRIAL)["answer"]
     assert finding.status == "ok"
-    assert finding.text == "smollm2 (llama 135M Q4_1) loaded in 0.2 s on CPU, 200 tokens at 131.2 t/s"
+    assert finding.text == "smollm2 (llama 135M Q4_1) loaded in 0.2 s on CPU, 200 tokens at 131.2 tokens/s"
 
 
 @pytest.mark.parametrize(("predicted", "status"), [(0.0, "ok"), (150.0, "ok"), (300.0, "warning")])

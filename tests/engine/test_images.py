@@ -180,7 +180,7 @@ def test_an_image_that_was_seen_is_not_computed_again(opened: Open, kind: str) -
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("settings", [{"n_stream": 0}, {"n_stream": 512}])
+@pytest.mark.parametrize("settings", [{}, {"n_cells": 2048}])
 def test_requests_with_and_without_images_share_the_model(opened: Open, kind: str, settings: dict[str, int]) -> None:
     requests = [asked(RED), asked(text="Hello, who are you?"), asked(LARGE, text="And this?"), asked(BLUE, RED)]
     alone = [run(opened(kind), request)[0][0] for request in requests]
@@ -192,7 +192,7 @@ def test_requests_with_and_without_images_share_the_model(opened: Open, kind: st
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_that_had_to_give_way_sees_its_image_again(opened: Open, kind: str) -> None:
     limits = Limits(120)
-    requests = [asked(png(300, 200, 10 + number), text=f"{number}?", limits=limits) for number in range(3)]
+    requests = [asked(png(300, 200, 20 + number), text=f"{number}?", limits=limits) for number in range(3)]
     alone = [run(opened(kind), request)[0][0] for request in requests]
     n_cells = {"gemma3": 256, "idefics3": 512, "qwen2vl_merger": 640}[kind]
     model = opened(kind, n_ctx=512, n_seq_max=3, n_cells=n_cells)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 import queue
 import subprocess
 import sys
@@ -17,13 +19,16 @@ import pytest
 from support.fake_context import FakeContext, FakeVocabulary, endless
 
 import llmrun.engine.main as module
-from llmrun.engine.jobs import explain
+from llmrun.engine.core.steps import WIDTHS
+from llmrun.engine.jobs import embed, explain
 from llmrun.engine.llama.base import Aborted
 from llmrun.engine.loaded import LoadedModel
 from llmrun.engine.main import EngineProcess
-from llmrun.errors import CancelledError
+from llmrun.engine.slices import TimeShare
+from llmrun.errors import CancelledError, UsageError
 from llmrun.protocol.codec import as_dict
 from llmrun.protocol.frames import encode
+from llmrun.protocol.jobs.embed import EmbedTexts
 from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import (
     AnswerRequest,
@@ -457,7 +462,7 @@ def test_steps_are_measured() -> None:
         assert isinstance(measured, JobDone)
         if measured.result.times:
             break
-    assert {time.width for time in measured.result.times} == {1, 4, 8, 16}
+    assert {time.width for time in measured.result.times} == {1, *WIDTHS}
 
 
 @pytest.mark.parametrize("more", [ask(2), Cancel(1)], ids=["a question", "its cancel"])
@@ -504,11 +509,72 @@ def test_a_job_can_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     assert eventually(lambda: not running.process._flag.is_set)
 
 
+EMBEDDING = as_dict(EmbedTexts(("a",), "mean"))
+
+
+def in_slices(monkeypatch: pytest.MonkeyPatch, n_slices: float, at_slice: Callable[[int, TimeShare], None]) -> None:
+    """Replace the embeddings by a job of slices, in each of which `at_slice` is called."""
+
+    def slices(command: Any, loaded: Any, share: TimeShare, is_wanted: Any) -> Iterator[None]:
+        number = 0
+        while number < n_slices:
+            yield
+            at_slice(number, share)
+            number += 1
+        return number
+
+    monkeypatch.setattr(embed, "slices", slices)
+
+
+def test_between_two_slices_of_a_job_each_answer_decodes_a_token(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n_calls, seconds, gate = list[int](), list[float | None](), running.gate_in_decode(3)
+
+    def at_slice(number: int, share: TimeShare) -> None:
+        n_calls.append(len(running.context.calls))
+        seconds.append(share.seconds)
+
+    in_slices(monkeypatch, 10, at_slice)
+    running.channel.say(ask(1, most=200))
+    gate.wait()
+    running.channel.say(Job(2, "embed", EMBEDDING))
+    assert eventually(lambda: not running.process._to_compute.empty())
+    gate.open()
+    assert running.channel.wait(lambda event: isinstance(event, JobDone)) == JobDone(2, 10)
+    assert running.channel.finished(1).stats.completion_tokens == 200
+    assert [after - before for before, after in itertools.pairwise(n_calls)] == [1] * 9
+    assert None not in seconds
+    running.channel.say(Job(3, "embed", EMBEDDING))
+    assert running.channel.wait(lambda event: event.request == 3) == JobDone(3, 10)
+    assert seconds[10:] == [None] * 10, "alone it computes as much as it can"
+
+
+def test_a_job_is_cancelled_between_two_slices(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = threading.Event()
+    in_slices(monkeypatch, math.inf, lambda number, share: begun.set())
+    running.channel.say(Job(1, "embed", EMBEDDING))
+    assert begun.wait(PATIENCE)
+    running.channel.say(Cancel(1))
+    failed = running.channel.wait(lambda event: event.request == 1)
+    assert isinstance(failed, Failed)
+    assert failed.code == CancelledError.code
+    running.channel.say(ask(2, most=5))
+    assert running.channel.finished(2).reason == "length"
+
+
+def test_a_job_that_is_not_prepared_ends_without_a_slice(running: Running) -> None:
+    running.channel.say(Job(1, "embed", {"texts": 5}))
+    failed = running.channel.wait(lambda event: event.request == 1)
+    assert isinstance(failed, Failed)
+    assert failed.code == UsageError.code
+
+
 def test_a_late_cancel_of_an_answer_does_not_stop_the_job_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     running, gate = in_a_batch(1)
     process = running.process
     monkeypatch.setitem(process._compute_handlers, Job, lambda job: JobDone(job.request, process._flag.is_set))
-    running.channel.say(Job(9, "embed", {}))
+    running.channel.say(Job(9, "beams", {}))
     assert eventually(lambda: not process._to_compute.empty())
     running.channel.say(Cancel(1))
     assert eventually(lambda: process._flag.is_set)

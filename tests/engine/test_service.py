@@ -103,7 +103,7 @@ def test_closing_the_reasoning_does_not_end_the_answer(monkeypatch: pytest.Monke
     """The end token of RWKV is an empty line."""
     tokenize = FakeVocabulary.tokenize
 
-    def with_end(self: FakeVocabulary, text: str, *, special: bool) -> list[int]:
+    def with_end(self: FakeVocabulary, text: str, *, special: bool, begins: bool = True) -> list[int]:
         is_end = special and text.endswith("\n\n")
         return [*tokenize(self, text[:-2], special=True), END] if is_end else tokenize(self, text, special=special)
 
@@ -317,7 +317,7 @@ class Lacking(FakeVocabulary):
         super().__init__()
         self._given = tokens
 
-    def tokenize(self, text: str, *, special: bool) -> list[int]:
+    def tokenize(self, text: str, *, special: bool, begins: bool = True) -> list[int]:
         return list(self._given)
 
 
@@ -331,7 +331,7 @@ def test_a_vocabulary_that_lacks_the_prompts_tokens_is_a_bad_model(tokens: tuple
 class Untouchable(FakeVocabulary):
     """A vocabulary that is not to be asked for tokens: of 20 MB it would take a minute."""
 
-    def tokenize(self, text: str, *, special: bool) -> list[int]:
+    def tokenize(self, text: str, *, special: bool, begins: bool = True) -> list[int]:
         raise AssertionError("it was tokenized")
 
 
@@ -394,7 +394,7 @@ def test_a_text_is_tokenized_as_it_is() -> None:
 class SentencePieces(FakeVocabulary):
     """Puts a space before a text, and after a control token."""
 
-    def tokenize(self, text: str, *, special: bool) -> list[int]:
+    def tokenize(self, text: str, *, special: bool, begins: bool = True) -> list[int]:
         pieces = text.split(CONTROL[TURN])
         tokens = (tokens_of(f" {piece}") if piece else [] for piece in pieces)
         return [token for found in tokens for token in (*found, TURN)][:-1]

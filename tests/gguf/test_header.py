@@ -159,6 +159,20 @@ def test_a_window_keeps_only_its_tokens(folder: Path) -> None:
     each = 2 * 32 * 2
     assert header.cache_bytes(8192, ubatch=512) == (8192 + 1536) * each  # 1000 + 512, rounded up to 256
     assert header.cache_bytes(256, ubatch=512) == 2 * 256 * each
+    assert header.cache_bytes(16_384, ubatch=512, sequences=2) == (16_384 + 2560) * each  # twice 1000, and 512
+    assert header.cache_bytes(16_384, ubatch=512, sequences=2, streams=2) == (16_384 + 2 * 1536) * each
+    assert header.cache_shares(8192, ubatch=512) == (1536 / 9728, 8192 / 9728)
+
+
+def test_states_are_where_their_layers_are(folder: Path) -> None:
+    settings = {"block_count": 2, "embedding_length": 64, "attention__head_count": 4}
+    recurrent = {"ssm__conv_kernel": 4, "ssm__inner_size": 64, "ssm__state_size": 16, "ssm__group_count": 1}
+    hybrid = model("granitehybrid", **settings, **recurrent)
+    header = header_of(folder, {**hybrid, "granitehybrid.attention.head_count_kv": [0, 2]})
+    state, keys = header.recurrent_bytes, header.cache_bytes(256, ubatch=512)
+    assert state > 0
+    assert header.cache_shares(256, ubatch=512) == (state / (state + keys), keys / (state + keys))
+    assert header.cache_shares(256, ubatch=512, sequences=2)[0] == 2 * state / (2 * state + keys)
 
 
 STATES: dict[str, tuple[dict[str, Any], int]] = {

@@ -22,7 +22,7 @@ def test_embeddings_that_are_also_the_output_matrix_are_copied(tmp_path: Path) -
     assert block == sum(size for name, size in sizes.items() if name.startswith("blk.0."))
     assert output == sizes["token_embd.weight"] + sizes["output_norm.weight"]
     assert header.layer_shares.copied == pytest.approx(sizes["token_embd.weight"] / header.weight_bytes)
-    assert header.layer_shares.kv == (1.0,)
+    assert header.cache_shares(512, ubatch=512) == (1.0,)
     assert header.layer_shares.largest == max(sizes["blk.0.ffn_down.weight"] / header.weight_bytes, 0)
 
 

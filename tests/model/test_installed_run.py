@@ -168,7 +168,7 @@ def test_on_a_terminal_it_streams_and_sums_up(llmrun: Installed) -> None:
     assert terminal.end() == 0
     *answer, summary = terminal.lines
     assert re.findall(r"\w+", " ".join(answer)) == re.findall(r"\w+", llmrun.answer(*options))
-    assert re.fullmatch(r"[\d.,]+ t/s · TTFT .* · ctx \d+/8,192 · stopped: max tokens reached", summary)
+    assert re.fullmatch(r"[\d.,]+ tokens/s · TTFT .* · ctx \d+/8,192 · stopped: max tokens reached", summary)
     assert terminal.modes() == terminal.modes_before
 
 

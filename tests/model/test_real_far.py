@@ -43,7 +43,7 @@ def test_a_chat_on_a_terminal_knows_the_servers_window(llmrun: Installed, server
     chat.wait(chat.at_prompt)
     assert any(f"smollm2 at {server.address}/v1: context window 8,192 tokens" in line for line in chat.lines)
     answer = chat.ask(QUESTION)
-    assert any("t/s · TTFT" in line and "/8,192" in line for line in answer)
+    assert any("tokens/s · TTFT" in line and "/8,192" in line for line in answer)
     assert chat.ask("/retry")[0]
     chat.type("/bye")
     assert chat.end() == 0

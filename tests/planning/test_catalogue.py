@@ -9,13 +9,23 @@ import pytest
 from support.gguf_writer import tiny_model, write
 
 from llmrun.models.registry import load_catalogue
-from llmrun.planning.catalogue import PURPOSES, active_share, estimate_entry, estimate_file, propose
+from llmrun.models.store.installed import Installed
+from llmrun.planning.catalogue import (
+    PURPOSES,
+    SLOW,
+    Estimates,
+    active_share,
+    estimate_entry,
+    estimate_file,
+    propose,
+    size_of_file,
+)
 from llmrun.planning.hardware import Hardware
 from llmrun.protocol.devices import Gpu
 from llmrun.protocol.jobs.kernels import STAND_IN, MachineSpeed, Rates
 
 ENTRIES = load_catalogue().entries
-HARDWARE = Hardware("CPU", ("avx2",), 4, 8, None, 32 << 30, 24 << 30, ())
+HARDWARE = Hardware("CPU", ("avx2",), 4, 8, None, 24 << 30, 24 << 30, ())
 
 
 def speed(rate: float) -> MachineSpeed:
@@ -67,7 +77,7 @@ def test_a_file_here_is_estimated_by_its_header(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rate", [1e9, 1e10, 1e11, 1e12])
 def test_each_proposal_fits_and_is_as_fast_as_its_purpose_says(rate: float) -> None:
-    found = propose(ENTRIES.values(), HARDWARE, speed(rate))
+    found = propose(ENTRIES.values(), Estimates((), HARDWARE, speed(rate)))
     assert found
     assert len({each.entry.alias for each in found}) == len(found)
     for each in found:
@@ -76,13 +86,42 @@ def test_each_proposal_fits_and_is_as_fast_as_its_purpose_says(rate: float) -> N
         assert (each.estimate.decode_rate or 0) >= PURPOSES.get(each.purpose, 0.0)
 
 
+def test_none_is_proposed_below_the_speed_of_reading_without_saying_so() -> None:
+    for rate in (1e7, 1e8, 1e9, 3e10):
+        for each in propose(ENTRIES.values(), Estimates((), HARDWARE, speed(rate))):
+            assert (each.estimate.decode_rate or 0) >= SLOW or each.purpose == "the fastest"
+
+
+def test_what_other_programs_take_at_the_moment_changes_a_second_figure_only() -> None:
+    entry = ENTRIES["qwen3-8b"]
+    idle, busy = (
+        estimate_entry(entry, replace(HARDWARE, memory_available=free), speed(1e10)) for free in (24 << 30, 1 << 30)
+    )
+    assert idle.fits_now
+    assert busy == replace(idle, fits_now=False)
+
+
+def test_a_file_on_this_disk_is_proposed_with_its_own_figures(tmp_path: Path) -> None:
+    entry = ENTRIES["smollm2"]
+    path = tmp_path / entry.filename("Q8_0")
+    write(path, tiny_model())
+    model = Installed("smollm2", entry.repository, path.name, "", path.stat().st_size, "Q8_0", path)
+    estimates = Estimates((model,), HARDWARE, speed(1e10))
+    (one,) = propose([entry], estimates)
+    assert one.size.n_bytes == path.stat().st_size
+    assert one.size == estimates.size_of(entry) == size_of_file(path)
+    assert one.estimate == estimates.of_file(path)
+    assert one.estimate.is_exact
+    assert Estimates((), HARDWARE, None).size_of(entry) == ("135M", "Q4_1", entry.mirror.size if entry.mirror else 0)
+
+
 def test_without_speeds_a_small_a_middle_and_a_large_one() -> None:
-    sizes = [each.entry.size_mb for each in propose(ENTRIES.values(), HARDWARE, None)]
+    sizes = [each.entry.size_mb for each in propose(ENTRIES.values(), Estimates((), HARDWARE, None))]
     assert len(sizes) == 3
     assert sizes == sorted(sizes)
 
 
 def test_the_smallest_if_none_fits() -> None:
-    (one,) = propose(ENTRIES.values(), replace(HARDWARE, memory_available=1 << 20), None)
+    (one,) = propose(ENTRIES.values(), Estimates((), replace(HARDWARE, memory_total=1 << 20), None))
     assert one.entry.alias == "smollm2"
     assert not one.estimate.fits

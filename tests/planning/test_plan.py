@@ -52,14 +52,73 @@ def test_plenty_of_memory_needs_no_words() -> None:
     assert (plan.ram_bytes, plan.vram_bytes) == (plan.memory.needed, 0)
 
 
+def test_recurrent_states_are_copied_for_drafts_where_memory_allows_it() -> None:
+    hybrid = replace(SMALL, recurrent_bytes=20 * MIB, can_roll_back=True)
+    large = replace(hybrid, recurrent_bytes=150 * MIB)
+    preferences = LoadPreferences()
+    plan = make_plan(hybrid, machine(), preferences)
+    assert plan.n_rollback == 3
+    assert plan.memory.kv == memory(hybrid, 8192).kv + 3 * 20 * MIB
+    assert make_plan(large, machine(), preferences).n_rollback == 3
+    assert make_plan(large, machine(), replace(preferences, parallel=4)).n_rollback == 0
+    four = make_plan(hybrid, machine(), replace(preferences, parallel=4))
+    assert four.n_rollback == 3
+    assert four.memory.kv - memory(hybrid, four.n_cells, sequences=4).kv == 4 * 3 * 20 * MIB
+    assert make_plan(large, machine(), replace(preferences, n_drafted=9)).n_rollback == 9
+    assert make_plan(hybrid, machine(), replace(preferences, n_drafted=0)).n_rollback == 0
+    assert make_plan(hybrid, machine(), replace(preferences, exact=True)).n_rollback == 0
+    assert make_plan(replace(hybrid, can_roll_back=False), machine(), preferences).n_rollback == 0
+
+
+HEADS = replace(SMALL, n_draft_heads=1, can_use_heads=True, has_proven_heads=True, head_bytes=5 * MIB, head_cache=400.0)
+
+
+def test_prediction_heads_are_used_where_memory_allows_it() -> None:
+    plan = make_plan(HEADS, machine(), LoadPreferences())
+    assert plan.draft_heads
+    assert plan.memory == memory(HEADS, 8192, heads=True)
+    without = make_plan(HEADS, machine(), LoadPreferences(draft_heads=False))
+    assert not without.draft_heads
+    assert plan.memory.weights - without.memory.weights == 5 * MIB
+    assert plan.memory.kv - without.memory.kv == 8192 * 800
+    assert plan.memory.compute - without.memory.compute > 16 * 4 * HEADS.n_vocab
+    assert not make_plan(SMALL, machine(), LoadPreferences()).draft_heads
+    assert not make_plan(HEADS, machine(), LoadPreferences(exact=True)).draft_heads
+    assert not make_plan(HEADS, machine(gpus=(gpu(GIB),)), LoadPreferences()).draft_heads
+
+
+def test_without_memory_for_heads_the_context_comes_first() -> None:
+    large = replace(HEADS, head_bytes=2 * GIB, weight_bytes=SMALL.weight_bytes + 2 * GIB)
+    short = make_plan(large, machine(free=GIB), LoadPreferences())
+    assert not short.draft_heads
+    assert any("multi-token prediction are left out" in note for note in short.notes)
+    assert short.n_ctx == make_plan(large, machine(free=GIB), LoadPreferences(draft_heads=False)).n_ctx
+
+
+def test_heads_on_request_are_used_or_refused() -> None:
+    asked = LoadPreferences(draft_heads=True)
+    unproven = replace(HEADS, has_proven_heads=False)
+    assert make_plan(unproven, machine(), asked).draft_heads
+    assert not make_plan(unproven, machine(), LoadPreferences()).draft_heads
+    assert make_plan(HEADS, machine(gpus=(gpu(GIB),)), asked).draft_heads
+    with pytest.raises(UsageError, match="has no heads to draft with"):
+        make_plan(SMALL, machine(), asked)
+    for header, preferences in (
+        (replace(HEADS, can_use_heads=False), asked),
+        (HEADS, replace(asked, exact=True)),
+    ):
+        with pytest.raises(UsageError, match="can't draft"):
+            make_plan(header, machine(), preferences)
+
+
 def test_a_cache_that_takes_memory_on_use_has_no_copy() -> None:
     on, off = (LoadPreferences(flash_attention=choice) for choice in ("on", "off"))
     hardware = replace(machine(), kv_on_use=True)
     assert make_plan(SMALL, hardware, on).memory == memory(SMALL, 8192, start=8192)
     assert make_plan(SMALL, hardware, off).memory.growth == memory(SMALL, 8192).growth > 0
-    beside_gpu = replace(hardware, gpus=(gpu(GIB),))
-    assert make_plan(SMALL, beside_gpu, on).memory.growth > 0
-    assert make_plan(SMALL, beside_gpu, replace(on, gpu_layers=0)).memory.growth == 0
+    beside_gpu = replace(machine(), gpus=(gpu(GIB),))
+    assert make_plan(SMALL, beside_gpu, on).memory.growth == 0
+    assert make_plan(SMALL, beside_gpu, replace(on, gpu_layers=0)).memory.growth > 0
 
 
 def test_context_is_cut_to_what_fits_and_said() -> None:
@@ -262,6 +321,43 @@ def test_several_clients_share_cells_for_all_of_their_windows() -> None:
     assert "context 8,192 tokens for each of 8, 65,536 in all" in plan.summary
     load = plan.load(Path("/m.gguf"))
     assert (load.n_ctx, load.n_seq_max, load.n_cells, load.n_parked, load.exact) == (8192, 8, 65_536, 16, False)
+
+
+def test_on_a_gpu_the_cache_is_whole_when_the_model_is_loaded() -> None:
+    hardware = replace(machine(), gpus=(gpu(24 * GIB),))
+    for preferences in (LoadPreferences(), LoadPreferences(parallel=4)):
+        plan = make_plan(SMALL, hardware, preferences)
+        assert plan.n_ctx_start == plan.n_cells == 8192 * preferences.parallel
+        assert "its memory is allocated at once" in plan.summary
+        ((_, at_start),) = plan.gpu_bytes
+        assert at_start == plan.vram_bytes
+    assert make_plan(SMALL, hardware, LoadPreferences(gpu_layers=0)).n_ctx_start < 8192
+
+
+def test_more_clients_move_no_layer_off_the_gpu() -> None:
+    hardware = replace(machine(), gpus=(gpu(12 * GIB),))
+    one = make_plan(LARGE, hardware, LoadPreferences(n_ctx=8192))
+    many = make_plan(LARGE, hardware, LoadPreferences(n_ctx=8192, parallel=32))
+    assert (one.gpu_layers, many.gpu_layers) == (-1, -1)
+    assert 8192 < many.n_cells < 32 * 8192
+    assert len(many.notes) == 1
+    assert f"share {many.n_cells:,} tokens of KV cache" in many.notes[0]
+    assert "on GPUs" in many.notes[0]
+    more = make_plan(LARGE, hardware, LoadPreferences(n_ctx=many.n_cells + 256))
+    assert more.gpu_layers != -1
+
+
+def test_on_a_processor_each_client_gets_a_window_of_its_own_if_that_is_enough() -> None:
+    large = replace(LARGE, n_ctx_train=131_072)
+    one, four, many = (
+        make_plan(large, machine(free=24 * GIB), LoadPreferences(parallel=parallel)) for parallel in (1, 4, 32)
+    )
+    assert four.n_cells == 4 * four.n_ctx
+    assert 16_384 <= four.n_ctx < one.n_ctx
+    assert "for each of 4 answers at the same time" in four.notes[0]
+    assert f"(--parallel 1 leaves {one.n_ctx:,})" in four.notes[0]
+    assert many.n_ctx > one.n_ctx // 2, "windows of 32 clients would be short: they share what there is"
+    assert many.n_cells < 32 * many.n_ctx
 
 
 def test_one_client_is_what_it_was() -> None:

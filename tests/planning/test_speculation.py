@@ -21,6 +21,16 @@ from llmrun.protocol.speculation import AttentionTime, Speculation, StepsMeasure
 GIB = 1 << 30
 MACHINE = Hardware("Some CPU", ("avx2",), 4, 8, None, 16 * GIB, 12 * GIB)
 LOAD = Load("/tiny.gguf", 512, 512, threads=4)
+HYBRID = {
+    "general.architecture": "qwen35",
+    "qwen35.block_count": 4,
+    "qwen35.embedding_length": 64,
+    "qwen35.attention.head_count": 4,
+    "qwen35.ssm.conv_kernel": 4,
+    "qwen35.ssm.inner_size": 64,
+    "qwen35.ssm.state_size": 16,
+    "qwen35.ssm.group_count": 4,
+}
 TIMES = (StepTime(1, 0, 0.010), StepTime(4, 0, 0.020), StepTime(1, 1000, 0.030), StepTime(4, 1000, 0.060))
 
 
@@ -86,10 +96,34 @@ def test_another_shape_has_its_own(tmp_path: Path) -> None:
 
 def test_drafts_that_can_not_pay_are_only_made_when_asked_for(tmp_path: Path) -> None:
     drafting(tmp_path).remember(TIMES)
-    for each in (drafting(tmp_path, expert_count=8), drafting(tmp_path, replace(LOAD, exact=True))):
-        assert not each.lacks_times
-        assert each.speculation() is None
-        assert each.speculation(7) == Speculation(7)
+    each = drafting(tmp_path, replace(LOAD, exact=True))
+    assert not each.lacks_times
+    assert each.speculation() is None
+    assert each.speculation(7) == Speculation(7)
+
+
+def test_the_measured_table_decides_for_a_mixture(tmp_path: Path) -> None:
+    new = drafting(tmp_path, expert_count=8)
+    assert new.lacks_times
+    assert new.speculation(probes=True) is None, "a probe repeats one token, and so its experts"
+    new.remember(TIMES)
+    assert new.speculation() == Speculation(15, TIMES)
+
+
+def test_a_recurrent_model_drafts_as_many_as_it_can_take_back(tmp_path: Path) -> None:
+    def policy(n_rollback: int, most: int = AUTO) -> DraftPolicy:
+        path = write(tmp_path / "hybrid.gguf", tiny_model(HYBRID))
+        return DraftPolicy(read_header(path), MACHINE, replace(LOAD, n_rollback=n_rollback), tmp_path / "state", most)
+
+    assert not policy(0).lacks_times
+    assert policy(0).speculation() is policy(0).speculation(7) is None
+    new = policy(3)
+    assert new.lacks_times
+    assert new.speculation(probes=True) == Speculation(3, probes=True)
+    new.remember(TIMES)
+    assert policy(3).speculation() == Speculation(3, TIMES)
+    assert policy(3, 15).speculation() == Speculation(3)
+    assert policy(7).times == (), "copies of the state take time, too"
 
 
 @pytest.mark.parametrize(
@@ -127,7 +161,7 @@ def test_words(tmp_path: Path) -> None:
     assert new.words == "as many as the measured step times say will pay"
     assert drafting(tmp_path, most=7).words == "up to 7 per step"
     assert drafting(tmp_path, most=OFF).words == "none"
-    assert drafting(tmp_path, expert_count=8).words == "none, because they don't pay here"
+    assert drafting(tmp_path, replace(LOAD, exact=True)).words == "none, because they don't pay here"
 
 
 @pytest.mark.parametrize(

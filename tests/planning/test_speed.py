@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from llmrun.planning.measurement_cache import keep, machine_key
 from llmrun.planning.speed import gpu_speeds, measure, remembered, speed_of
 from llmrun.protocol.codec import as_dict
 from llmrun.protocol.devices import Gpu
-from llmrun.protocol.jobs.kernels import KERNELS, MachineSpeed, MeasureKernels, Rates
+from llmrun.protocol.jobs.kernels import KERNELS, MachineSpeed, MeasuredShare, MeasureKernels, Rates
 
 GIB = 1 << 30
 MACHINE = Hardware("CPU", ("avx2",), 4, 8, None, 16 * GIB, 8 * GIB)
@@ -31,10 +32,22 @@ class Engine:
         self.others = 0.0
         self.can = {"Q4_K", "Q6_K", "Q8_0"}
 
-    def do(self, kind: object, command: MeasureKernels, *, seconds: float) -> MachineSpeed:
+    def do(
+        self,
+        kind: object,
+        command: MeasureKernels,
+        on_update: Callable[[MeasuredShare], None] = lambda update: None,
+        *,
+        seconds: float,
+    ) -> MachineSpeed:
         assert kind is KERNELS
         self.asked.append(command)
-        return replace(ANSWER, types={kind: RATES for kind in command.types if kind in self.can})
+        on_update(MeasuredShare(0.5))
+        slow = 1 + self.others
+        rates = replace(
+            RATES, decode=tuple((size, rate / slow) for size, rate in RATES.decode), prefill=RATES.prefill / slow
+        )
+        return replace(ANSWER, read=3e10 / slow, types={kind: rates for kind in command.types if kind in self.can})
 
     def close(self) -> None:
         pass
@@ -57,6 +70,14 @@ def test_measured_once(engine: Engine, tmp_path: Path) -> None:
     assert again == first
 
 
+def test_a_measurement_tells_its_progress(engine: Engine, tmp_path: Path) -> None:
+    told: list[float] = []
+    speed_of(MACHINE, {"Q6_K"}, tmp_path, on_progress=told.append)
+    assert told == [0.0, 0.5]
+    speed_of(MACHINE, {"Q6_K"}, tmp_path, on_progress=told.append)
+    assert len(told) == 2
+
+
 def test_another_build_of_llama_cpp_is_measured_for_itself(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,7 +92,7 @@ def test_another_build_of_llama_cpp_is_measured_for_itself(
 def test_another_type_is_measured_and_joins(engine: Engine, tmp_path: Path) -> None:
     speed_of(MACHINE, {"Q6_K"}, tmp_path)
     found = speed_of(MACHINE, {"Q6_K", "Q8_0"}, tmp_path)
-    assert engine.asked[1] == MeasureKernels(4, ("Q8_0",))
+    assert engine.asked[1] == MeasureKernels(4, ("Q4_K", "Q8_0"))
     assert set(found.types) == {"Q4_K", "Q6_K", "Q8_0"}
 
 
@@ -121,19 +142,57 @@ def test_free_memory_is_not_the_machine(engine: Engine, tmp_path: Path) -> None:
     assert remembered(replace(MACHINE, memory_available=1), tmp_path)
 
 
-def test_old_figures_are_forgotten(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    speed_of(MACHINE, {"Q4_K"}, tmp_path)
+def test_old_figures_are_measured_again_when_the_machine_is_quiet(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quiet = speed_of(MACHINE, {"Q4_K", "Q6_K"}, tmp_path)
     now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now + 5 * 7 * 86_400)
-    assert remembered(MACHINE, tmp_path) is None
-    monkeypatch.setattr(time, "time", lambda: now - 86_400)  # a clock that was wrong
-    assert remembered(MACHINE, tmp_path) is None
+    for later in (5 * 7 * 86_400, -86_400):  # and a clock that was wrong
+        monkeypatch.setattr(time, "time", lambda later=later: now + later)
+        engine.others = 1.5
+        asked = len(engine.asked)
+        assert speed_of(MACHINE, {"Q4_K"}, tmp_path) == remembered(MACHINE, tmp_path) == quiet
+        assert len(engine.asked) == asked
+        engine.others = 0.0
+        assert set(speed_of(MACHINE, {"Q4_K"}, tmp_path).types) == {"Q4_K", "Q6_K"}
+        assert len(engine.asked) == asked + 1
 
 
-def test_figures_of_a_busy_machine_are_not_remembered(engine: Engine, tmp_path: Path) -> None:
+def test_figures_of_a_busy_machine_are_kept_until_it_is_calmer(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine.others = 1.5
-    assert speed_of(MACHINE, {"Q4_K"}, tmp_path).others == 1.5
-    assert list(tmp_path.iterdir()) == []
+    busy = speed_of(MACHINE, {"Q4_K"}, tmp_path)
+    assert busy.others == 1.5
+    engine.others = 0.9
+    assert speed_of(MACHINE, {"Q4_K"}, tmp_path) == busy, "two commands agree"
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 1000)
+    calmer = speed_of(MACHINE, {"Q4_K"}, tmp_path)
+    assert calmer.read > busy.read
+    engine.others = 3.0
+    monkeypatch.setattr(time, "time", lambda: now + 2000)
+    assert speed_of(MACHINE, {"Q4_K"}, tmp_path) == calmer, "a busier moment changes nothing"
+    engine.others = 0.0
+    quiet = speed_of(MACHINE, {"Q4_K"}, tmp_path)
+    assert quiet.read > calmer.read
+    engine.others = 1.5
+    monkeypatch.setattr(time, "time", lambda: now + 5 * 7 * 86_400)
+    assert speed_of(MACHINE, {"Q4_K"}, tmp_path) == remembered(MACHINE, tmp_path) == quiet
+
+
+@pytest.mark.parametrize("order", [(0.0, 1.5), (1.5, 0.9), (1.5, 3.0)])
+def test_a_type_that_joins_at_another_moment_is_as_fast_as_the_others_were(
+    engine: Engine, tmp_path: Path, order: tuple[float, float]
+) -> None:
+    engine.others = order[0]
+    first = speed_of(MACHINE, {"Q4_K"}, tmp_path)
+    engine.others = order[1]
+    found = speed_of(MACHINE, {"Q4_K", "Q6_K"}, tmp_path)
+    assert found.read == first.read
+    assert found.types["Q4_K"] == first.types["Q4_K"]
+    assert found.types["Q6_K"].prefill == pytest.approx(found.types["Q4_K"].prefill)
+    assert found.types["Q6_K"].decode[-1][1] == pytest.approx(found.types["Q4_K"].decode[-1][1])
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"time": 0}', "null", "\0", "[" * 100_000])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,23 @@ def test_every_byte_is_on_one_side(free: int) -> None:
     assert found.ram + found.vram == needs.needed + scratch
 
 
+class Windowed(Facts):
+    """A model whose last layers have windows, so that the first ones have the KV cache."""
+
+    def cache_shares(self, n_tokens: int, bytes_per_element: float = 2.0, **sizes: int) -> tuple[float, ...]:
+        return (*[0.1] * 10, *[0.0] * (self.n_layers - 10))
+
+
+def test_each_layer_takes_its_own_part_of_the_kv_cache() -> None:
+    facts = Windowed(**{each.name: getattr(DENSE, each.name) for each in fields(DENSE)})
+    kv = memory(DENSE, N_CTX).kv
+    even, found = split(80 * GIB, wish=38, facts=DENSE), split(80 * GIB, wish=38, facts=facts)
+    assert even.vram - found.vram == pytest.approx(kv * 37 / 48, rel=0.01)  # one of the 38 is the output
+    assert split(80 * GIB, facts=facts).vram == pytest.approx(split(80 * GIB, facts=DENSE).vram)
+    free = found.vram + GIB
+    assert split(free, facts=facts).gpu_layers > split(free, facts=DENSE).gpu_layers
+
+
 def test_several_gpus_have_as_much_less_to_hold_each() -> None:
     left = split(6 * GIB, 6 * GIB).cpu_experts
     in_first_half = sum(layer < 24 for layer in left)
@@ -138,7 +155,6 @@ SMOL = replace(
     weight_bytes=96_576_768,
     shares=LayerShares(
         (*(BLOCK / 96_576_768 for _ in range(30)), OUTPUT / 96_576_768),
-        (1 / 30,) * 30,
         OUTPUT / 96_576_768,
         LARGEST / 96_576_768,
     ),
@@ -215,7 +231,7 @@ def test_divisions_are_planned_as_llama_cpp_allocates_them(
 
 
 def test_a_tensor_is_counted_where_it_is_put() -> None:
-    shares = LayerShares((0.4, 0.4, 0.1), (0.5, 0.5), tensors={"token_embd": (-1, 0.1), "a.up": (0, 0.3)})
+    shares = LayerShares((0.4, 0.4, 0.1), tensors={"token_embd": (-1, 0.1), "a.up": (0, 0.3)})
     facts = replace(DENSE, n_layers=2, weight_bytes=GIB, shares=shares)
     needs = memory(facts, 512)
 

@@ -115,3 +115,13 @@ def test_which_model_is_meant() -> None:
         choose_model(server, (), None)
     with pytest.raises(UsageError, match="and 15 more"):
         choose_model(server, [one] * 25, None)
+
+
+def test_another_name_of_a_model_is_not_a_second_model() -> None:
+    server = read_server("http://127.0.0.1:8080", {})
+    model, alias = ServedModel("qwen-3"), ServedModel("fast", alias_of="qwen-3")
+    assert choose_model(server, (model, alias), None) == model
+    assert choose_model(server, (model, alias), "fast") == alias
+    with pytest.raises(UsageError, match="has 2 models"):
+        choose_model(server, (model, alias, ServedModel("lama")), None)
+    assert choose_model(server, (alias,), None) == alias, "its model is not listed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import subprocess
@@ -13,9 +14,10 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from llmrun.errors import EngineCrashedError
+from llmrun.errors import EngineCrashedError, ResourceError
 from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import AnswerRequest, Cancel, Generate, Message
+from llmrun.runner import launch as launching
 from llmrun.runner.client import EngineClient
 from llmrun.runner.launch import launch
 from llmrun.runner.pipe import Pipe
@@ -161,3 +163,16 @@ def test_the_engine_does_not_outlive_a_front_that_just_ends(eventually: Eventual
     program = "from llmrun.runner.client import EngineClient; print(EngineClient().pid)"
     done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True, timeout=60)
     assert eventually(lambda: gone(int(done.stdout)), 60.0)
+
+
+def test_a_system_that_refuses_a_process_is_reported_when_one_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **more: object) -> None:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    monkeypatch.setattr(launching, "_prestarted", None)
+    launching.prestart()
+    assert launching.take_prestarted() is None
+    with pytest.raises(ResourceError, match="no process can be started") as refused:
+        EngineClient()
+    assert refused.value.why == os.strerror(errno.EAGAIN)

@@ -21,6 +21,7 @@ from llmrun.errors import (
     ContextOverflowError,
     EngineCrashedError,
     OutOfMemoryError,
+    ResourceError,
 )
 from llmrun.protocol.jobs import JobKind
 from llmrun.protocol.jobs.bench import BENCH, Bench, BenchTest
@@ -275,7 +276,7 @@ def test_a_file_that_kills_engines_is_named_whatever_it_was_read_for(start: Star
 
 
 def test_a_command_that_does_not_exist() -> None:
-    with pytest.raises(OSError, match="no/such"):
+    with pytest.raises(ResourceError, match="No such file"):
         launch(("/no/such/engine",))
 
 

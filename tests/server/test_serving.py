@@ -249,6 +249,7 @@ def test_models_have_their_context_window(serve: Serve, tmp_path: Path) -> None:
     for name in (server.model, "gpt-5"):
         entry = next(each for each in server.get("/v1/models").json["data"] if each["id"] == name)
         assert entry["context_length"] == entry["max_model_len"] == n_ctx
+        assert entry.get("alias_of") == (None if name == server.model else server.model)
     page = server.get("/v1/models", anthropic_version="2023-06-01").json
     entry = page["data"][0]
     assert (page["has_more"], page["first_id"], entry["id"]) == (False, server.model, server.model)
@@ -426,8 +427,25 @@ def test_text_of_a_running_stream_is_written_without_waking_its_task(
     assert ("".join(texts), answer.body.endswith(b"data: [DONE]\n\n")) == ("Hello", True)
 
 
-def test_a_client_that_does_not_read_stalls_no_other_and_gets_all_in_the_end(serve: Serve) -> None:
-    """Ten megabytes each: more than the sockets hold."""
+def test_a_client_that_does_not_read_stalls_no_other_and_gets_all_in_the_end(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten megabytes each: more than the sockets hold. A file holds them meanwhile, not the memory."""
+    waiting = list[exchange._Backlog]()
+    n_queued = list[int]()
+
+    class Backlog(exchange._Backlog):
+        def __init__(self) -> None:
+            super().__init__()
+            waiting.append(self)
+
+    class Queue(asyncio.Queue[Any]):
+        def put_nowait(self, item: Any) -> None:
+            super().put_nowait(item)
+            n_queued.append(self.qsize())
+
+    monkeypatch.setattr(exchange, "_Backlog", Backlog)
+    monkeypatch.setattr(exchange.asyncio, "Queue", Queue)
     server = serve("flood_together")
     with socket.socket() as slow, server.connect() as fast:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
@@ -437,6 +455,10 @@ def test_a_client_that_does_not_read_stalls_no_other_and_gets_all_in_the_end(ser
         for connection in (fast, slow):
             texts = [event["choices"][0]["delta"].get("content", "") for event in parse(read_all(connection)).events]
             assert "".join(texts) == "".join(f"{number:032768}" for number in range(300))
+            if connection is fast:
+                assert any(each._file._rolled for each in waiting)  # type: ignore[attr-defined]
+    assert max(n_queued) < 20
+    assert eventually(lambda: all(each._file.closed for each in waiting), SECONDS)
 
 
 def test_two_streams_on_one_connection_have_whole_chunks(serve: Serve) -> None:

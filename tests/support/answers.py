@@ -14,7 +14,7 @@ STATS = Stats(
     context_used=159, n_ctx=8192, seed=1234,
 )  # fmt: skip
 SUMMARY = (
-    "prefill 31 tokens 412 t/s · decode 128 tokens 131.2 t/s · TTFT 0.21 s · "
+    "prefill 31 tokens 412 tokens/s · decode 128 tokens 131.2 tokens/s · TTFT 0.21 s · "
     "inter-token p50 7.5 ms p95 8.1 ms · ctx 159/8,192 · seed 1234"
 )
 """The figures of STATS, as an answer ends with them."""

@@ -27,8 +27,6 @@ class BeamCase(NamedTuple):
     early_stopping: str
     repetition: float
     end_bias: float
-    groups: int = 1
-    diversity: float = 0.0
 
     @property
     def name(self) -> str:
@@ -38,7 +36,7 @@ class BeamCase(NamedTuple):
 
 def cases() -> list[BeamCase]:
     """All of them."""
-    plain = [
+    return [
         BeamCase(model, beams, penalty, stopping, repetition, 4.0)
         for model in MODELS
         for beams in (2, 4)
@@ -46,14 +44,6 @@ def cases() -> list[BeamCase]:
         for stopping in ("true", "false", "never")
         for repetition in (1.0, 1.3)
     ]
-    diverse = [
-        BeamCase(model, 4, penalty, stopping, 1.0, 4.0, groups, 0.7)
-        for model in MODELS
-        for penalty in (0.0, 1.0)
-        for stopping in ("true", "false", "never")
-        for groups in (2, 4)
-    ]
-    return plain + diverse
 
 
 def prompt_of(seed: int, n_vocab: int) -> list[int]:
@@ -70,6 +60,4 @@ def settings_of(case: BeamCase) -> dict[str, Any]:
         "num_beams": case.beams, "num_return_sequences": case.beams, "length_penalty": case.length_penalty,
         "early_stopping": stopping, "repetition_penalty": case.repetition, "max_new_tokens": LONGEST,
     }  # fmt: skip
-    if case.groups > 1:
-        found |= {"num_beam_groups": case.groups, "diversity_penalty": case.diversity}
     return found

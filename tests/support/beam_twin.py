@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -37,19 +37,18 @@ class TableContinuations:
         self.search: BeamSearch
         self._row, self._end = row, end
 
-    def likeliest(self, beam: Beam, count: int, lowered: Mapping[int, float]) -> Sequence[tuple[int, float]]:
+    def likeliest(self, beam: Beam, count: int) -> Sequence[tuple[int, float]]:
         tokens = tuple(self.search.tree[node].token for node in self.search.path(beam.node))
-        values = [(token, value - lowered.get(token, 0.0)) for token, value in enumerate(self._row(tokens))]
-        return sorted(values, key=lambda pair: -pair[1])[:count]
+        return sorted(enumerate(self._row(tokens)), key=lambda pair: -pair[1])[:count]
 
     def ends(self, beam: Beam, token: int) -> bool:
         return token == self._end
 
 
-def ours(row: Table, end: int, settings: BeamSettings, longest: int, n_prompt: int) -> Found:
+def ours(row: Table, end: int, settings: BeamSettings, longest: int) -> Found:
     """What our search finds."""
     continuations = TableContinuations(row, end)
-    continuations.search = search = BeamSearch(settings, n_prompt, longest)
+    continuations.search = search = BeamSearch(settings, longest)
     while not search.over:
         search.step(continuations)
     answers = search.answers()
@@ -81,23 +80,3 @@ def transformers(row: Table, end: int, settings: BeamSettings, longest: int) -> 
         if not improves or (early == "true" and all(done for *_, done in finished)) or all(hits):
             break
     return [(tokens, score) for tokens, score, done in finished if done]
-
-
-def vllm(row: Table, end: int, settings: BeamSettings, longest: int, n_prompt: int) -> Found:
-    """What vLLM's search finds."""
-
-    def score(tokens: tuple[int, ...], total: float) -> float:
-        length = n_prompt + len(tokens) - (tokens[-1] == end)
-        return float(total / length**settings.length_penalty)
-
-    beams: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
-    completed: list[tuple[tuple[int, ...], float]] = []
-    for _ in range(longest):
-        grown = []
-        for tokens, total in beams:
-            best = sorted(enumerate(row(tokens)), key=lambda pair: -pair[1])[: 2 * settings.beams]
-            for token, value in best:
-                (completed if token == end else grown).append(((*tokens, token), total + value))
-        beams = sorted(grown, key=lambda beam: -score(*beam))[: settings.beams]
-    scored = [(tokens, score(tokens, total)) for tokens, total in (*completed, *beams)]
-    return sorted(scored, key=lambda each: -each[1])[: settings.beams]

@@ -76,12 +76,18 @@ class Conversation:
         self.engine.add(request, tokens, sampler, Limits(most, stop, ban), **more)
 
     def run(self) -> None:
-        """Step until all is answered."""
+        """Step until all is answered, then rest, as the engine's process does."""
         for _ in range(2000):
             if not self.engine.busy:
+                self.rest()
                 return
             self.events += self.engine.step()
         raise AssertionError("the engine does not come to an end")
+
+    def rest(self) -> None:
+        """Copy parked prefixes, as the engine's process does while nothing is to be computed."""
+        while self.engine.offload():
+            pass
 
     def answer(self, *args: object, **options: object) -> tuple[str, str]:
         """Text and reason of one request."""

@@ -12,6 +12,7 @@ import itertools
 import json
 import math
 import zlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -84,7 +85,7 @@ class FakeVocabulary:
         self.control_texts = tuple(CONTROL.values())
         self.bos_text, self.eos_text = CONTROL[BEGIN], CONTROL[END]
 
-    def tokenize(self, text: str, *, special: bool) -> list[int]:
+    def tokenize(self, text: str, *, special: bool, begins: bool = True) -> list[int]:
         """Bytes; with special, control texts become their tokens."""
         for token, control in CONTROL.items() if special else ():
             if control in text:
@@ -125,9 +126,13 @@ class FakeContext:
     Args:
         model: what computes the logits.
         cuts: whether forget() can drop a part of a sequence; recurrent models can't.
+        n_rollback: without cuts, last tokens of a batch that forget() can drop once after it, but not the first one;
+            only if all sequences of the batch have equally many.
         has_checkpoints: as in base.Context.
+        window: of a sliding window in some layers; a batch overwrites all cells that its first token does not look at.
         unified: whether sequences share anything; by default, where there is more than one.
-        n_stream: as in loading.Load.
+        streams: each sequence has a stream of its own, and prefixes are copied.
+        on_device: as in base.Context.
         n_cells: as many as all sequences' windows have, by default.
         n_outputs: as in base.Context.
 
@@ -150,9 +155,12 @@ class FakeContext:
         n_seq_max: int = 1,
         n_parked: int = 0,
         cuts: bool = True,
+        n_rollback: int = 0,
         has_checkpoints: bool = False,
+        window: int = 0,
         unified: bool | None = None,
-        n_stream: int = 0,
+        streams: bool = False,
+        on_device: bool = False,
         n_cells: int | None = None,
         n_outputs: int = 16,
     ) -> None:
@@ -162,8 +170,7 @@ class FakeContext:
         self.n_seq_max, self.n_parked = n_seq_max, n_parked
         self.n_cells = n_ctx * n_seq_max if n_cells is None else n_cells
         self.shares = n_seq_max > 1 if unified is None else unified
-        self.unified = self.shares and not n_stream
-        self._stream = n_stream
+        self.unified, self.on_device = self.shares and not streams, on_device
         self.adapters: tuple[AdapterScale, ...] = ()
         self.calls: list[list[Entry]] = []
         self.faults: dict[int, Exception] = {}
@@ -175,6 +182,11 @@ class FakeContext:
         self._model = model
         self.n_outputs = max(n_outputs, n_seq_max)
         self.cuts, self.has_checkpoints = cuts, has_checkpoints
+        self.max_draft = self.n_outputs - 1 if cuts else n_rollback
+        self._droppable: dict[int, int] = {}  # without cuts, sequence -> its last tokens that can be dropped
+        self._unknown: set[int] = set()  # without cuts, sequences whose state a failed batch has changed
+        self._window = window
+        self._first = dict.fromkeys(range(n_seq_max + n_parked), 0)  # position that the window has not passed
         self._numbers = itertools.count()
         self._cells: dict[int, list[Cell]] = {sequence: [] for sequence in range(n_seq_max + n_parked)}
         self._rows: dict[int, ctypes.Array[ctypes.c_float]] = {}
@@ -203,21 +215,29 @@ class FakeContext:
         self.before_decode(number)
         if self.n_used + len(batch) > self.n_cells:
             raise CacheFull
-        if self._stream and any(entry.position >= self._stream for entry in batch):
-            self.unified = True
-        fault = self.faults.get(number)
+        fault, passed = self.faults.get(number), dict[int, int]()
         if self.poison in [entry.token for entry in batch]:
             fault = DecodeError("llama.cpp could not decode it")
         for index, entry in enumerate(batch[: len(batch) // 2] if fault else batch):
             cells = self._cells[entry.sequence_id]
             assert entry.position == len(cells), "a position is missing, or written twice"
+            assert self._has_window(entry.sequence_id, len(cells)), "cells of the window are gone"
             cells.append(Cell(next(self._numbers), entry.token, self.adapters))
             assert {cell.adapters for cell in cells} == {self.adapters}, "computed with other adapters"
             if entry.wants_logits:
                 seen = [*self.cached(entry.sequence_id), *(number + int(8 * scale) for number, scale in self.adapters)]
                 self._rows[index] = (ctypes.c_float * N_VOCAB)(*self._model(seen))
+        rows = Counter(entry.sequence_id for entry in batch)
+        for entry in reversed(batch) if self._window else ():  # last of all, the first token of each sequence
+            passed[entry.sequence_id] = entry.position - self._window + 1
+        for sequence_id, first in passed.items():
+            self._first[sequence_id] = max(self._first[sequence_id], first)
         if fault:
+            self._unknown |= set() if self.cuts else {*rows}
             raise fault
+        assert self._unknown.isdisjoint(rows), "continued from a state that a failed batch has changed"
+        are_equal = len({*rows.values()}) == 1
+        self._droppable = {each: min(self.max_draft, count - 1) for each, count in rows.items() if are_equal}
         if not self.is_asynchronous:
             self.synchronize()
 
@@ -226,17 +246,24 @@ class FakeContext:
         assert limit.steps > 0
         steps: RunSteps = []
         entries = [row.entry for row in rows]
+        submitted = is_last = False
+        failure: Exception | None = None
+
+        def plans() -> bool:
+            return any(_plan(row, entry.position, len(rows)) for row, entry in zip(rows, entries, strict=True))
+
         for number in range(limit.steps):
-            if any(_plan(row, entry.position, len(rows)) for row, entry in zip(rows, entries, strict=True)):
+            if not submitted and plans():
                 return Run(steps)
-            try:
-                self.decode(entries)
-            except (Aborted, DecodeError) as failure:
-                return Run(steps, failure=failure)
-            except CacheFull:
+            if not submitted:
+                failure = self._try(entries)
+            submitted = False
+            if isinstance(failure, CacheFull):
                 if not number:
-                    raise
+                    raise failure
                 return Run(steps)
+            if isinstance(failure, Aborted | DecodeError):
+                return Run(steps, failure=failure)
             tokens, failed = list[int](), list[int]()
             for index, row in enumerate(rows):
                 try:
@@ -250,15 +277,28 @@ class FakeContext:
             steps.append(((*tokens,), 0.0, 0.0))
             if failed or any(map(self.vocabulary.is_end, tokens)) or limit.interrupted.is_set:
                 return Run(steps, failed)
-            if limit.seconds <= 0 and number < limit.steps - 1:
-                if limit.take is None or limit.take(steps) < 0:
-                    return Run([] if limit.take else steps)
-                steps = []
+            if is_last or number == limit.steps - 1 or (limit.seconds <= 0 and limit.take is None):
+                return Run(steps)
             entries = [
                 Entry(token, entry.position + 1, entry.sequence_id, True)
                 for token, entry in zip(tokens, entries, strict=True)
             ]
+            if limit.seconds <= 0 and limit.take is not None:
+                if self.on_device and not plans():
+                    submitted, failure = True, self._try(entries)
+                is_last = limit.take(steps) < 0
+                if is_last and not submitted:
+                    return Run([])
+                steps = []
         return Run(steps)
+
+    def _try(self, batch: Sequence[Entry]) -> Exception | None:
+        """Decode a batch; return what it raises."""
+        try:
+            self.decode(batch)
+        except (Aborted, CacheFull, DecodeError) as error:
+            return error
+        return None
 
     def synchronize(self) -> None:
         """See base.Context."""
@@ -281,17 +321,33 @@ class FakeContext:
 
     def can_forget(self, sequence_id: int, start: int) -> bool:
         """See base.Context."""
-        return self.cuts or start == 0 or start >= len(self._cells[sequence_id])
+        if start == 0:
+            return True
+        if self.cuts:
+            return start >= len(self._cells[sequence_id]) or self._has_window(sequence_id, start)
+        n_dropped = len(self._cells[sequence_id]) - start
+        return sequence_id not in self._unknown and n_dropped <= self._droppable.get(sequence_id, 0)
+
+    def _has_window(self, sequence_id: int, position: int) -> bool:
+        """Return whether all tokens that this position looks at in a window are cached."""
+        return not self._window or self._first[sequence_id] <= max(0, position - self._window + 1)
 
     def forget(self, sequence_id: int, start: int) -> bool:
         """See base.Context."""
         found = self.can_forget(sequence_id, start)
         if found:
+            if start < len(self._cells[sequence_id]):
+                self._droppable.pop(sequence_id, None)
+            if start == 0:
+                self._unknown.discard(sequence_id)
             del self._cells[sequence_id][start:]
+            self._first[sequence_id] = self._first[sequence_id] if start else 0
         return found
 
     def drop(self, sequence_id: int, start: int, end: int) -> bool:
         """See base.Context. Like llama.cpp, it would move a shared cell for everybody."""
+        if self._first[sequence_id] > 0:
+            return False
         behind = self._cells[sequence_id][start:]
         others = [cells for other, cells in self._cells.items() if other != sequence_id]
         assert set(behind).isdisjoint(itertools.chain.from_iterable(others)), "another sequence's cells are moved"
@@ -304,11 +360,16 @@ class FakeContext:
         assert self.shares
         assert not self._cells[target], "the target is not empty"
         assert length <= len(self._cells[source])
-        if not self.cuts and length < len(self._cells[source]):
+        first = self._first[source]
+        if (not self.cuts and length < len(self._cells[source])) or not self.can_forget(source, length):
             if checkpoint is None:
                 return False
-            assert json.loads(checkpoint) == self.cached(source)[:length], "a checkpoint of something else"
+            first, *tokens = json.loads(checkpoint)
+            assert tokens == self.cached(source)[:length], "a checkpoint of something else"
+        self._first[target] = first if length else 0
         self._cells[target] = self._cells[source][:length]
+        self._droppable.pop(source, None)
+        self._droppable.pop(target, None)
         if not self.unified:
             self._divide(target)
         return True
@@ -316,22 +377,17 @@ class FakeContext:
     def checkpoint(self, sequence_id: int) -> bytearray:
         """See base.Context."""
         assert self.has_checkpoints
-        return bytearray(json.dumps(self.cached(sequence_id)).encode())
+        return bytearray(json.dumps([self._first[sequence_id], *self.cached(sequence_id)]).encode())
 
     def go_back(self, sequence_id: int, checkpoint: bytearray, length: int) -> bool:
         """See base.Context."""
-        assert json.loads(checkpoint) == self.cached(sequence_id)[:length], "a checkpoint of something else"
+        first, *tokens = json.loads(checkpoint)
+        assert tokens == self.cached(sequence_id)[:length], "a checkpoint of something else"
         del self._cells[sequence_id][length:]
+        self._droppable.pop(sequence_id, None)
+        self._unknown.discard(sequence_id)
+        self._first[sequence_id] = first
         return True
-
-    def choose_kv_layout(self, longest: int) -> bool:
-        """See base.Context."""
-        was, lengths = self.unified, [longest, *map(len, self._cells.values())]
-        if self._stream and (longest > self._stream or max(lengths) <= self._stream):
-            self.unified = longest > self._stream
-        for sequence_id in self._cells if was and not self.unified else ():
-            self._divide(sequence_id)
-        return was and not self.unified
 
     def _divide(self, sequence_id: int) -> None:
         """Give a sequence cells of its own."""
@@ -341,16 +397,20 @@ class FakeContext:
         """See base.Context."""
         cells = self._cells[sequence_id]
         adapters = cells[0].adapters if cells else ()
-        return bytearray(json.dumps([*self.cached(sequence_id), *adapters]).encode())
+        window = [self._first[sequence_id]] if self._window else []
+        return bytearray(json.dumps([*window, *self.cached(sequence_id), *adapters]).encode())
 
     def set_state(self, sequence_id: int, state: bytes | bytearray, n_tokens: int) -> bool:
         """See base.Context; a state that begins with "bad" is refused."""
-        self._cells[sequence_id] = []
+        self._cells[sequence_id], self._first[sequence_id] = [], 0
+        self._droppable.pop(sequence_id, None)
+        self._unknown.discard(sequence_id)
         if self.set_state_error is not None:
             raise self.set_state_error
         if n_tokens > self.n_ctx or state.startswith(b"bad") or self.n_used + n_tokens > self.n_cells:
             return False
         found = json.loads(state)
+        self._first[sequence_id] = found.pop(0) if self._window else 0
         adapters = tuple(AdapterScale(*each) for each in found[n_tokens:])
         self._cells[sequence_id] = [Cell(next(self._numbers), token, adapters) for token in found[:n_tokens]]
         return True

@@ -7,7 +7,7 @@ that is started, with commas between them; the last one goes on. In the mode "no
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from llmrun.__main__ import main
@@ -17,17 +17,17 @@ _FAKE = str(Path(__file__).with_name("fake_engine.py"))
 
 
 def _faking(modes: list[str]) -> None:
-    real = launch.launch
+    real = launch._start  # what launch() and prestart() call
 
-    def fake(command: Sequence[str] = launch.ENGINE, **options: object) -> launch.EngineHandle:
+    def fake(command: Sequence[str], verbose: bool, environment: Mapping[str, str] | None) -> launch.EngineHandle:
         own, more = command[: len(launch.ENGINE)], command[len(launch.ENGINE) :]
         if own != launch.ENGINE:
-            return real(command, **options)  # type: ignore[arg-type]
+            return real(command, verbose, environment)
         mode = modes.pop(0) if len(modes) > 1 else modes[0]
         assert mode != "none", "an engine was started"
-        return real((sys.executable, _FAKE, mode, *more), **options)  # type: ignore[arg-type]
+        return real((sys.executable, _FAKE, mode, *more), verbose, environment)
 
-    launch.launch = fake
+    launch._start = fake
 
 
 if __name__ == "__main__":

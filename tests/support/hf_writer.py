@@ -262,7 +262,8 @@ def tokenizer_model(*, kind: int = 2, adds_space: bool = True) -> bytes:
         piece = _field(1, text.encode()) + b"\x15" + struct.pack("<f", -float(max(number - 258, 0)))
         out += _field(1, piece + (b"\x18" + _varint(kinds) if kinds != 1 else b""))
     out += _field(2, b"\x18" + _varint(kind) + _varint(35 << 3) + b"\x01")  # 35: byte_fallback
-    return out + _field(3, _field(1, b"identity") + b"\x18" + _varint(adds_space))
+    keeps_spaces = b"\x20\x00"  # remove_extra_whitespaces, as in Llama 2 and Gemma
+    return out + _field(3, _field(1, b"identity") + b"\x18" + _varint(adds_space) + keeps_spaces)
 
 
 def word_piece() -> dict[str, Any]:

@@ -14,11 +14,15 @@ from support.tiny_models import ARCHITECTURES, N_LAYERS, WINDOW
 
 HYBRIDS = ("lfm2", "qwen35", "qwen35moe", "granitehybrid", "nemotron_h", "jamba", "mamba2")
 WINDOWED = ("gemma3", "gpt-oss")
+# All experts for each token: of random ones, which two are the best is decided by roundings, and they differ with what
+# else is in a batch.
+ALL_EXPERTS = {"expert_used_count": 4}
 CASES = {
     **{name: Case(name, ARCHITECTURES[name]) for name in (*HYBRIDS, *WINDOWED, "llama")},
+    "gpt-oss": Case("gpt-oss", {**ARCHITECTURES["gpt-oss"], **ALL_EXPERTS}),
     # As many values as heads times their length.
     "qwen35": Case("qwen35", {"ssm.inner_size": 32}),
-    "qwen35moe": Case("qwen35moe", {**ARCHITECTURES["qwen35moe"], "ssm.inner_size": 32}),
+    "qwen35moe": Case("qwen35moe", {**ARCHITECTURES["qwen35moe"], **ALL_EXPERTS, "ssm.inner_size": 32}),
     # A recurrent layer, attention, a recurrent layer, a feed-forward layer.
     "nemotron_h": Case("nemotron_h", {"attention.head_count_kv": [0, 1, 0, 0], "feed_forward_length": [0, 0, 0, 64]}),
 }

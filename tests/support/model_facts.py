@@ -21,6 +21,12 @@ class Facts:
     n_parameters: int = 134_515_008
     recurrent_bytes: int = 0
     window_bytes: int = 0
+    can_roll_back: bool = False
+    n_draft_heads: int = 0
+    can_use_heads: bool = False
+    has_proven_heads: bool = False
+    head_bytes: int = 0
+    head_cache: float = 0.0  # per token and element of one byte
     rope_depends_on_window: bool = False
     key_length: int = 64
     most_heads: int = 9
@@ -35,10 +41,16 @@ class Facts:
             return self.shares
         rest = (self.weight_bytes - sum(self.expert_bytes.values())) / (self.n_layers + 1)
         weights = tuple((rest + self.expert_bytes.get(layer, 0)) / self.weight_bytes for layer in range(self.n_layers))
-        return LayerShares((*weights, rest / self.weight_bytes), (1 / self.n_layers,) * self.n_layers)
+        return LayerShares((*weights, rest / self.weight_bytes))
 
-    def cache_bytes(self, n_tokens: int, bytes_per_element: float = 2.0, *, ubatch: int, sequences: int = 1) -> float:
+    def cache_shares(self, n_tokens: int, bytes_per_element: float = 2.0, **sizes: int) -> tuple[float, ...]:
+        return (1 / self.n_layers,) * self.n_layers
+
+    def cache_bytes(self, n_tokens: int, bytes_per_element: float = 2.0, **sizes: int) -> float:
         return n_tokens * self.kv_bytes_per_token(bytes_per_element)
+
+    def head_cache_bytes(self, n_tokens: int, bytes_per_element: float = 2.0) -> int:
+        return int(self.head_cache * n_tokens * bytes_per_element)
 
     def kv_bytes_per_token(self, bytes_per_element: float = 2.0) -> float:
         return self.kv_bytes * bytes_per_element

@@ -9,6 +9,7 @@ from support.chromium import Chromium
 from support.served import SECONDS, LiveServer
 
 KEYS = {"Enter": ("Enter", 13, "\r"), "Tab": ("Tab", 9, ""), "Escape": ("Escape", 27, ""), "Space": (" ", 32, " ")}
+KEYS["ArrowUp"] = ("ArrowUp", 38, "")
 LAST = "[...document.querySelectorAll('.answer .text.markdown')].at(-1)"
 IDLE = "document.body?.dataset.ready && document.querySelector('#stop').hidden"
 ACTIVE = "document.activeElement"

@@ -60,12 +60,100 @@ class Screen(pyte.HistoryScreen):
         return "".join(row[column].data for column in range(self.columns)).rstrip()
 
 
+class ReflowingScreen(Screen):
+    """A screen that wraps its rows anew when its width changes, as kitty, foot, GNOME Terminal and Windows Terminal do.
+
+    A row that the terminal wrapped by itself continues in the next one, in a copy too; cells that nothing was written
+    to are no blanks.
+    """
+
+    def draw(self, data: str) -> None:
+        for char in data:
+            cells = char_width(char)
+            wraps = self.cursor.x + cells > self.columns and cells > 0 and pyte.modes.DECAWM in self.mode
+            row = self.buffer[self.cursor.y]
+            if wraps:
+                row.continues = True
+            elif cells:
+                row.continues = False
+            super().draw(char)
+
+    def erase_in_line(self, how: int = 0, *args: object, **options: object) -> None:
+        super().erase_in_line(how, *args, **options)
+        row = self.buffer[self.cursor.y]
+        first, end = {0: (self.cursor.x, self.columns), 1: (0, self.cursor.x + 1), 2: (0, self.columns)}[how]
+        for column in range(first, end):
+            row.pop(column, None)
+        row.continues = False
+
+    def erase_in_display(self, how: int = 0, *args: object, **options: object) -> None:
+        assert how == 0, "nothing else is used by views"
+        super().erase_in_display(how, *args, **options)
+        self.erase_in_line(0)
+        for number in range(self.cursor.y + 1, self.lines):
+            self.buffer.pop(number, None)
+
+    def _lines(self) -> tuple[list[list[pyte.screens.Char]], tuple[int, int]]:
+        """Lines of cells as the program wrote them, and the cursor's line and cell."""
+        blank = self.default_char
+        rows = [*self.history.top, *(self.buffer[number] for number in range(self.lines))]
+        n_history = len(self.history.top)
+        lines: list[list[pyte.screens.Char]] = [[]]
+        place = 0, 0
+        for number, row in enumerate(rows):
+            if number == n_history + self.cursor.y:
+                place = len(lines) - 1, len(lines[-1]) + self.cursor.x
+            used = max(row, default=-1) + 1
+            lines[-1] += [row.get(column, blank) for column in range(used)]
+            if not getattr(row, "continues", False):
+                lines.append([])
+        while len(lines) > place[0] + 1 and not lines[-1]:
+            lines.pop()
+        return lines, place
+
+    def reflow(self, columns: int) -> None:
+        """Change the width."""
+        lines, (cursor_line, cursor_cell) = self._lines()
+        kind = type(self.buffer[0])
+        rows, at = [], (0, 0)
+        for number, line in enumerate(lines):
+            row = kind(self.default_char)
+            rows.append(row)
+            used = 0
+            for index, cell in enumerate(line):
+                stub = index + 1 < len(line) and line[index + 1].data == ""
+                if used + 1 + stub > columns:
+                    row.continues = True
+                    row = kind(self.default_char)
+                    rows.append(row)
+                    used = 0
+                if number == cursor_line and index == cursor_cell:
+                    at = len(rows) - 1, used
+                row[used] = cell
+                used += 1
+            if number == cursor_line and cursor_cell >= len(line):
+                at = len(rows) - 1, min(used + cursor_cell - len(line), columns)
+        n_history = max(len(rows) - self.lines, 0)
+        self.columns = columns
+        self.history.top.clear()
+        self.history.top.extend(rows[:n_history])
+        self.buffer.clear()
+        self.buffer.update(enumerate(rows[n_history:]))
+        self.cursor.y, self.cursor.x = at[0] - n_history, at[1]
+        self.margins = None
+
+    def copied(self) -> str:
+        """What a user gets who selects all."""
+        lines = ["".join(cell.data for cell in line) for line in self._lines()[0]]
+        return "\n".join(lines).rstrip("\n")
+
+
 class Terminal(io.StringIO):
     """A stream that draws on a screen."""
 
-    def __init__(self, columns: int = 80, rows: int = 24) -> None:
+    def __init__(self, columns: int = 80, rows: int = 24, kind: type[Screen] = Screen) -> None:
         super().__init__()
-        self.screen = Screen(columns, rows)
+        self.screen = kind(columns, rows)
         self._parser = pyte.Stream(self.screen)
         self.n_writes = 0
 

@@ -1,14 +1,12 @@
 """Makes tests/engine/jobs/beams.json: what transformers' beam search finds on tiny random models.
 
-Needs torch. transformers 4.5x and 5 search plainly, 4.48 is the last one that has diverse groups in itself:
+Needs torch and transformers:
 
-    PYTHONPATH=tests python tests/upstream/beam_goldens.py plain
-    PYTHONPATH=tests python tests/upstream/beam_goldens.py diverse
+    PYTHONPATH=tests python tests/upstream/beam_goldens.py
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import logging
@@ -24,25 +22,22 @@ _REPEATS = 4
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=("plain", "diverse"))
-    kind = parser.parse_args().kind
     logging.disable()
     import torch
     import transformers
 
     torch.set_grad_enabled(False)
     torch.manual_seed(0)
-    goldens = json.loads(GOLDENS.read_text()) if GOLDENS.exists() else {}
-    goldens[kind] = {"transformers": transformers.__version__, "cases": {}}
+    found: dict[str, dict[str, Any]] = {}
     for model in MODELS:
         with tempfile.TemporaryDirectory() as place:
             network = transformers.AutoModelForCausalLM.from_pretrained(
                 folder_of(model, Path(place)), torch_dtype=torch.float32, attn_implementation="eager"
             )
             for case in cases():
-                if case.model == model and (case.groups > 1) == (kind == "diverse"):
-                    goldens[kind]["cases"][case.name] = golden(network, case)
+                if case.model == model:
+                    found[case.name] = golden(network, case)
+    goldens = {"transformers": transformers.__version__, "cases": found}
     GOLDENS.write_text(json.dumps(goldens, indent=None, separators=(",", ":")).replace('"],"', '"],\n"') + "\n")
 
 

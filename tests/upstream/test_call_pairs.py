@@ -88,7 +88,7 @@ class Bytes:
     suppressed = ()
     control_texts: tuple[str, ...] = ()
 
-    def tokenize(self, text: str, *, special: bool) -> list[int]:
+    def tokenize(self, text: str, *, special: bool, begins: bool = True) -> list[int]:
         return [*text.encode()]
 
     def with_bos(self, tokens: list[int]) -> list[int]:

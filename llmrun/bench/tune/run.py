@@ -132,10 +132,10 @@ def tune(
     return replace(found, warnings=watch.warnings)
 
 
-def measure_steps(spec: ModelSpec, path: Path) -> tuple[StepTime, ...]:
+def measure_steps(spec: ModelSpec, path: Path, seconds: float | None = None) -> tuple[StepTime, ...]:
     """Measure and remember the decode step times that speculation needs, with the model loaded as for `llmrun chat`.
 
-    Return () where drafts can't pay at any step time.
+    Return () where drafts can't pay at any step time, and where `seconds` are over: chats measure them while idle.
 
     Raises:
         LlmrunError: the model can't be loaded, or the folder can't be written.
@@ -143,8 +143,9 @@ def measure_steps(spec: ModelSpec, path: Path) -> tuple[StepTime, ...]:
     with prepare(spec, path, expected=A_CHAT) as model:
         if not model.drafting.can_pay:
             return ()
+        began = time.monotonic()
         model.start(model.new_engine())
-        return model.measure_steps()
+        return model.measure_steps(None if seconds is None else seconds - (time.monotonic() - began))
 
 
 def check_preferences(seconds: float, depth: int | None, n_ctx: int = CONTEXT_BOUNDS[1]) -> None:

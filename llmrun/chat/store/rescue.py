@@ -5,7 +5,7 @@ Owns the choice of chats and the summary. Changes nothing in the damaged file.
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -60,15 +60,15 @@ def copy_readable(old: sqlite3.Connection, new: sqlite3.Connection) -> str:
         new: empty, in a transaction.
     """
     reading.prepare(old)
-    whole = partly = lost = 0
-    for session in reading.chat_ids(old):
-        try:
-            found = reading.read_chat(old, session)
-        except sqlite_errors(UsageError):
-            lost += 1
-            continue
+    chats: list[tuple[int, reading.ChatReading]] = []
+    sessions = reading.chat_ids(old)
+    for session in sessions:
+        with suppress(*sqlite_errors(UsageError)):
+            chats.append((session, reading.read_chat(old, session)))
+    for session, found in sorted(chats, key=lambda chat: chat[1].tree.last_id):  # the last used stays the last used
         rows.add_tree(new, found.tree, _name(found.tree.name, session))
-        whole, partly = whole + (not found.damage), partly + bool(found.damage)
+    partly = sum(bool(found.damage) for _, found in chats)
+    whole, lost = len(chats) - partly, len(sessions) - len(chats)
     summary = f"{whole} of {whole + partly + lost} chats are whole in a new one" if whole + partly else ""
     return f"{summary}, {partly} in part" if summary and partly else summary
 

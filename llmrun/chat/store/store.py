@@ -25,7 +25,9 @@ from llmrun.storage import Database, is_damage
 IMAGES = "images"
 """Folder of the images that came over HTTP, beside the file: each in a folder named after its hash."""
 _REPAIR = "llmrun sessions repair"
-_NAMES = "SELECT name FROM sessions NOT INDEXED ORDER BY updated DESC, id DESC"
+# Ids only grow, while clocks are set back.
+_LAST_USED_FIRST = "ORDER BY coalesce((SELECT max(id) FROM messages WHERE session = s.id), 0) DESC, s.id DESC"
+_NAMES = f"SELECT name FROM sessions s NOT INDEXED {_LAST_USED_FIRST}"  # noqa: S608 - no input
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +92,9 @@ class Sessions:
         except ResourceError as error:
             if not is_damage(error.__cause__):
                 raise
-            found, damaged = [], set()
-            for session, tree in self._sound_trees():
-                found.append(SessionFacts.of(session, tree))
-            found.sort(key=lambda facts: (facts.updated, facts.id), reverse=True)
+            damaged = set()
+            trees = sorted(self._sound_trees(), key=lambda pair: pair[1].last_id, reverse=True)
+            found = [SessionFacts.of(session, tree) for session, tree in trees]
         for session in sorted(damaged):
             self._report(session)
         return found
@@ -318,7 +319,7 @@ class Sessions:
             self._on_damage(f"Left out: {error or f'the saved chat {session} is damaged'}. Try: {_REPAIR}")
 
     def _facts(self, but: set[int]) -> list[SessionFacts]:
-        others = f"WHERE s.id NOT IN ({', '.join(map(str, but))}) ORDER BY s.updated DESC, s.id DESC"
+        others = f"WHERE s.id NOT IN ({', '.join(map(str, but))}) {_LAST_USED_FIRST}"
         query = (
             "SELECT s.id, s.name, s.created, s.updated, coalesce(h.turn, 0), "
             "(SELECT count(*) FROM branches b WHERE b.session = s.id), "

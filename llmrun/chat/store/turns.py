@@ -127,6 +127,11 @@ class Tree:
     branches: Mapping[str, int | None]  # name -> id of the last entry; None before the first turn
     entries: tuple[TurnEntry, ...]  # parents before their children
 
+    @property
+    def last_id(self) -> int:
+        """Id of the newest entry, by which chats of one store are ordered in time; 0 before the first turn."""
+        return max((entry.id for entry in self.entries), default=0)
+
     def path(self, branch: str = "") -> tuple[TurnEntry, ...]:
         """Return the conversation of a branch, by default the current one."""
         return path_to(self.branches[branch or self.branch], {entry.id: entry for entry in self.entries})

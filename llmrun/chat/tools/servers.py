@@ -88,7 +88,13 @@ async def _serve(chat: ToolPrompt) -> None:
                     await asyncio.wait((call,))
                 chat.tell(request, **({"error": "it was stopped"} if call.cancelled() else call.result()))
     except Exception as error:  # of the server
-        chat.tell(request, end=in_words(error))
+        program = request["list"]["command"][:1] if isinstance(request.get("list"), dict) else ()
+        if isinstance(error, FileNotFoundError) and program:  # its folder is ours, which exists
+            chat.tell(request, end=f"there is no command {program[0]!r} on this machine")
+        elif isinstance(error, PermissionError) and program:
+            chat.tell(request, end=f"the command {program[0]!r} can't be run: {error.strerror}")
+        else:
+            chat.tell(request, end=in_words(error))
 
 
 async def _tools(client: Client) -> list[dict[str, Any]]:

@@ -126,6 +126,7 @@ class ToolSource:
         """Cancel the running call; the second time, kill its process. Safe in a signal handler."""
         if self._is_cancelled:
             self._kill()
+            return
         self._is_cancelled = True
         if self._launched is not None:
             with suppress(_ToolProcessExited):
@@ -245,6 +246,9 @@ def open_sources(name: str) -> list[ToolSource]:
         return [ToolSource(name, _host("functions", str(path.absolute()), str(Path.cwd())))]
     elif name == "mcp" or path.suffix == ".json":
         servers = read_servers(path)
+    elif path.suffix == ".py" or path.parent != Path():  # meant as a file
+        why = "there is no such file" if not path.exists() else "it is not a file of Python code"
+        raise UsageError(f"--tools {name} can't be read", why=why)
     else:
         why = "must be a Python file, mcp: and the command of an MCP server, or a file mcp.json"
         raise UsageError(f"invalid --tools {name}", why=why)

@@ -356,11 +356,11 @@ class Tokens:
         vocabulary = self._vocabulary()
         assert vocabulary is not None, "a constraint outlived its model"
         data = text.encode()
-        tokens = vocabulary.tokenize(text, special=self._has_shown)
+        tokens = vocabulary.tokenize(text, special=self._has_shown, begins=False)
         if self._bytes(tokens) == data:
             return tokens
-        before = vocabulary.tokenize("\n", special=False)
-        tokens = vocabulary.tokenize("\n" + text, special=self._has_shown)
+        before = vocabulary.tokenize("\n", special=False, begins=False)
+        tokens = vocabulary.tokenize("\n" + text, special=self._has_shown, begins=False)
         after = tokens[len(before) :]
         return after if tokens[: len(before)] == before and self._bytes(after) == data else None
 

@@ -83,7 +83,8 @@ class DecodeRun:
         """Return the maximum length of the run: no answer gets longer than it may."""
         if limit.seconds <= 0 and self._emit is None:
             return 1
-        n_steps = max(1, limit.steps // len(self._sequences))
+        # A device computes beside the handling of text, and would wait between two runs.
+        n_steps = limit.steps if self._context.on_device else max(1, limit.steps // len(self._sequences))
         for sequence in self._sequences:
             n_steps = min(n_steps, self._window - sequence.n_cached)
             if sequence.limits.max_tokens:

@@ -1,8 +1,8 @@
 """Parked prefixes in host memory, outside of the KV cache.
 
-In a unified KV cache, every row of a batch reads every used cell, if only to mask it: parked conversations slow all
-answers down (16 of 300 tokens each slow 8 answers down by half). Copying them out and back takes as long as a few such
-steps. If each sequence has a stream of its own, there are no more streams than sequences.
+In a unified KV cache on the processor, every row of a batch reads every used cell, if only to mask it: parked
+conversations slow all answers down (16 of 300 tokens each slow 8 answers down by half). If each sequence has a stream
+of its own, there are no more streams than sequences, and a new conversation takes the place of an old one.
 
 Owns the prefixes and their order; must not know the KV cache.
 """
@@ -35,6 +35,10 @@ class HostPrefixCache:
         self.n_tokens = sum(len(each.tokens) for each in prefixes)
 
     def put(self, prefix: HostPrefix) -> None:
+        """Add an entry, instead of those that are its beginning."""
+        for each in self.prefixes:
+            if each.salt == prefix.salt and common_prefix(each.tokens, prefix.tokens) == len(each.tokens):
+                self.remove(each)
         self.prefixes.append(prefix)
         self.n_tokens += len(prefix.tokens)
 

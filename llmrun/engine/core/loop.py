@@ -17,6 +17,7 @@ from llmrun.engine.core.batch import Batch, BatchCapacity, BatchPart, fill
 from llmrun.engine.core.decode_run import DecodeRun, Emit
 from llmrun.engine.core.exclusive_scheduler import ExclusiveScheduler
 from llmrun.engine.core.metrics import Metrics, PrefillRate
+from llmrun.engine.core.mtp_model import HeadModel
 from llmrun.engine.core.sampler import SequenceSampler, sample_rows
 from llmrun.engine.core.scheduler import PIECE, level, mixed_tokens, schedule
 from llmrun.engine.core.sequence import Extras, Sequence
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from llmrun.engine.core.host_prefix_cache import HostPrefix
     from llmrun.engine.core.states import KVStore
 
+_BATCH_SECONDS = 0.5  # of a prompt's piece on a device ...
+_SMALL_BATCH = 512  # ... which has at least so many tokens
 _PLAIN = Extras()
 _age, _slot = attrgetter("number"), attrgetter("slot")
 
@@ -57,7 +60,7 @@ class Engine:
         context: Context,
         clock: Callable[[], float] = time.perf_counter,
         states: KVStore | None = None,
-        draft_model: DraftModel | None = None,
+        draft_model: DraftModel | HeadModel | None = None,
         *,
         exact: bool = False,
         throughput: bool = False,
@@ -65,7 +68,7 @@ class Engine:
         checkpoint_bytes: int = 0,
         prefixes: list[HostPrefix] | None = None,
     ) -> None:
-        self.can_draft = context.cuts and not exact  # drafts can be verified with this context
+        self.can_draft = context.max_draft > 0 and not exact  # drafts can be verified with this context
         self._throughput = throughput
         self._drafts_requested = self._drafts = False  # by some request; in the next batch, unless the last one failed
         self._context, self._draft_model = context, draft_model
@@ -74,8 +77,8 @@ class Engine:
         self._window, self._clock = min(context.n_ctx, context.n_cells), clock
         self._rate, self._n_batches = PrefillRate(), 0
         self._slots = Slots(context, states, self._rate, prefixes, exact=exact, checkpoint_bytes=checkpoint_bytes)
-        self.prefixes, self.save_parked = self._slots.prefixes, self._slots.save_parked
-        self.read_ahead = self._slots.read_ahead
+        self.prefixes, self.read_ahead = self._slots.prefixes, self._slots.read_ahead
+        self.offload, self.save_parked = self._slots.offload, self._slots.save_parked
         self._numbers = itertools.count()
         self._active: list[Sequence] = []  # oldest first
         self._waiting: list[Sequence] = []  # oldest first
@@ -84,6 +87,8 @@ class Engine:
         self._has_cancelled = False
         self._finished: dict[int, Sequence] = {}  # slot -> the last answer that finished there
         self._sole_request: int | None = None  # the only request in the last batch
+        self._is_ahead = False  # the device may still compute the last batch, and ...
+        self._progress: list[PrefillProgress] = []  # ... this is the progress after it
         self._prefix_queries = self._prefix_hits = self._prefilled = self._decoded = 0  # tokens, in total
 
     @property
@@ -140,6 +145,8 @@ class Engine:
             )
         if extras.drafting is not None and self.can_draft:
             self._drafts = self._drafts_requested = True
+            if extras.drafting.model is not None and isinstance(self._draft_model, HeadModel):
+                self._draft_model.switch_on()
         text, metrics = TextStream(limits.stop, limits.ban), Metrics(self._clock())
         number = next(self._numbers)
         self._waiting.append(
@@ -167,13 +174,16 @@ class Engine:
         parts, batch = self._next_batch()
         self._n_batches += 1
         began = self._clock()
+        was_ahead, self._is_ahead = self._is_ahead, self._context.on_device and not any(part.rows for part in parts)
         try:
             self._context.decode(batch)
-            self._context.synchronize()
+            if not self._is_ahead:
+                self._context.synchronize()
         except (Aborted, CacheFull, LlmrunError) as error:
             return self._roll_back(parts, error)
         seconds = self._clock() - began
-        if isinstance(batch, list):
+        if isinstance(batch, list) and self._is_ahead == was_ahead:
+            # If nothing waits for a batch, decoding the next one does.
             n_decoding = sum(part.sequence.n_completion > 0 for part in parts)
             self._rate.record(len(batch) - n_decoding, seconds, n_decoding)
         return self._advance(parts, seconds)
@@ -197,7 +207,7 @@ class Engine:
             difference = self._slots.difference(sequence.tokens, extras.salt) if first else None
             slot, n_cached = self._slots.take(sequence.tokens, sequence.n_prompt, extras.salt, moves=extras.moves)
             self._finished.pop(slot, None)
-            sequence.admit(slot, n_cached)
+            sequence.admit(slot, n_cached, self._clock())
             insort(self._active, sequence, key=_age)
             if first:
                 self._prefix_queries += sequence.n_prompt
@@ -247,7 +257,7 @@ class Engine:
         """
         self._compact()
         while True:
-            running, n_batch = self._suspects[:1] or self._active, self._context.n_batch
+            running, n_batch = self._suspects[:1] or self._active, self._n_batch
             if self._exclusive is not None:
                 running, n_batch = self._exclusive.next(running, self._active, self._n_mixed)
             waiting = [
@@ -266,7 +276,7 @@ class Engine:
         if len(chosen) > 1:
             chosen.sort(key=lambda pair: pair[0].slot)
         spare = None
-        if self._has_drafts(len(chosen)):
+        if self._has_drafts(len(chosen)) or self._has_drafts_together:
             spare = BatchCapacity.of(self._context, self._slots.budget, sum(shares), self._window)
         parts, batch = fill(chosen, spare, self._draft_model)
         self._sole_request = parts[0].sequence.request if len(parts) == 1 else None
@@ -277,11 +287,21 @@ class Engine:
             next(each for each in self._active if each.slot == source).slot = target
             self._finished.pop(target, None)
 
+    @property
+    def _n_batch(self) -> int:
+        """The maximum size of a batch: on a device that computes little in it, one that can soon be cancelled."""
+        n_batch = self._context.n_batch
+        if not self._context.on_device:
+            return n_batch
+        return min(n_batch, max(_SMALL_BATCH, self._rate.tokens_within(_BATCH_SECONDS)))
+
     def _n_mixed(self, waiting: list[int]) -> int:
         """Return the maximum size of a batch in which some sequences decode and some prefill."""
         if self._throughput:
             return self._context.n_batch
-        return mixed_tokens(self._rate, waiting, 0 if self._context.unified else PIECE + len(self._active))
+        context = self._context
+        worthwhile = 0 if context.unified else PIECE + len(self._active)
+        return mixed_tokens(self._rate, waiting, worthwhile, on_device=context.on_device)
 
     def _can_run(self) -> bool:
         """Return whether all sequences decode, past their planned checkpoints, and their last tokens can be cut."""
@@ -295,6 +315,11 @@ class Engine:
     def _has_drafts(self, n_sequences: int) -> bool:
         """Return whether a batch of `n_sequences` decoding sequences may hold drafts."""
         return self._drafts and not self._suspects and (n_sequences == 1 or self._context.unified)
+
+    @property
+    def _has_drafts_together(self) -> bool:
+        """Whether a batch may hold drafts of one length for all sequences, which streams compute at once, too."""
+        return self._drafts and not self._suspects and isinstance(self._draft_model, HeadModel)
 
     def _run(self, limit: RunLimit, emit: Emit | None) -> list[Event] | None:
         """Decode one or several tokens of each sequence, see decode_run.py; return None if the next step has drafts."""
@@ -344,14 +369,17 @@ class Engine:
         n_cells, budget = self._context.n_cells, self._slots.budget
         if n_cells < budget.n_cells:  # it could not grow to its planned size
             budget.n_cells = n_cells
-            self._window = min(self._window, n_cells)
-            return []
+            self._window = min(self._window, self._context.n_ctx, n_cells)
+            outgrown = [sequence for sequence in self._active if len(sequence.tokens) > self._window]
+            return [event for sequence in outgrown for event in self._end_without_cells(sequence)]
         if self._slots.evict():
             return []
         if len(self._active) > 1:
             self._preempt()
             return []
-        sequence = self._active[0]
+        return self._end_without_cells(self._active[0])
+
+    def _end_without_cells(self, sequence: Sequence) -> list[Event]:
         if sequence.n_completion:
             return self._finish(sequence, "length")
         what = f"the KV cache has no room for a prompt of {sequence.n_prompt:,} tokens"
@@ -359,7 +387,7 @@ class Engine:
 
     def _advance(self, parts: list[BatchPart], seconds: float) -> list[Event]:
         """Account for a decoded batch, and sample the next token of each sequence that has logits."""
-        events: list[Event] = []
+        progress: list[PrefillProgress] = []
         sampling: list[BatchPart] = []
         for part in parts:
             sequence, end, rows = part
@@ -369,6 +397,7 @@ class Engine:
                 tokens += sequence.draft
                 sequence.n_fed = end
                 sequence.n_drafted += len(sequence.draft)
+                sequence.n_model_drafted += len(sequence.draft) * sequence.has_model_draft
             self._slots.append(sequence.slot, tokens)
             sequence.metrics.record_decode(seconds)
             if sequence.extras.probe is not None:
@@ -378,8 +407,11 @@ class Engine:
                 sampling.append(part)
                 sequence.n_steps += 1
             elif not sequence.n_completion:
-                progress = PrefillProgress(sequence.request, end - sequence.n_reused, sequence.metrics.prefill_seconds)
-                events.append(progress)
+                n_tokens = end - sequence.n_reused
+                progress.append(PrefillProgress(sequence.request, n_tokens, sequence.metrics.prefill_seconds))
+        if self._is_ahead:  # what was computed meanwhile is the batch before
+            progress, self._progress = [each for each in self._progress if self._is_active(each.request)], progress
+        events: list[Event] = [*progress]
         self._drafts = self._drafts_requested
         if sampling and self._suspects:
             del self._suspects[0]
@@ -387,6 +419,9 @@ class Engine:
             sampled = zip(sampling, self._sample(sampling), strict=True)
             sampling = [part for part, token in sampled if self._accept(part.sequence, token, events)]
         return events
+
+    def _is_active(self, request: int) -> bool:
+        return any(sequence.request == request for sequence in self._active)
 
     def _sample(self, parts: list[BatchPart]) -> list[int | LlmrunError]:
         """Return the next token of each sequence, or why it has none."""
@@ -435,10 +470,10 @@ class Engine:
     def _forced(self, sequence: Sequence) -> list[int]:
         """Return the tokens that follow without sampling: the grammar's, or the end of the reasoning."""
         if sequence.must_close:
-            return self._vocabulary.tokenize(sequence.close_reasoning(), special=True)
+            return self._vocabulary.tokenize(sequence.close_reasoning(), special=True, begins=False)
         thinking = sequence.extras.thinking
         if thinking is not None and thinking.is_used_up:
-            tokens = self._vocabulary.tokenize(thinking.closing, special=True)
+            tokens = self._vocabulary.tokenize(thinking.closing, special=True, begins=False)
             while tokens and self._vocabulary.is_end(tokens[-1]):  # an empty line ends RWKV's answers
                 tokens.pop()
             return tokens

@@ -13,6 +13,7 @@ class Metrics:
     """Timestamps of one sequence, in seconds of one monotonic clock."""
 
     arrived: float
+    admitted: float | None = None  # when it got a slot for the first time
     prefill_seconds: float = 0.0  # in decode calls with prompt tokens of this sequence
     model_seconds: float = 0.0  # in decode calls after the first token
     token_times: list[float] = field(default_factory=list)  # when each token was sampled
@@ -30,6 +31,11 @@ class Metrics:
     def retract(self, n_tokens: int) -> None:
         """Forget the last tokens; their cost counts for the ones that replace them."""
         del self.token_times[len(self.token_times) - n_tokens :]
+
+    @property
+    def queue_seconds(self) -> float:
+        """Time from the arrival to the first slot."""
+        return self.admitted - self.arrived if self.admitted is not None else 0.0
 
     @property
     def ttft_seconds(self) -> float:
@@ -65,7 +71,7 @@ class PrefillRate:
 
     def __init__(self) -> None:
         self._rate = 0.0  # tokens/s
-        self._step_seconds = 0.0  # of a step without prefill
+        self.step_seconds = 0.0  # of a step without prefill; 0 before the first
 
     def record(self, n_tokens: int, seconds: float, n_decoding: int = 0) -> None:
         """Account for a batch with n_tokens of prompts, and tokens of n_decoding sequences that decode.
@@ -73,10 +79,10 @@ class PrefillRate:
         It weighs half, because prefill gets slower towards the end of a long prompt.
         """
         if n_tokens < self.MIN_TOKENS:
-            self._step_seconds = (self._step_seconds + seconds) / 2 if self._step_seconds else seconds
+            self.step_seconds = (self.step_seconds + seconds) / 2 if self.step_seconds else seconds
             return
         if n_decoding:
-            seconds = max(seconds - self._step_seconds, self._MIN_SHARE * seconds)
+            seconds = max(seconds - self.step_seconds, self._MIN_SHARE * seconds)
         rate = n_tokens / max(seconds, 1e-6)
         self._rate = (self._rate + rate) / 2 if self._rate else rate
 

@@ -329,7 +329,7 @@ def _breaker_tokens(
         near = [(token, words[token]) for token in by_last_byte.get(beginning[-1], [])]
         heads = [token for token, word in near if word.endswith(beginning) and data not in word]
         try:
-            tail = vocabulary.tokenize(rest.decode(), special=False)[:_MAX_TAIL_TOKENS] if heads else []
+            tail = vocabulary.tokenize(rest.decode(), special=False, begins=False)[:_MAX_TAIL_TOKENS] if heads else []
         except UnicodeDecodeError:
             continue
         found += [[token, *tail] for token in heads]

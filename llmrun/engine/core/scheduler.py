@@ -17,6 +17,7 @@ PIECE = 65
 tokens on, ggml's flash attention has a kernel that is several times faster."""
 
 _MIXED_SECONDS = 0.1  # of a mixed batch, beyond a plain step: what prefill adds to the inter-token latency of others
+_MIXED_STEPS = 10  # plain steps, if they are shorter, on a device: a tenth of the time is decode
 _PAUSE_SECONDS = 0.25  # of a mixed batch that holds a whole piece, or all waiting prefill
 _SHORT_SECONDS = 1.0  # of a prompt that is computed in pieces of a whole pause while few sequences decode
 _FEW_DECODING = 3  # all of them in a step that reads all weights for few tokens
@@ -25,7 +26,7 @@ _LEVEL_TOKENS, _LEVEL_PART = 2, 4
 _DECODE_TOKENS = 8  # waiting tokens of a decoding sequence: the sampled one, and those that a grammar forced after it
 
 
-def mixed_tokens(rate: PrefillRate, waiting: Sequence[int], worthwhile: int = 0) -> int:
+def mixed_tokens(rate: PrefillRate, waiting: Sequence[int], worthwhile: int = 0, *, on_device: bool = False) -> int:
     """Return the maximum size of a batch in which some sequences decode and some prefill.
 
     Little prefill is done in one long step, which costs less; a long prompt in many short ones. Short prompts are done
@@ -34,8 +35,10 @@ def mixed_tokens(rate: PrefillRate, waiting: Sequence[int], worthwhile: int = 0)
     Args:
         waiting: as in budget().
         worthwhile: preferred size, if a batch of that size takes no longer than a pause may.
+        on_device: steps are as short as a device's, and pauses are measured by them.
     """
-    short, long = map(rate.tokens_within, (_MIXED_SECONDS, _PAUSE_SECONDS))
+    share = min(1.0, _MIXED_STEPS * rate.step_seconds / _MIXED_SECONDS) if on_device and rate.step_seconds else 1.0
+    short, long = (rate.tokens_within(share * seconds) for seconds in (_MIXED_SECONDS, _PAUSE_SECONDS))
     n_decoding = sum(n_waiting <= _DECODE_TOKENS for n_waiting in waiting)
     are_short = max(waiting, default=0) <= rate.tokens_within(_SHORT_SECONDS)
     if sum(waiting) <= long or (are_short and n_decoding <= _FEW_DECODING):

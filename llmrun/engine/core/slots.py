@@ -1,7 +1,10 @@
 """The slots of the KV cache: their contents, and the choice of a slot for each prompt.
 
 Owns every change of the KV cache except decode(), so that its record of cached tokens is always true. Idle slots hold
-the parked prefixes; prefixes beyond those go to host memory. Must not know the waiting requests.
+the parked prefixes. Must not know the waiting requests.
+
+No KV state is copied out of the cache while a sequence runs, because all of them would wait: a prefix that is evicted
+then is forgotten. Prefixes are copied to host memory and to the disk while the engine rests.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 _MIN_RESTORED = 64  # tokens: fewer are prefilled faster than files are searched
 _MIN_MOVED = 32
 _CHEAP_CELLS = 256  # of parked prefixes, without effect on speed: llama.cpp reads this many at a time
-_UNNOTICED_SECONDS = 0.2  # of prefill: a prefix that needs less is not copied, since a new prompt waits for the copy
+_UNNOTICED_SECONDS = 0.2  # of prefill: a prefix that needs less is not copied to host memory
 _HOST_SHARE = 4  # host memory may hold 1/N of the tokens that the cells can hold
 _SHOWN = 12  # tokens of a difference
 _MOST_SAVED = 0.75  # of a parked conversation: each save writes all of it
@@ -70,8 +73,10 @@ class Slots:
         self._n_prompt = dict.fromkeys(self.cached, 0)  # slot -> first tokens that were the last request's prompt
         self._salts = dict.fromkeys(self.cached, "")  # of the last request
         self._multi_turn: set[int] = set()  # slots whose conversation had more than one turn
+        self._shared_prefix: set[int] = set()  # slots whose beginning another prompt had, too
         self._last_used: dict[int, int] = dict.fromkeys(self.cached, 0)  # slot -> its last release
         self._n_releases = 0
+        self._offloaded: dict[int, int] = {}  # slot -> its release for which offload() has looked at it
         self._n_split_steps = 0  # consecutive steps with gaps between the slots of running sequences
 
     def cached_prefix(self, tokens: list[int], salt: str) -> int:
@@ -125,23 +130,32 @@ class Slots:
     def evict(self) -> bool:
         """Empty the least recently used idle slot; return False if all idle ones are empty."""
         parked = self._parked()
-        if parked and not self._offload(parked[0]):
-            if parked[0] in self._multi_turn:
-                self._save_slot_soon(parked[0])
+        if parked:
             self.truncate(parked[0], 0)
         return bool(parked)
 
-    def save_parked(self) -> None:
-        """Queue the last parked conversations for the disk, those in host memory too, unless most of each is there."""
+    @property
+    def _is_resting(self) -> bool:
+        """No sequence runs."""
+        return len(self.idle) == len(self.cached)
+
+    def save_parked(self, is_interrupted: Callable[[], bool] = lambda: False) -> None:
+        """Queue what later prompts may continue for the disk: the last parked conversations, and shared prefixes.
+
+        What is mostly there already is left out.
+
+        Args:
+            is_interrupted: checked between two copies, each of which delays a request that comes meanwhile.
+        """
         for slot in reversed(self._parked()):
-            if slot in self._multi_turn:
+            if slot in self._multi_turn | self._shared_prefix and self._is_resting and not is_interrupted():
                 self._save_slot_soon(slot, _MOST_SAVED)
         for prefix in reversed(self._host_cache.prefixes):
             self._discard(prefix, _MOST_SAVED)
         if self._states is not None:
             self._states.forget_ahead()
 
-    def _save_slot_soon(self, slot: int, most_saved: float = 1.0) -> None:
+    def _save_slot_soon(self, slot: int, most_saved: float) -> None:
         kept = self.checkpoints.of(slot)
         self._save_soon(self.cached[slot], self._salts[slot], lambda: self._context.state(slot), kept, most_saved)
 
@@ -164,29 +178,36 @@ class Slots:
         """Return idle slots that are not empty, least recently used first."""
         return sorted((slot for slot in self.idle if self.cached[slot]), key=self._last_used.__getitem__)
 
-    def _offload_parked(self) -> None:
-        """Move parked prefixes to host memory until the remaining ones no longer slow running sequences down."""
-        if not self._context.unified or len(self.idle) == len(self.cached):
-            return
-        n_running = self.budget.count({*self.cached} - self.idle)
-        for slot in self._parked():
-            if self.budget.used - n_running <= _CHEAP_CELLS:
-                return
-            freed = self.budget.used - self.budget.count({*self.cached} - {slot})
-            if 2 * freed > len(self.cached[slot]):  # otherwise most of its cells are shared: they would stay
-                self._offload(slot)
+    def offload(self) -> bool:
+        """Copy one parked prefix to host memory if that will help, and the engine rests; return whether it did.
 
-    def _offload(self, slot: int) -> bool:
-        """Move a parked slot's prefix to host memory; return whether that was possible."""
-        is_copied = self._offload_copy(slot)
-        if is_copied:
-            self.truncate(slot, 0)
-        return is_copied
+        In a pool on the processor, prefixes leave the cache until the remaining ones no longer slow running sequences
+        down; the last one stays, because its next turn may follow. Else those are copied that the next prompts will
+        evict. From a pool on a device, nothing is copied: its cells lie scattered, and each is a transfer of its own.
+        """
+        context = self._context
+        if not self._is_resting or not context.shares or (context.unified and context.on_device):
+            return False
+        if context.unified and self.budget.used > _CHEAP_CELLS:
+            for slot in self._parked()[:-1]:
+                freed = self.budget.used - self.budget.count({*self.cached} - {slot})
+                # Otherwise most of its cells are shared: they would stay.
+                if 2 * freed > len(self.cached[slot]) and self._offload_copy(slot):
+                    self.truncate(slot, 0)
+                    return True
+        if not all(self.cached.values()):
+            return False
+        for slot in self._parked():
+            if self._offloaded.get(slot) != self._last_used[slot]:  # once: copies may push one another out
+                self._offloaded[slot] = self._last_used[slot]
+                if self._has_unique_prefix(slot) and self._offload_copy(slot):
+                    return True
+        return False
 
     def _offload_copy(self, slot: int) -> bool:
         """Copy a parked slot's prefix to host memory, and discard the oldest ones there to make room."""
         tokens, limit = self.cached[slot], self.budget.n_cells // _HOST_SHARE
-        if not self._context.shares or not _MIN_RESTORED <= len(tokens) <= limit:
+        if not _MIN_RESTORED <= len(tokens) <= limit:
             return False
         while self._host_cache.n_tokens + len(tokens) > limit:
             self._discard(self._host_cache.pop_oldest())
@@ -223,7 +244,6 @@ class Slots:
         Returns:
             The slot, and the number of tokens that it holds.
         """
-        self._choose_kv_layout(len(tokens))
         shared = self._shared_anywhere(tokens, salt) if self._context.has_checkpoints else 0
         if moves:
             any(self._close_gap(slot, tokens) for slot in sorted(self.idle) if self._salts[slot] == salt)
@@ -237,13 +257,16 @@ class Slots:
         self._multi_turn.discard(slot)
         if continues and not is_copied and n_prompt > self._n_prompt[slot]:
             self._multi_turn.add(slot)
+        if is_copied:
+            self._shared_prefix.add(slot)
+        elif not continues:
+            self._shared_prefix.discard(slot)
         self.idle.remove(slot)
         self._n_prompt[slot], self._salts[slot] = n_prompt, salt
         length = self.truncate(slot, length)
         if self._context.has_checkpoints:
             is_end, end = self._context.vocabulary.is_end, self._turn_end(tokens[:n_prompt])
             self.checkpoints.plan(slot, {first_end(tokens[:end], is_end), min(shared, end), end}, length)
-        self._offload_parked()
         return slot, length
 
     def release(self, slot: int) -> None:
@@ -251,7 +274,6 @@ class Slots:
         self.idle.add(slot)
         self._n_releases += 1
         self._last_used[slot] = self._n_releases
-        self._offload_parked()
 
     def append(self, slot: int, tokens: list[int]) -> None:
         self.cached[slot] += tokens
@@ -305,15 +327,12 @@ class Slots:
             return source, False
         others = self.idle - {source} if shared else self.idle
         slot = min(others or self.idle, key=self._cost)
-        if self._has_unique_prefix(slot):
-            self._offload_copy(slot)
         if slot == source or not shared:
             return slot, False
         if not self._context.unified and self._longest(tokens, salt, [slot])[1] == shared:
             self.truncate(slot, shared)
         elif not self._copy_prefix(source, slot, shared):
             return self._longest(tokens, salt, self.idle)[0], False
-        self._save_slot_soon(slot)  # two prompts share this prefix: later ones will, also after a restart
         return slot, True
 
     def _copy_prefix(self, source: int, slot: int, length: int) -> bool:
@@ -342,25 +361,16 @@ class Slots:
         return turn_end(prompt, self._context.vocabulary.is_end)
 
     def _has_unique_prefix(self, slot: int) -> bool:
-        """Return whether a slot holds tokens that no other one holds, and whose prefill would be noticed."""
-        tokens, others = self.cached[slot], {*self.cached} - {slot}
-        shared = self._longest(tokens, self._salts[slot], others)[1] if others else 0
+        """Return whether a slot holds tokens that are cached nowhere else, and whose prefill would be noticed."""
+        tokens, salt, others = self.cached[slot], self._salts[slot], {*self.cached} - {slot}
+        shared = self._longest(tokens, salt, others)[1] if others else 0
+        shared = max(shared, self._host_cache.longest(tokens, salt)[1])
         return len(tokens) - shared >= max(_MIN_RESTORED, self._rate.tokens_within(_UNNOTICED_SECONDS))
 
     def _cost(self, slot: int) -> tuple[int, bool, int, int]:
         """Return a sort key of idle slots for a new sequence: the fewest gaps, then empty, then least recently used."""
         runs = 0 if self._context.unified else len(_runs({*self.cached} - self.idle | {slot}))
         return runs, bool(self.cached[slot]), self._last_used[slot], slot
-
-    def _choose_kv_layout(self, n_tokens: int) -> None:
-        """Choose the KV cache's layout for the running sequences and a new one of n_tokens."""
-        busy = {*self.cached} - self.idle
-        longest = max([n_tokens, *(max(len(self.cached[slot]), self._n_prompt[slot]) for slot in busy)])
-        if self._context.choose_kv_layout(longest):
-            for slot in self.cached:
-                self.budget.cut(slot, 0)
-            for slot, tokens in self.cached.items():
-                self.budget.append(slot, len(tokens))
 
     def compact(self) -> list[tuple[int, int]]:
         """Move a sequence next to the others, after several steps with a gap: llama.cpp splits such batches.
@@ -375,8 +385,7 @@ class Slots:
         runs, self._n_split_steps = sorted(_runs(busy), key=len), 0
         source = runs[0][0]
         target = min(self.idle & {runs[-1][0] - 1, runs[-1][-1] + 1})
-        if not self._offload(target):
-            self.truncate(target, 0)
+        self.truncate(target, 0)
         with suppress(LlmrunError, MemoryError):
             if self._context.copy(source, target, len(self.cached[source])):
                 self._move(source, target)
@@ -387,9 +396,10 @@ class Slots:
         """Record that a slot's cells were copied to another one, and empty it."""
         self.append(target, self.cached[source])
         self._n_prompt[target], self._salts[target] = self._n_prompt[source], self._salts[source]
-        self._multi_turn.discard(target)
-        if source in self._multi_turn:
-            self._multi_turn.add(target)
+        for slots in (self._multi_turn, self._shared_prefix):
+            slots.discard(target)
+            if source in slots:
+                slots.add(target)
         self.idle.remove(target)
         self.truncate(source, 0)
         self.release(source)
@@ -433,7 +443,13 @@ class Slots:
         return True
 
     def _restore(self, slot: int, tokens: list[int], salt: str, length: int) -> int:
-        """Load a state from host memory or disk into a slot if that saves enough prefill; return the new length."""
+        """Load a state from host memory or disk into a slot if that saves enough prefill; return the new length.
+
+        To a device it is sent only while no sequence runs. Within the machine's memory, it takes less of the others'
+        time than the prefill that it saves.
+        """
+        if self._context.on_device and not self._is_resting:
+            return length
         prefix, shared = self._host_cache.longest(tokens, salt)
         if prefix is not None and self._context.has_checkpoints and shared < len(prefix.tokens):
             shared = max((each.length for each in prefix.checkpoints if each.length <= shared), default=0)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from statistics import median, quantiles
+from typing import Protocol
 
 from llmrun.engine.core.draft_model import DraftModel
+from llmrun.engine.core.mtp_model import HeadModel
 from llmrun.engine.core.slots import Slots
 from llmrun.engine.llama.base import Aborted, CacheFull, Context, Entry
 from llmrun.protocol.speculation import StepTables, StepTime
 
-WIDTHS = (4, 8, 16)  # compared with 1
+WIDTHS = (2, 3, 4, 8, 16)  # compared with 1
 _ROUNDS = 5  # after one to warm up
+_SETTLING = 3  # steps of one row after a wide one that may take longer
 _MIN_DEPTH = 256  # tokens in the KV cache; too few don't show the cost of attention
 _MAX_SPREAD = 1.5  # ratio of the upper to the lower quartile of equal steps; more means that the machine is busy
 
@@ -19,7 +22,7 @@ _MAX_SPREAD = 1.5  # ratio of the upper to the lower quartile of equal steps; mo
 def measure_steps(
     context: Context,
     slots: Slots,
-    draft_model: DraftModel | None,
+    draft_model: DraftModel | HeadModel | None,
     clock: Callable[[], float],
     is_interrupted: Callable[[], bool],
 ) -> StepTables:
@@ -36,12 +39,13 @@ def measure_steps(
     draft_times: list[StepTime] = []
     try:
         if depth >= _MIN_DEPTH and fits:
-            times += _measure(context, longest, depth, clock, is_interrupted)
+            times += _measure(context, longest, depth, clock, is_interrupted, _restoring(context, slots, longest))
         with slots.emptied(shortest) as is_empty:
             if is_empty:
-                times += _measure(context, shortest, 0, clock, is_interrupted)
+                times += _measure(context, shortest, 0, clock, is_interrupted, lambda: context.forget(shortest, 0))
         if draft_model is not None and draft_model.longest_sequence[1] + max(WIDTHS) <= draft_model.context.n_ctx:
-            draft_times += _measure(draft_model.context, *draft_model.longest_sequence, clock, is_interrupted)
+            drafts, (slot, length) = draft_model.context, draft_model.longest_sequence
+            draft_times += _measure(drafts, slot, length, clock, is_interrupted, lambda: drafts.forget(slot, length))
     except (Aborted, CacheFull):
         return StepTables()
     return StepTables(tuple(times), tuple(draft_times))
@@ -54,13 +58,47 @@ def raise_if_disturbed(equal: list[float]) -> None:
         raise Aborted
 
 
+def _restoring(context: Context, slots: Slots, slot: int) -> Callable[[], object]:
+    """Return what cuts a slot to the tokens that it has now; it raises Aborted if they are lost."""
+    depth = len(slots.cached[slot])
+    # Of a memory that can't be cut: otherwise the first token of each step would stay.
+    state = context.checkpoint(slot) if context.has_checkpoints else bytearray()
+
+    def restore() -> None:
+        if not (context.forget(slot, depth) or (state and context.go_back(slot, state, depth))):
+            slots.truncate(slot, 0)
+            raise Aborted
+
+    return restore
+
+
+class _Measured(Protocol):
+    """The part of a base.Context that is measured."""
+
+    n_batch: int
+    n_outputs: int
+
+    @property
+    def max_draft(self) -> int: ...
+
+    def decode(self, batch: list[Entry], /) -> None: ...
+
+    def logits(self, index: int, /) -> int: ...
+
+
 def _measure(
-    context: Context, slot: int, depth: int, clock: Callable[[], float], is_interrupted: Callable[[], bool]
+    context: _Measured,
+    slot: int,
+    depth: int,
+    clock: Callable[[], float],
+    is_interrupted: Callable[[], bool],
+    restore: Callable[[], object],
 ) -> list[StepTime]:
     """Measure step times at one depth.
 
-    Steps of all widths alternate with those of one row, as in an answer. llama.cpp rebuilds its graph when the width
-    changes: both rebuilds count as part of the wide step.
+    Steps of all widths alternate with those of one row, as in an answer. When the width changes, llama.cpp rebuilds its
+    graph, and a GPU records it anew, maybe some steps later: what the next steps take longer counts as part of the wide
+    step.
 
     Raises:
         Aborted: the measurement was interrupted, or equal steps differ too much.
@@ -75,16 +113,16 @@ def _measure(
             context.logits(width - 1)  # waits for the computation
             return clock() - began
         finally:
-            context.forget(slot, depth)
+            restore()
 
-    widths = [width for width in WIDTHS if width <= min(context.n_batch, context.n_outputs)]
+    widths = [width for width in WIDTHS if width <= min(context.n_batch, context.n_outputs, context.max_draft + 1)]
     plain: list[float] = []
     wide: dict[int, list[float]] = {width: [] for width in widths}
     for _ in range(1 + _ROUNDS):
         for width in widths:
-            before, verified, after = seconds(1), seconds(width), seconds(1)
-            plain.append(before)
-            wide[width].append(verified + max(0.0, after - before))
+            verified, after, settled = seconds(width), [seconds(1) for _ in range(_SETTLING)], seconds(1)
+            plain.append(settled)
+            wide[width].append(verified + max(0.0, sum(after) - _SETTLING * settled))
     plain = plain[len(widths) :]
     raise_if_disturbed(plain)
     first = StepTime(1, depth, median(plain))

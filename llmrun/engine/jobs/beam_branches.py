@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +76,7 @@ class Branches:
         found = [place for stop in self._stops if (place := text.find(stop)) >= 0]
         return text[: min(found, default=len(text))].decode("utf-8", "replace")
 
-    def likeliest(self, beam: Beam, count: int, lowered: Mapping[int, float]) -> Sequence[tuple[int, float]]:
+    def likeliest(self, beam: Beam, count: int) -> Sequence[tuple[int, float]]:
         branch = self.by_node[beam.node]
         limit = count + _SPARE if self._bans else count
         try:
@@ -84,13 +84,11 @@ class Branches:
         except _native.BadLogits as error:
             reason = "its logits are not numbers that can be compared"
             raise BadLogitsError(f"the model produced {error.logit:g} at token {error.token}", why=reason) from None
-        if lowered or self._penalizes or self._biases or branch.matcher is not None:
-            found = self._adjusted(branch, found[0], limit, lowered)
+        if self._penalizes or self._biases or branch.matcher is not None:
+            found = self._adjusted(branch, found[0], limit)
         return [pair for pair in found if not (self._bans and self._is_banned(beam, pair[0]))][:count]
 
-    def _adjusted(
-        self, branch: BeamState, likeliest: tuple[int, float], count: int, lowered: Mapping[int, float]
-    ) -> list[tuple[int, float]]:
+    def _adjusted(self, branch: BeamState, likeliest: tuple[int, float], count: int) -> list[tuple[int, float]]:
         """Return the most likely tokens after biases, penalties and grammar, in transformers' order.
 
         Args:
@@ -104,8 +102,6 @@ class Branches:
         values = row - (row[token] - np.float32(logprob))
         for token, bias in self._biases:
             values[token] += bias
-        for token, less in lowered.items():
-            values[token] -= less
         if self._penalizes:
             self._penalize(values, branch)
         if branch.matcher is not None:

@@ -53,16 +53,14 @@ def run(
         root.matcher = compile_grammar(request.grammar, weights.vocabulary)
     branches = Branches(prompt, weights.vocabulary, request.sampling, request.limits, root)
     max_tokens = min(request.limits.max_tokens or room, room)
-    search = BeamSearch(
-        settings, len(prompt), max_tokens, n_ends=len(branches.end_tokens), whole=request.grammar is not None
-    )
+    is_whole = request.grammar is not None
+    search = BeamSearch(settings, max_tokens, n_ends=len(branches.end_tokens), whole=is_whole)
     load = replace(
         loaded.load,
         n_ctx_start=len(prompt) + settings.beams * min(max_tokens, _INITIAL_STEPS),
         n_cells=loaded.load.n_ctx,
         n_seq_max=settings.beams,
         n_parked=0,
-        n_stream=0,
         exact=False,
         warm_up=False,
     )
@@ -86,7 +84,7 @@ def _prompt(loaded: LoadedModel, request: AnswerRequest) -> list[int]:
         if reasoning is not None and opens(text, reasoning):
             reason = "this model's answers begin with reasoning, which no grammar describes"
             raise UsageError("--beams can't be combined with a grammar for this model", why=reason)
-        tokens += loaded.weights.vocabulary.tokenize(lead_in(reasoning, thinks=False), special=True)
+        tokens += loaded.weights.vocabulary.tokenize(lead_in(reasoning, thinks=False), special=True, begins=False)
     return tokens
 
 

@@ -17,9 +17,8 @@ from pathlib import Path
 from llmrun import _native
 from llmrun.engine.llama.base import Entry
 from llmrun.engine.llama.context import LlamaContext
-from llmrun.engine.llama.devices import backends, build, devices, supports_offload
+from llmrun.engine.llama.devices import backends, build, devices
 from llmrun.engine.llama.model import LlamaModel
-from llmrun.protocol.energy import Energy
 from llmrun.protocol.jobs.bench import Bench, BenchModel, BenchResult, BenchTest, BenchUpdate, Repetition
 from llmrun.protocol.loading import Load
 from llmrun.system import read_text
@@ -117,7 +116,6 @@ def run(command: Bench, report: Report, flag: _native.CancelFlag) -> BenchResult
     _reset_peak()
     cached = _with_weights(load, report, flag)
     context = _with_context(cached, load, command.seed)
-    energy = Energy(with_gpus=load.gpu_layers != 0 and supports_offload())
     measure = _measure_chat if test.chat else _measure
     with _no_collection():
         if command.warm_up:
@@ -125,7 +123,7 @@ def run(command: Bench, report: Report, flag: _native.CancelFlag) -> BenchResult
             _warm_up(context, test)
         repetitions = []
         for number in range(command.repetitions):
-            repetition = measure(cached, context, test, command.seed + number, energy, report)
+            repetition = measure(cached, context, test, command.seed + number, report)
             repetitions.append(repetition)
             report(BenchUpdate("measured", repetition))
     peak = _peak()
@@ -169,20 +167,17 @@ def _warm_up(context: BenchContext, test: BenchTest) -> None:
         context.do(context.answer(1, test.n_prompt))
 
 
-def _measure(
-    cached: _ReusableState, context: BenchContext, test: BenchTest, seed: int, energy: Energy, report: Report
-) -> Repetition:
+def _measure(cached: _ReusableState, context: BenchContext, test: BenchTest, seed: int, report: Report) -> Repetition:
     context.context.clear()
     if test.n_depth:
         _fill(cached, context, test.n_depth, report)
     depth = test.n_depth
     work = [context.prompt(test.n_prompt, depth), context.answer(test.n_gen, depth + test.n_prompt)]
-    before = energy.read()
     began = time.perf_counter_ns()
     for part in work:
         context.do(part)
     ns = time.perf_counter_ns() - began
-    return Repetition(ns, energy.since(before))
+    return Repetition(ns)
 
 
 def _fill(cached: _ReusableState, context: BenchContext, depth: int, report: Report) -> None:
@@ -196,7 +191,7 @@ def _fill(cached: _ReusableState, context: BenchContext, depth: int, report: Rep
 
 
 def _measure_chat(
-    cached: _ReusableState, context: BenchContext, test: BenchTest, seed: int, energy: Energy, report: Report
+    cached: _ReusableState, context: BenchContext, test: BenchTest, seed: int, report: Report
 ) -> Repetition:
     from llmrun.engine.jobs.bench_chat import BenchConversation
 
@@ -205,9 +200,8 @@ def _measure_chat(
     if test.n_depth:
         report(BenchUpdate("depth"))
         conversation.fill()
-    before = energy.read()
     ns, answer = conversation.answer(lambda text: report(BenchUpdate("answering", text=text)))
-    return Repetition(ns, energy.since(before), answer)
+    return Repetition(ns, answer)
 
 
 def describe(weights: LlamaModel) -> BenchModel:

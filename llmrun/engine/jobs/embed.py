@@ -7,39 +7,51 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import replace
 
-from llmrun import _native
 from llmrun.engine.llama.vocabulary import LlamaVocabulary
 from llmrun.engine.loaded import LoadedModel
 from llmrun.engine.prompt.template import ControlTexts
-from llmrun.errors import ContextOverflowError, UsageError
-from llmrun.protocol.jobs import Empty
+from llmrun.engine.slices import TimeShare
+from llmrun.errors import CancelledError, ContextOverflowError, UsageError
 from llmrun.protocol.jobs.embed import EmbedTexts, TextsEmbedded
 
 
-def run(
-    command: EmbedTexts, report: Callable[[Empty], None], flag: _native.CancelFlag, loaded: LoadedModel
-) -> TextsEmbedded:
-    """Embed texts, or score them against a query.
+def slices(
+    command: EmbedTexts, loaded: LoadedModel, share: TimeShare, is_wanted: Callable[[], bool]
+) -> Generator[None, None, TextsEmbedded]:
+    """Embed texts, or score them against a query; yield when they are tokenized, and after each slice.
+
+    Args:
+        is_wanted: returns False after a cancel.
 
     Raises:
-        CancelledError: the flag was set.
+        CancelledError: the job was cancelled.
         ContextOverflowError: a text is too long and must not be truncated, or the query leaves no room for a document.
         OutOfMemoryError: there is no memory for the longest text.
         UsageError: a text has no tokens, or a token id is invalid.
     """
     vocabulary, embedder = loaded.weights.vocabulary, loaded.embedder
-    sequences = _sequences(vocabulary, command, loaded.weights.rerank_template)
-    cut = [each.within(embedder.n_ctx) for each in sequences]
-    truncated = tuple(index for index, each in enumerate(sequences) if len(each) > embedder.n_ctx)
+    texts, limit = command.texts, embedder.n_ctx
+    command = replace(
+        command,
+        texts=tuple(vocabulary.cut(text, limit) for text in texts),
+        query=None if command.query is None else vocabulary.cut(command.query, limit),
+    )
+    sequences = _sequences(vocabulary, command, loaded.weights.rerank_template, is_wanted)
+    cut = [each.within(limit) for each in sequences]
+    truncated = tuple(index for index, each in enumerate(sequences) if len(each) > limit)
     if truncated and not command.truncates:
         worst = max(truncated, key=lambda index: len(sequences[index]))
+        is_cut = bool(texts) and len(command.texts[worst]) < len(texts[worst])
+        at_least = "at least " if is_cut else ""
         raise ContextOverflowError(
-            f"text {worst + 1} has {len(sequences[worst]):,} tokens, the context window {embedder.n_ctx:,}",
+            f"text {worst + 1} has {at_least}{len(sequences[worst]):,} tokens, the context window {limit:,}",
             hint="shorten it, or allow truncation",
         )
-    vectors = embedder.embed(cut, command.pooling)
+    yield
+    vectors = yield from embedder.embed(cut, command.pooling, share)
     return TextsEmbedded(base64.b64encode(b"".join(vectors)).decode(), tuple(map(len, cut)), truncated)
 
 
@@ -67,7 +79,15 @@ class _Sequence:
         return [*self._before, *self._tokens[:length], *self._after]
 
 
-def _sequences(vocabulary: LlamaVocabulary, command: EmbedTexts, template: str) -> list[_Sequence]:
+def _sequences(
+    vocabulary: LlamaVocabulary, command: EmbedTexts, template: str, is_wanted: Callable[[], bool]
+) -> list[_Sequence]:
+    def wanted_texts() -> Iterator[str]:
+        for text in command.texts:
+            if not is_wanted():
+                raise CancelledError("it was cancelled")
+            yield text
+
     if command.tokens:
         valid = range(vocabulary.n_tokens)
         invalid = next((each for tokens in command.tokens for each in tokens if each not in valid), None)
@@ -75,32 +95,35 @@ def _sequences(vocabulary: LlamaVocabulary, command: EmbedTexts, template: str) 
             raise UsageError(f"there is no token {invalid}", why=f"the vocabulary has {vocabulary.n_tokens:,}")
         return [_Sequence((), tokens, ()) for tokens in command.tokens]
     if command.query is not None and template:
-        return _templated(vocabulary, template, command.query, command.texts)
+        return _templated(vocabulary, template, command.query, wanted_texts())
     before, after = vocabulary.around_text
     if command.query is not None:
         before = [*before, *vocabulary.tokenize(command.query, special=False), *vocabulary.between_texts]
-    return [_Sequence(before, vocabulary.tokenize(text, special=False), after) for text in command.texts]
+    return [_Sequence(before, vocabulary.tokenize(text, special=False), after) for text in wanted_texts()]
 
 
-def _templated(vocabulary: LlamaVocabulary, template: str, query: str, texts: Sequence[str]) -> list[_Sequence]:
+def _templated(vocabulary: LlamaVocabulary, template: str, query: str, texts: Iterable[str]) -> list[_Sequence]:
     """Lay out query and documents by the file's reranking template. Only the template's text can be control tokens.
 
     The text between two control tokens is tokenized as a whole, because words may span template and document.
     """
     control = ControlTexts(vocabulary.control_texts).pattern
 
-    def tokens(part: str) -> list[int]:
+    def tokens(part: str, *, begins: bool) -> list[int]:
         pieces = re.split(f"({control.pattern})", part)
         return [
             token
             for number, piece in enumerate(pieces)
-            for token in vocabulary.tokenize(piece.replace("{query}", query), special=number % 2 == 1)
+            for token in vocabulary.tokenize(
+                piece.replace("{query}", query), special=number % 2 == 1, begins=begins and not number
+            )
         ]
 
     start, _, end = template.partition("{document}")
     left = max((found.end() for found in control.finditer(start)), default=0)
     found = control.search(end)
     right = found.start() if found else len(end)
-    before, after, prefix = tokens(start[:left]), tokens(end[right:]), start[left:].replace("{query}", query)
-    plain = (vocabulary.tokenize(prefix + text + end[:right], special=False) for text in texts)
+    before, after = tokens(start[:left], begins=True), tokens(end[right:], begins=False)
+    prefix = start[left:].replace("{query}", query)
+    plain = (vocabulary.tokenize(prefix + text + end[:right], special=False, begins=not left) for text in texts)
     return [_Sequence(before, found, after) for found in plain]

@@ -16,8 +16,7 @@ from llmrun.engine.llama.library import start
 from llmrun.engine.llama.operations import Operations
 from llmrun.engine.llama.rpc import worker_device
 from llmrun.gguf.types import TENSOR_TYPES, WEIGHT_TYPES
-from llmrun.protocol.jobs import Empty
-from llmrun.protocol.jobs.kernels import LONG_ROW, SHORT_ROW, MachineSpeed, MeasureKernels, Rates
+from llmrun.protocol.jobs.kernels import LONG_ROW, SHORT_ROW, MachineSpeed, MeasuredShare, MeasureKernels, Rates
 
 HEAD_LENGTHS = (64, 96, 128, 256)  # Measured head lengths; kernels are much faster for some of them
 
@@ -31,23 +30,30 @@ _POSITIONS = 1024  # of the KV cache: few enough for a CPU cache, because memory
 _HEADS = 16
 _KV_HEADS = 4
 _OPERATIONS = 300
-_SECONDS = 0.02  # in total, after which a measurement is not repeated
-_REPEATS = 9  # maximum, after one that warms up
+_SECONDS = 0.05  # in total, after which a measurement is not repeated
+_REPEATS = 25  # maximum, after one that warms up
 
 
-def run(command: MeasureKernels, report: Callable[[Empty], None], flag: _native.CancelFlag) -> MachineSpeed:
+def run(command: MeasureKernels, report: Callable[[MeasuredShare], None], flag: _native.CancelFlag) -> MachineSpeed:
     _keep_memory()
     start()
     ggml = Operations(command.threads, _device(command))
     # Two sizes of matrices for decode if a cache is so large that it may hold a small model.
     sizes = sorted({_LARGE[0], min(max(int(_CACHES * command.cache), _LARGE[0]), _LARGE[1])})
-    return MachineSpeed(
-        read=_one_token(ggml, TENSOR_TYPES["F32"].number, ggml.plain, sizes[-1]),
-        operation=_operation(ggml),
-        looks={name: _attention(ggml, TENSOR_TYPES[name].number, 1) for name in ("F16", "Q8_0")},
-        prefill_looks={name: _attention(ggml, TENSOR_TYPES[name].number, _PROMPT) for name in ("F16", "Q8_0")},
-        types={name: _rates(ggml, TENSOR_TYPES[name].number, sizes) for name in command.types if name in WEIGHT_TYPES},
+    kinds = [name for name in command.types if name in WEIGHT_TYPES]
+    n_parts = 1 + len(kinds)  # the first is all but the types
+    report(MeasuredShare(0.0))
+    read = _one_token(ggml, TENSOR_TYPES["F32"].number, ggml.plain, sizes[-1])
+    operation = _operation(ggml)
+    looks, prefill_looks = (
+        {name: _attention(ggml, TENSOR_TYPES[name].number, tokens) for name in ("F16", "Q8_0")}
+        for tokens in (1, _PROMPT)
     )
+    types = {}
+    for number, name in enumerate(kinds, 1):
+        report(MeasuredShare(number / n_parts))
+        types[name] = _rates(ggml, TENSOR_TYPES[name].number, sizes)
+    return MachineSpeed(read=read, operation=operation, looks=looks, prefill_looks=prefill_looks, types=types)
 
 
 def _device(command: MeasureKernels) -> int:

@@ -6,30 +6,29 @@ The context of the answers returns only a few positions' logits, and keeps prefi
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from llmrun import _native
 from llmrun.engine.llama.base import Entry, Vocabulary
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.loaded import LoadedModel
-from llmrun.errors import BadLogitsError, CancelledError, ContextOverflowError, UsageError
+from llmrun.engine.slices import TimeShare
+from llmrun.errors import BadLogitsError, ContextOverflowError, UsageError
 from llmrun.protocol.adapters import by_default
-from llmrun.protocol.jobs import Empty
 from llmrun.protocol.jobs.prompt_scores import PromptScores, ScorePrompt
 from llmrun.protocol.messages import TokenLogprob
 
 _BATCH = 128  # positions; their logits take 100 MB in the largest vocabularies
 
 
-def run(
-    command: ScorePrompt, report: Callable[[Empty], None], flag: _native.CancelFlag, loaded: LoadedModel
-) -> PromptScores:
-    """Score a prompt.
+def slices(
+    command: ScorePrompt, loaded: LoadedModel, share: TimeShare, is_wanted: Callable[[], bool]
+) -> Generator[None, None, PromptScores]:
+    """Score a prompt; yield when it is tokenized, and after each slice.
 
     Raises:
         UsageError: it is empty, or has a token that the vocabulary lacks.
@@ -37,14 +36,16 @@ def run(
         OutOfMemoryError: a second context does not fit.
     """
     vocabulary, load = loaded.weights.vocabulary, loaded.load
-    tokens = list(command.tokens) or vocabulary.with_bos(vocabulary.tokenize(command.text, special=False))
+    text = vocabulary.cut(command.text, load.n_ctx)
+    tokens = list(command.tokens) or vocabulary.with_bos(vocabulary.tokenize(text, special=False))
     invalid = next((token for token in tokens if not 0 <= token < vocabulary.n_tokens), None)
     if invalid is not None:
         raise UsageError(f"there is no token {invalid}", why=f"the vocabulary has {vocabulary.n_tokens:,}")
     if not tokens:
         raise UsageError("the prompt is empty", hint="type something")
     if len(tokens) > load.n_ctx:
-        what = f"the prompt is {len(tokens):,} tokens long, the context window {load.n_ctx:,}"
+        at_least = "at least " if len(text) < len(command.text) else ""
+        what = f"the prompt is {at_least}{len(tokens):,} tokens long, the context window {load.n_ctx:,}"
         raise ContextOverflowError(what, hint="shorten it", size=(len(tokens), load.n_ctx))
     size = min(_BATCH, len(tokens))
     load = replace(
@@ -58,17 +59,18 @@ def run(
         n_cells=0,
         warm_up=False,
     )
+    yield
     found = [_scored(vocabulary, tokens[0], 0.0)]
     with closing(LlamaContext(loaded.weights, load, n_outputs=size)) as context:
         context.adapt(by_default(load.adapters))
-        for start in range(0, len(tokens), size):
-            if flag.is_set:
-                raise CancelledError("it was cancelled")
-            entries = [Entry(token, start + place, 0, True) for place, token in enumerate(tokens[start : start + size])]
-            context.decode(entries)
-            context.synchronize()
-            predicted = tokens[start + 1 : start + 1 + len(entries)]
-            found += [_score(context, place, token, command.top) for place, token in enumerate(predicted)]
+        while (start := len(found) - 1) < len(tokens) - 1:
+            piece = tokens[start : start + share.tokens(size)]
+            with share.measured(len(piece)):
+                context.decode([Entry(token, start + place, 0, True) for place, token in enumerate(piece)])
+                context.synchronize()
+                predicted = tokens[start + 1 : start + 1 + len(piece)]
+                found += [_score(context, place, token, command.top) for place, token in enumerate(predicted)]
+            yield
     return PromptScores(tuple(found))
 
 

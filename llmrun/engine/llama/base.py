@@ -98,11 +98,12 @@ class Vocabulary(Protocol):
     def control_texts(self) -> tuple[str, ...]:
         """The texts that tokenize(special=True) turns into control tokens."""
 
-    def tokenize(self, text: str, *, special: bool) -> list[int]:
+    def tokenize(self, text: str, *, special: bool, begins: bool = True) -> list[int]:
         """Return the token ids of a text, without a begin-of-sequence token.
 
         Args:
             special: turn the texts of control tokens into control tokens.
+            begins: the text begins a prompt, so that some models get a space in front of it.
         """
 
     def with_bos(self, tokens: list[int]) -> list[int]:
@@ -166,12 +167,21 @@ class Context(Protocol):
     has_checkpoints: bool  # a part of the memory can't be cut; checkpoint() copies it
     # A sequence can begin with another one's tokens, and all together have n_cells; else each has n_ctx of its own.
     shares: bool
-    # Sequences share one pool of cells now; else each has its own stream, and only sequences with adjacent ids and
-    # equally many tokens in the batch are computed together.
+    # Sequences share one pool of cells; else each has its own stream, and only sequences with adjacent ids and equally
+    # many tokens in the batch are computed together.
     unified: bool
+    # The KV cache is in a device's memory, and decode() returns before the device has computed.
+    on_device: bool
 
     @property
     def vocabulary(self) -> Vocabulary: ...
+
+    @property
+    def max_draft(self) -> int:
+        """Maximum number of a sequence's last tokens in a batch that forget() can drop once after it.
+
+        Unless the context `cuts`, all sequences of that batch need equally many entries.
+        """
 
     def adapt(self, adapters: tuple[AdapterScale, ...]) -> None:
         """Choose the LoRA adapters of the next batches, as adapters.applied() orders them."""
@@ -188,7 +198,8 @@ class Context(Protocol):
     def run(self, rows: Sequence[RunRow], limit: RunLimit) -> Run:
         """Decode a token of each sequence, sample the next ones, and so on until an end token or the limit.
 
-        It ends before a step in which a draft may pay, perhaps the first.
+        It ends before a step in which a draft may pay, perhaps the first. On a device, steps are taken while the next
+        one is computed; if taking them ends the run, it ends with that one.
 
         Raises:
             CacheFull, OutOfMemoryError: there is no room for the first entries.
@@ -203,7 +214,8 @@ class Context(Protocol):
     def forget(self, sequence_id: int, start: int) -> bool:
         """Drop a sequence's positions from start on; return False if the model can't continue from there.
 
-        A recurrent state can't be cut, nor a sliding window that has passed. Start 0 always succeeds.
+        A recurrent state can't be cut, except by the last tokens of the last batch (see max_draft), nor a sliding
+        window that has passed. Start 0 always succeeds.
         """
 
     def can_forget(self, sequence_id: int, start: int) -> bool:
@@ -231,16 +243,6 @@ class Context(Protocol):
         """Cut a sequence to the `length` tokens that it had at a checkpoint; return False if that fails.
 
         A sequence for which that failed has to be emptied.
-        """
-
-    def choose_kv_layout(self, longest: int) -> bool:
-        """Choose between one stream per sequence and one shared pool, for sequences of up to `longest` tokens.
-
-        Streams are faster while every sequence fits into one. A sequence that outgrows its stream moves all into the
-        pool.
-
-        Returns:
-            True if cells that were shared are shared no longer.
         """
 
     def state(self, sequence_id: int) -> bytearray:

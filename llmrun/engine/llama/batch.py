@@ -70,14 +70,18 @@ class LlamaBatch:
         return 0
 
     def run(
-        self, context: int, vocabulary: int, rows: Sequence[RunRow], limit: RunLimit
+        self, context: int, vocabulary: int, rows: Sequence[RunRow], limit: RunLimit, *, overlaps: bool
     ) -> tuple[int, int, list[int], RunSteps]:
-        """Decode an entry of each sequence and the tokens sampled after it, see _native.Decoder.run()."""
+        """Decode an entry of each sequence and the tokens sampled after it, see _native.Decoder.run().
+
+        Args:
+            overlaps: steps are taken while the next one is computed.
+        """
         assert len(rows) <= len(self._outputs)
         self._native, self._causal = self._token_batch, True
         entries = self._image_positions.of_entries([row.entry for row in rows])
         asked = [(entry, *row[1:]) for entry, row in zip(entries, rows, strict=True)]
-        return self._decoder.run(context, vocabulary, ctypes.addressof(self._token_batch), asked, *limit)
+        return self._decoder.run(context, vocabulary, ctypes.addressof(self._token_batch), asked, *limit, overlaps)
 
     def decode(self, context: Any) -> int:
         """Call llama_decode; return its status."""

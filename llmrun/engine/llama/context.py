@@ -9,6 +9,7 @@ import ctypes
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 
 from llmrun import _native
 from llmrun.engine.llama.base import ALLOCATING, Aborted, CacheFull, DecodeError, Entry, Inputs, Run, RunLimit, RunRow
@@ -16,18 +17,21 @@ from llmrun.engine.llama.batch import LlamaBatch
 from llmrun.engine.llama.context_parameters import context_parameters
 from llmrun.engine.llama.devices import gpus
 from llmrun.engine.llama.failed_context import check_kv_types, out_of_memory
+from llmrun.engine.llama.heads import PredictionHeads, SavedHeads
 from llmrun.engine.llama.library import bytes_of, function
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.llama.positions import Positions
+from llmrun.engine.llama.rollback import Rollback
 from llmrun.engine.llama.watch import Watch, guarded
 from llmrun.engine.llama.zeroing import zeroes_on_demand
 from llmrun.errors import BadModelError, OutOfMemoryError
 from llmrun.gguf.pooling import POOLINGS
 from llmrun.protocol.adapters import AdapterScale, by_default
+from llmrun.protocol.devices import NO_DEVICE, device_names
 from llmrun.protocol.loading import Load
 
 _NO_ROOM, _ABORTED = 1, 2  # status of llama_decode
-_TO_THE_END = _ALL = -1
+_TO_THE_END = -1
 _PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: without keys and values of full attention
 _STEP = 256  # cells; the size of a stream is a multiple
 # A sequence's state: a magic number, the number of streams, then for each stream its number of cells and the cells.
@@ -39,13 +43,14 @@ _MAX_VERIFIED = 16  # rows of logits of a step that verifies drafts
 class LlamaContext:
     """base.Context over llama.cpp.
 
-    A window of 128k tokens takes its gigabytes only when they are used, and loading does not wait for their zeroing. On
-    a processor with Linux, the whole KV cache has addresses at once and memory on use, see zeroing.py. Elsewhere, and
-    without flash attention, where a token's values are on many pages, it starts small and doubles when it is full.
+    On a device, the KV cache is allocated whole. On a processor, a window of 128k tokens takes its gigabytes only when
+    they are used, and loading does not wait for their zeroing: with Linux, the whole cache has addresses at once and
+    memory on use, see zeroing.py. Elsewhere, and without flash attention, where a token's values are on many pages, it
+    starts small and doubles when it is full.
 
-    While all sequences are short, each has its own stream of cells, so that attention skips the cells of the others:
-    after 1,000 tokens, steps of 8 rows take 0.75 of the time, after 100 tokens 0.85. When a sequence needs more than
-    Load.n_stream, all move into one shared pool.
+    If there are cells for a whole window of each sequence, each has a stream of its own, so that attention skips the
+    cells of the others: on a processor, steps of 8 rows after 500 tokens each take a third of the time. If there are
+    fewer, all sequences share one pool, in which each can have a whole window.
     """
 
     def __init__(
@@ -79,28 +84,32 @@ class LlamaContext:
         for adapter in load.adapters:
             model.adapter(adapter)
         self.n_ctx, self.n_seq_max = load.n_ctx, load.n_seq_max
-        # llama.cpp takes a shared pool for one window, and would choose the factors of LongRoPE by its size.
-        self.shares = load.n_seq_max > 1 and not load.exact and not model.rope_depends_on_window
-        self.n_cells = load.n_ctx * load.n_seq_max
-        if self.shares and load.n_cells:
-            self.n_cells = min(load.n_cells, self.n_cells)
+        self.on_device = not on_processor and _is_on_device(load)
+        self.n_cells = min(load.n_cells or load.n_ctx * load.n_seq_max, load.n_ctx * load.n_seq_max)
+        # state() converts plain caches only.
+        is_plain = not model.sliding_window and not model.is_recurrent
+        has_streams = is_plain and self.n_cells == load.n_ctx * load.n_seq_max
+        self._set_layout(has_streams=has_streams)
         # A batch longer than the cache would make llama.cpp abort.
         self.n_batch = min(load.n_batch, self.n_cells if self.shares else load.n_ctx)
-        self._stream = self._max_stream()
-        self.unified = self.shares and not self._stream
         # A recurrent state takes its memory even if unused, and can't be shared in part.
         self.n_parked = load.n_parked if self.unified and not model.is_recurrent else 0
         self.cuts, self.has_checkpoints = not model.is_recurrent, model.is_recurrent or model.sliding_window > 0
-        verified = _MAX_VERIFIED if self.cuts and not load.exact else 0
+        # Of a recurrent model with a sliding window, llama.cpp does not say which cells of the window it still has.
+        n_rollback = 0 if load.exact or watch or model.sliding_window else load.n_rollback
+        self._rollback = Rollback(n_rollback) if model.is_recurrent else None
+        verified = _MAX_VERIFIED if (self.cuts or n_rollback) and not load.exact else 0
         self.n_outputs = max(n_outputs, verified, self.n_seq_max + self.n_parked)  # llama.cpp requires one per sequence
+        self.heads: PredictionHeads | None = None
         self._failures: list[BaseException] = []  # raised by the evaluation callback
         self._callback = guarded(self._llama, watch, self._failures.append) if watch else None
         self._shifted: set[int] = set()  # sequences whose keys the next decode rotates to their new positions
+        self._copying: set[int] = set()  # sequences whose stream the next decode copies from another one
         self._open(self._initial_room())
         empty = _MAGIC_BYTES + _COUNT.size * (1 + self.n_seq_max)
         if self._is_streamed and self._llama.llama_state_seq_get_size(self._pointer, 0) != empty:
             self.close()  # not the plain cache whose format _state() converts
-            self._stream, self.unified = 0, True
+            self._set_layout(has_streams=False)
             self._open(self._initial_room())
         self._positions, self._copied = Positions(), bytes_of(bytearray())
         self._batch = LlamaBatch(self._llama, self.n_batch, self._positions)
@@ -110,46 +119,67 @@ class LlamaContext:
             self.forget(0, 0)
 
     def close(self) -> None:
+        if self.heads is not None:
+            self.heads.close()
         self._llama.llama_free(self._pointer)
 
+    def open_heads(self, model: LlamaModel | None = None) -> PredictionHeads:
+        """Create a context for prediction heads, which follows this one; raises as PredictionHeads.
+
+        Args:
+            model: of a file with nothing but heads; None for the model's own.
+        """
+        n_cells = self.n_cells if self.unified else self.n_ctx * self.n_seq_max
+        self.heads = PredictionHeads(model or self.model, self._load, self.n_seq_max + self.n_parked, n_cells)
+        if self._adapters:
+            self._set_adapters()
+        return self.heads
+
+    def switch_heads(self, *, on: bool) -> None:
+        """Have the heads follow this context from now on, or not."""
+        if self.heads is not None and self.heads.is_on != on:
+            self.heads.switch(self._pointer, on=on)
+
+    def can_use_heads(self, sequence_id: int) -> bool:
+        """Return whether the heads can draft after a sequence, i.e. know the hidden state of its last token."""
+        return self.heads is not None and self.heads.is_ready(sequence_id, self._n_positions(sequence_id))
+
+    @property
+    def max_draft(self) -> int:
+        return self._rollback.most if self._rollback is not None else self.n_outputs - 1
+
     # ---- creation and growth ----
+
+    def _set_layout(self, *, has_streams: bool) -> None:
+        """Decide whether sequences share one pool, or have streams and copy prefixes, or share nothing."""
+        # llama.cpp takes a pool for one window, and would choose the factors of LongRoPE by its size.
+        can_share = self.n_seq_max > 1 and not self._load.exact
+        self.unified = can_share and not has_streams and not self.model.rope_depends_on_window
+        self.shares = self.unified or (can_share and has_streams)
 
     @property
     def _max_room(self) -> int:
         """Cells that the cache may grow to: of all sequences together, or of each."""
-        return self.n_cells if self.unified else self._stream or self.n_ctx
-
-    @property
-    def _can_grow(self) -> bool:
-        return self._room < self._max_room or self._is_streamed
+        return self.n_cells if self.unified else self.n_ctx
 
     @property
     def _is_streamed(self) -> bool:
-        """Separate streams of sequences that could share one pool."""
+        """Each sequence has a stream, and prefixes are copied."""
         return self.shares and not self.unified
-
-    def _max_stream(self) -> int:
-        """Return the maximum cells of a sequence's stream; 0 if sequences share a pool from the start, or never.
-
-        Caches with a sliding window or a recurrent state stay in one pool: state() must fit either layout.
-        """
-        cells = min(self._load.n_stream, self.n_cells // self.n_seq_max) // _STEP * _STEP
-        model, enough = self.model, cells * self.n_seq_max >= self.n_batch
-        return cells if self.shares and enough and not model.sliding_window and not model.is_recurrent else 0
 
     def _initial_room(self) -> int:
         """Return the initial number of cells: of all sequences together, or of each."""
         start = max(self._load.n_ctx_start, self.n_batch)
+        if self.on_device or (self.n_seq_max > 1 and not self.shares):
+            return self._max_room
         if self._is_streamed:
-            return min(_rounded(-(-start // self.n_seq_max)), self._stream)
-        return min(start, self._max_room) if self.unified or self.n_seq_max == 1 else self.n_ctx
+            return min(_rounded(-(-start // self.n_seq_max)), self.n_ctx)
+        return min(start, self._max_room)
 
     @property
     def _takes_memory_on_use(self) -> bool:
         """The KV cache is in the machine's own memory, and a token's cells are on few of its pages."""
-        load = self._load
-        is_local = self._on_processor or not (load.workers or (load.gpu_layers and gpus()))
-        return is_local and load.flash_attention != "off" and zeroes_on_demand()
+        return not self.on_device and self._load.flash_attention != "off" and zeroes_on_demand()
 
     def _open(self, room: int) -> None:
         """Create the llama_context with `room` cells, or all if only used ones take memory.
@@ -173,6 +203,8 @@ class LlamaContext:
         params.n_seq_max = load.n_seq_max + self.n_parked
         params.n_outputs_max = self.n_outputs
         params.kv_unified = self.unified
+        if self._rollback is not None:  # llama.cpp aborts if they don't fit into a micro-batch beside one more token
+            params.n_rs_seq = min(self._rollback.most, max(params.n_ubatch - 2, 0))
         if self._pooling:
             params.embeddings, params.pooling_type = True, self._pooling
         if self._on_processor:
@@ -190,50 +222,44 @@ class LlamaContext:
             llama.llama_free(context)
             raise BadModelError("this model can't generate text", why="it is an encoder, made for embeddings")
         self._pointer, self._memory, self._room = context, memory, room
+        if self._rollback is not None:
+            self._rollback.most = int(llama.llama_n_rs_seq(context))  # 0 for architectures without snapshots
+            self._rollback.moved()
         if self._adapters:
             self._set_adapters()
+        if self.heads is not None:
+            self.heads.switch(context, on=self.heads.is_on)
 
-    def _rebuild(self, room: int, *, unified: bool) -> None:
+    def _rebuild(self, room: int) -> None:
         """Move the KV cache into a new context. The old one is freed first: both and the copy may not fit.
 
         Raises:
             OutOfMemoryError: the new context does not fit; the old one is restored.
             DecodeError: llama.cpp can't move the state; the old context is restored.
         """
-        before = self._room, self.unified
+        before = self._room
         try:
-            states = {_ALL: self._whole_state()} if unified == self.unified else self._states()
+            state = self._whole_state()
         except MemoryError:
             raise OutOfMemoryError("there is no memory to move the KV cache") from None
         self._llama.llama_free(self._pointer)
         try:
-            self.unified = unified
             self._open(room)
-            self._put_states(states)
+            self._put_whole_state(state)
         except (OutOfMemoryError, DecodeError) as failure:
             if isinstance(failure, DecodeError):
                 self._llama.llama_free(self._pointer)
             # If restoring fails too, the content of the cache is unknown: the process has to end.
             try:
-                self._room, self.unified = before
-                self._open(self._room)
-                self._put_states(states)
+                self._open(before)
+                self._put_whole_state(state)
             except (OutOfMemoryError, DecodeError) as error:
                 raise MemoryError("the KV cache is lost") from error
             raise
 
-    def _states(self) -> dict[int, bytearray]:
-        """Return the state of each sequence that has tokens; shared cells are copied for each."""
-        return {each: self._state(each) for each in range(self.n_seq_max) if self._length(each)}
-
-    def _put_states(self, states: dict[int, bytearray]) -> None:
-        for sequence_id, state in states.items():
-            if sequence_id == _ALL:
-                is_moved = self._llama.llama_state_set_data(self._pointer, bytes_of(state), len(state)) == len(state)
-            else:
-                is_moved = self._put_state(sequence_id, state)
-            if not is_moved:
-                raise DecodeError("llama.cpp could not move the KV cache into another context")
+    def _put_whole_state(self, state: bytearray) -> None:
+        if self._llama.llama_state_set_data(self._pointer, bytes_of(state), len(state)) != len(state):
+            raise DecodeError("llama.cpp could not move the KV cache into another context")
 
     def _whole_state(self) -> bytearray:
         """Return the state of all sequences: shared cells once, cells that a sliding window has passed included."""
@@ -257,21 +283,46 @@ class LlamaContext:
         scales = (ctypes.c_float * count)(*(scale for _, scale in self._adapters))
         if llama.llama_set_adapters_lora(self._pointer, pointers, count, scales):
             raise DecodeError("llama.cpp could not set the adapters")
+        if self.heads is not None and self.heads.model is self.model:
+            self.heads.adapt(pointers, count, scales)
 
     def decode(self, batch: Inputs) -> None:
         """Decode as base.Context.decode(); unless cells are shared, raise OutOfMemoryError if the cache can't grow."""
         if self._batch.fill(batch) > self.n_outputs:
             raise DecodeError(f"at most {self.n_outputs} entries of a batch can have logits")
         status = self._batch.decode(self._pointer)
-        self._shifted.clear()
+        self._forget_pending()
         while status == _NO_ROOM:
             self._make_room(self._batch.n_tokens)
             status = self._batch.decode(self._pointer)
+        failure = self._failure_of(status)
+        if self._rollback is not None:
+            self._record(batch, is_failed=failure is not None)
         if self._callback is not None:
             self._raise_failure()
-        failure = self._failure_of(status)
         if failure is not None:
             raise failure
+        if self.heads is not None and self.heads.is_on:
+            if isinstance(batch, (list, Sequence)):
+                self.heads.record(self._pointer, self._positions.of_entries(batch))
+            else:
+                self.heads.lose([batch.sequence_id])
+
+    def _forget_pending(self) -> None:
+        """Forget changes of the KV cache that llama.cpp left to the decode call that has been."""
+        self._shifted.clear()
+        self._copying.clear()
+
+    def _record(self, batch: Inputs, *, is_failed: bool) -> None:
+        assert self._rollback is not None
+        if isinstance(batch, (list, Sequence)):
+            sequences, n_ubatch = [entry.sequence_id for entry in batch], min(self._load.n_ubatch, self._load.n_batch)
+        else:
+            sequences, n_ubatch = [batch.sequence_id], 0
+        if is_failed:
+            self._rollback.failed(sequences)
+        else:
+            self._rollback.decoded(sequences, n_ubatch)
 
     def _failure_of(self, status: int) -> Aborted | DecodeError | None:
         if status == _ABORTED:
@@ -280,13 +331,22 @@ class LlamaContext:
         return DecodeError(message, why=f"status {status}") if status else None
 
     def run(self, rows: Sequence[RunRow], limit: RunLimit) -> Run:
-        asked = self.vocabulary.pointer, rows, limit
-        status, n_steps, failed, steps = self._batch.run(self._pointer, *asked)
+        run = partial(
+            self._batch.run, vocabulary=self.vocabulary.pointer, rows=rows, limit=limit, overlaps=self.on_device
+        )
+        status, n_steps, failed, steps = run(self._pointer)
         while status == _NO_ROOM and not n_steps:
             self._make_room(len(rows))
-            status, n_steps, failed, steps = self._batch.run(self._pointer, *asked)
-        self._shifted.clear()
+            status, n_steps, failed, steps = run(self._pointer)  # the cache may have moved
+        self._forget_pending()
         failure = None if status == _NO_ROOM else self._failure_of(status)  # the next run makes room
+        if self._rollback is not None:
+            sequences = [row.entry.sequence_id for row in rows]
+            self._rollback.decoded(sequences, n_ubatch=0)
+            if failure is not None:
+                self._rollback.failed(sequences)
+        if self.heads is not None:
+            self.heads.lose(row.entry.sequence_id for row in rows)
         return Run(steps, failed, failure)
 
     def _raise_failure(self) -> None:
@@ -295,44 +355,23 @@ class LlamaContext:
             raise self._failures.pop()
 
     def _make_room(self, n_tokens: int) -> None:
-        """Double the cache; if streams have reached their maximum, move all sequences into one pool.
+        """Double the cache.
 
         Raises:
             CacheFull: the cache has reached its limit, or the memory its end; other sequences could free cells.
             OutOfMemoryError: there is no more memory, and no other sequence that could free cells.
         """
-        if not self._can_grow:
+        if self._room >= self._max_room:
             raise CacheFull
         try:
             with ALLOCATING:
-                if self._room < self._max_room:
-                    room = max(2 * self._room, self._room + n_tokens)
-                    self._rebuild(min(self._max_room, room), unified=self.unified)
-                else:
-                    self._share(n_tokens)
+                self._rebuild(min(self._max_room, max(2 * self._room, _rounded(self._room + n_tokens))))
         except OutOfMemoryError:
             if not self.shares:
                 raise
-            self.n_cells = self._room
+            self.n_ctx = min(self.n_ctx, self._room)
+            self.n_cells = self._room if self.unified else self._room * self.n_seq_max
             raise CacheFull from None
-
-    def _share(self, n_tokens: int) -> None:
-        room = min(self.n_cells, self._used() + max(n_tokens, self.n_batch))
-        self._rebuild(max(room, min(self._load.n_ctx_start, self.n_cells)), unified=True)
-
-    def choose_kv_layout(self, longest: int) -> bool:
-        if not self._stream or self._shifted:
-            return False
-        lengths = [longest, *map(self._length, range(self.n_seq_max))]
-        with suppress(OutOfMemoryError, DecodeError), ALLOCATING:
-            if self.unified and 2 * longest <= self._stream and max(lengths) <= self._stream:
-                self._rebuild(_rounded(max(lengths)), unified=False)
-                return True
-            if not self.unified and longest > self._stream:
-                self._share(longest)
-            elif not self.unified and longest > self._room:  # at once, not step by step
-                self._rebuild(min(_rounded(longest), self._stream), unified=False)
-        return False
 
     @property
     def room(self) -> int:
@@ -367,26 +406,41 @@ class LlamaContext:
         """Empty the KV cache."""
         if self._memory:
             self._llama.llama_memory_clear(self._memory, False)
-        self._shifted.clear()
+        self._forget_pending()
         self._positions.clear()
+        if self._rollback is not None:
+            self._rollback.clear()
+        if self.heads is not None:
+            self.heads.clear()
 
     def can_forget(self, sequence_id: int, start: int) -> bool:
         position = self._positions.at(sequence_id, start)
         if position is None or start == 0:
             return start == 0
-        if position > self._llama.llama_memory_seq_pos_max(self._memory, sequence_id):
-            return True
+        n_dropped = self._n_positions(sequence_id) - position
+        if self._rollback is not None and not self._rollback.can_drop(sequence_id, n_dropped):
+            return False
         window = self.model.sliding_window  # all of it has to be cached
-        return self.cuts and (not window or self._first(sequence_id) <= max(0, position - window + 1))
+        return n_dropped <= 0 or not window or self._first(sequence_id) <= max(0, position - window + 1)
 
     def forget(self, sequence_id: int, start: int) -> bool:
         position = self._positions.at(sequence_id, start)
-        if position is None or (self.cuts and not self.can_forget(sequence_id, start)):
+        if position is None or not self.can_forget(sequence_id, start):
             return False
+        n_dropped = self._n_positions(sequence_id) - position
         is_removed = bool(self._llama.llama_memory_seq_rm(self._memory, sequence_id, position, _TO_THE_END))
         if is_removed:
             self._positions.cut(sequence_id, start)
+            if self.heads is not None:
+                self.heads.cut(sequence_id, position)
+            if self._rollback is not None:
+                self._rollback.dropped(sequence_id, n_dropped)
+                if start == 0:
+                    self._rollback.replaced(sequence_id)
         return is_removed
+
+    def _n_positions(self, sequence_id: int) -> int:
+        return int(self._llama.llama_memory_seq_pos_max(self._memory, sequence_id)) + 1
 
     def _first(self, sequence_id: int) -> int:
         """Return the first position of a sequence from which on all cells are cached, negative if it has none."""
@@ -402,23 +456,42 @@ class LlamaContext:
             return False
         llama.llama_memory_seq_add(memory, sequence_id, end, _TO_THE_END, start - end)
         self._shifted.add(sequence_id)
+        if self.heads is not None:
+            self.heads.lose([sequence_id])
         return True
 
     def copy(self, source: int, target: int, length: int, checkpoint: bytearray | None = None) -> bool:
         if not self.shares or source in self._shifted:
             return False
-        # Not every kind of memory can copy a part.
-        if self.unified:
-            self._llama.llama_memory_seq_cp(self._memory, source, target, 0, _TO_THE_END)
+        if self.unified or self.on_device:
+            if not self._copy_shared(source, target):
+                return False
+            if not self.unified:
+                self._copying.add(target)
         elif not self._copy_stream(source, target):
             return False
         self._positions.copy(source, target)
+        if self.heads is not None:
+            self.heads.copy(source, target)
         if self.forget(target, length) or (checkpoint is not None and self.go_back(target, checkpoint, length)):
             return True
         self.forget(target, 0)
         return False
 
+    def _copy_shared(self, source: int, target: int) -> bool:
+        """Let two sequences share their cells."""
+        rollback = self._rollback
+        # llama.cpp would give the target the state without the rollback.
+        state = self._checkpoint(source) if rollback is not None and rollback.is_pending(source) else None
+        if state is not None and not state:
+            return False
+        self._llama.llama_memory_seq_cp(self._memory, source, target, 0, _TO_THE_END)
+        if rollback is not None:
+            rollback.copied(source, target)
+        return state is None or self._put_checkpoint(target, state)
+
     def _copy_stream(self, source: int, target: int) -> bool:
+        """Copy a sequence's cells within the machine's memory; llama.cpp would copy its whole stream."""
         n_bytes = self._llama.llama_state_seq_get_size(self._pointer, source)
         state = self._copied if n_bytes <= len(self._copied) else bytes_of(bytearray(n_bytes))
         if n_bytes <= _MAX_KEPT:
@@ -427,6 +500,10 @@ class LlamaContext:
         return bool(self._llama.llama_state_seq_set_data(self._pointer, state, n_bytes, target) == n_bytes)
 
     def checkpoint(self, sequence_id: int) -> bytearray:
+        state = self._checkpoint(sequence_id)
+        return self.heads.saved(sequence_id, is_whole=False).appended_to(state) if self.heads is not None else state
+
+    def _checkpoint(self, sequence_id: int) -> bytearray:
         if sequence_id in self._shifted or self._positions.differ(sequence_id):
             return bytearray()
         llama, where = self._llama, (sequence_id, _PARTIAL)
@@ -435,15 +512,29 @@ class LlamaContext:
         return state
 
     def go_back(self, sequence_id: int, checkpoint: bytearray, length: int) -> bool:
+        found, saved = SavedHeads.split(checkpoint)
+        state = found if isinstance(found, bytearray) else bytearray(found)
+        if not (self._put_checkpoint(sequence_id, state) and self.forget(sequence_id, length)):
+            return False
+        if self.heads is not None:
+            self.heads.go_back(sequence_id, saved)
+        return True
+
+    def _put_checkpoint(self, sequence_id: int, checkpoint: bytearray) -> bool:
         source = bytes_of(checkpoint), len(checkpoint), sequence_id, _PARTIAL
-        n_restored = self._llama.llama_state_seq_set_data_ext(self._pointer, *source)
-        return bool(n_restored == len(checkpoint) and self.forget(sequence_id, length))
+        is_restored = self._llama.llama_state_seq_set_data_ext(self._pointer, *source) == len(checkpoint)
+        if is_restored and self._rollback is not None:
+            self._rollback.replaced(sequence_id)
+        return bool(is_restored)
 
     def state(self, sequence_id: int) -> bytearray:
         """Return the state without the cells that a sliding window has passed; empty if it can't be saved."""
-        # A state does not include pending shifts, nor the positions of images.
-        is_complete = sequence_id not in self._shifted and not self._positions.differ(sequence_id)
-        return self._state(sequence_id) if is_complete else bytearray()
+        # A state does not include pending shifts and copies, nor the positions of images.
+        is_pending = sequence_id in self._shifted or sequence_id in self._copying
+        if is_pending or self._positions.differ(sequence_id):
+            return bytearray()
+        state = self._state(sequence_id)
+        return self.heads.saved(sequence_id, is_whole=True).appended_to(state) if self.heads is not None else state
 
     def _state(self, sequence_id: int) -> bytearray:
         llama = self._llama
@@ -459,18 +550,21 @@ class LlamaContext:
 
     def set_state(self, sequence_id: int, state: bytes | bytearray, n_tokens: int) -> bool:
         """Replace a sequence's state; never raises, because a failure is only a cache miss."""
-        if n_tokens > self.n_ctx:
+        if n_tokens > self.n_ctx or sequence_id in self._copying:
             return False
         self.forget(sequence_id, 0)
+        state, saved = SavedHeads.split(state)
         while not self._put_state(sequence_id, state):
             self.forget(sequence_id, 0)
             used = self._used() if self.unified else 0
-            if not self._can_grow or self._room >= used + n_tokens or self._shifted:
+            if self._room >= min(self._max_room, used + n_tokens) or self._shifted:
                 return False
             try:
                 self._make_room(n_tokens)
             except (CacheFull, OutOfMemoryError, DecodeError):
                 return False
+        if self.heads is not None:
+            self.heads.restore(sequence_id, saved)
         return True
 
     def _put_state(self, sequence_id: int, state: bytes | bytearray) -> bool:
@@ -484,6 +578,8 @@ class LlamaContext:
         buffer = bytes_of(state) if isinstance(state, bytearray) else ctypes.c_char_p(state)
         pointer = ctypes.cast(buffer, ctypes.POINTER(ctypes.c_uint8))
         copied = self._llama.llama_state_seq_set_data(self._pointer, pointer, len(state), sequence_id)
+        if self._rollback is not None:
+            self._rollback.replaced(sequence_id)
         return bool(copied == len(state))
 
     def _used(self) -> int:
@@ -493,6 +589,12 @@ class LlamaContext:
     def _length(self, sequence_id: int) -> int:
         last = int(self._llama.llama_memory_seq_pos_max(self._memory, sequence_id))
         return self._positions.n_tokens(sequence_id, last + 1)
+
+
+def _is_on_device(load: Load) -> bool:
+    """Return whether layers, and with them their KV cache, are computed by a GPU or another machine."""
+    has_gpus = load.gpu_layers and device_names(load.device) != (NO_DEVICE,) and gpus()
+    return bool(load.workers or has_gpus)
 
 
 def _rounded(cells: int) -> int:

@@ -16,7 +16,7 @@ from llmrun import _native
 from llmrun.engine.llama.buffers import BufferLog
 from llmrun.engine.llama.device_parameters import DeviceParameters
 from llmrun.engine.llama.library import import_llama
-from llmrun.engine.llama.vocabulary import STRIPS_ACCENTS, LlamaVocabulary
+from llmrun.engine.llama.vocabulary import SPACE_CHANGES, STRIPS_ACCENTS, LlamaVocabulary
 from llmrun.errors import BadModelError, CancelledError
 from llmrun.protocol.settings import DEFAULTS, EngineSettings
 from llmrun.system import file_identity
@@ -26,11 +26,23 @@ if TYPE_CHECKING:  # loading the weights does not wait for these imports
     from llmrun.protocol.adapters import Adapter
     from llmrun.protocol.loading import DeviceBuffer, Load
 _KV_BOOL = 2  # llama_model_kv_override_type
+_SPACE_RULE = b"llmrun.tokenizer.space_prefix"  # metadata.SPACE_PREFIX, for which the weights would wait
+_RULES_WITHIN = 1 << 20  # bytes of a file before its vocabulary, generously
 
 
 def experts_of(layers: tuple[int, ...]) -> str:
     """Return the pattern of the names of these layers' experts, as llama.cpp's --n-cpu-moe has it."""
     return rf"blk\.({'|'.join(map(str, layers))})\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+
+
+def _has_text_rules(path: Path) -> bool:
+    """Return whether a file has rules for its text, so that llama.cpp is not to change spaces.
+
+    The key stands before the vocabulary. Reading all of the header would hold up the weights.
+    """
+    with suppress(OSError), path.open("rb") as file:
+        return _SPACE_RULE in file.read(_RULES_WITHIN)
+    return False
 
 
 class LlamaModel:
@@ -55,6 +67,7 @@ class LlamaModel:
         workers: tuple[str, ...] = (),
         layer_counts: tuple[int, ...] = (),
         settings: EngineSettings = DEFAULTS,
+        draft_heads: bool = False,
         vocabulary_only: bool = False,
     ) -> None:
         """Load the weights.
@@ -66,6 +79,7 @@ class LlamaModel:
             cpu_experts: layers whose experts stay in RAM although the rest of the layer is on a GPU.
             workers, layer_counts: as in Load.
             settings: those of DEVICE_SETTINGS.
+            draft_heads: as in Load.
             vocabulary_only: load no weights; nothing can be computed then.
 
         Raises:
@@ -76,7 +90,7 @@ class LlamaModel:
         self.llama = llama = import_llama()
         self.path, self.gpu_layers, self.flag = path, gpu_layers, flag
         self.repack, self.mmap, self.cpu_experts = repack, mmap, cpu_experts
-        self.workers, self.layer_counts = workers, layer_counts
+        self.workers, self.layer_counts, self.draft_heads = workers, layer_counts, draft_heads
         self._devices = DeviceParameters(settings, experts_of(cpu_experts) if cpu_experts else "", layer_counts)
         self.identities: dict[str, str] = {}
         for name in _files_of(Path(path).name):
@@ -109,10 +123,12 @@ class LlamaModel:
         params = llama.llama_model_default_params()
         params.n_gpu_layers = self.gpu_layers
         params.use_extra_bufts = self.repack
-        params.vocab_only = vocabulary_only
-        overrides = (llama.llama_model_kv_override * 2)()  # ends with an entry of zeros
+        params.vocab_only, params.load_mtp = vocabulary_only, self.draft_heads
         # The vocabulary does it: llama.cpp strips spacing marks too, i.e. vowels of Tamil and Bengali.
-        overrides[0].key, overrides[0].tag, overrides[0].value.val_bool = STRIPS_ACCENTS, _KV_BOOL, False
+        keys = [STRIPS_ACCENTS, *(SPACE_CHANGES if _has_text_rules(Path(self.path)) else ())]
+        overrides = (llama.llama_model_kv_override * (len(keys) + 1))()  # ends with an entry of zeros
+        for override, key in zip(overrides, keys, strict=False):
+            override.key, override.tag, override.value.val_bool = key, _KV_BOOL, False
         params.kv_overrides = overrides
         self._devices.apply(llama, params, Path(self.path))
         # llama.cpp's advice: copies to a GPU are faster from read memory.
@@ -136,6 +152,7 @@ class LlamaModel:
             workers=load.workers,
             layer_counts=load.layer_counts,
             settings=load,
+            draft_heads=load.draft_heads,
         )
 
     @cached_property
@@ -187,6 +204,8 @@ class LlamaModel:
     def is_for(self, load: Load) -> bool:
         """Return whether these weights were loaded with the same options."""
         names = ("path", "gpu_layers", "repack", "mmap", "cpu_experts", "workers", "layer_counts")
+        if load.draft_heads and not self.draft_heads:
+            return False
         return self._devices.are_of(load) and all(getattr(self, name) == getattr(load, name) for name in names)
 
     def adapter(self, adapter: Adapter) -> Any:

@@ -12,17 +12,23 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from functools import cache, cached_property
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmrun.engine.llama.base import PIECE_TOKENS
 from llmrun.errors import BadModelError
 
+if TYPE_CHECKING:
+    from llmrun.engine.llama.text_rules import TextRules
+
 _NO_TOKEN = -1
-_SENTENCE_PIECE, _WORD_PIECE, _RWKV = 1, 3, 5  # enum llama_vocab_type
+_SENTENCE_PIECE, _WORD_PIECE, _UNIGRAM, _RWKV = 1, 3, 4, 5  # enum llama_vocab_type
 STRIPS_ACCENTS = b"tokenizer.ggml.normalizer.strip_accents"
+SPACE_CHANGES = (b"tokenizer.ggml.add_space_prefix", b"tokenizer.ggml.remove_extra_whitespaces")
 _BERT_UNKNOWN = 100  # llama.cpp's default for WordPiece
-_NORMAL_FORMS = {"qwen2": "NFC", "qwen35": "NFC"}  # tokenizer.ggml.pre -> normal form, where a file has no NORMALIZER
+_NORMAL_FORMS = {"qwen2": "NFC", "qwen35": "NFC"}  # tokenizer.ggml.pre -> normal form, where a file has no rules
+_ID_DIGITS = 10
 _MOST_WORD_CHARACTERS = 100  # max_input_chars_per_word of WordPiece; a longer word is the unknown token
+_WORD_START = "\u2581", "\U0001f8b1"  # of llama.cpp's tokens of WordPiece; and a rare symbol in place of it in a text
 _LONG_RUN = re.compile(rf"\S{{{_MOST_WORD_CHARACTERS + 1},}}")
 # What BERT makes a word of its own: punctuation, and the blocks that it calls Chinese.
 _CHINESE = (
@@ -63,18 +69,16 @@ class LlamaVocabulary:
         self._pieces: list[bytes | None] = [None] * self.n_tokens
         self._ends: list[bool | None] = [None] * self.n_tokens
         self._control_texts: tuple[str, ...] = ()
+        self._control_tokens: list[int] = []
+        self._user_defined: list[int] = []
         self._kind = int(llama.llama_vocab_type(vocab))
-        from llmrun.gguf.metadata import ADDED_FLAGS, NORMALIZER  # the weights would wait for the import
-
         if self._kind == _WORD_PIECE:
             self._lowercases = self._setting(model, "tokenizer.ggml.normalizer.lowercase") != "false"
             strips = self._setting(model, STRIPS_ACCENTS.decode())
             self._strips_accents = strips == "true" if strips else self._lowercases
             self._unknown = int(self._setting(model, "tokenizer.ggml.unknown_token_id") or _BERT_UNKNOWN)
-        splitter = self._setting(model, "tokenizer.ggml.pre")
-        self._is_nfc = (self._setting(model, NORMALIZER) or _NORMAL_FORMS.get(splitter)) == "NFC"
-        self._added = {flag: [*map(int, self._setting(model, key).split())] for flag, key in ADDED_FLAGS.items()}
-        self._patterns: dict[tuple[str, bool], re.Pattern[str] | None] = {}
+        self._settings = {key: self._setting(model, key) for key in _rule_keys()}
+        self._is_nfc = _NORMAL_FORMS.get(self._setting(model, "tokenizer.ggml.pre")) == "NFC"
         self._damage = ""  # the reason for which llama.cpp's tokenizer would abort or never return
         # In parallel with the creation of the context, which does not need the GIL.
         self._collecting = threading.Thread(target=self._collect, daemon=True)
@@ -95,7 +99,10 @@ class LlamaVocabulary:
         attribute = llama.llama_vocab_get_attr
         attributes = [attribute(vocab, token) for token in range(self.n_tokens)]
         control = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN
-        self._control_texts = tuple(self._text(token) for token, found in enumerate(attributes) if found & control)
+        self._control_tokens = [token for token, found in enumerate(attributes) if found & control]
+        self._control_texts = tuple(map(self._text, self._control_tokens))
+        of_user = llama.LLAMA_TOKEN_ATTR_USER_DEFINED
+        self._user_defined = [token for token, found in enumerate(attributes) if found & of_user]
         if self._kind == _SENTENCE_PIECE:
             usual = [token for token, found in enumerate(attributes) if found & llama.LLAMA_TOKEN_ATTR_BYTE]
             self._damage = self._missing_byte(usual) and self._missing_byte(range(self.n_tokens))
@@ -122,7 +129,7 @@ class LlamaVocabulary:
     def _raw_text(self, token: int) -> bytes:
         return bytes(self._llama.llama_vocab_get_text(self.pointer, token))
 
-    def tokenize(self, text: str, *, special: bool) -> list[int]:
+    def tokenize(self, text: str, *, special: bool, begins: bool = True) -> list[int]:
         """Tokenize as base.Vocabulary.tokenize(); a lone surrogate becomes a question mark.
 
         Raises:
@@ -132,18 +139,39 @@ class LlamaVocabulary:
             self._collecting.join()
         if self._damage:
             raise _damaged(self._damage)
-        text = self._normalized(self._strip_beside_added(text, special=special), special=special)
-        if self._kind == _WORD_PIECE:
-            known = dict.fromkeys(_long_words(text), self._unknown)
-            words = re.compile(f"({'|'.join(map(re.escape, known))})") if known else None
-        else:
-            known = {self._text(token): token for token in self._added["single_word"]}
-            words = self._added_pattern("single_word", special)
-        if words is None:
+        if self._rules is not None:
+            parts = self._rules.parts(text, special=special, begins=begins)
+            each = ([part] if isinstance(part, int) else self._tokenize(part, special=False) for part in parts)
+            return [*chain.from_iterable(each)]
+        text = self._normalized(text, special=special)
+        known = dict.fromkeys(_long_words(text), self._unknown) if self._kind == _WORD_PIECE else None
+        if not known:
             return self._tokenize(text, special=special)
-        parts = enumerate(words.split(text))  # text and a known token in turn
-        each = ([known[part]] if number % 2 else self._tokenize(part, special=special) for number, part in parts)
+        split = enumerate(re.split(f"({'|'.join(map(re.escape, known))})", text))  # text and a long word in turn
+        each = ([known[part]] if number % 2 else self._tokenize(part, special=special) for number, part in split)
         return [*chain.from_iterable(each)]
+
+    @cached_property
+    def _rules(self) -> TextRules | None:
+        """The rules that a file converted by us has for its text; None in other files."""
+        from llmrun.engine.llama.text_rules import AddedToken, TextRules
+        from llmrun.gguf.metadata import ADDED_FLAGS, CHARSMAP, NORMALIZER, SPACE_PREFIX
+
+        if not self._settings[SPACE_PREFIX]:
+            return None
+        self._collecting.join()
+        flags: dict[int, set[str]] = {}
+        for flag, key in ADDED_FLAGS.items():
+            for number in self._settings[key].split():
+                if number.isdecimal() and len(number) < _ID_DIGITS and int(number) < self.n_tokens:
+                    flags.setdefault(int(number), set()).add(flag)
+        control = {*self._control_tokens}
+        added = [
+            AddedToken(token, self._text(token), token in control, frozenset(flags.get(token, ())))
+            for token in sorted({*control, *self._user_defined, *flags})
+        ]
+        steps, prefix, charsmap = (self._settings[key] for key in (NORMALIZER, SPACE_PREFIX, CHARSMAP))
+        return TextRules(steps, prefix, charsmap, added, finds_pieces=self._kind != _UNIGRAM)
 
     def _tokenize(self, text: str, *, special: bool) -> list[int]:
         """Tokenize as llama.cpp does."""
@@ -166,34 +194,6 @@ class LlamaVocabulary:
             if count < room:
                 return buffer.value.decode("utf-8", "replace")
             room = count + 1
-
-    def _strip_beside_added(self, text: str, *, special: bool) -> str:
-        """Remove the white space that belongs to added tokens with the flags lstrip and rstrip."""
-        if (before := self._added_pattern("lstrip", special)) is not None:
-            text = before.sub(r"\1", text)
-        if (after := self._added_pattern("rstrip", special)) is not None:
-            text = after.sub(r"\1", text)
-        return text
-
-    def _added_pattern(self, flag: str, special: bool) -> re.Pattern[str] | None:
-        """Return the pattern of the added tokens with a flag, as group 1; None without any.
-
-        Control tokens are among them only if they are recognized in the text.
-        """
-        if not self._added[flag]:
-            return None
-        key = flag, special
-        if key not in self._patterns:
-            is_control = self._llama.LLAMA_TOKEN_ATTR_CONTROL
-            texts = [
-                re.escape(self._text(token))
-                for token in self._added[flag]
-                if special or not self._llama.llama_vocab_get_attr(self.pointer, token) & is_control
-            ]
-            around = {"lstrip": r"\s*({})", "rstrip": r"({})\s*"}.get(flag) or _single_word_pattern()
-            whole = around.format("|".join(sorted(texts, key=len, reverse=True)))
-            self._patterns[key] = re.compile(whole) if texts else None
-        return self._patterns[key]
 
     def _normalized(self, text: str, *, special: bool) -> str:
         """Normalize a text as Hugging Face's tokenizer does, except the control tokens in it."""
@@ -232,6 +232,23 @@ class LlamaVocabulary:
             return tokens
         return [self.bos, *tokens]
 
+    def cut(self, text: str, n_tokens: int) -> str:
+        """Return the text, or its beginning, of at least n_tokens, if it certainly has more: tokenizing takes minutes.
+
+        A token has a limited length. Where unknown characters in a row are one token, a word is at least one.
+        """
+        limit = n_tokens * self._longest_piece
+        if len(text) <= limit or len(text.encode("utf-8", "replace")) <= limit:
+            return text
+        if self._kind not in (_WORD_PIECE, _UNIGRAM):
+            return text[: limit + 1]
+        words = text.split(maxsplit=n_tokens + 1)
+        return " ".join(words[: n_tokens + 1]) if len(words) > n_tokens + 1 else text
+
+    @cached_property
+    def _longest_piece(self) -> int:
+        return max(len(self.piece(token)) for token in range(self.n_tokens))
+
     def piece(self, token: int) -> bytes:
         piece = self._pieces[token]
         if piece is None:
@@ -267,17 +284,17 @@ def _in_pieces(tokens: Any, count: int) -> Iterator[list[int]]:
 
 
 @cache
-def _single_word_pattern() -> str:
-    """Return the pattern of a whole word; marks and joiners belong to words, other than in Python's \\w."""
-    marks = "".join(filter(lambda character: unicodedata.category(character)[0] == "M", map(chr, range(0x110000))))
-    word = rf"[\w\u200c\u200d{marks}]"
-    return f"(?<!{word})({{}})(?!{word})"
+def _rule_keys() -> tuple[str, ...]:
+    from llmrun.gguf.metadata import ADDED_FLAGS, CHARSMAP, NORMALIZER, SPACE_PREFIX  # the weights would wait for it
+
+    return NORMALIZER, SPACE_PREFIX, CHARSMAP, *ADDED_FLAGS.values()
 
 
 def _bert_normalized(text: str, *, lowercases: bool, strips_accents: bool) -> str:
     """Normalize as Hugging Face's BertNormalizer: llama.cpp keeps only the first character of a decomposition."""
     if text.isascii():
         return text.lower() if lowercases else text
+    text = text.replace(*_WORD_START)
     if strips_accents:
         decomposed = unicodedata.normalize("NFD", text)
         text = "".join(character for character in decomposed if unicodedata.category(character) != "Mn")

@@ -15,12 +15,15 @@ from typing import NamedTuple
 
 from llmrun.errors import ModelNotFoundError, UsageError
 from llmrun.gguf import filenames
+from llmrun.models.store.last_used import note_use
 from llmrun.system import lock
 
 
 @contextmanager
 def using(path: Path) -> Iterator[None]:
-    """Hold a shared lock on a model until the block ends. Of a split model, `path` is the first part.
+    """Hold a shared lock on a model until the block ends, and keep the time of use.
+
+    Of a split model, `path` is the first part.
 
     Raises ModelNotFoundError if it is being removed.
     """
@@ -29,7 +32,11 @@ def using(path: Path) -> Iterator[None]:
             descriptor = _open(path.with_name(name), files)
             if descriptor is not None and lock(descriptor, shared=True) is False:
                 raise ModelNotFoundError(f"{str(path)!r} is being removed", why="by another llmrun process")
-        yield
+        note_use(path)
+        try:
+            yield
+        finally:
+            note_use(path)
 
 
 @contextmanager

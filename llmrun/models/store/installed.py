@@ -26,7 +26,6 @@ class Installed:
     path: Path  # of the (first) file
     place: str = HUB_CACHE  # HUB_CACHE or LINK, which llmrun may change; OLLAMA or LM_STUDIO, which it may not
     modified: float = 0.0  # time of the last write, in seconds since 1970
-    used: float = 0.0  # time of the last read, as far as the disk records it; never before `modified`
 
     @property
     def is_ours(self) -> bool:
@@ -36,20 +35,16 @@ class Installed:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredFiles:
-    """Total size and times of a model's files; fields as in Installed."""
+    """Total size and time of a model's files; fields as in Installed."""
 
     size: int
     modified: float
-    used: float
 
 
 def measure(parts: Iterable[Path]) -> MeasuredFiles | None:
-    """Return the total size and times of a model's files; None when one is missing."""
+    """Return the total size and time of a model's files; None when one is missing."""
     try:
         files = [os.stat(part) for part in parts]  # noqa: PTH116 - five times as fast as Path.stat()
     except OSError:
         return None
-    modified = max(file.st_mtime for file in files)
-    return MeasuredFiles(
-        sum(file.st_size for file in files), modified, max(modified, *(file.st_atime for file in files))
-    )
+    return MeasuredFiles(sum(file.st_size for file in files), max(file.st_mtime for file in files))

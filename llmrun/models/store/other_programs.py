@@ -141,7 +141,6 @@ def _ollama_model(folder: Path, manifest: Path) -> Installed | None:
         path=blob,
         place=OLLAMA,
         modified=measured.modified,
-        used=measured.used,
     )
 
 
@@ -196,7 +195,6 @@ def _lm_studio_repository(folder: Path, names: list[str]) -> Iterator[Installed]
             path=folder / filename,
             place=LM_STUDIO,
             modified=measured.modified,
-            used=measured.used,
         )
 
 

@@ -18,6 +18,7 @@ from llmrun.errors import UsageError
 from llmrun.gguf import filenames
 from llmrun.models.store.in_use import removing
 from llmrun.models.store.installed import LINK, LM_STUDIO, OLLAMA, Installed
+from llmrun.models.store.last_used import forget_use
 from llmrun.models.store.store import SnapshotFile, Store, symlink_target
 from llmrun.storage import disk_errors
 from llmrun.system import read_text
@@ -71,6 +72,7 @@ def remove(removal: Removal) -> None:
     """
     files = (*removal.names, *removal.blobs)
     with disk_errors(removal.folder), removing(files, removal.model.name):
+        forget_use(removal.model.path)
         for path in files:
             path.unlink(missing_ok=True)
         if removal.model.place == LINK:

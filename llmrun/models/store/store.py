@@ -192,7 +192,6 @@ class Store:
             quant=quant,
             path=snapshot / filename,
             modified=measured.modified,
-            used=measured.used,
         )
 
     def _of_link(self, path: Path) -> Installed | None:
@@ -201,7 +200,7 @@ class Store:
         if measured is None or not url:
             return None
         quant = filenames.quant_of(path.name) or ""
-        return Installed(url, "", path.name, "", measured.size, quant, path, LINK, measured.modified, measured.used)
+        return Installed(url, "", path.name, "", measured.size, quant, path, LINK, measured.modified)
 
     # ---- adding
 

@@ -10,7 +10,6 @@ from llmrun.protocol.arguments import check_fields
 from llmrun.protocol.jobs import JobKind
 from llmrun.protocol.messages import AnswerRequest
 
-LENGTH_RULES = ("transformers", "vllm", "tensorrt")
 EARLY_STOPPING = ("true", "false", "never")
 MOST_BEAMS = 64
 ROOT = -1
@@ -26,58 +25,14 @@ class BeamSettings:
     # "true" stops when as many answers as beams have finished, "false" when no running beam scores higher at its
     # present length, "never" when none can ever score higher.
     early_stopping: str = "false"
-    groups: int = 1  # number of groups for diverse beam search; they choose in turn, each its share of the beams
-    # Penalty on a token's log-probability for each beam of earlier groups that chose it in the same step.
-    diversity: float = 0.0
-    # One of LENGTH_RULES: vLLM counts the prompt in the length but not the end token, and continues to the limit;
-    # TensorRT-LLM differs from transformers only in its defaults, see of().
-    length_rule: str = "transformers"
 
     def __post_init__(self) -> None:
         check_fields(self)
         require_within("--beams", self.beams, (2, MOST_BEAMS))
         require_within("--length-penalty", self.length_penalty, (-100.0, 100.0))
-        require_within("--diversity", self.diversity, (0.0, 100.0))
-        _require_one_of("--early-stopping", self.early_stopping, EARLY_STOPPING)
-        _require_one_of("--length-rule", self.length_rule, LENGTH_RULES)
-        if not 1 <= self.groups <= self.beams or self.beams % self.groups:
-            raise UsageError(
-                f"invalid --beam-groups {self.groups}", why=f"must divide the {self.beams} beams into equal parts"
-            )
-        if (self.groups > 1) != (self.diversity > 0):
-            raise UsageError(
-                "--beam-groups and --diversity need each other",
-                why="groups without a diversity penalty would all find the same answers",
-                hint="--beam-groups 2 --diversity 0.5",
-            )
-        if self.length_rule == "vllm" and (self.groups > 1 or self.early_stopping != "never"):
-            raise UsageError("--length-rule vllm has neither groups nor early stopping")
-
-    @classmethod
-    def of(
-        cls,
-        beams: int,
-        length_penalty: float | None = None,
-        early_stopping: str | None = None,
-        groups: int = 1,
-        diversity: float = 0.0,
-        length_rule: str = "transformers",
-    ) -> BeamSettings:
-        """Return settings; None is the default of the length rule's program."""
-        penalty, stopping = {"vllm": (1.0, "never"), "tensorrt": (0.0, "true")}.get(length_rule, (1.0, "false"))
-        return cls(
-            beams,
-            penalty if length_penalty is None else length_penalty,
-            stopping if early_stopping is None else early_stopping,
-            groups,
-            diversity,
-            length_rule,
-        )
-
-
-def _require_one_of(label: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise UsageError(f"invalid {label} {value!r}", why=f"must be {', '.join(known[:-1])} or {known[-1]}")
+        if self.early_stopping not in EARLY_STOPPING:
+            why = f"must be {', '.join(EARLY_STOPPING[:-1])} or {EARLY_STOPPING[-1]}"
+            raise UsageError(f"invalid --early-stopping {self.early_stopping!r}", why=why)
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,6 @@ class Repetition:
     """One measurement."""
 
     ns: int
-    joules: float | None = None  # of processor, memory and GPUs with readable counters; None without any
     answer: BenchAnswer | None = None  # of a chat test
 
 

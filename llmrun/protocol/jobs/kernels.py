@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from llmrun.protocol.jobs import Empty, JobKind
+from llmrun.protocol.jobs import JobKind
 
 STAND_IN = "Q4_K"
 """Used for a type that can't be measured."""
@@ -25,6 +25,13 @@ class MeasureKernels:
     worker: str = ""  # "HOST:PORT" of the RPC worker to measure, "" for this machine
     device: int = 0  # index of the worker's device
     gpu: str = ""  # ggml's name of the GPU to measure, "" for the processor
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredShare:
+    """The part of the measurement that is done."""
+
+    share: float  # 0 to 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,4 +90,4 @@ class MachineSpeed:
         return table[nearest] * head_length / nearest
 
 
-KERNELS = JobKind("kernels", MeasureKernels, Empty, MachineSpeed)
+KERNELS = JobKind("kernels", MeasureKernels, MeasuredShare, MachineSpeed)

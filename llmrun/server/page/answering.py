@@ -15,15 +15,19 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from llmrun.errors import ContextOverflowError
 from llmrun.protocol.codec import load_json
 from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS
-from llmrun.protocol.messages import AnswerRequest, Message, Stats, ToolCall
+from llmrun.protocol.messages import AnswerRequest, Message, ToolCall
+from llmrun.protocol.questions import COUNT_TOKENS
 from llmrun.server import sse
 from llmrun.server.answer_parts import CompletionRequest
 from llmrun.server.exchange import KEEP_ALIVE_SECONDS, CompletionApi, HttpExchange, ServerState
 from llmrun.server.guard import App, Receive, Scope, Send
+from llmrun.server.http_errors import RouteNotFoundError
 from llmrun.server.page.chats import PageChats, Said, with_images
 from llmrun.server.page.requests import needed_id, own, read_fields
+from llmrun.server.page.running import RunningAnswer
 from llmrun.server.page.tools import PageTools
 from llmrun.server.page.writer import PageWriter
 from llmrun.server.pool import PooledModel
@@ -33,7 +37,9 @@ from llmrun.server.protocols.sampling import read_limits, read_sampling
 
 if TYPE_CHECKING:
     from llmrun.chat.store.turns import Answer, CallRound
+    from llmrun.chat.truncation import Policy
 
+_ANSWER_ROOM = 512  # tokens left for an answer without a limit, as in a terminal
 _MAX_ROUNDS = 20  # of tool calls in one turn, as in a terminal
 
 
@@ -42,12 +48,15 @@ class PageAnswers:
 
     def __init__(self, state: ServerState, chats: PageChats, tools: PageTools) -> None:
         self._state, self._chats, self._tools = state, chats, tools
+        self._running: dict[int, RunningAnswer] = {}  # by chat
 
     @property
     def routes(self) -> list[Route]:
         """For Starlette."""
         return [
             Route("/ui/answer", own(self._answer), methods=["POST"]),
+            Route("/ui/answer/{chat:int}", own(self._attach), methods=["GET"]),
+            Route("/ui/stop", own(self._stop), methods=["POST"]),
             Route("/ui/decide", own(self._decide), methods=["POST"]),
         ]
 
@@ -64,15 +73,48 @@ class PageAnswers:
         chat, question = needed_id(fields, "chat"), needed_id(fields, "question")
         said = partial(self._chats.open_question, chat, question, together=fields.flag("together") is True)
         asked = _completion(fields)
+        overflow: Any = fields.choice("overflow", "roll", "middle")
         if fields.flag("tools"):
             asked = asked._replace(request=replace(asked.request, tools=self._tools.offered))
-        return _StreamedResponse(partial(self._stream, asked, chat, said))
+        if fields.flag("together"):
+            return _StreamedResponse(partial(self._stream, asked, chat, said, overflow))
+        return _StreamedResponse(partial(self._run, partial(self._stream, asked, chat, said, overflow), chat))
+
+    async def close(self) -> None:
+        """End all answers."""
+        for running in list(self._running.values()):
+            await running.end()
+
+    async def _run(self, app: App, chat: int, scope: Scope, receive: Receive, send: Send) -> None:
+        """Begin an answer, and show it."""
+        running = RunningAnswer(app, scope)
+        before = self._running.setdefault(chat, running)
+        try:
+            await running.show(receive, send)
+        finally:
+            if before is running:
+                running.when_done(lambda: self._running.pop(chat, None))
+
+    async def _attach(self, request: Request) -> Response:
+        """Show an answer that is on its way from its beginning, as after a reload of the page."""
+        running = self._running.get(request.path_params["chat"])
+        if running is None or running.is_done:
+            raise RouteNotFoundError("this chat is not being answered")
+        return _StreamedResponse(lambda scope, receive, send: running.show(receive, send))
+
+    async def _stop(self, request: Request) -> Response:
+        """Stop the answer of a chat: {"chat"}."""
+        running = self._running.get(needed_id(await read_fields(request), "chat"))
+        if running is not None:
+            running.stop()
+        return JSONResponse({})
 
     async def _stream(
         self,
         asked: CompletionRequest,
         chat: int,
         open_question: Callable[[], Said],
+        overflow: Policy | None,
         scope: Scope,
         receive: Receive,
         send: Send,
@@ -83,6 +125,9 @@ class PageAnswers:
             said = await self._chats.run(open_question)
             try:
                 messages, turn.writer.notes = await self._with_images(said, pooled)
+                if overflow is not None:
+                    messages, notes = await self._fitted(asked.request, messages, pooled, overflow)
+                    turn.writer.notes += notes
                 await self._rounds(turn, messages, scope, receive, _OneStream(send))
             finally:
                 answer = None
@@ -98,6 +143,32 @@ class PageAnswers:
         await self._state.pool.ready(pooled)
         assert pooled.model is not None
         return await asyncio.to_thread(with_images, said, "" if pooled.model.sees else pooled.model.name)
+
+    async def _fitted(
+        self, request: AnswerRequest, messages: tuple[Message, ...], pooled: PooledModel, policy: Policy
+    ) -> tuple[tuple[Message, ...], list[str]]:
+        """Return the messages that fit into the context window, and a note about dropped turns.
+
+        Raises:
+            ContextOverflowError: the question alone does not fit.
+        """
+        from llmrun.chat.truncation import DoesNotFit, MessageSize, Window, fit
+
+        engine = await self._state.pool.ready(pooled)
+        assert pooled.loaded is not None
+        counted = await engine.do(COUNT_TOKENS, replace(request, messages=messages))
+        n_ctx = pooled.loaded.n_ctx
+        reserve = min(request.limits.max_tokens or _ANSWER_ROOM, n_ctx // 4)
+        window = Window(n_ctx, reserve=reserve, overhead=max(counted.total - sum(counted.each), 0))
+        sizes = [MessageSize(each.role, tokens) for each, tokens in zip(messages, counted.each, strict=True)]
+        found = fit(sizes, window, policy)
+        if isinstance(found, DoesNotFit):
+            raise ContextOverflowError("the question does not fit into the context window", why=found.why)
+        dropped = {*found.drop.messages}
+        kept = tuple(message for index, message in enumerate(messages) if index not in dropped)
+        n_turns = len(found.drop.turns)
+        words = f"the model did not see {n_turns} earlier turn{'' if n_turns == 1 else 's'}, which did not fit"
+        return kept, [words] if dropped else []
 
     async def _rounds(
         self, turn: _Turn, messages: tuple[Message, ...], scope: Scope, receive: Receive, stream: _OneStream
@@ -165,7 +236,7 @@ class _Turn:
         reason = received.finished.reason if received.finished else INTERRUPTED if self.writer.failed else "cancelled"
         if not (received.text or received.reasoning or self.rounds) and reason in ("cancelled", INTERRUPTED):
             return None
-        started = Stats(received.started.prompt_tokens, received.started.cached_tokens) if received.started else Stats()
+        n_ctx = pooled.loaded.n_ctx if pooled.loaded is not None else 0
         return Answer(
             self.writer.text,
             "\n\n".join(filter(None, [*self._reasoning, received.reasoning.strip()])),
@@ -173,7 +244,7 @@ class _Turn:
             pooled.model.used,
             pooled.model.sampling(sampling)[0],
             self.asked.request.limits,
-            received.finished.stats if received.finished else started,
+            received.finished.stats if received.finished else replace(self.writer.stats, n_ctx=n_ctx),
             rounds=tuple(self.rounds),
             adapters=pooled.model.adapters,
         )

@@ -7,6 +7,7 @@ one thread, and a slow disk must not hold up the event loop.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -28,6 +29,9 @@ _Result = TypeVar("_Result")
 Said: TypeAlias = "list[tuple[Message, tuple[ImageFile, ...]]]"
 """Messages, each with its images, which are read for every request."""
 
+_MOST_HITS = 100
+_MARKUP = re.compile(r"^\s{0,3}(?:#{1,6} |> |[-*+] |```.*)|\*\*|`", re.MULTILINE)
+_LONGEST_TITLE = 60  # characters
 _MOST_SHOWN = 2000  # characters of the text files of a question
 
 
@@ -74,7 +78,25 @@ class PageChats:
 
     def all(self) -> list[dict[str, Any]]:
         """Return all chats, the one used last first."""
-        return [asdict(facts) for facts in self._sessions.all()]
+        return [{**asdict(facts), "title": _title(facts.name, facts.first)} for facts in self._sessions.all()]
+
+    def search(self, text: str) -> list[dict[str, Any]]:
+        """Return the chats with messages that contain every word of a text, best first, with the text around."""
+        found: dict[str, str] = {}
+        for hit in self._sessions.search(text, _MOST_HITS):
+            found.setdefault(hit.session, hit.excerpt)
+        by_name = {facts["name"]: facts for facts in self.all()}
+        return [{**by_name[name], "excerpt": excerpt} for name, excerpt in found.items() if name in by_name]
+
+    def rename(self, chat: int, name: str) -> None:
+        """Rename a chat. Raises UsageError for an invalid or taken name."""
+        self._sessions.rename(self._sessions.tree(str(chat)).name, name)
+
+    def delete(self, chat: int) -> None:
+        """Delete a chat. Raises UsageError if it is being answered, or open in another llmrun."""
+        if chat in self._answering:
+            raise UsageError("this chat is being answered", hint="stop the answer first")
+        self._sessions.delete(str(chat))
 
     def read(self, chat: int) -> dict[str, Any]:
         """Return the current branch of a chat."""
@@ -312,7 +334,26 @@ def _conversation(tree: Tree) -> dict[str, Any]:
     for entry in tree.entries:
         alternatives.setdefault(entry.parent, []).append(entry.id)
     entries = [{**_entry_data(entry), "alternatives": alternatives[entry.parent]} for entry in tree.path()]
-    return {"name": tree.name, "system": tree.system, "branch": tree.branch, "entries": entries}
+    first = next((each["text"] for each in entries), "")
+    return {
+        "name": tree.name,
+        "title": _title(tree.name, first),
+        "system": tree.system,
+        "branch": tree.branch,
+        "entries": entries,
+    }
+
+
+def _title(name: str, first: str) -> str:
+    """Return the name of a chat that somebody gave it, or else its first question, cut at a word."""
+    from llmrun.chat.store.rows import name_from
+
+    if not first or not re.fullmatch(re.escape(name_from(first)) + r"(-\d+)?", name):
+        return name
+    line = " ".join(_MARKUP.sub("", first).split())
+    if len(line) <= _LONGEST_TITLE:
+        return line
+    return f"{line[:_LONGEST_TITLE].rpartition(' ')[0] or line[: _LONGEST_TITLE - 1]}…"
 
 
 def _entry_data(entry: TurnEntry) -> dict[str, Any]:

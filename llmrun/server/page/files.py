@@ -19,10 +19,14 @@ MEDIA_TYPES = {
     "api.js": _SCRIPT,
     "attachments.js": _SCRIPT,
     "branches.js": _SCRIPT,
+    "catalogue.js": _SCRIPT,
+    "chats.js": _SCRIPT,
     "compare.js": _SCRIPT,
     "context.js": _SCRIPT,
     "dom.js": _SCRIPT,
     "exports.js": _SCRIPT,
+    "formulas.js": _SCRIPT,
+    "highlight.js": _SCRIPT,
     "markdown.js": _SCRIPT,
     "sampler.js": _SCRIPT,
     "scroll.js": _SCRIPT,
@@ -32,6 +36,8 @@ MEDIA_TYPES = {
     "turns.js": _SCRIPT,
     "watch.js": _SCRIPT,
     "vendor/markdown-it.js": _SCRIPT,
+    "vendor/prism.js": _SCRIPT,
+    "vendor/temml.js": _SCRIPT,
 }
 """Name of each file -> its media type."""
 _CONTENT_SECURITY_POLICY = "; ".join(

@@ -10,7 +10,6 @@ import secrets
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -19,9 +18,20 @@ from starlette.routing import Route
 
 from llmrun.errors import UsageError
 from llmrun.model import Model
+from llmrun.planning.estimate import predicted_rate
+from llmrun.protocol.jobs.prompt_scores import PROMPT_SCORES, ScorePrompt
+from llmrun.protocol.jobs.tokenize import TokenizeText
+from llmrun.protocol.logprobs import logprob_entries
 from llmrun.protocol.messages import AnswerRequest, Message
 from llmrun.protocol.params import Limits, SamplingParams
-from llmrun.protocol.questions import COUNT_TOKENS, EXPLAIN_CHOICES, Choice, ExplainChoices
+from llmrun.protocol.questions import (
+    APPLY_TEMPLATE,
+    COUNT_TOKENS,
+    EXPLAIN_CHOICES,
+    TOKENIZE_LOADED,
+    Choice,
+    ExplainChoices,
+)
 from llmrun.server.connection import EngineConnection
 from llmrun.server.exchange import ServerState
 from llmrun.server.http_errors import RouteNotFoundError
@@ -39,6 +49,7 @@ EXPLAINED = "/ui/explained/"
 """Path before the name of an explanation. The name is its key: a window of its own sends no other one."""
 _MOST_PAGES = 8  # explanations kept, of about a megabyte each
 _PAGE_SECONDS = 600  # until an explanation is gone: its address may stay in a history or a log
+_TOKEN_CANDIDATES = 10  # of each token of a saved answer
 _PAGE_CANDIDATES = 200  # of a token, from which the page computes other settings of the sampler
 _ALONE = (  # beside the explanation's own policy, which names its scripts
     "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
@@ -56,7 +67,6 @@ class PageInsights:
     def __init__(self, state: ServerState, chats: PageChats, explain_page: ExplainPage) -> None:
         self._state, self._chats, self._explain_page = state, chats, explain_page
         self._pages: dict[str, str] = {}
-        self._limits: dict[Path, float | None] = {}  # of models, in tokens/s
 
     @property
     def routes(self) -> list[Route]:
@@ -64,8 +74,9 @@ class PageInsights:
         return [
             Route("/ui/explain", own(self._explain), methods=["POST"]),
             Route(EXPLAINED + "{name}", own(self._explained), methods=["GET"]),
+            Route("/ui/tokens", own(self._tokens), methods=["POST"]),
             Route("/ui/why", own(self._why), methods=["POST"]),
-            Route("/ui/limit", own(self._limit), methods=["POST"]),
+            Route("/ui/speed", own(self._speed), methods=["POST"]),
             Route("/ui/context", own(self._context), methods=["POST"]),
         ]
 
@@ -105,6 +116,34 @@ class PageInsights:
             raise RouteNotFoundError("this explanation is gone; the chat can make it again")
         return HTMLResponse(page, headers={"content-security-policy": _ALONE})
 
+    async def _tokens(self, request: Request) -> Response:
+        """Return the tokens of a saved answer with their probabilities, by one prefill: {"chat", "answer", "model"}.
+
+        The probabilities are the model's own, before any sampling step. The text is tokenized again.
+
+        Raises:
+            UsageError: the answer was given after reasoning, which is not part of its prompt.
+        """
+        fields = await read_fields(request)
+        chat, entry = needed_id(fields, "chat"), needed_id(fields, "answer")
+        said, answer = await self._chats.run(partial(self._chats.replayed, chat, entry))
+        if answer.reasoning:
+            raise UsageError("the tokens of an answer after reasoning were not kept", hint="ask again with Tokens on")
+        async with self._state.engine(fields.text("model") or "") as (engine, pooled):
+            model = _model_of(answer, pooled)
+            asked = AnswerRequest(messages=await _messages(model, said), thinking=fields.flag("thinking"))
+            rendered, counted = await engine.do(APPLY_TEMPLATE, asked), await engine.do(COUNT_TOKENS, asked)
+            prompt = (await engine.do(TOKENIZE_LOADED, TokenizeText("", rendered.text))).tokens
+            begin = model.header.integer("tokenizer.ggml.bos_token_id")
+            if begin is not None and counted.total == len(prompt) + 1:  # which is not part of the text
+                prompt = (begin, *prompt)
+            own_tokens = (await engine.do(TOKENIZE_LOADED, TokenizeText("", answer.content, special=False))).tokens
+            scored = await engine.do(PROMPT_SCORES, ScorePrompt("", (*prompt, *own_tokens), _TOKEN_CANDIDATES))
+        tokens = list(scored.tokens[len(prompt) :])
+        if tokens and tokens[0].text.startswith(" ") and not answer.content.startswith(" "):  # SentencePiece adds it
+            tokens[0] = tokens[0]._replace(text=tokens[0].text[1:], bytes=tokens[0].bytes[1:])
+        return JSONResponse({"tokens": logprob_entries(tokens)})
+
     async def _why(self, request: Request) -> Response:
         """Return the sampler's steps for the token after the beginning of an answer: {"chat", "answer", "begins"}."""
         fields = await read_fields(request)
@@ -120,24 +159,18 @@ class PageInsights:
             choices = (await engine.do(EXPLAIN_CHOICES, ExplainChoices(number, 1, _PAGE_CANDIDATES))).choices
         return JSONResponse(_choice(choices[-1], answer.sampling) if choices else {"steps": []})
 
-    async def _limit(self, request: Request) -> Response:
-        """Return the decode rate that this machine's memory or cores allow a model at most; null if unknown.
+    async def _speed(self, request: Request) -> Response:
+        """Return the decode rate that `llmrun plan` predicts for a model: {"model", "tokens"}; null if unknown.
 
-        It is measured once, while nothing is answered: {"model", "tokens"}, the tokens in the context window.
+        The machine is measured if it never was, unless it answers somebody. The tokens are in the context window.
         """
-        from llmrun.insight.explain import machine_limits
-        from llmrun.protocol.jobs.bench import BenchTest
-
         fields = await read_fields(request)
+        depth = fields.whole("tokens", 0, 2**31) or 0
         is_busy = self._state.traffic.is_busy
-        async with self._state.engine(fields.text("model") or "") as (engine, pooled):
+        async with self._state.engine(fields.text("model") or "") as (_, pooled):
             assert pooled.model is not None
-            if pooled.path not in self._limits and not is_busy:
-                test = BenchTest(n_gen=1, n_depth=fields.whole("tokens", 0, 2**31) or 0)
-                jobs = _Jobs(engine, asyncio.get_running_loop())
-                (found,) = await asyncio.to_thread(machine_limits, pooled.model, jobs, test)
-                self._limits[pooled.path] = found.tokens_per_second if found else None
-            return JSONResponse({"decode": self._limits.get(pooled.path)})
+            rate = await asyncio.to_thread(predicted_rate, pooled.model.header, depth, measures=not is_busy)
+        return JSONResponse({"decode": rate})
 
     async def _context(self, request: Request) -> Response:
         """Return what fills the context window of a chat: {"chat", "model"}."""

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from llmrun.errors import UsageError
 from llmrun.server.guard import Scope, header
 from llmrun.server.http_errors import OriginRejectedError
-from llmrun.server.http_messages import parse_json, read_body
+from llmrun.server.http_messages import read_json
 from llmrun.server.page.files import HEADERS
 from llmrun.server.page.peer import is_forwarded, is_same_user
 from llmrun.server.protocols.fields import Fields
@@ -55,7 +55,7 @@ async def _check_sender(scope: Scope) -> None:
 
 async def read_fields(request: Request) -> Fields:
     """Return the fields of a request's JSON body."""
-    return Fields(parse_json(await read_body(request.receive)))
+    return Fields(await read_json(request.receive))
 
 
 def read_id(fields: Fields, name: str) -> int | None:

@@ -20,12 +20,14 @@ from llmrun.server.exchange import ServerState
 from llmrun.server.http_errors import RouteNotFoundError
 from llmrun.server.page.answering import PageAnswers
 from llmrun.server.page.attached import read_upload, read_uploads
+from llmrun.server.page.catalogue import PageCatalogue
 from llmrun.server.page.chats import PageChats
 from llmrun.server.page.files import HEADERS, INDEX, MEDIA_TYPES, read_file
 from llmrun.server.page.insights import ExplainPage, PageInsights
 from llmrun.server.page.requests import needed_id, own, read_fields, read_id
 from llmrun.server.page.tools import PageTools
 
+_LONGEST_SEARCH = 500  # characters
 _LONGEST_TEXT = 1 << 20  # characters of a question
 
 
@@ -68,17 +70,22 @@ class PageRoutes:
             Route("/ui/chats/{chat:int}/answers/{question:int}", own(self._answers), methods=get),
             Route("/ui/chats/{chat:int}/branches", own(self._branches), methods=get),
             Route("/ui/chats/{chat:int}/{form}", own(self._export), methods=get),
+            Route("/ui/search", own(self._search), methods=post),
+            Route("/ui/rename", own(self._rename), methods=post),
+            Route("/ui/delete", own(self._delete), methods=post),
             Route("/ui/ask", own(self._ask), methods=post),
             Route("/ui/documents", own(self._document), methods=post),
             Route("/ui/go", own(self._go), methods=post),
             Route("/ui/undo", own(self._undo), methods=post),
             Route("/ui/system", own(self._system), methods=post),
             *self._answering.routes,
+            *PageCatalogue().routes,
             *self._insights.routes,
         ]
 
     async def close(self) -> None:
-        """Close the saved chats."""
+        """End all answers, and close the saved chats."""
+        await self._answering.close()
         await self._chats.close()
 
     # ---- files ----
@@ -144,6 +151,23 @@ class PageRoutes:
 
     async def _read(self, request: Request) -> Response:
         return JSONResponse(await self._chats.run(partial(self._chats.read, request.path_params["chat"])))
+
+    async def _search(self, request: Request) -> Response:
+        """Return the chats with all words of a text: {"text"}."""
+        text = (await read_fields(request)).needed_text("text")
+        return JSONResponse({"chats": await self._chats.run(partial(self._chats.search, text[:_LONGEST_SEARCH]))})
+
+    async def _rename(self, request: Request) -> Response:
+        """Rename a chat: {"chat", "name"}."""
+        fields = await read_fields(request)
+        rename = partial(self._chats.rename, needed_id(fields, "chat"), fields.needed_text("name").strip())
+        await self._chats.run(rename)
+        return JSONResponse({})
+
+    async def _delete(self, request: Request) -> Response:
+        """Delete a chat: {"chat"}."""
+        await self._chats.run(partial(self._chats.delete, needed_id(await read_fields(request), "chat")))
+        return JSONResponse({})
 
     async def _export(self, request: Request) -> Response:
         """Return a chat as a file to save, "markdown" or "json"."""

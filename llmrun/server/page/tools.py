@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from llmrun.chat.tools.toolbox import Toolbox
 
 Decision = Literal["once", "always", "no"]
+_CANCEL_SECONDS = 2.0  # for a call to end, before it is cancelled again, which kills its process
 
 
 class PageTools:
@@ -45,10 +46,13 @@ class PageTools:
         called = REFUSED
         if await self._may_run(call):
             async with self._running:
+                calling = asyncio.ensure_future(asyncio.to_thread(self._toolbox.call, call))
                 try:
-                    called = await asyncio.to_thread(self._toolbox.call, call)
+                    called = await asyncio.shield(calling)
                 except asyncio.CancelledError:
-                    self._toolbox.cancel()
+                    while not calling.done():  # the thread reads the process, as that of the next call would
+                        self._toolbox.cancel()
+                        await asyncio.wait((calling,), timeout=_CANCEL_SECONDS)
                     raise
         return f"Error: {called.text}" if called.failed else called.text
 

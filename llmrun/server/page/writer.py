@@ -8,6 +8,7 @@ from typing import Any
 
 from llmrun.errors import LlmrunError
 from llmrun.protocol.logprobs import logprob_entries
+from llmrun.protocol.messages import Stats
 from llmrun.server import sse
 from llmrun.server.answer_parts import (
     AccumulatedAnswer,
@@ -46,11 +47,28 @@ class PageWriter:
         self._begins = begins
         self._waiting = bytearray()
         self._due = 0.0  # when text is sent again
+        self._began = time.monotonic()
+        self._first = self._last = 0.0  # times of text
+        self._n_pieces = 0  # of text, each a token as a rule
 
     @property
     def text(self) -> str:
         """The answer without its reasoning."""
         return self._begins + self.answer.text
+
+    @property
+    def stats(self) -> Stats:
+        """The figures as far as they are known of an answer without an end."""
+        started = self.answer.started
+        prompt, cached = (started.prompt_tokens, started.cached_tokens) if started is not None else (0, 0)
+        return Stats(
+            prompt_tokens=prompt,
+            reused_tokens=cached,
+            completion_tokens=self._n_pieces,
+            decode_seconds=self._last - self._first,
+            ttft_seconds=self._first - self._began if self._n_pieces else 0.0,
+            context_used=prompt + self._n_pieces,
+        )
 
     def begin(self) -> bytes:
         """See answer_parts.Writer."""
@@ -59,6 +77,10 @@ class PageWriter:
     def feed(self, part: Part) -> bytes:
         """See answer_parts.Writer."""
         self.answer.add(part)
+        if isinstance(part, (AnswerText, ReasoningText)):
+            self._last = time.monotonic()
+            self._first = self._first or self._last
+            self._n_pieces += len(part.logprobs) or 1 if isinstance(part, AnswerText) else 1
         match part:
             case ResponseStarted():
                 return sse.event({"prompt_tokens": part.prompt_tokens, "cached_tokens": part.cached_tokens}, "started")

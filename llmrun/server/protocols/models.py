@@ -14,12 +14,14 @@ class ListedModel(NamedTuple):
     name: str
     created: int  # Unix time of its file, 0 if unknown
     n_ctx: int  # context window in tokens, 0 if unknown
+    alias_of: str = ""  # the name of the same model, if this is another name of it
 
 
 def openai_model(model: ListedModel) -> dict[str, Any]:
     """Return an entry with the context window as vLLM and OpenRouter name it."""
     window = {"context_length": model.n_ctx, "max_model_len": model.n_ctx} if model.n_ctx else {}
-    return {"id": model.name, "object": "model", "created": model.created, "owned_by": "llmrun", **window}
+    alias = {"alias_of": model.alias_of} if model.alias_of else {}
+    return {"id": model.name, "object": "model", "created": model.created, "owned_by": "llmrun", **window, **alias}
 
 
 def openai_models(models: Sequence[ListedModel]) -> dict[str, Any]:

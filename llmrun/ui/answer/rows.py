@@ -11,7 +11,7 @@ from rich.color import ColorSystem
 from rich.style import Style
 from rich.text import Text
 
-from llmrun.ui.terminal.cells import FLAG_LETTERS, JOINER, SKIN_TONES, width
+from llmrun.ui.terminal.cells import JOINER, width
 
 _WIDE = (
     "\\u1100-\\u115f\\u2e80-\\u303e\\u3041-\\ua4cf\\uac00-\\ud7a3\\uf900-\\ufaff\\ufe30-\\ufe6f"
@@ -22,8 +22,6 @@ _NEVER_FIRST = "、。，．・：；？！）」』】》〉”’…ー々％\
 ATOM = re.compile(rf"\s*(?:[^\s{_WIDE}]+|[{_WIDE}])(?:(?<={JOINER})[{_WIDE}]|[{_NEVER_FIRST}])*|\s+\Z")
 
 _EMOJI = "\ufe0f"  # the character before it is an emoji: one cell in some terminals, two in others
-# Terminals disagree on the cells of emoji that are built from several characters.
-_UNSURE = re.compile(f"[{_EMOJI}{JOINER}{SKIN_TONES}{FLAG_LETTERS}]")
 
 
 class RowWriter:
@@ -38,16 +36,14 @@ class RowWriter:
         self._rest = Text()
         self._column = 0  # cells since our last line break
         self._fresh = True  # the row has only the prefix
-        self._is_sure = True  # terminals agree on its cells
 
     def begin(self, first: Text, rest: Text) -> str:
         """Start a text; return the prefix of its first row.
 
-        Without prefixes, a row is filled with blanks where the next word does not fit, and the terminal wraps by
-        itself: copied text is one line, and a resized terminal wraps it anew. A row whose cells are unsure is broken,
-        because a wrong number of blanks would shift all rows after it.
+        A row that is broken here ends with a newline and has no blanks at its end, so that a copy from the terminal is
+        the text but for line breaks, also after a resize. A word that is too long is left to the terminal to wrap.
         """
-        self._rest, self._fresh, self._is_sure, self._column = rest, True, True, width(first.plain)
+        self._rest, self._fresh, self._column = rest, True, width(first.plain)
         return self.painted(first)
 
     def add(self, text: Text, columns: int) -> str:
@@ -74,29 +70,23 @@ class RowWriter:
         return "".join(out) + _painted(text.plain[end:], text.style)
 
     def _next_row(self) -> str:
-        self._column, self._fresh, self._is_sure = width(self._rest.plain), True, True
+        self._column, self._fresh = width(self._rest.plain), True
         return "\n" + self.painted(self._rest)
 
     def _wrapped(self, text: Text, columns: int) -> str:
-        is_filled = not self._rest
-        limit = columns + is_filled
-        cuts, gaps = [], []
+        cuts = []
         for match in ATOM.finditer(text.plain):
             cells, word = width(match[0]) + match[0].count(_EMOJI), match[0].lstrip()
-            # A filled row ends with a blank, so that copied words stay apart.
-            room = limit if word == match[0] else columns
-            if word and not self._fresh and self._column + cells > room:
+            if word and not self._fresh and self._column + cells > columns:
                 cuts += [match.start(), match.end() - len(word)]  # the blanks between are dropped
-                fills = is_filled and self._is_sure
-                gaps.append(" " * (limit - self._column) if fills else "\n" + self.painted(self._rest))
                 cells -= width(match[0]) - width(word)
-                self._column, self._is_sure = width(self._rest.plain), True
+                self._column = width(self._rest.plain)
             longer = self._column + cells
-            self._column = (longer - 1) % limit + 1 if is_filled and longer else min(longer, limit)
+            self._column = (longer - 1) % (columns + 1) + 1 if longer else 0
             self._fresh = False
-            self._is_sure = self._is_sure and not _UNSURE.search(match[0])
         first, *others = text.divide(cuts)[::2] if cuts else [text]
-        return self.painted(first) + "".join([gap + self.painted(row) for gap, row in zip(gaps, others, strict=True)])
+        gap = "\n" + self.painted(self._rest)
+        return self.painted(first) + "".join([gap + self.painted(row) for row in others])
 
 
 def _painted(text: str, style: str | Style) -> str:

@@ -16,17 +16,19 @@ from prompt_toolkit.completion import CompleteEvent, Completer, get_common_compl
 from prompt_toolkit.completion import Completion as Inserted
 from prompt_toolkit.document import Document
 from prompt_toolkit.enums import DEFAULT_BUFFER
-from prompt_toolkit.filters import has_focus
+from prompt_toolkit.filters import Condition, has_focus
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.keys import Keys
 from prompt_toolkit.output import create_output
 from prompt_toolkit.shortcuts import CompleteStyle
+from wcwidth import grapheme_boundary_before, iter_graphemes
 
 from llmrun.errors import LlmrunError
 from llmrun.ui.prompt.completion import Completion, Completions, offer
 from llmrun.ui.prompt.drafts import is_command, is_open_block
 from llmrun.ui.prompt.editor import edit
 from llmrun.ui.prompt.history import open_history
+from llmrun.ui.prompt.keyboard import open_keyboard
 from llmrun.ui.terminal.cells import fitting, width
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.suspend import Suspendable
@@ -67,7 +69,7 @@ class Prompt:
             complete_while_typing=False,
             complete_style=CompleteStyle.READLINE_LIKE,  # a menu would keep eight rows free below the prompt
             enable_suspend=True,
-            **(session_options or {"output": _terminal(output)}),
+            **(session_options or {"input": open_keyboard(output.stdin), "output": _terminal(output)}),
         )
         self._session.default_buffer.on_text_changed += self._forget_paste
         self._suspendable = Suspendable(lambda: self._write(_FORBID_PASTES), lambda: self._write(_ALLOW_PASTES))
@@ -119,9 +121,36 @@ class Prompt:
             return not self.multiline or (is_command(text) and not self.literal and "\n" not in text)
         return False
 
+    def _add_character_keys(self, keys: KeyBindings, typing: Condition) -> None:
+        """Add the keys that act on one character as it is seen, which may be several code points."""
+
+        @keys.add("backspace", filter=typing)
+        def delete_before(event: KeyPressEvent) -> None:
+            before = event.current_buffer.document.text_before_cursor
+            event.current_buffer.delete_before_cursor(len(before) - grapheme_boundary_before(before, len(before)))
+
+        @keys.add("delete", filter=typing)
+        @keys.add("c-d", filter=typing & Condition(lambda: bool(self._session.default_buffer.text)))
+        def delete_after(event: KeyPressEvent) -> None:
+            after = event.current_buffer.document.text_after_cursor
+            event.current_buffer.delete(len(next(iter_graphemes(after), "")))
+
+        @keys.add("left", filter=typing)
+        @keys.add("c-b", filter=typing)
+        def left(event: KeyPressEvent) -> None:
+            before = event.current_buffer.document.current_line_before_cursor
+            event.current_buffer.cursor_position -= len(before) - grapheme_boundary_before(before, len(before))
+
+        @keys.add("right", filter=typing)
+        @keys.add("c-f", filter=typing)
+        def right(event: KeyPressEvent) -> None:
+            after = event.current_buffer.document.current_line_after_cursor
+            event.current_buffer.cursor_position += len(next(iter_graphemes(after), ""))
+
     def _keys(self) -> KeyBindings:
         keys = KeyBindings()
         typing = has_focus(DEFAULT_BUFFER)  # not searching the history
+        self._add_character_keys(keys, typing)
 
         @keys.add("enter", filter=typing)
         def enter(event: KeyPressEvent) -> None:

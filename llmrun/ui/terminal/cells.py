@@ -63,12 +63,6 @@ def wrapped(text: str, cells: int) -> list[str]:
     return [*rows, row]
 
 
-def filled(text: str, cells: int) -> str:
-    """Return a line in rows as of wrapped(), padded with blanks, so that a copy from a terminal is one line."""
-    *rows, last = wrapped(text, cells - 1)  # leaves a blank between any two words
-    return "".join([row + " " * (-width(row) % cells) for row in rows]) + last
-
-
 def shrunk(widths: Sequence[int], minimum: Sequence[int], room: int) -> list[int]:
     """Return widths of columns that fit into the room, or the minimum: the columns with most to spare shrink first."""
     shrunk_widths = list(widths)

@@ -6,9 +6,9 @@ from llmrun.protocol.sizes import readable_size
 
 
 def rate(tokens_per_second: float, *, whole: bool = False) -> str:
-    """Return a speed, e.g. "131.2 t/s"; whole drops the decimal from 100 on."""
+    """Return a speed, e.g. "131.2 tokens/s"; whole drops the decimal from 100 on."""
     decimals = 0 if whole and tokens_per_second >= 100 else 1
-    return f"{tokens_per_second:,.{decimals}f} t/s"
+    return f"{tokens_per_second:,.{decimals}f} tokens/s"
 
 
 def seconds(value: float, *, brief: bool = False) -> str:

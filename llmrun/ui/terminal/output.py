@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from llmrun.errors import LlmrunError
-from llmrun.ui.terminal.cells import filled, wrapped
+from llmrun.ui.terminal.cells import wrapped
 from llmrun.ui.terminal.sanitize import clean
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class Output:
         if error.why:
             lines.append(self._wrapped("  why: " + clean(error.why)))
         if error.hint:
-            lines.append(self._wrapped("  try: " + clean(error.hint), is_copied=True))
+            lines.append("  try: " + clean(error.hint))  # the terminal wraps it: a copied command is one line
         self._to_stderr("\n".join(lines))
 
     def text(self, text: str) -> None:
@@ -223,11 +223,9 @@ class Output:
     def _styled(self, style: str, text: str) -> str:
         return f"{style}{text}{_RESET}" if self.stderr_has_color else text
 
-    def _wrapped(self, line: str, *, stderr: bool = True, is_copied: bool = False) -> str:
-        """Return a line, wrapped if it goes to a terminal; is_copied pads the rows, so that a copy is one line."""
+    def _wrapped(self, line: str, *, stderr: bool = True) -> str:
+        """Return a line, wrapped if it goes to a terminal."""
         cells = self.columns(stderr=stderr)
-        if is_copied and cells:
-            return filled(line, cells)
         return "\n".join(wrapped(line, cells)) if cells else line
 
     def _to_stderr(self, text: str) -> None:

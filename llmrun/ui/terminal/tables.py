@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmrun.protocol.sizes import readable_size
-from llmrun.ui.terminal.cells import filled, fitting, shrunk, width, wrapped
+from llmrun.ui.terminal.cells import fitting, shrunk, width, wrapped
 from llmrun.ui.terminal.format import rate
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.sanitize import clean
@@ -42,7 +42,7 @@ class InstalledRow:
     name: str
     n_bytes: int  # of its files
     quant: str
-    age: float  # seconds since it was last used
+    age: float | None  # seconds since llmrun last used it; None if it has not
     place: str
 
 
@@ -77,9 +77,11 @@ class CatalogueRow:
     n_bytes: int  # of the default file
     licence: str
     installed: bool
-    fits: bool | None  # into free memory; None if unknown
+    fits: bool | None  # into this machine's memory; None if unknown
+    fits_now: bool | None = None  # into what is free of it
     memory_bytes: int | None = None  # that it takes
     decode_rate: float | None = None  # predicted tokens/s
+    is_exact: bool | None = None  # False: memory and speed are from the file's size alone
     agents: bool = True  # False: warned against for coding agents
 
 
@@ -92,9 +94,11 @@ def show_installed(output: Output, rows: Sequence[InstalledRow]) -> None:
         Column("USED"),
         Column("WHERE", style="dim"),
     )
-    show_table(
-        output, columns, [(row.name, readable_size(row.n_bytes), row.quant, ago(row.age), row.place) for row in rows]
-    )
+    cells = [
+        (row.name, readable_size(row.n_bytes), row.quant, "-" if row.age is None else ago(row.age), row.place)
+        for row in rows
+    ]
+    show_table(output, columns, cells)
 
 
 def show_matches(output: Output, rows: Sequence[MatchRow]) -> None:
@@ -147,9 +151,9 @@ def show_catalogue(output: Output, rows: Sequence[CatalogueRow]) -> None:
             row.alias,
             row.parameters,
             readable_size(row.n_bytes) if row.n_bytes else "",
-            readable_size(row.memory_bytes) if row.memory_bytes else "",
-            rate(row.decode_rate) if row.decode_rate else "",
-            "too large" if row.fits is False else "yes" if row.installed else "fits" if row.fits else "",
+            estimated(readable_size(row.memory_bytes), row.is_exact) if row.memory_bytes else "",
+            estimated(rate(row.decode_rate), row.is_exact) if row.decode_rate else "",
+            _here(row),
             row.quant,
             row.licence,
             "" if row.agents else "weak",
@@ -158,6 +162,18 @@ def show_catalogue(output: Output, rows: Sequence[CatalogueRow]) -> None:
     ]
     shown = len(columns) - 3 * (0 < output.columns() < _WIDE)
     show_table(output, columns[:shown], [each[:shown] for each in cells])
+
+
+def estimated(text: str, is_exact: bool | None) -> str:
+    """Return a figure, marked if it is from the size of a file alone."""
+    return f"~{text}" if is_exact is False else text
+
+
+def _here(row: CatalogueRow) -> str:
+    if row.fits is False:
+        return "too large"
+    state = "yes" if row.installed else "fits" if row.fits else ""
+    return f"{state}, not now" if state and row.fits_now is False else state
 
 
 def show_facts(output: Output, facts: Sequence[tuple[str, object]], *, stderr: bool = False) -> None:
@@ -324,8 +340,8 @@ class _Printer:
         room = cells - sum(widths[:-1]) - _GAP * (len(widths) - 1)
         stands_beside = room >= min(widths[-1], _MIN_TEXT)
         for *names, text in rows:
-            if not any(names) and width(text) > room:  # a command, to be copied as one line
-                self.stream.write(filled(text, cells) + "\n")
+            if not any(names) and width(text) > room:  # a command, to be copied as one line: the terminal wraps it
+                self.stream.write(text + "\n")
             elif stands_beside and not room < max(map(width, text.split()), default=0) <= cells - _GAP:
                 self.table(columns, [], [[*names, text]], [*widths[:-1], room])
             else:

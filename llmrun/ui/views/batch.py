@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import TracebackType
 
 from llmrun.batch.ledger import BatchProgress
 from llmrun.batch.plan import BatchPlan
+from llmrun.batch.table import OutputFiles
 from llmrun.protocol.codec import as_dict
 from llmrun.ui.terminal.activity import Activity
 from llmrun.ui.terminal.format import counted, rate, seconds
@@ -26,7 +26,7 @@ class BatchView:
 
     Args:
         tally: progress so far, which the batch updates.
-        out: file of the answers.
+        files: of the answers.
         parallel: number of rows answered at the same time.
         clock: monotonic seconds.
     """
@@ -35,18 +35,20 @@ class BatchView:
         self,
         output: Output,
         tally: BatchProgress,
-        out: Path,
+        files: OutputFiles,
         parallel: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._output, self._tally, self._out, self._parallel = output, tally, out, parallel
+        self._output, self._tally, self._files, self._parallel = output, tally, files, parallel
         self._activity, self._clock, self._drawn_at = Activity(output), clock, 0.0
 
     def __enter__(self) -> BatchView:
         tally = self._tally
         if tally.before:
             failed = f", {tally.failed_before:,} of them errors" if tally.failed_before else ""
-            self._activity.note(f"{tally.before:,} of {tally.total:,} rows are already answered in {self._out}{failed}")
+            self._activity.note(
+                f"{tally.before:,} of {tally.total:,} rows are already answered in {self._files.lines}{failed}"
+            )
         return self
 
     def note(self, text: str) -> None:
@@ -70,28 +72,28 @@ class BatchView:
         self._activity.pause()
         if self._output.json:
             if error is None:
-                speed, out = self._tally.tokens_per_second, str(self._out)
+                speed, out = self._tally.tokens_per_second, str(self._files.shown)
                 facts = {"tokens_per_second": speed, "parallel": self._parallel, "output": out}
                 self._output.result_json({**as_dict(self._tally), **facts})
             return
         for line in self._summary():
             self._output.note(line)
         if error is not None and self._tally.done:
-            self._output.note("run the same command again to continue")
+            table = f"; {self._files.table} is written when all rows are answered" if self._files.table else ""
+            self._output.note(f"run the same command again to continue{table}")
 
     def _summary(self) -> list[str]:
         tally = self._tally
         if not tally.done:
             if tally.before < tally.total:
                 return []
-            return [f"nothing to do: all {tally.total:,} rows are answered in {self._out}"]
+            return [f"nothing to do: all {tally.total:,} rows are answered in {self._files.shown}"]
+        done = f"{counted(tally.done, 'row')} in {seconds(tally.seconds)}, up to {self._parallel} at a time"
         lines = [
-            f"{counted(tally.done, 'row')} in {seconds(tally.seconds)}, up to {self._parallel} at a time: {self._out}",
+            f"{done}: {self._files.shown if tally.before + tally.done == tally.total else self._files.lines}",
             f"{tally.completion_tokens:,} tokens of answers, {rate(tally.tokens_per_second, whole=True)}; "
             f"{tally.prompt_tokens:,} of prompts, {tally.cached_tokens:,} of them from the KV cache",
         ]
-        if tally.joules is not None:
-            lines.append(f"{tally.joules:,.0f} J, {tally.joules / tally.done:.3g} J a row")
         if tally.deaths:
             lines.append(f"the engine crashed {counted(tally.deaths, 'time')}; see the errors in the answers")
         return lines

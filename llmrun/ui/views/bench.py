@@ -5,7 +5,6 @@ Owns columns, words and the live line; must not know how anything is measured. N
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +30,6 @@ _GAP = "  "
 _MAX_NAME = 22
 _NOTE_WIDTH = 14
 _LIMIT = "OF LIMIT"
-_SIZE_GUESS = re.compile(r" \d[\d.x]*[KMBT] ")  # llama.cpp guesses it from the number of layers, mostly wrong
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +72,7 @@ class BenchView:
         self.clear()
         if not self._shows_rows:
             limit = f", {text}" if (text := limit_text(row)) else ""
-            self._output.note(f"{row.model} {row.test}: {row.avg_ts:,.2f} ± {row.stddev_ts:,.2f} t/s{limit}")
+            self._output.note(f"{row.model} {row.test}: {row.avg_ts:,.2f} ± {row.stddev_ts:,.2f} tokens/s{limit}")
             return
         room = self._output.columns()
         if room and sum(column.width + len(_GAP) for column in self._columns) - len(_GAP) > room:
@@ -187,29 +185,23 @@ def _chat(row: BenchRow, *, several: bool) -> list[str]:
     name = f"{row.model} {row.test}" if several else row.test
     flash = ", no flash attention" if row.flash_attn == 0 else ""
     return [
-        f"{name}: first text after {seconds(first)}, then {decode:,.1f} t/s ({row.n_threads} threads{flash})",
+        f"{name}: first text after {seconds(first)}, then {decode:,.1f} tokens/s ({row.n_threads} threads{flash})",
         f"  a token every {p50}, p95 {p95}, p99 {p99}; "
         f"sampling {chat.sampling_share:.1%} of it, text {chat.text_share:.1%}",
     ]
 
 
 def _model(rows: Sequence[BenchRow]) -> str:
-    """Return a model's type and size, load time, peak memory and energy."""
+    """Return a model's type and size, load time and peak memory."""
     row = rows[0]
-    kind = _SIZE_GUESS.sub(" ", row.model_type)
-    parts = [f"{kind}, {readable_size(row.model_size)}, {_count(row.model_n_params)} parameters, {row.backends}"]
+    parts = [f"{row.kind}, {readable_size(row.size)}, {row.backends}"]
     loads = [each.load_ns for each in rows if each.load_ns]
     if loads:
         parts.append(f"loaded in {seconds(min(loads) / 1e9)}")
     peaks = [each.peak_bytes for each in rows if each.peak_bytes]
     if peaks:
         parts.append(f"peak memory {readable_size(max(peaks))}")
-    joules = [f"{each.joules_per_token:.3g} J a token in {each.test}" for each in rows if each.joules_per_token]
-    return "; ".join([*parts, *joules])
-
-
-def _count(parameters: int) -> str:
-    return f"{parameters / 1e6:.1f} M" if parameters < 1e9 else f"{parameters / 1e9:.2f} B"
+    return "; ".join(parts)
 
 
 def _limits(rows: Sequence[BenchRow]) -> list[str]:

@@ -48,7 +48,7 @@ def _charts(rows: Sequence[LoadRow]) -> list[tuple[str, str, list[Bar]]]:
     first = [Bar(_name(row), row.ttft_p50_ns / 1e6, dull=row.shares_prompt) for row in rows]
     gaps = [Bar(_name(row), row.token_p95_ns / 1e6, dull=row.shares_prompt) for row in rows]
     return [
-        ("Tokens/s of all clients", "t/s", drawable_bars(speeds)),
+        ("Tokens/s of all clients", "tokens/s", drawable_bars(speeds)),
         ("Time to first token, median", "ms", drawable_bars(first)),
         ("Inter-token latency, 95th percentile", "ms", drawable_bars(gaps)),
     ]
@@ -61,7 +61,7 @@ def _plots(outcome: LoadOutcome) -> list[dict[str, Any]]:
         rows = [row for row in outcome.rows if row.shares_prompt == (kind == "shared")]
         dots = [_dot(row, is_knee=row is knee) for row in rows]
         if len(rows) >= LEAST_FOR_A_KNEE:
-            axes = ("time of an answer, median", "s"), ("tokens/s of all clients", "t/s")
+            axes = ("time of an answer, median", "s"), ("tokens/s of all clients", "tokens/s")
             plots.append(scatter(f"Throughput against latency, {kind} prompts", dots, *axes))
     return plots
 

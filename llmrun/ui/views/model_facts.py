@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from llmrun.protocol.sizes import readable_size
+from llmrun.protocol.sizes import readable_count, readable_size
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.tables import show_facts
 
@@ -25,7 +25,7 @@ def show_model(output: Output, facts: Facts, *, stderr: bool = False) -> None:
     """
     rows = [
         ("name", facts.get("name")),
-        ("alias", facts.get("alias")),
+        ("title", facts.get("title") if facts.get("title") != facts.get("name") else ""),
         ("repository", _repository(facts)),
         ("made by", facts.get("author")),
         ("made from", facts.get("base_model")),
@@ -37,6 +37,7 @@ def show_model(output: Output, facts: Facts, *, stderr: bool = False) -> None:
         ("size", _size(facts)),
         ("tensors", _tensors(facts)),
         ("layers", facts.get("layers")),
+        ("draft heads", _heads_to_draft(facts)),
         ("width", facts.get("embedding_width")),
         ("heads", _heads(facts)),
         ("experts", _experts(facts)),
@@ -85,6 +86,14 @@ def _quoted(facts: Facts, role: str) -> str:
     return repr(text) if text else ""
 
 
+def _heads_to_draft(facts: Facts) -> str:
+    """Return the layers for multi-token prediction in words; "" without any."""
+    found = facts.get("draft_heads")
+    if not found:
+        return ""
+    return f"{found['layers']} layer{'s' if found['layers'] > 1 else ''} (MTP), {_bytes(found['bytes'])}"
+
+
 def _projector(facts: Facts) -> str:
     found = facts.get("projector")
     return f"through {found['name']}, {_bytes(found['bytes'])}" if found else ""
@@ -101,8 +110,8 @@ def _adapter(facts: Facts) -> str:
 def _parameters(facts: Facts) -> object:
     total, active = facts.get("parameters"), facts.get("active_parameters")
     if isinstance(total, int) and isinstance(active, int) and active != total:
-        return f"{total:,}, of which a token uses {active:,}"
-    return total
+        return f"{readable_count(total)} ({total:,}), of which a token uses {readable_count(active)}"
+    return f"{readable_count(total)} ({total:,})" if isinstance(total, int) else total
 
 
 def _quant(facts: Facts) -> str:

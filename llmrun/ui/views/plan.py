@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llmrun.planning.catalogue import USUAL_CONTEXT, Proposal
+from llmrun.planning.catalogue import SLOW, USUAL_CONTEXT, Proposal
 from llmrun.planning.estimate import ContextEstimate, QuantEstimate
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.split import described
 from llmrun.protocol.sizes import readable_size
 from llmrun.ui.terminal.format import counted, rate, seconds
 from llmrun.ui.terminal.output import Output
-from llmrun.ui.terminal.tables import Column, right, show_table
+from llmrun.ui.terminal.tables import Column, estimated, right, show_table
+
+ROUGH = "~: from the size of the file alone; llmrun plan MODEL reads the model's header"
 
 
-def show_estimates(output: Output, rows: Sequence[QuantEstimate], hardware: Hardware, reason: str = "") -> None:
+def show_estimates(
+    output: Output, rows: Sequence[QuantEstimate], hardware: Hardware, reason: str = "", *, fits_now: bool = True
+) -> None:
     """Print a line for each quantization on stdout, and the hardware on stderr.
 
     Args:
         reason: of the choice of a quantization; "" for none.
+        fits_now: any fits into what is free; the rows are of the quiet machine.
     """
     contexts = [column.n_ctx for column in rows[0].contexts] if rows else []
     columns = (
@@ -34,6 +39,10 @@ def show_estimates(output: Output, rows: Sequence[QuantEstimate], hardware: Hard
         _note_network(output, rows[0])
     if any(not at.fits for row in rows for at in row.contexts):
         output.note("(in brackets): leaves too little memory for the rest of the system")
+    smallest = [row.contexts[0] for row in rows if row.contexts and row.contexts[0].fits]
+    if smallest and not fits_now:
+        least = min(smallest, key=lambda at: at.needed_bytes)
+        output.note(_not_now(f"{context_name(least.n_ctx)} of context", least.needed_bytes, hardware))
     if not any(row.n_ctx for row in rows):
         output.note("none fits: run `llmrun list --all` for smaller models")
 
@@ -45,20 +54,35 @@ def show_proposals(output: Output, found: Sequence[Proposal], hardware: Hardware
         (
             each.purpose,
             each.entry.alias,
-            each.entry.parameters,
-            readable_size(each.entry.size_mb * 10**6),
-            readable_size(each.estimate.memory_bytes),
-            rate(each.estimate.decode_rate) if each.estimate.decode_rate else "",
+            each.size.parameters,
+            readable_size(each.size.n_bytes),
+            estimated(readable_size(each.estimate.memory_bytes), each.estimate.is_exact),
+            estimated(rate(each.estimate.decode_rate), each.estimate.is_exact) if each.estimate.decode_rate else "",
         )
         for each in found
     ]
     show_table(output, columns, rows)
     output.note(f"memory: {_memory(hardware)}; estimates for {context_name(USUAL_CONTEXT)} tokens of context")
-    if not all(each.estimate.fits for each in found):
-        output.note("none fits: close other programs, or use a machine with more memory")
+    if not all(each.estimate.is_exact for each in found):
+        output.note(ROUGH)
+    rates = [each.estimate.decode_rate for each in found if each.estimate.decode_rate]
+    if any(each < SLOW for each in rates):
+        output.note(f"slower than reading: this machine writes less than {rate(SLOW, whole=True)} with it")
+    elif rates:
+        output.note(f"larger models that fit write less than {rate(SLOW, whole=True)}")
     name = found[-1].entry.alias
+    if not found[0].estimate.fits:
+        output.note("none fits: use a machine with more memory")
+    for each in found:
+        if each.estimate.fits and not each.estimate.fits_now:
+            output.note(_not_now(each.entry.alias, each.estimate.memory_bytes, hardware))
     output.note(f"llmrun plan {name} predicts each quant; llmrun run {name} downloads and runs it")
     output.note("llmrun list --all shows all models")
+
+
+def _not_now(name: str, needed: int, hardware: Hardware) -> str:
+    free = readable_size(hardware.memory_available + hardware.gpu_memory_free)
+    return f"{name} needs {readable_size(needed)} of memory, and {free} are free now: close other programs first"
 
 
 def _note_network(output: Output, row: QuantEstimate) -> None:

@@ -154,7 +154,7 @@ def markdown(card: Card) -> str:
 def _markdown_table(card: Card) -> str:
     names = [name.capitalize() if name not in ("KLD", "PPL") else name for name in headings(card)]
     names = [name.replace(" mb", " (MB)").replace(" gb", " (GB)").replace("Ram", "RAM") for name in names]
-    names = [f"{name} (t/s)" if name in ("Prefill", "Decode") else name for name in names]
+    names = [f"{name} (tokens/s)" if name in ("Prefill", "Decode") else name for name in names]
     return markdown_table(names, [[clean(cell) for cell in line] for line in lines(card)], ("Type", "Verdict"))
 
 

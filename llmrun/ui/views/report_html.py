@@ -16,7 +16,13 @@ from llmrun.ui.terminal.format import rate, seconds
 from llmrun.ui.views.machine_facts import machine_facts
 from llmrun.ui.views.report_text import decode_words, headings, how, legend, lines, notes, unit_of, wall, with_error
 
-_NAMES = {"TYPE": "Type", "BITS": "Bits", "PREFILL": "Prefill t/s", "DECODE": "Decode t/s", "VERDICT": "Verdict"}
+_NAMES = {
+    "TYPE": "Type",
+    "BITS": "Bits",
+    "PREFILL": "Prefill tokens/s",
+    "DECODE": "Decode tokens/s",
+    "VERDICT": "Verdict",
+}
 _CLASSES = {"TYPE": "", "VERDICT": "w"}
 
 

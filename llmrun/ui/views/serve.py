@@ -5,13 +5,14 @@ Owns the words; must not know how the server works.
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from llmrun.errors import LlmrunError
 from llmrun.protocol.sizes import readable_size
@@ -42,7 +43,38 @@ _INDEX = re.compile(r"\[\d+\]")
 _MOST_IGNORED = 100  # kinds that are named
 _REDRAW_SECONDS = 0.5
 _SHOWN_REQUESTS = 8  # by `llmrun ps`
+_POLLED = frozenset({"/", "/health", "/v1/health", "/metrics"})
+_PAGE = "/ui/"
 _unwritten = suppress(OSError)  # the disk is full, or the log's reader has ended: the server continues
+
+
+class TimedLines(io.TextIOBase):
+    """A log: a stream whose lines begin with the local time at which they were begun.
+
+    Args:
+        now: returns that time.
+    """
+
+    def __init__(self, stream: TextIO, now: Callable[[], str] = lambda: time.strftime("%Y-%m-%d %H:%M:%S")) -> None:
+        self._stream, self._now = stream, now
+        self._is_at_start = True
+
+    def write(self, text: str) -> int:
+        lines = text.split("\n")
+        begun = [bool(line) and (number > 0 or self._is_at_start) for number, line in enumerate(lines)]
+        timed = (f"{self._now()} {line}" if begins else line for line, begins in zip(lines, begun, strict=True))
+        self._stream.write("\n".join(timed))
+        self._is_at_start = not lines[-1] and (len(lines) > 1 or self._is_at_start)
+        return len(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
 
 
 class ServeView:
@@ -101,9 +133,11 @@ class ServeView:
                 self._output.note(text)
 
     def served(self, request: AccessRecord) -> None:
-        """Log an answered request; beside the live line only an error."""
+        """Log an answered request, unless it is a poll that succeeded; beside the live line only an error."""
         if "prompt_tokens" in request.facts:
             self.requests.append(ServedRequest.of(request.path, request.facts))
+        if _is_poll(request):
+            return
         if self._log_json:
             facts = {"time": round(self._wall_clock(), 3), **request._asdict(), **request.facts}
             del facts["facts"]
@@ -138,8 +172,17 @@ class ServeView:
         self._status.clear()
 
 
+def _is_poll(request: AccessRecord) -> bool:
+    """Return whether a request is one of thousands of a day that found nothing wrong: of the page, or a monitor.
+
+    Answers are none: they have facts.
+    """
+    is_regular = request.path in _POLLED or request.path.startswith(_PAGE)
+    return is_regular and request.status < 400 and not request.facts
+
+
 def live_line(figures: Figures) -> str:
-    """Return e.g. "2 running, 0 waiting · 131.2 t/s · TTFT 58/120 ms · inter-token 8.9/12 ms": medians/p95."""
+    """Return e.g. "2 running, 0 waiting · 131.2 tokens/s · TTFT 58/120 ms · inter-token 8.9/12 ms": medians/p95."""
     parts = [f"{figures.running} running, {figures.waiting} waiting", rate(figures.rate, whole=True)]
     parts += [
         f"{name} {_short(middle)}/{_short(late)} ms"

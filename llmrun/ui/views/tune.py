@@ -115,7 +115,7 @@ def show_outcome(
 def _show_gain(output: Output, name: str, found: SearchResult) -> None:
     tuned = found.tuned
     if not tuned.others:
-        output.sentence(f"{name}: the defaults are best here")
+        output.sentence(f"{name}: {_without_gain(found)}")
         return
     output.sentence(f"{name}: prefill ×{tuned.prefill_gain:.2f}, decode ×{tuned.decode_gain:.2f} of the defaults")
     profiles = [profile.settings.changes(tuned.default.settings, in_answers=True) for profile in tuned.others]
@@ -124,6 +124,16 @@ def _show_gain(output: Output, name: str, found: SearchResult) -> None:
         output.note(f"other kernels round differently: a --temp 0 answer can change ({', '.join(changes)})")
     if len(tuned.others) > 1 or any("slower" in (each.prefill.kind, each.decode.kind) for each in found.compared):
         output.note("the expected lengths of prompt and answer decide between them")
+
+
+def _without_gain(found: SearchResult) -> str:
+    """Return what a search without a gain has shown: the defaults are best only if every comparison was clear."""
+    measured = [trial.verdict for trial in found.tried if trial.verdict not in ("no time", "busy", "failed")]
+    if not measured or set(measured) == {"unclear"}:
+        return "nothing could be told, so the defaults stay: every difference was smaller than the noise"
+    if found.unsure or "unclear" in measured or len(measured) < len(found.tried):
+        return "no setting was measurably faster, so the defaults stay; some could not be told"
+    return "the defaults are best here"
 
 
 def _default_cells(profile: Profile) -> list[str]:

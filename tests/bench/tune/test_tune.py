@@ -147,7 +147,7 @@ def test_step_times_are_measured_and_remembered_too(tmp_path: Path, monkeypatch:
     assert step_words(times) == "steps of 4 rows take 2.0 times as long as one of 1"
     assert as_json("tiny", outcome(), times)["step_times"] == [time._asdict() for time in times]
     mixture = write(tmp_path / "mixture.gguf", runnable_model({"llama.expert_count": 4, "llama.expert_used_count": 2}))
-    assert measure_steps(ModelSpec("mixture", path=mixture), mixture) == ()
+    assert measure_steps(ModelSpec("mixture", path=mixture), mixture) == times
 
 
 def test_a_folder_that_can_not_be_written_is_said(header: Header, tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_words() -> None:
     assert TUNED.decode_gain == pytest.approx(1.1)
     day = time.strftime("%Y-%m-%d", time.localtime(TUNED.at))
     assert TUNED.summary == (f"tuned on {day}: prefill ×1.67, decode ×1.10 with repack off or 3 threads, huge pages on")
-    assert replace(TUNED, others=()).summary.endswith("the defaults are best")
+    assert replace(TUNED, others=()).summary.endswith("no setting was measurably faster")
     changed = replace(DEFAULT, threads=1, flash_attention="off", spins=0, mmap=False)
     assert changed.changes(DEFAULT) == ("1 thread", "flash attention off", "mmap off", "idle threads sleep at once")
 
@@ -376,8 +376,34 @@ def test_defaults_that_are_best_are_said_to_be() -> None:
     nothing = replace(TUNED, others=())
     show_outcome(out, "tiny", outcome(tuned=nothing, compared=(), unsure=unsure), nothing)
     assert "too uncertain to store: repack off: prefill ×1.10 (0.80 to 1.40), decode" in stderr.getvalue()
-    assert stdout.getvalue().splitlines()[-1] == "tiny: the defaults are best here"
+    assert stdout.getvalue().splitlines()[-1].startswith("tiny: nothing could be told, so the defaults stay")
     assert "--forget" not in stderr.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "words"),
+    [
+        (("slower", "no difference"), "the defaults are best here"),
+        (("unclear", "unclear", "no time"), "nothing could be told, so the defaults stay"),
+        (("busy", "no time"), "nothing could be told, so the defaults stay"),
+        (("slower", "unclear"), "no setting was measurably faster"),
+        (("slower", "busy"), "no setting was measurably faster"),
+    ],
+)
+def test_a_search_without_a_gain_says_what_it_knows(verdicts: tuple[str, ...], words: str) -> None:
+    out, stdout, _ = output()
+    tried = tuple(Trial("repack off", "decode", verdict) for verdict in verdicts)
+    nothing = replace(TUNED, others=())
+    show_outcome(out, "tiny", replace(outcome(tuned=nothing, compared=()), tried=tried), nothing)
+    assert stdout.getvalue().splitlines()[-1].startswith(f"tiny: {words}")
+
+
+@pytest.mark.usefixtures("package_on_path")
+def test_step_times_keep_to_the_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("llmrun.model.launch", lambda **options: fake_engine())
+    model = write(tmp_path / "model.gguf", runnable_model())
+    assert measure_steps(ModelSpec("tiny", path=model), model, seconds=0) == ()
 
 
 def test_json() -> None:

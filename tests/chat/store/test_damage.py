@@ -94,8 +94,8 @@ def test_what_can_be_read_of_a_damaged_chat_is_saved(folder: Path, damage: str) 
 @pytest.mark.parametrize("damage", {**ROWS, **DEEP})
 def test_the_newest_sound_chat_goes_on(folder: Path, damage: str) -> None:
     hurt(folder, {**ROWS, **DEEP}[damage][0])
-    if damage != "no time":
-        hurt(folder, f"UPDATE sessions SET updated = 1.9e9 WHERE id = {HURT}")
+    columns, values = "session, turn, role, content, typed, created", f"{HURT}, 1, 'user', 'hi', '', 1e9"
+    hurt(folder, f"INSERT INTO messages({columns}) VALUES({values})")  # which makes it the last used chat
     told: list[str] = []
     with Sessions(folder, on_damage=told.append) as sessions:
         assert sessions.open().name == SOUND[0]

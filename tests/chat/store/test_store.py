@@ -146,6 +146,20 @@ def test_finding_by_name_id_and_last(sessions: Sessions) -> None:
         sessions.new("ONE")
 
 
+def test_the_last_used_chat_is_the_last_one_though_the_clock_went_back(tmp_path: Path) -> None:
+    now = [2_000_000_000.0]
+    with Sessions(tmp_path, lambda: now[0]) as sessions:
+        ask(sessions.new("future"), "hi")
+        now[0] = 1_000_000_000.0
+        ask(sessions.new("present"), "hi")
+        assert sessions.find().name == "present"
+        assert sessions.names() == [facts.name for facts in sessions.all()] == ["present", "future"]
+        ask(sessions.open("future"), "again")
+        now[0] = 1.0
+        ask(sessions.open("present"), "again")
+        assert sessions.find().name == "present"
+
+
 def test_undo_retry_edit_and_back(sessions: Sessions) -> None:
     talk = sessions.new()
     assert talk.undo() is None

@@ -257,13 +257,14 @@ def test_tools_end_with_the_chat_however_it_ends(name: str, tool: str, folder: P
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("nowhere.py", "must be a Python file"),
+        ("nowhere.py", "there is no such file"),
+        ("./folder.txt/nowhere", "there is no such file"),
         ("server.txt", "must be a Python file"),
         ("broken.py", "RuntimeError: no way"),
         ("nameless.py", r"f\(\) can't be a tool"),
         ("mcp:", "needs a command"),
         ("mcp:server 'unclosed", "No closing quotation"),
-        ("mcp:./no-such-command", "no-such-command"),
+        ("mcp:./no-such-command", r"there is no command '\./no-such-command' on this machine$"),
         ("mcp:sh -c 'echo no key >&2'", "Connection closed; no key$"),
     ],
 )

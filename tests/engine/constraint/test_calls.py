@@ -50,7 +50,7 @@ class Vocabulary:
     suppressed = ()
     control_texts = tuple(text.decode() for text in CONTROL.values())
 
-    def tokenize(self, text: str, *, special: bool) -> list[int]:
+    def tokenize(self, text: str, *, special: bool, begins: bool = True) -> list[int]:
         tokens, data = [], text.encode()
         while data:
             control = next((token for token in CONTROL if special and data.startswith(CONTROL[token])), None)

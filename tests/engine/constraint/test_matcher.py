@@ -38,7 +38,7 @@ class Vocabulary:
         self._greedy = greedy
         self._space_first = space_first
 
-    def tokenize(self, text: str, *, special: bool) -> list[int]:
+    def tokenize(self, text: str, *, special: bool, begins: bool = True) -> list[int]:
         """The longest tokens first; maybe after a space, as models of SentencePiece do it."""
         assert not special
         rest = (b" " if self._space_first else b"") + text.encode()
@@ -247,7 +247,7 @@ def test_a_tokenizer_that_puts_a_space_first_forces_all_the_same() -> None:
 
 def test_a_tokenizer_that_changes_texts_forces_nothing() -> None:
     class Lossy(Vocabulary):
-        def tokenize(self, text: str, *, special: bool) -> list[int]:
+        def tokenize(self, text: str, *, special: bool, begins: bool = True) -> list[int]:
             return super().tokenize(text.lower().replace(" ", ""), special=special)
 
     constraint = compile_grammar(read_grammar('root ::= "abcab" [0-9]'), Lossy())

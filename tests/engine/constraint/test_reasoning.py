@@ -31,7 +31,7 @@ class Vocabulary:
     def __init__(self, *, tags: bool = True) -> None:
         self._tags = tags
 
-    def tokenize(self, text: str, *, special: bool) -> list[int]:
+    def tokenize(self, text: str, *, special: bool, begins: bool = True) -> list[int]:
         for token, control in CONTROL.items() if special and self._tags else ():
             if text == control.decode():
                 return [token]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from support.conversation import Conversation
-from support.fake_context import hashed, tokens_of
+from support.fake_context import END, hashed, tokens_of
 
+from llmrun.engine.core.host_prefix_cache import HostPrefix
+from llmrun.engine.core.states import KVStore
 from llmrun.engine.llama.base import Aborted
-from llmrun.errors import ContextOverflowError
+from llmrun.errors import ContextOverflowError, UsageError
 from llmrun.protocol.messages import Finished, PrefillProgress, Started
 from llmrun.protocol.params import SamplingParams
 
@@ -76,6 +80,104 @@ def test_random_crowds(seed: int) -> None:
             assert whole.startswith(said)
         else:
             assert (said, finished.reason) == (whole, "length")
+
+
+# What the memory of a model may be like: cut anywhere, whole (recurrent) or but for drafts, within a window, apart.
+MEMORIES: dict[str, dict[str, int]] = {
+    "plain": {},
+    "recurrent": {"cuts": False, "has_checkpoints": True},
+    "window": {"window": 24, "has_checkpoints": True},
+    "rollback": {"cuts": False, "has_checkpoints": True, "n_rollback": 3},
+    "streams": {"streams": True},
+    "device": {"streams": True, "on_device": True},
+}
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_random_crowds_with_idle_jobs_saves_and_reloads(
+    memory: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check that each answer is the one alone, whatever the engine does between and beside the turns of others."""
+    rng = random.Random(seed)
+    # So that everything is worthwhile.
+    monkeypatch.setattr("llmrun.engine.core.slots._MIN_RESTORED", 4)
+    monkeypatch.setattr("llmrun.engine.core.states._MIN_NEW", 4)
+    monkeypatch.setattr("llmrun.engine.core.checkpoints._MIN_NEW", 4)
+    store, n_ctx = KVStore(tmp_path, "model", 1 << 20), 300
+    system = [*tokens_of("".join(rng.choices("abc", k=40))), END]
+    conversations = [[*system], [*system], tokens_of("another one; ")]
+    prefixes: list[HostPrefix] = []
+    reused = number = 0
+    for _ in range(4):  # processes, or contexts
+        n_seq_max, n_cells = rng.randint(1, 4), rng.randint(n_ctx, 3 * n_ctx)
+        talk = Conversation(
+            hashed,
+            store,
+            prefixes=prefixes,
+            n_ctx=n_ctx,
+            n_seq_max=n_seq_max,
+            n_parked=rng.choice([0, 2]) if memory in ("plain", "window") else 0,
+            n_cells=n_ctx * n_seq_max if "streams" in MEMORIES[memory] else n_cells,
+            n_batch=rng.choice([7, 32, 128]),
+            **MEMORIES[memory],
+        )
+        asked: dict[int, tuple[list[int], int]] = {}
+        cancelled: set[int] = set()
+        for _ in range(rng.randint(3, 8)):
+            number += 1
+            conversation = rng.choice(conversations)
+            if rng.random() < 0.3:  # an earlier turn is changed
+                del conversation[rng.randint(len(conversation) // 2, len(conversation)) :]
+            conversation += [*tokens_of("".join(rng.choices("xyz", k=rng.randint(1, 25)))), END]
+            if len(conversation) > n_ctx - 50:
+                conversation[:] = system
+            if rng.random() < 0.4:
+                talk.engine.read_ahead(list(conversation), "")
+            asked[number] = list(conversation), rng.randint(1, 40)
+            talk.ask(list(conversation), SAMPLING, most=asked[number][1], request=number)
+            for _ in range(rng.choice([0, 1, 10, 200])):
+                talk.events += talk.engine.step() if talk.engine.busy else []
+                assert_books_are_right(talk)
+            if rng.random() < 0.1:
+                cancelled.add(number)
+                talk.engine.cancel(number)
+            if rng.random() < 0.5:
+                talk.run()
+            _do_idle_job(rng, talk, number)
+            assert_books_are_right(talk)
+            if not talk.engine.busy and number not in cancelled and rng.random() < 0.5:
+                conversation += tokens_of(talk.text(number))
+        talk.run()
+        assert_books_are_right(talk)
+        for request, (prompt, most) in asked.items():
+            whole, finished = (
+                Conversation(hashed, n_ctx=n_ctx).answer(prompt, SAMPLING, most=most)[0],
+                talk.finished(request),
+            )
+            reused += finished.stats.reused_tokens
+            if request in cancelled and finished.reason == "cancelled":
+                assert whole.startswith(talk.text(request))
+            else:
+                assert (talk.text(request), finished.reason) == (whole, "length")
+        prefixes = talk.engine.prefixes() if rng.random() < 0.4 else []
+        if rng.random() < 0.5:
+            talk.engine.save_parked()
+        assert talk.engine._slots.saver is not None
+        talk.engine._slots.saver.wait()
+    assert reused > 0
+
+
+def _do_idle_job(rng: random.Random, talk: Conversation, request: int) -> None:
+    """Do what the engine does when it is idle, also where it is not."""
+    job = rng.choice(["measure", "save", "save prompt", "park", "", ""])
+    if job == "measure":
+        talk.engine.measure_steps(lambda: rng.random() < 0.1)
+    elif job.startswith("save"):
+        with suppress(UsageError):  # not finished, or another answer took its slot
+            talk.engine.save(request, prompt_only=job == "save prompt")
+    elif job == "park" and not talk.engine.busy:
+        talk.engine.save_parked()
 
 
 def assert_books_are_right(talk: Conversation) -> None:

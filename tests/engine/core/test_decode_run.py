@@ -22,7 +22,14 @@ from llmrun.protocol.speculation import Speculation, StepTime
 
 TIMES = {
     name: getattr(Stats(), name)
-    for name in ("prefill_seconds", "decode_seconds", "ttft_seconds", "itl_p50_seconds", "itl_p95_seconds")
+    for name in (
+        "prefill_seconds",
+        "decode_seconds",
+        "ttft_seconds",
+        "queue_seconds",
+        "itl_p50_seconds",
+        "itl_p95_seconds",
+    )
 } | {"overhead_seconds": 0.0}
 
 
@@ -154,14 +161,14 @@ def of_crowd(requests: list[dict[str, Any]], how: dict[str, bool], **context: An
 
 
 @pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("n_stream", [0, 60])
+@pytest.mark.parametrize("layout", [{}, {"streams": True}, {"on_device": True}, {"streams": True, "on_device": True}])
 @pytest.mark.parametrize("is_plain", [True, False])
 @pytest.mark.parametrize("is_streaming", [True, False])
-def test_runs_of_several_sequences(seed: int, n_stream: int, is_plain: bool, is_streaming: bool) -> None:
+def test_runs_of_several_sequences(seed: int, layout: dict[str, int], is_plain: bool, is_streaming: bool) -> None:
     requests = crowd(random.Random(seed), n_requests=2 + seed % 5, is_plain=is_plain)
     how = {"in_runs": True, "is_streaming": is_streaming}
-    plain, _ = of_crowd(requests, {"in_runs": False}, n_stream=n_stream)
-    runs, talk = of_crowd(requests, how, n_stream=n_stream)
+    plain, _ = of_crowd(requests, {"in_runs": False}, **layout)
+    runs, talk = of_crowd(requests, how, **layout)
     assert runs == plain
     assert any(len(call) > 1 for call in talk.context.calls)
 
@@ -180,7 +187,7 @@ def test_runs_and_steps_have_the_same_drafts(seed: int, is_streaming: bool) -> N
         draws.choice([(), tuple(StepTime(width, 0, 1 + width / draws.choice([8, 40])) for width in (1, 4, 8, 16))]),
     )
     requests = crowd(draws, n_requests=draws.choice([1, 1, 3]))
-    layout = {"n_stream": draws.choice([0, 0, 60]), "n_outputs": draws.choice([16, 7])}
+    layout = {"streams": draws.random() < 0.3, "n_outputs": draws.choice([16, 7]), "on_device": draws.random() < 0.5}
     talks = []
     for in_runs in (False, True):
         drafted = [
@@ -200,13 +207,14 @@ def test_runs_and_steps_have_the_same_drafts(seed: int, is_streaming: bool) -> N
 @pytest.mark.parametrize("fault", [Aborted, CacheFull, DecodeError])
 @pytest.mark.parametrize("call", range(1, 14))
 @pytest.mark.parametrize("is_streaming", [True, False])
+@pytest.mark.parametrize("on_device", [True, False])
 def test_a_failed_step_of_several_sequences_is_done_again(
-    call: int, fault: type[Exception], is_streaming: bool
+    call: int, fault: type[Exception], is_streaming: bool, on_device: bool
 ) -> None:
     requests = crowd(random.Random(4), n_requests=3)
     faults = {call: DecodeError("it failed") if fault is DecodeError else fault()}
     plain, _ = of_crowd(requests, {"in_runs": False})
-    talk = Conversation(hashed, n_ctx=60, n_seq_max=3)
+    talk = Conversation(hashed, n_ctx=60, n_seq_max=3, on_device=on_device)
     talk.context.faults = faults
     for asked in requests:
         talk.ask(**asked)
@@ -270,6 +278,34 @@ def test_several_sequences_run_together() -> None:
     talk.engine.step(RunLimit(18, 0.0, _native.CancelFlag()), emit)
     assert emitted == [(n_before + number, 3) for number in range(1, 6)]
     assert len(talk.context.calls) == n_before + 6
+
+
+def test_a_device_computes_the_next_step_while_text_is_handled() -> None:
+    """A stop string is found when the next step is submitted: its tokens are the others', and one is taken back."""
+    talk = Conversation(endless, n_ctx=60, n_seq_max=3, streams=True, on_device=True)
+    for number in range(3):
+        talk.ask("Hi" * (1 + number), most=20, request=number, stop=("n",) if number == 1 else ())
+    while not all(sequence.is_plain for sequence in talk.engine._active) or not talk.engine._active:
+        talk.events += talk.engine.step()
+    emitted: list[int] = []
+
+    def emit(events: list[Event]) -> float:
+        emitted.append(len(talk.context.calls))
+        talk.events.extend(events)
+        return 0.0
+
+    n_before = len(talk.context.calls)
+    talk.events += talk.engine.step(RunLimit(64, 0.0, _native.CancelFlag()), emit)
+    assert emitted == list(range(n_before + 2, n_before + 2 + len(emitted))), "the next step is submitted before"
+    assert talk.finished(1).reason == "stop"
+    assert len(emitted) == len(talk.context.calls) - n_before - 2 < 20, "the run ends with the submitted step"
+    assert talk.context.cached(1) == talk.engine._slots.cached[1]
+    assert len(talk.context.cached(1)) == talk.finished(1).stats.context_used
+    talk.run()
+    for number in (0, 2):
+        text, _ = Conversation(endless, n_ctx=60).answer("Hi" * (1 + number), most=20)
+        assert talk.text(number) == text
+    assert talk.computed() == 2 + 4 + 6 + 2 * 19 + talk.finished(1).stats.completion_tokens
 
 
 def test_a_request_that_arrives_ends_a_run() -> None:

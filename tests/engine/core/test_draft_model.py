@@ -215,6 +215,6 @@ def test_its_steps_are_measured_after_what_it_has_read() -> None:
     pair.say("x" * 100, 30)
     held = pair.small.cached()
     measured = pair.engine.measure_steps(lambda: False)
-    assert [time.width for time in measured.draft_times] == [1, 4, 8, 16]
+    assert [time.width for time in measured.draft_times] == [1, 2, 3, 4, 8, 16]
     assert {time.depth for time in measured.draft_times} == {len(held)}
     assert pair.small.cached() == held

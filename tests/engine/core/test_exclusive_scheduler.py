@@ -53,7 +53,7 @@ def test_no_adapter_leaks(seed: int, tmp_path: Path) -> None:
         n_seq_max=rng.randint(2, 8),
         n_cells=rng.randint(400, 1200),
         n_batch=rng.choice([32, 128]),
-        n_stream=rng.choice([0, 60]),
+        streams=rng.random() < 0.5,
         n_parked=rng.choice([0, 4]),
     )
     faults = [Aborted(), DecodeError("it failed")]

@@ -1,4 +1,4 @@
-"""Parked prefixes that leave the cache while others run, and come back without being computed again."""
+"""Parked prefixes that are copied to host memory while the engine rests, and come back without being computed."""
 
 from __future__ import annotations
 
@@ -30,8 +30,13 @@ def crowd() -> Conversation:
     return talk
 
 
-def test_what_is_parked_leaves_the_cache_while_others_run() -> None:
-    assert crowd().context.n_used < 256
+def test_of_what_is_parked_in_a_pool_the_last_prefix_stays() -> None:
+    talk = crowd()
+    assert talk.context.n_used == 303 + len("runs")
+    on_device = Conversation(hashed, n_ctx=2000, n_seq_max=2, n_parked=4, on_device=True)
+    for prompt in LONG.values():
+        on_device.answer(prompt, SAMPLING, most=4)
+    assert on_device.context.n_used == 3 * 303
 
 
 def test_it_comes_back_without_being_computed_again() -> None:
@@ -92,9 +97,10 @@ def test_what_shares_most_of_its_cells_stays() -> None:
 
 
 def test_the_oldest_goes_where_there_is_no_room_for_all() -> None:
-    talk = Conversation(hashed, n_ctx=2000, n_seq_max=2, n_parked=4, n_cells=2800)  # 700 may be stowed
+    talk = Conversation(hashed, n_ctx=2000, n_seq_max=2, n_parked=4, n_cells=2800)  # 700 may be offloaded
     for prompt in LONG.values():
         talk.answer(prompt, SAMPLING, most=4)
+    talk.answer("d" * 300, SAMPLING, most=4)
     talk.ask("runs", SAMPLING, most=400, request=9)
     talk.events += talk.engine.step()
     for request, prompt in enumerate(LONG.values(), 20):
@@ -127,12 +133,12 @@ def test_a_state_that_is_refused_is_computed_again() -> None:
     assert talk.text(20) == alone(LONG["a"] + "!")
 
 
-@pytest.mark.parametrize("n_stream", [0, 500])
-def test_without_memory_for_copies_there_are_none(n_stream: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("streams", [False, True])
+def test_without_memory_for_copies_there_are_none(streams: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise MemoryError
 
-    talk = Conversation(hashed, n_ctx=2000, n_seq_max=2, n_stream=n_stream)
+    talk = Conversation(hashed, n_ctx=2000, n_seq_max=2, streams=streams)
     for name in ("state", "copy"):
         monkeypatch.setattr(talk.context, name, fail)
     for prompt in (*LONG.values(), LONG["a"] + "!"):
@@ -146,15 +152,17 @@ def test_without_memory_for_copies_there_are_none(n_stream: int, monkeypatch: py
 
 def test_the_prefix_that_knows_most_is_found() -> None:
     stowed = HostPrefixCache()
-    short, long, salted = (
+    short, long, salted, other = (
         HostPrefix(tokens, bytearray(b"x"), salt, len(tokens), False, [])
-        for tokens, salt in (([1, 2], ""), ([1, 2, 3], ""), ([1, 2, 3, 4], "mine"))
+        for tokens, salt in (([1, 2], ""), ([1, 2, 3], ""), ([1, 2, 3, 4], "mine"), ([1, 2, 4], ""))
     )
     for prefix in (short, long, salted):
         stowed.put(prefix)
+    assert short not in stowed.prefixes, "the next one begins with it"
+    stowed.put(other)
     assert stowed.longest([1, 2, 3, 4], "") == (long, 3)
     assert stowed.longest([7], "") == (None, 0)
     stowed.remove(long)
-    assert stowed.longest([1, 2, 3, 4], "") == (short, 2)
-    assert stowed.pop_oldest() is short
-    assert stowed.n_tokens == 4
+    assert stowed.longest([1, 2, 3, 4], "") == (other, 2)
+    assert stowed.pop_oldest() is salted
+    assert stowed.n_tokens == 3

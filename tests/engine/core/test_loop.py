@@ -378,7 +378,8 @@ def test_stats_of_an_answer() -> None:
     assert (stats.prompt_tokens, stats.reused_tokens, stats.completion_tokens) == (20, 0, 4)
     assert (stats.context_used, stats.n_ctx, stats.seed) == (23, 64, 7)
     assert stats.prefill_seconds == 3.0, "three batches of one tick"
-    assert stats.ttft_seconds == 7.0, "two ticks a batch, one for the draw"
+    assert stats.ttft_seconds == 8.0, "two ticks a batch, one for the admission and one for the draw"
+    assert stats.queue_seconds == 1.0
     assert stats.decode_seconds == 9.0, "three ticks a token"
     assert stats.itl_p50_seconds == stats.itl_p95_seconds == 3.0
     assert stats.overhead_seconds == 2.0

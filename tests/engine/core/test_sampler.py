@@ -265,7 +265,7 @@ class FakeVocabulary:
         self.suppressed = suppressed
         self.looked_at = 0
 
-    def tokenize(self, text: str, *, special: bool) -> list[int]:
+    def tokenize(self, text: str, *, special: bool, begins: bool = True) -> list[int]:
         assert not special
         return [self.words.index(character.encode()) for character in text]
 

@@ -155,7 +155,8 @@ SYSTEM = "a long system prompt that all of the clients have in common; " * 5
 
 
 def saved(conversation: Conversation) -> None:
-    """Wait until all is on disk."""
+    """Rest for a while, and wait until all is on disk."""
+    conversation.engine.save_parked()
     saver = conversation.engine._slots.saver
     assert saver is not None
     saver.wait()
@@ -183,6 +184,7 @@ def test_a_long_conversation_goes_to_disk_before_it_is_evicted_and_comes_back(tm
     crowd = talk(tmp_path, n_seq_max=2, n_parked=4, n_cells=700)
     answer, _ = crowd.answer(SYSTEM, most=5)
     second, _ = crowd.answer(SYSTEM + answer + "And then?", most=5)
+    saved(crowd)
     for letter in "xyz":
         crowd.answer(letter * 300, most=5)
     saved(crowd)

@@ -1,4 +1,4 @@
-"""Sequences with cells of their own: prefixes are copied, gaps closed, and who is long makes all share a pool."""
+"""Sequences with cells of their own: prefixes are copied, and gaps closed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from llmrun.protocol.params import SamplingParams
 
 SAMPLING = SamplingParams(seed=5, temperature=1.0, repeat_penalty=1.2)
 SYSTEM = "You answer briefly and well. " * 10
-STREAM = 500
 
 
 def talk(**settings: int) -> Conversation:
-    return Conversation(hashed, **{"n_ctx": 1000, "n_seq_max": 4, "n_stream": STREAM, "n_batch": 64, **settings})
+    return Conversation(hashed, **{"n_ctx": 1000, "n_seq_max": 4, "streams": True, "n_batch": 64, **settings})
 
 
 def alone(prompt: str, most: int) -> str:
@@ -113,41 +112,10 @@ def test_a_new_sequence_closes_the_gap() -> None:
     assert busy_slots(crowd) == [0, 1, 2]
 
 
-def test_where_one_is_long_all_share_and_then_no_longer() -> None:
-    crowd = talk()
-    crowd.answer(SYSTEM, SAMPLING, most=4)
-    crowd.ask(SYSTEM + "x" * STREAM, SAMPLING, most=4, request=10)
-    crowd.ask(SYSTEM + "short", SAMPLING, most=60, request=11)
-    crowd.events += crowd.engine.step() + crowd.engine.step()
-    assert crowd.context.unified
-    crowd.run()
-    assert crowd.started(11).reused_tokens == len(SYSTEM)
-    crowd.ask("others", SAMPLING, most=60, request=12)
-    crowd.events += crowd.engine.step() + crowd.engine.step()
-    crowd.ask("and another", SAMPLING, most=4, request=13)
-    crowd.run()
-    assert not crowd.context.unified, "what was long is out of the cache while others run"
-    check_cells(crowd)
-    prompts = {10: SYSTEM + "x" * STREAM, 11: SYSTEM + "short", 12: "others", 13: "and another"}
-    for request, prompt in prompts.items():
-        assert crowd.text(request) == alone(prompt, 60 if request in (11, 12) else 4)
-
-
-def test_an_answer_may_grow_out_of_its_stream() -> None:
-    crowd = talk()
-    crowd.ask("x" * (STREAM - 10), SAMPLING, most=100, request=1)
-    crowd.ask("y", SAMPLING, most=100, request=2)
-    crowd.run()
-    assert crowd.context.unified
-    assert crowd.text(1) == alone("x" * (STREAM - 10), 100)
-    assert crowd.text(2) == alone("y", 100)
-    check_cells(crowd)
-
-
 @pytest.mark.parametrize("seed", range(8))
 def test_any_crowd_answers_as_if_everybody_were_alone(seed: int) -> None:
     draws = random.Random(seed)
-    crowd = talk(n_stream=160, n_ctx=600, n_cells=draws.choice((640, 1000, 2400)), n_batch=draws.choice((16, 64)))
+    crowd = talk(n_ctx=600, on_device=draws.random() < 0.5, n_batch=draws.choice((16, 64)))
     asked: dict[int, tuple[str, int]] = {}
     cancelled = set()
     for request in range(25):

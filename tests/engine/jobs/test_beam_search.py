@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from support.beam_twin import Found, TableContinuations, ours, table, transformers, vllm
+from support.beam_twin import Found, TableContinuations, ours, table, transformers
 
 from llmrun.engine.jobs.beam_search import BeamSearch
 from llmrun.errors import UsageError
 from llmrun.protocol.jobs.beams import ROOT, BeamSettings
 
-END, N_VOCAB, LONGEST, N_PROMPT = 3, 11, 7, 5
+END, N_VOCAB, LONGEST = 3, 11, 7
 
 
 def assert_same(found: Found, wanted: Found) -> None:
@@ -26,29 +26,14 @@ def test_finds_what_transformers_finds(beams: int, penalty: float, stopping: str
     settings = BeamSettings(beams, penalty, stopping)
     for seed, bias in itertools.product(range(6), (-3.0, 1.0, 3.0)):
         row = table(seed, N_VOCAB, END, bias)
-        assert_same(ours(row, END, settings, LONGEST, N_PROMPT), transformers(row, END, settings, LONGEST))
-
-
-def test_tensorrt_has_other_defaults_only() -> None:
-    row = table(1, N_VOCAB, END, 1.0)
-    found = ours(row, END, BeamSettings.of(4, length_rule="tensorrt"), LONGEST, N_PROMPT)
-    assert_same(found, ours(row, END, BeamSettings(4, 0.0, "true"), LONGEST, N_PROMPT))
-
-
-@pytest.mark.parametrize("penalty", [0.0, 1.0, 2.0])
-@pytest.mark.parametrize("beams", [2, 4])
-def test_finds_what_vllm_finds(beams: int, penalty: float) -> None:
-    settings = BeamSettings.of(beams, penalty, length_rule="vllm")
-    for seed, bias in itertools.product(range(6), (-3.0, 1.0, 3.0)):
-        row = table(seed, N_VOCAB, END, bias)
-        assert_same(ours(row, END, settings, LONGEST, N_PROMPT), vllm(row, END, settings, LONGEST, N_PROMPT))
+        assert_same(ours(row, END, settings, LONGEST), transformers(row, END, settings, LONGEST))
 
 
 def test_as_many_beams_as_there_are_answers_find_the_very_best() -> None:
     """Without pruning, the search has to find the best of all answers."""
     n_vocab, end, longest = 3, 0, 3
     row = table(4, n_vocab, end, 0.0)
-    found = ours(row, end, BeamSettings(27, 0.0, "never"), longest, N_PROMPT)
+    found = ours(row, end, BeamSettings(27, 0.0, "never"), longest)
     every: dict[tuple[int, ...], float] = {}
     for tokens in itertools.product(range(n_vocab), repeat=longest):
         answer = tokens[: tokens.index(end) + 1] if end in tokens else tokens
@@ -56,18 +41,10 @@ def test_as_many_beams_as_there_are_answers_find_the_very_best() -> None:
     assert found[0][0] == max(every, key=lambda answer: every[answer])
 
 
-def test_groups_with_a_large_penalty_choose_different_tokens() -> None:
-    row = table(2, N_VOCAB, END, -9.0)
-    continuations = TableContinuations(row, END)
-    continuations.search = search = BeamSearch(BeamSettings(4, 1.0, "true", 4, 50.0), N_PROMPT, LONGEST)
-    search.step(continuations)
-    assert len({search.tree[beam.node].token for beam in search.running}) == 4
-
-
 def test_a_cut_search_gives_what_it_has() -> None:
     row = table(2, N_VOCAB, END, -9.0)
     continuations = TableContinuations(row, END)
-    continuations.search = search = BeamSearch(BeamSettings(2), N_PROMPT, LONGEST)
+    continuations.search = search = BeamSearch(BeamSettings(2), LONGEST)
     search.step(continuations)
     search.cut()
     assert search.over
@@ -79,7 +56,7 @@ def test_whole_answers_go_before_cut_ones() -> None:
     firsts = set()
     for seed, whole in itertools.product(range(20), (False, True)):
         continuations = TableContinuations(table(seed, N_VOCAB, END, 0.0), END)
-        continuations.search = search = BeamSearch(BeamSettings(2, 0.0, "never"), N_PROMPT, 3, whole=whole)
+        continuations.search = search = BeamSearch(BeamSettings(2, 0.0, "never"), 3, whole=whole)
         while not search.over:
             search.step(continuations)
         ended = [search.tree[answer.node].ended for answer in search.answers()]
@@ -96,11 +73,6 @@ def test_whole_answers_go_before_cut_ones() -> None:
         {"beams": 65},
         {"length_penalty": float("nan")},
         {"early_stopping": "maybe"},
-        {"length_rule": "mine"},
-        {"beams": 4, "groups": 3, "diversity": 0.5},
-        {"beams": 4, "groups": 2},
-        {"beams": 4, "diversity": 0.5},
-        {"length_rule": "vllm"},
     ],
 )
 def test_settings_that_mean_nothing_are_refused(wrong: dict[str, object]) -> None:

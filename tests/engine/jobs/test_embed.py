@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,13 @@ from support.embedding_models import EMBEDDING_CASES, GOLDENS, QUERY, RANKING_CA
 
 from llmrun import _native
 from llmrun.engine.embedding import BATCH_TOKENS, batches
-from llmrun.engine.jobs.embed import run
+from llmrun.engine.jobs.embed import slices
 from llmrun.engine.llama.base import Entry
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
+from llmrun.engine.llama.vocabulary import LlamaVocabulary
 from llmrun.engine.loaded import LoadedModel
+from llmrun.engine.slices import TimeShare
 from llmrun.errors import CancelledError, ContextOverflowError, UsageError
 from llmrun.gguf.pooling import pooling_of
 from llmrun.gguf.reader import read_header
@@ -34,11 +36,20 @@ BERT, QWEN3 = "bert, mean", "qwen3, last token"
 _paths: dict[str, Path] = {}
 
 
+def finish(job: Generator[None, None, TextsEmbedded]) -> TextsEmbedded:
+    while True:
+        try:
+            next(job)
+        except StopIteration as end:
+            result: TextsEmbedded = end.value
+            return result
+
+
 class Embedding:
     """A loaded model and what it is asked."""
 
     def __init__(self, path: Path, n_ctx: int) -> None:
-        self.flag = _native.CancelFlag()
+        self.flag, self.share = _native.CancelFlag(), TimeShare()
         self.weights = LlamaModel(str(path), 0, self.flag)
         self.pooling = pooling_of(read_header(path))
         load = Load(str(path), n_ctx, n_ctx, threads=1, kv_type_k="f32", kv_type_v="f32", flash_attention="off")
@@ -46,7 +57,7 @@ class Embedding:
 
     def done(self, *texts: str, **changes: Any) -> TextsEmbedded:
         command = EmbedTexts(texts, **{"pooling": self.pooling, **changes})
-        return run(command, lambda update: None, self.flag, self.loaded)
+        return finish(slices(command, self.loaded, self.share, lambda: True))
 
     def rows(self, *texts: str, **changes: Any) -> Any:
         done = self.done(*texts, **changes)
@@ -119,6 +130,43 @@ def test_a_text_longer_than_a_batch_is_what_it_is_in_one_context(pooling: str, m
     found = embedding.rows(tokens=((5, 6), long, (7,)), pooling=pooling)
     assert_equal(found[1:2], [whole])
     assert_equal(found[[0, 2]], embedding.rows(tokens=((5, 6), (7,)), pooling=pooling))
+
+
+@pytest.mark.parametrize("case", [BERT, QWEN3])
+def test_vectors_of_small_slices_are_the_same(case: str, model: Callable[..., Embedding]) -> None:
+    embedding = model(case)
+    alone = embedding.rows(*TEXTS)
+    embedding.share.tokens = lambda most: min(most, 8)  # type: ignore[method-assign]
+    assert_equal(embedding.rows(*TEXTS), alone)
+
+
+@pytest.mark.parametrize("case", [BERT, QWEN3])
+def test_a_text_of_megabytes_is_cut_before_it_is_tokenized(
+    case: str, model: Callable[..., Embedding], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embedding, tokenized = model(case), list[int]()
+    tokenize = LlamaVocabulary._tokenize
+
+    def counted(vocabulary: LlamaVocabulary, text: str, *, special: bool) -> list[int]:
+        tokenized.append(len(text))
+        return tokenize(vocabulary, text, special=special)
+
+    monkeypatch.setattr(LlamaVocabulary, "_tokenize", counted)
+    wanted = embedding.rows("the model " * 200)
+    tokenized.clear()
+    assert_equal(embedding.rows("the model " * 1_000_000), wanted)
+    assert max(tokenized) < 20_000
+    with pytest.raises(ContextOverflowError, match="text 1 has at least"):
+        embedding.done("the model " * 1_000_000, truncates=False)
+    assert sum(tokenized) < 40_000
+
+
+def test_texts_are_not_tokenized_after_a_cancel(model: Callable[..., Embedding]) -> None:
+    embedding = model(BERT)
+    wanted = iter([True, False])
+    job = slices(EmbedTexts(("a", "b", "a"), "mean"), embedding.loaded, embedding.share, lambda: next(wanted))
+    with pytest.raises(CancelledError):
+        next(job)
 
 
 def test_a_query_that_leaves_no_room_is_refused(model: Callable[..., Embedding]) -> None:

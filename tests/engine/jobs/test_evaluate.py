@@ -190,7 +190,7 @@ class FakeModel:
     def __init__(self, n_vocab: int = N_VOCAB, shift: int = 0, other: int = -1) -> None:
         self.n_tokens, self._shift, self._other = n_vocab, shift, other
 
-    def tokenize(self, text: str, *, special: bool) -> list[int]:
+    def tokenize(self, text: str, *, special: bool, begins: bool = True) -> list[int]:
         return [(token + self._shift) % 256 for token in tokens_of(text)]
 
     def with_bos(self, tokens: list[int]) -> list[int]:

@@ -16,7 +16,7 @@ from support.hybrid_models import CASES, HYBRIDS, write_models
 from llmrun import _native
 from llmrun.engine.core.loop import Engine
 from llmrun.engine.core.sampler import SequenceSampler
-from llmrun.engine.core.sequence import Extras
+from llmrun.engine.core.sequence import Extras, Sequence
 from llmrun.engine.core.states import KVStore
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
@@ -227,4 +227,53 @@ def test_random_conversations_with_idle_jobs_saves_and_restarts(model: LlamaMode
                 elif job == "park":
                     talk[0].save_parked()
                     talk[0]._slots.saver.wait()
+    assert reused > 0
+
+
+def stepped(loop: Engine) -> list[Sequence]:
+    """Step; return the sequences that ended."""
+    events = loop.step()
+    assert not [event for event in events if isinstance(event, Failed)]
+    ended = [event.request for event in events if isinstance(event, Finished) and event.reason != "cancelled"]
+    return [loop.finished(request) for request in ended]
+
+
+def assert_likeliest(model: LlamaModel, tokens: list[int], n_prompt: int) -> None:
+    """Check that a fresh engine finds no other token much likelier than each of an answer's."""
+    with engine(model) as fresh:
+        for length in range(n_prompt, len(tokens)):
+            logits, _ = ask(fresh, tokens[:length], request=length)
+            assert (logits.max() - logits[tokens[length]]) / logits.std() < 0.05, f"token {length - n_prompt}"
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_random_crowds_with_idle_jobs_saves_and_restarts(model: LlamaModel, tmp_path: Path, seed: int) -> None:
+    """Whatever several conversations do at once, each token of an answer is the likeliest one for a fresh engine."""
+    rng, store = random.Random(seed), KVStore(tmp_path, "key", 1 << 30)
+    system = [*tokens(5, 150), END]
+    conversations = [[*system, *tokens(each, 30)] for each in range(6, 10)]
+    number = reused = 0
+    for _ in range(2):  # processes
+        with engine(model, store, parallel=3) as (loop, context):
+            for _ in range(2):
+                ended: list[Sequence] = []
+                for conversation in rng.sample(conversations, k=rng.randint(2, 4)):
+                    number += 1
+                    conversation += [END, *rng.choices(range(3, 100), k=rng.randint(1, 90))]
+                    sampler = SequenceSampler(GREEDY, context.vocabulary, conversation)
+                    loop.add(number, list(conversation), sampler, Limits(rng.randint(1, 8)))
+                    for _ in range(rng.choice([0, 1, 3])):
+                        ended += stepped(loop)
+                    if rng.random() < 0.2:
+                        loop.cancel(number)
+                while loop.busy:
+                    ended += stepped(loop)
+                for sequence in ended:
+                    reused += sequence.n_reused
+                    assert_likeliest(model, sequence.tokens, sequence.n_prompt)
+                if rng.random() < 0.5:
+                    loop.measure_steps(lambda: False)
+                if rng.random() < 0.5:
+                    loop.save_parked()
+                    loop._slots.saver.wait()
     assert reused > 0

@@ -170,7 +170,7 @@ def test_a_cache_that_there_is_no_memory_for_stays_as_it_was(
             context.decode(entries([7], STEP))
         assert context.forget(0, STEP - 6)
         assert same(read(context, [7], STEP - 6), expected)
-    with opened(model, 1024, n_seq_max=2) as context:
+    with opened(model, 1024, n_seq_max=2, n_cells=1024) as context:
         read(context, ids)
         with pytest.raises(CacheFull):  # others could give some up
             context.decode(entries([7], 0, 1))
@@ -181,15 +181,15 @@ def test_a_cache_that_cannot_be_moved_stays_as_it_was(model: LlamaModel, monkeyp
     ids = tokens(8, STEP)
     with opened(model, 1024) as context:
         read(context, ids)
-        putting, calls = LlamaContext._put_states, []
+        putting, calls = LlamaContext._put_whole_state, []
 
-        def fails_once(context: LlamaContext, states: dict[int, bytearray]) -> None:
-            calls.append(len(states))
+        def fails_once(context: LlamaContext, state: bytearray) -> None:
+            calls.append(len(state))
             if len(calls) == 1:
                 raise DecodeError("no")
-            putting(context, states)
+            putting(context, state)
 
-        monkeypatch.setattr(LlamaContext, "_put_states", fails_once)
+        monkeypatch.setattr(LlamaContext, "_put_whole_state", fails_once)
         with pytest.raises(DecodeError):
             context.decode(entries([7], STEP))
         assert same(read(context, [7], STEP), alone(model, [*ids, 7]))
@@ -225,7 +225,7 @@ def ubatches(model: LlamaModel, n_sequences: int) -> tuple[list[int], bool]:
         return False
 
     chance, found = random.Random(n_sequences), []
-    load = Load(model.path, STEP, STEP, n_batch=512, n_seq_max=n_sequences)
+    load = Load(model.path, 2 * STEP, 2 * STEP, n_batch=512, n_seq_max=n_sequences, n_cells=2 * STEP)
     context = LlamaContext(model, load, watch=watch)
     lengths = dict.fromkeys(range(n_sequences), 0)
     for _ in range(40):
@@ -265,13 +265,16 @@ def test_where_positions_depend_on_the_window_each_sequence_has_its_own(
 # ---- copying, states
 
 
-@pytest.mark.parametrize(("n_stream", "most_kept"), [(0, 0), (STEP, 0), (STEP, 1 << 24)])
+@pytest.mark.parametrize(("n_cells", "most_kept"), [(2 * STEP, 0), (0, 0), (0, 1 << 24)])
+@pytest.mark.parametrize("on_device", [False, True])
 def test_a_copy_goes_on_by_itself(
-    model: LlamaModel, n_stream: int, most_kept: int, monkeypatch: pytest.MonkeyPatch
+    model: LlamaModel, n_cells: int, most_kept: int, on_device: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(context_module, "_MAX_KEPT", most_kept)
+    monkeypatch.setattr(context_module, "_is_on_device", lambda load: on_device)
     prompt, other = tokens(11, 100), tokens(12, 30)
-    with opened(model, STEP, n_seq_max=3, n_stream=n_stream) as context:
+    with opened(model, STEP, n_seq_max=3, n_cells=n_cells) as context:
+        assert context.unified == (n_cells > 0)
         read(context, prompt)
         assert context.copy(0, 2, 70)
         assert same(read(context, other, 70, 2), alone(model, prompt[:70] + other))
@@ -314,52 +317,52 @@ def test_a_state_that_cannot_be_put_back_leaves_an_empty_sequence(model: LlamaMo
 # ---- streams: cells of its own for each of several sequences
 
 
-def test_short_sequences_have_streams_and_all_share_when_one_is_long(model: LlamaModel) -> None:
+def test_sequences_have_streams_if_there_are_cells_for_a_window_of_each(model: LlamaModel) -> None:
     prompts = [tokens(seed, 200 + 50 * seed) for seed in range(4)]  # the last are longer than streams are at first
-    with opened(model, 1024, n_seq_max=4, n_stream=2 * STEP, n_cells=2048) as context:
-        assert (context.unified, context.shares, context.n_cells) == (False, True, 2048)
-        for sequence, prompt in enumerate(prompts):
-            read(context, prompt[:-1], 0, sequence)
-        context.decode([Entry(prompt[-1], len(prompt) - 1, i, True) for i, prompt in enumerate(prompts)])
-        for index, prompt in enumerate(prompts):
-            assert same(row(context, index), alone(model, prompt))
-        assert not context.unified
-        long = prompts[3] + tokens(9, 300)
-        assert same(read(context, long[350:], 350, 3), alone(model, long))
-        assert context.unified
-        for sequence, prompt in enumerate(prompts[:3]):
-            assert same(read(context, [5], len(prompt), sequence), alone(model, [*prompt, 5]))
+    for n_cells in (4 * 1024, 4 * 1024 - STEP):
+        with opened(model, 1024, n_seq_max=4, n_cells=n_cells) as context:
+            assert (context.unified, context.shares, context.n_cells) == (n_cells < 4 * 1024, True, n_cells)
+            for sequence, prompt in enumerate(prompts):
+                read(context, prompt[:-1], 0, sequence)
+            context.decode([Entry(prompt[-1], len(prompt) - 1, i, True) for i, prompt in enumerate(prompts)])
+            for index, prompt in enumerate(prompts):
+                assert same(row(context, index), alone(model, prompt))
 
 
-def test_the_layout_follows_the_longest_sequence(model: LlamaModel) -> None:
-    prompt = tokens(21, 200)
-    with opened(model, 1024, n_seq_max=3, n_stream=2 * STEP) as context:
-        read(context, prompt)
-        assert not context.choose_kv_layout(1000)
-        assert context.unified
-        assert context.copy(0, 2, 150)
-        assert not context.choose_kv_layout(2 * STEP), "it would soon be back"
-        read(context, tokens(22, 600), 0, 1)
-        assert not context.choose_kv_layout(STEP), "one is too long"
-        assert context.forget(1, 0)
-        assert context.choose_kv_layout(STEP), "cells were shared"
-        assert not context.unified
-        assert same(read(context, [5], 200), alone(model, [*prompt, 5]))
-        assert same(read(context, [5], 150, 2), alone(model, [*prompt[:150], 5]))
-
-
-def test_a_stream_is_long_enough_before_its_prompt_is_read(model: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    opening, rooms = LlamaContext._open, []
+def test_on_a_device_the_cache_is_whole_from_the_start(model: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    created: list[int] = []
+    create = LlamaContext._create
 
     def counted(context: LlamaContext, room: int) -> None:
-        rooms.append(room)
-        opening(context, room)
+        created.append(room)
+        create(context, room)
 
-    monkeypatch.setattr(LlamaContext, "_open", counted)
-    with opened(model, 2048, n_seq_max=2, n_stream=4 * STEP) as context:
-        assert not context.choose_kv_layout(700)
-        read(context, tokens(29, 700))
-    assert rooms == [STEP, 3 * STEP]
+    monkeypatch.setattr(context_module, "zeroes_on_demand", lambda: False)
+    monkeypatch.setattr(context_module, "_is_on_device", lambda load: True)
+    monkeypatch.setattr(LlamaContext, "_create", counted)
+    for settings in ({}, {"n_seq_max": 2}, {"n_seq_max": 2, "n_cells": 1280}):
+        with opened(model, 1024, **settings) as context:
+            read(context, tokens(1, 1000))
+            context.forget(0, 0)
+            read(context, tokens(2, 1000), 0, context.n_seq_max - 1)
+    assert created == [1024, 1024, 1280]
+
+
+def test_a_stream_that_the_next_decode_copies_is_neither_saved_nor_replaced(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(context_module, "_is_on_device", lambda load: True)
+    prompt = tokens(23, 300)
+    with opened(model, 1024, n_seq_max=3) as context:
+        read(context, prompt, 0, 1)
+        state = context.state(1)
+        assert context.copy(1, 2, 270)
+        assert context.copy(2, 0, 100)
+        assert not context.state(2)
+        assert not context.set_state(2, state, 300)
+        assert same(read(context, [5], 270, 2), alone(model, [*prompt[:270], 5]))
+        assert same(read(context, [5], 100, 0), alone(model, [*prompt[:100], 5]))
+        assert context.state(2)
 
 
 def test_neighbours_in_streams_go_through_the_model_at_once(model: LlamaModel) -> None:
@@ -371,7 +374,7 @@ def test_neighbours_in_streams_go_through_the_model_at_once(model: LlamaModel) -
         return False
 
     found = []
-    load = Load(model.path, STEP, STEP, n_batch=64, n_seq_max=8, n_stream=STEP)
+    load = Load(model.path, STEP, STEP, n_batch=64, n_seq_max=8)
     context = LlamaContext(model, load, watch=watch)
     for sequences in (range(8), range(2, 6), (0, 1, 4)):
         outputs = 0
@@ -384,7 +387,7 @@ def test_neighbours_in_streams_go_through_the_model_at_once(model: LlamaModel) -
 
 def test_a_copy_between_streams_goes_on_by_itself(model: LlamaModel) -> None:
     prompt, other = tokens(23, 300), tokens(24, 30)
-    with opened(model, 1024, n_seq_max=3, n_stream=2 * STEP) as context:
+    with opened(model, 1024, n_seq_max=3) as context:
         read(context, prompt, 0, 1)
         assert context.copy(1, 2, 270)
         assert context.forget(1, 0)
@@ -392,8 +395,8 @@ def test_a_copy_between_streams_goes_on_by_itself(model: LlamaModel) -> None:
         assert not context.unified
 
 
-@pytest.mark.parametrize("source", [{}, {"n_seq_max": 2}, {"n_seq_max": 5, "n_stream": STEP}])
-@pytest.mark.parametrize("target", [{}, {"n_seq_max": 2}, {"n_seq_max": 3, "n_stream": STEP}])
+@pytest.mark.parametrize("source", [{}, {"n_seq_max": 2, "n_cells": 1024}, {"n_seq_max": 5}])
+@pytest.mark.parametrize("target", [{}, {"n_seq_max": 2, "n_cells": 1024}, {"n_seq_max": 3}])
 def test_states_are_the_same_whatever_the_layout(
     model: LlamaModel, source: dict[str, int], target: dict[str, int]
 ) -> None:
@@ -409,22 +412,21 @@ def test_states_are_the_same_whatever_the_layout(
         assert same(read(context, [5], 100, last_of[1]), alone(model, [*prompt, 5]))
 
 
-def test_streams_that_no_pool_can_follow_stay_as_they_were(model: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    ids, opening = tokens(26, STEP), LlamaContext._open
+def test_streams_that_cannot_grow_stay_as_they_were(model: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids, create = tokens(26, STEP), LlamaContext._create
 
     def limited(context: LlamaContext, room: int) -> None:
         if room > STEP:
             raise OutOfMemoryError("there is no memory")
-        opening(context, room)
+        create(context, room)
 
-    monkeypatch.setattr(LlamaContext, "_open", limited)
-    with opened(model, 1024, n_seq_max=2, n_stream=2 * STEP) as context:
+    monkeypatch.setattr(LlamaContext, "_create", limited)
+    with opened(model, 1024, n_seq_max=2) as context:
         read(context, ids)
         read(context, tokens(27, 100), 0, 1)
         with pytest.raises(CacheFull):
             context.decode(entries([7], STEP))
-        assert not context.choose_kv_layout(1000)
-        assert (context.unified, context.n_cells) == (False, STEP)
+        assert (context.unified, context.n_cells, context.n_ctx) == (False, 2 * STEP, STEP)
         assert context.forget(0, STEP - 6)
         assert same(read(context, [7], STEP - 6), alone_in(STEP, model, [*ids[: STEP - 6], 7]))
         assert same(read(context, [7], 100, 1), alone_in(STEP, model, [*tokens(27, 100), 7]))
@@ -432,7 +434,7 @@ def test_streams_that_no_pool_can_follow_stay_as_they_were(model: LlamaModel, mo
 
 def test_caches_of_other_kinds_are_one_pool(model: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(context_module, "_MAGIC_BYTES", 4)  # so that the state seems not to be a plain cache's
-    with opened(model, 1024, n_seq_max=2, n_stream=STEP) as context:
+    with opened(model, 1024, n_seq_max=2) as context:
         assert context.unified
         assert same(read(context, tokens(28, 300)), alone(model, tokens(28, 300)))
 
@@ -494,10 +496,16 @@ def test_the_smallest_windows(tmp_path: Path) -> None:
     model.close()
 
 
-def test_a_run_gives_the_tokens_of_single_steps(model: LlamaModel) -> None:
-    """Also when the cache has to grow meanwhile, and when steps are taken one by one."""
+def test_a_run_gives_the_tokens_of_single_steps(model: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when the cache has to grow meanwhile, when steps are taken one by one, and beside the next ones."""
     prompt, answers = tokens(1, 200), list[list[int]]()
-    for in_runs, takes in ((False, False), (True, False), (True, True)):
+    for in_runs, takes, overlaps in (
+        (False, False, False),
+        (True, False, False),
+        (True, True, False),
+        (True, True, True),
+    ):
+        monkeypatch.setattr(context_module, "_is_on_device", lambda load, overlaps=overlaps: overlaps)
         sampler = SequenceSampler(SamplingParams(seed=3), model.vocabulary, prompt)
         with opened(model, n_ctx=2 * STEP) as context:
             read(context, prompt)
@@ -522,7 +530,7 @@ def test_a_run_gives_the_tokens_of_single_steps(model: LlamaModel) -> None:
                     answer.append(sampler.sample(context.logits(0)))
             assert context.room == 2 * STEP
         answers.append(answer[:120])
-    assert answers[0] == answers[1] == answers[2]
+    assert answers[0] == answers[1] == answers[2] == answers[3]
 
 
 def test_a_run_of_several_sequences_gives_the_tokens_of_single_steps(model: LlamaModel) -> None:

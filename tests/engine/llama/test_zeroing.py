@@ -60,25 +60,24 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
     return random.Random(seed).choices(range(3, 250), k=length)
 
 
-@pytest.mark.parametrize("settings", [{}, {"n_seq_max": 4}, {"n_seq_max": 4, "n_stream": 8192}])
+@pytest.mark.parametrize("settings", [{}, {"n_seq_max": 4, "n_cells": WINDOW * 3}, {"n_seq_max": 4}])
 def test_only_cells_that_are_used_take_memory(model: LlamaModel, settings: dict[str, int]) -> None:
     before = resident()
     with closing(context_of(model, **settings)) as context:
         whole = context.room * CELL_BYTES * (1 if context.unified else context.n_seq_max)
-        assert context.room == (settings.get("n_stream") or WINDOW * context.n_seq_max)
+        assert context.room == (settings.get("n_cells") or WINDOW)
         logits_of(context, prompt_of(4 * BATCH))
         assert resident() - before < whole / 2
 
 
 def test_a_sequence_never_waits_for_a_larger_cache(model: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
     rebuilt: list[int] = []
-    monkeypatch.setattr(LlamaContext, "_rebuild", lambda context, room, unified: rebuilt.append(room))
+    monkeypatch.setattr(LlamaContext, "_rebuild", lambda context, room: rebuilt.append(room))
     with closing(context_of(model, n_ctx=2048)) as context:
         logits_of(context, prompt_of(2048))
         with pytest.raises(CacheFull):
             context.decode([Entry(5, 2048, 0, True)])
-    with closing(context_of(model, n_seq_max=2, n_stream=1024)) as context:
-        assert not context.choose_kv_layout(900)
+    with closing(context_of(model, n_seq_max=2)) as context:
         logits_of(context, prompt_of(900), 1)
     assert rebuilt == []
 
@@ -98,19 +97,6 @@ def test_logits_are_byte_for_byte_those_of_a_cache_that_grew(
             assert logits_of(context, prompt) == found
 
 
-def test_streams_move_into_a_pool_of_all_cells(model: LlamaModel) -> None:
-    prompt = prompt_of(1024)
-    with closing(context_of(model, n_seq_max=2, n_stream=512, n_cells=4096)) as context:
-        found = logits_of(context, prompt[:512], 1) + logits_of(context, prompt[:512])
-        assert found[: len(found) // 2] == found[len(found) // 2 :]
-        assert not context.choose_kv_layout(1024)
-        assert (context.unified, context.room) == (True, 4096)
-        assert context.choose_kv_layout(200)
-        assert (context.unified, context.room) == (False, 512)
-        context.forget(0, 0)
-        assert logits_of(context, prompt[:512]) == found[: len(found) // 2]
-
-
 def test_a_cache_grows_where_addresses_are_limited(model: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
     create = LlamaContext._create
 
@@ -120,7 +106,7 @@ def test_a_cache_grows_where_addresses_are_limited(model: LlamaModel, monkeypatc
         create(context, room)
 
     monkeypatch.setattr(LlamaContext, "_create", limited)
-    with closing(context_of(model, n_seq_max=2)) as context:
+    with closing(context_of(model, n_seq_max=2, n_cells=WINDOW)) as context:
         assert context.room == START
         logits_of(context, prompt_of(2 * START))
         assert context.room == 2 * START
@@ -129,12 +115,23 @@ def test_a_cache_grows_where_addresses_are_limited(model: LlamaModel, monkeypatc
         assert context.n_cells == 2 * START
 
 
-@pytest.mark.parametrize("settings", [{"flash_attention": "off"}, {"workers": ("host:1",)}, {"gpu_layers": 99}])
-def test_other_caches_start_small(model: LlamaModel, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those on other devices, and values that are on as many pages as they have elements."""
+@pytest.mark.parametrize(
+    ("settings", "is_whole"),
+    [
+        ({"workers": ("host:1",)}, True),
+        ({"gpu_layers": 99}, True),
+        ({"gpu_layers": 99, "device": "none"}, False),
+        ({"gpu_layers": 0}, False),
+    ],
+)
+def test_a_cache_on_a_device_is_whole_and_another_one_without_flash_attention_starts_small(
+    model: LlamaModel, settings: dict[str, Any], is_whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without flash attention, a token's values are on as many pages as they have elements."""
     monkeypatch.setattr(context_module, "gpus", lambda: ("a GPU",))
-    with closing(context_of(model, **settings)) as context:
-        assert context.room == START
+    with closing(context_of(model, n_ctx=2048, flash_attention="off", **settings)) as context:
+        assert context.room == (2048 if is_whole else START)
+        assert context.on_device == is_whole
 
 
 def test_zero_gives_pages_back_and_leaves_what_is_around_them() -> None:

@@ -23,7 +23,7 @@ class Counting:
     def __init__(self) -> None:
         self.n_characters = 0
 
-    def __call__(self, text: str) -> list[int]:
+    def __call__(self, text: str, *, begins: bool = True) -> list[int]:
         self.n_characters += len(text)
         return FakeVocabulary().tokenize(text, special=True)
 

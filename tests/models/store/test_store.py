@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 from support.model_disk import NEW, OLD, REPOSITORY, lonely_home, put, put_lm_studio, put_ollama, settings
 
 from llmrun.models.registry import ModelSpec, load_catalogue
+from llmrun.models.store.in_use import using
+from llmrun.models.store.last_used import forget_use, last_used
 from llmrun.models.store.store import Store, all_models
 
 
@@ -124,13 +127,19 @@ def test_two_files_of_the_same_quant_have_two_names(store: Store) -> None:
     assert store.find(spec(quant="Q4_0")).filename == "a-Q4_0.gguf"  # type: ignore[union-attr]
 
 
-def test_when_a_model_was_used(store: Store) -> None:
+def test_when_a_model_was_used(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
     path = put(store, "tiny-Q4_0.gguf")
-    os.utime(path, (2_000, 1_000))
-    (model,) = store.installed()
-    assert (model.modified, model.used) == (1_000, 2_000)
-    os.utime(path, (500, 1_000))
-    assert store.installed()[0].used == 1_000
+    os.utime(path, (2_000, 1_000))  # its access time means nothing
+    assert (store.installed()[0].modified, last_used(path)) == (1_000, 0)
+    before = time.time() - 2  # a disk's clock may be coarse
+    with using(path):
+        assert last_used(path) >= before
+    other = tmp_path / "link.gguf"
+    other.symlink_to(path)
+    assert last_used(other) == last_used(path), "it is the same file"
+    forget_use(path)
+    assert last_used(path) == 0
 
 
 def test_pinned_revision(store: Store) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.chromium import Chromium
@@ -15,8 +16,10 @@ from support.tiny_projector import png
 from llmrun.chat.store.store import Sessions, folder_in
 from llmrun.chat.store.turns import Answer, Question
 from llmrun.config import load_settings
+from llmrun.errors import NetworkError
 from llmrun.models.fingerprint import ModelFingerprint
 from llmrun.server.guard import Policy
+from llmrun.server.page import catalogue
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
 RING = 3  # pixels around what has the focus, which must not be cut off
@@ -29,7 +32,7 @@ def test_an_answer_streams_as_markdown(browser: Chromium, serve: Callable[..., L
     assert page.see(f"{LAST}.querySelector('pre code').textContent") == "x = 1\n"
     assert page.see(f"{LAST}.querySelector('td.align-right').textContent") == "2"
     assert page.see(f"{LAST}.querySelector('a').rel") == "noopener noreferrer nofollow"
-    assert "tokens/s" in page.see("document.querySelector('.answer .below .hint').textContent")
+    assert "tokens/s" in page.see("document.querySelector('.answer .figures').textContent")
     assert page.see("document.querySelector('#context-text').textContent") == "context 9 of 256"
     page.check()
 
@@ -124,19 +127,134 @@ def test_only_the_last_block_of_a_growing_answer_is_drawn_and_nothing_else_chang
     page.check()
 
 
-def test_formulas_are_left_as_code(browser: Chromium, serve: Callable[..., LiveServer]) -> None:
+def test_formulas_are_drawn(browser: Chromium, serve: Callable[..., LiveServer]) -> None:
     page = Page(browser, serve())
+    page.ask("No formula costs $5 or $6")
+    assert not [address for address in browser.requests if "temml" in address], "it is loaded for formulas only"
     page.ask(
         r"Let $a_1*b*c_2$ cost $5 or $6, \(x_i\) and"
         + "\n$$\n\\int_0^1 x\n- y_1 * z_1\n$$\n"
-        + r"\[ e^{i\pi} \]"
-        + "\nend *it*"
+        + r"\[ \mathbf{v} = \begin{cases} e^{i\pi} & x \\ 0 \end{cases} \]"
+        + "\nend *it* and $\\nonsense{$"
     )
-    codes = page.see(f"[...{LAST}.querySelectorAll('code')].map(each => each.textContent.trim())")
-    assert codes == ["a_1*b*c_2", "x_i", "\\int_0^1 x\n- y_1 * z_1", "e^{i\\pi}"]
+    page.until(f"{LAST}.querySelectorAll('math').length === 4")
+    titles = page.see(f"[...{LAST}.querySelectorAll('math')].map(each => each.getAttribute('title'))")
+    assert titles[:3] == ["a_1*b*c_2", "x_i", "\\int_0^1 x\n- y_1 * z_1"]
+    assert page.see(f"{LAST}.querySelectorAll('math[display=block]').length") == 2
+    assert page.see(f"{LAST}.querySelector('code').textContent") == "\\nonsense{"
     assert page.see(f"[...{LAST}.querySelectorAll('em')].map(each => each.textContent)") == ["it"]
     assert "cost $5 or $6" in page.see(f"{LAST}.textContent")
     page.check()
+
+
+def test_code_has_its_language_and_colours(browser: Chromium, serve: Callable[..., LiveServer]) -> None:
+    page = Page(browser, serve())
+    code = {
+        "python": 'def f(x):\n    return "<b>" + x  # why',
+        "bash": 'for f in *.txt; do\n  echo "$f" | wc -l  # count\ndone',
+        "sql": "select name, count(*) from users where age > 3 -- all",
+        "html": '<a href="x">&amp;</a>',
+        "json": '{"a": [1, true, "x"]}',
+        "constructor": "__proto__ toString",
+    }
+    page.ask("\n\n".join(f"```{name}\n{text}\n```" for name, text in code.items()))
+    shown = page.see(f"[...{LAST}.querySelectorAll('pre code')].map(each => each.textContent.trimEnd())")
+    assert shown == list(code.values())
+    assert page.see(f"[...{LAST}.querySelectorAll('.code-head span')].map(each => each.textContent)") == list(code)
+    kinds = page.see(f"[...{LAST}.querySelectorAll('pre')].map(each => each.querySelectorAll('span').length)")
+    assert all(kinds[:-1])
+    assert kinds[-1] == 0
+    assert page.see(f"{LAST}.querySelector('.code-comment').textContent") == "# why"
+    page.check()
+
+
+def test_chats_are_named_searched_renamed_and_deleted(browser: Chromium, serve: Callable[..., LiveServer]) -> None:
+    page = Page(browser, serve())
+    row = "document.querySelector('#chat-list li')"
+    page.ask("What is the difference between <b>bread</b> and a cake that was baked for too long?")
+    page.until(f"{row}?.querySelector('.open')")
+    title = "What is the difference between <b>bread</b> and a cake that…"
+    assert page.see(f"{row}.querySelector('.open').textContent") == page.see("title.textContent") == title
+    assert page.see("document.querySelector('#chat-list h2').textContent") == "Today"
+    page.see("document.querySelector('#new').click()")
+    page.ask("Something else")
+    page.see("document.querySelector('#search').focus()")
+    page.write("cake")
+    page.until(f"{row}.querySelector('.hint')?.textContent.includes('cake')")
+    page.key("Escape")
+    page.until("document.querySelectorAll('#chat-list li').length === 2")
+    page.see(f"{row}.querySelector('[title=Rename]').click()")
+    page.write("Bakery")
+    page.key("Enter")
+    page.until("title.textContent === 'Bakery'")
+    page.see(f"{row}.querySelector('[title=Delete]').click()")
+    assert "Bakery" in page.see(f"{row}.textContent")
+    page.see(f"{row}.querySelector('.bad').click()")
+    page.until("document.querySelectorAll('#chat-list li').length === 1 && title.textContent === 'New chat'")
+    assert [each["title"] for each in page.server.get("/ui/chats").json["chats"]] == [title]
+    page.check()
+
+
+class Pulling:
+    """Stands in for a download."""
+
+    def __init__(self, name: str, settings: object) -> None:
+        self._name = name
+
+    async def lines(self) -> AsyncIterator[dict[str, Any]]:
+        if self._name != "smollm2":
+            raise NetworkError("the hub can't be reached")
+        yield {"status": "pulling manifest"}
+        yield {"status": "pulling smollm2", "total": 98_362_432, "completed": 49_000_000}
+        yield {"status": "success"}
+
+
+def test_models_of_the_catalogue_are_downloaded(
+    browser: Chromium, serve: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(catalogue, "PullJob", Pulling)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    page = Page(browser, serve())
+    change = "(each => { each.value = '%s'; each.dispatchEvent(new Event('%s')); })(document.querySelector('%s'))"
+    page.see(change % (" more", "change", "#model"))
+    row = "[...document.querySelectorAll('.catalogue li')].find(each => each.querySelector('b').textContent === '%s')"
+    page.until(row % "smollm2")
+    assert page.see("document.querySelector('#model').value") == "tiny"
+    assert "135M · Q4_1 · 98.4 MB" in page.see(f"({row % 'smollm2'}).textContent")
+    page.see(f"({row % 'smollm2'}).querySelector('button').click()")
+    page.until(f"({row % 'smollm2'}).querySelector('button')?.textContent === 'Use'")
+    page.see(f"({row % 'qwen3-8b'}).querySelector('button').click()")
+    page.until(f"({row % 'qwen3-8b'}).textContent.includes('the hub can')")
+    assert page.see(f"({row % 'qwen3-8b'}).querySelector('button').textContent") == "Download"
+    page.see(change % ("qwen3-8", "input", "#catalogue input"))
+    assert page.see("document.querySelectorAll('.catalogue li').length") == 1
+    page.key("Escape")
+    assert page.server.post("/ui/download", {"model": "../etc"}).status == 400
+    page.check()
+
+
+def test_the_arrow_up_brings_the_last_question(browser: Chromium, serve: Callable[..., LiveServer]) -> None:
+    page = Page(browser, serve())
+    page.ask("Once")
+    page.key("ArrowUp")
+    assert page.see("document.querySelector('#question').value") == "Once"
+    page.write(" more")
+    page.key("Enter")
+    page.until(f"document.querySelectorAll('.answer').length === 2 && {IDLE}")
+    assert page.see(f"{LAST}.textContent").strip() == "Once more"
+    page.check()
+
+
+def test_days_of_chats(browser: Chromium, serve: Callable[..., LiveServer]) -> None:
+    Page(browser, serve())
+    days = """(async () => {
+        const { dayOf } = await import("/ui/files/chats.js");
+        const now = new Date(2026, 10, 26, 0, 30);
+        const at = (...when) => dayOf(new Date(...when) / 1000, now);
+        return [at(2026, 10, 26), at(2026, 10, 25, 23, 59), at(2026, 10, 23, 5), at(2026, 9, 2), at(2025, 9, 2)];
+    })()"""
+    found = browser.ask("Runtime.evaluate", expression=days, returnByValue=True, awaitPromise=True)
+    assert found["result"]["value"] == ["Today", "Yesterday", "Monday", "October", "October 2025"]
 
 
 def test_a_chat_of_the_terminal_is_shown_and_survives_a_reload(
@@ -254,12 +372,37 @@ def test_escape_stops_an_answer_and_what_came_stays(browser: Chromium, serve: Ca
     page.until(f"!document.querySelector('#stop').hidden && {LAST}?.textContent.includes('Hel')")
     shown = "[...document.querySelectorAll('%s')].filter(e => e.checkVisibility({ visibilityProperty: true }))"
     assert page.see(f"{shown % 'article button'}.length") == 0, "what can't be done now is not offered"
-    assert page.see("document.querySelectorAll(':is(#undo, #go, #new, #chats li button):disabled').length") == 4
+    assert page.see("document.querySelectorAll(':is(#undo, #go, #new, #chats .open):disabled').length") == 4
     page.key("Escape")
-    page.until(f"{IDLE} && document.querySelector('.answer .below .hint')")
-    assert "stopped" in page.see("document.querySelector('.answer .below .hint').textContent")
+    page.until(f"{IDLE} && document.querySelector('.answer .figures')")
+    assert "stopped" in page.see("document.querySelector('.answer .figures').textContent")
     assert page.see("document.querySelectorAll('button:disabled').length") == 0
-    assert page.see(f"{shown % 'article button'}.length") == 4
+    names = page.see(f"{shown % 'article button'}.map(each => each.textContent)")
+    assert names == ["Edit", "Copy", "Retry", "Continue", "Explain"]
+    page.check()
+
+
+def test_a_reload_in_mid_answer_goes_on_and_a_stop_keeps_the_figures(
+    browser: Chromium, serve: Callable[..., LiveServer]
+) -> None:
+    page = Page(browser, serve("obedient"))
+    page.write("Go on for ever")
+    page.key("Enter")
+    page.until(f"!document.querySelector('#stop').hidden && {LAST}?.textContent.includes('Hel')")
+    page.browser.ask("Page.reload")
+    is_answering = "document.body?.dataset.ready && document.querySelector('#stop')?.hidden === false"
+    page.until(f"{is_answering} && {LAST}?.textContent.includes('Hel')")
+    assert page.see("document.querySelectorAll('.answer').length") == 1
+    page.see("document.querySelector('#stop').click()")
+    page.until(f"{IDLE} && document.querySelector('.answer .figures')")
+    figures = page.see("document.querySelector('.answer .figures').textContent")
+    assert "stopped" in figures
+    assert "first token" in figures
+    (saved,) = [each for each in page.server.get("/ui/chats/1").json["entries"] if each["role"] == "assistant"]
+    stats = saved["stats"]
+    assert stats["completion_tokens"] > 0
+    assert stats["context_used"] == stats["prompt_tokens"] + stats["completion_tokens"]
+    assert stats["n_ctx"] > 0
     page.check()
 
 
@@ -269,7 +412,7 @@ def test_an_engine_that_dies_is_said_and_the_next_answer_comes(
     page = Page(browser, serve("die:decode:SIGSEGV", "echo"))
     page.ask("Hello")
     page.until("document.querySelector('#problem').textContent.includes('engine')")
-    assert "interrupted" in page.see("document.querySelector('.answer .below .hint').textContent")
+    assert "interrupted" in page.see("document.querySelector('.answer .figures').textContent")
     page.ask("Again")
     assert page.see(f"{LAST}.textContent").strip() == "Again"
     assert page.see("document.querySelector('#problem').textContent") == ""

@@ -46,7 +46,7 @@ def test_keys_alone_ask_edit_retry_stop_and_take_another_token(
     page.key("Enter")
     page.write("Changed: ")
     page.key("Enter")
-    page.until(f"{IDLE} && {texts} === 'one two threeChanged: '")
+    page.until(f"{IDLE} && {texts} === 'one two threeChanged:'")
     page.tab_to("Tokens")
     page.key("Space")
     page.until("!document.querySelector('.token')")
@@ -63,12 +63,14 @@ def test_a_chat_is_exported_as_a_page_that_runs_nothing(
     for form, words in (("Markdown", "## You"), ("JSON", "llmrun-chat"), ("HTML", "<em>words</em>")):
         page.see(f"[...document.querySelectorAll('#settings button')].find(e => e.textContent === '{form}').click()")
         suffix = {"Markdown": "md"}.get(form, form.lower())
-        saved = tmp_path / "saved" / f"chat-1.{suffix}"
+        saved = tmp_path / "saved" / f"some-words.{suffix}"
         assert eventually(lambda saved=saved, words=words: saved.exists() and words in saved.read_text(), SECONDS)  # type: ignore[misc]
     page.check()
     browser.requests.clear()
     browser.open(saved)
-    assert page.see("document.title") == "some-words – llmrun"
+    assert page.see("document.title") == "Some *words* – llmrun"
+    assert page.see("document.querySelector('.question .text').getBoundingClientRect().right < innerWidth - 8")
+    assert not browser.errors
     assert page.see("document.querySelectorAll('button, script').length") == 0
     assert page.see("getComputedStyle(document.querySelector('.question .text')).whiteSpace") == "pre-wrap"
     assert browser.requests == [saved.as_uri()]
@@ -88,6 +90,59 @@ def test_an_answer_is_explained_on_a_page_of_its_own(browser: Chromium, real: Li
     assert page.see("document.title") == "Inference, token by token"
     page.until("document.querySelector('[data-view=token]').textContent.includes(' is token ')")
     page.check()
+
+
+def test_tokens_keep_markdown_and_come_for_answers_that_are_shown(browser: Chromium, real: LiveServer) -> None:
+    page = Page(browser, real)
+    tinted = """(async () => {
+        const { TokenView } = await import("/ui/files/tokens.js");
+        const { render } = await import("/ui/files/markdown.js");
+        const text = "# A **bold** one\\n\\n```python\\nx = 1  # why\\n```\\n\\n- a & b <c>";
+        const encode = (token) => [...new TextEncoder().encode(token)];
+        const made = (token) => ({ token, logprob: -0.5, bytes: encode(token), top_logprobs: [] });
+        const tokens = text.match(/\\W*\\w+|\\W+/g).map(made);
+        const rendered = document.createElement("div");
+        render(rendered, text);
+        const before = rendered.textContent;
+        const view = new TokenView(() => {});
+        view.addRendered(tokens, rendered);
+        const shown = [...view.element.querySelectorAll(".token")];
+        const wrong = shown.filter((each) => !tokens[each.dataset.at].token.includes(each.textContent));
+        const words = shown.map((each) => each.textContent);
+        return [wrong.length, view.element.textContent === before, view.element.querySelector("strong").textContent,
+            ["bold", "python", "x", "why", "a", "c"].map((word) => words.some((each) => each.trim().endsWith(word)))];
+    })()"""
+    found = browser.ask("Runtime.evaluate", expression=tinted, returnByValue=True, awaitPromise=True)
+    assert found["result"].get("value") == [0, True, "bold", [True, False, True, True, True, True]], found
+    page.set("Maximum tokens", "5")
+    page.ask("Hello")
+    assert page.see("document.querySelectorAll('.answer .token').length") == 0
+    page.see("document.querySelector('#toggle-tokens').click()")
+    page.until("document.querySelector('.answer .token')")
+    page.browser.ask("Page.reload")
+    page.until(f"{IDLE} && document.querySelector('.answer .token')")
+    page.see("document.querySelector('.answer .token').click()")
+    page.until("document.querySelector('#token').open")
+    page.key("Escape")
+    page.see("document.querySelector('#toggle-tokens').click()")
+    page.until("!document.querySelector('.answer .token')")
+    page.check()
+
+
+def test_a_conversation_that_is_too_long_offers_what_the_terminal_offers(browser: Chromium, real: LiveServer) -> None:
+    page = Page(browser, real)
+    page.set("Maximum tokens", "4")
+    for text in ("first " * 150, "second " * 150, "third " * 150):
+        page.write_question(text)
+        page.until(f"{IDLE} && document.querySelector('#question').value === ''")
+        if page.see("document.querySelector('#problem .buttons') !== null"):
+            break
+    offer = "[...document.querySelectorAll('#problem .buttons button')].map(each => each.textContent)"
+    assert page.see(offer) == ["Without the oldest turns", "Without turns in the middle"]
+    n_answers = page.see("document.querySelectorAll('.answer').length")
+    page.see("document.querySelector('#problem .buttons button').click()")
+    page.until(f"document.querySelectorAll('.answer').length === {n_answers + 1} && {IDLE}")
+    page.until("document.querySelector('#problem').textContent.includes('the model did not see 1 earlier turn')")
 
 
 def test_the_steps_of_a_token_and_its_sliders(browser: Chromium, real: LiveServer) -> None:
@@ -134,7 +189,7 @@ def test_two_answers_side_by_side(browser: Chromium, real: LiveServer) -> None:
     page.until("document.querySelector('.columns + .hint').textContent.startsWith('They part at token ')")
     hints = page.see("[...document.querySelectorAll('.columns .hint')].map(each => each.textContent)")
     assert all("tokens/s" in hint and " s · " in hint for hint in hints)
-    assert ["seed 3" in hints[0], "seed 4" in hints[1]] == [True, True]
+    assert ["Seed 3" in hints[0], "Seed 4" in hints[1]] == [True, True]
     other = "[...document.querySelectorAll('.columns button')].find(e => e.textContent === 'Go on with this one')"
     words = page.see(f"{other}.closest('article').querySelector('.markdown').textContent")
     page.see(f"{other}.focus()")
@@ -181,7 +236,7 @@ def test_the_context_bar_opens_and_the_limit_of_the_machine_is_shown(browser: Ch
     page.set("Maximum tokens", "5")
     page.set("Seed", "3")
     page.ask("Hello")
-    page.until("document.querySelector('.answer .below .hint').textContent.includes('limit of this machine')")
+    page.until("document.querySelector('.answer .figures').textContent.includes('predicted here')")
     page.see("document.querySelector('#context').focus()")
     page.key("Enter")
     page.until("document.querySelector('#window').open")

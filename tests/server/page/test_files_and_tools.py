@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from support.tiny_projector import png
 
 from llmrun.chat.store.turns import Question
 from llmrun.chat.tools.toolbox import Toolbox
+from llmrun.protocol.messages import ToolCall
 from llmrun.server.page.tools import PageTools
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
@@ -75,6 +77,29 @@ def call_stream(server: LiveServer, chat: dict[str, Any], decide: Callable[[dict
                 decide(call)
             n_decided = len(asked)
     return parse(data).events
+
+
+def test_a_call_may_follow_one_that_was_stopped(tmp_path: Path) -> None:
+    """The thread of the stopped call reads the process until that has ended: two readers at once are an error."""
+    file, began = tmp_path / "tools.py", tmp_path / "began"
+    sleep = (
+        f"import time\nfrom pathlib import Path\ndef sleep():\n    Path({str(began)!r}).touch()\n    time.sleep(3600)\n"
+    )
+    file.write_text(TOOLS + sleep)
+
+    async def stop_and_call(tools: PageTools) -> None:
+        for _ in range(3):
+            stopped = asyncio.ensure_future(tools.result(ToolCall("1", "sleep", "{}")))
+            while not began.exists():
+                await asyncio.sleep(0.01)
+            began.unlink()
+            stopped.cancel()
+            assert await tools.result(ToolCall("2", "weather", '{"city": "Rome"}')) == "sunny in Rome"
+            with pytest.raises(asyncio.CancelledError):
+                await stopped
+
+    with Toolbox((str(file),), 60) as toolbox:
+        asyncio.run(stop_and_call(PageTools(toolbox, ("sleep", "weather"))))
 
 
 @pytest.mark.parametrize(

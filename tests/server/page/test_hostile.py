@@ -95,14 +95,21 @@ def check_shown(page: Page) -> None:
     page.see("document.querySelectorAll('details').forEach(each => { each.open = true })")
     page.see("document.querySelectorAll('.text a').forEach(each => each.dispatchEvent(new MouseEvent('mouseover')))")
     assert page.see("document.title") == "hostile – llmrun"
-    kinds = "script, img, iframe, svg, form, style, link, base, object, video, input, math, template"
+    kinds = (
+        "script, img, iframe, svg, form, style, link, base, object, video, input, template, math a, math :not(math *)"
+    )
     assert page.see(f"document.querySelectorAll('.text :is({kinds})').length") == 0
+    ours = "http://www.w3.org/1998/Math/MathML"
+    assert page.see(
+        f"[...document.querySelectorAll('.text math, .text math *')].every(each => each.namespaceURI === '{ours}')"
+    )
     addresses = page.see("[...document.querySelectorAll('.text a')].map(each => each.getAttribute('href'))")
     assert addresses
     assert all(address.startswith(("http://", "https://", "mailto:")) for address in addresses)
     assert page.see(
         "[...document.querySelectorAll('.text *')].every("
-        "each => !each.getAttributeNames().some(name => /^on|^style$/.test(name)))"
+        "each => !each.getAttributeNames().some(name => /^on|^style$|href|src/.test(name) && each.tagName !== 'A'"
+        " && !(name === 'style' && each.closest('math'))))"
     )
     shown = page.see("document.querySelector('#turns').textContent")
     assert not {"\u202e", "\u2066", "\x1b", "\x00", "\x9b"} & set(shown)

@@ -43,6 +43,24 @@ def chat(server: LiveServer) -> dict[str, Any]:
     return read
 
 
+def test_the_tokens_of_a_saved_answer_are_computed_again(server: LiveServer) -> None:
+    asked = server.post("/ui/ask", {"text": "Hello there", "system": "Be brief."}).json
+    question = {"chat": asked["id"], "question": asked["entries"][-1]["id"], "candidates": 10}
+    events = server.post("/ui/answer", {**question, "max_tokens": 6, "temperature": 0}).events
+    kept = [token for event in events for token in event.get("tokens", ())]
+    answer = server.get(f"/ui/chats/{asked['id']}").json["entries"][-1]
+    found = server.post("/ui/tokens", {"chat": asked["id"], "answer": answer["id"]})
+    assert found.status == 200, found.body
+    again = found.json["tokens"]
+    text = b"".join(bytes(token["bytes"]) for token in again)
+    assert text.decode("utf-8", "replace") == answer["text"]
+    assert all(len(token["top_logprobs"]) == 10 and token["logprob"] <= 0 for token in again)
+    if [token["bytes"] for token in again] == [token["bytes"] for token in kept[: len(again)]]:
+        for one, other in zip(again, kept, strict=False):
+            assert one["logprob"] == pytest.approx(other["logprob"], abs=1e-2)
+    assert server.post("/ui/tokens", {"chat": asked["id"], "answer": 99}).status == 400
+
+
 def test_an_answer_is_explained_on_a_page_of_its_own(
     server: LiveServer, chat: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,11 +64,11 @@ def test_waiting_and_live_line() -> None:
     case.show(Started(1, 6000, 0, 1234))
     assert case.rows == ["prefill 0/6,000 tokens"]
     case.show(PrefillProgress(1, 1024, 1024 / 410), after=2.5)
-    assert case.rows == ["prefill 1,024/6,000 tokens · 410 t/s"]
+    assert case.rows == ["prefill 1,024/6,000 tokens · 410 tokens/s"]
     case.text("Hello", after=12.5)
-    assert case.rows == ["Hello", "prefill 400 t/s · TTFT 15.10 s · ctx 6,001/8,192"]
+    assert case.rows == ["Hello", "prefill 400 tokens/s · TTFT 15.10 s · ctx 6,001/8,192"]
     case.text(" world")
-    assert case.rows == ["Hello world", "prefill 400 t/s · decode 10.0 t/s · TTFT 15.10 s · ctx 6,002/8,192"]
+    assert case.rows == ["Hello world", "prefill 400 tokens/s · decode 10.0 tokens/s · TTFT 15.10 s · ctx 6,002/8,192"]
     case.finish()
     assert case.rows[0] == "Hello world"
     assert "".join(case.rows[1:]).replace(" ", "") == SUMMARY.replace(" ", "")
@@ -159,10 +159,10 @@ def test_terminal_that_became_narrower_this_instant_cuts_the_line() -> None:
 
 
 def test_small_screen_gets_the_fields_that_fit() -> None:
-    case = Case(20, 5)
+    case = Case(22, 5)
     case.start()
     case.text("Hi", "!")
-    assert case.rows == ["Hi!", "prefill 310 t/s"]
+    assert case.rows == ["Hi!", "prefill 310 tokens/s"]
     tiny = Case(7, 2)
     tiny.start()
     tiny.text("no room for a line")
@@ -170,15 +170,15 @@ def test_small_screen_gets_the_fields_that_fit() -> None:
 
 
 def test_live_line_stays_out_of_the_scrollback() -> None:
-    case = Case(20, 5)
+    case = Case(22, 5)
     case.start()
     text = "".join(f"line {index} of the text that is long enough to wrap\n" for index in range(40))
     for index in range(0, len(text), 3):
         case.text(text[index : index + 3])
-        assert not any("t/s" in row for row in case.terminal.screen.scrollback())
-        assert sum("t/s" in row for row in case.rows) == 1
+        assert not any("tokens/s" in row for row in case.terminal.screen.scrollback())
+        assert sum("tokens/s" in row for row in case.rows) == 1
     case.view.close()
-    assert case.rows == rows_of(text, 20, 5)
+    assert case.rows == rows_of(text, 22, 5)
 
 
 @pytest.mark.parametrize(("columns", "rows"), [(20, 5), (13, 4), (80, 24), (8, 3)])
@@ -356,7 +356,7 @@ def test_the_line_for_waiting_goes_at_the_first_token() -> None:
     case = Case()
     case.start()
     case.text("Hi", after=0.001)
-    assert case.rows == ["Hi", "prefill 31,000 t/s · TTFT 0.10 s · ctx 32/8,192"]
+    assert case.rows == ["Hi", "prefill 31,000 tokens/s · TTFT 0.10 s · ctx 32/8,192"]
 
 
 def test_cursor_stays_visible_and_colour_is_optional() -> None:
@@ -399,7 +399,7 @@ def test_resize_while_streaming_keeps_the_text() -> None:
     case.text(" text")
     case.view.close()
     assert "more text" in "".join(case.rows)
-    assert not any("t/s" in row for row in case.rows)
+    assert not any("tokens/s" in row for row in case.rows)
 
 
 def test_without_stats_only_the_wait_is_shown() -> None:
@@ -479,7 +479,7 @@ def test_dumb_terminal_gets_the_short_summary_too() -> None:
     output = Output(stdin=io.StringIO(), stdout=terminal, stderr=terminal, environment={"TERM": "dumb"})
     with answer_view(output, short=True) as view:
         view.show(Finished(1, "stop", STATS))
-    assert terminal.getvalue() == "131.2 t/s · TTFT 0.21 s · ctx 159/8,192\n"
+    assert terminal.getvalue() == "131.2 tokens/s · TTFT 0.21 s · ctx 159/8,192\n"
 
 
 def test_real_terminal_gets_the_live_view() -> None:
@@ -511,7 +511,7 @@ def test_markdown_is_what_the_terminal_can_show(
         for event in events("- item with **bo", "ld**\n", "---\n"):
             view.show(event)
     assert terminal.screen.everything()[:2] == expected
-    assert terminal.screen.everything()[2].startswith("prefill 31 tokens 412 t/s ")
+    assert terminal.screen.everything()[2].startswith("prefill 31 tokens 412 tokens/s ")
     has_styles = "\x1b[1m" in terminal.getvalue()
     assert has_styles == ("bold" in expected[0] and "**" not in expected[0])
     if isinstance(terminal, Encoded):

@@ -80,7 +80,8 @@ See the book (https://example.org/b_1).
 AT_20 = """\
 Bread
 
-Bread needs four    things and time:
+Bread needs four
+things and time:
 
 • flour, 500 g of
   it, the stronger
@@ -106,9 +107,11 @@ def bake(minutes):
 │ Patience is
 │ bitter.
 
-See the book        (https://example.org/b_1).
+See the book
+(https://example.org/b_1).
 ───────────────────
-日本語のパンもおいしいです。"""
+日本語のパンもおい
+しいです。"""
 
 
 def rendered(text: str, columns: int = 80, *, styled: bool = True, unicode: bool = True) -> str:
@@ -235,7 +238,7 @@ def test_tables_wrap_in_their_cells_and_become_records_when_there_is_no_room() -
         "       words words words words", "short",
     ]  # fmt: skip
     assert plain(TABLE, 14) == [
-        "a: x|y", "long heading: 1 | 2", "───", "a: b", "long heading: " + "words words   " * 3 + "words words", "───",
+        "a: x|y", "long heading:", "1 | 2", "───", "a: b", "long heading:", *["words words"] * 4, "───",
         "a: short", "───",
     ]  # fmt: skip
 
@@ -248,22 +251,11 @@ def test_no_word_of_a_table_is_broken() -> None:
         assert not [word for text in words for word in text.split() if not any(word in row for row in rows)], columns
 
 
-def test_what_is_copied_of_a_paragraph_has_its_words_apart() -> None:
+def test_rows_of_a_paragraph_end_with_newlines_and_have_no_blanks_at_their_ends() -> None:
     for columns in range(12, 40):
-        (line,) = plain("llmrun bench smollm2 --clients 1,2 --json " * 5, columns)
-        assert line.split() == ["llmrun", "bench", "smollm2", "--clients", "1,2", "--json"] * 5
-
-
-@pytest.mark.parametrize("emoji", ["👩‍👩‍👧", "👍🏽", "🇩🇪", "❤️", "❤️‍🔥"])
-def test_emoji_that_terminals_disagree_on_shift_no_other_row(emoji: str) -> None:
-    """A family takes two cells in some terminals, six in others: no number of blanks is right in both."""
-    text = f"We all {emoji} " + "walk along the roads " * 6
-    rows = bare(rendered(text, 39)).rstrip("\n").split("\n")
-    assert rows[0].startswith(f"We all {emoji} walk along the"), "broken between words"
-    assert len(rows) == 2, "further rows are filled with blanks, which the terminal wraps"
-    assert "  " not in rows[0]
-    assert "  " in rows[1]
-    assert " ".join(rows).split() == text.split()
+        rows = plain("llmrun bench smollm2 --clients 1,2 --json " * 5, columns)
+        assert " ".join(rows).split(" ") == ["llmrun", "bench", "smollm2", "--clients", "1,2", "--json"] * 5
+        assert all(len(row) < columns for row in rows)
 
 
 @pytest.mark.parametrize("emoji", ["👩‍👩‍👧", "👩🏽‍💻", "❤️‍🔥", "👍🏽"])
@@ -523,7 +515,7 @@ def test_text_comes_word_by_word() -> None:
         case.text(piece)
         shown.append(case.rows[0])
     assert shown == [
-        "prefill 310 t/s · TTFT 0.10 s",
+        "prefill 310 tokens/s · TTFT 0.10 s",
         "Bread", "Bread needs", "Bread needs", "Bread needs four", "Bread needs four things",
     ]  # fmt: skip
 

@@ -12,14 +12,14 @@ from llmrun.ui.answer.meter import fit, in_rows, short_summary, summary
 
 
 def test_a_short_summary() -> None:
-    assert short_summary(Finished(1, "stop", STATS)) == "131.2 t/s · TTFT 0.21 s · ctx 159/8,192"
+    assert short_summary(Finished(1, "stop", STATS)) == "131.2 tokens/s · TTFT 0.21 s · ctx 159/8,192"
     assert short_summary(Finished(1, "cancelled", Stats(n_ctx=64))) == "ctx 0/64 · stopped by Ctrl-C"
 
 
 def test_summary_words() -> None:
     assert summary(Finished(1, "stop", STATS)) == SUMMARY
     reused = Stats(prompt_tokens=31, reused_tokens=20, prefill_seconds=0.1, completion_tokens=1, n_ctx=64)
-    assert summary(Finished(1, "stop", reused)).startswith("prefill 11 tokens 110 t/s · decode 1 token · ")
+    assert summary(Finished(1, "stop", reused)).startswith("prefill 11 tokens 110 tokens/s · decode 1 token · ")
     assert " · ctx 0/64 · reused 20 of 31 · seed " in summary(Finished(1, "stop", reused))
     assert "decode 1 token ·" in summary(Finished(1, "stop", reused))
     assert summary(Finished(1, "length", STATS)).endswith("stopped: max tokens reached")
@@ -47,20 +47,22 @@ def test_a_servers_figures_are_its_tokens_and_our_clock() -> None:
 
 def test_drafts_are_told_where_there_were_any() -> None:
     drafted = replace(STATS, drafted_tokens=1260, accepted_tokens=88, decode_steps=40, context_used=0)
+    of_model = replace(drafted, model_drafted=1000, model_accepted=80)
+    assert "drafted 1,260, accepted 88 (model 1,000, 80) · 3.2" in short_summary(Finished(1, "stop", of_model))
     said = "drafted 1,260, accepted 88 · 3.2 tokens a step"
-    assert short_summary(Finished(1, "stop", drafted)) == f"131.2 t/s · TTFT 0.21 s · ctx 0/8,192 · {said}"
+    assert short_summary(Finished(1, "stop", drafted)) == f"131.2 tokens/s · TTFT 0.21 s · ctx 0/8,192 · {said}"
     assert f" · {said} · seed 1234" in summary(Finished(1, "stop", drafted))
     times = StepTables((StepTime(1, 0, 0.01), StepTime(16, 0, 0.02)))
     assert short_summary(Finished(1, "stop", drafted), times).endswith(f"{said} · 1.6x")
     assert f" · {said} · 1.6x · seed 1234" in summary(Finished(1, "stop", drafted), times)
-    assert short_summary(Finished(1, "stop", STATS), times) == "131.2 t/s · TTFT 0.21 s · ctx 159/8,192"
+    assert short_summary(Finished(1, "stop", STATS), times) == "131.2 tokens/s · TTFT 0.21 s · ctx 159/8,192"
 
 
 def test_fit_drops_from_the_right() -> None:
-    fields = ["prefill 412 t/s", "decode 1.0 t/s"]
-    assert [fit(fields, cells) for cells in (40, 32, 31, 15, 7, 0)] == [
-        "prefill 412 t/s · decode 1.0 t/s", "prefill 412 t/s · decode 1.0 t/s", "prefill 412 t/s",
-        "prefill 412 t/s",
+    fields = ["prefill 412 tokens/s", "decode 1.0 tokens/s"]
+    both = "prefill 412 tokens/s · decode 1.0 tokens/s"
+    assert [fit(fields, cells) for cells in (50, 42, 41, 20, 7, 0)] == [
+        both, both, "prefill 412 tokens/s", "prefill 412 tokens/s",
         "prefill", "",
     ]  # fmt: skip
     assert fit([], 10) == ""

@@ -169,11 +169,11 @@ def test_a_summary_of_all_counts_a_shared_prompt_once() -> None:
     later = Stats(40, 39, 0.01, 21, 2.0, 0.2, n_ctx=256)
     ends = [Finished(1, "stop", first), Finished(2, "length", later), Finished(3, "length", later)]
     assert summary_of_all(ends, short=False) == (
-        "3 answers · prefill 40 tokens 400 t/s · decode 53 tokens 25.0 t/s together · TTFT 0.10 s · "
+        "3 answers · prefill 40 tokens 400 tokens/s · decode 53 tokens 25.0 tokens/s together · TTFT 0.10 s · "
         "2 stopped: max tokens reached"
     )
     assert summary_of_all(ends, short=True) == (
-        "3 answers · 25.0 t/s together · TTFT 0.10 s · 2 stopped: max tokens reached"
+        "3 answers · 25.0 tokens/s together · TTFT 0.10 s · 2 stopped: max tokens reached"
     )
 
 

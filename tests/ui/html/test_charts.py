@@ -164,8 +164,8 @@ def test_bars_are_as_long_as_their_values() -> None:
     page = whole_page("t", [Bar("a", 100.0, 90.0, 110.0, (95.0,), limit=200.0, note="noisy"), Bar("b", 50.0)], [])
     lengths = re.findall('class="bar" style="width:(.*?)"', page)
     assert lengths == ["50.0%", "25.0%"]
-    assert ">100 t/s, 50% of the limit</span>" in page
-    assert 'title="a: 100 t/s (90 to 110) noisy"' in page
+    assert ">100 tokens/s, 50% of the limit</span>" in page
+    assert 'title="a: 100 tokens/s (90 to 110) noisy"' in page
     assert 'class="interval" style="left:45.0%;width:10.0%"' in page
     assert 'class="sample" style="left:47.5%"' in page
     assert 'class="limit" style="left:100.0%"' in page

@@ -75,6 +75,19 @@ def test_typed(keyboard: PipeInput, keys: str, messages: list[str]) -> None:
     assert typed(keyboard, keys) == [*messages, None]
 
 
+@pytest.mark.parametrize(
+    "cluster",
+    ["\U0001f468\u200d\U0001f469\u200d\U0001f467", "\U0001f1e9\U0001f1ea", "e\u0301", "\u1112\u1161\u11ab", "x"],
+)
+def test_keys_take_whole_characters(keyboard: PipeInput, cluster: str) -> None:
+    back, delete, left, right = "\x7f", "\x1b[3~", "\x1b[D", "\x1b[C"
+    assert typed(keyboard, f"a{cluster}{back}b\r") == ["ab", None]
+    assert typed(keyboard, f"a{cluster}{left}{delete}b\r") == ["ab", None]
+    assert typed(keyboard, f"a{cluster}{left}\x04b\r") == ["ab", None]
+    assert typed(keyboard, f"a{cluster}{left}{left}{right}b\r") == [f"ab{cluster}", None]
+    assert typed(keyboard, f"{cluster}a{left}{left}{right}b\r") == [f"{cluster}ba", None]
+
+
 def test_ctrl_c_on_an_empty_line_hints_then_leaves(keyboard: PipeInput) -> None:
     output = terminal()
     keyboard.send_text(CTRL_C)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from wcwidth import wcwidth
 
-from llmrun.ui.terminal.cells import advance, char_width, cut, filled, last_cluster, may_grow, shrunk, width, wrapped
+from llmrun.ui.terminal.cells import advance, char_width, cut, last_cluster, may_grow, shrunk, width, wrapped
 
 
 def test_cells() -> None:
@@ -42,16 +42,6 @@ def test_cells() -> None:
 )
 def test_lines_are_wrapped_between_words_below_their_last_column(line: str, rows: list[str]) -> None:
     assert wrapped(line, 40 if "/go" in line else 12) == rows
-
-
-def test_a_line_that_is_filled_is_one_line_with_its_words_apart() -> None:
-    text = "  try: llmrun batch smollm2 rows.jsonl -o answers.jsonl --retry-errors"
-    for cells in range(20, 90):
-        line = filled(text, cells)
-        assert "\n" not in line
-        assert line.split() == text.split()
-        rows = [line[start : start + cells] for start in range(0, len(line), cells)]
-        assert [word for row in rows for word in row.split()] == text.split(), "no word is broken"
 
 
 def test_columns_give_what_they_can_and_no_more() -> None:

@@ -8,9 +8,9 @@ from llmrun.ui.terminal.format import bar, milliseconds, rate, rate_of_bytes, se
 
 def test_figures() -> None:
     assert [rate(1234.56), rate(1234.56, whole=True), rate(9.94, whole=True)] == [
-        "1,234.6 t/s",
-        "1,235 t/s",
-        "9.9 t/s",
+        "1,234.6 tokens/s",
+        "1,235 tokens/s",
+        "9.9 tokens/s",
     ]
     assert [seconds(0.214), seconds(59.99), seconds(59.999), seconds(3725)] == [
         "0.21 s",

@@ -172,12 +172,15 @@ def test_units_of_records_stay_as_they_are() -> None:
 
 def test_a_terminal_too_narrow_for_a_table_gets_records() -> None:
     output = terminal(NO_COLOR="1", COLUMNS="40")
-    show_catalogue(output, [CatalogueRow("qwen3-0.6b", "0.6B", "Q8_0", 639_000_000, "MIT", True, True, 10**9, 5.0)])
+    show_catalogue(
+        output, [CatalogueRow("qwen3-0.6b", "0.6B", "Q8_0", 639_000_000, "MIT", True, True, True, 10**9, 5.0)]
+    )
     show_matches(output, [MatchRow("somebody/a-long-name-of-a-repository-GGUF", 12345, 6, "2026-10-01", True)])
     assert written(output).splitlines() == [
         "qwen3-0.6b",
         "  parameters 0.6B, size 639.0 MB,",
-        "  memory 1.0 GB, decode 5.0 t/s, here",
+        "  memory 1.0 GB, decode 5.0 tokens/s,",
+        "  here",
         "somebody/a-long-name-of-a-repository-GGUF",
         "  downloads 12,345, likes 6, 2026-10-01,",
         "  terms to accept",
@@ -187,14 +190,16 @@ def test_a_terminal_too_narrow_for_a_table_gets_records() -> None:
 def test_catalogue() -> None:
     output = pipe()
     rows = [
-        CatalogueRow("smollm2", "135M", "Q4_1", 98_362_432, "MIT", True, True, 264_000_000),
-        CatalogueRow("mistral-7b", "7B", "Q4_K_M", 4_000_000_000, "MIT", False, True, agents=False),
+        CatalogueRow("smollm2", "135M", "Q4_1", 98_362_432, "MIT", True, True, True, 264_000_000),
+        CatalogueRow(
+            "mistral-7b", "7B", "Q4_K_M", 4_000_000_000, "MIT", False, True, False, 5 * 10**9, 5.0, False, agents=False
+        ),
     ]
     show_catalogue(output, rows)
     assert written(output) == (
-        "NAME        PARAMETERS     SIZE    MEMORY  DECODE  HERE  QUANT   LICENCE  AGENTS\n"
-        "smollm2           135M  98.4 MB  264.0 MB          yes   Q4_1    MIT\n"
-        "mistral-7b          7B   4.0 GB                    fits  Q4_K_M  MIT      weak\n"
+        "NAME        PARAMETERS     SIZE    MEMORY         DECODE  HERE           QUANT   LICENCE  AGENTS\n"
+        "smollm2           135M  98.4 MB  264.0 MB                 yes            Q4_1    MIT\n"
+        "mistral-7b          7B   4.0 GB   ~5.0 GB  ~5.0 tokens/s  fits, not now  Q4_K_M  MIT      weak\n"
     )
 
 
@@ -238,7 +243,7 @@ TABLES: dict[str, Callable[[Output], None]] = {
     "list --all": lambda output: show_catalogue(
         output,
         [
-            CatalogueRow("mistral-small3.2-24b", "24B", "", 14_300_000_000, "", True, False, 10**9, 4.5),
+            CatalogueRow("mistral-small3.2-24b", "24B", "", 14_300_000_000, "", True, False, False, 10**9, 4.5),
             CatalogueRow("qwen3-30b", "30B, 3B active", "", 639_000, "", False, True),
         ],
     ),
@@ -265,7 +270,9 @@ TABLES: dict[str, Callable[[Output], None]] = {
             *(Column(name, right=True) for name in ("FILE", "4k CTX", "128k CTX", "LOAD", "PREFILL", "DECODE")),
             Column("VERDICT"),
         ],
-        [("Q4_K_M", "4.7 GB", "5.9 GB", "(22.1 GB)", "12.45 s", "1,234 t/s", "104.0 → 89.7 t/s", "a third in memory")],
+        [
+            ("Q4_K_M", "4.7 GB", "5.9 GB", "(22.1 GB)", "12.45 s", "1,234 tokens/s", "104.0 → 89.7 tokens/s", "fits"),
+        ],
     ),
     "bench": lambda output: BenchView(output, [BENCHED.model, "b"], BENCH_CASES, shows_rows=True).row(BENCHED),
     "show": lambda output: show_facts(

@@ -101,7 +101,7 @@ def test_other_answers_and_the_cost_are_beside_the_answer() -> None:
     assert not shown.stdout.getvalue()
     lines = shown.stderr.getvalue().splitlines()
     assert any(line.split() == ["-1.500", "-3.00", "2", "…", "Milan."] for line in lines)
-    assert any("2 steps of 4.0 rows" in line and "16.0 t/s" in line and "1.0 MB" in line for line in lines)
+    assert any("2 steps of 4.0 rows" in line and "16.0 tokens/s" in line and "1.0 MB" in line for line in lines)
     assert not any("sampling" in line for line in lines), "the answer is short"
 
 

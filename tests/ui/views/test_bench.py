@@ -124,7 +124,7 @@ def test_other_formats_tell_their_rows_on_stderr() -> None:
     view.end(Result((ROW,)))
     lines, notes = written(output)
     assert lines == ""
-    assert "smollm2 tg128: 126.74 ± 1.25 t/s, 63% memory" in notes
+    assert "smollm2 tg128: 126.74 ± 1.25 tokens/s, 63% memory" in notes
 
 
 def test_the_live_line_is_overwritten_and_gone_before_a_row() -> None:
@@ -159,19 +159,29 @@ def test_names_from_elsewhere_can_not_steer_the_terminal() -> None:
 
 def test_details_of_chats_models_and_limits() -> None:
     chat = ChatTimes((310_000_000, 330_000_000), 7_500_000, 9_000_000, 12_000_000, 0.002, 0.009, (130.0, 134.0))
-    rows = (ROW, replace(ROW, test="chat128+64", n_prompt=128, n_gen=64, chat=chat, joules=(19.2, 19.2, 19.2)))
+    rows = (ROW, replace(ROW, test="chat128+64", n_prompt=128, n_gen=64, chat=chat))
     text = "\n".join(details(Result(rows)))
-    assert "chat128+64: first text after 0.32 s, then 132.0 t/s (2 threads)" in text
+    assert "chat128+64: first text after 0.32 s, then 132.0 tokens/s (2 threads)" in text
     assert "a token every 7.5 ms, p95 9.0 ms, p99 12.0 ms; sampling 0.2% of it, text 0.9%" in text
-    assert "llama Q4_1, 96.6 MB, 134.5 M parameters, CPU; loaded in 0.07 s; peak memory 150.0 MB" in text
-    assert "0.1 J a token in chat128+64" in text
+    assert "llama 135M Q4_1, 96.6 MB, CPU; loaded in 0.07 s; peak memory 150.0 MB" in text
     assert "limit with 2 threads: 20.0 GB/s read, 400 billion multiply-adds/s, as measured" in text
 
 
 def test_details_name_models_where_there_are_several() -> None:
-    rows = (ROW, replace(ROW, model="other", model_n_params=8_030_000_000, load_ns=None, peak_bytes=None, limit=None))
+    rows = (
+        ROW,
+        replace(
+            ROW,
+            model="other",
+            model_n_params=8_030_000_000,
+            file_bytes=98_362_432,
+            load_ns=None,
+            peak_bytes=None,
+            limit=None,
+        ),
+    )
     lines = details(Result(rows))
-    assert lines[1].startswith("smollm2: llama Q4_1,")
-    assert lines[2] == "other: llama Q4_1, 96.6 MB, 8.03 B parameters, CPU"
+    assert lines[1].startswith("smollm2: llama 135M Q4_1,")
+    assert lines[2] == "other: llama 8.03B Q4_1, 98.4 MB, CPU"
     assert details(Result(())) == []
     assert disturbances(Result(rows)) == []

@@ -21,7 +21,7 @@ def test_figures_bars_and_the_machine() -> None:
     shown = load_page(REQUEST, LoadOutcome((OWN, ROW), (), None), Machine(cpu="Testium 3000"))
     for words in (
         "240.0 ± 1.0",
-        "30.1 t/s",
+        "30.1 tokens/s",
         "120.0 ms",
         "23.0 ms",
         "87%",
@@ -33,7 +33,7 @@ def test_figures_bars_and_the_machine() -> None:
     for title in ("Tokens/s of all clients", "Time to first token, median", "Inter-token latency, 95th percentile"):
         assert title in shown
     assert shown.count("1 client, own prompts") >= 3
-    assert "240 t/s" in shown, "the best of all"
+    assert "240 tokens/s" in shown, "the best of all"
     assert "/secret" not in shown
 
 

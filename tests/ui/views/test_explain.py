@@ -34,8 +34,8 @@ def test_the_story_has_all_of_its_parts() -> None:
     assert "|<s>| hi" in lines
     assert row(lines, "residual")[-3:] == ["▃█", "2.0", "8.0"]
     assert row(lines, "feed-forward")[-2:] == ["1.5", "1.5"]
-    assert row(lines, "prefill") == ["prefill", "3", "500.0", "ms", "6.0", "t/s", "50%", "of", "compute"]
-    assert row(lines, "decode")[-4:] == ["t/s", "50%", "of", "memory"]
+    assert row(lines, "prefill") == ["prefill", "3", "500.0", "ms", "6.0", "tokens/s", "50%", "of", "compute"]
+    assert row(lines, "decode")[-4:] == ["tokens/s", "50%", "of", "memory"]
     assert ["decode", "██", "1.0", "ms"] in [line.split() for line in lines]
 
 

@@ -46,7 +46,7 @@ def test_a_mixture_with_windows_and_stretched_positions() -> None:
         recurrent_bytes=5_000_000,
     )
     assert facts == {
-        "parameters": "30,000,000,000, of which a token uses 3,000,000,000",
+        "parameters": "30B (30,000,000,000), of which a token uses 3B",
         "heads": "16 to 32 by layer, 4 for keys and values of 128, stored in compressed form",
         "experts": "128, of which a token uses 8",
         "context": "131,072 tokens",

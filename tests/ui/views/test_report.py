@@ -211,9 +211,9 @@ def test_a_pipe_gets_a_line_for_each_type_and_signs_of_life() -> None:
         tell(ReportUpdate("judging", "Q4_0", 0.3, 40.0))
         tell(ReportUpdate("timing", "Q4_0", 0.4, 30.0, row("Q4_0")))
     assert stderr.getvalue().splitlines() == [
-        "F16: 270.9 MB, decode 97.0 t/s",
+        "F16: 270.9 MB, decode 97.0 tokens/s",
         "Q4_0: measuring quality, 30%, 40 s left",
-        "Q4_0: 91.7 MB, KLD 0.081, decode 188.0 t/s",
+        "Q4_0: 91.7 MB, KLD 0.081, decode 188.0 tokens/s",
     ]
 
 
@@ -222,6 +222,6 @@ def test_a_terminal_gets_a_bar_that_leaves() -> None:
     with report_progress(output(io.StringIO(), stderr, TERM="xterm", COLUMNS="80")) as tell:
         tell(ReportUpdate("judging", "Q4_0", 0.25, 40.0))
         tell(ReportUpdate("timing", "Q4_0", 0.5, 20.0, row("Q4_0")))
-    assert "Q4_0: 91.7 MB, KLD 0.081, decode 188.0 t/s" in stderr.getvalue()
+    assert "Q4_0: 91.7 MB, KLD 0.081, decode 188.0 tokens/s" in stderr.getvalue()
     assert "50%" in stderr.getvalue()
     assert stderr.getvalue().rstrip().endswith("\x1b[2K") or "\x1b[?25h" in stderr.getvalue()

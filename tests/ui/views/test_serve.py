@@ -14,7 +14,7 @@ from llmrun.protocol.messages import Rewriting
 from llmrun.server.app import AccessRecord
 from llmrun.server.metrics import Figures
 from llmrun.ui.terminal.output import Output
-from llmrun.ui.views.serve import ServeView, live_line, log_line
+from llmrun.ui.views.serve import ServeView, TimedLines, live_line, log_line
 
 ANSWERED = AccessRecord(
     "127.0.0.1",
@@ -36,9 +36,9 @@ def view(
 
 
 def test_the_live_line_says_how_the_server_does() -> None:
-    expected = "2 running, 1 waiting · 131 t/s · TTFT 58/120 ms · inter-token 8.9/12 ms · acceptance 81% · KV 12%"
+    expected = "2 running, 1 waiting · 131 tokens/s · TTFT 58/120 ms · inter-token 8.9/12 ms · acceptance 81% · KV 12%"
     assert live_line(FIGURES) == expected
-    assert live_line(Figures(0, 0, 0.0, (None, None), (None, None))) == "0 running, 0 waiting · 0.0 t/s"
+    assert live_line(Figures(0, 0, 0.0, (None, None), (None, None))) == "0 running, 0 waiting · 0.0 tokens/s"
 
 
 def test_a_figure_of_the_live_line_is_there_as_a_whole_or_not_at_all() -> None:
@@ -57,6 +57,30 @@ def test_the_log_line_says_what_was_answered() -> None:
     ):
         line = log_line(ANSWERED._replace(facts={**ANSWERED.facts, "history": history}))
         assert line.endswith(expected)
+
+
+@pytest.mark.parametrize("log_json", [False, True])
+def test_polls_that_succeed_are_not_logged(log_json: bool) -> None:
+    """A page that is open makes 43,200 a day."""
+    stderr = io.StringIO()
+    shown = view(stderr, log_json=log_json)
+    for path in ("/ui/chats/1/head", "/ui/files/page.js", "/", "/health", "/metrics"):
+        shown.served(AccessRecord("::1", "GET", path, 200, 0.0, {}))
+    assert stderr.getvalue() == ""
+    shown.served(AccessRecord("::1", "GET", "/ui/chats/1/head", 404, 0.0, {}))
+    shown.served(AccessRecord("::1", "POST", "/ui/answer", 200, 1.0, {"model": "tiny"}))
+    shown.served(AccessRecord("::1", "GET", "/v1/models", 200, 0.0, {}))
+    assert len(stderr.getvalue().splitlines()) == 3
+
+
+def test_each_line_of_a_log_begins_with_its_time() -> None:
+    log, times = io.StringIO(), iter("1234")
+    lines = TimedLines(log, lambda: next(times))
+    lines.write("a")
+    lines.write("b\n\nc\n")
+    lines.write("")
+    lines.write("d\n")
+    assert log.getvalue() == "1 ab\n\n2 c\n3 d\n"
 
 
 def test_the_live_line_is_redrawn_twice_a_second_at_most() -> None:

@@ -43,7 +43,7 @@ async function request(path, options = {}) {
     if (sessionStorage.getItem(KEY) !== key) return request(path, options);
   }
   const body = await response.json().catch(() => null);
-  throw new Error(body?.error?.message ?? `The server answered ${response.status}.`);
+  throw Object.assign(new Error(body?.error?.message ?? `The server answered ${response.status}.`), { code: body?.error?.code });
 }
 
 const posting = (body, signal) => ({
@@ -55,11 +55,31 @@ const posting = (body, signal) => ({
 
 export const text = async (path) => (await request(path)).text();
 export const get = async (path) => (await request(path)).json();
-export const post = async (path, body) => (await request(path, posting(body))).json();
+export const post = async (path, body, signal) => (await request(path, posting(body, signal))).json();
 
-/** Yield the server-sent events of an answer as [name, data], those that arrived together in one list. */
+/** Yield the objects of a response in lines of JSON. */
+export async function* lines(path, body, signal) {
+  const reader = (await request(path, posting(body, signal))).body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (let { done, value } = await reader.read(); !done; { done, value } = await reader.read()) {
+    const found = (rest + value).split("\n");
+    rest = found.pop();
+    yield* found.filter(Boolean).map((line) => JSON.parse(line));
+  }
+}
+
+/** Yield the server-sent events of a new answer as [name, data], those that arrived together in one list. */
 export async function* answer(body, signal) {
-  const response = await request("/ui/answer", posting(body, signal));
+  yield* eventsOf(await request("/ui/answer", posting(body, signal)));
+}
+
+/** Yield the events of an answer that is on its way, from its beginning. */
+export async function* runningAnswer(chat, signal) {
+  yield* eventsOf(await request(`/ui/answer/${chat}`, { signal }));
+}
+
+async function* eventsOf(response) {
+  if (!response.body) return;
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   while (true) {

@@ -4,6 +4,7 @@ import { answer as streamed } from "./api.js";
 import { button, clean, h, short } from "./dom.js";
 import { LiveMarkdown } from "./markdown.js";
 import { quoted } from "./tokens.js";
+import { LABELS } from "./settings.js";
 import { answerParts, ENDS, figures } from "./turns.js";
 
 class Column {
@@ -53,7 +54,7 @@ class Column {
 
 /** Return what differs from the model's own settings, e.g. "temperature 0.5". */
 const settingsIn = ({ chat, question, together, tools, candidates, model, ...values }) =>
-  Object.entries(values).map(([name, value]) => `${name.replace("_", " ")} ${value}`).join(", ");
+  Object.entries(values).map(([name, value]) => `${LABELS[name] ?? name} ${value}`).join(", ");
 
 export class Comparison {
   /** `sides` are the fields of the two requests; `goOn(id)` is called with the answer that the chat goes on with. */

@@ -1,6 +1,6 @@
 // What fills the context window: each message, what the chat template adds, and what is free.
 
-import { button, byId, clean, h, number } from "./dom.js";
+import { button, byId, clean, h, number, percent } from "./dom.js";
 
 export function showContext({ messages, total, n_ctx: size }) {
   const dialog = byId("window");
@@ -9,7 +9,7 @@ export function showContext({ messages, total, n_ctx: size }) {
   const row = ({ role, text, tokens }) => {
     const bar = h("span", { class: "bar" });
     bar.style.setProperty("--share", `${(tokens / size) * 100}%`);
-    return h("tr", {}, h("th", { scope: "row" }, role), h("td", { class: "excerpt" }, clean(text)), h("td", { class: "align-right" }, number(tokens)), h("td", {}, h("span", { class: "share" }, bar, `${number((tokens / size) * 100, 1)}%`)));
+    return h("tr", {}, h("th", { scope: "row" }, role), h("td", { class: "excerpt" }, clean(text)), h("td", { class: "align-right" }, number(tokens)), h("td", {}, h("span", { class: "share" }, bar, percent(tokens / size))));
   };
   dialog.replaceChildren(
     h("h2", { id: "window-title" }, `Context window: ${number(total)} of ${number(size)} tokens`),

@@ -1,5 +1,7 @@
 // Elements and texts. Everything that comes from a model, a file or a user goes in as text.
 
+globalThis.Prism = { manual: true }; // read by the highlighter when it is loaded: it must not look for code by itself
+
 const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u202a-\u202e\u2066-\u2069\ufeff]/g;
 
 export const byId = (id) => document.getElementById(id);
@@ -23,6 +25,12 @@ export const button = (text, click, properties) => h("button", { type: "button",
 
 export const number = (value, digits = 0) =>
   value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+
+/** Bytes in decimal units, as all of llmrun shows them. */
+export const size = (bytes) => (bytes >= 999.95e6 ? `${number(bytes / 1e9, 1)} GB` : bytes >= 999.95e3 ? `${number(bytes / 1e6, 1)} MB` : `${number(bytes / 1e3, 1)} kB`);
+
+/** A share of 1, e.g. "12.3%", "<0.1%". */
+export const percent = (share) => (share > 0 && share < 0.0005 ? "<0.1%" : `${number(share * 100, 1)}%`);
 
 /** Three significant digits, as the terminal shows rates and times. */
 export const short = (value) => number(value, value >= 100 ? 0 : value >= 10 ? 1 : 2);

@@ -2,6 +2,8 @@
 
 import MarkdownIt from "./vendor/markdown-it.js";
 import { button, clean, h } from "./dom.js";
+import { drawFormulas } from "./formulas.js";
+import { highlight } from "./highlight.js";
 
 const LONGEST = 200_000; // characters; a longer text is shown as it is
 const COST = 4; // times the last rendering's time has to pass before the next one
@@ -20,7 +22,6 @@ markdown.renderer.rules.th_open = markdown.renderer.rules.td_open = (tokens, at,
   return renderer.renderToken(tokens, at, options);
 };
 
-// Formulas stay text, as code: what typesets them is larger than the whole page.
 const CLOSING = { $$: "$$", "\\[": "\\]", "\\(": "\\)", $: "$" };
 const LONGEST_FORMULA = 2000; // characters
 
@@ -39,7 +40,7 @@ function formulaAt(text, at) {
 markdown.inline.ruler.before("escape", "formula", (state, silent) => {
   const found = formulaAt(state.src, state.pos);
   if (!found || found[2] > state.posMax) return false;
-  if (!silent) state.push("code_inline", "code", 0).content = state.src.slice(found[0], found[1]).trim();
+  if (!silent) Object.assign(state.push("formula", "code", 0), { content: state.src.slice(found[0], found[1]).trim(), info: state.src.startsWith("$$", state.pos) ? "display" : "" });
   state.pos = found[2];
   return true;
 });
@@ -52,12 +53,18 @@ markdown.block.ruler.before("fence", "formula", (state, first, last, silent) => 
   while (line < last && state.eMarks[line] < found[2]) line += 1;
   if (line >= last || state.src.slice(found[2], state.eMarks[line]).trim()) return false;
   if (!silent) {
-    const token = state.push("fence", "code", 0);
-    Object.assign(token, { content: `${state.src.slice(found[0], found[1]).trim()}\n`, info: "", map: [first, line + 1] });
+    const token = state.push("formula", "code", 0);
+    Object.assign(token, { content: state.src.slice(found[0], found[1]).trim(), info: "display", block: true, map: [first, line + 1] });
     state.line = line + 1;
   }
   return true;
 }, { alt: ["paragraph"] });
+
+markdown.renderer.rules.formula = (tokens, at) => {
+  const { content, info, block } = tokens[at];
+  const code = `<code class="formula ${info}">${markdown.utils.escapeHtml(content)}</code>`;
+  return block ? `<p class="wide">${code}</p>\n` : code;
+};
 
 markdown.core.ruler.push("last", ({ env, tokens }) => {
   env.last = tokens.findLast((token) => token.map && !token.level)?.map[0] ?? 0; // line on which the last block begins
@@ -77,14 +84,18 @@ function renderFrom(element, first, shown) {
   else made.innerHTML = policy.createHTML(shown, env);
   for (const block of made.querySelectorAll("pre")) {
     const code = block.textContent;
+    const language = block.firstElementChild?.className.replace(/^language-/, "") ?? "";
     block.tabIndex = 0;
-    block.replaceWith(h("div", { class: "code" }, button("Copy", copy(code), { "aria-label": "Copy this code" }), block.cloneNode(true)));
+    const shown = block.cloneNode(true);
+    if (language && shown.firstElementChild) highlight(shown.firstElementChild, language);
+    block.replaceWith(h("div", { class: "code" }, h("div", { class: "code-head" }, h("span", {}, language), button("Copy", copy(code), { "aria-label": "Copy this code" })), shown));
   }
   for (const table of made.querySelectorAll("table")) {
     const wide = h("div", { class: "wide", tabindex: "0", role: "group", "aria-label": "Table" });
     table.replaceWith(wide);
     wide.append(table);
   }
+  drawFormulas(made);
   replaceChanged(element, first, [...made.childNodes]);
   return env.last;
 }

@@ -1,13 +1,15 @@
 // The page: which chat is shown, and the way of an answer from the question to the saved chat.
 
-import { answer as streamed, get, post } from "./api.js";
+import { answer as streamed, get, post, runningAnswer } from "./api.js";
 import { Attachments } from "./attachments.js";
 import { showBranches } from "./branches.js";
+import { ChatList } from "./chats.js";
 import { showContext } from "./context.js";
 import { Comparison } from "./compare.js";
-import { byId, button, clean, h, number, recall, remember, short } from "./dom.js";
+import { showCatalogue } from "./catalogue.js";
+import { byId, button, clean, h, number, recall, remember, short, size } from "./dom.js";
 import { save } from "./exports.js";
-import { LiveMarkdown } from "./markdown.js";
+import { LiveMarkdown, render } from "./markdown.js";
 import { goToEnd, place, scroller, turns } from "./scroll.js";
 import { Settings } from "./settings.js";
 import { TokenView, tokensOf } from "./tokens.js";
@@ -16,13 +18,16 @@ import { watch } from "./watch.js";
 
 const CANDIDATES = 10; // shown of each token
 const FIGURES = 500; // ms between two figures of an answer that is decoded
+const TOO_LONG = "context_length_exceeded";
+const STOPPING = 2000; // ms until an answer that was stopped is not waited for any more
 const WAIT = 150; // ms between two looks for the saved answer
+const MORE = " more"; // no model's name
 const WIDE = matchMedia("(min-width: 60rem)");
 
 const state = { chat: null, busy: null, tokens: recall("tokens") === "on", seen: new Map(), drawn: new Map(), columns: null, isStale: false, limits: new Map(), model: null, sees: false, models: [] };
 const field = byId("question");
 const attached = new Attachments(byId("attached"), () => (state.model === byId("model").value && !state.sees ? state.model : null), complain);
-const exporters = h("p", { class: "buttons" }, Object.entries({ markdown: "Markdown", json: "JSON", html: "HTML" }).map(([form, name]) => button(name, () => guarded(() => save(state.chat.id, form, scroller)))));
+const exporters = h("p", { class: "buttons" }, Object.entries({ markdown: "Markdown", json: "JSON", html: "HTML" }).map(([form, name]) => button(name, () => guarded(() => save(state.chat, form, scroller)))));
 const settings = new Settings(byId("settings"), (system) => state.chat?.id && guarded(async () => show(await post("/ui/system", { chat: state.chat.id, system }))), exporters);
 
 // ---- what is said ----
@@ -39,7 +44,7 @@ async function guarded(work) {
   try {
     return await work();
   } catch (error) {
-    complain(error);
+    if (error.name !== "AbortError") complain(error);
     return null;
   }
 }
@@ -55,7 +60,7 @@ function show(chat) {
   }
   state.chat = chat;
   state.isStale = false;
-  const title = clean(chat.name || "New chat");
+  const title = clean(chat.title || "New chat");
   byId("title").textContent = title;
   document.title = `${title} – llmrun`;
   settings.system.value = chat.system;
@@ -66,6 +71,7 @@ function show(chat) {
   showBusy();
   showContextBar(lastOf(chat)?.stats);
   markCurrent();
+  if (!state.busy && isLoaded(byId("model").value)) guarded(fillTokens);
 }
 
 /** Draw the turns, those that have not changed as they are. */
@@ -83,7 +89,7 @@ function draw() {
   if (state.columns && state.columns.question === entries.at(-2)?.id) drawn.splice(-1, 1, { element: state.columns.element });
   else state.columns = null;
   const code = (command) => h("code", {}, command);
-  const empty = h("p", { class: "empty" }, state.models.length ? ["Ask something. The chat is saved where ", code("llmrun sessions"), " finds it."] : ["There is no model on this disk yet. In a terminal: ", code("llmrun pull smollm2")]);
+  const empty = h("p", { class: "empty" }, state.models.length ? ["Ask something. The chat is saved where ", code("llmrun sessions"), " finds it."] : ["There is no model on this disk yet. ", button("Choose one to download", openCatalogue, { class: "main" })]);
   place(drawn.length ? drawn.map((each) => each.element) : [empty]);
 }
 
@@ -97,10 +103,30 @@ function entryElement(entry, question, isLast) {
   if (state.tokens && seen?.tokens) {
     const why = (begins) => (!begins && entry.reasoning ? null : guarded(() => post("/ui/why", { ...again, begins })));
     view = new TokenView((kept, text) => answer(question.id, { begins: text, kept }), why);
-    view.add(seen.tokens);
+    const rendered = h("div", {});
+    render(rendered, entry.text);
+    view.addRendered(seen.tokens, rendered);
   }
-  const explain = () => guarded(async () => (await post("/ui/explain", again)).address);
+  const explain = (signal) => guarded(async () => (await post("/ui/explain", again, signal)).address);
   return answerElement(entry, { go, view, explain, limit: state.limits.get(entry.model), seconds: seen?.seconds, retry: () => answer(question.id), resume: entry.text && isLast && !entry.rounds.length ? () => answer(question.id, { begins: entry.text, kept: seen?.tokens }) : null });
+}
+
+/** Compute the tokens of the answers that are shown, the last one first, where they were not kept. */
+async function fillTokens() {
+  const { chat } = state;
+  if (!state.tokens || !chat?.id || state.filling === chat.id) return;
+  state.filling = chat.id;
+  try {
+    for (const entry of chat.entries.filter((each) => each.role === "assistant" && each.text && !each.reasoning && !each.rounds.length).reverse()) {
+      if (state.busy || state.chat !== chat || !state.tokens) return;
+      if (state.seen.get(entry.id)?.tokens) continue;
+      const { tokens } = await post("/ui/tokens", { chat: chat.id, answer: entry.id, model: modelOf(entry) });
+      state.seen.set(entry.id, { ...state.seen.get(entry.id), tokens });
+      if (state.chat === chat && !state.busy) draw();
+    }
+  } finally {
+    state.filling = null;
+  }
 }
 
 /** Return the model to compute an answer again with. */
@@ -121,7 +147,7 @@ async function undo() {
 async function showLimit() {
   const last = lastOf(state.chat);
   if (last?.role !== "assistant" || state.limits.has(last.model) || !last.stats.completion_tokens) return;
-  const { decode } = await post("/ui/limit", { model: modelOf(last), tokens: last.stats.context_used });
+  const { decode } = await post("/ui/speed", { model: modelOf(last), tokens: last.stats.context_used });
   if (!decode) return;
   state.limits.set(last.model, decode);
   for (const entry of state.chat.entries) if (entry.model === last.model) showFigures(state.drawn.get(entry.id).element, entry, decode);
@@ -134,28 +160,30 @@ function openBranches() {
 }
 
 function openNew() {
-  show({ id: null, name: "", system: settings.system.value, entries: [] });
+  show({ id: null, title: "", system: settings.system.value, entries: [] });
   field.focus();
 }
 
-const openChat = (id) => guarded(async () => show(await get(`/ui/chats/${id}`)));
+/** Show a chat, and the answer that is on its way in it. */
+const openChat = (id) =>
+  guarded(async () => {
+    const chat = await get(`/ui/chats/${id}`);
+    show(chat);
+    const last = lastOf(chat);
+    if (chat.is_answering && last?.role === "user" && !state.busy) answer(last.id, { isRunning: true });
+  });
 
-async function listChats() {
-  const { chats } = await get("/ui/chats");
-  const open = (id) => () => {
-    if (state.busy) return;
+const chats = new ChatList({
+  guarded,
+  open: (id) => {
     openChat(id);
     if (!WIDE.matches) toggle("chats", false);
-  };
-  byId("chat-list").replaceChildren(...chats.map((chat) => h("li", {}, button(clean(chat.name), open(chat.id), { "data-chat": chat.id, title: clean(chat.first) }))));
-  showBusy();
-  markCurrent();
-}
+  },
+  changed: (id) => (id === null ? openNew() : id === state.chat?.id && openChat(id)),
+});
 
-function markCurrent() {
-  for (const each of byId("chat-list").querySelectorAll("button"))
-    each.ariaCurrent = Number(each.dataset.chat) === state.chat?.id ? "true" : null;
-}
+const listChats = () => chats.load();
+const markCurrent = () => chats.mark(state.chat?.id ?? null, Boolean(state.busy));
 
 // ---- questions and answers ----
 
@@ -204,13 +232,15 @@ async function compare(question) {
 }
 
 /** Answer a question; `begins` is text that the answer is to begin with, `kept` its tokens. */
-async function answer(question, { begins = "", kept = [] } = {}) {
+async function answer(question, { begins = "", kept = [], isRunning = false } = {}) {
   if (state.busy) return;
-  const live = new LiveAnswer(question, begins, kept);
+  const live = new LiveAnswer(question, begins, kept, isRunning);
+  if (state.overflow?.chat === state.chat.id) live.body.overflow = state.overflow.policy;
   state.busy = live;
   state.columns = null;
   showBusy();
   await guarded(() => live.run());
+  if (live.isTooLong) offerRoom(question);
   if (live.hasStarted || !live.hasFailed) say(live.isStopped ? "Stopped" : "The answer has ended");
   await saved(live).catch((error) => {
     state.isStale = true; // the server has ended, and what it saved of the answer is not shown
@@ -221,6 +251,16 @@ async function answer(question, { begins = "", kept = [] } = {}) {
   showLimit().catch(() => null);
   if (live.notes.length) complain({ message: live.notes.join(" ") });
   showModels().catch(complain);
+}
+
+/** Offer what the terminal does where a conversation does not fit into the context window; it holds for the chat. */
+function offerRoom(question) {
+  const drop = (policy) => () => {
+    byId("problem").replaceChildren();
+    state.overflow = { chat: state.chat.id, policy };
+    answer(question);
+  };
+  byId("problem").firstElementChild?.after(h("span", { class: "buttons" }, button("Without the oldest turns", drop("roll")), button("Without turns in the middle", drop("middle"))));
 }
 
 const knownIds = () => new Set(state.chat.entries.flatMap((entry) => entry.alternatives));
@@ -248,7 +288,8 @@ async function saved(live) {
 }
 
 class LiveAnswer {
-  constructor(question, begins, kept) {
+  constructor(question, begins, kept, isRunning) {
+    this.isRunning = isRunning; // it was begun by this page before a reload, or by another window
     this.body = { chat: state.chat.id, question, begins, model: byId("model").value, ...settings.values };
     if (state.tokens && (kept.length || !begins)) this.body.candidates = CANDIDATES; // not without those of the beginning
     this.stopper = new AbortController();
@@ -279,12 +320,13 @@ class LiveAnswer {
   async run() {
     const clock = setInterval(() => this.pieces || this.showSpeed(), 250);
     try {
-      for await (const events of streamed(this.body, this.stopper.signal)) {
+      for await (const events of (this.isRunning ? runningAnswer(this.body.chat, this.stopper.signal) : streamed(this.body, this.stopper.signal))) {
         for (const [name, data] of events) this.take(name, data);
         if (performance.now() - this.shown >= FIGURES) this.showSpeed();
       }
     } catch (error) {
       this.hasFailed = true;
+      this.isTooLong = error.code === TOO_LONG;
       if (error.name !== "AbortError") throw error;
     } finally {
       clearInterval(clock);
@@ -322,7 +364,7 @@ class LiveAnswer {
       showContextBar(data);
     } else if (name === "failed") {
       this.hasFailed = true;
-      throw new Error(data.message);
+      throw Object.assign(new Error(data.message), { code: data.code });
     }
     if (this.pieces <= 1) this.showSpeed();
   }
@@ -347,9 +389,11 @@ class LiveAnswer {
     this.shown = performance.now();
   }
 
+  /** Stop it; what came of it is saved. Aborting alone would let it go on. */
   stop() {
     this.isStopped = true;
-    this.stopper.abort();
+    post("/ui/stop", { chat: this.body.chat }).catch(complain);
+    setTimeout(() => this.stopper.abort(), STOPPING);
   }
 }
 
@@ -358,7 +402,8 @@ function showBusy() {
   byId("send").hidden = Boolean(state.busy);
   byId("undo").disabled = state.busy || !state.chat?.entries.length;
   byId("go").disabled = state.busy || !state.chat?.id;
-  for (const each of byId("chats").querySelectorAll("button")) each.disabled = state.busy;
+  byId("new").disabled = state.busy;
+  markCurrent();
   turns.ariaBusy = state.busy ? "true" : "false";
   if (!state.busy) byId("speed").textContent = "\u00a0";
 }
@@ -375,12 +420,11 @@ function showContextBar(stats) {
 
 const isLoaded = (name) => state.models.some((each) => each.name === name && each.n_ctx);
 
-async function showModels() {
+async function showModels(name = "") {
   const select = byId("model");
-  const wanted = select.value || recall("model");
+  const wanted = name || select.value || recall("model");
   state.models = (await get("/ui/models")).models;
-  const size = ({ n_bytes: n }) => (n ? `, ${n >= 1e9 ? `${number(n / 1e9, 1)} GB` : `${number(n / 1e6)} MB`}` : "");
-  select.replaceChildren(...state.models.map((each) => h("option", { value: each.name }, `${clean(each.name)}${size(each)}${each.n_ctx ? ", in memory" : ""}`)));
+  select.replaceChildren(...state.models.map((each) => h("option", { value: each.name }, `${clean(each.name)}${each.n_bytes ? `, ${size(each.n_bytes)}` : ""}${each.n_ctx ? ", in memory" : ""}`)), h("option", { value: MORE }, "More models …"));
   if (state.models.some((each) => each.name === wanted)) select.value = wanted;
   settings.showModels(state.models.map((each) => each.name));
   byId("send").disabled = !state.models.length;
@@ -404,12 +448,38 @@ async function load() {
   }
 }
 
+/** Show the models that can be downloaded; the chosen one stays chosen until another one is. */
+function openCatalogue() {
+  const select = byId("model");
+  select.value = state.models.some((each) => each.name === state.model) ? state.model : (state.models[0]?.name ?? MORE);
+  guarded(() =>
+    showCatalogue((name) =>
+      guarded(async () => {
+        remember("model", name);
+        await showModels(name);
+        await load();
+        await showModels(name);
+        if (!state.chat.entries.length) draw();
+      }),
+    ),
+  );
+}
+
 // ---- keys and buttons ----
 
 function toggle(id, isOpen = byId(id).hidden) {
   byId(id).hidden = !isOpen;
   byId(`toggle-${id}`).ariaExpanded = String(isOpen);
   if (isOpen && !WIDE.matches) byId(id).querySelector("button, textarea")?.focus();
+}
+
+/** Put the last question into the empty field; return whether there is one. */
+function recallQuestion() {
+  const last = state.chat?.entries.findLast((entry) => entry.role === "user");
+  if (!last) return false;
+  field.value = last.text;
+  field.setSelectionRange(last.text.length, last.text.length);
+  return true;
 }
 
 function showTokenSwitch() {
@@ -431,6 +501,7 @@ function listen() {
   byId("stop").addEventListener("click", () => (state.busy?.stop(), field.focus()));
   byId("form").addEventListener("submit", (event) => (event.preventDefault(), ask(field.value)));
   byId("model").addEventListener("change", () => {
+    if (byId("model").value === MORE) return void openCatalogue();
     remember("model", byId("model").value);
     guarded(async () => (await load(), await showModels()));
   });
@@ -439,9 +510,11 @@ function listen() {
     remember("tokens", state.tokens ? "on" : "");
     showTokenSwitch();
     if (!state.busy) draw();
-    say(state.tokens ? "Answers come with their tokens from now on" : "Tokens are hidden");
+    if (!state.busy) guarded(fillTokens);
+    say(state.tokens ? "Answers are shown with their tokens" : "Tokens are hidden");
   });
   field.addEventListener("keydown", (event) => {
+    if (event.key === "ArrowUp" && !field.value && recallQuestion()) return void event.preventDefault();
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
     event.preventDefault();
     ask(field.value);
@@ -449,7 +522,11 @@ function listen() {
   attached.listen(byId("attach"), field);
   byId("undo").addEventListener("click", undo);
   byId("go").addEventListener("click", openBranches);
-  byId("context").addEventListener("click", () => state.busy || guarded(async () => showContext(await post("/ui/context", { chat: state.chat.id, model: byId("model").value }))));
+  byId("context").addEventListener("click", () => state.busy || guarded(async () => {
+    const found = await post("/ui/context", { chat: state.chat.id, model: byId("model").value });
+    showContextBar({ context_used: found.total, n_ctx: found.n_ctx }); // bar and dialog say the same
+    showContext(found);
+  }));
   document.addEventListener("keydown", (event) => {
     const act = event.altKey && !document.querySelector("dialog[open]") && { KeyU: undo, KeyB: openBranches }[event.code];
     if (act) (event.preventDefault(), act());

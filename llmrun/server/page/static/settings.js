@@ -11,6 +11,7 @@ const FIELDS = {
   seed: { label: "Seed", min: 0, step: 1, empty: "drawn for each answer" },
   max_tokens: { label: "Maximum tokens", min: 1, step: 1, empty: "until the end" },
 };
+export const LABELS = { ...Object.fromEntries(Object.entries(FIELDS).map(([name, { label }]) => [name, label])), thinking: "Reasoning" };
 const ORIGINS = { default: "default", model: "the model's file", catalogue: "recommended for this model", session: "the server", flag: "the server" };
 
 /** The fields of the sampler; `prefix` begins their ids. */

@@ -1,6 +1,6 @@
 // The candidates of a token after each step of the sampler, and what sliders of other settings would leave of them.
 
-import { button, clean, h, number } from "./dom.js";
+import { button, clean, h, number, percent } from "./dom.js";
 import "./sampler.js";
 
 const SHOWN = 12; // candidates
@@ -11,8 +11,6 @@ const SLIDERS = {
   temperature: { label: "Temperature", off: 1, max: 2, step: 0.01 },
 };
 const { recompute } = globalThis;
-
-const percent = (share) => (share > 0 && share < 0.0005 ? "<0.1%" : `${number(share * 100, 1)}%`);
 
 /** Return the settings of an answer's sampler: the order of the steps with sliders, and their values. */
 function settingsOf({ order, values }) {

@@ -1,12 +1,12 @@
 // The tokens of an answer, tinted by their probability, and the candidates in the place of each.
 
-import { button, byId, clean, h, number } from "./dom.js";
+import { button, byId, clean, h, percent } from "./dom.js";
 import { stepsElement } from "./steps.js";
 
 const decoder = new TextDecoder("utf-8", { fatal: true });
 const VISIBLE = { "\n": "↵\n", "\t": "⇥\t" };
 
-const percent = (logprob) => `${number(Math.exp(logprob) * 100, 1)}%`;
+const likelihood = (logprob) => percent(Math.exp(logprob));
 const visible = (text) => clean(text).replace(/[\n\t]/g, (each) => VISIBLE[each]);
 export const quoted = (text) => `“${visible(text).trimEnd() || "␠".repeat(text.length || 1)}”`;
 
@@ -28,15 +28,43 @@ export function textOf(tokens) {
   }
 }
 
-function tokenElement(token, at) {
+function tokenElement(token, at, text = visible(token.token)) {
   const probability = Math.exp(token.logprob);
   const element = h(
     "span",
-    { class: probability < 0.1 ? "token unlikely" : "token", role: "button", tabindex: at ? "-1" : "0", "data-at": at, title: percent(token.logprob) },
-    visible(token.token),
+    { class: probability < 0.1 ? "token unlikely" : "token", role: "button", tabindex: at ? "-1" : "0", "data-at": at, title: likelihood(token.logprob) },
+    text,
   );
   element.style.setProperty("--surprise", `${Math.round((1 - probability) * 60)}%`);
   return element;
+}
+
+const MOSTLY = 0.4; // share of the tokens that must be seen in the rendered text
+const AHEAD = 80; // characters of marks that may stand before a rendered one
+
+/** Make the text of a rendered answer its tokens: each character is the next such one of the text as it was written. */
+function tint(element, tokens) {
+  const written = tokens.map((token) => token.token).join("");
+  const tokenOf = tokens.flatMap((token, at) => Array(token.token.length).fill(at));
+  let next = 0;
+  const place = (char) => {
+    const found = written.indexOf(char, next);
+    if (found < 0 || found - next > (/\s/.test(char) ? 2 : AHEAD)) return -1;
+    next = found + 1;
+    return tokenOf[found];
+  };
+  const walker = document.createTreeWalker(element, NodeFilter.SHOW_TEXT, (node) => (node.parentElement.closest("math, .code-head") ? NodeFilter.FILTER_REJECT : NodeFilter.FILTER_ACCEPT));
+  const nodes = [];
+  while (walker.nextNode()) nodes.push(walker.currentNode);
+  for (const node of nodes) {
+    const runs = [];
+    for (const char of node.data.split("")) {
+      const at = place(char);
+      if (runs.at(-1)?.at === at) runs.at(-1).text += char;
+      else runs.push({ at, text: char });
+    }
+    node.replaceWith(...runs.map(({ at, text }) => (at < 0 ? text : tokenElement(tokens[at], at, text))));
+  }
 }
 
 /** Tokens in a line of their own; `take(kept, text)` branches there, `why(begins)` returns the steps of the sampler. */
@@ -59,13 +87,31 @@ export class TokenView {
     this.tokens.push(...tokens);
   }
 
+  /** Show tokens in their rendered text instead of as it was written: marks of Markdown are not shown. */
+  addRendered(tokens, rendered) {
+    tint(rendered, tokens);
+    const shown = new Set([...rendered.querySelectorAll(".token")].map((each) => each.dataset.at));
+    if (shown.size < tokens.length * MOSTLY) return void this.add(tokens); // bytes and blanks, not words
+    this.tokens.push(...tokens);
+    this.element.classList.replace("tokens", "tinted");
+    this.element.append(...rendered.childNodes);
+    const first = this.element.querySelector(".token");
+    if (first) first.tabIndex = 0;
+  }
+
+  placeOf(at) {
+    return this.element.querySelector(`[data-at="${at}"]`);
+  }
+
   key(event) {
     const at = Number(event.target.dataset.at);
     const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: this.tokens.length - 1 }[event.key];
     if (to !== undefined && this.tokens[to]) {
+      const place = this.placeOf(to);
+      if (!place) return void event.preventDefault(); // a mark of Markdown
       event.target.tabIndex = -1;
-      this.element.children[to].tabIndex = 0;
-      this.element.children[to].focus();
+      place.tabIndex = 0;
+      place.focus();
     } else if (event.key === "Enter" || event.key === " ") this.open(at);
     else return;
     event.preventDefault();
@@ -83,10 +129,10 @@ export class TokenView {
       {},
       h("p", { class: "hint" }, "The likeliest candidates in its place, before any sampling step."),
       h("ul", { class: "candidates" }, candidates.map((each) => this.candidate(at, each))),
-      h("p", { class: "hint" }, isListed ? `All others together: ${number(Math.max(0, others) * 100, 1)}%` : ""),
+      h("p", { class: "hint" }, isListed ? `All others together: ${percent(Math.max(0, others))}` : ""),
     );
     dialog.replaceChildren(
-      h("h2", { id: "token-title" }, `Token ${at + 1}: ${quoted(token.token)}, ${percent(token.logprob)}`),
+      h("h2", { id: "token-title" }, `Token ${at + 1}: ${quoted(token.token)}, ${likelihood(token.logprob)}`),
       body,
       h(
         "div",
@@ -100,7 +146,7 @@ export class TokenView {
     dialog.onkeydown = ({ key, target }) => {
       if (target.type !== "range") ({ ArrowLeft: step(at - 1), ArrowRight: step(at + 1) })[key]?.();
     };
-    dialog.onclose = () => this.element.children[at]?.focus();
+    dialog.onclose = () => this.placeOf(at)?.focus();
     dialog.showModal();
   }
 
@@ -124,7 +170,7 @@ export class TokenView {
       "li",
       chosen ? { class: "chosen" } : {},
       h("code", {}, quoted(each.token)),
-      h("span", { class: "share" }, bar, percent(each.logprob)),
+      h("span", { class: "share" }, bar, likelihood(each.logprob)),
       chosen ? h("span", { class: "hint" }, "chosen") : this.taker(at, each),
     );
   }

@@ -5,19 +5,24 @@ import { copy, render } from "./markdown.js";
 
 export const ENDS = { length: "cut off: no more tokens were allowed", cancelled: "stopped", interrupted: "interrupted", repeats: "stopped: it repeated itself" };
 
-/** Return the figures of an answer in a line, as the terminal has them. */
-export function figures(stats, limit) {
+/** Return the figures of an answer as [name, value, what it is]; the first ones are the usual ones. */
+function figureRows(stats, limit) {
   const computed = stats.prompt_tokens - stats.reused_tokens;
   const decoded = stats.completion_tokens - 1;
-  return [
-    stats.prefill_seconds > 0 && computed > 0 ? `prefill ${short(computed / stats.prefill_seconds)} tokens/s` : "",
-    `${number(stats.prompt_tokens)} prompt tokens${stats.reused_tokens ? `, ${number(stats.reused_tokens)} reused` : ""}`,
-    stats.ttft_seconds > 0 ? `TTFT ${short(stats.ttft_seconds)} s` : "",
-    decoded > 0 && stats.decode_seconds > 0 ? `decode ${short(decoded / stats.decode_seconds)} tokens/s${limit ? `, limit of this machine ${short(limit)}` : ""}` : "",
-    stats.completion_tokens ? `${number(stats.completion_tokens)} tokens` : "",
-    stats.itl_p50_seconds > 0 ? `ITL ${short(stats.itl_p50_seconds * 1000)} ms, p95 ${short(stats.itl_p95_seconds * 1000)} ms` : "",
-  ].filter(Boolean).join(" · ");
+  const rows = [
+    ["speed", decoded > 0 && stats.decode_seconds > 0 && `${short(decoded / stats.decode_seconds)} tokens/s`, "Tokens of the answer a second, from the first to the last one"],
+    ["first token", stats.ttft_seconds > 0 && `${short(stats.ttft_seconds)} s`, "Time from the question to the first token of the answer (TTFT)"],
+    ["predicted here", limit && `${short(limit)} tokens/s`, "What llmrun plan predicts for this model on this machine when it is quiet"],
+    ["answer", stats.completion_tokens && `${number(stats.completion_tokens)} tokens`, "Tokens of the answer, those of its reasoning too"],
+    ["prompt", `${number(stats.prompt_tokens)} tokens${stats.reused_tokens ? `, ${number(stats.reused_tokens)} reused` : ""}`, "Tokens of the conversation before the answer; reused ones were still in the KV cache"],
+    ["prefill", stats.prefill_seconds > 0 && computed > 0 && `${short(computed / stats.prefill_seconds)} tokens/s`, "Tokens of the prompt computed in a second"],
+    ["between tokens", stats.itl_p50_seconds > 0 && `${short(stats.itl_p50_seconds * 1000)} ms, p95 ${short(stats.itl_p95_seconds * 1000)} ms`, "Time between two tokens: the median, and what 95 % stay below (ITL)"],
+  ];
+  return rows.filter(([, value]) => value);
 }
+
+/** Return the figures of an answer in a line. */
+export const figures = (stats, limit) => figureRows(stats, limit).map(([name, value]) => `${name} ${value}`).join(" · ");
 
 /** Return the switch between the alternatives in one place. */
 function alternatives(entry, go) {
@@ -36,10 +41,18 @@ function alternatives(entry, go) {
 
 /** Return a button that becomes a link to the explanation, which takes seconds to compute. */
 function explainer(explain) {
+  let stopper = null;
   const pressed = button("Explain", async () => {
-    Object.assign(pressed, { textContent: "Explaining …", disabled: true });
-    const address = await explain();
-    Object.assign(pressed, { textContent: "Explain", disabled: false });
+    if (stopper) return void stopper.abort();
+    stopper = new AbortController();
+    const began = performance.now();
+    const tell = () => (pressed.textContent = `Explaining … ${Math.round((performance.now() - began) / 1000)} s, press to cancel`);
+    const clock = setInterval(tell, 500);
+    tell();
+    const address = await explain(stopper.signal);
+    clearInterval(clock);
+    stopper = null;
+    pressed.textContent = "Explain";
     if (!address) return;
     const link = h("a", { href: address, target: "_blank", rel: "noopener" }, "Open the explanation");
     pressed.replaceWith(link);
@@ -113,14 +126,19 @@ export function answerElement(entry, { retry, resume, go, explain, limit, view, 
   else render(parts.text, entry.text);
   parts.below.replaceChildren(
     h("div", { class: "buttons" }, button("Copy", copy(entry.text), { "aria-label": "Copy this answer" }), button("Retry", retry, { class: "change" }), resume && button("Continue", resume, { class: "change", "aria-label": "Continue this answer where it ended" }), explainer(explain), alternatives(entry, go)),
-    h("p", { class: "hint" }),
   );
   showFigures(parts.element, entry, limit);
   return parts.element;
 }
 
-/** Show the figures of an answer, with the decode rate that the machine allows if it is known. */
+/** Show the figures of an answer: the main ones in a line, all of them below it when it is opened. */
 export function showFigures(element, entry, limit) {
-  const words = [clean(entry.model), ENDS[entry.finish], figures(entry.stats, limit)];
-  element.querySelector(".below > .hint").textContent = words.filter(Boolean).join(" · ");
+  const rows = figureRows(entry.stats, limit);
+  const main = rows.filter(([name]) => name === "speed" || name === "first token").map(([name, value]) => (name === "speed" ? value : `${name} after ${value}`));
+  const model = clean(entry.model).split(/[\\/]/);
+  const words = [model[0] ? clean(entry.model) : model.at(-1), ENDS[entry.finish], ...main].filter(Boolean).join(" · ");
+  const old = element.querySelector(".below > .figures");
+  const rest = h("dl", {}, rows.flatMap(([name, value, what]) => [h("dt", { title: what }, name), h("dd", { title: what }, value)]));
+  const made = h("details", { class: "figures hint", open: old?.open }, h("summary", { title: "All figures" }, words), rest);
+  old ? old.replaceWith(made) : element.querySelector(".below").append(made);
 }

@@ -1,0 +1,81 @@
+"""How large the code is: files, lines, records, functions, imports inside functions, of commits side by side.
+
+    python tests/benchmarks/sizes.py 73f3a358 HEAD
+
+Read from git, so that a commit need not be checked out. Names of a parameter's facts are counted for --top-k: files of
+llmrun/ that spell it, in any form.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+FOLDERS = {"llmrun": ".py", "native": (".cpp", ".hpp"), "tests": ".py"}
+_RECORD = {"dataclass", "NamedTuple"}
+_TOP_K = re.compile(r"top[-_ ]k", re.IGNORECASE)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def git(*words: str) -> str:
+    root = Path(__file__).parents[2]
+    return subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=True).stdout
+
+
+def sources(commit: str, folder: str) -> dict[str, str]:
+    """Return the text of each source file of a folder."""
+    suffix = FOLDERS[folder]
+    names = [name for name in git("ls-tree", "-r", "--name-only", commit, folder).splitlines() if name.endswith(suffix)]
+    return {name: git("show", f"{commit}:{name}") for name in names}
+
+
+def is_record(node: ast.ClassDef) -> bool:
+    """Return whether a class is a dataclass or a named tuple."""
+    marks = [*node.decorator_list, *node.bases]
+    names = {getattr(mark.func if isinstance(mark, ast.Call) else mark, "id", "") for mark in marks}
+    return bool(names & _RECORD)
+
+
+def inner_imports(tree: ast.Module) -> Iterator[ast.stmt]:
+    """Yield the imports inside functions."""
+    for function in ast.walk(tree):
+        if isinstance(function, _FUNCTIONS):
+            yield from (node for node in ast.walk(function) if isinstance(node, (ast.Import, ast.ImportFrom)))
+
+
+def figures(commit: str) -> dict[str, int]:
+    """Return each figure of a commit by its name."""
+    found: dict[str, int] = {}
+    for folder in FOLDERS:
+        texts = sources(commit, folder)
+        found[f"{folder}/ files"] = len(texts)
+        found[f"{folder}/ lines"] = sum(text.count("\n") for text in texts.values())
+        if folder != "llmrun":
+            continue
+        trees = {name: ast.parse(text) for name, text in texts.items()}
+        nodes = [node for tree in trees.values() for node in ast.walk(tree)]
+        modules = {name: text for name, text in texts.items() if not name.endswith("__init__.py")}
+        found["records"] = sum(isinstance(node, ast.ClassDef) and is_record(node) for node in nodes)
+        found["functions"] = sum(isinstance(node, _FUNCTIONS) for node in nodes)
+        found["imports inside functions"] = len({id(node) for tree in trees.values() for node in inner_imports(tree)})
+        found["modules under 40 lines"] = sum(text.count("\n") < 40 for text in modules.values())
+        found["files that spell top_k"] = sum(bool(_TOP_K.search(text)) for text in texts.values())
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("commits", nargs="*", default=["HEAD"])
+    commits = parser.parse_args().commits
+    columns = [figures(commit) for commit in commits]
+    print(f"{'':<26}", *(f"{commit[:12]:>12}" for commit in commits))
+    for name in columns[0]:
+        print(f"{name:<26}", *(f"{column[name]:>12,}" for column in columns))
+
+
+if __name__ == "__main__":
+    main()
