@@ -5,7 +5,6 @@ Must not know templates. Of schemas it knows only how strings are written withou
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from hashlib import sha256
@@ -54,7 +53,7 @@ def compile_calls(
     matcher = compile_lark("\n".join(lines), vocabulary, shown)
     matcher.left_out = tuple(dict.fromkeys((*left_out(tools), *(path for each in arguments for path in each.left_out))))
     if form is not None:
-        close = "".join(itertools.takewhile(lambda each: isinstance(each, str), syntax.tail)) + syntax.end
+        close = "".join(each for each in syntax.tail if isinstance(each, str)) + syntax.end
         ends = dict.fromkeys((close, *"'\"" * form.is_python, *(end for each in arguments for end in each.ends)))
         matcher.endings = [vocabulary.tokenize(end, special=True) for end in ends if end]
     return matcher

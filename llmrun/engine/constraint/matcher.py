@@ -210,7 +210,8 @@ class Matcher:
     def _is_in_text(self) -> bool:
         """Return whether the answer goes on with any letter."""
         single = self.tokens.single
-        return len(self._allowed_of(single[letter] for letter in b"qjz" if letter in single)) > 1
+        letters = [single[letter] for letter in b"qjz" if letter in single]
+        return sum(int(self._matcher.validate_tokens([letter])) for letter in letters) > 1
 
     def _ends(self, tokens: list[int], is_text: bool) -> bool:
         """Return whether these tokens may follow, and end the text that the answer is in."""
