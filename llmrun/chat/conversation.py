@@ -6,6 +6,7 @@ answer ends, its question and the text received stay saved.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -83,6 +84,7 @@ class _OpenTurn:
     reasoning: list[str] = field(default_factory=list)  # of each round
     text: str = ""  # text before the calls that have no results yet
     begins: Answer | None = None  # an answer that is continued
+    arrived: float = field(default_factory=time.perf_counter)  # see AnswerRequest
 
 
 class Conversation:
@@ -287,6 +289,7 @@ class Conversation:
             sampling=turn.sampling,
             moves=len(turn.departures) > n_departures,
             speculation=self.model.speculation(),
+            arrived=0.0 if turn.rounds else turn.arrived,
         )
 
     def _round(self, turn: _OpenTurn, answer: Answering | None = None) -> Generator[Event, None, None]:

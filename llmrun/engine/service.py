@@ -19,6 +19,7 @@ from llmrun.engine.core.draft_model import DraftModel
 from llmrun.engine.core.drafts import Drafting
 from llmrun.engine.core.images import ImageChunk, PlacedChunk, PromptImages, text_only
 from llmrun.engine.core.logprobs import LogprobStream
+from llmrun.engine.core.metrics import PreparationClock
 from llmrun.engine.core.mtp_model import HeadModel
 from llmrun.engine.core.probe import StepProbe
 from llmrun.engine.core.sampler import SequenceSampler
@@ -143,6 +144,7 @@ class Preparer:
         self._template = template
         self._n_ctx = n_ctx
         self._templates: dict[str, ChatTemplate] = {}
+        self._clock = PreparationClock()
         self._token_cache: TokenCache | None = None
         self._control: ControlTexts | None = None
         self._begin_alike: dict[tuple[object, ...], bool] = {}  # template and options -> prompts begin as without them
@@ -177,12 +179,19 @@ class Preparer:
         """
         if not self._predicts:
             raise BadModelError("this model can't generate text", why="it is an encoder, made for embeddings")
+        self._clock.start()
+        prepared = self._prepared(generate, send)
+        preparation = self._clock.end(generate.asked.arrived)
+        return prepared._replace(extras=replace(prepared.extras, preparation=preparation))
+
+    def _prepared(self, generate: Generate, send: Callable[[Event], None]) -> PreparedRequest:
         request = generate.asked
         syntax = None
         matcher = None if offers_tools(request) else self._matcher(request.grammar)
         text, tokens, images, turn, _ = self.prompt(generate, send)
         if offers_tools(request):
-            syntax = self._chat_template(request.template).syntax
+            with self._clock.phase("template"):
+                syntax = self._chat_template(request.template).syntax
             matcher = self._calls(request, syntax)
         reasoning = self.reasoning(request)
         beginning = self._beginning(request, text, reasoning)
@@ -197,10 +206,11 @@ class Preparer:
             for part in beginning.parts:
                 tokens += self._vocabulary.tokenize(part.text, special=part.special, begins=False)
         inside = reasoning is not None and (opens(text, reasoning) if beginning is None else beginning.inside)
-        constraint = self._constraint(request, matcher, syntax, reasoning, inside=inside)
+        with self._clock.phase("grammar"):
+            constraint = self._constraint(request, matcher, syntax, reasoning, inside=inside)
         if beginning is not None and constraint is not None and not self._accepts(constraint, beginning.text):
             if request.may_begin_anew:
-                return self.prepare(generate._replace(asked=begun_anew(request)), send)
+                return self._prepared(generate._replace(asked=begun_anew(request)), send)
             what = f"an answer that begins with {beginning.text[:40]!r} can't be continued"
             raise UsageError(what, why="its grammar, schema or tool choice does not allow that")
         sampling = self._sampling(request, constraint)
@@ -231,7 +241,8 @@ class Preparer:
 
     def reasoning(self, request: AnswerRequest) -> ReasoningSyntax | None:
         """Return the syntax of the reasoning, by the request's template or the model's own; None without any."""
-        found = self._chat_template(request.template).reasoning if request.prompt is None else None
+        with self._clock.phase("template"):
+            found = self._chat_template(request.template).reasoning if request.prompt is None else None
         return found or known_reasoning(self._template)
 
     def _beginning(
@@ -320,14 +331,16 @@ class Preparer:
     def _calls(self, request: AnswerRequest, syntax: CallSyntax) -> Matcher:
         from llmrun.engine.constraint.calls import compile_calls
 
-        return compile_calls(request, syntax, self._vocabulary, self._control_tokens(syntax.texts))
+        with self._clock.phase("grammar"):
+            return compile_calls(request, syntax, self._vocabulary, self._control_tokens(syntax.texts))
 
     def _matcher(self, grammar: Grammar | None) -> Matcher | None:
         if grammar is None:
             return None
         from llmrun.engine.constraint.matcher import compile_grammar
 
-        return compile_grammar(grammar, self._vocabulary)
+        with self._clock.phase("grammar"):
+            return compile_grammar(grammar, self._vocabulary)
 
     def _extras(
         self, request: AnswerRequest, reasoning: ReasoningSyntax | None, syntax: CallSyntax | None, *, inside: bool
@@ -526,7 +539,7 @@ class Preparer:
         if is_trial:
             called = {call.name for message in messages for call in message.tool_calls}
             tools = tuple(tool for tool in tools if tool.name in called) or tools[:1]
-        with ALLOCATING:
+        with ALLOCATING, self._clock.phase("template"):
             send(Rendering(generate.request))
             parts = self._chat_template(request.template).render(
                 messages,

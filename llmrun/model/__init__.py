@@ -6,6 +6,7 @@ Must not know terminals. The commands use the same objects as the Python API.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import fields, replace
@@ -308,7 +309,8 @@ class Model:
             raise UsageError("there is nothing to answer", why="answer() got no request")
         refuse_answers(self.header)
         engine = self._living_engine()
-        commands = [Generate(engine.next_request(), each) for each in asked]
+        now = time.perf_counter()
+        commands = [Generate(engine.next_request(), replace(each, arrived=each.arrived or now)) for each in asked]
         self._request = commands[-1].request
         return engine, commands
 

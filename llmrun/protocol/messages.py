@@ -121,6 +121,8 @@ class AnswerRequest:
         may_begin_anew: where the grammar does not allow that beginning, it is an earlier message instead.
         keep_reasoning: keep the reasoning of turns before the last question in the prompt; None keeps it where the
             template does, or where calls were made and the context window has room.
+        arrived: when the front got the request, in seconds of time.perf_counter(), which the processes of a machine
+            share; 0 is when the engine prepares it.
 
     Raises:
         UsageError: a field is of the wrong type.
@@ -152,6 +154,7 @@ class AnswerRequest:
     begins_reasoning: str = ""
     may_begin_anew: bool = False
     keep_reasoning: bool | None = None
+    arrived: float = 0.0
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -337,7 +340,8 @@ class Stats:
         prefill_seconds: time for prompt_tokens - reused_tokens.
         completion_tokens: sampled tokens, the end token included.
         decode_seconds: time from the first sampled token to the last.
-        ttft_seconds: time to first token, from the request's arrival in the engine.
+        ttft_seconds: time to first token, from the request's arrival: when a server had read it, or its question was
+            sent in a terminal. Its parts are the seconds of template, tokenizing, grammar, queue and prefill.
         itl_p50_seconds: inter-token latency, median.
         itl_p95_seconds: inter-token latency, 95th percentile.
         context_used: tokens in the KV cache after the answer.
@@ -354,7 +358,11 @@ class Stats:
         picture_seconds: part of prefill_seconds spent encoding images; cached ones take none.
         loops_closed: how often the reasoning repeated itself and was closed.
         over_network: a remote server answered; times were measured on this side and include the network.
-        queue_seconds: part of ttft_seconds before the request got a slot of the KV cache.
+        queue_seconds: part of ttft_seconds before the request got a slot of the KV cache, without its preparation: for
+            the model's load, for the preparation of other requests, for the slot.
+        template_seconds: part of ttft_seconds for the chat template: its compilation and all renderings.
+        tokenize_seconds: part of ttft_seconds for the rest of the preparation.
+        grammar_seconds: part of ttft_seconds for the compilation of the grammar.
     """
 
     prompt_tokens: int = 0
@@ -381,6 +389,20 @@ class Stats:
     loops_closed: int = 0
     over_network: bool = False
     queue_seconds: float = 0.0
+    template_seconds: float = 0.0
+    tokenize_seconds: float = 0.0
+    grammar_seconds: float = 0.0
+
+    @property
+    def ttft_parts(self) -> dict[str, float]:
+        """The parts of ttft_seconds by name, in their order."""
+        return {
+            "template": self.template_seconds,
+            "tokenize": self.tokenize_seconds,
+            "grammar": self.grammar_seconds,
+            "queue": self.queue_seconds,
+            "prefill": self.prefill_seconds,
+        }
 
     @property
     def prefill_rate(self) -> float:

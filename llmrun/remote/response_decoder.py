@@ -93,7 +93,7 @@ class AnswerDecoder:
         self, server: Server, command: Generate, model: str = "", clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self._server, self._command, self._model, self._clock = server, command, model, clock
-        self._began = clock()
+        self._began = command.asked.arrived or clock()
         self._times: list[float] = []
         self._reason, self._detail = "", ""
         self._usage: dict[str, Any] = {}

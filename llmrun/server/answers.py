@@ -42,6 +42,7 @@ class ResponseStreams:
     Args:
         pooled: the model, leased.
         put: called in the event loop with each event, for take().
+        arrived: when the server had read the request, see AnswerRequest.
 
     Attributes:
         rewritten: of the conversation, for the first time with this chat template.
@@ -55,10 +56,12 @@ class ResponseStreams:
         completion: CompletionRequest,
         put: Callable[[AnswerEvent], None],
         metrics: ServerMetrics,
+        arrived: float,
     ) -> None:
         self._pool, self._pooled, self._completion, self._put = pool, pooled, completion, put
         self._choices = [_Choice(index) for index in range(completion.n_choices)]
-        self._timers = [metrics.request(pooled.name) for _ in self._choices]
+        self._timers = [metrics.request(pooled.name, arrived) for _ in self._choices]
+        self._arrived = arrived
         self.rewritten: tuple[Rewriting, ...] = ()
         self.left_out: tuple[str, ...] = ()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -106,7 +109,7 @@ class ResponseStreams:
             sampling = replace(sampling, seed=(sampling.seed + place) % 2**32)
         speculation = self._pooled.model.drafting.speculation(self._completion.speculate)
         request = self._pool.complete(self._pooled, name, self._completion.of_choice(index))
-        return replace(request, sampling=sampling, speculation=speculation)
+        return replace(request, sampling=sampling, speculation=speculation, arrived=self._arrived)
 
     def take(self, answer_event: AnswerEvent) -> list[Part]:
         """Return the parts of an event.

@@ -192,11 +192,13 @@ class HttpExchange:
         self._task = _current_task()
         self._sent_at = time.monotonic()
         self._is_sending = False
+        self._arrived = 0.0
 
     async def run(self) -> None:
         """Answer the request. An error becomes an HTTP error, or the last event of the stream."""
         try:
             data = await read_body(self._receive)
+            self._arrived = time.perf_counter()
             body, completion = (
                 await asyncio.to_thread(self._parse, data) if len(data) > LONG_BODY else self._parse(data)
             )
@@ -232,7 +234,9 @@ class HttpExchange:
                 await self._pool.ready(pooled)
             await send_json(self._send, 200, writer.whole())
             return
-        self._answers = answers = ResponseStreams(self._pool, pooled, completion, self.put, self._metrics)
+        self._answers = answers = ResponseStreams(
+            self._pool, pooled, completion, self.put, self._metrics, self._arrived
+        )
         watchers = [asyncio.ensure_future(self._watch_client()), asyncio.ensure_future(self._watch_clock())]
         try:
             for _ in range(_GATHER_TURNS):
@@ -296,8 +300,7 @@ class HttpExchange:
 
         So is text for a client that is slow: as bytes in a backlog it takes the least memory.
         """
-        handles_text = (self._is_waiting and self._is_ready()) or self._is_behind(event)
-        if type(event) is tuple and type(event[1]) is TextDelta and handles_text:
+        if type(event) is tuple and type(event[1]) is TextDelta and self._takes_text(event[0]):
             try:
                 self._take_text(event)
             except Exception as error:  # raised in the task: other requests go on
@@ -309,9 +312,9 @@ class HttpExchange:
                 self._unhandled.add(event[0])
             self._inbox.put_nowait(event)
 
-    def _is_behind(self, event: AnswerEvent | _Signal) -> bool:
-        """Return whether an answer's text comes while the client still reads earlier text, and nothing else before."""
-        return self._is_sending and type(event) is tuple and event[0] not in self._unhandled
+    def _takes_text(self, choice: int) -> bool:
+        """Return whether text can be sent now, or the client still reads earlier text and nothing else came before."""
+        return (self._is_waiting and self._is_ready()) or (self._is_sending and choice not in self._unhandled)
 
     def _is_ready(self) -> bool:
         """Return whether text can be handled without the task: no data waits for a slow client."""
@@ -400,6 +403,8 @@ class HttpExchange:
         else:
             self._log["completion_tokens"] = self._log.get("completion_tokens", 0) + part.stats.completion_tokens
             self._log["reason"], self._log["decode_seconds"] = part.reason, part.stats.decode_seconds
+            self._log["ttft_seconds"] = round(part.stats.ttft_seconds, 4)
+            self._log["ttft_parts"] = {name: round(value, 4) for name, value in part.stats.ttft_parts.items()}
 
     async def _watch_client(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

@@ -69,9 +69,12 @@ class ModelMetrics:
 class RequestClock:
     """Updates the counters for one answer."""
 
-    def __init__(self, model: ModelMetrics, clock: Callable[[], float], tokens: deque[tuple[float, int]]) -> None:
+    def __init__(
+        self, model: ModelMetrics, clock: Callable[[], float], tokens: deque[tuple[float, int]], arrived: float
+    ) -> None:
         self._model, self._clock, self._tokens = model, clock, tokens
-        self._start = clock()
+        self._start = arrived
+        self._first: float | None = None  # of the text, for an answer without an end
         self._last: float | None = None
         self._state = "waiting"
         model.waiting += 1
@@ -85,7 +88,7 @@ class RequestClock:
     def delta(self, event: TextDelta) -> None:
         now = self._clock()
         if self._last is None:
-            self._model.ttft.add(now - self._start)
+            self._first = now
         elif event.tokens:
             self._model.itl.add((now - self._last) / event.tokens, event.tokens)
         self._last = now
@@ -94,12 +97,22 @@ class RequestClock:
 
     def finished(self, event: Finished) -> None:
         self._end(event.reason)
+        if event.stats.ttft_seconds:  # the same figure as everywhere
+            self._model.ttft.add(event.stats.ttft_seconds)
+            self._first = None
+        self._add_ttft()
         self._model.drafted_tokens += event.stats.drafted_tokens
         self._model.accepted_tokens += event.stats.accepted_tokens
         self._model.latency.add(self._clock() - self._start)
 
     def aborted(self) -> None:
+        self._add_ttft()
         self._end("abort")
+
+    def _add_ttft(self) -> None:
+        if self._first is not None:
+            self._model.ttft.add(self._first - self._start)
+            self._first = None
 
     def _end(self, reason: str) -> None:
         if self._state:
@@ -119,16 +132,16 @@ class ServerMetrics:
     """The counters of all models.
 
     Args:
-        clock: seconds, monotonic.
+        clock: seconds, as AnswerRequest.arrived.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.models: dict[str, ModelMetrics] = {}
         self._clock = clock
         self._tokens: deque[tuple[float, int]] = deque(maxlen=20_000)
 
-    def request(self, model: str) -> RequestClock:
-        return RequestClock(self.models.setdefault(model, ModelMetrics()), self._clock, self._tokens)
+    def request(self, model: str, arrived: float) -> RequestClock:
+        return RequestClock(self.models.setdefault(model, ModelMetrics()), self._clock, self._tokens, arrived)
 
     @property
     def figures(self) -> Figures:

@@ -34,13 +34,15 @@ class ServedRequest(NamedTuple):
     cached_tokens: int  # of them
     rate: float  # tokens/s of the answer; 0 is not known
     difference: tuple[int, str, str] | None = None  # see protocol.messages.PromptDifference
+    ttft: float = 0.0  # seconds; 0 is not known
 
     @classmethod
     def of(cls, path: str, facts: Mapping[str, Any]) -> ServedRequest:
         """Return the figures of a request whose prompt was accepted, from its facts in the log."""
         seconds = facts.get("decode_seconds", 0.0)
         rate = round(facts.get("completion_tokens", 0) / seconds, 1) if seconds else 0.0
-        return cls(path, facts["prompt_tokens"], facts.get("cached_tokens", 0), rate, facts.get("difference"))
+        cached, ttft = facts.get("cached_tokens", 0), facts.get("ttft_seconds", 0.0)
+        return cls(path, facts["prompt_tokens"], cached, rate, facts.get("difference"), ttft)
 
 
 class RunningServer(NamedTuple):

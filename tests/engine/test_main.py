@@ -509,6 +509,19 @@ def test_a_job_can_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     assert eventually(lambda: not running.process._flag.is_set)
 
 
+def test_the_time_to_the_first_token_begins_with_the_request_and_has_its_parts(running: Running) -> None:
+    arrived = time.perf_counter() - 5
+    asked = ask(1)
+    running.channel.say(Generate(1, replace(asked.asked, arrived=arrived)))
+    stats = running.channel.finished(1).stats
+    assert stats.ttft_seconds > 5
+    assert list(stats.ttft_parts) == ["template", "tokenize", "grammar", "queue", "prefill"]
+    assert stats.template_seconds > 0
+    assert stats.tokenize_seconds > 0
+    assert stats.grammar_seconds >= 0
+    assert 4 < stats.queue_seconds < sum(stats.ttft_parts.values()) <= stats.ttft_seconds
+
+
 EMBEDDING = as_dict(EmbedTexts(("a",), "mean"))
 
 

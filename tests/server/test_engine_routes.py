@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from support.gguf_writer import runnable_model, write
-from support.served import CHAT, HI, LiveServer, parse, read_all
+from support.installed import eventually
+from support.served import CHAT, HI, SECONDS, LiveServer, parse, read_all
 
 from llmrun.server.pool import RequestDefaults
 
@@ -106,6 +107,25 @@ def test_a_list_of_prompts_is_answered_in_order(server: LiveServer) -> None:
     assert len(ids["choices"][0]["logprobs"]["text_offset"]) == 3
 
 
+def test_the_time_to_the_first_token_is_one_figure_everywhere(server: LiveServer) -> None:
+    """From the request, with its template, tokens, grammar and queue: in the answer, in the log and in /metrics."""
+
+    def total() -> float:
+        lines = server.get("/metrics").body.decode().splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:time_to_first_token_seconds_sum"))
+
+    before = total()
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    found = server.post("/completion", {"prompt": "Once", "n_predict": 8, "json_schema": schema}).json
+    assert eventually(lambda: server.served[-1].path == "/completion", SECONDS)
+    facts = server.served[-1].facts
+    assert facts["ttft_seconds"] == pytest.approx(found["timings"]["ttft_ms"] / 1000, abs=1e-3)
+    assert total() - before == pytest.approx(facts["ttft_seconds"], abs=1e-3)
+    assert list(facts["ttft_parts"]) == ["template", "tokenize", "grammar", "queue", "prefill"]
+    assert facts["ttft_parts"]["grammar"] > 0
+    assert sum(facts["ttft_parts"].values()) <= facts["ttft_seconds"] + 1e-3
+
+
 def test_llama_servers_own_completion_and_slots(server: LiveServer) -> None:
     body = {"prompt": "Once", "temperature": 0, "n_predict": 3, "ignore_eos": True}
     whole = server.post("/completion", body).json
@@ -113,6 +133,7 @@ def test_llama_servers_own_completion_and_slots(server: LiveServer) -> None:
     assert "".join(each["content"] for each in streamed) == whole["content"]
     assert [each["stop"] for each in streamed[-2:]] == [False, True]
     assert (whole["tokens_predicted"], whole["stop_type"]) == (3, "limit")
+    assert 0 < whole["timings"]["prompt_ms"] < whole["timings"]["ttft_ms"]
     refused = server.post("/infill", {"input_prefix": "def f(", "input_suffix": ")"})
     assert (refused.status, "fill in the middle" in refused.json["error"]["message"]) == (400, True)
     slots = server.get("/slots").json

@@ -12,7 +12,7 @@ from llmrun.server.metrics import Histogram, ServerMetrics
 def test_a_request_waits_runs_and_ends() -> None:
     clock = Clock(0)
     metrics = ServerMetrics(clock)
-    request = metrics.request("tiny")
+    request = metrics.request("tiny", 0.0)
     assert metrics.figures[:2] == (0, 1)
     request.started(Started(1, 30, 20, 7))
     assert metrics.figures[:2] == (1, 0)
@@ -20,7 +20,7 @@ def test_a_request_waits_runs_and_ends() -> None:
     request.delta(TextDelta(1, "Hi", 1))
     clock.now = 0.7
     request.delta(TextDelta(1, " you", 2))
-    request.finished(Finished(1, "stop", Stats()))
+    request.finished(Finished(1, "stop", Stats(ttft_seconds=0.5)))
     figures = metrics.figures
     assert figures[:2] == (0, 0)
     assert figures.ttft == (0.5, 0.5)
@@ -43,10 +43,10 @@ def test_a_request_waits_runs_and_ends() -> None:
 
 def test_what_became_of_drafts() -> None:
     metrics = ServerMetrics(Clock(0))
-    metrics.request("tiny").finished(Finished(1, "stop", Stats()))
+    metrics.request("tiny", 0.0).finished(Finished(1, "stop", Stats()))
     assert metrics.figures.acceptance is None
-    metrics.request("tiny").finished(Finished(1, "stop", Stats(drafted_tokens=30, accepted_tokens=20)))
-    metrics.request("tiny").finished(Finished(1, "stop", Stats(drafted_tokens=10, accepted_tokens=10)))
+    metrics.request("tiny", 0.0).finished(Finished(1, "stop", Stats(drafted_tokens=30, accepted_tokens=20)))
+    metrics.request("tiny", 0.0).finished(Finished(1, "stop", Stats(drafted_tokens=10, accepted_tokens=10)))
     assert metrics.figures.acceptance == 0.75
     lines = metrics.text({}).splitlines()
     assert 'vllm:spec_decode_num_draft_tokens_total{model_name="tiny"} 40' in lines
@@ -55,7 +55,7 @@ def test_what_became_of_drafts() -> None:
 
 def test_a_request_that_is_given_up_counts_no_more() -> None:
     metrics = ServerMetrics(Clock(0))
-    waiting, running = metrics.request("tiny"), metrics.request("tiny")
+    waiting, running = metrics.request("tiny", 0.0), metrics.request("tiny", 0.0)
     running.started(Started(1, 3, 0, 7))
     waiting.aborted()
     running.aborted()
@@ -64,10 +64,27 @@ def test_a_request_that_is_given_up_counts_no_more() -> None:
     assert 'finished_reason="abort"} 2' in metrics.text({})
 
 
+def test_the_time_to_the_first_token_is_the_engine_s_and_begins_with_the_request() -> None:
+    """It is the figure of the answer's own line; of an answer that was given up, the time to its first text."""
+    clock = Clock(10.0)
+    metrics = ServerMetrics(clock)
+    ended, given_up = metrics.request("tiny", 3.0), metrics.request("tiny", 9.0)
+    for each in (ended, given_up):
+        each.delta(TextDelta(1, "Hi", 1))
+    clock.now = 20.0
+    ended.finished(Finished(1, "stop", Stats(ttft_seconds=6.5)))
+    given_up.aborted()
+    given_up.aborted()
+    lines = metrics.text({}).splitlines()
+    assert 'vllm:time_to_first_token_seconds_sum{model_name="tiny"} 7.5' in lines
+    assert 'vllm:time_to_first_token_seconds_count{model_name="tiny"} 2' in lines
+    assert 'vllm:e2e_request_latency_seconds_sum{model_name="tiny"} 17.0' in lines
+
+
 def test_the_rate_is_of_the_last_seconds() -> None:
     clock = Clock(0)
     metrics = ServerMetrics(clock)
-    metrics.request("tiny").delta(TextDelta(1, "x", 50))
+    metrics.request("tiny", 0.0).delta(TextDelta(1, "x", 50))
     assert metrics.figures.rate == 10.0
     clock.now = 5.0
     assert metrics.figures.rate == 0.0
@@ -83,5 +100,5 @@ def test_buckets_hold_what_is_at_most_their_bound() -> None:
 
 def test_a_name_can_not_break_out_of_its_label() -> None:
     metrics = ServerMetrics(Clock(0))
-    metrics.request('a"b\\c\nd')
+    metrics.request('a"b\\c\nd', 0.0)
     assert 'model_name="a\\"b\\\\c\\nd"' in metrics.text({})

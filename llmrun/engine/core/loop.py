@@ -147,7 +147,8 @@ class Engine:
             self._drafts = self._drafts_requested = True
             if extras.drafting.model is not None and isinstance(self._draft_model, HeadModel):
                 self._draft_model.switch_on()
-        text, metrics = TextStream(limits.stop, limits.ban), Metrics(self._clock())
+        prepared, text = extras.preparation, TextStream(limits.stop, limits.ban)
+        metrics = Metrics(prepared.arrived, sum(prepared[1:])) if prepared is not None else Metrics(self._clock())
         number = next(self._numbers)
         self._waiting.append(
             Sequence(number, request, list(prompt), len(prompt), sampler, text, limits, metrics, extras)

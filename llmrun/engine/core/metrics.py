@@ -2,10 +2,63 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Literal, NamedTuple
 
 from llmrun.statistics import quantile
+
+Phase = Literal["template", "tokenize", "grammar"]
+
+
+class Preparation(NamedTuple):
+    """When a request arrived, and the seconds of its preparation, by part."""
+
+    arrived: float
+    template: float = 0.0
+    tokenize: float = 0.0
+    grammar: float = 0.0
+
+
+class PreparationClock:
+    """Measures the parts of one preparation after the other. A part inside of another counts for itself only."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self.start()
+
+    def start(self) -> None:
+        """Begin a preparation, with its tokenizing."""
+        self._phase: Phase = "tokenize"
+        self._seconds: dict[Phase, float] = {"template": 0.0, "tokenize": 0.0, "grammar": 0.0}
+        self._began = self._since = self._clock()
+
+    @contextmanager
+    def phase(self, phase: Phase) -> Iterator[None]:
+        """Count the block for a part."""
+        outer = self._switch(phase)
+        try:
+            yield
+        finally:
+            self._switch(outer)
+
+    def _switch(self, phase: Phase) -> Phase:
+        now = self._clock()
+        self._seconds[self._phase] += now - self._since
+        outer, self._phase, self._since = self._phase, phase, now
+        return outer
+
+    def end(self, arrived: float) -> Preparation:
+        """Return the measurement.
+
+        Args:
+            arrived: when the request arrived; 0 is the beginning of this preparation.
+        """
+        self._switch("tokenize")
+        return Preparation(min(arrived or self._began, self._began), **self._seconds)
 
 
 @dataclass(slots=True)
@@ -13,6 +66,7 @@ class Metrics:
     """Timestamps of one sequence, in seconds of one monotonic clock."""
 
     arrived: float
+    preparation_seconds: float = 0.0  # between the arrival and the engine
     admitted: float | None = None  # when it got a slot for the first time
     prefill_seconds: float = 0.0  # in decode calls with prompt tokens of this sequence
     model_seconds: float = 0.0  # in decode calls after the first token
@@ -34,8 +88,8 @@ class Metrics:
 
     @property
     def queue_seconds(self) -> float:
-        """Time from the arrival to the first slot."""
-        return self.admitted - self.arrived if self.admitted is not None else 0.0
+        """Time from the arrival to the first slot, without the preparation."""
+        return max(0.0, self.admitted - self.arrived - self.preparation_seconds) if self.admitted is not None else 0.0
 
     @property
     def ttft_seconds(self) -> float:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from llmrun._native import StepShape
 from llmrun.engine.core.images import text_only
-from llmrun.engine.core.metrics import Metrics
+from llmrun.engine.core.metrics import Metrics, Preparation
 from llmrun.engine.core.prefix import common_prefix
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.text import TextStream
@@ -54,6 +54,7 @@ class Extras:
     adapters: tuple[AdapterScale, ...] = ()  # to compute with
     turn: OpenTurn | None = None  # remembers the answer for later prompts of the conversation
     rewritten: tuple[Rewriting, ...] = ()  # of the conversation, for the first time with its chat template
+    preparation: Preparation | None = None  # its times; None if it arrives now
     left_out: tuple[str, ...] = ()  # of the schemas of tools, because it can't be enforced
 
 
@@ -264,6 +265,7 @@ class Sequence:
 
     def stats(self, n_ctx: int) -> Stats:
         drafting, images = self.extras.drafting, self.extras.images
+        preparation = self.extras.preparation or Preparation(0.0)
         return Stats(
             prompt_tokens=self.n_prompt,
             reused_tokens=self.n_reused,
@@ -272,6 +274,9 @@ class Sequence:
             decode_seconds=self.metrics.decode_seconds,
             ttft_seconds=self.metrics.ttft_seconds,
             queue_seconds=self.metrics.queue_seconds,
+            template_seconds=preparation.template,
+            tokenize_seconds=preparation.tokenize,
+            grammar_seconds=preparation.grammar,
             itl_p50_seconds=self.metrics.itl_quantile(0.5),
             itl_p95_seconds=self.metrics.itl_quantile(0.95),
             context_used=self.n_cached,

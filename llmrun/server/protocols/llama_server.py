@@ -127,4 +127,5 @@ def _timings(stats: Stats) -> dict[str, Any]:
         "predicted_ms": 1000 * stats.decode_seconds,
         "predicted_per_second": stats.decode_rate,
         "cache_n": stats.reused_tokens,
+        "ttft_ms": 1000 * stats.ttft_seconds,
     }

@@ -19,6 +19,7 @@ from llmrun.ui.terminal.sanitize import clean
 SEPARATOR = " · "
 
 SILENT_SECONDS = 10.0
+_SHOWN_SECONDS = 0.01  # of a part of the time to first token
 _REPEATED_CELLS = 40  # of a quoted repetition
 
 
@@ -41,7 +42,7 @@ class Meter:
         self._first_text_at: float | None = None
         self._last_text_at = 0.0
         self._tokens = 0
-        self._event_at = clock()
+        self._event_at = self._began = clock()
 
     def follow(self, event: Event) -> None:
         """Update the state with an event."""
@@ -51,7 +52,7 @@ class Meter:
         elif isinstance(event, LoadProgress):
             self._loaded_fraction = event.fraction
         elif isinstance(event, Loaded):
-            self._loaded_fraction, self._n_ctx = None, event.n_ctx
+            self._loaded_fraction, self._n_ctx, self._began = None, event.n_ctx, now
         elif isinstance(event, Rendering):
             self._rendering_at = now
         elif isinstance(event, Started):
@@ -105,8 +106,7 @@ class Meter:
         took = self._last_text_at - first_text_at
         if self._tokens > 1 and took > 0:
             fields.append(f"decode {rate((self._tokens - 1) / took)}")
-        if self._rendering_at is not None:
-            fields.append(f"TTFT {seconds(first_text_at - self._rendering_at)}")
+        fields.append(f"TTFT {seconds(first_text_at - self._began)}")
         if self._n_ctx and prompt_tokens:
             fields.append(f"ctx {prompt_tokens + self._tokens:,}/{self._n_ctx:,}")
         if started is not None and started.reused_tokens:
@@ -126,7 +126,7 @@ def summary(finished: Finished, times: StepTables = StepTables()) -> str:
         decode += " " + rate(stats.decode_rate)
     fields = [*_prefilled(stats), decode]
     if stats.ttft_seconds > 0:
-        fields.append(f"TTFT {seconds(stats.ttft_seconds)}")
+        fields.append(f"TTFT {seconds(stats.ttft_seconds)}{_parts(stats)}")
     if stats.itl_p50_seconds > 0:
         p50, p95 = milliseconds(stats.itl_p50_seconds), milliseconds(stats.itl_p95_seconds)
         fields.append(f"inter-token p50 {p50} p95 {p95}")
@@ -139,6 +139,16 @@ def summary(finished: Finished, times: StepTables = StepTables()) -> str:
     fields += ["timed over the network"] if stats.over_network else []
     fields += [f"seed {stats.seed}"] if stats.seed or not stats.over_network else []
     return SEPARATOR.join([*fields, *_stopped(finished)])
+
+
+def _parts(stats: Stats) -> str:
+    """Return the parts of the time to first token, if there is more to see than the prefill."""
+    found = {name: value for name, value in stats.ttft_parts.items() if value >= _SHOWN_SECONDS}
+    return (
+        f" ({', '.join(f'{name} {seconds(value)}' for name, value in found.items())})"
+        if found.keys() - {"prefill"}
+        else ""
+    )
 
 
 def short_summary(finished: Finished, times: StepTables = StepTables()) -> str:

@@ -215,6 +215,8 @@ def log_line(request: AccessRecord) -> str:
     if "prompt_tokens" in facts:
         details.append(f"{facts['prompt_tokens']:,} + {facts.get('completion_tokens', 0):,} tokens")
         details.append(f"{facts.get('cached_tokens', 0):,} cached")
+    if facts.get("ttft_seconds"):
+        details.append(f"TTFT {seconds(facts['ttft_seconds'])}")
     history = facts.get("history")
     if history is not None:
         as_generated = f"{counted(history['answers'], 'answer')} as generated"
@@ -256,7 +258,7 @@ def show_servers(output: Output, servers: Sequence[RunningServer], now: float) -
 def show_requests(output: Output, requests: Sequence[ServedRequest]) -> None:
     """Print a table of answered requests, if there are any."""
     if requests:
-        columns = [Column("LAST REQUESTS"), *right("PROMPT", "REUSED", "RATE")]
+        columns = [Column("LAST REQUESTS"), *right("PROMPT", "REUSED", "TTFT", "RATE")]
         show_table(output, [*columns, Column("FIRST DIFFERENCE", is_excerpt=True)], list(map(_request_row, requests)))
 
 
@@ -266,4 +268,5 @@ def _request_row(request: ServedRequest) -> tuple[str, ...]:
         position, cached, prompt = request.difference
         difference = f"at {position:,}: {clean(repr(cached))} is now {clean(repr(prompt))}"
     speed = rate(request.rate, whole=True) if request.rate else "-"
-    return request.path, f"{request.prompt_tokens:,}", f"{request.cached_tokens:,}", speed, difference
+    first = seconds(request.ttft) if request.ttft else "-"
+    return request.path, f"{request.prompt_tokens:,}", f"{request.cached_tokens:,}", first, speed, difference

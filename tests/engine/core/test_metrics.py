@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from support.clock import Clock
 
-from llmrun.engine.core.metrics import Metrics, PrefillRate
+from llmrun.engine.core.metrics import Metrics, PrefillRate, Preparation, PreparationClock
 
 
 def metrics(*token_times: float) -> Metrics:
@@ -91,3 +92,28 @@ def test_decoding_sequences_do_not_lower_the_prefill_rate() -> None:
     rate.record(0, 9.0, n_decoding=2)
     rate.record(500, 2.0, n_decoding=2)
     assert rate.tokens_within(0.1) == 96, "a slow step takes at most three quarters of the time"
+
+
+def test_a_part_of_a_preparation_inside_of_another_counts_for_itself_only() -> None:
+    now = Clock(10.0)
+    clock = PreparationClock(now)
+    now.now = 100.0
+    clock.start()
+    now.now += 1
+    with clock.phase("template"):
+        now.now += 2
+        with clock.phase("grammar"):
+            now.now += 4
+        now.now += 8
+    now.now += 16
+    assert clock.end(0.0) == Preparation(100.0, template=10.0, tokenize=17.0, grammar=4.0)
+    clock.start()
+    assert clock.end(90.0) == Preparation(90.0)
+    assert clock.end(1000.0).arrived == now.now, "a request does not arrive after its preparation"
+
+
+def test_the_queue_is_all_before_the_slot_but_the_preparation() -> None:
+    waited = Metrics(arrived=10.0, preparation_seconds=3.0)
+    assert waited.queue_seconds == 0.0
+    waited.admitted = 18.0
+    assert waited.queue_seconds == 5.0

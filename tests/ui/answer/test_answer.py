@@ -66,9 +66,9 @@ def test_waiting_and_live_line() -> None:
     case.show(PrefillProgress(1, 1024, 1024 / 410), after=2.5)
     assert case.rows == ["prefill 1,024/6,000 tokens · 410 tokens/s"]
     case.text("Hello", after=12.5)
-    assert case.rows == ["Hello", "prefill 400 tokens/s · TTFT 15.10 s · ctx 6,001/8,192"]
+    assert case.rows == ["Hello", "prefill 400 tokens/s · TTFT 15.20 s · ctx 6,001/8,192"]
     case.text(" world")
-    assert case.rows == ["Hello world", "prefill 400 tokens/s · decode 10.0 tokens/s · TTFT 15.10 s · ctx 6,002/8,192"]
+    assert case.rows == ["Hello world", "prefill 400 tokens/s · decode 10.0 tokens/s · TTFT 15.20 s · ctx 6,002/8,192"]
     case.finish()
     assert case.rows[0] == "Hello world"
     assert "".join(case.rows[1:]).replace(" ", "") == SUMMARY.replace(" ", "")
@@ -356,7 +356,7 @@ def test_the_line_for_waiting_goes_at_the_first_token() -> None:
     case = Case()
     case.start()
     case.text("Hi", after=0.001)
-    assert case.rows == ["Hi", "prefill 31,000 tokens/s · TTFT 0.10 s · ctx 32/8,192"]
+    assert case.rows == ["Hi", "prefill 31,000 tokens/s · TTFT 0.20 s · ctx 32/8,192"]
 
 
 def test_cursor_stays_visible_and_colour_is_optional() -> None:

@@ -515,7 +515,7 @@ def test_text_comes_word_by_word() -> None:
         case.text(piece)
         shown.append(case.rows[0])
     assert shown == [
-        "prefill 310 tokens/s · TTFT 0.10 s",
+        "prefill 310 tokens/s · TTFT 0.20 s",
         "Bread", "Bread needs", "Bread needs", "Bread needs four", "Bread needs four things",
     ]  # fmt: skip
 

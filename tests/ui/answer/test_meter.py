@@ -73,3 +73,10 @@ def test_a_long_summary_breaks_between_its_fields() -> None:
     assert in_rows("one · two two · three", 13) == ["one · two two ·", "three"]
     assert in_rows("one · two two · three", 12) == ["one ·", "two two ·", "three"]
     assert in_rows("one · two two · three", 1) == ["one ·", "two two ·", "three"]
+
+
+def test_the_time_to_the_first_token_is_shown_with_its_parts() -> None:
+    stats = replace(STATS, ttft_seconds=4.6, template_seconds=0.5, grammar_seconds=3.8, prefill_seconds=0.27)
+    said = "TTFT 4.60 s (template 0.50 s, grammar 3.80 s, prefill 0.27 s)"
+    assert said in summary(Finished(1, "stop", stats)).split(" · ")
+    assert "TTFT 0.21 s" in summary(Finished(1, "stop", STATS)).split(" · "), "all of it is prefill"

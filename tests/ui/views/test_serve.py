@@ -50,6 +50,8 @@ def test_a_figure_of_the_live_line_is_there_as_a_whole_or_not_at_all() -> None:
 def test_the_log_line_says_what_was_answered() -> None:
     expected = "127.0.0.1 POST /v1/chat/completions 200 in 1.20 s: tiny, 32 + 10 tokens, 31 cached, stop"
     assert log_line(ANSWERED) == expected
+    timed = ANSWERED._replace(facts={**ANSWERED.facts, "ttft_seconds": 0.31})
+    assert log_line(timed) == expected.replace("cached,", "cached, TTFT 0.31 s,")
     assert log_line(AccessRecord("::1", "GET", "/\x1b[31m", 404, 0.0, {})) == "::1 GET / 404 in 0.00 s"
     for history, expected in (
         ({"answers": 1, "tokens": 20, "is_shortened": False}, "31 cached, 1 answer as generated, stop"),
@@ -115,7 +117,7 @@ def test_a_request_for_vectors_is_logged_too() -> None:
     stderr = io.StringIO()
     shown = view(stderr)
     shown.served(ANSWERED._replace(path="/v1/embeddings", facts={"model": "tiny", "prompt_tokens": 7}))
-    assert [tuple(each) for each in shown.requests] == [("/v1/embeddings", 7, 0, 0.0, None)]
+    assert [tuple(each) for each in shown.requests] == [("/v1/embeddings", 7, 0, 0.0, None, 0.0)]
     assert "POST /v1/embeddings 200" in stderr.getvalue()
 
 
