@@ -325,7 +325,8 @@ class Preparer:
         from llmrun.engine.constraint.closing import TimelyEnd
 
         room, limit = self._n_ctx - n_prompt, request.limits.max_tokens
-        return TimelyEnd(constraint, matcher.tokens, room if limit is None else min(limit, room))
+        n_tokens = room if limit is None else min(limit, room)
+        return TimelyEnd(constraint, matcher.tokens, n_tokens, matcher.endings)
 
     def _calls(self, request: AnswerRequest, syntax: CallSyntax) -> Matcher:
         from llmrun.engine.constraint.calls import compile_calls

@@ -52,16 +52,21 @@ def compile_calls(
     lines = _all_lines(request, tools, [each.rules for each in arguments], syntax, only)
     matcher = compile_lark("\n".join(lines), vocabulary, shown)
     matcher.left_out = tuple(dict.fromkeys((*left_out(tools), *(path for each in arguments for path in each.left_out))))
+    if form is not None:
+        close = "".join(each for each in syntax.tail if isinstance(each, str)) + syntax.end
+        ends = dict.fromkeys((close, *"'\"" * form.is_python, *(end for each in arguments for end in each.ends)))
+        matcher.endings = [vocabulary.tokenize(end, special=True) for end in ends if end]
     return matcher
 
 
 class _Arguments(NamedTuple):
     rules: Rules  # of a tool's arguments
-    left_out: Sequence[str]  # paths of what is not enforced
+    left_out: Sequence[str] = ()  # paths of what is not enforced
+    ends: Sequence[str] = ()  # the texts that end strings without quotes
 
 
 def _json_rules(tool: Tool) -> _Arguments:
-    return _Arguments(arguments_schema(tool.parameters).rules, ())
+    return _Arguments(arguments_schema(tool.parameters).rules)
 
 
 def _all_lines(
@@ -134,10 +139,11 @@ class _ParameterRules:
         self._names: dict[tuple[int, str], str] = {}  # a schema, by its place in memory, and the text after its values
         self._lines: list[str] = []
         self._left_out: list[str] = []
+        self._ends: list[str] = []
 
     def rules(self) -> _Arguments:
         start = self._members(parameters_of(self._root), self._root, ())
-        return _Arguments(Rules(start, tuple(self._lines)), self._left_out)
+        return _Arguments(Rules(start, tuple(self._lines)), self._left_out, self._ends)
 
     def _rule(self, body: str, name: str = "") -> str:
         name = name or self._new_name()
@@ -245,6 +251,7 @@ class _ParameterRules:
         limit = _count_of(schema, "maxLength")
         lost = ["pattern", "minLength"] + ["format"] * (schema.get("format") in FORMATS)
         self._leave_out(schema, lost + ["maxLength"] * (limit is None), path)
+        self._ends += (end, CDATA[1] + end) if self._form.has_cdata else (end,)
         size = "*" if limit is None else f"{{0,{limit}}}"
         if not self._form.has_cdata:
             return self._rule(f"[suffix={_literal(end)}]: /(?s:.{size})/")

@@ -6,6 +6,8 @@ end.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from llmrun.engine.constraint.matcher import Constraint, Tokens
 
 _ZONE = 256  # tokens before the limit: further away nothing is checked
@@ -20,8 +22,15 @@ class TimelyEnd:
         is_cut_short: a token was replaced.
     """
 
-    def __init__(self, constraint: Constraint, tokens: Tokens, n_tokens: int) -> None:
-        """Start an answer of at most n_tokens."""
+    def __init__(
+        self, constraint: Constraint, tokens: Tokens, n_tokens: int, endings: Collection[list[int]] = ()
+    ) -> None:
+        """Start an answer of at most n_tokens.
+
+        Args:
+            endings: see Matcher; a token may break one that has begun, and all of it is needed again.
+        """
+        self._growth = max(_GROWTH, *(len(tokens) + 1 for tokens in endings), 0)
         self._constraint = constraint
         self._tokens = tokens
         self._n_left = n_tokens
@@ -36,7 +45,7 @@ class TimelyEnd:
             return token
         known, self._n_closing = self._n_closing, None
         if known is not None and not _OPENING.intersection(self._tokens.tokens[token]):
-            self._n_closing = known + _GROWTH
+            self._n_closing = known + self._growth
         if is_forced or (self._n_closing is not None and self._n_closing <= self._n_left):
             return token
         if known is None and self._n_left > self._next_try:

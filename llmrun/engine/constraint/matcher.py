@@ -119,7 +119,7 @@ class Matcher:
 
     Attributes:
         left_out: the paths of what is not enforced of the schemas of the request's tools.
-        endings: tokens that end a text without quotes.
+        endings: tokens that end a call of a tool, or a string without quotes; the first ones that fit are preferred.
     """
 
     def __init__(self, matcher: Any, tokens: Tokens, vocabulary: Vocabulary) -> None:
@@ -190,12 +190,13 @@ class Matcher:
         forced = self.forced()
         if forced:
             return forced
+        is_text, single = self._is_in_text(), self.tokens.single
         for tokens in self.endings:
-            if self._matcher.validate_tokens(tokens) == len(tokens):
-                return tokens
-        single = self.tokens.single
-        # A text goes on with any letter, so only a quote ends it; elsewhere a quote begins another one.
-        is_text = len(self._allowed_of(single[letter] for letter in b"qjz" if letter in single)) > 1
+            # In a text an ending may have begun.
+            for start in range(len(tokens) - 1, -1, -1) if is_text else (0,):
+                if self._ends(tokens[start:], is_text):
+                    return tokens[start:]
+        # Only a quote ends a text; elsewhere a quote begins another one.
         order = b'"' if is_text else b'}]",: 0123456789'
         preferred = self._allowed_of(single[character] for character in order if character in single)
         if preferred:
@@ -205,6 +206,23 @@ class Matcher:
         letters = self._allowed_of(single[letter] for letter in _LETTERS if letter in single)
         letters = letters or self._allowed_of(range(self.tokens.n_vocab), most=1)
         return [letters[self._n_accepted % len(letters)]]
+
+    def _is_in_text(self) -> bool:
+        """Return whether the answer goes on with any letter."""
+        single = self.tokens.single
+        letters = [single[letter] for letter in b"qjz" if letter in single]
+        return sum(int(self._matcher.validate_tokens([letter])) for letter in letters) > 1
+
+    def _ends(self, tokens: list[int], is_text: bool) -> bool:
+        """Return whether these tokens may follow, and end the text that the answer is in."""
+        is_valid = bool(self._matcher.validate_tokens(tokens) == len(tokens))
+        if not (is_valid and is_text):
+            return is_valid
+        for token in tokens:
+            self.accept(token)
+        ended = not self._is_in_text()
+        self.rewind(len(tokens))
+        return ended
 
     def _allowed_of(self, tokens: Iterable[int], most: int | None = None) -> list[int]:
         """Return those of some tokens that the mask allows, in their order."""

@@ -15,6 +15,7 @@ from support.call_syntaxes import SYNTAXES
 from support.random_schemas import random_object
 
 from llmrun.engine.constraint.calls import ToolCallConstraint, compile_calls
+from llmrun.engine.constraint.closing import TimelyEnd
 from llmrun.engine.constraint.matcher import Constraint, compile_lark
 from llmrun.engine.constraint.tool_schemas import arguments_schema
 from llmrun.engine.prompt.thinking import ReasoningTracker
@@ -294,6 +295,30 @@ def test_parameters_one_by_one_follow_the_schema(syntax: CallSyntax) -> None:
         jsonschema.validate(arguments, MIXED)
         seen |= {*arguments}
     assert seen == {*MIXED["properties"]}
+
+
+@pytest.mark.parametrize("name", [name for name, each in SYNTAXES.items() if each.parameters])
+def test_a_call_is_complete_at_the_limit_of_its_answer(name: str) -> None:
+    """Strings have no end here that the model wants to write."""
+    syntax = SYNTAXES[name]
+    texts = {key: {"type": "string"} for key in ("a", "b", "c")}
+    tree = {"type": "object", "properties": {"d": {"type": "array", "items": {"type": "string"}}}, "required": ["d"]}
+    schema = {"type": "object", "properties": {**texts, "tree": tree}, "required": ["a", "tree"]}
+    tool = Tool("f", "", json.dumps(schema))
+    asked = AnswerRequest(tools=(tool,), tool_choice="required", parallel_calls=False)
+    for seed in range(3):
+        matcher, numbers, answer = compile_calls(asked, syntax, VOCABULARY, SHOWN), random.Random(seed), list[int]()
+        end = TimelyEnd(matcher, matcher.tokens, 280, matcher.endings)
+        for _ in range(280):
+            choices = allowed(matcher)
+            token = numbers.choice([each for each in choices if each in (*b"abc xyz",)] or choices)
+            matcher.accept(token)
+            token = end.accept(token)
+            if token == END:
+                break
+            answer.append(token)
+        ((_, arguments),) = calls_in(syntax, syntax.prefill + text_of(answer), (tool,))
+        jsonschema.validate(arguments, schema)
 
 
 def test_what_a_string_without_quotes_does_not_follow_is_named() -> None:
