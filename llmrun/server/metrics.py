@@ -74,7 +74,7 @@ class RequestClock:
     ) -> None:
         self._model, self._clock, self._tokens = model, clock, tokens
         self._start = arrived
-        self._first: float | None = None  # of the text, for an answer without an end
+        self._first: float | None = None  # of the text, for an answer whose engine does not tell it
         self._last: float | None = None
         self._state = "waiting"
         model.waiting += 1
@@ -97,17 +97,21 @@ class RequestClock:
 
     def finished(self, event: Finished) -> None:
         self._end(event.reason)
-        if event.stats.ttft_seconds:
-            self._model.ttft.add(event.stats.ttft_seconds)
+        if event.stats.ttft_seconds or self._first is not None:
+            self._model.ttft.add(event.stats.ttft_seconds or self._seconds_to_text)
         self._model.drafted_tokens += event.stats.drafted_tokens
         self._model.accepted_tokens += event.stats.accepted_tokens
         self._model.latency.add(self._clock() - self._start)
 
     def aborted(self) -> None:
         if self._first is not None:
-            self._model.ttft.add(self._first - self._start)
+            self._model.ttft.add(self._seconds_to_text)
             self._first = None
         self._end("abort")
+
+    @property
+    def _seconds_to_text(self) -> float:
+        return self._first - self._start if self._first is not None else 0.0
 
     def _end(self, reason: str) -> None:
         if self._state:
