@@ -411,11 +411,13 @@ class Gate:
 
     Attributes:
         n_compared: tokens of a draft that are compared with the answer.
+        is_lost: drafts have cost more time so far than they may.
     """
 
     MODEL: int
     """Instead of the length of a match, for drafts of a draft model."""
     n_compared: int
+    is_lost: bool
 
     def __init__(
         self, most: int, lines: Sequence[tuple[int, float, float]], draft_lines: Sequence[tuple[int, float, float]]

@@ -434,6 +434,7 @@ void define_gate(nb::module_& module) {
             },
             "most"_a, "lines"_a, "draft_lines"_a)
         .def_prop_ro("n_compared", &Gate::n_compared)
+        .def_prop_ro("is_lost", &Gate::is_lost)
         .def("choose", &Gate::choose, "match"_a, "limit"_a, "step"_a)
         .def("expected", &Gate::expected, "match"_a, "length"_a)
         .def("draft_seconds", &Gate::draft_seconds, "step"_a, "length"_a)

@@ -13,7 +13,9 @@ constexpr double allowed_loss = 0.01;    // of the decoding time ...
 constexpr int32_t allowed_failures = 5;  // ... plus the extra time of this many steps whose drafts were rejected
 constexpr double prior[] = {0.15, 0.3, 0.45, 0.65, 0.8, 0.9};  // after a match of 1, 2, 3-4, 5-8, 9-16, more tokens
 constexpr double model_prior = 0.8;                            // of a token that the draft model is sure of
+constexpr int32_t model_depths = 16;                           // tokens of a draft with an acceptance rate of their own
 constexpr double sure_prior = 0.7;                             // how often the draft model is sure
+constexpr int32_t min_outcomes = 8;    // that make an acceptance rate known
 constexpr double newest_share = 0.1;                           // minimum weight of the newest outcome
 constexpr int32_t min_compared = 15;
 
@@ -45,31 +47,34 @@ Gate::Gate(int32_t most, std::vector<StepLine> lines, std::vector<StepLine> draf
     for (const double each : prior) {
         rates_.emplace_back(each);
     }
-    rates_.emplace_back(model_prior);
+    for (int32_t depth = 0; depth < model_depths; ++depth) {
+        model_rates_.emplace_back(model_prior);
+    }
 }
+
+bool Gate::AcceptanceRate::is_known() const { return outcomes_ >= prior_weight + min_outcomes; }
 
 void Gate::AcceptanceRate::learn(bool accepted) {
     ++outcomes_;
     value_ += std::max(1.0 / outcomes_, newest_share) * (accepted - value_);
 }
 
-Gate::AcceptanceRate& Gate::rate(int32_t match) {
+const Gate::AcceptanceRate& Gate::rate(int32_t match, int32_t depth) const {
+    if (match == model) {
+        return model_rates_[std::min(depth, model_depths - 1)];
+    }
     const size_t last = std::size(prior) - 1;
-    return match == model ? rates_.back()
-                          : rates_[std::min<size_t>(std::bit_width(static_cast<uint32_t>(match - 1)), last)];
+    return rates_[std::min<size_t>(std::bit_width(static_cast<uint32_t>(match + depth - 1)), last)];
 }
-
-double Gate::rate_of(int32_t match) const { return const_cast<Gate*>(this)->rate(match).value(); }
 
 DraftChoice Gate::choose(int32_t match, int32_t limit, const StepShape& step) const {
     limit = std::min(limit, most_);
-    const double first = rate_of(match);
+    const double first = rate(match, 0).value();
     if (lines_.empty()) {
         const int32_t length = (step.rows + limit) / multiple * multiple - step.rows;
         return {length > 0 ? length : limit, first};
     }
-    const bool is_lost = gain_ < -allowed_loss * decoding_ - allowed_failures * trial_;
-    if (is_lost || (match == model && draft_lines_.empty())) {
+    if (is_lost() || (match == model ? draft_lines_.empty() : !rate(match, 0).is_known())) {
         return {};
     }
     const double plain = seconds_of(lines_, step.rows, step.depth);
@@ -94,10 +99,15 @@ DraftChoice Gate::choose(int32_t match, int32_t limit, const StepShape& step) co
     return best.length > 0 ? best : DraftChoice{};
 }
 
+bool Gate::is_lost() const { return gain_ < -allowed_loss * decoding_ - allowed_failures * trial_; }
+
 double Gate::expected(int32_t match, int32_t length) const {
-    double total = 0.0, probability = 1.0;
+    double total = 0.0, probability = 1.0, before = 1.0;
     for (int32_t i = 0; i < length; ++i) {
-        probability *= rate_of(match == model ? model : match + i);
+        const AcceptanceRate& next = rate(match, i);
+        // There is no hope without experience, and a model is not surer of later tokens.
+        before = match != model && next.is_known() ? next.value() : std::min(before, next.value());
+        probability *= before;
         total += probability;
     }
     return total;
@@ -128,7 +138,7 @@ bool Gate::is_worth_prefill(int32_t n_tokens, const StepShape& step) const {
 
 void Gate::learn(int32_t match, int32_t n_accepted, bool missed) {
     for (int32_t i = 0; i < n_accepted + missed; ++i) {
-        rate(match == model ? model : match + i).learn(i < n_accepted);
+        rate(match, i).learn(i < n_accepted);
     }
 }
 

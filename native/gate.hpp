@@ -4,13 +4,15 @@
 // the same answer takes the same steps again.
 //
 // The first token of a draft after a match of m tokens is accepted with probability p(m), the second with p(m + 1), and
-// so on. Every token of the answer teaches these: it shows of any draft, verified or not, whether it was right. The
-// tokens of a draft model all have one probability; its steps cost time, even if it turns out to be unsure.
+// so on. Every token of the answer teaches these: it shows of any draft, verified or not, whether it was right. So none
+// is verified before it is known how often such drafts are right. The n-th token of a draft model has a probability of
+// its own, since the first ones are the likeliest to be right; its steps cost time, even if it turns out to be unsure.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <utility>
 #include <span>
 #include <vector>
 
@@ -47,6 +49,9 @@ class Gate {
 
     // match: the number of last tokens that the draft has followed before, or model.
     DraftChoice choose(int32_t match, int32_t limit, const StepShape& step) const;
+
+    // Whether drafts have cost more time so far than they may.
+    bool is_lost() const;
 
     // The expected number of accepted tokens of a draft.
     double expected(int32_t match, int32_t length) const;
@@ -95,20 +100,27 @@ class Gate {
       public:
         explicit AcceptanceRate(double prior) : value_(prior) {}
         double value() const { return value_; }
+        bool is_known() const;
         void learn(bool accepted);
 
       private:
+        static constexpr int32_t prior_weight = 4;
+
         double value_;
-        int32_t outcomes_ = 4;  // weight of the prior
+        int32_t outcomes_ = prior_weight;
     };
 
-    double rate_of(int32_t match) const;
-    AcceptanceRate& rate(int32_t match);
+    // Of a draft's token at this depth, from 0, given that those before it are right.
+    const AcceptanceRate& rate(int32_t match, int32_t depth) const;
+    AcceptanceRate& rate(int32_t match, int32_t depth) {
+        return const_cast<AcceptanceRate&>(std::as_const(*this).rate(match, depth));
+    }
 
     int32_t most_;
     std::vector<StepLine> lines_;
     std::vector<StepLine> draft_lines_;
-    std::vector<AcceptanceRate> rates_;
+    std::vector<AcceptanceRate> rates_;        // by the length of the match
+    std::vector<AcceptanceRate> model_rates_;  // by depth
     AcceptanceRate sure_;
     // Seconds by the table: of all steps, gained by drafts, and the largest extra time of a step.
     double decoding_ = 0.0;

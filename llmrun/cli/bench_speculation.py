@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from llmrun.cli.bench_load import LoadTestOptions, number_of_threads, refuse_others
@@ -40,6 +41,7 @@ def measure(
     from llmrun.model.load_plan import A_CHAT, prepare
     from llmrun.models.store.in_use import using
     from llmrun.planning.plan import LoadPreferences
+    from llmrun.planning.speculation import read_draft_source
     from llmrun.protocol.params import MOST_TOKENS
     from llmrun.ui.views.bench import BenchView
     from llmrun.ui.views.bench_speculation import show_outcome
@@ -52,7 +54,9 @@ def measure(
     preferences = with_preset(models[0], preferences)
     spec, path = find_model(output, models[0], yes=yes)
     name = path.stem if spec.path else models[0]
-    drafts = find_draft(output, asked.draft, yes=yes)
+    draft, heads = read_draft_source(asked.draft)
+    preferences = replace(preferences, draft_heads=heads)
+    drafts = find_draft(output, draft, yes=yes)
     with using(path), using(drafts.path) if drafts is not None else nullcontext():
         model = prepare(spec, path, preferences, warm_up=True, expected=A_CHAT, draft=drafts, adapters=lists.adapters)
         for note in model.plan.notes:

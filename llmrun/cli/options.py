@@ -27,7 +27,7 @@ from llmrun.cli.reasoning import (
 from llmrun.cli.rpc import RpcOption, workers_of
 from llmrun.errors import UsageError, require_within
 from llmrun.planning.plan import LoadPreferences
-from llmrun.planning.speculation import AUTO, OFF, read_speculate
+from llmrun.planning.speculation import AUTO, OFF, read_draft_source, read_speculate
 from llmrun.protocol.params import MOST_TOKENS, Limits, check_limits
 from llmrun.protocol.settings import DEFAULTS
 
@@ -97,9 +97,10 @@ DraftOption = Annotated[
     str | None,
     typer.Option(
         "--draft",
-        metavar="MODEL",
+        metavar="MODEL|mtp|off",
         autocompletion=complete_model,
-        help="Smaller model with the same vocabulary that drafts tokens; see llmrun help speculation.",
+        help="Smaller model with the same vocabulary that drafts tokens, or the model's own heads; see llmrun help "
+        "speculation.",
         rich_help_panel="Engine",
     ),
 ]
@@ -254,9 +255,11 @@ def loading(
     """The options of a command that loads a model."""
     preferences = load_preferences(threads, gpu_layers, kv_type_k, kv_type_v, flash_attention)
     most = None if speculate is None else read_speculate(speculate)
-    if most == OFF and draft is not None:
+    if most == OFF and draft not in (None, "off"):
         raise UsageError("--draft and --speculate off exclude each other", hint="give one of them")
+    draft, heads = read_draft_source(draft)
     preferences = replace(preferences, n_ctx=ctx, cpu_experts=cpu_experts, workers=workers_of(rpc), **devices)
+    preferences = replace(preferences, draft_heads=heads)
     return LoadingOptions(preferences, most, verbose, yes, draft, adapters_of(lora), mmproj)
 
 

@@ -68,6 +68,7 @@ def plan(
     from llmrun.planning.estimate import contexts_for, look_ahead, parse_contexts, types_of
     from llmrun.planning.machine import this_machine
     from llmrun.planning.plan import LoadPreferences
+    from llmrun.planning.speculation import read_draft_source
     from llmrun.ui.views.plan import show_estimates
 
     output = Output(json=json)
@@ -77,7 +78,9 @@ def plan(
     lengths, workers, settings = parse_contexts(ctx), workers_of(rpc), load_settings()
     preferences = LoadPreferences(kv_type_k=kv_type_k, kv_type_v=kv_type_v, workers=workers, **devices)
     spec, candidates = _candidates(output, model, settings, every=every)
-    beside = _draft(draft, candidates[0].header, settings) if draft is not None else None
+    smaller, heads = read_draft_source(draft)
+    preferences = replace(preferences, draft_heads=heads)
+    beside = _draft(smaller, candidates[0].header, settings) if smaller is not None else None
     hardware = this_machine(workers, measures_links=True)
     used = preferences.gpus(hardware.gpus)  # raises before anything is measured
     hardware = _beside_projector(output, hardware, candidates[0].header)

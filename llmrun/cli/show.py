@@ -61,6 +61,7 @@ def header_facts(header: Header) -> dict[str, Any]:
         "bytes_per_type": header.bytes_per_type,
         "tensors_per_type": {share.type: share.n_tensors for share in header.type_shares},
         "layers": header.n_layers,
+        **({"draft_heads": {"layers": heads, "bytes": header.head_bytes}} if (heads := header.n_draft_heads) else {}),
         "embedding_width": header.n_embd,
         "experts": header.n_experts,
         "experts_used": header.n_experts_used,

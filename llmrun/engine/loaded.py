@@ -24,6 +24,7 @@ from llmrun.protocol.speculation import AttentionTime
 
 if TYPE_CHECKING:
     from llmrun.engine.core.host_prefix_cache import HostPrefix
+    from llmrun.engine.core.mtp_model import HeadModel
     from llmrun.engine.core.states import KVStore, StateKey
     from llmrun.engine.llama.base import Context
     from llmrun.engine.llama.model import LlamaModel
@@ -38,6 +39,7 @@ class LoadedModel:
         context: Context,
         load: Load,
         drafts: Context | None = None,
+        heads: HeadModel | None = None,
         *,
         predicts: bool = True,
         before: LoadedModel | None = None,
@@ -47,12 +49,17 @@ class LoadedModel:
 
         Args:
             drafts: the draft model's context.
+            heads: the model's own prediction heads, to draft with.
             predicts: the model generates text; False for an encoder.
             before: the same weights with another context, which is closed.
             prefixes: Engine.prefixes() of that context.
         """
         self.weights, self.load = weights, load
-        draft_model = DraftModel(drafts, weights.vocabulary.n_tokens) if drafts is not None else None
+        draft_model: DraftModel | HeadModel | None = None
+        if drafts is not None:
+            draft_model = DraftModel(drafts, weights.vocabulary.n_tokens)
+        elif heads is not None:
+            draft_model = heads
         self._projector = Projector(weights, load) if load.projector else None
         if before is not None:
             self._projector = before._projector  # its file is read once

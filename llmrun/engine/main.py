@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, Union
 from llmrun import _native
 from llmrun.engine import environment
 from llmrun.engine.channel import Channel, Outbox
-from llmrun.engine.llama.base import Aborted, RunLimit
+from llmrun.engine.llama.base import Aborted, DecodeError, RunLimit
 from llmrun.engine.slices import SlicedJob, Slices, TimeShare
-from llmrun.errors import CancelledError, LlmrunError, UsageError
+from llmrun.errors import CancelledError, LlmrunError, OutOfMemoryError, UsageError
 from llmrun.protocol.frames import FrameError
 from llmrun.protocol.jobs import JobKind
 from llmrun.protocol.loading import Load, Loaded, LoadProgress
@@ -444,15 +444,22 @@ class EngineProcess:
         context = LlamaContext(weights, load, encodes=True)
         context.synchronize()  # its warm-up is a part of loading
         self._contexts.append(context)
-        drafts = None
-        if load.draft is not None:
+        drafts = heads = None
+        if load.draft is not None and load.draft.draft_heads:
+            self._draft_weights = self._load_weights(load.draft, self._draft_weights)
+        if load.draft_heads or (load.draft is not None and load.draft.draft_heads):
+            from llmrun.engine.core.mtp_model import HeadModel
+
+            with suppress(OutOfMemoryError, DecodeError):  # without them, answers are the same
+                heads = HeadModel(context, context.open_heads(None if load.draft_heads else self._draft_weights))
+        elif load.draft is not None:
             self._draft_weights = self._load_weights(load.draft, self._draft_weights)
             drafts = LlamaContext(self._draft_weights, load.draft)
             self._contexts.append(drafts)
         from llmrun.engine.loaded import LoadedModel
 
         self._model = model = LoadedModel(
-            weights, context, load, drafts, predicts=context.predicts, before=before, prefixes=prefixes
+            weights, context, load, drafts, heads, predicts=context.predicts, before=before, prefixes=prefixes
         )
         self._outbox.set_joining(load.n_seq_max == 1 and not load.each_token)
         gc.freeze()  # the objects so far live long; launch.py disables collection to start sooner

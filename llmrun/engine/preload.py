@@ -38,4 +38,4 @@ class Preload(threading.Thread):
         self.has_read.set()
         if self.path:
             with suppress(LlmrunError):
-                self.weights = LlamaModel(self.path, -1, self.flag)
+                self.weights = LlamaModel(self.path, -1, self.flag, draft_heads=True)  # the plan decides later

@@ -15,11 +15,12 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llmrun import _native
-from llmrun.engine.core.draft_model import DraftModel, ModelDrafter
+from llmrun.engine.core.draft_model import DraftModel
 from llmrun.engine.core.drafts import Drafting
 from llmrun.engine.core.images import ImageChunk, PlacedChunk, PromptImages, text_only
 from llmrun.engine.core.logprobs import LogprobStream
 from llmrun.engine.core.metrics import PreparationClock
+from llmrun.engine.core.mtp_model import HeadModel
 from llmrun.engine.core.probe import StepProbe
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Extras
@@ -128,7 +129,7 @@ class Preparer:
         vocabulary: Vocabulary,
         template: str | None,
         n_ctx: int,
-        draft_model: DraftModel | None = None,
+        draft_model: DraftModel | HeadModel | None = None,
         *,
         projector: Projector | None = None,
         adapters: Sequence[Adapter] = (),
@@ -234,7 +235,7 @@ class Preparer:
             probe = StepProbe(request.speculation.most)
             extras = replace(extras, drafting=probe, probe=probe)
         elif request.speculation is not None:
-            model = ModelDrafter(self._draft_model) if self._draft_model is not None else None
+            model = self._draft_model.drafter() if self._draft_model is not None else None
             extras = replace(extras, drafting=Drafting(request.speculation, _native.SuffixAutomaton(), tokens, model))
         return PreparedRequest(generate.request, tokens, sampler, request.limits, extras)
 

@@ -10,9 +10,9 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from llmrun.engine.core.metrics import PrefillRate
-
-_SHORTEST, _LONGEST = 0.01, 0.1  # seconds of a slice while answers run: the first decode of a batch costs time too
+_SHORTEST = 0.01  # seconds of a slice while answers run
+_CLOSE = 1.5  # times as long as a step, or as short, is near enough
+_FIRST, _FEWEST, _MOST = 64, 8, 2048  # tokens of a slice
 
 Slices = Generator[None, None, Any]
 """A job that returns its result and yields between two slices; up to its first yield, it runs beside the steps."""
@@ -26,7 +26,10 @@ class SlicedJob(NamedTuple):
 
 
 class TimeShare:
-    """How many tokens a slice computes.
+    """How many tokens a slice computes: as many as take about the time of a step of the answers.
+
+    The number is doubled and halved, not computed from a speed: a step of few tokens takes nearly as long as one of a
+    single token, so small slices look slow, and would be made smaller still.
 
     Attributes:
         seconds: of the last step of the answers that run; None without any.
@@ -34,20 +37,20 @@ class TimeShare:
 
     def __init__(self) -> None:
         self.seconds: float | None = None
-        self._rate, self._is_measured = PrefillRate(), False
+        self._n_tokens = _FIRST
 
     def tokens(self, most: int) -> int:
         """Return the number of tokens for the next slice, at most `most`."""
-        if self.seconds is None:
-            return most
-        if not self._is_measured:
-            return min(most, PrefillRate.MIN_TOKENS)
-        return min(most, self._rate.tokens_within(min(max(self.seconds, _SHORTEST), _LONGEST)))
+        return most if self.seconds is None else min(most, self._n_tokens)
 
     @contextmanager
     def measured(self, n_tokens: int) -> Iterator[None]:
-        """Measure the speed of the block, which computes these tokens."""
+        """Measure the time of the block, which computes these tokens."""
         began = time.perf_counter()
         yield
-        self._rate.record(n_tokens, time.perf_counter() - began)
-        self._is_measured |= n_tokens >= PrefillRate.MIN_TOKENS
+        if self.seconds is not None and 2 * n_tokens > self._n_tokens:
+            share = (time.perf_counter() - began) / max(self.seconds, _SHORTEST)
+            if share < 1 / _CLOSE:
+                self._n_tokens = min(2 * self._n_tokens, _MOST)
+            elif share > _CLOSE:
+                self._n_tokens = max(self._n_tokens // 2, _FEWEST)

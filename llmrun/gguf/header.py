@@ -16,7 +16,9 @@ from llmrun.gguf.kv_layers import (
     MAX_LAYERS,
     KvLayer,
     can_roll_back,
+    head_elements,
     kv_layers,
+    n_heads,
     recurrent_bytes,
     recurrent_layers,
     window_of,
@@ -42,6 +44,13 @@ _WHOLE_NUMBERS = {"top_k", "repeat_last_n", "mirostat"}
 
 # The matrices of a layer's experts, as llama.cpp's --n-cpu-moe means them.
 _EXPERTS = re.compile(r"blk\.(\d+)\.ffn_(?:up|down|gate|gate_up)_(?:ch)?exps\.")
+
+# Architectures whose layers for multi-token prediction can draft here: llama.cpp's graph for them gives the hidden
+# states of all rows. The proven ones were run, in tiny; the others are used only on request.
+_PROVEN = frozenset({"qwen35", "glm4moe", "step35"})
+_DRAFTING = frozenset(
+    {*_PROVEN, "qwen35moe", "glm-dsa", "deepseek2", "deepseek32", "cohere2moe", "nemotron_h_moe", "bailingmoe3"}
+)
 
 # Kind of chat template -> texts that it contains; the first match counts.
 _TEMPLATE_KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -168,6 +177,39 @@ class Header(ModelMetadata):
     def weight_bytes(self) -> int:
         """Bytes of all tensors."""
         return sum(tensor.n_bytes for tensor in self.tensors)
+
+    @property
+    def n_draft_heads(self) -> int:
+        """Layers that predict further tokens (multi-token prediction, NextN) and whose tensors are in the file."""
+        count = n_heads(self)
+        first = f"blk.{self.n_layers - count}.nextn.eh_proj.weight"
+        return count if count and any(tensor.name == first for tensor in self.tensors) else 0
+
+    @property
+    def can_use_heads(self) -> bool:
+        """Whether these layers can draft here."""
+        can_cut = not self.recurrent_bytes or self.can_roll_back
+        return self.architecture in _DRAFTING and can_cut and self.n_draft_heads > 0
+
+    @property
+    def has_proven_heads(self) -> bool:
+        """Whether they draft by default."""
+        return self.can_use_heads and self.architecture in _PROVEN
+
+    @property
+    def is_heads_only(self) -> bool:
+        """Whether the file has these layers and not the model's own (mtp-*.gguf)."""
+        return self.n_draft_heads > 0 and not any(tensor.name.startswith("blk.0.") for tensor in self.tensors)
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes of their tensors."""
+        names = tuple(f"blk.{layer}." for layer in range(self.n_layers - self.n_draft_heads, self.n_layers))
+        return sum(tensor.n_bytes for tensor in self.tensors if names and tensor.name.startswith(names))
+
+    def head_cache_bytes(self, n_tokens: int, bytes_per_element: float = 2.0) -> int:
+        """Return the bytes of their KV cache."""
+        return int(head_elements(self) * n_tokens * bytes_per_element) if self.n_draft_heads else 0
 
     @property
     def type_shares(self) -> tuple[TypeShare, ...]:

@@ -83,6 +83,18 @@ def can_roll_back(header: ModelMetadata) -> bool:
     return header.architecture in _ROLLS_BACK and recurrent_bytes(header) > 0 and not window_of(header)
 
 
+def n_heads(header: ModelMetadata) -> int:
+    """Return the number of layers that the file states to predict further tokens (NextN), the last of all layers."""
+    predicting = header.model_count("nextn_predict_layers")
+    return predicting if predicting < _n_layers(header) else 0
+
+
+def head_elements(header: ModelMetadata) -> int:
+    """Return the elements of a token's keys and values in those layers."""
+    layers = range(_n_layers(header) - n_heads(header), _n_layers(header))
+    return sum(_elements(header, layer, sliding=False) for layer in layers)
+
+
 def window_of(header: ModelMetadata) -> int:
     """Return the tokens of a sliding window; 0 if llama.cpp uses none."""
     if header.architecture not in _WINDOW_PATTERNS:

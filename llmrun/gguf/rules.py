@@ -96,15 +96,19 @@ _TOKENS, _TOKEN_TYPES = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
 _BYTE_TYPE = 6  # LLAMA_TOKEN_TYPE_BYTE
 
 
-def check(header: Header) -> None:
+def check(header: Header, *, is_of_heads: bool = False) -> None:
     """Check a header before loading; takes a millisecond, since no long array is read.
+
+    Args:
+        is_of_heads: the file may have nothing but prediction heads.
 
     Raises:
         BadModelError: a rule is broken; names the field and its value.
     """
     _check_kind(header)
     _check_sizes(header)
-    _check_trunk(header)
+    if not is_of_heads:
+        _check_trunk(header)
     _check_rotation(header)
 
 

@@ -23,7 +23,7 @@ from llmrun.planning.machine import this_machine
 from llmrun.planning.memory import UBATCH
 from llmrun.planning.pairs import DraftFile, Drafts, plan_pair
 from llmrun.planning.plan import CONTEXT_BOUNDS, LoadPreferences, Plan, scores_fit
-from llmrun.planning.speculation import AUTO, DraftPolicy
+from llmrun.planning.speculation import AUTO, OFF, DraftPolicy
 
 if TYPE_CHECKING:
     from llmrun.planning.settings import TunableSettings
@@ -82,6 +82,8 @@ def prepare(
     preferences = replace(preferences, measured_attention=measured_attention(*known), gpu_excess=known_excess(*known))
     if speculate != AUTO:
         preferences = replace(preferences, n_drafted=speculate)
+    if draft is not None or speculate == OFF:
+        preferences = replace(preferences, draft_heads=False)
     repository = spec.repository or ""
     planned = partial(plan_pair, header, draft, hardware, name=spec.name, repository=repository, adapters=adapters)
     tuned = _tuned(header, hardware, settings, expected) if expected and not preferences.workers else None

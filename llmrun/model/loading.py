@@ -19,7 +19,7 @@ from llmrun.models.location import locate, not_on_disk
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.pairs import DraftFile
 from llmrun.planning.plan import LoadPreferences
-from llmrun.planning.speculation import read_speculate
+from llmrun.planning.speculation import read_draft_source, read_speculate
 from llmrun.protocol.arguments import checked
 from llmrun.runner import client
 
@@ -52,7 +52,8 @@ def load(
             `await asyncio.gather(*(model.chat("Hi", seed=seed) for seed in range(4)))`.
         speculate: maximum drafted tokens per step, which never changes answers; "auto" is as many as pay by the step
             times measured here, see measure_steps().
-        draft: name or path of a smaller draft model with the same vocabulary; downloaded if missing.
+        draft: name or path of a smaller draft model with the same vocabulary, downloaded if missing; "mtp" drafts with
+            the model's own heads, as is the default where it has some, "off" only from the text.
         lora: LoRA adapters, each a file or "FILE:SCALE"; AnswerRequest.adapters chooses among them.
         pull: False never downloads.
         on_pull: called with (bytes done, bytes in all) during the download.
@@ -63,7 +64,9 @@ def load(
     """
     from llmrun.models.adapters import read_adapters  # the command's start, too, imports this module
 
+    draft, heads = read_draft_source(fspath(draft) if draft is not None else None)
     preferences = LoadPreferences(n_ctx=n_ctx, threads=threads, gpu_layers=gpu_layers, parallel=parallel, as_alone=True)
+    preferences = replace(preferences, draft_heads=heads)
     max_drafted = read_speculate(speculate, "speculate")
     settings, adapters = load_settings(), read_adapters(lora, "lora")
 

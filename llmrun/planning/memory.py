@@ -73,6 +73,7 @@ def memory(
     parked: int = 0,
     ubatch: int = UBATCH,
     rollback: int = 0,
+    heads: bool = False,
     streams: int = 1,
 ) -> Memory:
     """Return the memory of a model.
@@ -85,7 +86,7 @@ def memory(
         sequences: answered at the same time.
         parked: prefixes cached beside them.
         ubatch: tokens of a micro-batch.
-        rollback: as LoadSettings.n_rollback.
+        rollback, heads: as LoadSettings.n_rollback and draft_heads.
         streams: caches of the same size; with more than one, each sequence has its own.
     """
     stages = rooms(n_ctx, context_start(header, n_ctx, kv_type) if start is None else start)
@@ -93,11 +94,16 @@ def memory(
     last = next(room for room in stages if room >= longest)
     previous = max((room for room in stages if room < last), default=0)
     cache = partial(kv_bytes, header, kv_type=kv_type, sequences=sequences + parked, ubatch=ubatch, streams=streams)
+    kv, compute = cache(last), _compute_bytes(header, longest, ubatch)
+    if heads:
+        kv += header.head_cache_bytes(-(-n_ctx // _CONTEXT_STEP) * _CONTEXT_STEP, KV_BYTES[kv_type])
+        # Their logits, and the hidden states of a batch, which are copied to them.
+        compute += logit_bytes(header) + 2 * ubatch * 4 * header.n_embd
     return Memory(
-        weights=header.weight_bytes,
-        kv=cache(last) + header.recurrent_bytes * (sequences * (1 + rollback) - 1),
+        weights=header.weight_bytes - (0 if heads else header.head_bytes),
+        kv=kv + header.recurrent_bytes * (sequences * (1 + rollback) - 1),
         growth=cache(previous),
-        compute=_compute_bytes(header, longest, ubatch) + _LOGIT_BYTES * header.n_vocab * (sequences + parked - 1),
+        compute=compute + _LOGIT_BYTES * header.n_vocab * (sequences + parked - 1),
         process=_PROCESS_BYTES + _TOKEN_BYTES * header.n_vocab + _MERGE_BYTES * header.n_merges,
         checkpoints=checkpoint_bytes(header, sequences),
         kv_shares=header.cache_shares(

@@ -69,11 +69,15 @@ def plan_pair(
         UsageError: the draft model does not fit the model.
     """
     drafts = read_draft(header, draft) if draft is not None else None
-    both = ResizedHeader.of(header, header.weight_bytes + (_adapter_bytes(header, adapters) if adapters else 0), drafts)
+    own_bytes = header.weight_bytes + (_adapter_bytes(header, adapters) if adapters else 0)
+    both = ResizedHeader.of(header, own_bytes, drafts)
     plan = make_plan(both, hardware, preferences, name=name, repository=repository)
     if draft is None or drafts is None:
         return plan, None
     n_ctx = max(plan.n_ctx, CONTEXT_BOUNDS[0])
+    if drafts.is_heads_only:
+        plan = replace(plan, draft_bytes=drafts.weight_bytes + drafts.head_cache_bytes(plan.n_cells or n_ctx))
+        return plan, Drafts(drafts, replace(plan.load(draft.path), draft_heads=True))
     gpu_layers = 0 if hardware.workers else plan.gpu_layers  # the network is too slow for drafts
     preferences = replace(preferences, override_tensor="", gpu_excess=())  # those are of the model
     own = replace(preferences, n_ctx=n_ctx, threads=plan.threads, gpu_layers=gpu_layers)
@@ -105,6 +109,8 @@ class ResizedHeader(Header):
 
     def kv_bytes_per_token(self, bytes_per_element: float = 2.0) -> float:
         own = super().kv_bytes_per_token(bytes_per_element)
+        if self.draft is not None and self.draft.is_heads_only:
+            return own + self.draft.head_cache_bytes(1, bytes_per_element)
         return own + (self.draft.kv_bytes_per_token(bytes_per_element) if self.draft else 0)
 
     def cache_bytes(
@@ -112,6 +118,8 @@ class ResizedHeader(Header):
     ) -> float:
         sizes = {"ubatch": ubatch, "sequences": sequences, "streams": streams}
         own = super().cache_bytes(n_tokens, bytes_per_element, **sizes)
+        if self.draft is not None and self.draft.is_heads_only:
+            return own + self.draft.head_cache_bytes(n_tokens, bytes_per_element)
         return own + (self.draft.cache_bytes(n_tokens, bytes_per_element, **sizes) if self.draft else 0)
 
     @property
@@ -128,12 +136,29 @@ def read_draft(header: Header, draft: DraftFile) -> Header:
         UsageError: the draft model does not fit the model.
     """
     found = read_header(draft.path, arrays=(_TOKENS,))
-    check(found)
-    why = _misfit(read_header(header.path, arrays=(_TOKENS,)), found)
-    if why:
+    if found.is_heads_only:
+        check(found, is_of_heads=True)
+        why, hint = _heads_misfit(header, found), "give the heads (mtp-*.gguf) that were made with the model"
+    else:
+        check(found)
+        why = _misfit(read_header(header.path, arrays=(_TOKENS,)), found)
         hint = "give a smaller model of the same family"
+    if why:
         raise UsageError(f"{draft.name} can't draft for {header.path.name}", why=why, hint=hint)
     return found
+
+
+def _heads_misfit(header: Header, heads: Header) -> str:
+    """Return the reason why a file of prediction heads does not go with a model; "" if it does."""
+    if heads.architecture != header.architecture:
+        return f"its architecture is {heads.architecture!r}, and the model's {header.architecture!r}"
+    if not heads.can_use_heads:
+        return f"the heads of {heads.architecture!r} can't draft here"
+    for what, of in (("width", "n_embd"), ("vocabulary", "n_vocab")):
+        numbers = [getattr(each, of) for each in (heads, header)]
+        if numbers[0] != numbers[1]:
+            return f"its {what} is {numbers[0]:,}, and the model's {numbers[1]:,}"
+    return ""
 
 
 def _misfit(header: Header, draft: Header) -> str:

@@ -54,7 +54,9 @@ _ENOUGH_EACH = 16_384  # tokens
 _FP16_STEP = 128  # elements that ggml's AVX512-FP16 kernels take at a time; the rest of a head, one at a time
 _MOST_SCORES = 1 << 30  # bytes
 _SCORES_SHARE = 16  # of memory
-_ROLLBACKS = (7, 3)  # drafted tokens of a step: 8 or 4 rows
+# Drafted tokens of a step of a recurrent model: 4 rows. Each costs a copy of the state, and time in every step, also in
+# those without drafts: of three recurrent layers on one processor, 3 cost 18 us and 7 cost 47 us.
+_ROLLBACK = 3
 _ROLLBACK_SHARE = 64  # copies of recurrent states take at most 1/N of all memory: what is free changes
 
 # Quant -> bits per weight of whole models; in order of quality.
@@ -96,6 +98,7 @@ class LoadPreferences:
     gpu_excess: tuple[tuple[str, int], ...] = ()  # bytes of each GPU beyond an earlier plan, see gpu_memory.py
     n_ubatch: int = UBATCH  # tokens of the largest micro-batch that there has to be memory for
     n_drafted: int | None = None  # drafted tokens of a step, for recurrent models; None is as many as memory allows
+    draft_heads: bool | None = None  # draft with the model's own heads; None where it has some and memory allows it
 
     def __post_init__(self) -> None:
         require_within("--parallel", self.parallel, PARALLEL_BOUNDS)
@@ -207,8 +210,9 @@ def make_plan(
         UsageError: the preferences name a GPU that is not there.
     """
     hardware = replace(hardware, gpus=preferences.gpus(hardware.gpus))
-    fit = _ContextFit(header, hardware, preferences, name, repository)
+    fit, head_notes = _with_heads(_ContextFit(header, hardware, preferences, name, repository))
     n_ctx, context_notes = fit.context()
+    context_notes = [*context_notes, *head_notes]
     threads, thread_notes = _threads(hardware, preferences.threads)
     n_cells, cell_notes = fit.cells(n_ctx)
     on_device = fit.is_on_device(n_cells)  # then the KV cache is allocated whole
@@ -240,6 +244,7 @@ def make_plan(
         n_cells=n_cells,
         n_parked=fit.parked,
         n_rollback=fit.rollback,
+        draft_heads=fit.heads,
         checkpoint_bytes=parts.checkpoints,
         exact=preferences.exact,
         cpu_experts=split.cpu_experts,
@@ -336,6 +341,45 @@ def scores_fit(header: Header, hardware: Hardware, n_ctx: int, ubatch: int = UBA
     return score_bytes(header, n_ctx, ubatch) <= min(_MOST_SCORES, hardware.memory_total // _SCORES_SHARE)
 
 
+# ---- prediction heads --------------------------------------------------------------------------------
+
+
+def _with_heads(fit: _ContextFit) -> tuple[_ContextFit, list[str]]:
+    """Return the fit with the model's prediction heads if they are to be used, and notes.
+
+    On GPUs, and of architectures that were never run in a test, they are used only on request.
+
+    Raises:
+        UsageError: they are requested, and can't be used.
+    """
+    header, hardware, preferences = fit.header, fit.hardware, fit.preferences
+    is_asked = preferences.draft_heads is True
+    if is_asked and not header.n_draft_heads:
+        why = "the file has no layers for multi-token prediction"
+        raise UsageError(f"{fit.name} has no heads to draft with", why=why, hint="leave out --draft mtp")
+    is_possible = header.can_use_heads and not preferences.exact and not hardware.workers
+    if is_asked and not is_possible:
+        raise UsageError(
+            f"the heads of {fit.name} can't draft",
+            why="llama.cpp's graph for this architecture does not suit it"
+            if not header.can_use_heads
+            else "answers are to be exact, or layers are on other machines",
+            hint="leave out --draft mtp",
+        )
+    with_heads = replace(fit, heads=True)
+    if is_asked or not is_possible or preferences.draft_heads is False:
+        return (with_heads if is_asked else fit), []
+    if not header.has_proven_heads or (hardware.gpus and preferences.gpu_layers != 0):
+        return fit, []
+    try:
+        has_room = with_heads.context()[0] >= fit.context()[0]
+    except OutOfMemoryError:
+        has_room = False
+    if has_room:
+        return with_heads, []
+    return fit, ["its heads for multi-token prediction are left out: there is too little memory for them"]
+
+
 # ---- context ---------------------------------------------------------------------------------------
 
 
@@ -348,6 +392,7 @@ class _ContextFit:
     preferences: LoadPreferences
     name: str
     repository: str
+    heads: bool = False  # with the model's prediction heads
 
     @property
     def apart(self) -> int:
@@ -374,11 +419,11 @@ class _ContextFit:
         if preferences.n_drafted is not None:
             return preferences.n_drafted
         if not self.hardware.memory_total:
-            return min(_ROLLBACKS)
+            return _ROLLBACK
         copy = self.header.recurrent_bytes * preferences.parallel
         gpus = self.hardware.gpus if preferences.gpu_layers != 0 else ()
         limit = min([self.hardware.memory_total, *(gpu.memory_total for gpu in gpus)]) // _ROLLBACK_SHARE
-        return next((each for each in _ROLLBACKS if each * copy <= limit), 0)
+        return _ROLLBACK if _ROLLBACK * copy <= limit else 0
 
     def memory(self, n_cells: int, start: int) -> Memory:
         return memory(
@@ -390,6 +435,7 @@ class _ContextFit:
             parked=self.parked,
             ubatch=self.preferences.n_ubatch,
             rollback=self.rollback,
+            heads=self.heads,
             streams=self.apart,
         )
 

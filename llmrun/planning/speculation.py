@@ -28,6 +28,7 @@ AUTO, OFF = -1, 0
 DRAFT_BOUNDS = (3, 15)
 """Bounds of a number of drafted tokens per step: batches of 4 to 16 rows."""
 _MOST_TIMES = 64
+_NARROW = 2  # rows
 _SURPRISE = 1.5  # ratio of measured and expected time, or its inverse, of a wrong prediction
 _MOST_SURPRISES = 3  # consecutive answers
 _FEWEST_STEPS = 32  # of an answer that counts
@@ -52,6 +53,17 @@ def read_speculate(value: str | int, label: str = "--speculate") -> int:
     )
 
 
+def read_draft_source(value: str | None) -> tuple[str | None, bool | None]:
+    """Parse what drafts: "mtp", "off" or a model.
+
+    Returns:
+        The model's name, if any, and LoadPreferences.draft_heads.
+    """
+    if value in ("mtp", "off"):
+        return None, value == "mtp"
+    return value, None if value is None else False
+
+
 class DraftPolicy:
     """The policy of drafts for a loaded model.
 
@@ -71,12 +83,18 @@ class DraftPolicy:
         folder: Path,
         most: int = AUTO,
         draft: Header | None = None,
+        *,
+        is_of_heads: bool = False,
     ) -> None:
         self.most = most
+        self._is_of_heads = is_of_heads  # the step times are those of the model's prediction heads
         self._header, self._hardware, self._load = header, hardware, load
         self._draft: DraftPolicy | None = None  # with step times of its own
         if draft is not None and load.draft is not None:
-            self._draft = DraftPolicy(draft, hardware, load.draft, folder)
+            of_heads = load.draft.draft_heads
+            self._draft = DraftPolicy(draft, hardware, load.draft, folder, is_of_heads=of_heads)
+        elif load.draft_heads and not is_of_heads:
+            self._draft = DraftPolicy(header, hardware, load, folder, is_of_heads=True)
         self._folder, self._path = folder, folder / STEPS_FILE
         self._times: tuple[StepTime, ...] | None = None  # read on first use
         self._surprises = 0
@@ -96,9 +114,18 @@ class DraftPolicy:
         times, draft = self.times, self._draft
         if draft is None or not times:
             return StepTables(times)
-        share = draft._header.weight_bytes / max(self._header.weight_bytes, 1)
+        share = draft._step_bytes / max(self._step_bytes, 1)
         guessed = tuple(each._replace(seconds=each.seconds * share) for each in times)
         return StepTables(times, draft.times or guessed)
+
+    @property
+    def _step_bytes(self) -> int:
+        """Bytes of weights that a step reads: of heads, the output matrix too."""
+        header = self._header
+        if not self._is_of_heads:
+            return header.weight_bytes - header.head_bytes
+        output = next((each.n_bytes for each in header.tensors if each.name == "output.weight"), 0)
+        return header.head_bytes + (output or next((each.n_bytes for each in header.tensors), 0))
 
     def speculation(self, most: int | None = None, *, probes: bool = False) -> Speculation | None:
         """Return the speculation of an answer; None without drafts.
@@ -129,6 +156,9 @@ class DraftPolicy:
     def lacks_times(self) -> bool:
         """Whether measuring step times would change the drafts."""
         is_known = self.times and self._surprises < _MOST_SURPRISES and (self._draft is None or self._draft.times)
+        has_heads = self._draft is not None and self._draft._is_of_heads
+        if has_heads and not any(each.width == _NARROW for each in self.times):
+            is_known = ()  # heads pay with one or two tokens
         return self.most == AUTO and self.can_pay and not is_known
 
     @property
@@ -187,7 +217,7 @@ class DraftPolicy:
 
         The drafts of a probe repeat one token, for which a mixture needs fewer experts than for others.
         """
-        is_alone = self._load.n_seq_max == 1 and self._draft is None
+        is_alone = self._load.n_seq_max == 1 and (self._draft is None or self._draft._is_of_heads)
         return self.can_pay and is_alone and not self._hardware.gpus and not self._header.n_experts
 
     def remember(
@@ -222,6 +252,8 @@ class DraftPolicy:
             "kv_types": [load.kv_type_k, load.kv_type_v],
             "repack": load.repack,
         }
+        if self._is_of_heads:
+            settings["heads"] = True
         if load.n_rollback:
             settings["rollback"] = load.n_rollback
         if load.workers:

@@ -352,7 +352,8 @@ class Stats:
         drafted_tokens: draft tokens verified by the model.
         accepted_tokens: drafted tokens that the sampler accepted.
         decode_steps: batches that gave at least one token.
-        draft_steps: decode steps of the draft model.
+        draft_steps: decode steps of the draft model, or of the model's prediction heads.
+        model_drafted, model_accepted: parts of drafted_tokens and accepted_tokens from these; others are from the text.
         picture_tokens: prompt tokens of images.
         picture_seconds: part of prefill_seconds spent encoding images; cached ones take none.
         loops_closed: how often the reasoning repeated itself and was closed.
@@ -381,6 +382,8 @@ class Stats:
     accepted_tokens: int = 0
     decode_steps: int = 0
     draft_steps: int = 0
+    model_drafted: int = 0
+    model_accepted: int = 0
     picture_tokens: int = 0
     picture_seconds: float = 0.0
     loops_closed: int = 0

@@ -5,14 +5,15 @@ Owns the order and the refusals; the engine computes, cli shows the result.
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from llmrun.errors import BadModelError, ResourceError, UsageError
+from llmrun.errors import BadModelError, LlmrunError, ResourceError, UsageError
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import padded, read_header
 from llmrun.gguf.types import FILE_TYPES
@@ -37,6 +38,7 @@ OnProgress = Callable[[str, float], None]
 """Called with (phase, share done: 0 to 1)."""
 
 _OUTPUT, _EMBEDDING = "output.weight", "token_embd.weight"
+_HEADS = re.compile(r"^blk\.\d+\.nextn\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ def preview(request: QuantizeRequest, engine: EngineClient | None = None) -> Pre
     header = read_header(request.source)
     _refuse_invalid(request, header)
     with nullcontext(engine) if engine else closing(EngineClient()) as own:
-        planned = own.do(QUANTIZE, _command(request, ""))
+        planned = own.do(QUANTIZE, _command(request, header, ""))
     if planned.needs_imatrix and request.imatrix is None:
         raise needs_imatrix(request.type)
     if planned.types.keys() != {tensor.name for tensor in header.tensors}:
@@ -166,20 +168,23 @@ def _write(
     pace = _Share(estimate, weighted=request.imatrix is not None)
     try:
         return engine.do(
-            QUANTIZE, _command(request, str(path)), lambda update: on_update("quantizing", pace.of(update))
+            QUANTIZE,
+            _command(request, estimate.source, str(path)),
+            lambda update: on_update("quantizing", pace.of(update)),
         )
     except ResourceError:
         new_file.probe(path)  # raises the system's error, which llama.cpp does not pass on
         raise
 
 
-def _command(request: QuantizeRequest, target: str) -> Quantize:
+def _command(request: QuantizeRequest, header: Header, target: str) -> Quantize:
     number = {name: kind.number for name, kind in TENSOR_TYPES.items()}
+    overrides = (*request.overrides, *_kept_heads(request, header))
     return Quantize(
         source=str(request.source.absolute()),
         target=target and str(Path(target).absolute()),
         file_type=FILE_TYPES[request.type],
-        overrides=tuple((pattern, number[kind]) for pattern, kind in request.overrides),
+        overrides=tuple((pattern, number[kind]) for pattern, kind in overrides),
         output_type=number.get(request.output_type, -1),
         embedding_type=number.get(request.embedding_type, -1),
         imatrix=str(request.imatrix.absolute()) if request.imatrix else "",
@@ -187,6 +192,22 @@ def _command(request: QuantizeRequest, target: str) -> Quantize:
         pure=request.pure,
         keeps_output=request.keeps_output,
     )
+
+
+def _kept_heads(request: QuantizeRequest, header: Header) -> tuple[tuple[str, str], ...]:
+    """Return an override that keeps the heads' own matrices (NextN) at 8 bits unless their importance is known.
+
+    No importance matrix of the model's text has data for them, and what they draft is right less often then.
+    """
+    if not header.n_draft_heads or request.pure or request.type in {*UNQUANTIZED, "Q8_0"}:
+        return ()
+    if request.imatrix is not None:
+        from llmrun.gguf.imatrix import read_imatrix
+
+        with suppress(LlmrunError):  # the engine refuses it
+            if any(_HEADS.match(name) for name in read_imatrix(request.imatrix).entries):
+                return ()
+    return ((_HEADS.pattern, "Q8_0"),)
 
 
 def all_cores(hardware: Hardware) -> int:

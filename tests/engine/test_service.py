@@ -103,7 +103,7 @@ def test_closing_the_reasoning_does_not_end_the_answer(monkeypatch: pytest.Monke
     """The end token of RWKV is an empty line."""
     tokenize = FakeVocabulary.tokenize
 
-    def with_end(self: FakeVocabulary, text: str, *, special: bool) -> list[int]:
+    def with_end(self: FakeVocabulary, text: str, *, special: bool, begins: bool = True) -> list[int]:
         is_end = special and text.endswith("\n\n")
         return [*tokenize(self, text[:-2], special=True), END] if is_end else tokenize(self, text, special=special)
 

@@ -57,8 +57,8 @@ def test_recurrent_states_are_copied_for_drafts_where_memory_allows_it() -> None
     large = replace(hybrid, recurrent_bytes=150 * MIB)
     preferences = LoadPreferences()
     plan = make_plan(hybrid, machine(), preferences)
-    assert plan.n_rollback == 7
-    assert plan.memory.kv == memory(hybrid, 8192).kv + 7 * 20 * MIB
+    assert plan.n_rollback == 3
+    assert plan.memory.kv == memory(hybrid, 8192).kv + 3 * 20 * MIB
     assert make_plan(large, machine(), preferences).n_rollback == 3
     assert make_plan(large, machine(), replace(preferences, parallel=4)).n_rollback == 0
     four = make_plan(hybrid, machine(), replace(preferences, parallel=4))
@@ -68,6 +68,47 @@ def test_recurrent_states_are_copied_for_drafts_where_memory_allows_it() -> None
     assert make_plan(hybrid, machine(), replace(preferences, n_drafted=0)).n_rollback == 0
     assert make_plan(hybrid, machine(), replace(preferences, exact=True)).n_rollback == 0
     assert make_plan(replace(hybrid, can_roll_back=False), machine(), preferences).n_rollback == 0
+
+
+HEADS = replace(SMALL, n_draft_heads=1, can_use_heads=True, has_proven_heads=True, head_bytes=5 * MIB, head_cache=400.0)
+
+
+def test_prediction_heads_are_used_where_memory_allows_it() -> None:
+    plan = make_plan(HEADS, machine(), LoadPreferences())
+    assert plan.draft_heads
+    assert plan.memory == memory(HEADS, 8192, heads=True)
+    without = make_plan(HEADS, machine(), LoadPreferences(draft_heads=False))
+    assert not without.draft_heads
+    assert plan.memory.weights - without.memory.weights == 5 * MIB
+    assert plan.memory.kv - without.memory.kv == 8192 * 800
+    assert plan.memory.compute - without.memory.compute > 16 * 4 * HEADS.n_vocab
+    assert not make_plan(SMALL, machine(), LoadPreferences()).draft_heads
+    assert not make_plan(HEADS, machine(), LoadPreferences(exact=True)).draft_heads
+    assert not make_plan(HEADS, machine(gpus=(gpu(GIB),)), LoadPreferences()).draft_heads
+
+
+def test_without_memory_for_heads_the_context_comes_first() -> None:
+    large = replace(HEADS, head_bytes=2 * GIB, weight_bytes=SMALL.weight_bytes + 2 * GIB)
+    short = make_plan(large, machine(free=GIB), LoadPreferences())
+    assert not short.draft_heads
+    assert any("multi-token prediction are left out" in note for note in short.notes)
+    assert short.n_ctx == make_plan(large, machine(free=GIB), LoadPreferences(draft_heads=False)).n_ctx
+
+
+def test_heads_on_request_are_used_or_refused() -> None:
+    asked = LoadPreferences(draft_heads=True)
+    unproven = replace(HEADS, has_proven_heads=False)
+    assert make_plan(unproven, machine(), asked).draft_heads
+    assert not make_plan(unproven, machine(), LoadPreferences()).draft_heads
+    assert make_plan(HEADS, machine(gpus=(gpu(GIB),)), asked).draft_heads
+    with pytest.raises(UsageError, match="has no heads to draft with"):
+        make_plan(SMALL, machine(), asked)
+    for header, preferences in (
+        (replace(HEADS, can_use_heads=False), asked),
+        (HEADS, replace(asked, exact=True)),
+    ):
+        with pytest.raises(UsageError, match="can't draft"):
+            make_plan(header, machine(), preferences)
 
 
 def test_a_cache_that_takes_memory_on_use_has_no_copy() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -241,3 +242,18 @@ def test_the_share_grows_with_the_work(request_: QuantizeRequest) -> None:
 @pytest.mark.parametrize(("quota", "cores"), [(None, 8), (3.6, 4), (0.5, 1), (99.0, 8)])
 def test_all_cores_are_those_that_may_be_used(quota: float | None, cores: int) -> None:
     assert all_cores(Hardware("", (), 4, 8, quota, 0, 0)) == cores
+
+
+@pytest.mark.parametrize(("change", "is_kept"), [({}, True), ({"pure": True}, False), ({"type": "Q8_0"}, False)])
+def test_prediction_heads_keep_8_bits(tmp_path: Path, change: dict[str, Any], is_kept: bool) -> None:
+    """No importance matrix of the text has data for them."""
+    heads = [TensorSpec("blk.1.nextn.eh_proj.weight", (64, 64), 1, 64 * 64 * 2)]
+    facts = metadata(**{"llama.nextn_predict_layers": 1, "llama.block_count": 2})
+    source = write(tmp_path / "heads-F16.gguf", gguf(facts, [*specs("F16"), *heads]))
+    engine = Engine("Q4_0")
+    asked = replace(QuantizeRequest(source, tmp_path / "o.gguf", "Q4_0", overrides=(("ffn", "Q6_K"),)), **change)
+    with suppress(BadModelError, UsageError):  # the engine is a fake
+        look(asked, engine)
+    overrides = engine.commands[0].overrides
+    assert overrides[0] == ("ffn", 14), "what the user names comes first"
+    assert overrides[1:] == (((r"^blk\.\d+\.nextn\.", 8),) if is_kept else ())

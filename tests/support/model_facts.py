@@ -22,6 +22,11 @@ class Facts:
     recurrent_bytes: int = 0
     window_bytes: int = 0
     can_roll_back: bool = False
+    n_draft_heads: int = 0
+    can_use_heads: bool = False
+    has_proven_heads: bool = False
+    head_bytes: int = 0
+    head_cache: float = 0.0  # per token and element of one byte
     rope_depends_on_window: bool = False
     key_length: int = 64
     most_heads: int = 9
@@ -43,6 +48,9 @@ class Facts:
 
     def cache_bytes(self, n_tokens: int, bytes_per_element: float = 2.0, **sizes: int) -> float:
         return n_tokens * self.kv_bytes_per_token(bytes_per_element)
+
+    def head_cache_bytes(self, n_tokens: int, bytes_per_element: float = 2.0) -> int:
+        return int(self.head_cache * n_tokens * bytes_per_element)
 
     def kv_bytes_per_token(self, bytes_per_element: float = 2.0) -> float:
         return self.kv_bytes * bytes_per_element

@@ -7,13 +7,14 @@ its own tokens. An image has a batch to itself, because llama.cpp does not mix v
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 from llmrun._native import StepShape
 from llmrun.engine.core.cell_budget import CellBudget
 from llmrun.engine.core.draft_model import DraftModel
-from llmrun.engine.core.drafts import Drafting
+from llmrun.engine.core.drafts import Drafting, choose_together
 from llmrun.engine.core.images import ImagePart
+from llmrun.engine.core.mtp_model import HeadDrafter, HeadModel
 from llmrun.engine.core.probe import StepProbe
 from llmrun.engine.core.sequence import Sequence
 from llmrun.engine.llama.base import Context, Entry
@@ -42,11 +43,11 @@ class BatchCapacity(NamedTuple):
     def of(cls, context: Context, budget: CellBudget, n_tokens: int, window: int) -> BatchCapacity:
         """Return what remains beside n_tokens of the sequences' own tokens."""
         rows, cells = min(context.n_batch, context.n_outputs), budget.n_cells - budget.used - n_tokens
-        return cls(rows, cells, window, context.max_draft, not context.cuts)
+        return cls(rows, cells, window, context.max_draft, not context.cuts or not context.unified)
 
 
 def fill(
-    chosen: Collection[tuple[Sequence, int]], spare: BatchCapacity | None, model: DraftModel | None
+    chosen: Collection[tuple[Sequence, int]], spare: BatchCapacity | None, model: DraftModel | HeadModel | None
 ) -> tuple[list[BatchPart], Batch]:
     """Build the next batch: either one image, or the tokens of every chosen sequence that is not at an image.
 
@@ -77,23 +78,28 @@ def fill(
     return parts, batch
 
 
-def _draft(chosen: Collection[tuple[Sequence, int]], spare: BatchCapacity, model: DraftModel | None) -> None:
-    """Draft for each sequence in turn, unless one of them still prefills."""
+def _draft(
+    chosen: Collection[tuple[Sequence, int]], spare: BatchCapacity, model: DraftModel | HeadModel | None
+) -> None:
+    """Draft for each sequence in turn, or for all with the model's heads, unless one of them still prefills."""
     if any(share < sequence.n_waiting or not sequence.n_completion for sequence, share in chosen):
         return
-    rows = n_tokens = sum(share for _, share in chosen)
     planned: list[tuple[Sequence, Drafting | StepProbe]] = []
-    for sequence, share in chosen:
-        if sequence.extras.drafting is not None:
-            end = sequence.n_cached + share
-            limit = min(spare.rows - rows, spare.cells - (rows - n_tokens), spare.window - end, spare.draft)
-            rows += sequence.plan_draft(sequence.extras.drafting, limit, StepShape(rows, len(chosen), end - 1))
-            planned.append((sequence, sequence.extras.drafting))
+    if isinstance(model, HeadModel) and len(chosen) > 1:
+        planned += _plan_together(chosen, spare, model)
+    if not planned and (len(chosen) == 1 or not (spare.are_equal and isinstance(model, HeadModel))):
+        rows = n_tokens = sum(share for _, share in chosen)
+        for sequence, share in chosen:
+            if sequence.extras.drafting is not None:
+                end = sequence.n_cached + share
+                limit = min(spare.rows - rows, spare.cells - (rows - n_tokens), spare.window - end, spare.draft)
+                rows += sequence.plan_draft(sequence.extras.drafting, limit, StepShape(rows, len(chosen), end - 1))
+                planned.append((sequence, sequence.extras.drafting))
     if model is not None:
         drafters = (drafting.model for _, drafting in planned)
         requesting = [drafter for drafter in drafters if drafter is not None and drafter.n_requested is not None]
         if requesting:
-            model.compute(requesting)
+            cast("Any", model).compute(requesting)  # the drafters are this model's
     for sequence, drafting in planned:
         sequence.draft = drafting.take(sequence.sampler.allowed)
     if spare.are_equal and len(chosen) > 1:
@@ -101,3 +107,29 @@ def _draft(chosen: Collection[tuple[Sequence, int]], spare: BatchCapacity, model
         length = min(len(sequence.draft) for sequence, _ in chosen) if has_equal_shares else 0
         for sequence, drafting in planned:
             sequence.draft = drafting.shorten(length)
+
+
+def _plan_together(
+    chosen: Collection[tuple[Sequence, int]], spare: BatchCapacity, model: HeadModel
+) -> list[tuple[Sequence, Drafting]]:
+    """Plan drafts of one length by the heads, for the sequences that can have them; nothing if they don't pay."""
+    asking: list[tuple[Sequence, Drafting]] = []
+    for sequence, _ in chosen:
+        drafting = sequence.extras.drafting
+        if isinstance(drafting, Drafting) and isinstance(drafting.model, HeadDrafter):
+            drafting.model.place(sequence.slot, sequence.n_waiting)
+            drafting.refuse()  # until it is planned
+            if drafting.model.count_missing() == 0:
+                asking.append((sequence, drafting))
+    if not asking or (spare.are_equal and len(asking) < len(chosen)):
+        return []
+    n_tokens, n = sum(share for _, share in chosen), len(asking)
+    depth = max(sequence.n_cached for sequence, _ in asking)
+    limit = min(model.n_most, spare.draft, (spare.rows - n_tokens) // n, spare.cells // n, spare.window - depth - 1)
+    length, seconds = choose_together([drafting for _, drafting in asking], len(chosen), limit, depth)
+    if length <= 0:
+        return []
+    step = StepShape(n_tokens, len(chosen), depth)
+    for sequence, drafting in asking:
+        drafting.plan_together(sequence.tokens, length, seconds, step)
+    return asking

@@ -70,6 +70,9 @@ class ModelDrafter:
         if self._slot is not None:
             self._slot.owner = None
 
+    def place(self, slot: int, n_waiting: int) -> None:
+        """Do nothing: a draft model has slots of its own."""
+
     def count_missing(self) -> int | None:
         """Return the number of tokens to prefill before drafting; None if drafting is impossible."""
         if not self._can_read or self._model.has_failed:
@@ -135,6 +138,10 @@ class DraftModel:
         """The sequence with the most cached tokens, and their number."""
         slot = max(self._slots, key=lambda each: len(each.tokens))
         return slot.number, len(slot.tokens)
+
+    def drafter(self) -> ModelDrafter:
+        """Return a drafter for a new sequence."""
+        return ModelDrafter(self)
 
     def has_tokens(self, tokens: Sequence[int]) -> bool:
         """Return whether all of these tokens are in both vocabularies."""

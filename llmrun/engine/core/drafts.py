@@ -11,10 +11,14 @@ from typing import Protocol
 
 from llmrun._native import DraftChoice, Gate, StepShape, SuffixAutomaton
 from llmrun.engine.core.draft_model import ModelDrafter
+from llmrun.engine.core.mtp_model import HeadDrafter
 from llmrun.protocol.speculation import Speculation, StepTimes
 
 _CHEAP_PREFILL = 8  # tokens that a draft model reads in the step that drafts, at hardly more cost
 _MAX_PREFILL = 64  # with more missing tokens, the step only prefills
+_MIN_GAIN = 1.1  # expected of drafts together, as in gate.cpp
+_STEPS_A_LENGTH = 2  # steps that several answers take with drafts of one length before they try a longer one
+_MOST_REFUSED = 8  # consecutive steps without a draft by the heads, after which they are not asked any more
 
 
 class Drafter(Protocol):
@@ -46,9 +50,10 @@ class Drafting:
         speculation: Speculation,
         drafter: Drafter,
         prompt: Sequence[int],
-        model: ModelDrafter | None = None,
+        model: ModelDrafter | HeadDrafter | None = None,
     ) -> None:
-        self.model = model
+        self.model, self.speculation = model, speculation
+        self.is_by_model = False  # what take() has returned is the model's
         self._drafter = drafter
         self._drafters: list[Drafter] = [drafter, *([model] if model is not None else ())]
         for each in self._drafters:
@@ -59,6 +64,9 @@ class Drafting:
         self._drafted: list[int] = []  # its draft, ...
         self._taken: list[int] = []  # what take() has returned, and the seconds that drafting it takes
         self._seconds = 0.0
+        self._share: float | None = None  # seconds that the planned step takes for drafts together with others'
+        self.n_together = 0  # steps with plan_together()
+        self._n_refused = 0  # consecutive steps in which the heads' drafts did not pay
         self._match = self._length = 0  # ... the length of the match before it, and how much of it is verified
 
     def plan(self, tokens: Sequence[int], limit: int, step: StepShape) -> int:
@@ -67,7 +75,7 @@ class Drafting:
         If the model's n_requested is not None afterwards, DraftModel.compute() has to run before take().
         """
         self._catch_up(tokens)
-        self._step = step
+        self._step, self._share = step, None
         self._drafted, self._match = self._drafter.draft(self._gate.n_compared)
         choice = self._gate.plan(self._drafted, self._match, step, limit)
         self._length = choice.length
@@ -76,10 +84,37 @@ class Drafting:
             self._length = max(self._length, self.model.n_requested or 0)
         return self._length
 
+    def plan_together(self, tokens: Sequence[int], length: int, share: float, step: StepShape) -> None:
+        """Plan a step in which several sequences draft `length` tokens each with their heads; compute() has to follow.
+
+        Args:
+            share: this sequence's of the seconds that the drafts take.
+        """
+        assert self.model is not None
+        self._catch_up(tokens)
+        self._step, self._length, self._n_refused = step, length, 0
+        self._share = share
+        if self.speculation.times:  # the gate adds what this draft alone would take
+            times = StepTimes(self.speculation.times)
+            self._share -= times.seconds(step.rows + length, step.depth) - times.seconds(step.rows, step.depth)
+        self._drafted, self._match = [], 0
+        self.n_together += 1
+        self._gate.plan([], 0, step, 0)
+        self.model.n_requested = length
+
+    def refuse(self) -> None:
+        """Count a step in which the heads' drafts did not pay."""
+        self._n_refused += 1
+
+    def expected(self, length: int) -> float:
+        """Return the expected number of accepted tokens of a draft by the model; 0 if drafts have lost too much."""
+        return 0.0 if self._gate.is_lost else self._gate.expected(Gate.MODEL, length)
+
     @property
     def is_native(self) -> bool:
         """Whether native code can plan the drafts."""
-        return self.model is None and isinstance(self._drafter, SuffixAutomaton)
+        has_model = self.model is not None and self._n_refused < _MOST_REFUSED
+        return not has_model and isinstance(self._drafter, SuffixAutomaton)
 
     def natively(self, tokens: Sequence[int]) -> tuple[SuffixAutomaton, Gate]:
         """Return what native code needs to plan the drafts after these tokens, and after its own samples."""
@@ -101,16 +136,20 @@ class Drafting:
             count_allowed: returns how many first tokens of a draft the grammar allows.
         """
         tokens, match, length = self._drafted, self._match, self._length
+        self.is_by_model = False
         gate, model, seconds = self._gate, self.model, 0.0
         if model is not None and model.n_requested:
             tokens, match = model.draft(gate.n_compared)
+            self.is_by_model = True
             gate.add_model_draft(tokens)
             length = len(tokens)
             gate.learn_sureness(sure=length > 0)
-            seconds = gate.draft_seconds(self._step, max(length, 1))
+            seconds = gate.draft_seconds(self._step, max(length, 1)) if self._share is None else self._share
         if length:
             n_allowed = count_allowed(tokens[:length])
-            if n_allowed < length:
+            if n_allowed < length and self._share is not None:
+                length = n_allowed
+            elif n_allowed < length:
                 length = gate.choose(match, n_allowed, self._step).length if n_allowed else 0
         gate.set_length(length, seconds)
         self._taken, self._seconds = tokens[:length], seconds
@@ -133,12 +172,49 @@ class Drafting:
         if self.model is not None:
             self.model.close()
 
-    def _model_request(self, model: ModelDrafter, limit: int, choice: DraftChoice) -> int | None:
+    def _model_request(self, model: ModelDrafter | HeadDrafter, limit: int, choice: DraftChoice) -> int | None:
         """Return ModelDrafter.n_requested: None if the model would gain less than this choice, or nothing."""
+        if isinstance(model, HeadDrafter):
+            if self._step.sampled > 1:
+                return None  # together with others, they are asked by plan_together()
+            limit = min(limit, model.n_most)
         missing = model.count_missing()
         if missing is None or (missing > _CHEAP_PREFILL and not self._gate.is_worth_prefill(missing, self._step)):
             return None
         if missing > _MAX_PREFILL:
             return 0
         by_model = self._gate.choose(Gate.MODEL, limit, self._step)
+        self._n_refused = self._n_refused + 1 if by_model.length == 0 else 0
         return by_model.length if by_model.rate > choice.rate else None
+
+
+def choose_together(drafting: Sequence[Drafting], n_sequences: int, limit: int, depth: int) -> tuple[int, float]:
+    """Choose one length for the drafts of several sequences, by what all gain and what their common step costs.
+
+    Args:
+        drafting: of the sequences that draft.
+        n_sequences: of the step.
+        limit: of the length.
+
+    Returns:
+        The length, 0 if none pays, and each sequence's share of the additional seconds.
+    """
+    speculation = drafting[0].speculation
+    limit = min(limit, speculation.most)
+    if not speculation.times:
+        return limit, 0.0
+    limit = min(limit, 1 + min(each.n_together for each in drafting) // _STEPS_A_LENGTH)
+    if not speculation.draft_times:
+        return 0, 0.0
+    times, heads, n = StepTimes(speculation.times), StepTimes(speculation.draft_times), len(drafting)
+    plain = times.seconds(n_sequences, depth)
+    best, best_rate, share = 0, _MIN_GAIN * n_sequences / plain, 0.0
+    for length in range(1, limit + 1):
+        width = n_sequences + n * length
+        if width > times.widths[-1]:
+            break
+        seconds = times.seconds(width, depth) + heads.seconds(2 * n, depth) + (length - 1) * heads.seconds(n, depth)
+        rate = (n_sequences + sum(each.expected(length) for each in drafting)) / seconds
+        if rate > best_rate:
+            best, best_rate, share = length, rate, (seconds - plain) / n
+    return best, share

@@ -17,6 +17,7 @@ from llmrun.engine.core.batch import Batch, BatchCapacity, BatchPart, fill
 from llmrun.engine.core.decode_run import DecodeRun, Emit
 from llmrun.engine.core.exclusive_scheduler import ExclusiveScheduler
 from llmrun.engine.core.metrics import Metrics, PrefillRate
+from llmrun.engine.core.mtp_model import HeadModel
 from llmrun.engine.core.sampler import SequenceSampler, sample_rows
 from llmrun.engine.core.scheduler import PIECE, level, mixed_tokens, schedule
 from llmrun.engine.core.sequence import Extras, Sequence
@@ -59,7 +60,7 @@ class Engine:
         context: Context,
         clock: Callable[[], float] = time.perf_counter,
         states: KVStore | None = None,
-        draft_model: DraftModel | None = None,
+        draft_model: DraftModel | HeadModel | None = None,
         *,
         exact: bool = False,
         throughput: bool = False,
@@ -144,6 +145,8 @@ class Engine:
             )
         if extras.drafting is not None and self.can_draft:
             self._drafts = self._drafts_requested = True
+            if extras.drafting.model is not None and isinstance(self._draft_model, HeadModel):
+                self._draft_model.switch_on()
         prepared, text = extras.preparation, TextStream(limits.stop, limits.ban)
         metrics = Metrics(prepared.arrived, sum(prepared[1:])) if prepared is not None else Metrics(self._clock())
         number = next(self._numbers)
@@ -274,7 +277,7 @@ class Engine:
         if len(chosen) > 1:
             chosen.sort(key=lambda pair: pair[0].slot)
         spare = None
-        if self._has_drafts(len(chosen)):
+        if self._has_drafts(len(chosen)) or self._has_drafts_together:
             spare = BatchCapacity.of(self._context, self._slots.budget, sum(shares), self._window)
         parts, batch = fill(chosen, spare, self._draft_model)
         self._sole_request = parts[0].sequence.request if len(parts) == 1 else None
@@ -313,6 +316,11 @@ class Engine:
     def _has_drafts(self, n_sequences: int) -> bool:
         """Return whether a batch of `n_sequences` decoding sequences may hold drafts."""
         return self._drafts and not self._suspects and (n_sequences == 1 or self._context.unified)
+
+    @property
+    def _has_drafts_together(self) -> bool:
+        """Whether a batch may hold drafts of one length for all sequences, which streams compute at once, too."""
+        return self._drafts and not self._suspects and isinstance(self._draft_model, HeadModel)
 
     def _run(self, limit: RunLimit, emit: Emit | None) -> list[Event] | None:
         """Decode one or several tokens of each sequence, see decode_run.py; return None if the next step has drafts."""
@@ -390,6 +398,7 @@ class Engine:
                 tokens += sequence.draft
                 sequence.n_fed = end
                 sequence.n_drafted += len(sequence.draft)
+                sequence.n_model_drafted += len(sequence.draft) * sequence.has_model_draft
             self._slots.append(sequence.slot, tokens)
             sequence.metrics.record_decode(seconds)
             if sequence.extras.probe is not None:

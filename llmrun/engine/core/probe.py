@@ -24,7 +24,7 @@ class StepProbe:
     """Drafts for the steps to measure; the interface of drafts.Drafting."""
 
     model = None
-    is_native = False
+    is_native = is_by_model = False
 
     def __init__(self, most: int = max(_WIDTHS) - 1) -> None:
         """Start.

@@ -83,7 +83,9 @@ class Sequence:
     # tokens that this step decodes after all others, to verify them; never part of tokens
     draft: list[int] = field(default_factory=list)
     n_drafted: int = 0  # drafted tokens that were decoded
-    n_accepted: int = 0  # of these, the accepted ones; those of the current draft are added when it ends
+    n_model_drafted: int = 0  # of these, those of a draft model or the model's heads
+    n_accepted: int = 0  # of all, the accepted ones; those of the current draft are added when it ends
+    n_model_accepted: int = 0
     n_steps: int = 0  # batches with logits for this sequence
     # index in tokens -> token ids that are excluded there, given the tokens before
     refused: dict[int, set[int]] = field(default_factory=dict)
@@ -147,6 +149,8 @@ class Sequence:
         """Return the maximum number of tokens that this step verifies for the sequence; mostly 0."""
         if self.limits.max_tokens is not None:
             limit = min(limit, self.limits.max_tokens - self.n_completion - 1)
+        if drafting.model is not None:
+            drafting.model.place(self.slot, self.n_waiting)
         return drafting.plan(self.tokens, limit, step)
 
     @property
@@ -154,8 +158,20 @@ class Sequence:
         """Tokens of the current draft that were accepted."""
         return common_prefix(self.tokens[self.n_fed :], self.draft)
 
+    @property
+    def n_model_verified(self) -> int:
+        """Accepted tokens of the current draft if it is a model's."""
+        return self.n_verified if self.has_model_draft else 0
+
+    @property
+    def has_model_draft(self) -> bool:
+        """Whether the current draft is a draft model's, or the heads'."""
+        drafting = self.extras.drafting
+        return bool(self.draft) and drafting is not None and drafting.is_by_model
+
     def end_draft(self) -> None:
         self.n_accepted += self.n_verified
+        self.n_model_accepted += self.n_model_verified
         self.draft = []
 
     def retract(self, n_tokens: int) -> int:
@@ -270,6 +286,8 @@ class Sequence:
             retracted_tokens=self.n_retracted,
             drafted_tokens=self.n_drafted,
             accepted_tokens=self.n_accepted + self.n_verified,
+            model_drafted=self.n_model_drafted,
+            model_accepted=self.n_model_accepted + self.n_model_verified,
             decode_steps=self.n_steps,
             draft_steps=drafting.model.n_steps if drafting is not None and drafting.model is not None else 0,
             picture_tokens=images.n_tokens if images is not None else 0,

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from statistics import median, quantiles
+from typing import Protocol
 
 from llmrun.engine.core.draft_model import DraftModel
+from llmrun.engine.core.mtp_model import HeadModel
 from llmrun.engine.core.slots import Slots
 from llmrun.engine.llama.base import Aborted, CacheFull, Context, Entry
 from llmrun.protocol.speculation import StepTables, StepTime
 
 WIDTHS = (2, 3, 4, 8, 16)  # compared with 1
 _ROUNDS = 5  # after one to warm up
+_SETTLING = 3  # steps of one row after a wide one that may take longer
 _MIN_DEPTH = 256  # tokens in the KV cache; too few don't show the cost of attention
 _MAX_SPREAD = 1.5  # ratio of the upper to the lower quartile of equal steps; more means that the machine is busy
 
@@ -19,7 +22,7 @@ _MAX_SPREAD = 1.5  # ratio of the upper to the lower quartile of equal steps; mo
 def measure_steps(
     context: Context,
     slots: Slots,
-    draft_model: DraftModel | None,
+    draft_model: DraftModel | HeadModel | None,
     clock: Callable[[], float],
     is_interrupted: Callable[[], bool],
 ) -> StepTables:
@@ -69,8 +72,22 @@ def _restoring(context: Context, slots: Slots, slot: int) -> Callable[[], object
     return restore
 
 
+class _Measured(Protocol):
+    """The part of a base.Context that is measured."""
+
+    n_batch: int
+    n_outputs: int
+
+    @property
+    def max_draft(self) -> int: ...
+
+    def decode(self, batch: list[Entry], /) -> None: ...
+
+    def logits(self, index: int, /) -> int: ...
+
+
 def _measure(
-    context: Context,
+    context: _Measured,
     slot: int,
     depth: int,
     clock: Callable[[], float],
@@ -79,8 +96,9 @@ def _measure(
 ) -> list[StepTime]:
     """Measure step times at one depth.
 
-    Steps of all widths alternate with those of one row, as in an answer. llama.cpp rebuilds its graph when the width
-    changes: both rebuilds count as part of the wide step.
+    Steps of all widths alternate with those of one row, as in an answer. When the width changes, llama.cpp rebuilds its
+    graph, and a GPU records it anew, maybe some steps later: what the next steps take longer counts as part of the wide
+    step.
 
     Raises:
         Aborted: the measurement was interrupted, or equal steps differ too much.
@@ -102,9 +120,9 @@ def _measure(
     wide: dict[int, list[float]] = {width: [] for width in widths}
     for _ in range(1 + _ROUNDS):
         for width in widths:
-            before, verified, after = seconds(1), seconds(width), seconds(1)
-            plain.append(before)
-            wide[width].append(verified + max(0.0, after - before))
+            verified, after, settled = seconds(width), [seconds(1) for _ in range(_SETTLING)], seconds(1)
+            plain.append(settled)
+            wide[width].append(verified + max(0.0, sum(after) - _SETTLING * settled))
     plain = plain[len(widths) :]
     raise_if_disturbed(plain)
     first = StepTime(1, depth, median(plain))

@@ -17,6 +17,7 @@ from llmrun.engine.llama.batch import LlamaBatch
 from llmrun.engine.llama.context_parameters import context_parameters
 from llmrun.engine.llama.devices import gpus
 from llmrun.engine.llama.failed_context import check_kv_types, out_of_memory
+from llmrun.engine.llama.heads import PredictionHeads, SavedHeads
 from llmrun.engine.llama.library import bytes_of, function
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.llama.positions import Positions
@@ -99,6 +100,7 @@ class LlamaContext:
         self._rollback = Rollback(n_rollback) if model.is_recurrent else None
         verified = _MAX_VERIFIED if (self.cuts or n_rollback) and not load.exact else 0
         self.n_outputs = max(n_outputs, verified, self.n_seq_max + self.n_parked)  # llama.cpp requires one per sequence
+        self.heads: PredictionHeads | None = None
         self._failures: list[BaseException] = []  # raised by the evaluation callback
         self._callback = guarded(self._llama, watch, self._failures.append) if watch else None
         self._shifted: set[int] = set()  # sequences whose keys the next decode rotates to their new positions
@@ -117,7 +119,30 @@ class LlamaContext:
             self.forget(0, 0)
 
     def close(self) -> None:
+        if self.heads is not None:
+            self.heads.close()
         self._llama.llama_free(self._pointer)
+
+    def open_heads(self, model: LlamaModel | None = None) -> PredictionHeads:
+        """Create a context for prediction heads, which follows this one; raises as PredictionHeads.
+
+        Args:
+            model: of a file with nothing but heads; None for the model's own.
+        """
+        n_cells = self.n_cells if self.unified else self.n_ctx * self.n_seq_max
+        self.heads = PredictionHeads(model or self.model, self._load, self.n_seq_max + self.n_parked, n_cells)
+        if self._adapters:
+            self._set_adapters()
+        return self.heads
+
+    def switch_heads(self, *, on: bool) -> None:
+        """Have the heads follow this context from now on, or not."""
+        if self.heads is not None and self.heads.is_on != on:
+            self.heads.switch(self._pointer, on=on)
+
+    def can_use_heads(self, sequence_id: int) -> bool:
+        """Return whether the heads can draft after a sequence, i.e. know the hidden state of its last token."""
+        return self.heads is not None and self.heads.is_ready(sequence_id, self._n_positions(sequence_id))
 
     @property
     def max_draft(self) -> int:
@@ -202,6 +227,8 @@ class LlamaContext:
             self._rollback.moved()
         if self._adapters:
             self._set_adapters()
+        if self.heads is not None:
+            self.heads.switch(context, on=self.heads.is_on)
 
     def _rebuild(self, room: int) -> None:
         """Move the KV cache into a new context. The old one is freed first: both and the copy may not fit.
@@ -256,6 +283,8 @@ class LlamaContext:
         scales = (ctypes.c_float * count)(*(scale for _, scale in self._adapters))
         if llama.llama_set_adapters_lora(self._pointer, pointers, count, scales):
             raise DecodeError("llama.cpp could not set the adapters")
+        if self.heads is not None and self.heads.model is self.model:
+            self.heads.adapt(pointers, count, scales)
 
     def decode(self, batch: Inputs) -> None:
         """Decode as base.Context.decode(); unless cells are shared, raise OutOfMemoryError if the cache can't grow."""
@@ -273,6 +302,11 @@ class LlamaContext:
             self._raise_failure()
         if failure is not None:
             raise failure
+        if self.heads is not None and self.heads.is_on:
+            if isinstance(batch, (list, Sequence)):
+                self.heads.record(self._pointer, self._positions.of_entries(batch))
+            else:
+                self.heads.lose([batch.sequence_id])
 
     def _forget_pending(self) -> None:
         """Forget changes of the KV cache that llama.cpp left to the decode call that has been."""
@@ -311,6 +345,8 @@ class LlamaContext:
             self._rollback.decoded(sequences, n_ubatch=0)
             if failure is not None:
                 self._rollback.failed(sequences)
+        if self.heads is not None:
+            self.heads.lose(row.entry.sequence_id for row in rows)
         return Run(steps, failed, failure)
 
     def _raise_failure(self) -> None:
@@ -374,6 +410,8 @@ class LlamaContext:
         self._positions.clear()
         if self._rollback is not None:
             self._rollback.clear()
+        if self.heads is not None:
+            self.heads.clear()
 
     def can_forget(self, sequence_id: int, start: int) -> bool:
         position = self._positions.at(sequence_id, start)
@@ -393,6 +431,8 @@ class LlamaContext:
         is_removed = bool(self._llama.llama_memory_seq_rm(self._memory, sequence_id, position, _TO_THE_END))
         if is_removed:
             self._positions.cut(sequence_id, start)
+            if self.heads is not None:
+                self.heads.cut(sequence_id, position)
             if self._rollback is not None:
                 self._rollback.dropped(sequence_id, n_dropped)
                 if start == 0:
@@ -416,6 +456,8 @@ class LlamaContext:
             return False
         llama.llama_memory_seq_add(memory, sequence_id, end, _TO_THE_END, start - end)
         self._shifted.add(sequence_id)
+        if self.heads is not None:
+            self.heads.lose([sequence_id])
         return True
 
     def copy(self, source: int, target: int, length: int, checkpoint: bytearray | None = None) -> bool:
@@ -429,6 +471,8 @@ class LlamaContext:
         elif not self._copy_stream(source, target):
             return False
         self._positions.copy(source, target)
+        if self.heads is not None:
+            self.heads.copy(source, target)
         if self.forget(target, length) or (checkpoint is not None and self.go_back(target, checkpoint, length)):
             return True
         self.forget(target, 0)
@@ -438,7 +482,7 @@ class LlamaContext:
         """Let two sequences share their cells."""
         rollback = self._rollback
         # llama.cpp would give the target the state without the rollback.
-        state = self.checkpoint(source) if rollback is not None and rollback.is_pending(source) else None
+        state = self._checkpoint(source) if rollback is not None and rollback.is_pending(source) else None
         if state is not None and not state:
             return False
         self._llama.llama_memory_seq_cp(self._memory, source, target, 0, _TO_THE_END)
@@ -456,6 +500,10 @@ class LlamaContext:
         return bool(self._llama.llama_state_seq_set_data(self._pointer, state, n_bytes, target) == n_bytes)
 
     def checkpoint(self, sequence_id: int) -> bytearray:
+        state = self._checkpoint(sequence_id)
+        return self.heads.saved(sequence_id, is_whole=False).appended_to(state) if self.heads is not None else state
+
+    def _checkpoint(self, sequence_id: int) -> bytearray:
         if sequence_id in self._shifted or self._positions.differ(sequence_id):
             return bytearray()
         llama, where = self._llama, (sequence_id, _PARTIAL)
@@ -464,7 +512,13 @@ class LlamaContext:
         return state
 
     def go_back(self, sequence_id: int, checkpoint: bytearray, length: int) -> bool:
-        return self._put_checkpoint(sequence_id, checkpoint) and self.forget(sequence_id, length)
+        found, saved = SavedHeads.split(checkpoint)
+        state = found if isinstance(found, bytearray) else bytearray(found)
+        if not (self._put_checkpoint(sequence_id, state) and self.forget(sequence_id, length)):
+            return False
+        if self.heads is not None:
+            self.heads.go_back(sequence_id, saved)
+        return True
 
     def _put_checkpoint(self, sequence_id: int, checkpoint: bytearray) -> bool:
         source = bytes_of(checkpoint), len(checkpoint), sequence_id, _PARTIAL
@@ -477,8 +531,10 @@ class LlamaContext:
         """Return the state without the cells that a sliding window has passed; empty if it can't be saved."""
         # A state does not include pending shifts and copies, nor the positions of images.
         is_pending = sequence_id in self._shifted or sequence_id in self._copying
-        is_complete = not is_pending and not self._positions.differ(sequence_id)
-        return self._state(sequence_id) if is_complete else bytearray()
+        if is_pending or self._positions.differ(sequence_id):
+            return bytearray()
+        state = self._state(sequence_id)
+        return self.heads.saved(sequence_id, is_whole=True).appended_to(state) if self.heads is not None else state
 
     def _state(self, sequence_id: int) -> bytearray:
         llama = self._llama
@@ -497,6 +553,7 @@ class LlamaContext:
         if n_tokens > self.n_ctx or sequence_id in self._copying:
             return False
         self.forget(sequence_id, 0)
+        state, saved = SavedHeads.split(state)
         while not self._put_state(sequence_id, state):
             self.forget(sequence_id, 0)
             used = self._used() if self.unified else 0
@@ -506,6 +563,8 @@ class LlamaContext:
                 self._make_room(n_tokens)
             except (CacheFull, OutOfMemoryError, DecodeError):
                 return False
+        if self.heads is not None:
+            self.heads.restore(sequence_id, saved)
         return True
 
     def _put_state(self, sequence_id: int, state: bytes | bytearray) -> bool:

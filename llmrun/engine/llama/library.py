@@ -11,9 +11,9 @@ import functools
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from llmrun.engine.llama.submodules import import_submodule, package_folder
 from llmrun.errors import LlmrunError
@@ -22,6 +22,24 @@ VERSION = "0.3.36"
 _LIBRARY = re.compile(r"(llama|ggml)[^/]*\.(so|dylib|dll)")
 # sizeof of structs passed by value, on 64-bit machines; another layout would corrupt memory silently.
 _SIZES = {"llama_model_params": 80, "llama_context_params": 160, "llama_batch": 56}
+# C name, and the mangled ones of GCC and Clang, and of Visual C++.
+_NEXTN_NAMES = (
+    (
+        "llama_set_embeddings_nextn",
+        "_Z26llama_set_embeddings_nextnP13llama_contextbb",
+        "?llama_set_embeddings_nextn@@YAXPEAUllama_context@@_N1@Z",
+    ),
+    (
+        "llama_get_embeddings_nextn",
+        "_Z26llama_get_embeddings_nextnP13llama_context",
+        "?llama_get_embeddings_nextn@@YAPEAMPEAUllama_context@@@Z",
+    ),
+    (
+        "llama_get_embeddings_nextn_ith",
+        "_Z30llama_get_embeddings_nextn_ithP13llama_contexti",
+        "?llama_get_embeddings_nextn_ith@@YAPEAMPEAUllama_context@@H@Z",
+    ),
+)
 _CPU_DEVICE = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
 _SMALL_STACK = ctypes.create_string_buffer(2048)  # Linux's MINSIGSTKSZ on x86; tiles need 8 KiB more
 
@@ -76,6 +94,36 @@ def function(name: str, result: Any, *arguments: Any) -> Any:
     found = import_llama()._lib[name]
     found.restype, found.argtypes = result, arguments
     return found
+
+
+class NextnFunctions(NamedTuple):
+    """llama.cpp's functions for multi-token prediction, which are exported with C++ names."""
+
+    set_embeddings: Any  # context, on, only rows with logits
+    get_embeddings: Any  # context -> hidden states of the last batch's rows
+    get_embedding: Any  # context, row -> its hidden state
+
+
+@functools.cache
+def nextn_functions() -> NextnFunctions | None:
+    """Return the functions; None if this build has them under no known name."""
+    library, pointer = import_llama()._lib, ctypes.c_void_p
+    found = [_exported(library, name, gcc, microsoft) for name, gcc, microsoft in _NEXTN_NAMES]
+    if None in found:
+        return None
+    functions = NextnFunctions(*found)
+    functions.set_embeddings.argtypes, functions.set_embeddings.restype = (pointer, ctypes.c_bool, ctypes.c_bool), None
+    functions.get_embeddings.argtypes, functions.get_embeddings.restype = (pointer,), pointer
+    functions.get_embedding.argtypes, functions.get_embedding.restype = (pointer, ctypes.c_int32), pointer
+    return functions
+
+
+def _exported(library: Any, *names: str) -> Any:
+    """Return the first of these functions that a library exports; None without any."""
+    for name in names:
+        with suppress(AttributeError):
+            return library[name]
+    return None
 
 
 def bytes_of(data: bytearray) -> Any:

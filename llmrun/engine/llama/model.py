@@ -67,6 +67,7 @@ class LlamaModel:
         workers: tuple[str, ...] = (),
         layer_counts: tuple[int, ...] = (),
         settings: EngineSettings = DEFAULTS,
+        draft_heads: bool = False,
         vocabulary_only: bool = False,
     ) -> None:
         """Load the weights.
@@ -78,6 +79,7 @@ class LlamaModel:
             cpu_experts: layers whose experts stay in RAM although the rest of the layer is on a GPU.
             workers, layer_counts: as in Load.
             settings: those of DEVICE_SETTINGS.
+            draft_heads: as in Load.
             vocabulary_only: load no weights; nothing can be computed then.
 
         Raises:
@@ -88,7 +90,7 @@ class LlamaModel:
         self.llama = llama = import_llama()
         self.path, self.gpu_layers, self.flag = path, gpu_layers, flag
         self.repack, self.mmap, self.cpu_experts = repack, mmap, cpu_experts
-        self.workers, self.layer_counts = workers, layer_counts
+        self.workers, self.layer_counts, self.draft_heads = workers, layer_counts, draft_heads
         self._devices = DeviceParameters(settings, experts_of(cpu_experts) if cpu_experts else "", layer_counts)
         self.identities: dict[str, str] = {}
         for name in _files_of(Path(path).name):
@@ -121,7 +123,7 @@ class LlamaModel:
         params = llama.llama_model_default_params()
         params.n_gpu_layers = self.gpu_layers
         params.use_extra_bufts = self.repack
-        params.vocab_only = vocabulary_only
+        params.vocab_only, params.load_mtp = vocabulary_only, self.draft_heads
         # The vocabulary does it: llama.cpp strips spacing marks too, i.e. vowels of Tamil and Bengali.
         keys = [STRIPS_ACCENTS, *(SPACE_CHANGES if _has_text_rules(Path(self.path)) else ())]
         overrides = (llama.llama_model_kv_override * (len(keys) + 1))()  # ends with an entry of zeros
@@ -150,6 +152,7 @@ class LlamaModel:
             workers=load.workers,
             layer_counts=load.layer_counts,
             settings=load,
+            draft_heads=load.draft_heads,
         )
 
     @cached_property
@@ -201,6 +204,8 @@ class LlamaModel:
     def is_for(self, load: Load) -> bool:
         """Return whether these weights were loaded with the same options."""
         names = ("path", "gpu_layers", "repack", "mmap", "cpu_experts", "workers", "layer_counts")
+        if load.draft_heads and not self.draft_heads:
+            return False
         return self._devices.are_of(load) and all(getattr(self, name) == getattr(load, name) for name in names)
 
     def adapter(self, adapter: Adapter) -> Any:

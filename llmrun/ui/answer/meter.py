@@ -213,6 +213,8 @@ def _drafted(stats: Stats, times: StepTables) -> list[str]:
     if not stats.drafted_tokens:
         return []
     fields = [f"drafted {stats.drafted_tokens:,}, accepted {stats.accepted_tokens:,}"]
+    if stats.model_drafted:
+        fields[0] += f" (model {stats.model_drafted:,}, {stats.model_accepted:,})"
     fields.append(f"{tokens_a_step(stats):.1f} tokens a step")
     gain = expected_gain(stats, times)
     return fields if gain is None else [*fields, f"{gain:.1f}x"]

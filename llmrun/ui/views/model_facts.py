@@ -37,6 +37,7 @@ def show_model(output: Output, facts: Facts, *, stderr: bool = False) -> None:
         ("size", _size(facts)),
         ("tensors", _tensors(facts)),
         ("layers", facts.get("layers")),
+        ("draft heads", _heads_to_draft(facts)),
         ("width", facts.get("embedding_width")),
         ("heads", _heads(facts)),
         ("experts", _experts(facts)),
@@ -83,6 +84,14 @@ def _quoted(facts: Facts, role: str) -> str:
     """Return the prompt that an embedding model's authors recommend for queries or documents."""
     text = (facts.get("embedding_advice") or {}).get(role)
     return repr(text) if text else ""
+
+
+def _heads_to_draft(facts: Facts) -> str:
+    """Return the layers for multi-token prediction in words; "" without any."""
+    found = facts.get("draft_heads")
+    if not found:
+        return ""
+    return f"{found['layers']} layer{'s' if found['layers'] > 1 else ''} (MTP), {_bytes(found['bytes'])}"
 
 
 def _projector(facts: Facts) -> str:

@@ -82,10 +82,27 @@ def test_what_would_have_come_true_opens_the_gate_and_what_would_not_closes_it()
     for _ in range(30):
         gate.learn(2, 0, missed=True)
     assert gate.choose(2, 15, ALONE).length == 0
+    gate.learn(20, 15, missed=False)
     assert gate.choose(20, 15, ALONE).length == 15, "longer matches are another matter"
     for _ in range(30):
         gate.learn(2, 15, missed=False)
     assert gate.choose(2, 15, ALONE).length == 15
+
+
+@pytest.mark.parametrize("match", [1, 3, 20])
+def test_nothing_is_verified_before_it_is_known_how_often_such_drafts_are_right(match: int) -> None:
+    gate = new()
+    for n_outcomes in range(12):
+        is_open = gate.choose(match, 15, ALONE).length > 0
+        assert not is_open or n_outcomes >= 8
+        gate.learn(match, 1, missed=False)
+    assert is_open
+    hopeless = new()
+    n_drafted = 0
+    for _ in range(3000):
+        n_drafted += hopeless.plan([7] * 15, match, ALONE, 15).length
+        hopeless.compare([8])
+    assert n_drafted <= 6, "each could be seen to fail"
 
 
 def test_what_is_expected_is_the_sum_of_chances() -> None:
@@ -112,3 +129,19 @@ def test_the_loss_is_bounded_whatever_comes(seed: int) -> None:
         spent += StepTimes(CHEAP).seconds(1 + drafted, 0)
         plain += 1 + n_accepted
         assert spent - plain <= 0.01 * spent + 6 * 0.8 + 1e-9
+
+
+def test_each_token_of_a_models_draft_has_its_own_rate() -> None:
+    """The first one is right most often: a shorter draft pays where a longer one does not."""
+    times = tuple(StepTime(width, 0, 1 + width / 10) for width in (1, 2, 3, 4, 8, 16))
+    cheap = StepTimes((StepTime(1, 0, 0.05), StepTime(2, 0, 0.05))).lines
+    gate = Gate(15, StepTimes(times).lines, cheap)
+    for _ in range(100):
+        gate.learn(Gate.MODEL, 1, missed=True)
+        gate.learn_sureness(sure=True)
+    assert gate.expected(Gate.MODEL, 1) > 0.95
+    assert gate.expected(Gate.MODEL, 7) < 1.05
+    assert gate.choose(Gate.MODEL, 15, ALONE).length == 1
+    for _ in range(100):
+        gate.learn(Gate.MODEL, 7, missed=False)
+    assert gate.choose(Gate.MODEL, 15, ALONE).length >= 3

@@ -116,3 +116,17 @@ def test_while_no_request_decodes_a_batch_is_full() -> None:
 )
 def test_pieces_of_nearly_one_length_are_cut_to_one(shares: list[int], levelled: list[int]) -> None:
     assert level(shares, shares) == levelled
+
+
+def test_on_a_device_pieces_beside_decoding_are_measured_by_its_steps() -> None:
+    rate = PrefillRate()
+    rate.record(8000, 1.0)
+    waiting = [1, 1, 1, 1, 30_000]
+    assert mixed_tokens(rate, waiting, on_device=True) == mixed_tokens(rate, waiting) == 800
+    rate.record(0, 0.005)
+    assert mixed_tokens(rate, waiting, on_device=True) == 400
+    assert mixed_tokens(rate, waiting) == 800
+    slow = PrefillRate()
+    slow.record(8000, 1.0)
+    slow.record(0, 0.05)
+    assert mixed_tokens(slow, waiting, on_device=True) == 800

@@ -54,6 +54,23 @@ def test_two_depths_are_measured_and_the_conversation_stays(n_seq_max: int) -> N
     assert talk.engine._slots.budget.used == talk.context.n_used
 
 
+def test_what_the_steps_after_a_wide_one_take_longer_is_its_cost() -> None:
+    """As on a GPU that records a graph anew when it has been asked for twice."""
+    talk = talked(10)
+
+    def slow() -> float:
+        widths = [len(call) for call in talk.context.calls]
+        recorded = sum(
+            before > 1 and first == second == 1
+            for before, first, second in zip(widths, widths[1:], widths[2:], strict=False)
+        )
+        return StepClock(talk.context)() + recorded
+
+    talk.engine._clock = slow
+    times = talk.engine.measure_steps(never).times
+    assert [time.seconds for time in times] == pytest.approx([time.seconds + (time.width > 1) for time in expected(0)])
+
+
 @pytest.mark.parametrize("n_tokens", [10, 990])
 def test_a_depth_that_says_little_or_has_no_room_is_left_out(n_tokens: int) -> None:
     talk = talked(n_tokens)

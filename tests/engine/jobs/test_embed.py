@@ -136,8 +136,7 @@ def test_a_text_longer_than_a_batch_is_what_it_is_in_one_context(pooling: str, m
 def test_vectors_of_small_slices_are_the_same(case: str, model: Callable[..., Embedding]) -> None:
     embedding = model(case)
     alone = embedding.rows(*TEXTS)
-    embedding.share.seconds = 0.0
-    embedding.share._rate.tokens_within = lambda seconds: 8  # type: ignore[method-assign]
+    embedding.share.tokens = lambda most: min(most, 8)  # type: ignore[method-assign]
     assert_equal(embedding.rows(*TEXTS), alone)
 
 

@@ -47,6 +47,8 @@ def test_a_servers_figures_are_its_tokens_and_our_clock() -> None:
 
 def test_drafts_are_told_where_there_were_any() -> None:
     drafted = replace(STATS, drafted_tokens=1260, accepted_tokens=88, decode_steps=40, context_used=0)
+    of_model = replace(drafted, model_drafted=1000, model_accepted=80)
+    assert "drafted 1,260, accepted 88 (model 1,000, 80) · 3.2" in short_summary(Finished(1, "stop", of_model))
     said = "drafted 1,260, accepted 88 · 3.2 tokens a step"
     assert short_summary(Finished(1, "stop", drafted)) == f"131.2 tokens/s · TTFT 0.21 s · ctx 0/8,192 · {said}"
     assert f" · {said} · seed 1234" in summary(Finished(1, "stop", drafted))

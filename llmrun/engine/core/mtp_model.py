@@ -1,0 +1,138 @@
+"""Drafts by the model's own prediction heads (multi-token prediction) for several sequences in one batch.
+
+The same outside as draft_model.py. The heads see the target's hidden states, so they need no prompt of their own: their
+context follows the target's in everything. Must not know which drafts are accepted, nor llama.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from llmrun._native import BadLogits, Gate, Sampler
+from llmrun.engine.llama.base import Aborted, CacheFull
+from llmrun.errors import LlmrunError
+
+if TYPE_CHECKING:
+    from llmrun.engine.llama.context import LlamaContext
+    from llmrun.engine.llama.heads import PredictionHeads
+
+
+class HeadDrafter:
+    """A drafts.Drafter for one sequence; its drafts come from HeadModel.compute().
+
+    Attributes:
+        slot: the sequence's in the target's context.
+        n_waiting: tokens of the sequence that the target has not decoded.
+        n_requested, n_steps: as in ModelDrafter.
+    """
+
+    def __init__(self, model: HeadModel) -> None:
+        self._model = model
+        self._tokens: list[int] = []
+        self._draft: list[int] = []
+        self.slot, self.n_waiting = -1, 0
+        self.n_requested: int | None = None
+        self.n_steps = 0
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    @property
+    def newest(self) -> int:
+        return self._tokens[-1]
+
+    @property
+    def n_most(self) -> int:
+        """Maximum length of a draft."""
+        return self._model.n_most
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self._tokens += tokens
+
+    def rewind(self, length: int) -> None:
+        del self._tokens[length:]
+
+    def draft(self, limit: int) -> tuple[list[int], int]:
+        draft, self._draft = self._draft, []
+        return draft[:limit], Gate.MODEL
+
+    def close(self) -> None:
+        """Do nothing: the heads' cells belong to the target's slot."""
+
+    def place(self, slot: int, n_waiting: int) -> None:
+        """Tell where the sequence is, before each step."""
+        self.slot, self.n_waiting = slot, n_waiting
+
+    def count_missing(self) -> int | None:
+        """Return 0, or None if the heads can't draft after the newest token."""
+        return 0 if self._model.can_draft(self) else None
+
+    def push(self, token: int) -> int | None:
+        """Add a token to the draft; return it if another one should be drafted after it."""
+        self._draft.append(token)
+        self.n_steps += 1
+        return token if len(self._draft) < min(self.n_requested or 0, self.n_most) else None
+
+
+class HeadModel:
+    """The heads of the target's context.
+
+    Attributes:
+        has_failed: llama.cpp could not compute with them; answers continue without drafts.
+    """
+
+    def __init__(self, target: LlamaContext, heads: PredictionHeads) -> None:
+        self._target, self._heads = target, heads
+        self._logits = Sampler(target.vocabulary.n_tokens)
+        self.has_failed = False
+
+    @property
+    def context(self) -> PredictionHeads:
+        """What measures the heads' steps."""
+        return self._heads
+
+    @property
+    def longest_sequence(self) -> tuple[int, int]:
+        """The sequence with the most cached tokens, and their number."""
+        return self._heads.longest
+
+    @property
+    def n_most(self) -> int:
+        return self._heads.n_most
+
+    def drafter(self) -> HeadDrafter:
+        """Return a drafter for a new sequence."""
+        return HeadDrafter(self)
+
+    def switch_on(self) -> None:
+        """Follow the target's context from now on."""
+        self._target.switch_heads(on=True)
+
+    def can_draft(self, drafter: HeadDrafter) -> bool:
+        return not self.has_failed and drafter.n_waiting == 1 and self._target.can_use_heads(drafter.slot)
+
+    def compute(self, drafters: Sequence[HeadDrafter]) -> None:
+        """Draft what some drafters request. On failure their drafts stay empty."""
+        asking = sorted((each for each in drafters if each.n_requested), key=attrgetter("slot"))
+        try:
+            inputs = [(each, each.newest) for each in asking]
+            decode = self._heads.begin
+            while inputs:
+                rows = decode([(each.slot, token) for each, token in inputs])
+                pushed = [(each, each.push(self._likeliest(row))) for (each, _), row in zip(inputs, rows, strict=True)]
+                inputs = [(each, token) for each, token in pushed if token is not None]
+                decode = self._heads.go_on
+            return
+        except (Aborted, CacheFull):
+            pass
+        except (LlmrunError, BadLogits):
+            self.has_failed = True
+        finally:
+            self._heads.end(each.slot for each in asking)
+        for drafter in asking:
+            drafter.draft(0)
+
+    def _likeliest(self, row: int) -> int:
+        return self._logits.log_probabilities(self._heads.logits(row), 0, 1)[1][0]
