@@ -267,12 +267,12 @@ class _Reader:
 
     def _model(self, number: Any) -> ModelFingerprint | None:
         rows = self._reachable("SELECT name, sha256, path, size, modified FROM models WHERE id = ?", number)
-        row: tuple[Any, ...] = next(rows, (None,))
-        *values, modified = row
-        # Where the column's type is damaged, SQLite returns a whole number as one.
-        if type(modified) not in (int, float) or tuple(map(type, values)) != (str, str, str, int):
+        # Where the column's type is damaged, SQLite returns a whole number of `modified` as an integer.
+        name, sha256, path, size, modified = next(rows, (None,) * 5)
+        is_sound = all(type(text) is str and _is_unicode(text) for text in (name, sha256, path))
+        if not is_sound or type(size) is not int or type(modified) not in (int, float):
             return None
-        return ModelFingerprint(*values, float(modified)) if all(map(_is_unicode, values[:3])) else None
+        return ModelFingerprint(name, sha256, path, size, float(modified))
 
     def _reachable(self, query: str, *values: Any) -> Iterator[Any]:
         """Yield rows up to the first one that can't be read."""
