@@ -268,7 +268,8 @@ class _Reader:
     def _model(self, number: Any) -> ModelFingerprint | None:
         rows = self._reachable("SELECT name, sha256, path, size, modified FROM models WHERE id = ?", number)
         # Where the column's type is damaged, SQLite returns a whole number of `modified` as an integer.
-        name, sha256, path, size, modified = next(rows, (None,) * 5)
+        row: Any = next(rows, (None,) * 5)
+        name, sha256, path, size, modified = row
         is_sound = all(type(text) is str and _is_unicode(text) for text in (name, sha256, path))
         if not is_sound or type(size) is not int or type(modified) not in (int, float):
             return None
