@@ -317,6 +317,7 @@ def header_of(n_parameters: int, weight_bytes: int) -> Any:
         n_ctx_train=131_072,
         rope_depends_on_window=False,
         recurrent_bytes=0,
+        head_bytes=0,
         window_bytes=0,
         key_length=128,
         most_heads=32,

@@ -57,9 +57,10 @@ def test_what_was_drafted_is_replayed(
     prepare(ModelSpec("smollm2", path=model_path), model_path).drafting.remember(TIMES)
     file = tmp_path / "record.json"
     sampling = ("--temp", "0.7", "--seed", "5", "--repeat-penalty", "1.05")
-    answer = llmrun.answer(LISTING, "--max-tokens", "60", *sampling, "--speculate", speculate, "--record", str(file))
+    answer = llmrun.answer(LISTING, "--max-tokens", "160", *sampling, "--speculate", speculate, "--record", str(file))
     stats = json.loads(file.read_text())["answer"]["stats"]
-    assert 0 < stats["accepted_tokens"] <= stats["drafted_tokens"]
+    assert stats["accepted_tokens"] <= stats["drafted_tokens"]
+    assert stats["accepted_tokens"] or speculate == "auto"  # which first learns how often such drafts are right
     (tmp_path / "llmrun-home/steps.json").unlink()  # the record has its own
     again = llmrun.run("replay", str(file))
     assert again.returncode == 0, again.stderr

@@ -98,6 +98,6 @@ def test_the_last_requests_come_back(tmp_path: Path) -> None:
         file.write(server(1)._replace(requests=requests, checkpoint_bytes=5))
         found = running_servers(tmp_path)[0]
         assert found.checkpoint_bytes == 5
-        assert found.requests[1] == ("/v1/completions", 30, 20, 25.0, None)
+        assert found.requests[1] == ("/v1/completions", 30, 20, 25.0, None, 0.0)
         assert found.requests[0].difference is not None
         assert tuple(found.requests[0].difference) == (20, "Monday", "Tuesday")

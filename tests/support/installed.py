@@ -304,7 +304,13 @@ SUMMARY = re.compile(
 
 def summary(lines: Sequence[str]) -> dict[str, int]:
     """The figures of the summary among these lines: tokens prefilled, reused (0 if none), decoded, in the context."""
-    found = [match for line in lines if (match := SUMMARY.search(line))]
+    rows: list[str] = []
+    for line in lines:  # a long summary has several
+        if rows and rows[-1].endswith(" ·"):
+            rows[-1] += f" {line}"
+        else:
+            rows.append(line)
+    found = [match for row in rows if (match := SUMMARY.search(row))]
     assert len(found) == 1, lines
     figures = {
         name: int((text or "0").replace(",", "")) for name, text in found[0].groupdict().items() if name != "stopped"
