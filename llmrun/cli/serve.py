@@ -190,7 +190,7 @@ def serve(
         return
     if not output.stderr_is_terminal and not log_json:
         _write_times(output)
-    with page_tools(tooling) as tools:
+    with page_tools(output, tooling) as tools:
         run_in_event_loop(_run(output, options, listening, parent, tools, log_json=log_json))
 
 
@@ -248,7 +248,7 @@ def serve_page(name: str, loading: LoadingOptions, tooling: ToolOptions, page: s
     )
     address = f"http://{_LOOPBACK}:{listening.getsockname()[1]}{page}"
     output.note(f"{'The browser opens' if _open_browser(address) else 'Open in a browser:'} {address}")
-    with page_tools(tooling) as tools:
+    with page_tools(output, tooling) as tools:
         run_in_event_loop(_run(output, options, listening, None, tools, log_json=False))
 
 

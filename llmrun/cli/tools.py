@@ -71,7 +71,7 @@ def check_allowed(allowed: tuple[str, ...], offered: tuple[Tool, ...]) -> None:
 
 
 @contextmanager
-def page_tools(options: ToolOptions) -> Iterator[PageTools]:
+def page_tools(output: Output, options: ToolOptions) -> Iterator[PageTools]:
     """Start the processes of the page's tools, and wait until the tools are known.
 
     Raises:
@@ -81,8 +81,15 @@ def page_tools(options: ToolOptions) -> Iterator[PageTools]:
 
     with toolbox(options) as box:
         tools = PageTools(box, options.allowed)
+        _show_failures(output, box)
         check_allowed(options.allowed, tools.offered)
         yield tools
+
+
+def _show_failures(output: Output, toolbox: Toolbox | None) -> None:
+    """Name the servers of a file mcp.json that can't be used."""
+    for error in toolbox.failures if toolbox is not None else ():
+        output.note(f"Left out: {error}", dim=False)
 
 
 class Tools:
@@ -102,8 +109,7 @@ class Tools:
             with Activity(output) as activity:
                 activity.show("waiting for the tools")
                 self.offered, self.offers = toolbox.tools(), toolbox.offers()
-            for error in toolbox.failures:
-                output.note(f"Left out: {error}", dim=False)
+        _show_failures(output, toolbox)
         check_allowed(allowed, self.offered)
 
     def answer(self, call: ToolCall) -> str:

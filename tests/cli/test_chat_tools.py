@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +12,9 @@ from pathlib import Path
 import pytest
 from support.gguf_writer import tiny_model, write
 from support.installed import Terminal
+
+from llmrun.cli.tools import ToolOptions, page_tools
+from llmrun.ui.terminal.output import Output
 
 FRONT = str(Path(__file__).parents[1] / "support/front.py")
 FILE = '''
@@ -124,3 +128,14 @@ def test_wrong_options(words: list[str], options: list[str], why: str) -> None:
     done = subprocess.run([*words, *options], input="", capture_output=True, text=True)
     assert done.returncode == 2
     assert why in done.stderr
+
+
+def test_a_server_of_a_file_that_fails_is_named_for_the_page_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], package_on_path: None
+) -> None:
+    tools, servers = tmp_path / "tools.py", tmp_path / "mcp.json"
+    tools.write_text("def now() -> str:\n    'Tells the time.'\n    return 'noon'\n")
+    servers.write_text(json.dumps({"mcpServers": {"broken": {"command": str(tmp_path / "nowhere")}}}))
+    with page_tools(Output(), ToolOptions((str(tools), str(servers)), (), 60.0)) as offered:
+        assert [tool.name for tool in offered.offered] == ["now"]
+    assert "Left out: there are no tools in broken" in " ".join(capsys.readouterr().err.split())

@@ -452,41 +452,41 @@ class Engine:
 
     # ---- an answer -----------------------------------------------------------------------------------------
 
-    def _append_with_forced(self, sequence: Sequence, token: int, events: list[Event]) -> bool:
-        """Append a sampled token and those forced after it; return False if the answer finished or lost tokens."""
+    def _append_with_forced(self, sequence: Sequence, token: int | None, events: list[Event]) -> bool:
+        """Append a sampled token, if any, and those forced after it; return False if it finished or lost tokens."""
         try:
-            return self._append(sequence, token, events) and self._append_forced(sequence, events)
+            if token is not None and not self._append(sequence, token, events):
+                return False
+            for forced in self._forced(sequence):
+                sequence.sampler.follow(forced)
+                if not self._append(sequence, forced, events):
+                    return False
         except LlmrunError as error:
             events.append(self._fail(sequence, error))
             return False
-
-    def _append_forced(self, sequence: Sequence, events: list[Event]) -> bool:
-        """Append the tokens that are forced after the last one; return as _append()."""
-        for forced in self._forced(sequence):
-            sequence.sampler.follow(forced)
-            if not self._append(sequence, forced, events):
-                return False
         return True
 
     def _forced(self, sequence: Sequence) -> list[int]:
         """Return the tokens that follow without sampling: the grammar's, or the end of the reasoning."""
-        if sequence.must_close:
-            return self._vocabulary.tokenize(sequence.close_reasoning(), special=True, begins=False)
         thinking = sequence.extras.thinking
-        if thinking is not None and thinking.is_used_up:
-            tokens = self._vocabulary.tokenize(thinking.closing, special=True, begins=False)
-            while tokens and self._vocabulary.is_end(tokens[-1]):  # an empty line ends RWKV's answers
-                tokens.pop()
-            return tokens
-        return sequence.sampler.forced()
+        if sequence.must_close:
+            closing = sequence.close_reasoning()
+        elif thinking is not None and thinking.is_used_up:
+            closing = thinking.closing
+        else:
+            return sequence.sampler.forced()
+        tokens = self._vocabulary.tokenize(closing, special=True, begins=False)
+        while tokens and self._vocabulary.is_end(tokens[-1]):  # an empty line ends RWKV's answers
+            tokens.pop()
+        return tokens
 
     def _close_reasoning(self, sequence: Sequence, events: list[Event]) -> None:
-        """Close the reasoning of a sequence whose run ended because that repeats itself."""
+        """Close the reasoning of a sequence whose run has ended because the reasoning repeats itself."""
         if len(self._slots.cached[sequence.slot]) > sequence.n_cached:
             self._truncate(sequence, sequence.n_cached)
         if sequence.extras.drafting is not None:
             sequence.extras.drafting.rewind(len(sequence.tokens))
-        self._append_forced(sequence, events)
+        self._append_with_forced(sequence, None, events)
 
     def _append(self, sequence: Sequence, token: int, events: list[Event]) -> bool:
         """Append one token to the answer; return whether another one may follow."""

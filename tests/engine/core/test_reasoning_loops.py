@@ -92,6 +92,30 @@ def test_beside_others_each_answers_as_alone(*, runs: bool) -> None:
 
 
 @pytest.mark.parametrize("runs", [False, True])
+def test_closing_it_does_not_end_the_answer_where_an_empty_line_is_an_end(
+    *, runs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RWKV's end token is an empty line."""
+    tokenize = FakeVocabulary.tokenize
+
+    def with_end(self: FakeVocabulary, text: str, *, special: bool, begins: bool = True) -> list[int]:
+        is_end = special and text.endswith("\n\n")
+        return [*tokenize(self, text[:-2], special=True), END] if is_end else tokenize(self, text, special=special)
+
+    monkeypatch.setattr(FakeVocabulary, "tokenize", with_end)
+
+    def logits(tokens: Sequence[int]) -> Sequence[float]:
+        said = text_of(tokens)
+        closing = CLOSED.rstrip()
+        return favouring(END if said.endswith("!") else ord("!")) if closing in said else goes_round(tokens)
+
+    engine = Engine(FakeContext(logits, n_ctx=4000))
+    ask(engine, 1, "yes")
+    text, finished = answers(engine, runs=runs)[1]
+    assert (text[-1], finished.reason, finished.stats.loops_closed) == ("!", "stop", 1)
+
+
+@pytest.mark.parametrize("runs", [False, True])
 def test_an_answer_that_repeats_itself_ends(*, runs: bool) -> None:
     engine = Engine(FakeContext(goes_round_for_ever, n_ctx=4000))
     ask(engine, 1, "yes")
