@@ -25,7 +25,7 @@ _RENAMED = "llmrun_{}"  # where the input has a column of the same name
 
 
 class OutputFiles(NamedTuple):
-    """Where the answers go."""
+    """The files of the answers."""
 
     lines: Path  # grows with each answer
     table: Path | None = None  # written from the lines when every row has an answer

@@ -121,7 +121,7 @@ def previous_log(log: Path) -> Path:
 
 
 def rotate(log: Path, descriptor: int = _STDERR, limit: int = _MOST_LOG_BYTES) -> None:
-    """Copy a log that is too long to previous_log(), and empty it. Whoever writes to it goes on at its beginning.
+    """Copy a log that is too long to previous_log(), and empty it. Its writer continues at its beginning.
 
     Args:
         descriptor: writes to it, or to something else, which stays as it is.

@@ -195,7 +195,7 @@ def _presets(given: Mapping[str, Any], model: str, *, is_remote: bool) -> dict[s
 
 
 def _yielding(found: dict[str, tuple[Any, str]], typed: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
-    """Return the values of presets and the environment without those that exclude an option of the command line.
+    """Return the values of presets and the environment that exclude no option of the command line.
 
     Args:
         typed: parsed values by parameter, None if missing.

@@ -213,7 +213,7 @@ class EngineProcess:
         if isinstance(command, Generate):
             self._channel.send(Finished(request, "cancelled", Stats()))
         elif command is not None:
-            self._channel.send(Failed.of(CancelledError("it was cancelled"), request))
+            self._channel.send(_failure(Aborted(), request))
         else:
             # Before the other thread can take the cancel, which clears the flag.
             commands.stop(request, is_alone=self._is_alone(request))
@@ -324,10 +324,8 @@ class EngineProcess:
             next(job.slices)
         except StopIteration as end:
             event = JobDone(job.request, end.value)
-        except LlmrunError as error:
-            event = Failed.of(error, job.request)
-        except Aborted:
-            event = Failed.of(CancelledError("it was cancelled"), job.request)
+        except (LlmrunError, Aborted) as error:
+            event = _failure(error, job.request)
         self._commands.busy = None
         if event is not None:
             self._sliced.popleft()
@@ -338,7 +336,7 @@ class EngineProcess:
         for job in [each for each in self._sliced if each.request == request]:
             self._sliced.remove(job)
             job.slices.close()
-            self._channel.send(Failed.of(CancelledError("it was cancelled"), request))
+            self._channel.send(_failure(Aborted(), request))
 
     def _emit(self, events: list[Event]) -> float:
         """Send events of the loop; return the seconds until the next text is due."""
@@ -386,10 +384,8 @@ class EngineProcess:
         elif self._commands.take(command, busy=True):
             try:
                 event = self._compute_handlers[type(command)](argument)
-            except LlmrunError as error:
-                event = Failed.of(error, command.request)
-            except Aborted:
-                event = Failed.of(CancelledError("it was cancelled"), command.request)
+            except (LlmrunError, Aborted) as error:
+                event = _failure(error, command.request)
             self._commands.busy = None
             if event is not None:
                 self._channel.send(event)
@@ -522,6 +518,11 @@ class EngineProcess:
         finally:
             done.set()
             thread.join()
+
+
+def _failure(error: LlmrunError | Aborted, request: int) -> Failed:
+    """Return the event for a command that failed, or that was cancelled."""
+    return Failed.of(CancelledError("it was cancelled") if isinstance(error, Aborted) else error, request)
 
 
 def _job_kind(name: str) -> JobKind[Any, Any, Any]:

@@ -26,7 +26,7 @@ class SlicedJob(NamedTuple):
 
 
 class TimeShare:
-    """How many tokens a slice computes: as many as take about the time of a step of the answers.
+    """The number of tokens of a slice: as many as take about the time of a step of the answers.
 
     The number is doubled and halved, not computed from a speed: a step of few tokens takes nearly as long as one of a
     single token, so small slices look slow, and would be made smaller still.

@@ -69,7 +69,7 @@ class _ClientDisconnected(Exception):  # noqa: N818 - not an error of ours
 
 
 class _Backlog:
-    """What a client has not read yet: the memory for it has a limit, a file has the rest, in full."""
+    """The bytes that a client has not read yet: up to a limit in memory, all of them in a file beyond it."""
 
     def __init__(self) -> None:
         self._file = SpooledTemporaryFile(max_size=_PIECE_BYTES)  # noqa: SIM115 - closed by close()

@@ -30,8 +30,7 @@ def server(server: FarServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.chdir(tmp_path)
-    for name in ("LLMRUN_SERVER", "LLMRUN_SERVER_KEY", "LLMRUN_SERVER_KEY_FILE"):
-        monkeypatch.delenv(name, raising=False)
+    remote_server.forget_variables(monkeypatch)
     server.models = remote_server.listed(MODEL)
     return server
 

@@ -31,8 +31,7 @@ TEXTS = ["zebra", 'a "quoted", text', "two\nlines", "ünï"]
 def server(server: FarServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FarServer:
     monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
-    for name in ("LLMRUN_SERVER", "LLMRUN_SERVER_KEY", "LLMRUN_SERVER_KEY_FILE"):
-        monkeypatch.delenv(name, raising=False)
+    remote_server.forget_variables(monkeypatch)
     server.models = remote_server.listed(MODEL)
     with Path("in.csv").open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)

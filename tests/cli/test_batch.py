@@ -22,8 +22,7 @@ app.command()(batch)
 def server(server: FarServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FarServer:
     monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
-    for name in ("LLMRUN_SERVER", "LLMRUN_SERVER_KEY", "LLMRUN_SERVER_KEY_FILE"):
-        monkeypatch.delenv(name, raising=False)
+    remote_server.forget_variables(monkeypatch)
     Path("rows.jsonl").write_text("".join(json.dumps({"id": f"r{n}", "prompt": f"row {n}"}) + "\n" for n in range(5)))
     server.models = remote_server.listed(MODEL)
     return server

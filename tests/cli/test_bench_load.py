@@ -27,8 +27,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    for name in ("LLMRUN_SERVER", "LLMRUN_SERVER_KEY", "LLMRUN_SERVER_KEY_FILE"):
-        monkeypatch.delenv(name, raising=False)
+    remote_server.forget_variables(monkeypatch)
 
 
 @pytest.fixture

@@ -17,6 +17,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
+import pytest
+
 from llmrun.errors import (
     ContextOverflowError,
     LlmrunError,
@@ -298,6 +300,12 @@ CALLS = (
     DONE,
 )
 """Two calls whose pieces come mixed."""
+
+
+def forget_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no variable of the developer's environment name a server."""
+    for name in ("LLMRUN_SERVER", "LLMRUN_SERVER_KEY", "LLMRUN_SERVER_KEY_FILE"):
+        monkeypatch.delenv(name, raising=False)
 
 
 def listed(*names: str, **fields: Any) -> Reply:

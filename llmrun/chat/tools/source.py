@@ -48,7 +48,7 @@ class CallResult(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """What an MCP server has beside tools: a "resource" with its address, or a "prompt" with its name."""
+    """A "resource" of an MCP server, with its address, or a "prompt", with its name."""
 
     kind: str
     name: str

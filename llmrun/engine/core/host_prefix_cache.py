@@ -35,7 +35,7 @@ class HostPrefixCache:
         self.n_tokens = sum(len(each.tokens) for each in prefixes)
 
     def put(self, prefix: HostPrefix) -> None:
-        """Add an entry, instead of those that are its beginning."""
+        """Add an entry, and remove the entries that are its beginning."""
         for each in self.prefixes:
             if each.salt == prefix.salt and common_prefix(each.tokens, prefix.tokens) == len(each.tokens):
                 self.remove(each)

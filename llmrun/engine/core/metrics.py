@@ -15,7 +15,7 @@ Phase = Literal["template", "tokenize", "grammar"]
 
 
 class Preparation(NamedTuple):
-    """When a request arrived, and the seconds of its preparation, by part."""
+    """The arrival of a request, and the seconds of its preparation, by part."""
 
     arrived: float
     template: float = 0.0

@@ -37,7 +37,7 @@ _MAGIC = b"LLMRUNH1"
 
 
 class SavedHeads(NamedTuple):
-    """What the heads have to say about a sequence, as it is saved with the target's state."""
+    """The heads' state of a sequence, as it is saved with the target's state."""
 
     state: bytes | bytearray = b""  # from llama.cpp; empty for a checkpoint of the target
     before: bytes = b""  # hidden state of the last position
@@ -75,7 +75,7 @@ class _Row(NamedTuple):
 
 @dataclass(slots=True)
 class _Cells:
-    """What is known of a sequence.
+    """The cells of a sequence.
 
     The heads' cache holds the positions from start to length - 1, then come the waiting rows. After a draft, it also
     holds the pair of the newest token, which the target has not decoded.

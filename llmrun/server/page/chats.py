@@ -345,7 +345,7 @@ def _conversation(tree: Tree) -> dict[str, Any]:
 
 
 def _title(name: str, first: str) -> str:
-    """Return the name of a chat that somebody gave it, or else its first question, cut at a word."""
+    """Return the name that the user gave a chat, or else its first question, cut at a word."""
     from llmrun.chat.store.rows import name_from
 
     if not first or not re.fullmatch(re.escape(name_from(first)) + r"(-\d+)?", name):

@@ -162,7 +162,7 @@ class PageInsights:
     async def _speed(self, request: Request) -> Response:
         """Return the decode rate that `llmrun plan` predicts for a model: {"model", "tokens"}; null if unknown.
 
-        The machine is measured if it never was, unless it answers somebody. The tokens are in the context window.
+        The machine is measured if it never was, unless an answer is running. The tokens are in the context window.
         """
         fields = await read_fields(request)
         depth = fields.whole("tokens", 0, 2**31) or 0

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gguf import GGUFWriter
+from support.drafters import NoDrafter
 from support.mtp_models import write_mtp_model
 
 from llmrun import _native
@@ -42,25 +43,6 @@ PROMPTS = (
     "the cat sat on a mat. ", "no, we go to rome by bus ", "a b c d e f g h i j k l m n o p q ", "lorem ipsum dolor ",
     "one two three four ", "she sells sea shells ", "how much wood ", "peter piper picked ",
 )  # fmt: skip
-
-
-class NoDrafter:
-    """A drafter of text that never has a draft, so that all come from the heads."""
-
-    def __init__(self) -> None:
-        self._length = 0
-
-    def __len__(self) -> int:
-        return self._length
-
-    def extend(self, tokens: Any) -> None:
-        self._length += len(tokens)
-
-    def rewind(self, length: int) -> None:
-        self._length = length
-
-    def draft(self, limit: int) -> tuple[list[int], int]:
-        return [], 0
 
 
 @pytest.fixture(scope="module")
@@ -216,15 +198,20 @@ def test_preemption(models: dict[str, LlamaModel], name: str) -> None:
         assert talk.drafted > 0
 
 
-@pytest.mark.parametrize("name", HYBRID_AND_NOT)
-def test_saved_states(models: dict[str, LlamaModel], name: str, tmp_path: Path) -> None:
-    """They hold the heads' cells too; one that was saved without heads is read, and one with heads without."""
-    model = models[name]
+def two_turns(model: LlamaModel) -> tuple[list[int], list[int], list[int], list[int]]:
+    """Return a long question, its answer without heads, a second question, and the answer to that."""
     first, second = prompts_of(model, 2)
     long = first * 30
     with talking(model, heads=False) as plain:
         one = plain.answers([long])[0]
-        expected = plain.answers([[*long, *one, *second]])[0]
+        return long, one, second, plain.answers([[*long, *one, *second]])[0]
+
+
+@pytest.mark.parametrize("name", HYBRID_AND_NOT)
+def test_saved_states(models: dict[str, LlamaModel], name: str, tmp_path: Path) -> None:
+    """They hold the heads' cells too; one that was saved without heads is read, and one with heads without."""
+    model = models[name]
+    long, one, second, expected = two_turns(model)
     for saved_with, read_with in ((True, True), (False, True), (True, False)):
         states = KVStore(tmp_path / f"{saved_with}-{read_with}", "a key", 1 << 30)
         with talking(model, heads=saved_with, states=states) as talk:
@@ -241,11 +228,7 @@ def test_saved_states(models: dict[str, LlamaModel], name: str, tmp_path: Path) 
 @pytest.mark.parametrize("name", HYBRID_AND_NOT)
 def test_the_engine_starts_again_with_the_prefixes_of_the_last(models: dict[str, LlamaModel], name: str) -> None:
     model = models[name]
-    first, second = prompts_of(model, 2)
-    long = first * 30
-    with talking(model, heads=False) as plain:
-        one = plain.answers([long])[0]
-        expected = plain.answers([[*long, *one, *second]])[0]
+    long, one, second, expected = two_turns(model)
     with talking(model, heads=True) as talk:
         talk.answers([long])
         prefixes = talk.engine.prefixes()

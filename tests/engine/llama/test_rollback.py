@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.drafters import NoDrafter
 from support.hybrid_models import write_models
 from support.mtp_models import write_mtp_model
 
@@ -234,20 +235,12 @@ def test_the_record() -> None:
 # ---- answers ----------------------------------------------------------------------------------------
 
 
-class Foreseeing:
+class Foreseeing(NoDrafter):
     """A drafter that knows an answer, and is wrong about a token of it now and then."""
 
     def __init__(self, whole: list[int], draws: random.Random) -> None:
-        self._whole, self._draws, self._length = whole, draws, 0
-
-    def __len__(self) -> int:
-        return self._length
-
-    def extend(self, tokens: Any) -> None:
-        self._length += len(tokens)
-
-    def rewind(self, length: int) -> None:
-        self._length = length
+        super().__init__()
+        self._whole, self._draws = whole, draws
 
     def draft(self, limit: int) -> tuple[list[int], int]:
         coming = self._whole[self._length : self._length + limit]
