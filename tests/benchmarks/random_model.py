@@ -24,7 +24,10 @@ _TEMPLATE = "{% for message in messages %}{{ message['role'] }}: {{ message['con
 
 @dataclass(frozen=True)
 class Shape:
-    """A llama's dimensions. feed_forward, width and key heads times head length should be multiples of 256."""
+    """A llama's dimensions, or with experts a qwen3moe's.
+
+    feed_forward (of one expert, if there are any), width and key heads times head length should be multiples of 256.
+    """
 
     width: int
     layers: int
@@ -34,6 +37,8 @@ class Shape:
     head_length: int
     vocabulary: int
     tied: bool = False
+    experts: int = 0
+    experts_used: int = 0
 
 
 def write_model(path: Path, shape: Shape, type_of: Callable[[str], str], n_ctx: int = 32_768) -> Path:
@@ -42,12 +47,16 @@ def write_model(path: Path, shape: Shape, type_of: Callable[[str], str], n_ctx: 
     Args:
         type_of: gives the ggml type of a matrix by its name, e.g. "ffn_down.weight" or "output.weight".
     """
-    writer = GGUFWriter(path, "llama")
+    writer = GGUFWriter(path, "qwen3moe" if shape.experts else "llama")
     writer.add_name(path.stem)
     writer.add_block_count(shape.layers)
     writer.add_context_length(n_ctx)
     writer.add_embedding_length(shape.width)
     writer.add_feed_forward_length(shape.feed_forward)
+    if shape.experts:
+        writer.add_expert_count(shape.experts)
+        writer.add_expert_used_count(shape.experts_used)
+        writer.add_expert_feed_forward_length(shape.feed_forward)
     writer.add_head_count(shape.heads)
     writer.add_head_count_kv(shape.kv_heads)
     writer.add_key_length(shape.head_length)
@@ -57,10 +66,12 @@ def write_model(path: Path, shape: Shape, type_of: Callable[[str], str], n_ctx: 
     _add_vocabulary(writer, shape.vocabulary)
     for name, columns, rows in _matrices(shape):
         kind = type_of(name.split(".", 2)[-1] if name.startswith("blk.") else name)
-        data = np.tile(_rows(kind, columns), (rows // _ROWS, 1))
+        data = np.resize(_rows(kind, columns), (rows, _rows(kind, columns).shape[1]))
+        if "_exps" in name:
+            data = np.tile(data, (shape.experts, 1, 1))
         writer.add_tensor(name, data, raw_dtype=GGMLQuantizationType[kind])
-    for name in _norms(shape):
-        writer.add_tensor(name, np.ones(shape.width, np.float32))
+    for name, length in _norms(shape):
+        writer.add_tensor(name, np.ones(length, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -81,8 +92,9 @@ def _add_vocabulary(writer: GGUFWriter, size: int) -> None:
 
 
 def _matrices(shape: Shape) -> Iterator[tuple[str, int, int]]:
-    """Name, columns and rows."""
+    """Name, columns and rows; of experts, one's."""
     queries, keys = shape.heads * shape.head_length, shape.kv_heads * shape.head_length
+    experts = "_exps" if shape.experts else ""
     yield "token_embd.weight", shape.width, shape.vocabulary
     if not shape.tied:
         yield "output.weight", shape.width, shape.vocabulary
@@ -92,18 +104,23 @@ def _matrices(shape: Shape) -> Iterator[tuple[str, int, int]]:
             ("attn_k", shape.width, keys),
             ("attn_v", shape.width, keys),
             ("attn_output", queries, shape.width),
-            ("ffn_gate", shape.width, shape.feed_forward),
-            ("ffn_up", shape.width, shape.feed_forward),
-            ("ffn_down", shape.feed_forward, shape.width),
+            *([("ffn_gate_inp", shape.width, shape.experts)] if shape.experts else []),
+            (f"ffn_gate{experts}", shape.width, shape.feed_forward),
+            (f"ffn_up{experts}", shape.width, shape.feed_forward),
+            (f"ffn_down{experts}", shape.feed_forward, shape.width),
         ):
             yield f"blk.{layer}.{name}.weight", columns, rows
 
 
-def _norms(shape: Shape) -> Iterator[str]:
-    yield "output_norm.weight"
+def _norms(shape: Shape) -> Iterator[tuple[str, int]]:
+    """Name and length."""
+    yield "output_norm.weight", shape.width
     for layer in range(shape.layers):
-        yield f"blk.{layer}.attn_norm.weight"
-        yield f"blk.{layer}.ffn_norm.weight"
+        yield f"blk.{layer}.attn_norm.weight", shape.width
+        yield f"blk.{layer}.ffn_norm.weight", shape.width
+        if shape.experts:
+            yield f"blk.{layer}.attn_q_norm.weight", shape.head_length
+            yield f"blk.{layer}.attn_k_norm.weight", shape.head_length
 
 
 @cache

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from support.gpu_loader import Loader
+from support.random_model import write_random_model
 
 from llmrun.errors import EngineCrashedError, OutOfMemoryError
+from llmrun.protocol.devices import Gpu
 
 PROMPT = "x" * 100
 ALL, NONE = -1, 0
@@ -73,9 +76,13 @@ def test_an_engine_that_dies_is_started_again(load: Loader) -> None:
     assert model.generate(PROMPT, temperature=0, max_tokens=4).text == text
 
 
-def test_a_kv_cache_that_does_not_fit_names_the_flags_that_help(load: Loader) -> None:
+def test_a_kv_cache_that_does_not_fit_names_the_flags_that_help(load: Loader, first_gpu: Gpu, tmp_path: Path) -> None:
+    layers, width = 32, 256
+    path = write_random_model(tmp_path / "deep.gguf", layers=layers, width=width, inner=64)
+    token_bytes = layers * 2 * (width // 2) * 2  # keys and values in F16
+    n_ctx = 2 * first_gpu.memory_total // token_bytes
     with pytest.raises(OutOfMemoryError, match=r"can't allocate|no memory") as caught:
-        load(n_ctx_start=1 << 24, gpu_layers=ALL, n_ctx=1 << 24)
+        load(path, n_ctx_start=n_ctx, gpu_layers=ALL, n_ctx=n_ctx)
     assert [caught.value.hint.index(flag) for flag in ("-ngl", "-ctk", "--ctx")] == sorted(
         caught.value.hint.index(flag) for flag in ("-ngl", "-ctk", "--ctx")
     )

@@ -14,7 +14,7 @@ from llmrun.errors import UsageError
 from llmrun.gguf.placement import LayerShares
 from llmrun.gguf.reader import read_header
 from llmrun.planning.hardware import Hardware
-from llmrun.planning.memory import memory, reserved_bytes
+from llmrun.planning.memory import DEVICE_BATCH, UBATCH, memory, reserved_bytes
 from llmrun.planning.plan import LoadPreferences, make_plan
 from llmrun.planning.split import ALL_LAYERS, Split, described, split_memory
 from llmrun.protocol.devices import Gpu
@@ -205,6 +205,14 @@ def test_attention_scores_are_on_the_gpu_whose_layers_need_them() -> None:
     assert without.ram_bytes == plain.ram_bytes
 
 
+@pytest.mark.parametrize(("free", "n_ubatch"), [(20 * GIB, DEVICE_BATCH), (3 * GIB // 2, UBATCH)])
+def test_micro_batches_are_wide_where_a_gpu_has_memory_to_spare(free: int, n_ubatch: int) -> None:
+    model = replace(DENSE, weight_bytes=min(DENSE.weight_bytes, free // 8))
+    plan = make_plan(model, machine(free), LoadPreferences(n_ctx=N_CTX))
+    assert (plan.gpu_layers, plan.n_batch, plan.n_ubatch) == (ALL_LAYERS, DEVICE_BATCH, n_ubatch)
+    assert plan.load(Path("model.gguf")).n_ubatch == n_ubatch
+
+
 TWO = tuple(Gpu(f"Vulkan{number}", "Card", 2 * GIB, 2 * GIB) for number in range(2))
 # llama.cpp's figures in MB for tests/support/random_model.py on two Vulkan devices: settings, buffers of each.
 DIVIDED: list[tuple[dict[str, Any], list[float]]] = [
@@ -220,8 +228,9 @@ DIVIDED: list[tuple[dict[str, Any], list[float]]] = [
 
 @pytest.mark.parametrize(("settings", "allocated"), DIVIDED)
 def test_divisions_are_planned_as_llama_cpp_allocates_them(
-    settings: dict[str, Any], allocated: list[float], tmp_path: Path
+    settings: dict[str, Any], allocated: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("llmrun.planning.plan.DEVICE_BATCH", UBATCH)  # the figures are of micro-batches of 512
     header = read_header(write_random_model(tmp_path / "random.gguf"))
     machine = Hardware("CPU", (), 4, 8, None, 64 * GIB, 60 * GIB, TWO)
     plan = make_plan(header, machine, LoadPreferences(n_ctx=2048, **settings))

@@ -34,6 +34,8 @@ _GENERAL = ("general.", "tokenizer.")
 _LOADED = b"\n"  # comes before the answer of one that was loaded
 _MOST_LOADS = 500
 _MOST_SECONDS = 10  # of processor time
+# CUDA does not work in a process that was forked from one that has begun to use it.
+_NO_GPU = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
 
 # What an architecture may ask for, of every one.
 USUAL: dict[str, Any] = {
@@ -153,7 +155,7 @@ def answers(folder: Path, cases: Mapping[str, Case]) -> dict[str, dict[str, Any]
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), "GGML_NO_BACKTRACE": "1"},
+        env={**os.environ, **_NO_GPU, "PYTHONPATH": os.pathsep.join(map(str, paths)), "GGML_NO_BACKTRACE": "1"},
         check=True,
     )
     return dict(zip(cases, map(json.loads, done.stdout.splitlines()), strict=True))
