@@ -63,7 +63,6 @@ SAMPLERS = {
     "greedy": SamplingParams(temperature=0.0),
 }
 PROMPT = "Write the numbers from 1 to 1000 in words, one a line."
-N_CTX = 2048  # of each client
 N_LONG, N_LONG_ANSWER = 30_000, 1500  # tokens
 PARTS = ("bench", "experts", "run", "long", "drafts", "serve", "steps", "logits")
 _REPEATS = 50
@@ -196,10 +195,12 @@ class Benchmark:
     def serve(self) -> None:
         """Add the figures of clients of both servers; neither drafts."""
         numbers, n_parallel = itertools.count(), max(self.options.clients)
-        commands = {"llmrun": [self.llmrun, "serve", self.path, "--parallel", str(n_parallel), "--ctx", str(N_CTX)]}
+        commands = {
+            "llmrun": [self.llmrun, "serve", self.path, "--parallel", str(n_parallel), "--ctx", str(self.options.ctx)]
+        }
         commands["llmrun"] += ["--speculate", "off"]
         if self.llama_server:
-            slots = ["-np", str(n_parallel), "-c", str(N_CTX * n_parallel), "--jinja", "-ngl", "99"]
+            slots = ["-np", str(n_parallel), "-c", str(self.options.ctx * n_parallel), "--jinja", "-ngl", "99"]
             commands["llama-server"] = [self.llama_server, "-m", self.path, *slots]
         with ExitStack() as stack:
             ports = {}
@@ -304,6 +305,7 @@ def main() -> int:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=[part for part in PARTS if part != "experts"])
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--before", type=int, nargs="+", default=[0, 1000], help="tokens of each client's prompt")
+    parser.add_argument("--ctx", type=int, default=2048, help="of each client; too long a one for all makes them share")
     parser.add_argument("--tokens", type=int, default=128, help="of each client's answer (default: %(default)s)")
     parser.add_argument("--prefill", type=int, default=512, help="tokens (default: %(default)s)")
     parser.add_argument("--decode", type=int, default=128, help="tokens (default: %(default)s)")
