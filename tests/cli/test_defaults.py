@@ -364,7 +364,6 @@ def test_a_preset_yields_to_what_was_typed(config: Path, monkeypatch: pytest.Mon
 
     assert filled("run", model="a", beams=2)[1] == without("temperature", "mirostat", "top_k")
     assert filled("run", model="a", watermark="green:2")[1] == without("mirostat")
-    assert filled("run", model="a", watermark="synthid")[1] == without("mirostat", "temperature")
     assert filled("run", model="a", flash_attention="off")[1] == without("kv_type_v")
 
 

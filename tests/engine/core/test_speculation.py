@@ -100,7 +100,7 @@ def any_options(draws: random.Random) -> dict[str, Any]:
         mirostat=draws.choice((0, 0, 0, 2)),
         seed=draws.randrange(2**32),
     )
-    watermark = draws.choice(("", "green", "green,selfhash=3", "synthid,ngram=3" if sampling.temperature else ""))
+    watermark = draws.choice(("", "", "green", "green,selfhash=3"))
     if watermark and not sampling.mirostat:
         sampling = replace(sampling, watermark=watermark, watermark_key="a long secret")
     return {
