@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import re
-import shlex
 import sys
 import threading
 from collections.abc import Iterator
