@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmrun.cli.options import (
-    ExactOption,
     GrammarOption,
     JsonOption,
     JsonSchemaOption,
@@ -123,7 +122,6 @@ def batch(
     prompt: RowPromptOption = None,
     raw: RawOption = False,
     parallel: ParallelOption = None,
-    exact: ExactOption = False,
     ray: RayOption = None,
     retry_errors: RetryErrorsOption = False,
     dry_run: DryRunOption = False,
@@ -151,7 +149,6 @@ def batch(
     if loading.draft is not None or loading.speculate:
         raise UsageError("a batch uses no drafts", why="many rows in parallel already use the hardware fully")
     output = Output(json=json)
-    loading = replace(loading, preferences=replace(loading.preferences, exact=exact))
     loading = _engine(at, key_file, ray, loading)
     model, rows = _model_and_rows(model, rows, loading)
     files = output_files(out or rows.with_name(f"{rows.stem}.answers.jsonl"), rows)

@@ -40,7 +40,6 @@ def refuse_with_remote(loading: LoadingOptions, others: Mapping[str, bool] = {})
     loads = {
         "--ctx": preferences.n_ctx is not None,
         **{SETTINGS[name].option: getattr(preferences, name) != getattr(unset, name) for name in LOAD_OPTIONS},
-        "--exact": preferences.exact,
         "--speculate": loading.speculate is not None,
         "--draft": loading.draft is not None,
         "--mmproj": loading.projector is not None,

@@ -53,7 +53,6 @@ def test_a_dry_run_asks_nothing(server: FarServer, monkeypatch: pytest.MonkeyPat
     [
         (["--top-k", "5"], UsageError, "can't be told top_k"),
         (["--threads", "1"], UsageError, "--at and --threads exclude each other"),
-        (["--exact"], UsageError, "--at and --exact exclude each other"),
         (["--ray", "local"], UsageError, "--at and --ray exclude each other"),
         (["another", "rows.jsonl"], ModelNotFoundError, "has no model 'another'"),
     ],
