@@ -180,7 +180,7 @@ def _engine(at: str | None, key_file: Path | None, ray: str | None, loading: Loa
     """
     server = None if ray is not None and at is None else remote_server(at, key_file)
     if server is not None and ray is not None:
-        raise UsageError("--at and --ray exclude each other", hint="give one of them")
+        raise UsageError("--at and --ray can't be used together", hint="give one of them")
     loading = replace(loading, server=server)
     refuse_with_remote(loading)
     return loading
@@ -211,7 +211,7 @@ def _answering(
         return
     if address is not None:
         if loading.preferences.workers:
-            raise UsageError("--ray and --rpc exclude each other", why="a worker serves one engine at a time")
+            raise UsageError("--ray and --rpc can't be used together", why="a worker serves one engine at a time")
         try:
             from llmrun.batch.cluster import connected
         except ImportError:

@@ -112,7 +112,7 @@ class LoadPreferences:
             raise UsageError("--split-mode tensor needs flash attention", hint="leave out --flash-attention off")
         chosen = next((name for name in DEVICE_SETTINGS if getattr(self, name) != getattr(DEFAULTS, name)), None)
         if self.workers and chosen is not None:
-            what = f"--rpc and {SETTINGS[chosen].option} exclude each other"
+            what = f"--rpc and {SETTINGS[chosen].option} can't be used together"
             raise UsageError(what, why="layers are divided by the memory of each machine")
 
     @property
