@@ -285,7 +285,8 @@ class Sessions:
         if session not in self._reported:
             self._reported.add(session)
             error = self._damage(session)
-            self._on_damage(f"Left out: {error or f'the saved chat {session} is damaged'}")
+            told = f"{error}; {error.hint}" if error else f"the saved chat {session} is damaged"
+            self._on_damage(f"Left out: {told}")
 
     def _facts(self, but: set[int]) -> list[SessionFacts]:
         others = f"WHERE s.id NOT IN ({', '.join(map(str, but))}) {_LAST_USED_FIRST}"
