@@ -24,28 +24,24 @@ class Watermark:
     One token's candidates are changed behind all steps of the chain: see llmrun/protocol/watermark.py.
     """
 
-    def __init__(
-        self, scheme: str, keys: Sequence[int], *, n_gram: int = 0, share: float = 0.25, bias: float = 2.0
-    ) -> None:
+    def __init__(self, key: int, *, n_gram: int = 0, share: float = 0.25, bias: float = 2.0) -> None:
         """Take the parameters; they are checked where they are used.
 
         Args:
-            scheme: "green" or "synthid".
-            keys: 1 to 2**63 - 1; one for green, one for each round of synthid.
-            n_gram: how many tokens decide, the candidate being the last; 0, for green: the token before does.
+            key: 1 to 2**63 - 1.
+            n_gram: number of tokens that decide, the candidate being the last; 0: the token before does.
             share: of the vocabulary that is green.
             bias: added to the logits of green tokens.
         """
 
-    def count(self, vocabulary_size: int, tokens: Sequence[int], repeats: bool = False) -> tuple[int, int, int]:
+    def count(self, vocabulary_size: int, tokens: Sequence[int], repeats: bool = False) -> tuple[int, int]:
         """Look through a text; the GIL is released meanwhile.
 
         Args:
-            repeats: green counts an n-gram again where it occurs again, as transformers does; it is no new evidence.
+            repeats: count an n-gram again where it occurs again, as transformers does; it is no new evidence.
 
         Returns:
-            How many tokens could be judged, of how many trials (one a token; for synthid one a token and key), and
-            how many of these went as the key wants.
+            The number of tokens that could be judged, and the number of green ones among them.
 
         Raises:
             ValueError: a parameter is out of its bounds, or a token not in the vocabulary.
@@ -104,8 +100,8 @@ class Sampler:
             order: of the steps, by default llama.cpp's: "penalties", "dry", "top_n_sigma", "top_k", "typical_p",
                 "top_p", "min_p", "xtc", "temperature". One that is missing is off. Biases come before all steps,
                 the draw after them. Another order of steps that are on is slower. Mirostat has its own chain.
-            watermark: comes behind all steps. Where the answer is greedy, green takes the largest logit behind its
-                bias, and no step truncates before it. Not with mirostat.
+            watermark: comes behind all steps. A greedy answer takes the largest logit behind its bias, and no step
+                truncates before it. Not with mirostat.
             remember: how many of the last `sample` calls `explain` can be asked about, each for
                 4 * vocabulary_size bytes, taken at its first use.
             exact: do every step on the whole vocabulary, always; for tests.
@@ -145,7 +141,7 @@ class Sampler:
             The token that was chosen, and the steps, each (name, remaining, probabilities). The first step is
             "model", where nothing has been done yet; then come, in their order, those that can do anything with
             these parameters: "mask" (`allowed` and `banned`), "logit_bias", and the names of `order`; with
-            mirostat "temperature" and "mirostat"; a watermark's name is the last. `remaining` is how many tokens
+            mirostat "temperature" and "mirostat"; with a watermark "green" is the last. `remaining` is how many tokens
             could be chosen after the step. `probabilities` are [(token, probability)] after the step, of the same
             tokens in the same order in each step: the `count` likeliest at both ends and the chosen one, the model's
             likeliest first. From the step that cut a token on, it has exactly 0.0. The token was drawn from the last

@@ -243,7 +243,6 @@ class SqliteSchema:
     what: str  # its content, for messages, e.g. "the saved chats"
     migrations: Sequence[Sequence[str]]  # number n, from 1, turns version n - 1 into n; a list of statements each
     probes: Sequence[str] = ()  # queries that read the parts where damage shows
-    repair: str = ""  # command against damage found later; "" to move the file away by hand
 
 
 Rescue = Callable[["sqlite3.Connection", "sqlite3.Connection"], str]
@@ -303,16 +302,6 @@ class Database:
             yield
         except sqlite_errors(OSError) as error:
             raise self._in_words(error) from error
-
-    def replace(self) -> None:
-        """Move the file aside, and continue in a new one with its readable data. No other process may have it open.
-
-        Raises:
-            LlmrunError: as when it is opened.
-        """
-        self.connection.close()
-        with self.explained(), alone_in(self._path.parent):
-            self._replace()
 
     def close(self) -> None:
         self.connection.close()
@@ -381,9 +370,7 @@ class Database:
         if "locked" in text:
             return UsageError(f"{path!r} is busy", why="another llmrun is writing to it", hint="try again")
         if is_damage(error):
-            return ResourceError(
-                f"{path!r} is damaged", why=text, hint=self._schema.repair or f"mv {path} {path}.damaged"
-            )
+            return ResourceError(f"{path!r} is damaged", why=text, hint=f"mv {path} {path}.damaged")
         hint = "check the rights to that folder, or set LLMRUN_HOME to another one"
         return ResourceError(f"can't read or write {what} in {path!r}", why=text, hint=hint)
 

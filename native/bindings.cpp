@@ -245,25 +245,23 @@ void accept_many(Sampler& sampler, const std::vector<int32_t>& tokens) {
 }
 
 // In the place of a constructor, as above.
-void make_watermark(WatermarkParams* self, const std::string& scheme, std::vector<int64_t> keys, int32_t n_gram,
-                    double share, float bias) {
-    new (self) WatermarkParams{scheme == "synthid", std::move(keys), n_gram, share, bias};
+void make_watermark(WatermarkParams* self, int64_t key, int32_t n_gram, double share, float bias) {
+    new (self) WatermarkParams{key, n_gram, share, bias};
 }
 
-// (tokens judged, trials, hits)
+// (tokens judged, hits)
 nb::tuple count_marks(const WatermarkParams& params, int32_t vocabulary_size, const std::vector<int32_t>& tokens,
                       bool repeats) {
-    const WatermarkCount found = [&] {
+    const WatermarkCount counted = [&] {
         const nb::gil_scoped_release released;
         return Watermark(vocabulary_size, params, false).count(tokens, repeats);
     }();
-    return nb::make_tuple(found.judged, found.trials, found.hits);
+    return nb::make_tuple(counted.judged, counted.hits);
 }
 
 void define_watermark(nb::module_& module) {
     nb::class_<WatermarkParams>(module, "Watermark", "A mark that a key leaves in the choice of tokens.")
-        .def("__init__", make_watermark, "scheme"_a, "keys"_a, nb::kw_only(), "n_gram"_a = 0, "share"_a = 0.25,
-             "bias"_a = 2.0f)
+        .def("__init__", make_watermark, "key"_a, nb::kw_only(), "n_gram"_a = 0, "share"_a = 0.25, "bias"_a = 2.0f)
         .def("count", count_marks, "vocabulary_size"_a, "tokens"_a, "repeats"_a = false);
     module.def("permuted", llmrun::permuted, "seed"_a, "size"_a, "count"_a);
 }

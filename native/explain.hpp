@@ -30,8 +30,9 @@ struct Explanation {
 
 // Does the call again, the exact way. Steps: "model" (nothing done yet), then those that can do anything, in
 // their order: "mask" (tokens that were not allowed), "logit_bias", and the names of order.hpp; with mirostat
-// "temperature" and "mirostat"; a watermark's name is the last. The token was drawn from the last one's probabilities. Shown are the `count`
-// likeliest tokens of the first and of the last step, and the chosen one.
+// "temperature" and "mirostat"; with a watermark "green" is the last. The token was drawn from
+// the last one's probabilities. Shown are the `count` likeliest tokens of the first and of the last step, and the
+// chosen one.
 Explanation explain(const RememberedCall& call, const SamplerParams& params, const std::vector<Step>& order,
                     Dry dry, const std::optional<Watermark>& watermark, size_t count);
 

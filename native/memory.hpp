@@ -19,7 +19,7 @@ struct RememberedCall {
     std::vector<int32_t> history;   // what the penalties looked at, oldest first
     std::mt19937 xtc_random;        // before the call
     float mu = 0.0f;                // before the call
-    Watermark::Context watermark;   // what it looked at
+    std::vector<int32_t> watermark;  // context of the watermark, oldest first
     int32_t chosen = 0;
 };
 

@@ -80,9 +80,7 @@ class Draw {
     }
 
     llmrun::WatermarkParams watermark() {
-        llmrun::WatermarkParams params{.is_synthid = chance(50), .keys = {1 + below(1 << 20)}};
-        params.n_gram = params.is_synthid ? 2 + below(4) : below(3);
-        params.keys.resize(params.is_synthid ? 1 + below(30) : 1, 1 + below(1 << 20));
+        llmrun::WatermarkParams params{.key = 1 + below(1 << 20), .n_gram = below(3)};
         params.share = between(0.1f, 0.9f);
         params.bias = between(0.1f, 5.0f);
         return params;

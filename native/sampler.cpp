@@ -39,7 +39,7 @@ void require_sensible(int32_t vocabulary_size, const SamplerParams& params) {
 }
 
 bool takes_largest_behind_bias(const SamplerParams& params) {
-    return params.watermark && !params.watermark->is_synthid && params.is_greedy();
+    return params.watermark && params.is_greedy();
 }
 
 std::optional<Watermark> watermark_of(int32_t vocabulary_size, const SamplerParams& params) {
@@ -174,7 +174,7 @@ void Sampler::accept_many(std::span<const int32_t> tokens) {
         remember_said(token);
     }
     if (watermark_) {
-        watermark_->begin(tokens);
+        watermark_->rewind(tokens);
     }
 }
 
@@ -248,7 +248,7 @@ void Sampler::remember(const float* logits, const Mask& mask) {
     history_.write_to(call.history);
     call.xtc_random = xtc_random_;
     call.mu = mu_;
-    call.watermark = watermark_ ? watermark_->context() : Watermark::Context{};
+    call.watermark = watermark_ ? watermark_->context() : std::vector<int32_t>{};
 }
 
 int32_t Sampler::choose(const float* logits) {

@@ -1,4 +1,4 @@
-// Watermarks on cases whose outcome transformers 4.57 gave (tests/upstream/watermarks.py), and along a sequence.
+// A watermark on cases whose outcome transformers 4.57 gave (tests/upstream/watermarks.py), and along a sequence.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -17,7 +17,6 @@ using Floats = std::vector<float>;
 using Tokens = std::vector<int32_t>;
 
 constexpr int64_t millionth_prime = 15485863;
-const std::vector<int64_t> published_keys{654, 400, 836, 123, 340, 443, 597, 160, 57};
 
 Tokens green_behind(int32_t token, int32_t vocabulary_size, int32_t count) {
     return permuted(static_cast<uint32_t>(millionth_prime * token), vocabulary_size, count);
@@ -123,10 +122,8 @@ SamplerParams marked(const WatermarkParams& watermark, float temperature = 1.0f)
 }
 
 WatermarkParams green(float bias = 2.0f, int32_t self_hash = 0) {
-    return {.keys = {millionth_prime}, .n_gram = self_hash, .bias = bias};
+    return {.key = millionth_prime, .n_gram = self_hash, .bias = bias};
 }
-
-WatermarkParams synthid() { return {.is_synthid = true, .keys = published_keys, .n_gram = 5}; }
 
 void test_greedy_takes_the_largest_behind_the_bias() {
     Floats logits(20, 0.0f);
@@ -177,85 +174,6 @@ void test_candidates_that_decide_on_themselves() {
     }
 }
 
-std::vector<bool> wins(const Tokens& n_gram) {
-    const Tournament tournament(published_keys, 5);
-    std::vector<bool> won;
-    for (size_t round = 0; round < tournament.rounds(); ++round) {
-        won.push_back(tournament.wins(Tournament::hash(std::span(n_gram).first(4)), n_gram[4], round));
-    }
-    return won;
-}
-
-void test_wins() {
-    CHECK(wins({1, 2, 3, 4, 5}) == std::vector<bool>({0, 0, 1, 0, 1, 0, 0, 1, 0}));
-    CHECK(wins({10, 20, 30, 40, 50}) == std::vector<bool>({0, 0, 0, 1, 0, 1, 0, 0, 0}));
-    CHECK(wins({0, 0, 0, 0, 42}) == std::vector<bool>({1, 0, 1, 1, 0, 0, 1, 1, 0}));
-}
-
-// One round by hand: the winners' share grows by what the others have.
-void test_round() {
-    const Tournament tournament({654}, 5);
-    const uint64_t before = Tournament::hash(Tokens{0, 0, 0, 0});
-    std::vector<Candidate> row{{42, std::log(0.25f), 0.0f}};
-    for (int32_t token = 0; row.size() < 2; ++token) {
-        if (!tournament.wins(before, token, 0)) {
-            row.push_back({token, std::log(0.75f), 0.0f});
-        }
-    }
-    Scratch scratch;
-    Candidates candidates{row.data(), row.size(), false, &scratch};
-    tournament.play(candidates, before);
-    CHECK(std::fabs(std::exp(candidates[0].logit) - 0.25f * 1.75f) < 1e-6f);
-    CHECK(std::fabs(std::exp(candidates[1].logit) - 0.75f * 0.75f) < 1e-6f);
-}
-
-void test_a_winner_alone_leaves_nothing_to_others() {
-    const Tournament tournament({654}, 5);
-    const uint64_t before = Tournament::hash(Tokens{0, 0, 0, 0});
-    std::vector<Candidate> row{{42, 0.0f, 0.0f}, {43, -INFINITY, 0.0f}};
-    Scratch scratch;
-    Candidates candidates{row.data(), row.size(), false, &scratch};
-    tournament.play(candidates, before);
-    CHECK(candidates[0].logit == 0.0f && candidates[1].logit == -INFINITY);
-}
-
-void test_context_of_an_answer_alone() {
-    Watermark watermark(50, synthid(), false);
-    watermark.begin(Tokens{7, 7, 7, 7, 7});
-    CHECK(watermark.context().tokens == Tokens({0, 0, 0, 0}));
-    CHECK(!watermark.context().is_repeated);
-    watermark.accept(3);
-    CHECK(watermark.context().tokens == Tokens({0, 0, 0, 3}));
-    for (int i = 0; i < 3; ++i) {
-        watermark.accept(3);
-        CHECK(!watermark.context().is_repeated);
-    }
-    watermark.accept(3);
-    CHECK(watermark.context().tokens == Tokens({3, 3, 3, 3}) && watermark.context().is_repeated);
-
-    watermark.rewind(Tokens{7, 7, 7, 7, 7, 3, 3, 3, 3});
-    CHECK(watermark.context().tokens == Tokens({3, 3, 3, 3}) && !watermark.context().is_repeated);
-    watermark.rewind(Tokens{7, 7});
-    CHECK(watermark.context().tokens == Tokens({0, 0, 0, 0}));
-}
-
-// The oldest of 1,024 contexts is forgotten.
-void test_contexts_are_forgotten() {
-    WatermarkParams params = synthid();
-    params.n_gram = 2;
-    Watermark watermark(5000, params, false);
-    watermark.accept(1);
-    for (int32_t token = 2; token <= 1024; ++token) {
-        watermark.accept(token);
-    }
-    Watermark other = watermark;
-    watermark.accept(1);
-    CHECK(watermark.context().is_repeated);
-    other.accept(2000);
-    other.accept(1);
-    CHECK(!other.context().is_repeated);
-}
-
 void test_rewind_of_a_sampler() {
     Floats logits(20, 0.0f);
     logits[0] = 1.0f;
@@ -277,13 +195,8 @@ void test_counts() {
     CHECK(watermark.count(text, true).judged == 5);
     const Tokens pair{10, 12};
     const WatermarkCount found = watermark.count(pair, false);
-    CHECK(found.judged == 1 && found.trials == 1 && found.hits == 1);
-    CHECK(watermark.count(Tokens{10}, false).judged == 0 && watermark.count({}, false).trials == 0);
-
-    const Watermark rounds(50, synthid(), false);
-    const WatermarkCount one = rounds.count(Tokens{1, 2, 3, 4, 5}, false);
-    CHECK(one.judged == 1 && one.trials == 9 && one.hits == 3);
-    CHECK(rounds.count(Tokens{6, 6, 6, 6, 6, 6, 6}, true).judged == 1);
+    CHECK(found.judged == 1 && found.hits == 1);
+    CHECK(watermark.count(Tokens{10}, false).judged == 0 && watermark.count({}, false).judged == 0);
 
     bool refused = false;
     try {
@@ -296,7 +209,7 @@ void test_counts() {
 
 // Much of what is drawn with a key carries its mark, and not that of another one.
 void test_what_is_drawn_is_found() {
-    for (const WatermarkParams& params : {green(), green(2.0f, 3), synthid()}) {
+    for (const WatermarkParams& params : {green(), green(2.0f, 3)}) {
         SamplerParams sampling = marked(params);
         sampling.top_k = 10;
         sampling.top_p = 1.0f;
@@ -313,13 +226,11 @@ void test_what_is_drawn_is_found() {
         }
         const auto z = [&](const WatermarkParams& looked_for) {
             const WatermarkCount found = Watermark(50, looked_for, false).count(text, false);
-            const double chance = looked_for.is_synthid ? 0.5 : looked_for.share;
-            return (found.hits - chance * found.trials) / std::sqrt(found.trials * chance * (1 - chance));
+            const double expected = looked_for.share * found.judged;
+            return (found.hits - expected) / std::sqrt(expected * (1 - looked_for.share));
         };
         WatermarkParams other = params;
-        for (int64_t& key : other.keys) {
-            key += 12345;
-        }
+        other.key += 12345;
         CHECK(z(params) > 6.0);
         CHECK(std::fabs(z(other)) < 4.0);
     }
@@ -336,7 +247,7 @@ void test_what_is_refused() {
         }
         return false;
     };
-    CHECK(!refused(green()) && !refused(synthid()));
+    CHECK(!refused(green()));
     CHECK(refused(green(), 2));
     CHECK(refused(green(0.0f)) && refused(green(NAN)) && refused(green(2.0f, 65)));
     for (const double share : {0.0, 1.0}) {
@@ -344,14 +255,9 @@ void test_what_is_refused() {
         params.share = share;
         CHECK(refused(params));
     }
-    for (const std::vector<int64_t>& keys : {std::vector<int64_t>{}, {0}, {1, 2}}) {
-        WatermarkParams params = green();
-        params.keys = keys;
-        CHECK(refused(params));
-    }
-    WatermarkParams short_n_gram = synthid();
-    short_n_gram.n_gram = 1;
-    CHECK(refused(short_n_gram));
+    WatermarkParams without_key = green();
+    without_key.key = 0;
+    CHECK(refused(without_key));
     bool refuses_nothing = false;
     try {
         Watermark(0, green(), false);
@@ -370,11 +276,6 @@ int main() {
     test_self_hash();
     test_greedy_takes_the_largest_behind_the_bias();
     test_candidates_that_decide_on_themselves();
-    test_wins();
-    test_round();
-    test_a_winner_alone_leaves_nothing_to_others();
-    test_context_of_an_answer_alone();
-    test_contexts_are_forgotten();
     test_rewind_of_a_sampler();
     test_counts();
     test_what_is_drawn_is_found();

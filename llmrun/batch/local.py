@@ -59,11 +59,11 @@ class LocalEngine:
         with suppress(LlmrunError):
             types = tensor_types(model.header.tensors)
             speed = speed_of(this_machine(), types, settings.state_dir, cache=probe_details().last_cache)
-            work, n_rows, is_exact = work_of(model.header), len(plan.todo), model.plan.exact
-            rows, shared_tokens = (1, 0) if is_exact else (min(plan.parallel, n_rows), plan.shared_tokens)
+            work, n_rows = work_of(model.header), len(plan.todo)
+            rows = min(plan.parallel, n_rows)
             usual = predict(work, speed, prompt=plan.prompt_tokens // n_rows)
             depth = (plan.prompt_tokens + answers // 2) // n_rows
-            prefill = (plan.prompt_tokens - shared_tokens) / usual.prefill_rate
+            prefill = (plan.prompt_tokens - plan.shared_tokens) / usual.prefill_rate
             return prefill + answers / rows * step_seconds(work, speed, rows, depth=depth)
         return None
 

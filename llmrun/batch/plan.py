@@ -183,12 +183,12 @@ def model_for(
 
     Args:
         prepared: plans the load of the model, as model.prepare().
-        parallel: number of parallel rows; None: as many as fit, or one in exact mode.
+        parallel: number of parallel rows; None: as many as fit.
 
     Raises:
         LlmrunError: see prepare().
     """
-    count = parallel or (1 if preferences.exact else max(1, min(MOST_PARALLEL, need.rows)))
+    count = parallel or max(1, min(MOST_PARALLEL, need.rows))
     while True:
         model = prepared(replace(preferences, parallel=count))
         if parallel or count == 1 or model.plan.n_cells >= count * min(need.tokens, model.plan.n_ctx):

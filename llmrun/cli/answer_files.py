@@ -21,7 +21,7 @@ def read_constraint(grammar: str | None, json_schema: str | None) -> Grammar | N
     if grammar is None and json_schema is None:
         return None
     if grammar is not None and json_schema is not None:
-        raise UsageError("--grammar and --json-schema exclude each other", hint="give one of them")
+        raise UsageError("--grammar and --json-schema can't be used together", hint="give one of them")
     from llmrun.grammar import read_grammar, read_json_schema
 
     if grammar is not None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmrun.cli.options import (
-    ExactOption,
     GrammarOption,
     JsonOption,
     JsonSchemaOption,
@@ -123,7 +122,6 @@ def batch(
     prompt: RowPromptOption = None,
     raw: RawOption = False,
     parallel: ParallelOption = None,
-    exact: ExactOption = False,
     ray: RayOption = None,
     retry_errors: RetryErrorsOption = False,
     dry_run: DryRunOption = False,
@@ -151,7 +149,6 @@ def batch(
     if loading.draft is not None or loading.speculate:
         raise UsageError("a batch uses no drafts", why="many rows in parallel already use the hardware fully")
     output = Output(json=json)
-    loading = replace(loading, preferences=replace(loading.preferences, exact=exact))
     loading = _engine(at, key_file, ray, loading)
     model, rows = _model_and_rows(model, rows, loading)
     files = output_files(out or rows.with_name(f"{rows.stem}.answers.jsonl"), rows)
@@ -183,7 +180,7 @@ def _engine(at: str | None, key_file: Path | None, ray: str | None, loading: Loa
     """
     server = None if ray is not None and at is None else remote_server(at, key_file)
     if server is not None and ray is not None:
-        raise UsageError("--at and --ray exclude each other", hint="give one of them")
+        raise UsageError("--at and --ray can't be used together", hint="give one of them")
     loading = replace(loading, server=server)
     refuse_with_remote(loading)
     return loading
@@ -214,7 +211,7 @@ def _answering(
         return
     if address is not None:
         if loading.preferences.workers:
-            raise UsageError("--ray and --rpc exclude each other", why="a worker serves one engine at a time")
+            raise UsageError("--ray and --rpc can't be used together", why="a worker serves one engine at a time")
         try:
             from llmrun.batch.cluster import connected
         except ImportError:

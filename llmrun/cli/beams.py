@@ -93,7 +93,7 @@ def refuse_with_beams(
     flag = next((flag for flag, is_given in given.items() if is_given), None)
     if flag is not None:
         why = "beam search does not sample" if flag in drawn else ""
-        raise UsageError(f"--beams and {flag} exclude each other", why=why, hint="give one of them")
+        raise UsageError(f"--beams and {flag} can't be used together", why=why, hint="give one of them")
 
 
 def search(

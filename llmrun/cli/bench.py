@@ -68,7 +68,7 @@ def bench_arguments(
     """The options that take lists. Each may be repeated, and takes "128,512", "128-1024+128" and "128-1024*2"."""
     divides = (name for name in ("gpu_layers", *DEVICE_SETTINGS) if settings[name] is not None)
     if rpc is not None and (name := next(divides, "")):
-        what = f"--rpc and {SETTINGS[name].short} exclude each other"
+        what = f"--rpc and {SETTINGS[name].short} can't be used together"
         raise UsageError(what, why="layers are divided by the memory of each machine")
     given = {name: texts for name, texts in settings.items() if texts is not None}
     return BenchArguments(prompts, answers, pairs, chats, depths, given, adapters_of(lora), workers_of(rpc))

@@ -97,7 +97,7 @@ def output_options(
         check_name(versus)
     kind, file = _target(form)
     if json and file is None and kind not in ("table", "json"):
-        raise UsageError(f"--json and -o {form} exclude each other", hint="give one of them")
+        raise UsageError(f"--json and -o {form} can't be used together", hint="give one of them")
     if json:
         return OutputOptions("json", None, file, save, machine, compare, versus)
     return OutputOptions(kind, file, None, save, machine, compare, versus)

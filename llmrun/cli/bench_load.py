@@ -48,7 +48,7 @@ class LoadTestOptions:
         if self.draft is not None and not with_drafts:
             raise UsageError("--draft needs --speculate", hint="llmrun bench MODEL --draft SMALLER --speculate")
         if self.clients is not None and with_drafts:
-            raise UsageError("--clients and --speculate exclude each other", hint="give one of them")
+            raise UsageError("--clients and --speculate can't be used together", hint="give one of them")
         if self.clients is None and not with_drafts and self.tokens is not None:
             hint = f"-n {self.tokens} measures one answer of {self.tokens} tokens"
             raise UsageError("--tokens needs --clients or --speculate", hint=hint)
@@ -163,7 +163,7 @@ def _measure_remote(
         ("-t", "threads" in lists.settings), ("--lora", bool(lists.adapters)), ("--rpc", bool(lists.workers))
     ):  # fmt: skip
         if came:
-            raise UsageError(f"--at and {flag} exclude each other", why="the server has loaded its model already")
+            raise UsageError(f"--at and {flag} can't be used together", why="the server has loaded its model already")
     clients = _clients(typed, (1, _MOST_FAR_CLIENTS))
     model = served_model(output, server, wanted)
     goes_on = not refused_fields(AnswerRequest(limits=Limits(ignores_end=True)), model)
@@ -254,4 +254,4 @@ def refuse_others(
     }
     for other, came in foreign.items():
         if came:
-            raise UsageError(f"{flag} and {other} exclude each other", hint="give one of them")
+            raise UsageError(f"{flag} and {other} can't be used together", hint="give one of them")

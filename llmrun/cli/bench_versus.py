@@ -21,9 +21,9 @@ def measure(
         UsageError: the program does not exist, or would ignore the adapters of the models.
     """
     if any(model.adapters for model in request.models):
-        raise UsageError("--lora and --vs exclude each other", hint="give one of them")
+        raise UsageError("--lora and --vs can't be used together", hint="give one of them")
     if hardware.workers:
-        raise UsageError("--rpc and --vs exclude each other", hint="give one of them")
+        raise UsageError("--rpc and --vs can't be used together", hint="give one of them")
     llama_bench = find(program)
     view = BenchView(output, [model.name for model in request.models], request.cases, shows_rows=False)
     found: list[ExternalComparison] = []

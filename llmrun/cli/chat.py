@@ -97,7 +97,7 @@ def saving(
         UsageError: they exclude each other.
     """
     if last + (session is not None) + private > 1:
-        raise UsageError("--continue, --session and --private exclude each other", hint="give one of them")
+        raise UsageError("--continue, --session and --private can't be used together", hint="give one of them")
     return SessionOptions(last, session, private, overflow, keep)
 
 
@@ -145,7 +145,7 @@ def _refuse_with_web(context: typer.Context) -> None:
         source = context.get_parameter_source(parameter.name or "")
         if source is not None and source.name == "COMMANDLINE" and parameter.name not in shared:
             raise UsageError(
-                f"--web and {parameter.opts[0]} exclude each other",
+                f"--web and {parameter.opts[0]} can't be used together",
                 why="the page has settings of its own",
                 hint=f"leave out {parameter.opts[0]}, and set it on the page",
             )

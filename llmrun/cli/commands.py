@@ -35,7 +35,7 @@ COMMANDS = {
     "ps": CommandEntry(TALK, "serving", "list_servers", "List running servers and their models."),
     "stop": CommandEntry(TALK, "serving", "stop", "Stop a running server."),
     "logs": CommandEntry(TALK, "serving", "logs", "Show the log of a server in the background."),
-    "sessions": CommandEntry(TALK, "sessions", "app", "List, show, search, export and repair saved chats."),
+    "sessions": CommandEntry(TALK, "sessions", "app", "List, show, search and export saved chats."),
     "replay": CommandEntry(TALK, "replay", "replay", "Answer a recorded prompt again and compare the bytes."),
     "list": CommandEntry(
         MODELS, "models", "list_models", "List the models on this disk, including those of Ollama and LM Studio."

@@ -203,17 +203,15 @@ def _yielding(found: dict[str, tuple[Any, str]], typed: Mapping[str, Any]) -> di
     from llmrun.cli import settings_file
     from llmrun.cli.sampling import USED_BY_BEAMS
 
-    def excludes(name: str, value: Any) -> bool:
+    def excludes(name: str) -> bool:
         key = settings_file.PRESET[name]
-        watermark = typed.get("watermark") or ""
         return (
             (typed.get("beams") is not None and key.is_sampling and key.parameter not in USED_BY_BEAMS)
-            or (bool(watermark) and key.parameter == "mirostat")
-            or (watermark.startswith("synthid") and key.parameter == "temperature" and value <= 0)
+            or (bool(typed.get("watermark")) and key.parameter == "mirostat")
             or (typed.get("flash_attention") == "off" and key.parameter == "kv_type_v")
         )
 
-    return {name: each for name, each in found.items() if not excludes(name, each[0])}
+    return {name: each for name, each in found.items() if not excludes(name)}
 
 
 def _value(key: str, given: Mapping[str, Any]) -> tuple[Any, str] | None:

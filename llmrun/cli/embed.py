@@ -202,7 +202,7 @@ def _lines(data: bytes, name: str) -> list[str]:
 def _check_array(file: Path, *, json: bool) -> None:
     """Raise UsageError unless an array file can have the name."""
     if json:
-        raise UsageError("--json and --output exclude each other", hint="give one of them")
+        raise UsageError("--json and --output can't be used together", hint="give one of them")
     if file.suffix.lower() != ".npy":
         raise UsageError(f"invalid --output {file}", why="its name must end in .npy", hint="JSON lines: > FILE.jsonl")
 

@@ -97,6 +97,6 @@ def explain(
 def _check_page(file: Path, *, json: bool) -> None:
     """Raise UsageError unless an HTML page can have the name."""
     if json:
-        raise UsageError("--json and --html exclude each other", hint="give one of them")
+        raise UsageError("--json and --html can't be used together", hint="give one of them")
     if file.suffix.lower() != ".html":
         raise UsageError(f"invalid --html {file}", why="its name must end in .html", hint=f"--html {file}.html")

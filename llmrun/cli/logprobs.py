@@ -17,7 +17,7 @@ def check_logprobs(output: Output, count: int, answers: int) -> None:
         return
     if answers > 1:
         why = "only one answer can be shaded"
-        raise UsageError("--logprobs and --answers exclude each other", why=why, hint="--json has both")
+        raise UsageError("--logprobs and --answers can't be used together", why=why, hint="--json has both")
     if not (output.cursor_moves and output.stdout_has_color):
         why = "it colours the text, and there are no colours here"
         raise UsageError("--logprobs needs colours", why=why, hint="--json prints them for each token")

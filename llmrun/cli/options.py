@@ -49,9 +49,6 @@ ModelArgument = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 OutputFileYesOption = Annotated[bool, typer.Option("--yes", "-y", help="Replace existing files without asking.")]
 RemovalYesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask. Required without a terminal.")]
-ExactOption = Annotated[
-    bool, typer.Option("--exact", help="Give bit for bit the answers of `llmrun run --speculate off`.")
-]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Download and replace files without asking.")]
 
 SystemOption = Annotated[str | None, typer.Option("--system", "-s", help="System prompt.", rich_help_panel="Prompt")]

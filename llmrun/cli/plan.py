@@ -81,12 +81,12 @@ def plan(
     smaller, heads = read_draft_source(draft)
     preferences = replace(preferences, draft_heads=heads)
     beside = _draft(smaller, candidates[0].header, settings) if smaller is not None else None
-    hardware = this_machine(workers, measures_links=True)
+    hardware = this_machine(workers)
     used = preferences.gpus(hardware.gpus)  # raises before anything is measured
     hardware = _beside_projector(output, hardware, candidates[0].header)
     contexts = contexts_for(candidates[0].header, lengths)
-    speed, remote, gpus = _speeds(output, hardware, used, types_of(candidates), settings)
-    facts = (speed, contexts, preferences.kv_type, beside, remote, preferences, gpus)
+    speed, gpus = _speeds(output, hardware, used, types_of(candidates), settings)
+    facts = (speed, contexts, preferences.kv_type, beside, preferences, gpus)
     rows = [look_ahead(each, hardware.when_quiet, *facts) for each in candidates]
     fits_now = any(at.fits for each in candidates for at in look_ahead(each, hardware, *facts).contexts)
     chosen, why = _chosen(spec, candidates, hardware)
@@ -149,12 +149,11 @@ def _beside_projector(output: Output, hardware: Hardware, header: Header) -> Har
 
 def _speeds(
     output: Output, hardware: Hardware, used: Sequence[Gpu], types: Collection[str], settings: Settings
-) -> tuple[MachineSpeed | None, tuple[MachineSpeed, ...], tuple[MachineSpeed, ...]]:
-    """Return the speeds of this processor, None if unknown, of the workers' devices, and of the GPUs to use."""
-    speed = _speed(output, hardware, types, settings)
-    remote = _worker_speeds(output, hardware, speed)
-    gpus = _gpu_speeds(output, hardware, used, types, settings)
-    return (None, (), ()) if remote is None else (speed, remote, gpus)
+) -> tuple[MachineSpeed | None, tuple[MachineSpeed, ...]]:
+    """Return the speeds of this processor, None if unknown or over workers, and of the GPUs to use."""
+    if hardware.workers:
+        return None, ()
+    return _speed(output, hardware, types, settings), _gpu_speeds(output, hardware, used, types, settings)
 
 
 def _draft(name: str, header: Header, settings: Settings) -> Header:
@@ -226,20 +225,6 @@ def _show_facts(output: Output, spec: ModelSpec) -> None:
     )
 
 
-def _worker_speeds(output: Output, hardware: Hardware, speed: MachineSpeed | None) -> tuple[MachineSpeed, ...] | None:
-    """Measure the devices of each worker; None if that fails."""
-    from llmrun.planning.hardware_details import probe_details
-    from llmrun.planning.speed import worker_speeds
-
-    if speed is None or not hardware.workers:
-        return ()
-    try:
-        return worker_speeds(speed, hardware.workers, probe_details().last_cache)
-    except LlmrunError as error:
-        output.note(f"{error}; so speeds are unknown" + (f" ({error.hint})" if error.hint else ""))
-        return None
-
-
 def _gpu_speeds(
     output: Output, hardware: Hardware, used: Sequence[Gpu], types: Collection[str], settings: Settings
 ) -> tuple[MachineSpeed, ...]:
@@ -247,7 +232,7 @@ def _gpu_speeds(
     from llmrun.planning.speed import gpu_speeds
 
     own = [gpu for gpu in used if not gpu.shared]
-    if not own or hardware.workers:
+    if not own:
         return ()
     try:
         return gpu_speeds(own, types, hardware, settings.state_dir)

@@ -82,7 +82,7 @@ def goal(
     """
     given = [flag for flag, value in (("--size", size), ("--bpw", bpw is not None), ("--fit", fit)) if value]
     if len(given) > 1:
-        raise UsageError(f"{' and '.join(given)} exclude each other", hint="give one of them")
+        raise UsageError(f"{' and '.join(given)} can't be used together", hint="give one of them")
     if ctx is not None and not fit:
         raise UsageError("--ctx has no effect here", why="it is for --fit", hint=f"--fit --ctx {ctx}")
     require_within("--bpw", bpw, (1, 32))

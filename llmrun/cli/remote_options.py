@@ -40,7 +40,6 @@ def refuse_with_remote(loading: LoadingOptions, others: Mapping[str, bool] = {})
     loads = {
         "--ctx": preferences.n_ctx is not None,
         **{SETTINGS[name].option: getattr(preferences, name) != getattr(unset, name) for name in LOAD_OPTIONS},
-        "--exact": preferences.exact,
         "--speculate": loading.speculate is not None,
         "--draft": loading.draft is not None,
         "--mmproj": loading.projector is not None,
@@ -55,7 +54,7 @@ def refuse_with_remote(loading: LoadingOptions, others: Mapping[str, bool] = {})
         server = loading.server.named_by
         away = "leave out --at" if server == "--at" else f"unset {server}"
         hint = f"leave out {flag}; for a model of this machine, {away}"
-        raise UsageError(f"{server} and {flag} exclude each other", why=why, hint=hint)
+        raise UsageError(f"{server} and {flag} can't be used together", why=why, hint=hint)
 
 
 @contextmanager

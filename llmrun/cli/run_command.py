@@ -132,7 +132,7 @@ def run(
         refuse_with_beams(wanted.asked, loading, flags, others)
     if wanted.asked.begins and (raw or beams is not None):
         other = "--raw" if raw else "--beams"
-        raise UsageError(f"--prefill and {other} exclude each other", hint="put the text at the end of the prompt")
+        raise UsageError(f"--prefill and {other} can't be used together", hint="put the text at the end of the prompt")
     special = raw or json or beams or any(others.values())
     if not prompt and output.stdin_is_terminal and output.stdout_is_terminal and not special:
         _chat(model, stats, wanted, loading, flags)
@@ -204,7 +204,7 @@ def _check(output: Output, model: str, answers: int, logprobs: int | None, recor
         check_logprobs(output, logprobs, answers)
     if record is not None and answers > 1:
         why = "a recording is of one answer"
-        raise UsageError(f"--record and --answers {answers} exclude each other", why=why)
+        raise UsageError(f"--record and --answers {answers} can't be used together", why=why)
     if record is not None:
         check_output_file(output, record, yes=yes)
 

@@ -44,7 +44,7 @@ FLAGS: dict[str, tuple[str, str]] = {
     "mirostat_eta": ("--mirostat-eta", "Mirostat's learning rate."),
     "logit_bias": ("--logit-bias", "TOKEN=BIAS: add a bias to a token's logit; -inf bans the token; may be repeated."),
     "order": ("--sampler-order", "Steps of the sampler chain in order, separated by commas; a missing step is off."),
-    "watermark": ("--watermark", "Watermark the answer: green or synthid; see llmrun help watermarks."),
+    "watermark": ("--watermark", "Watermark the answer with a green list; see llmrun help watermarks."),
     "watermark_key": (
         "--watermark-key",
         "Secret key of the watermark; @FILE reads it from a file. Default: $LLMRUN_WATERMARK_KEY.",

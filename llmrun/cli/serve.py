@@ -25,7 +25,6 @@ from llmrun.cli.answer_files import template_text
 from llmrun.cli.completion import complete_model
 from llmrun.cli.defaults import served_presets
 from llmrun.cli.options import (
-    ExactOption,
     LoadingOptions,
     TemplateOption,
     loading,
@@ -148,7 +147,6 @@ def serve(
     queue: QueueOption = 64,
     timeout: TimeoutOption = "1h",
     grace: GraceOption = "30s",
-    exact: ExactOption = False,
     log_json: LogJsonOption = False,
     background: BackgroundOption = False,
     install: InstallOption = None,
@@ -178,7 +176,7 @@ def serve(
     policy = _policy(host, listening, key_file, allow_origin or [], allow_host or [])
     _require_model(names, {"--any-model": any_model, "--template FILE": template is not None})
     options = ServeOptions(
-        names, policy, replace(loading.preferences, parallel=parallel, exact=exact), keep_seconds, queue,
+        names, policy, replace(loading.preferences, parallel=parallel), keep_seconds, queue,
         answer_seconds, grace_seconds, verbose=loading.verbose, speculate=loading.most_drafted,
         projector=loading.projector, draft=_fetch_missing(output, names, loading), adapters=loading.adapters,
         sampling=marking, any_model=any_model, aliases=_aliases(alias or []), allow_manage=allow_manage,

@@ -1,4 +1,4 @@
-"""`llmrun serve --install`: a service of the user that starts with the session: systemd's, or launchd's on macOS."""
+"""`llmrun serve --install`: a service of the user in systemd, which starts with the session."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from llmrun.storage import write_whole
 from llmrun.ui.terminal.output import Output
 
 _NAME = "llmrun.service"
-_LABEL = "llmrun.serve"
 _ENABLE = f"systemctl --user daemon-reload && systemctl --user enable --now {_NAME}"
 _KEPT = (
     "HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME",
@@ -34,16 +33,12 @@ def install(output: Output, arguments: Sequence[str], port: int, grace_seconds: 
         grace_seconds: that the server has to end; None is no limit.
 
     Raises:
-        UsageError: this system has neither systemd nor launchd.
+        UsageError: this system has no systemd.
         EngineCrashedError: the service does not start.
     """
     path, log = _file(), log_file(port)
     command = [sys.executable, "-m", "llmrun", *arguments]
     environment = {**_kept(os.environ), LOG_VARIABLE: str(log)}
-    if sys.platform == "darwin":
-        write_whole(path, _property_list(command, environment, log), makes_folder=True)
-        output.note(f"The service is in {path}. Start it: launchctl bootstrap gui/{os.getuid()} {path}")
-        return
     write_whole(path, unit(command, Path.cwd(), environment, log, grace_seconds), makes_folder=True)
     output.note(f"The service is in {path}.")
     if not _systemctl("show-environment"):
@@ -61,11 +56,7 @@ def uninstall(output: Output) -> None:
     path = _file()
     if not path.exists():
         raise UsageError("no service is installed", why=f"there is no {path}", hint="llmrun serve MODEL --install")
-    if sys.platform == "darwin":
-        words = ["/bin/launchctl", "bootout", f"gui/{os.getuid()}/{_LABEL}"]
-        subprocess.run(words, capture_output=True, check=False)
-    else:
-        _systemctl("disable", "--now", _NAME)
+    _systemctl("disable", "--now", _NAME)
     path.unlink()
     _systemctl("daemon-reload")
     output.note(f"{path} is removed.")
@@ -106,28 +97,9 @@ def _quoted(word: str) -> str:
     return f'"{escaped}"'
 
 
-def _property_list(command: Sequence[str], environment: Mapping[str, str], log: Path) -> str:
-    """Return launchd's file."""
-    import plistlib
-
-    facts = {
-        "Label": _LABEL,
-        "ProgramArguments": list(command),
-        "WorkingDirectory": str(Path.cwd()),
-        "EnvironmentVariables": dict(environment),
-        "StandardOutPath": str(log),
-        "StandardErrorPath": str(log),
-        "RunAtLoad": True,
-        "KeepAlive": {"SuccessfulExit": False},
-    }
-    return plistlib.dumps(facts).decode()
-
-
 def _file() -> Path:
-    if sys.platform == "darwin":
-        return Path(f"~/Library/LaunchAgents/{_LABEL}.plist").expanduser()
-    if sys.platform == "win32":
-        raise UsageError("--install needs systemd or launchd", hint="llmrun serve MODEL --background")
+    if sys.platform in ("darwin", "win32"):
+        raise UsageError("--install needs systemd", hint="llmrun serve MODEL --background")
     return Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "systemd/user" / _NAME
 
 

@@ -147,7 +147,7 @@ def _meant(
     found = [server for server in servers if port in (None, server.port)]
     if not found:
         hint = "llmrun ps lists those that run" if servers else "llmrun serve MODEL --background starts one"
-        raise UsageError("no server runs" + (f" at port {port}" if port is not None else ""), hint=hint)
+        raise UsageError("no server is running" + (f" on port {port}" if port is not None else ""), hint=hint)
     if len(found) > 1 and not every:
         ports = [f"--port {server.port}" for server in found]
         ways = ports if len(set(ports)) == len(ports) else []  # else at different addresses

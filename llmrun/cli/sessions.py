@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _HARMLESS = re.compile(r"[A-Za-z0-9_.+-]+")  # a shell evaluates what it completes
 
-app = typer.Typer(help="List, show, search, export and repair saved chats.", add_completion=False)
+app = typer.Typer(help="List, show, search and export saved chats.", add_completion=False)
 
 
 class ExportFormat(str, Enum):
@@ -69,7 +69,7 @@ BranchOption = Annotated[str, typer.Option("--branch", "-b", help="Branch of the
 
 @app.callback(invoke_without_command=True)
 def start(context: typer.Context) -> None:
-    """List, show, search, export and repair saved chats. Without a command, list them."""
+    """List, show, search and export saved chats. Without a command, list them."""
     if context.invoked_subcommand is None:
         list_sessions()
 
@@ -138,11 +138,7 @@ def export_session(
     output = Output()
     wanted = form.value if form else (format_for(to.name) if to else None) or "markdown"
     with _sessions(output) as sessions:
-        tree, damage = sessions.readable(name)
-    if damage:
-        output.note(
-            f"Only what can be read of {tree.name}: {damage[0]}{f', and {len(damage) - 1} more' * (len(damage) > 1)}."
-        )
+        tree = sessions.tree(name)
     text = export(tree, wanted, branch)
     if to is None:
         _print(output, text)
@@ -176,19 +172,6 @@ def import_session(
         output.result_json(_plain(facts))
     else:
         output.note(f"Saved as {facts.name}. `llmrun chat MODEL --session {shlex.quote(facts.name)}` continues it.")
-
-
-@app.command("repair")
-def repair_sessions() -> None:
-    """Recover the readable parts of damaged chats into a new file; the damaged file is kept."""
-    output = Output()
-    with _sessions(output) as sessions:
-        told = sessions.note
-        note = sessions.repair()
-    if not note:
-        output.note("No saved chat is damaged.")
-    elif note != told:
-        output.note(note)
 
 
 @app.command("rename")

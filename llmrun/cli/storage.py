@@ -124,7 +124,7 @@ def import_file(
     from llmrun.ui.terminal.progress import download_progress
 
     if move and link:
-        raise UsageError("--move and --link exclude each other", hint="give one of them, or none to copy")
+        raise UsageError("--move and --link can't be used together", hint="give one of them, or none to copy")
     output = Output(json=json)
     settings = load_settings()
     spec = resolve(_as_path(str(file)), load_catalogue())
@@ -216,7 +216,7 @@ def _only_one(name: str, meant: list[Installed], models: list[Installed]) -> Ins
 
 
 def _not_here(name: str, models: list[Installed]) -> ModelNotFoundError:
-    hint = did_you_mean(name, [model.name for model in models], "`llmrun list` shows what is")
+    hint = did_you_mean(name, [model.name for model in models], "`llmrun list` shows the models on this disk")
     return ModelNotFoundError(f"{name} is not on this disk", hint=hint)
 
 

@@ -81,7 +81,7 @@ def _show(output: Output, finding: WatermarkFinding) -> None:
     output.sentence(f"{sentences[_verdict(finding)]}.")
     output.sentence(
         f"z {finding.z:.2f} · p {finding.p:.2g} · {finding.judged:,} of {finding.tokens:,} tokens judged · "
-        f"{finding.hits / finding.trials:.1%} hits, {finding.expected:.0%} expected by chance"
+        f"{finding.hits / finding.judged:.1%} hits, {finding.expected:.0%} expected by chance"
     )
     if finding.judged < ENOUGH_TOKENS and finding.p >= _CERTAIN:
         output.note(f"Only {finding.judged} tokens could be judged: a text so short may be marked and not show it.")

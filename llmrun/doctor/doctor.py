@@ -281,18 +281,20 @@ def _models(installed: int | None) -> Iterator[Finding]:
 
 
 def _saved_chats(settings: Settings) -> Iterator[Finding]:
-    from llmrun.chat.store.rescue import examine as examine_chats
+    from llmrun.chat.store.reading import examine as examine_chats
+    from llmrun.chat.store.schema import FILE
     from llmrun.chat.store.store import folder_in
 
-    topic, found = "saved chats", examine_chats(folder_in(settings.state_dir))
-    if found is None:
+    topic, examined = "saved chats", examine_chats(folder_in(settings.state_dir) / FILE)
+    if examined is None:
         return
-    if not found.damage:
-        yield Finding(topic, "ok", f"{found.n_chats}, all of them can be read")
+    n_chats, damage = examined
+    if not damage:
+        yield Finding(topic, "ok", f"{n_chats}, all of them can be read")
         return
-    named, more = found.damage[:_MAX_DAMAGED], len(found.damage) - _MAX_DAMAGED
-    text = "; ".join((*named, *([f"and {more} more"] if more > 0 else ())))
-    fix = "llmrun sessions repair, or llmrun sessions export ID for the readable part of one"
+    more = len(damage) - _MAX_DAMAGED
+    text = "; ".join((*damage[:_MAX_DAMAGED], *([f"and {more} more"] if more > 0 else ())))
+    fix = "llmrun sessions rm ID deletes a damaged one; a damaged file is replaced when chats are used next"
     yield Finding(topic, "problem", text, fix, ResourceError.exit_status)
 
 

@@ -122,7 +122,6 @@ class Embedder:
             n_seq_max=n_seq_max,
             n_cells=_rounded(self.n_ctx),
             n_parked=0,
-            exact=False,
             warm_up=False,
         )
         self._context = LlamaContext(self._weights, load, n_outputs=n_batch, pooling=pooling)

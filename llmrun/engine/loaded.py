@@ -82,7 +82,6 @@ class LoadedModel:
             context,
             states=states,
             draft_model=draft_model,
-            exact=load.exact,
             adapts=bool(adapters),
             throughput=load.throughput,
             checkpoint_bytes=load.checkpoint_bytes,

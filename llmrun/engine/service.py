@@ -228,9 +228,7 @@ class Preparer:
         if matcher is not None and matcher.left_out:
             extras = replace(extras, left_out=matcher.left_out)
         if images is not None:
-            assert self._projector is not None
-            salt = f"{extras.salt} {generate.request}" if self._projector.is_exact else extras.salt
-            extras = replace(extras, images=images, salt=salt)
+            extras = replace(extras, images=images)
         elif request.speculation is not None and request.speculation.probes:
             probe = StepProbe(request.speculation.most)
             extras = replace(extras, drafting=probe, probe=probe)

@@ -1,7 +1,4 @@
-"""Watermark detection: the number of tokens that follow a key, and the probability of that number by chance.
-
-Owns the statistical test; the native library counts. Must not print.
-"""
+"""Watermark detection: the number of tokens that follow a key, and the probability of that number by chance."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ from typing import NamedTuple
 from llmrun.protocol.watermark import Watermark
 
 ENOUGH_TOKENS = 200  # Number of scored tokens above which a negative result most likely means no watermark
-_CHANCE_FOR_SYNTHID = 0.5
 
 
 class WatermarkFinding(NamedTuple):
@@ -20,8 +16,7 @@ class WatermarkFinding(NamedTuple):
 
     tokens: int  # of the text
     judged: int  # tokens that were scored: without those of unknown context and without repetitions
-    trials: int  # one for each scored token; for synthid one for each token and round
-    hits: int  # trials that follow the key
+    hits: int  # scored tokens that follow the key
     expected: float  # share of hits without a watermark
     z: float  # standard deviations of the hits above the expected number
     p: float  # probability of as many hits without a watermark
@@ -41,7 +36,7 @@ def find_watermark(
     Raises:
         UsageError: the key can't be used.
     """
-    judged, trials, hits = watermark.native(key).count(n_vocab, tokens, repeats)
-    chance = watermark.gamma if watermark.scheme == "green" else _CHANCE_FOR_SYNTHID
-    z = (hits - chance * trials) / math.sqrt(trials * chance * (1 - chance)) if trials else 0.0
-    return WatermarkFinding(len(tokens), judged, trials, hits, chance, z, math.erfc(z / math.sqrt(2)) / 2)
+    judged, hits = watermark.native(key).count(n_vocab, tokens, repeats)
+    chance = watermark.gamma
+    z = (hits - chance * judged) / math.sqrt(judged * chance * (1 - chance)) if judged else 0.0
+    return WatermarkFinding(len(tokens), judged, hits, chance, z, math.erfc(z / math.sqrt(2)) / 2)

@@ -28,8 +28,15 @@ from llmrun.planning.plan import (
     split_model,
     trained_context,
 )
-from llmrun.planning.predict import Work, main_type, predict, tensor_types, work_of, work_of_quant
-from llmrun.planning.rpc import NetworkCost, network_cost, predict_over_workers
+from llmrun.planning.predict import (
+    Work,
+    main_type,
+    predict,
+    predict_over_gpus,
+    tensor_types,
+    work_of,
+    work_of_quant,
+)
 from llmrun.protocol.jobs.kernels import MachineSpeed
 
 if TYPE_CHECKING:
@@ -88,7 +95,6 @@ class QuantEstimate:
     verdict: Verdict
     n_ctx: int  # largest context window that fits, up to that of training; 0 if none does
     notes: tuple[str, ...] = ()  # warnings about context windows, and the placement of layers
-    network: NetworkCost | None = None  # cost of each token, with workers
 
 
 def local_candidate(path: Path, header: Header) -> QuantCandidate:
@@ -163,17 +169,15 @@ def look_ahead(
     contexts: Sequence[int],
     kv_type: str = "f16",
     draft: Header | None = None,
-    remote: Sequence[MachineSpeed] = (),
     preferences: LoadPreferences | None = None,
     gpus: Sequence[MachineSpeed] = (),
 ) -> QuantEstimate:
     """Estimate memory and speed of one quant.
 
     Args:
-        speed: of this machine; None leaves out speeds.
+        speed: of this machine; None leaves out speeds, as they are over workers.
         contexts: windows in tokens, see contexts_for().
         draft: header of a draft model, which adds to the memory.
-        remote: speeds of the workers' devices, if hardware has any.
         preferences: for devices.
         gpus: speeds of the GPUs that these choose; () if unknown.
     """
@@ -182,11 +186,11 @@ def look_ahead(
     work = work_of(header) if candidate.exact else work_of_quant(header, candidate.quant, candidate.weight_bytes)
     preferences = replace(preferences or LoadPreferences(), kv_type_k=kv_type, kv_type_v=kv_type)
     chosen = _plan(facts, hardware, preferences)
-    counts = (chosen.layer_counts or chosen.gpu_counts) if chosen else ()
     is_on_gpu = chosen is not None and bool(chosen.vram_bytes and chosen.gpu_layers)
     # Experts beside a GPU, and tensors on several GPUs at once, are not predicted.
     is_known = not is_on_gpu or bool(gpus and chosen and not chosen.cpu_experts and chosen.split_mode != "tensor")
-    speeds = () if speed is None or not is_known else (speed, *(gpus if is_on_gpu else remote))
+    speeds = () if speed is None or not is_known else (speed, *(gpus if is_on_gpu else ()))
+    counts = chosen.gpu_counts if chosen else ()
     start = _rates(work, hardware, speeds, counts, 0, kv_type)
     verdict: Verdict = "too big"
     if chosen:
@@ -206,7 +210,6 @@ def look_ahead(
             *(note for n_ctx in contexts for note in beyond_training(header, n_ctx)),
             *(chosen.notes if chosen and hardware.workers else ()),
         ),
-        network=network_cost(work, hardware, counts) if chosen and hardware.workers else None,
     )
 
 
@@ -239,7 +242,7 @@ def _context_estimate(
         gpu_layers=split.gpu_layers if split.vram else 0,
         cpu_experts=len(split.cpu_experts),
         fits=not hardware.memory_total or split.ram <= free - margin(free),
-        decode_rate=_rates(work, hardware, speeds, split.layer_counts or split.gpu_counts, n_ctx, kv_type)[2],
+        decode_rate=_rates(work, hardware, speeds, split.gpu_counts, n_ctx, kv_type)[2],
     )
 
 
@@ -251,7 +254,7 @@ def _rates(
         return None, None, None
     copies = work.copies(repacked_types(hardware.cpu_flags))
     if any(counts):
-        found = predict_over_workers(work, speeds, hardware, counts, depth=depth, kv_type=kv_type, copies=copies)
+        found = predict_over_gpus(work, speeds, counts, depth=depth, kv_type=kv_type, copies=copies)
     else:
         found = predict(work, speeds[0], depth=depth, kv_type=kv_type, copies=copies)
     return found.load_seconds, found.prefill_rate, found.decode_rate

@@ -19,12 +19,11 @@ _BACKEND = re.compile(r"(?:lib)?ggml-(\w+?)\.(?:so|dylib|dll)$")
 _WITHOUT_GPU = re.compile(r"base|blas|cpu\w*|zdnn|zendnn|rpc")
 
 
-def this_machine(workers: Sequence[str] = (), *, measures_links: bool = False) -> Hardware:
+def this_machine(workers: Sequence[str] = ()) -> Hardware:
     """Return the current state of the machine, with GPUs and their free memory.
 
     Args:
         workers: endpoints of RPC workers to ask.
-        measures_links: measure the connections to them.
 
     Raises:
         EngineCrashedError: llama.cpp can't be loaded.
@@ -34,7 +33,7 @@ def this_machine(workers: Sequence[str] = (), *, measures_links: bool = False) -
     if workers:
         from llmrun.runner.workers import ask_all
 
-        hardware = replace(hardware, workers=ask_all(workers, measures_links=measures_links))
+        hardware = replace(hardware, workers=ask_all(workers))
     return _with_gpus(hardware) if is_built_for_gpus(library_folder()) else hardware
 
 

@@ -86,7 +86,6 @@ class LoadPreferences:
     kv_type_v: str | None = None
     flash_attention: str | None = None
     parallel: int = 1  # answers at the same time
-    exact: bool = False  # these share nothing, so that each is bit for bit what it would be alone
     cpu_experts: int | None = None  # layers whose experts stay with the processor
     as_alone: bool = False  # choose flash attention as for one answer, so that each of several equals that of its seed
     workers: tuple[str, ...] = ()  # "HOST:PORT" of RPC workers that hold a part of the layers
@@ -113,7 +112,7 @@ class LoadPreferences:
             raise UsageError("--split-mode tensor needs flash attention", hint="leave out --flash-attention off")
         chosen = next((name for name in DEVICE_SETTINGS if getattr(self, name) != getattr(DEFAULTS, name)), None)
         if self.workers and chosen is not None:
-            what = f"--rpc and {SETTINGS[chosen].option} exclude each other"
+            what = f"--rpc and {SETTINGS[chosen].option} can't be used together"
             raise UsageError(what, why="layers are divided by the memory of each machine")
 
     @property
@@ -239,7 +238,7 @@ def _plan_for(header: Header, hardware: Hardware, preferences: LoadPreferences, 
     n_ctx_start = n_ctx if fit.apart > 1 else n_cells if on_device else fit.start(n_cells)
     attention = preferences.attention
     flash_attention = attention["flash_attention"]
-    if preferences.parallel == 1 or preferences.as_alone or preferences.exact:
+    if preferences.parallel == 1 or preferences.as_alone:
         flash_attention = choose_flash_attention(header, hardware, preferences)
     grows = flash_attention == "off" or not hardware.kv_on_use
     n_opened = n_ctx_start * fit.apart if grows else n_cells
@@ -267,7 +266,6 @@ def _plan_for(header: Header, hardware: Hardware, preferences: LoadPreferences, 
         n_rollback=fit.rollback,
         draft_heads=fit.heads,
         checkpoint_bytes=parts.checkpoints,
-        exact=preferences.exact,
         cpu_experts=split.cpu_experts,
         workers=tuple(worker.endpoint for worker in hardware.workers),
         layer_counts=split.layer_counts,
@@ -331,7 +329,7 @@ def choose_flash_attention(header: Header, hardware: Hardware, preferences: Load
     is_open = [preferred[name] for name in ATTENTION] == ["auto", "f16", "f16"]
     if not is_open or hardware.gpus or hardware.workers or preferences.measured_attention != "off":
         return preferred["flash_attention"]
-    alone = _ContextFit(header, hardware, replace(preferences, parallel=1, exact=False), "", "")
+    alone = _ContextFit(header, hardware, replace(preferences, parallel=1), "", "")
     try:
         n_ctx, _ = alone.context()  # not the window of one of several, which may be cut to fit
     except OutOfMemoryError:
@@ -378,13 +376,13 @@ def _with_heads(fit: _ContextFit) -> tuple[_ContextFit, list[str]]:
     if is_asked and not header.n_draft_heads:
         why = "the file has no layers for multi-token prediction"
         raise UsageError(f"{fit.name} has no heads to draft with", why=why, hint="leave out --draft mtp")
-    is_possible = header.can_use_heads and not preferences.exact and not hardware.workers
+    is_possible = header.can_use_heads and not hardware.workers
     if is_asked and not is_possible:
         raise UsageError(
             f"the heads of {fit.name} can't draft",
             why="llama.cpp's graph for this architecture does not suit it"
             if not header.can_use_heads
-            else "answers are to be exact, or layers are on other machines",
+            else "layers are on other machines",
             hint="leave out --draft mtp",
         )
     with_heads = replace(fit, heads=True)
@@ -421,7 +419,7 @@ class _ContextFit:
 
         llama.cpp takes a shared pool for one window, and would choose LongRoPE's factors by its size.
         """
-        return self.preferences.parallel if self.preferences.exact or self.header.rope_depends_on_window else 1
+        return self.preferences.parallel if self.header.rope_depends_on_window else 1
 
     @property
     def parked(self) -> int:
@@ -435,7 +433,7 @@ class _ContextFit:
     def rollback(self) -> int:
         """Return as LoadSettings.n_rollback."""
         preferences = self.preferences
-        if not self.header.can_roll_back or preferences.exact:
+        if not self.header.can_roll_back:
             return 0
         if preferences.n_drafted is not None:
             return preferences.n_drafted

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -50,7 +50,6 @@ class Work:
     vocabulary: int  # tokens
     file_bytes: Mapping[str, float]  # type -> bytes of matrices, all experts included
     output_bytes: Mapping[str, float] = field(default_factory=dict)  # part of decode_bytes: the output matrix
-    width: int = 0  # elements of a token between blocks
     row_lengths: Mapping[str, float] = field(default_factory=dict)  # type -> mean row length of decode_bytes' matrices
 
     @property
@@ -117,7 +116,6 @@ def work_of(header: Header) -> Work:
         vocabulary=header.n_vocab,
         file_bytes=whole,
         output_bytes=output,
-        width=header.n_embd,
         row_lengths={kind: count / rows[kind] for kind, count in weights.items()},
     )
 
@@ -193,6 +191,56 @@ def step_seconds(work: Work, speed: MachineSpeed, rows: int, *, depth: int = 0) 
     each = sum(count / speed.prefill(kind) for kind, count in work.decode_weights.items())
     each += work.attention_reads(depth) * speed.attention("f16", work.head_length) + ANSWER_SECONDS
     return max(alone, rows * each)
+
+
+def predict_over_gpus(
+    work: Work,
+    speeds: Sequence[MachineSpeed],
+    counts: Sequence[int],
+    *,
+    depth: int = 0,
+    prompt: int = 512,
+    kv_type: str = "f16",
+    copies: int = 0,
+) -> Prediction:
+    """Predict the speed of a model whose layers are computed by this processor, then by each GPU in sequence.
+
+    Args:
+        speeds: of the processor, then of each GPU.
+        counts: layers of each GPU; the rest is on the processor.
+        depth, prompt, kv_type, copies: as in predict().
+    """
+    blocks = round(work.layers)
+    shares = [blocks + 1 - sum(counts), *counts]
+    last = max(index for index, count in enumerate(shares) if count)
+    decode, prefill = ANSWER_SECONDS, 0.0
+    for index, (speed, count) in enumerate(zip(speeds, shares, strict=False)):
+        if count:
+            part = part_of(work, (count - (index == last)) / max(blocks, 1), with_output=index == last)
+            decode += decode_seconds(part, speed, depth, kv_type)
+            prefill += prefill_seconds(part, speed, prompt, kv_type)
+    return Prediction(load_seconds(work, copies), 1 / max(prefill, 1e-9), 1 / max(decode, 1e-9))
+
+
+def part_of(work: Work, share: float, *, with_output: bool) -> Work:
+    """Return the work of a share of the blocks, with or without the output matrix."""
+
+    def scaled(sizes: Mapping[str, float]) -> dict[str, float]:
+        return {kind: size * share for kind, size in sizes.items()}
+
+    decode = scaled({kind: size - work.output_bytes.get(kind, 0) for kind, size in work.decode_bytes.items()})
+    for kind, size in work.output_bytes.items() if with_output else ():
+        decode[kind] = decode.get(kind, 0) + size
+    return replace(
+        work,
+        decode_bytes=decode,
+        prefill_weights=scaled(work.prefill_weights),
+        layers=work.layers * share,
+        full_layers=work.full_layers * share,
+        window_layers=work.window_layers * share,
+        kv_elements=work.kv_elements * share,
+        window_kv_elements=work.window_kv_elements * share,
+    )
 
 
 def _mean(heads: int | tuple[int, ...]) -> float:

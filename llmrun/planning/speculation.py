@@ -204,7 +204,7 @@ class DraftPolicy:
     @property
     def can_pay(self) -> bool:
         """Whether drafts can pay: not if drafted tokens can't be removed."""
-        return self._limit > 0 and not self._load.exact
+        return self._limit > 0
 
     @property
     def _limit(self) -> int:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from llmrun.errors import LlmrunError
 from llmrun.planning.hardware import Hardware
@@ -22,9 +21,6 @@ from llmrun.protocol.codec import as_dict, from_json
 from llmrun.protocol.devices import Gpu
 from llmrun.protocol.jobs.kernels import KERNELS, STAND_IN, MachineSpeed, MeasureKernels, Rates
 from llmrun.runner.client import EngineClient
-
-if TYPE_CHECKING:
-    from llmrun.runner.workers import RpcWorker
 
 WEEKS = 4
 """Age of a measurement from which on the machine is measured again, when it is quiet."""
@@ -156,26 +152,6 @@ def measure(
         on_progress(0.0)  # the engine starts
         measured = engine.do(KERNELS, command, lambda update: on_progress(update.share), seconds=_MOST_SECONDS)
     return replace(measured, others=before.others())
-
-
-def worker_speeds(here: MachineSpeed, workers: Collection[RpcWorker], cache: int) -> tuple[MachineSpeed, ...]:
-    """Measure each device of the workers over the network, for the types that are known of this machine.
-
-    Args:
-        cache: this machine's, as in speed_of(); the workers' is unknown.
-
-    Raises:
-        LlmrunError: this build has no RPC, a worker is lost, or measuring takes too long.
-    """
-    found = []
-    with closing(EngineClient()) as engine:
-        for worker in workers:
-            for number in range(len(worker.devices)):
-                command = MeasureKernels(0, tuple(here.types), cache, worker.endpoint, number)
-                measured = engine.do(KERNELS, command, seconds=_MOST_SECONDS)
-                # The graph is sent each time, so the worker reads more than it computes.
-                found.append(replace(measured, operation=here.operation))
-    return tuple(found)
 
 
 def gpu_speeds(

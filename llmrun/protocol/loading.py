@@ -20,7 +20,6 @@ class LoadSettings(EngineSettings):
     # Drafted tokens of a sequence in a step that a recurrent state can take back; each takes a copy of the state.
     n_rollback: int = 0
     draft_heads: bool = False  # load the layers that predict further tokens (NextN), and draft with them
-    exact: bool = False  # sequences share nothing and take turns: each answer is bit for bit that of one alone
     workers: tuple[str, ...] = ()  # "HOST:PORT" of RPC workers, whose devices come before this machine's GPUs
     layer_counts: tuple[int, ...] = ()  # layers of each device, the workers' first; () leaves them to llama.cpp
 

@@ -117,12 +117,6 @@ class SamplingParams:
             raise UsageError("a watermark needs a key", hint="--watermark-key KEY; in a chat, /set watermark-key KEY")
         if self.mirostat:
             raise UsageError("mirostat and a watermark exclude each other", hint="give one of them")
-        if self.watermark.startswith("synthid") and self.temperature <= 0 and not self.temperature_range:
-            raise UsageError(
-                "a greedy answer can't carry the watermark synthid",
-                why="it decides between tokens that could all be drawn",
-                hint="a temperature over 0, or the watermark green",
-            )
 
 
 def check_parameter(name: str, value: Any, label: str = "") -> Any:

@@ -62,9 +62,11 @@ def read_options(type_: str, options: QuantizeOptions) -> QuantizeOptions:
         UsageError: an option is invalid, or two exclude each other.
     """
     if options.goal and type_:
-        raise UsageError("--type and a size exclude each other", why="all types follow from the size")
+        raise UsageError("--type and a size can't be used together", why="all types follow from the size")
     if options.goal and options.flags:
-        raise UsageError("a size and types of single tensors exclude each other", why="they all follow from the size")
+        raise UsageError(
+            "a size and types of single tensors can't be used together", why="they all follow from the size"
+        )
     kind = file_type(type_) if type_ else BEST_4_BIT
     if kind in NEED_IMATRIX and not options.imatrix:
         raise needs_imatrix(kind)

@@ -231,7 +231,7 @@ class RemoteClient:
                 _each(decoder.feed(data), put)
         except asyncio.TimeoutError:
             raise UnavailableError(
-                f"{self.server.host} has fallen silent",
+                f"{self.server.host} stopped answering",
                 why=f"it kept the connection open, but sent nothing of the answer for {seconds:g} seconds",
                 hint="try again; the server may be overloaded, or stuck",
             ) from None

@@ -175,9 +175,11 @@ def unreachable(server: Server, error: Exception) -> NetworkError:
     if isinstance(error, httpx2.ConnectError):
         return UnavailableError(f"can't reach {host}", why=why, hint=_right_place(server))
     if isinstance(error, asyncio.TimeoutError):  # bytes may have come, but no end of them
-        return UnavailableError(f"{host} has fallen silent", why="no whole answer came in time", hint="try again")
+        return UnavailableError(
+            f"{host} stopped answering", why="the answer was not complete in time", hint="try again"
+        )
     if isinstance(error, httpx2.TimeoutException):
-        return UnavailableError(f"{host} has fallen silent", why="nothing came for too long", hint="try again")
+        return UnavailableError(f"{host} stopped answering", why="it sent nothing for too long", hint="try again")
     if isinstance(error, (httpx2.ProxyError, ImportError)):
         return UnavailableError("the proxy can't be used", why=why, hint="check HTTPS_PROXY, ALL_PROXY and NO_PROXY")
     if isinstance(error, httpx2.RemoteProtocolError) and "status line" in why:

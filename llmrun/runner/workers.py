@@ -22,18 +22,14 @@ PORT = 50052
 MOST_WORKERS = 16  # GGML_RPC_MAX_SERVERS
 VERSION = (7, 0, 0)  # RPC_PROTO_*_VERSION of ggml-rpc.h
 
-_ALLOCATE, _BASE, _SET, _GET, _MEMORY, _HELLO, _DEVICES = 0, 3, 6, 8, 11, 14, 15  # enum rpc_cmd
+_MEMORY, _HELLO, _DEVICES = 11, 14, 15  # enum rpc_cmd
 _LENGTH = struct.Struct("<Q")
 _GREETING = struct.Struct("<3B25x")
 _NUMBER = struct.Struct("<I")
 _PAIR = struct.Struct("<2Q")
-_TENSOR = struct.Struct("<QIQ4I4II16ii10QQQQ64si")  # rpc_tensor
-_BYTES_TYPE = 24  # GGML_TYPE_I8
 _ENDPOINT = re.compile(r"([A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
 _SECONDS = 3.0
-_ROUNDS = 4
 _MOST_DEVICES = 64
-_LINK_BYTES = 1 << 20
 
 _PLACING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
 
@@ -54,21 +50,12 @@ class WorkerDevice(NamedTuple):
     memory_total: int
 
 
-class RpcLink(NamedTuple):
-    """Bytes/s to a worker and back."""
-
-    up: float
-    down: float
-
-
 @dataclass(frozen=True, slots=True)
 class RpcWorker:
     """A worker that answered."""
 
     endpoint: str  # "HOST:PORT"
     devices: tuple[WorkerDevice, ...]
-    round_trip: float  # seconds of a question and its answer
-    link: RpcLink | None = None  # None if not measured
 
 
 def read_endpoints(text: str) -> tuple[str, ...]:
@@ -93,7 +80,7 @@ def read_endpoints(text: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def ask_all(endpoints: Sequence[str], *, measures_links: bool = False) -> tuple[RpcWorker, ...]:
+def ask_all(endpoints: Sequence[str]) -> tuple[RpcWorker, ...]:
     """Return the description of each worker.
 
     Raises:
@@ -108,7 +95,7 @@ def ask_all(endpoints: Sequence[str], *, measures_links: bool = False) -> tuple[
             if address in known:  # it serves one connection at a time: the second would wait forever
                 raise UsageError(f"{known[address]} and {endpoint} are the same worker", hint="name each worker once")
             known[address] = endpoint
-            found.append(_asked(connection, endpoint, measures_link=measures_links))
+            found.append(_asked(connection, endpoint))
     return tuple(found)
 
 
@@ -138,7 +125,7 @@ def start_hint(endpoint: str) -> str:
     return "on that machine: llmrun worker" + ("" if port == str(PORT) else f" --port {port}")
 
 
-def _asked(connection: _Connection, endpoint: str, *, measures_link: bool = False) -> RpcWorker:
+def _asked(connection: _Connection, endpoint: str) -> RpcWorker:
     version = _GREETING.unpack(connection.ask(_HELLO, bytes(24), _GREETING.size))
     if version != VERSION:
         theirs, ours = (".".join(map(str, each)) for each in (version, VERSION))
@@ -146,32 +133,11 @@ def _asked(connection: _Connection, endpoint: str, *, measures_link: bool = Fals
             f"the worker {endpoint} speaks version {theirs} of ggml's RPC, this llmrun {ours}",
             hint="install the same version of llama-cpp-python on both machines",
         )
-    times, count = [], 0
-    for _ in range(_ROUNDS):
-        began = time.perf_counter()
-        count = _NUMBER.unpack(connection.ask(_DEVICES, b"", _NUMBER.size))[0]
-        times.append(time.perf_counter() - began)
+    (count,) = _NUMBER.unpack(connection.ask(_DEVICES, b"", _NUMBER.size))
     if not 1 <= count <= _MOST_DEVICES:
         raise connection.strange(f"it says that it has {count:,} devices")
     memory = (_PAIR.unpack(connection.ask(_MEMORY, _NUMBER.pack(number), _PAIR.size)) for number in range(count))
-    devices = tuple(WorkerDevice(*each) for each in memory)
-    return RpcWorker(endpoint, devices, min(times), _link(connection, min(times)) if measures_link else None)
-
-
-def _link(connection: _Connection, round_trip: float) -> RpcLink:
-    """Measure the link with a tensor of bytes, which the worker frees when the connection ends."""
-    size = _LINK_BYTES
-    buffer, _ = _PAIR.unpack(connection.ask(_ALLOCATE, struct.pack("<IQ", 0, size), _PAIR.size))
-    (base,) = _LENGTH.unpack(connection.ask(_BASE, _LENGTH.pack(buffer), _LENGTH.size))
-    shape, strides, unused = (size, 1, 1, 1), (1, size, size, size), (0,) * 31
-    tensor = _TENSOR.pack(1, _BYTES_TYPE, buffer, *shape, *strides, *unused[:18], *unused[:12], base, b"", 0)
-    began = time.perf_counter()
-    connection.send(_SET, tensor + struct.pack("<BQ", 0, 0) + bytes(size))
-    connection.ask(_GET, tensor + _PAIR.pack(0, 1), 1)
-    sent = time.perf_counter()
-    connection.ask(_GET, tensor + _PAIR.pack(0, size), size)
-    ended = time.perf_counter()
-    return RpcLink(*(size / max(seconds - round_trip, 1e-6) for seconds in (sent - began, ended - sent)))
+    return RpcWorker(endpoint, tuple(WorkerDevice(*sizes) for sizes in memory))
 
 
 class _Connection:
@@ -209,8 +175,12 @@ class _Connection:
         host, port = self._socket.getpeername()[:2]
         return str(host), int(port)
 
-    def send(self, command: int, request: bytes) -> None:
-        """Send a message that has no answer."""
+    def ask(self, command: int, request: bytes, size: int) -> bytes:
+        """Send a message, and return its answer of this many bytes.
+
+        Raises:
+            NetworkError: there is no answer, or of another size.
+        """
         try:
             self._socket.settimeout(max(self._ends_at - time.monotonic(), 0.001))
             self._socket.sendall(bytes([command]) + _LENGTH.pack(len(request)) + request)
@@ -218,14 +188,6 @@ class _Connection:
             raise self._silent() from None
         except OSError:
             raise self._closed() from None
-
-    def ask(self, command: int, request: bytes, size: int) -> bytes:
-        """Send a message, and return its answer of this many bytes.
-
-        Raises:
-            NetworkError: there is no answer, or of another size.
-        """
-        self.send(command, request)
         (length,) = _LENGTH.unpack(self._receive(_LENGTH.size))
         if length != size:
             raise self.strange("it answers with something else")

@@ -34,7 +34,7 @@ class ServedAdapters(NamedTuple):
         if name not in self.names:
             return request
         if request.adapters is not None:
-            raise UsageError("lora and an adapter in the model's name exclude each other", hint="give one of them")
+            raise UsageError("lora and an adapter in the model's name can't be used together", hint="give one of them")
         number = self.names.index(name)
         return replace(request, adapters=(AdapterScale(number, self.adapters[number].scale or 1.0),))
 

@@ -44,9 +44,6 @@ COMPLETION_APIS: dict[str, CompletionApi] = {
         streams_overflow=True,
         is_stored=True,
     ),
-    "/v1/responses/compact": CompletionApi(
-        openai_responses.read_compact, openai_responses.CompactionWriter, openai.error_body, "resp_"
-    ),
     **{
         path: CompletionApi(llama_server.read, llama_server.NativeWriter, openai.error_body, "")
         for path in ("/completion", "/completions")

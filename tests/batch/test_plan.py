@@ -55,12 +55,6 @@ def test_the_users_number_of_rows_counts(model: Path) -> None:
     assert planned(model, rows(500), parallel=7).parallel == 7
 
 
-def test_exact_rows_are_one_at_a_time(model: Path) -> None:
-    exact = LoadPreferences(exact=True)
-    assert planned(model, rows(500), wishes=exact).parallel == 1
-    assert planned(model, rows(500), wishes=exact, parallel=7).parallel == 7, "they take turns"
-
-
 def test_rows_with_answers_are_not_asked_again(model: Path) -> None:
     recipe = RowTemplate()
     done = written(model, rows(6), recipe)
@@ -137,9 +131,9 @@ def test_how_long_it_takes_by_what_was_measured(model: Path, monkeypatch: pytest
     speed = MachineSpeed(1e9, 1e-6, {}, {}, {"F32": Rates(((100.0, 2e9),), 1e6)})
     monkeypatch.setattr(local, "speed_of", lambda *args, **options: speed)
 
-    def seconds(count: int, most: int | None, *, exact: bool = False) -> float | None:
+    def seconds(count: int, most: int | None) -> float | None:
         prepared = partial(prepare, ModelSpec(str(model), path=model), model)
-        engine = LocalEngine(prepared, LoadPreferences(exact=exact), 8 if exact else None)
+        engine = LocalEngine(prepared, LoadPreferences(), None)
         recipe = RowTemplate(asked=AnswerRequest(limits=Limits(most)))
         return engine.seconds(plan_batch(engine, rows(count), recipe, {}))
 
@@ -147,6 +141,3 @@ def test_how_long_it_takes_by_what_was_measured(model: Path, monkeypatch: pytest
     assert some is not None
     assert twice == pytest.approx(2 * some, rel=0.1)
     assert seconds(64, None) is None, "answers may be as long as the model likes"
-    alone = seconds(1, 10, exact=True)
-    assert alone is not None
-    assert seconds(8, 10, exact=True) == pytest.approx(8 * alone, rel=1e-6), "one at a time, and nothing is shared"

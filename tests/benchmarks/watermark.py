@@ -26,7 +26,7 @@ from llmrun.models.location import locate
 from llmrun.protocol.watermark import read_watermark
 from llmrun.runner.client import EngineClient
 
-SCHEMES = ("green", "green,selfhash=4", "synthid")
+SCHEMES = ("green", "green,selfhash=4")
 VOCABULARIES = (49_152, 151_936)
 CHAINS = {"default": {}, "top-k 40 alone": {"top_p": 1.0, "min_p": 0.0}, "greedy": {"temperature": 0.0}}
 LENGTHS = (25, 50, 100, 200, 300, 400)
@@ -67,8 +67,6 @@ def show_cost() -> None:
     for n_vocab in VOCABULARIES:
         for name, chain in CHAINS.items():
             for scheme in SCHEMES:
-                if name == "greedy" and scheme == "synthid":
-                    continue
                 plain, marked = cost(n_vocab, chain, scheme)
                 print(f"{n_vocab:>10,}  {name:<16}{scheme:<18}{plain:>9.1f}{marked:>11.1f}", flush=True)
 
@@ -81,16 +79,15 @@ def show_chance(model: str, text: str) -> None:
     length = len(tokens) // TEXTS
     texts = [tokens[at : at + length] for at in range(0, length * TEXTS, length)]
     print(f"{TEXTS:,} texts of {length} tokens, {KEYS} keys, found at p < {P}")
-    for scheme in ("synthid", "green"):
-        watermark = read_watermark(scheme)
-        for repeats in (False, True) if scheme != "synthid" else (False,):
-            shares = []
-            for key in range(KEYS):
-                found = [find_watermark(watermark, f"key {key}", n_vocab, each, repeats=repeats).p for each in texts]
-                shares.append(sum(p < P for p in found) / TEXTS)
-            counting = "all n-grams" if repeats else "each n-gram once"
-            mean, least, most = statistics.fmean(shares), min(shares), max(shares)
-            print(f"{scheme:<18}{counting:<18}{mean:.2%} of texts, {least:.1%} to {most:.1%} by key", flush=True)
+    watermark = read_watermark("green")
+    for repeats in (False, True):
+        shares = []
+        for key in range(KEYS):
+            found = [find_watermark(watermark, f"key {key}", n_vocab, each, repeats=repeats).p for each in texts]
+            shares.append(sum(p < P for p in found) / TEXTS)
+        counting = "all n-grams" if repeats else "each n-gram once"
+        mean, least, most = statistics.fmean(shares), min(shares), max(shares)
+        print(f"{counting:<18}{mean:.2%} of texts, {least:.1%} to {most:.1%} by key", flush=True)
 
 
 def show_lengths(model: str, scheme: str, key: str, answers: str) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-import plistlib
 import re
-import shlex
 import sys
 import threading
 from collections.abc import Iterator
@@ -231,12 +229,9 @@ def test_words_of_a_unit_are_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "secret" not in text
 
 
-def test_launchd(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("HOME", str(home))
-    monkeypatch.setattr("llmrun.cli.service.sys.platform", "darwin")
-    service.install(Output(), ["serve", "a b"], 8080, 30.0)
-    path = home / "Library/LaunchAgents/llmrun.serve.plist"
-    facts = plistlib.loads(path.read_bytes())
-    assert facts["ProgramArguments"][1:] == ["-m", "llmrun", "serve", "a b"]
-    assert facts["StandardErrorPath"].endswith("serve-8080.log")
-    assert shlex.split(capsys.readouterr().err.partition("Start it: ")[2])[-1] == str(path)
+@pytest.mark.parametrize("platform", ["darwin", "win32"])
+def test_other_systems_have_no_service(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llmrun.cli.service.sys.platform", platform)
+    for command in (["serve", "--install", "--port", "0"], ["serve", "--uninstall"]):
+        with pytest.raises(UsageError, match="--install needs systemd"):
+            call(command)

@@ -52,9 +52,8 @@ def test_a_dry_run_asks_nothing(server: FarServer, monkeypatch: pytest.MonkeyPat
     ("arguments", "kind", "words"),
     [
         (["--top-k", "5"], UsageError, "can't be told top_k"),
-        (["--threads", "1"], UsageError, "--at and --threads exclude each other"),
-        (["--exact"], UsageError, "--at and --exact exclude each other"),
-        (["--ray", "local"], UsageError, "--at and --ray exclude each other"),
+        (["--threads", "1"], UsageError, "--at and --threads can't be used together"),
+        (["--ray", "local"], UsageError, "--at and --ray can't be used together"),
         (["another", "rows.jsonl"], ModelNotFoundError, "has no model 'another'"),
     ],
 )

@@ -51,11 +51,11 @@ def test_an_answer_that_has_to_follow_a_grammar_is_not_cut_off_in_silence(
     [
         (["--length-penalty", "2"], "--length-penalty needs --beams"),
         (["--length-penalty", "1"], "--length-penalty needs --beams"),
-        (["--beams", "4", "--temp", "0.5"], "--beams and --temp exclude each other"),
-        (["--beams", "4", "--seed", "1"], "--beams and --seed exclude each other"),
-        (["--beams", "4", "--speculate", "off"], "--beams and --speculate exclude each other"),
-        (["--beams", "4", "--think"], "--beams and --think exclude each other"),
-        (["--beams", "4", "--prompt-cache"], "--beams and --prompt-cache exclude each other"),
+        (["--beams", "4", "--temp", "0.5"], "--beams and --temp can't be used together"),
+        (["--beams", "4", "--seed", "1"], "--beams and --seed can't be used together"),
+        (["--beams", "4", "--speculate", "off"], "--beams and --speculate can't be used together"),
+        (["--beams", "4", "--think"], "--beams and --think can't be used together"),
+        (["--beams", "4", "--prompt-cache"], "--beams and --prompt-cache can't be used together"),
         (["--beams", "1"], "invalid --beams 1"),
     ],
 )

@@ -160,7 +160,7 @@ def test_formats_are_whole_on_stdout(model: str, asked: list[BenchRequest]) -> N
 
     assert json.loads(bench(model, "-o", "json"))[0]["test"] == "tg8"
     assert json.loads(bench(model, "--json"))[0]["n_gen"] == 8
-    with pytest.raises(UsageError, match="exclude each other"):
+    with pytest.raises(UsageError, match="can't be used together"):
         bench(model, "--json", "-o", "md")
 
 

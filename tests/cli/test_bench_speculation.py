@@ -92,8 +92,8 @@ def test_an_engine_that_dies_is_told(model: str, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["-p", "8"], "--speculate and -p exclude each other"),
-        (["--clients", "2"], "--clients and --speculate exclude each other"),
+        (["-p", "8"], "--speculate and -p can't be used together"),
+        (["--clients", "2"], "--clients and --speculate can't be used together"),
         (["-t", "1,2"], "--speculate takes one number of threads"),
         (["-r", "0"], "invalid --repetitions 0"),
         (["--tokens", "1"], "invalid --tokens 1"),

@@ -82,7 +82,7 @@ def test_what_is_cut_off_is_said_or_refused(llmrun: Callable[..., Any], files: d
     [
         (["embed", BERT, "a", " "], "text 2 is empty"),
         (["embed", BERT, "a", "-o", "x.txt"], "must end in .npy"),
-        (["embed", BERT, "a", "-o", "x.npy", "--json"], "exclude each other"),
+        (["embed", BERT, "a", "-o", "x.npy", "--json"], "can't be used together"),
         (["embed", BERT, "a", "--pooling", "rank"], "invalid pooling"),
         (["embed", BERT, "a", "--dimensions", "65"], "invalid dimensions 65"),
         (["embed", "bert reranker", "a"], "ranks documents"),

@@ -87,7 +87,7 @@ def test_a_page_that_cannot_be_written_is_refused_first(
 def test_a_page_and_json_are_two_results(llmrun: Callable[..., Any], tmp_path: Path) -> None:
     error = llmrun("explain", "hello", "--json", "--html", str(tmp_path / "page.html")).exception
     assert isinstance(error, UsageError)
-    assert "exclude" in str(error)
+    assert "used together" in str(error)
 
 
 def test_a_terminal_sees_that_something_is_computed(

@@ -99,7 +99,7 @@ def test_version_names_both(tmp_path: Path) -> None:
         (("run", "smollm2", "hi", "--grammar", "missing.gbnf"), 2, "--grammar missing.gbnf can't be read"),
         (("run", "smollm2", "hi", "--grammar", "/dev/null"), 7, "grammar"),
         (("run", "smollm2", "hi", "--json-schema", "{"), 7, "line 1, column 2"),
-        (("run", "smollm2", "hi", "--json-schema", "{}", "--grammar", "g"), 2, "exclude each other"),
+        (("run", "smollm2", "hi", "--json-schema", "{}", "--grammar", "g"), 2, "can't be used together"),
         (("run", "smollm2", "hi", "--max-tokens", "0"), 2, "invalid --max-tokens 0"),
         (("run", "smollm2", "hi", "--template", "missing.jinja"), 2, "missing.jinja"),
         (("run", "smollm2", "hi", "--logit-bias", "x"), 2, "--logit-bias 'x'"),

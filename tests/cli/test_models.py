@@ -430,7 +430,7 @@ def test_import_errors(machine: Machine) -> None:
     (machine.folder / "no.gguf").write_bytes(b"no model, though it is called one")
     assert "no.gguf" in machine.error("import", "no.gguf", status=7)
     assert "smollm2" in machine.error("import", "smollm2", status=3)  # an alias is no file
-    assert "exclude each other" in machine.error("import", "no.gguf", "--move", "--link", status=2)
+    assert "can't be used together" in machine.error("import", "no.gguf", "--move", "--link", status=2)
 
 
 # ---- verify

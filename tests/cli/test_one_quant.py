@@ -67,7 +67,7 @@ def on_machine(monkeypatch: pytest.MonkeyPatch) -> Any:
         gpus = (Gpu("CUDA0", "card", vram * GB, vram * GB),) if vram else ()
         found = Hardware("CPU", (), 4, 8, None, 64 * GB, ram * GB, gpus)
         for module in (machine, choice):
-            monkeypatch.setattr(module, "this_machine", lambda *workers, measures_links=False: found)
+            monkeypatch.setattr(module, "this_machine", lambda *workers: found)
         return found
 
     monkeypatch.setattr(speed, "speed_of", refuse)

@@ -213,7 +213,7 @@ def test_what_only_an_engine_here_can_do_is_refused(
     for option in ONLY_HERE[command]:
         done: Any = CliRunner().invoke(app, ["--at", server.url, "m", *option], input="hi")
         assert isinstance(done.exception, UsageError), option
-        assert f"--at and {option[0]} exclude each other" in str(done.exception)
+        assert f"--at and {option[0]} can't be used together" in str(done.exception)
     assert not server.asked
 
 
@@ -317,5 +317,5 @@ def test_aliases_presets_and_the_variable_at_a_server(server: FarServer, run: Ru
     assert run("run", "fast", "hi", LLMRUN_CONFIG=str(config)).returncode == 0
     assert server.answered()[-1].body["model"] == "fast", "the server's own name comes first"
     refused = run("run", MODEL, "hi", "--record", "answer.json").stderr
-    assert "LLMRUN_SERVER and --record exclude each other" in refused
+    assert "LLMRUN_SERVER and --record can't be used together" in refused
     assert "--at" not in refused

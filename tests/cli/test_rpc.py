@@ -20,7 +20,7 @@ from llmrun.protocol.loading import Load
     ("words", "what"),
     [
         (("explain", "m", "hi"), "explain needs all layers on this machine"),
-        (("bench", "m", "-ngl", "3"), "--rpc and -ngl exclude each other"),
+        (("bench", "m", "-ngl", "3"), "--rpc and -ngl can't be used together"),
     ],
 )
 def test_what_goes_without_workers_only(words: tuple[str, ...], what: str) -> None:
@@ -31,7 +31,7 @@ def test_what_goes_without_workers_only(words: tuple[str, ...], what: str) -> No
 def test_workers_do_not_go_with_ray(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "hi"}\n')
-    with pytest.raises(UsageError, match="--ray and --rpc exclude each other"):
+    with pytest.raises(UsageError, match="--ray and --rpc can't be used together"):
         call(("batch", "m", str(rows), "-o", str(tmp_path / "out.jsonl"), "--ray", "local", "--rpc", "10.0.0.2"))
 
 

@@ -161,7 +161,7 @@ def test_without_a_seed_several_answers_have_seeds_in_a_row(run: Run) -> None:
     [
         (["-N", "0"], "invalid --answers 0"),
         (["-N", "129"], "invalid --answers 129"),
-        (["-N", "2", "--record", "x.json"], "--record and --answers 2 exclude each other"),
+        (["-N", "2", "--record", "x.json"], "--record and --answers 2 can't be used together"),
         (["-N", "3", "--temp", "0"], "3 answers would all be the same"),
     ],
 )
@@ -192,7 +192,7 @@ def test_several_answers_on_a_terminal_stand_side_by_side(terminal: Callable[...
         (["--logprobs", "21"], "invalid --logprobs 21"),
         (["--logprobs", "-1"], "invalid --logprobs -1"),
         (["--logprobs", "2"], "--logprobs needs colours"),
-        (["--logprobs", "2", "-N", "2"], "--logprobs and --answers exclude each other"),
+        (["--logprobs", "2", "-N", "2"], "--logprobs and --answers can't be used together"),
     ],
 )
 def test_log_probabilities_that_cannot_be_shown_are_refused(run: Run, options: list[str], what: str) -> None:

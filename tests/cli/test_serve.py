@@ -103,9 +103,9 @@ def test_without_a_server_there_is_nothing_to_list_or_stop(capsys: pytest.Captur
     assert json.loads(capsys.readouterr().out) == []
     call(["ps"])
     assert "No server is running" in capsys.readouterr().err
-    assert refused("stop").what == "no server runs"
+    assert refused("stop").what == "no server is running"
     assert refused("stop").hint == "llmrun serve MODEL --background starts one"
-    assert refused("stop", "--port", "5").what == "no server runs at port 5"
+    assert refused("stop", "--port", "5").what == "no server is running on port 5"
 
 
 def test_servers_are_listed_and_of_several_one_is_named(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,7 +128,7 @@ def test_servers_are_listed_and_of_several_one_is_named(home: Path, capsys: pyte
 )
 def test_what_the_page_has_settings_for_is_not_given_beside_web(words: tuple[str, ...], flag: str) -> None:
     error = refused("chat", "tiny", "--web", *words)
-    assert error.what == f"--web and {flag} exclude each other"
+    assert error.what == f"--web and {flag} can't be used together"
 
 
 def test_the_page_needs_a_model_or_a_chat() -> None:

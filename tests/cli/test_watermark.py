@@ -44,7 +44,7 @@ def marked_text() -> str:
     text, left = "a", set(product(LETTERS, LETTERS))
     while len(text) < 100:
         pairs = [pair for pair in sorted(left) if pair[0] == text[-1]]
-        pair = next(pair for pair in pairs if mark.count(len(SPELLING_VOCABULARY), [letters[each] for each in pair])[2])
+        pair = next(pair for pair in pairs if mark.count(len(SPELLING_VOCABULARY), [letters[each] for each in pair])[1])
         left.remove(pair)
         text += pair[1]
     return text
@@ -80,7 +80,7 @@ def test_what_is_refused(detect: Callable[..., Any], tmp_path: Path) -> None:
     done = detect(str(tmp_path / "missing.txt"), "--watermark-key", KEY)
     assert isinstance(done.exception, UsageError)
     assert "there is no file" in str(done.exception)
-    done = detect("-", "--watermark-key", KEY, "--watermark", "synthid", input="hi")
+    done = detect("-", "--watermark-key", KEY, "--watermark", "green,selfhash=9", input="hi")
     assert "too short" in str(done.exception)
     done = detect("-", "--watermark-key", KEY, "--watermark", "red", input="hi")
     assert "invalid --watermark red" in str(done.exception)
@@ -112,6 +112,6 @@ def test_a_server_needs_a_key_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_permuted_is_what_is_counted() -> None:
-    mark = _native.Watermark("green", [15485863])
+    mark = _native.Watermark(15485863)
     green = set(_native.permuted(15485863 * 10, 20, 5))
-    assert {token for token in range(20) if mark.count(20, [10, token])[2]} == green
+    assert {token for token in range(20) if mark.count(20, [10, token])[1]} == green

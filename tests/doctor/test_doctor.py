@@ -385,7 +385,7 @@ def test_damaged_chats_are_named(settings: Settings) -> None:
     assert (found.status, found.exit_status) == ("problem", 6)
     assert said in found.text
     assert f"id {HURT}" in found.text
-    assert "llmrun sessions repair" in found.fix
+    assert "llmrun sessions rm" in found.fix
     (folder / FILE).write_bytes(b"no database")
     assert "can't be read" in findings(settings)["saved chats"].text
     assert (folder / FILE).read_bytes() == b"no database"

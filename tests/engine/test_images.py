@@ -123,9 +123,8 @@ def test_what_an_image_takes_is_told(opened: Open, kind: str) -> None:
     assert 0 < stats.picture_seconds < stats.prefill_seconds
 
 
-@pytest.mark.parametrize("exact", [False, True])
-def test_prompts_with_images_are_reused_with_the_same_adapters_only(opened: Open, exact: bool) -> None:
-    model = opened(exact=exact)
+def test_prompts_with_images_are_reused_with_the_same_adapters_only(opened: Open) -> None:
+    model = opened()
     adapters = (Adapter("a", "/a", 1.0),)
     preparer = Preparer(model.weights.vocabulary, None, 1024, projector=model._projector, adapters=adapters)
     plain, other = (

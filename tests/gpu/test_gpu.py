@@ -53,9 +53,8 @@ def test_a_kv_cache_that_grows_keeps_its_content(load: Loader) -> None:
     assert answers[0].stats.reused_tokens >= 200
 
 
-@pytest.mark.parametrize("own_streams", [True, False])
-def test_four_clients_share_a_prefix(load: Loader, own_streams: bool) -> None:
-    model = load(parallel=4, exact=own_streams)
+def test_four_clients_share_a_prefix(load: Loader) -> None:
+    model = load(parallel=4)
 
     async def ask() -> list[str]:
         calls = (asyncio.to_thread(model.generate, PROMPT + end, temperature=0, max_tokens=6) for end in "abcd")

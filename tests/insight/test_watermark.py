@@ -25,7 +25,7 @@ def test_green_tokens_are_counted() -> None:
 
 def test_z_and_p() -> None:
     found = find_watermark(GREEN, KEY, 20, [10, 12])
-    assert (found.tokens, found.judged, found.trials, found.expected) == (2, 1, 1, 0.25)
+    assert (found.tokens, found.judged, found.expected) == (2, 1, 0.25)
     assert found.z == pytest.approx(0.75 / math.sqrt(0.25 * 0.75))
     assert found.p == pytest.approx(math.erfc(found.z / math.sqrt(2)) / 2)
 
@@ -36,16 +36,8 @@ def test_repetition_is_no_evidence() -> None:
     assert find_watermark(GREEN, KEY, 20, text, repeats=True).judged == 199
 
 
-def test_rounds() -> None:
-    # n-gram -> who wins the rounds of these keys, by transformers.
-    keys = "654,400,836,123,340,443,597,160,57"
-    for n_gram, wins in (([1, 2, 3, 4, 5], 3), ([10, 20, 30, 40, 50], 2), ([0, 0, 0, 0, 42], 5)):
-        found = find_watermark(read_watermark("synthid"), keys, 100, n_gram)
-        assert (found.judged, found.trials, found.hits) == (1, 9, wins)
-
-
 def test_nothing_to_judge() -> None:
-    found = find_watermark(read_watermark("synthid"), "secret", 20, [1, 2, 3, 4])
+    found = find_watermark(read_watermark("green,selfhash=5"), "secret", 20, [1, 2, 3, 4])
     assert (found.judged, found.z, found.p) == (0, 0.0, 0.5)
 
 

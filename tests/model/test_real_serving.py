@@ -92,16 +92,6 @@ def test_a_common_prompt_is_computed_once_and_not_again_after_a_restart(
         assert min(started(events).reused_tokens for events in answers) > 400
 
 
-@pytest.mark.slow
-def test_exact_answers_are_bit_for_bit_those_of_an_engine_alone(model_path: Path) -> None:
-    with engine(model_path, n_ctx=1024, exact=True) as client:
-        together = ask(client, QUESTIONS[:3], 8, logprobs=0)
-    for question, events in zip(QUESTIONS, together, strict=False):
-        with engine(model_path, n_ctx=1024, n_seq_max=1, n_parked=0) as client:
-            (alone,) = ask(client, [question], 8, logprobs=0)
-        assert logprobs(events) == logprobs(alone)
-
-
 def logprobs(events: list[Event]) -> list[tuple[str, float]]:
     deltas = [event for event in events if isinstance(event, TextDelta)]
     return [(token.text, token.logprob) for delta in deltas for token in delta.logprobs]

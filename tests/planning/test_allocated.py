@@ -34,12 +34,11 @@ WINDOWS: dict[str, dict[str, int]] = {
     "gpt-oss": {"attention.sliding_window": 128},
     "llama": {**BLOCKS, "rope.dimension_count": 32},
 }
-# Each with window, type of the cache, answers at the same time, and whether each has a cache of its own.
+# Each with window, type of the cache and answers at the same time.
 LOADS: tuple[dict[str, Any], ...] = (
     {"n_ctx": 2048},
     {"n_ctx": 16_384},
     {"n_ctx": 4096, "parallel": 4},
-    {"n_ctx": 4096, "parallel": 4, "exact": True},
     {"n_ctx": 16_384, "n_ubatch": 2048},
     {"n_ctx": 16_384, "kv_type_k": "q8_0", "kv_type_v": "q8_0", "flash_attention": "on"},
 )

@@ -66,7 +66,6 @@ def test_recurrent_states_are_copied_for_drafts_where_memory_allows_it() -> None
     assert four.memory.kv - memory(hybrid, four.n_cells, sequences=4).kv == 4 * 3 * 20 * MIB
     assert make_plan(large, machine(), replace(preferences, n_drafted=9)).n_rollback == 9
     assert make_plan(hybrid, machine(), replace(preferences, n_drafted=0)).n_rollback == 0
-    assert make_plan(hybrid, machine(), replace(preferences, exact=True)).n_rollback == 0
     assert make_plan(replace(hybrid, can_roll_back=False), machine(), preferences).n_rollback == 0
 
 
@@ -83,7 +82,6 @@ def test_prediction_heads_are_used_where_memory_allows_it() -> None:
     assert plan.memory.kv - without.memory.kv == 8192 * 800
     assert plan.memory.compute - without.memory.compute > 16 * 4 * HEADS.n_vocab
     assert not make_plan(SMALL, machine(), LoadPreferences()).draft_heads
-    assert not make_plan(HEADS, machine(), LoadPreferences(exact=True)).draft_heads
     assert not make_plan(HEADS, machine(gpus=(gpu(GIB),)), LoadPreferences()).draft_heads
 
 
@@ -103,12 +101,8 @@ def test_heads_on_request_are_used_or_refused() -> None:
     assert make_plan(HEADS, machine(gpus=(gpu(GIB),)), asked).draft_heads
     with pytest.raises(UsageError, match="has no heads to draft with"):
         make_plan(SMALL, machine(), asked)
-    for header, preferences in (
-        (replace(HEADS, can_use_heads=False), asked),
-        (HEADS, replace(asked, exact=True)),
-    ):
-        with pytest.raises(UsageError, match="can't draft"):
-            make_plan(header, machine(), preferences)
+    with pytest.raises(UsageError, match="can't draft"):
+        make_plan(replace(HEADS, can_use_heads=False), machine(), asked)
 
 
 def test_a_cache_that_takes_memory_on_use_has_no_copy() -> None:
@@ -320,7 +314,7 @@ def test_several_clients_share_cells_for_all_of_their_windows() -> None:
     assert plan.notes == ()
     assert "context 8,192 tokens for each of 8, 65,536 in all" in plan.summary
     load = plan.load(Path("/m.gguf"))
-    assert (load.n_ctx, load.n_seq_max, load.n_cells, load.n_parked, load.exact) == (8192, 8, 65_536, 16, False)
+    assert (load.n_ctx, load.n_seq_max, load.n_cells, load.n_parked) == (8192, 8, 65_536, 16)
 
 
 def test_on_a_gpu_the_cache_is_whole_when_the_model_is_loaded() -> None:
@@ -393,14 +387,11 @@ def test_no_client_has_less_than_one_alone() -> None:
     assert alone.n_ctx - 512 <= plan.n_ctx <= plan.n_cells, "rows of logits take a little"
 
 
-@pytest.mark.parametrize(
-    ("facts", "wishes"),
-    [(LARGE, LoadPreferences(exact=True)), (replace(LARGE, rope_depends_on_window=True), LoadPreferences())],
-)
-def test_clients_apart_have_a_window_each_that_fits_for_all(facts: Facts, wishes: LoadPreferences) -> None:
-    plan = make_plan(facts, machine(free=12 * GIB), replace(wishes, parallel=4))
+def test_clients_apart_have_a_window_each_that_fits_for_all() -> None:
+    facts = replace(LARGE, rope_depends_on_window=True)
+    plan = make_plan(facts, machine(free=12 * GIB), LoadPreferences(parallel=4))
     assert plan.n_cells == 4 * plan.n_ctx
-    assert (plan.n_ctx_start, plan.n_parked, plan.exact) == (plan.n_ctx, 0, wishes.exact)
+    assert (plan.n_ctx_start, plan.n_parked) == (plan.n_ctx, 0)
     assert plan.ram_bytes <= 12 * GIB - margin(12 * GIB)
     assert plan.memory == memory(facts, plan.n_cells, start=plan.n_cells, sequences=4)
     assert f"context {plan.n_ctx:,} of 131,072 tokens" in plan.notes[0]
@@ -521,7 +512,6 @@ def test_slow_flash_attention_is_told(
         (LoadPreferences(measured_attention="off", kv_type_k="q8_0"), 16, "auto"),
         (LoadPreferences(measured_attention="off", parallel=4), 16, "auto"),
         (LoadPreferences(measured_attention="off", parallel=4, as_alone=True), 16, "off"),
-        (LoadPreferences(measured_attention="off", parallel=4, exact=True), 16, "off"),
         (LoadPreferences(measured_attention="off"), 1, "off"),
     ],
 )
@@ -540,15 +530,14 @@ def test_a_gpu_has_flash_attention() -> None:
 @pytest.mark.parametrize("n_ctx", [None, 2048])
 @pytest.mark.parametrize("facts", [SMALL, LARGE])
 @pytest.mark.parametrize("free", [10, 16, 24])
-def test_exact_answers_are_computed_with_the_flash_attention_of_one(
+def test_several_answers_of_one_seed_are_computed_with_the_flash_attention_of_one(
     facts: Facts, n_ctx: int | None, parallel: int, free: int
 ) -> None:
-    """Also where windows apart from each other are cut to fit, so that their scores would take less memory."""
     hardware = machine(free=free * GIB)
     wishes = LoadPreferences(n_ctx=n_ctx, measured_attention="off")
     alone = make_plan(facts, hardware, wishes)
-    exact = make_plan(facts, hardware, replace(wishes, parallel=parallel, exact=True))
-    assert exact.flash_attention == alone.flash_attention == choose_flash_attention(facts, hardware, wishes)
+    several = make_plan(facts, hardware, replace(wishes, parallel=parallel, as_alone=True))
+    assert several.flash_attention == alone.flash_attention == choose_flash_attention(facts, hardware, wishes)
     assert alone.flash_attention == ("auto" if alone.n_ctx * facts.most_heads > 1 << 19 else "off")
 
 

@@ -16,7 +16,9 @@ from llmrun.planning.predict import (
     Prediction,
     Work,
     main_type,
+    part_of,
     predict,
+    predict_over_gpus,
     step_seconds,
     tensor_types,
     work_of,
@@ -185,3 +187,33 @@ def test_head_lengths_between() -> None:
     assert SPEED.attention("f16", 32) == pytest.approx(0.5e-8)
     assert SPEED.attention("f16", 256) == pytest.approx(8e-8)
     assert SPEED.attention("f16", 64, prefill=True) == 1e-9
+
+
+LAYERED = replace(
+    WORK,
+    decode_bytes={"Q4_K": 2e8, "Q6_K": 4e7},
+    layers=30,
+    full_layers=30,
+    file_bytes={"Q4_K": 2e8, "Q6_K": 4e7},
+    output_bytes={"Q6_K": 4e7},
+)
+
+
+def test_the_parts_of_the_work_are_the_whole() -> None:
+    first, last = part_of(LAYERED, 1 / 3, with_output=False), part_of(LAYERED, 2 / 3, with_output=True)
+    for kind, size in LAYERED.decode_bytes.items():
+        assert first.decode_bytes[kind] + last.decode_bytes[kind] == pytest.approx(size)
+    assert first.decode_bytes["Q6_K"] == 0
+    assert first.kv_read(100) + last.kv_read(100) == pytest.approx(LAYERED.kv_read(100))
+
+
+def test_layers_on_like_devices_are_as_fast_as_on_one() -> None:
+    over = predict_over_gpus(LAYERED, (SPEED,) * 3, (10, 10), depth=100)
+    assert over.decode_rate == pytest.approx(predict(LAYERED, SPEED, depth=100).decode_rate)
+
+
+def test_a_slow_gpu_makes_it_slow_by_its_share() -> None:
+    slow = replace(SPEED, read=1e8, types={kind: Rates(((100.0, 1e8),), 1e9) for kind in SPEED.types})
+    rates = [predict_over_gpus(LAYERED, (SPEED, slow), (count,)).decode_rate for count in (0, 1, 10, 20, 30)]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[0] > 5 * rates[-1]

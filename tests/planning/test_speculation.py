@@ -94,14 +94,6 @@ def test_another_shape_has_its_own(tmp_path: Path) -> None:
     assert drafting(tmp_path, block_count=3).times == ()
 
 
-def test_drafts_that_can_not_pay_are_only_made_when_asked_for(tmp_path: Path) -> None:
-    drafting(tmp_path).remember(TIMES)
-    each = drafting(tmp_path, replace(LOAD, exact=True))
-    assert not each.lacks_times
-    assert each.speculation() is None
-    assert each.speculation(7) == Speculation(7)
-
-
 def test_the_measured_table_decides_for_a_mixture(tmp_path: Path) -> None:
     new = drafting(tmp_path, expert_count=8)
     assert new.lacks_times
@@ -116,6 +108,7 @@ def test_a_recurrent_model_drafts_as_many_as_it_can_take_back(tmp_path: Path) ->
         return DraftPolicy(read_header(path), MACHINE, replace(LOAD, n_rollback=n_rollback), tmp_path / "state", most)
 
     assert not policy(0).lacks_times
+    assert policy(0).words == "none, because they don't pay here"
     assert policy(0).speculation() is policy(0).speculation(7) is None
     new = policy(3)
     assert new.lacks_times
@@ -161,7 +154,6 @@ def test_words(tmp_path: Path) -> None:
     assert new.words == "as many as the measured step times say will pay"
     assert drafting(tmp_path, most=7).words == "up to 7 per step"
     assert drafting(tmp_path, most=OFF).words == "none"
-    assert drafting(tmp_path, replace(LOAD, exact=True)).words == "none, because they don't pay here"
 
 
 @pytest.mark.parametrize(

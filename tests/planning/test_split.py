@@ -259,7 +259,7 @@ def test_a_gpu_that_is_not_there_is_refused_with_those_that_are() -> None:
 
 
 def test_devices_and_workers_exclude_each_other() -> None:
-    with pytest.raises(UsageError, match="--rpc and --device exclude"):
+    with pytest.raises(UsageError, match="--rpc and --device can't"):
         LoadPreferences(device="CUDA0", workers=("host:1",))
     with pytest.raises(UsageError, match="needs flash attention"):
         LoadPreferences(split_mode="tensor", flash_attention="off")

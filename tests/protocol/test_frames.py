@@ -83,7 +83,7 @@ FRAMES: list[Frame] = [
         mmap=False,
         cpu_experts=(0, 1),
     ),
-    Load("/m.gguf", 4096, 512, n_seq_max=8, n_cells=9000, n_parked=16, exact=True),
+    Load("/m.gguf", 4096, 512, n_seq_max=8, n_cells=9000, n_parked=16),
     Job(8, "quantize", {"path": "/m.gguf", "types": {"a": ["Q8_0", 1.5, None, True]}}),
     JobUpdate(8, {"done": 0.5}),
     JobDone(8, {}),

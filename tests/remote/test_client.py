@@ -132,7 +132,7 @@ def test_waiting_for_the_first_token_is_said_once(server: FarServer, monkeypatch
     client = RemoteClient(Server(f"{server.url}/v1"), ServedModel(MODEL), IMPATIENCE, notes.append)
     for name in ("is silent but for comments", "falls silent behind the headers"):
         server.behave(name)
-        with pytest.raises(NetworkError, match="silent"):
+        with pytest.raises(NetworkError, match="stopped answering"):
             ask(client)
     client.close()
     (note,) = notes
@@ -347,16 +347,16 @@ def test_models_are_listed(server: FarServer) -> None:
         ((remote_server.response(200, b'{"models": []}'),), NetworkError, "another shape"),
         ((remote_server.response(200, b" " * 17 * 2**20),), NetworkError, "without end"),
         ((remote_server.response(301, location="https://x.example/"),), NetworkError, "https://x.example"),
-        ((remote_server.Act.SILENCE,), NetworkError, "silent"),
-        ((b"HTTP/1.1 200 OK\r\n", Endless(b"x-a: b\r\n")), NetworkError, "silent"),
-        ((remote_server.response(200, content_length="1000"), Endless(b" ")), NetworkError, "silent"),
+        ((remote_server.Act.SILENCE,), NetworkError, "stopped answering"),
+        ((b"HTTP/1.1 200 OK\r\n", Endless(b"x-a: b\r\n")), NetworkError, "stopped answering"),
+        ((remote_server.response(200, content_length="1000"), Endless(b" ")), NetworkError, "stopped answering"),
     ],
 )  # fmt: skip
 def test_models_that_cannot_be_listed(
     server: FarServer, reply: remote_server.Reply, error: type[LlmrunError], says: str
 ) -> None:
     server.models = reply
-    seconds = 0.2 if says == "silent" else 30.0
+    seconds = 0.2 if says == "stopped answering" else 30.0
     with pytest.raises(error, match=says) as caught:
         models(Server(f"{server.url}/v1", KEY), seconds)
     assert KEY not in f"{caught.value!r} {caught.value}"

@@ -131,7 +131,7 @@ def test_adapters_are_listed(server: LiveServer) -> None:
         ({"lora": [{"id": 0}, {"id": 0}]}, "lora[1].id is given twice"),
         ({"lora": [{"id": 0, "scale": "much"}]}, "lora[0].scale must be a number"),
         ({"lora": [{"id": 2}]}, "there is no adapter 2"),
-        ({"model": "MODEL:other", "lora": []}, "exclude each other"),
+        ({"model": "MODEL:other", "lora": []}, "can't be used together"),
         ({"model": "MODEL:nobody"}, "no model is called"),
     ],
 )

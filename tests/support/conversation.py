@@ -42,16 +42,13 @@ class Conversation:
         states: KVStore | None = None,
         *,
         draft_model: DraftModel | None = None,
-        exact: bool = False,
         adapts: bool = False,
         prefixes: list[HostPrefix] | None = None,
         **context: int,
     ) -> None:
         self.context = FakeContext(model, **context)
         self.clock = Clock(self.context)
-        self.engine = Engine(
-            self.context, self.clock, states, draft_model, exact=exact, adapts=adapts, prefixes=prefixes
-        )
+        self.engine = Engine(self.context, self.clock, states, draft_model, adapts=adapts, prefixes=prefixes)
         self.events: list[Event] = []
 
     def ask(

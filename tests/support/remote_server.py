@@ -76,6 +76,7 @@ def failed(status: int, message: str, code: Any = None, **headers: str) -> Reply
     return (response(status, json.dumps({"error": error}).encode(), **headers),)
 
 
+SILENT = "stopped answering"
 STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\nconnection: close\r\n\r\n"
 DONE = b"data: [DONE]\n\n"
 
@@ -207,28 +208,28 @@ WAYS: dict[str, Way] = {
         b"50\r\ndata: {",
     ),
     "resets the connection": _bad(UnavailableError, "broke off", STREAM, chunk("Hello"), Act.RESET),
-    "falls silent at once": _bad(UnavailableError, "silent", Act.SILENCE),
-    "falls silent behind the headers": _bad(UnavailableError, "silent", STREAM, Act.SILENCE),
-    "falls silent in the middle": _bad(UnavailableError, "silent", STREAM, *HELLO, Act.SILENCE),
+    "falls silent at once": _bad(UnavailableError, SILENT, Act.SILENCE),
+    "falls silent behind the headers": _bad(UnavailableError, SILENT, STREAM, Act.SILENCE),
+    "falls silent in the middle": _bad(UnavailableError, SILENT, STREAM, *HELLO, Act.SILENCE),
     # ---- bytes without an answer, which begin httpx2's time again
-    "is silent but for comments": _bad(UnavailableError, "silent", STREAM, Endless(b": keep-alive\n\n")),
+    "is silent but for comments": _bad(UnavailableError, SILENT, STREAM, Endless(b": keep-alive\n\n")),
     "is silent but for comments in the middle": _bad(
-        UnavailableError, "silent", STREAM, *HELLO, Endless(b": keep-alive\n\n")
+        UnavailableError, SILENT, STREAM, *HELLO, Endless(b": keep-alive\n\n")
     ),
     "is silent but for events without choices": _bad(
-        UnavailableError, "silent", STREAM, Endless(event({"choices": []}))
+        UnavailableError, SILENT, STREAM, Endless(event({"choices": []}))
     ),
     "is silent but for null fields": _bad(
-        UnavailableError, "silent", STREAM, Endless(event({"choices": [{"delta": {"content": None}}]}))
+        UnavailableError, SILENT, STREAM, Endless(event({"choices": [{"delta": {"content": None}}]}))
     ),
-    "is silent within the headers": _bad(UnavailableError, "silent", b"HTTP/1.1 200 OK\r\n", Endless(b"x-a: b\r\n")),
-    "is silent but for status 100": _bad(UnavailableError, "silent", Endless(b"HTTP/1.1 100 Continue\r\n\r\n")),
-    "is silent within an event": _bad(UnavailableError, "silent", STREAM, b"data: ", Endless(b"x")),
+    "is silent within the headers": _bad(UnavailableError, SILENT, b"HTTP/1.1 200 OK\r\n", Endless(b"x-a: b\r\n")),
+    "is silent but for status 100": _bad(UnavailableError, SILENT, Endless(b"HTTP/1.1 100 Continue\r\n\r\n")),
+    "is silent within an event": _bad(UnavailableError, SILENT, STREAM, b"data: ", Endless(b"x")),
     "is silent within an answer in one piece": _bad(
-        UnavailableError, "silent", response(200, content_length="1000000"), Endless(b" ")
+        UnavailableError, SILENT, response(200, content_length="1000000"), Endless(b" ")
     ),
     "is silent within an error": _bad(
-        UnavailableError, "silent", response(500, content_length="1000000"), Endless(b" ")
+        UnavailableError, SILENT, response(500, content_length="1000000"), Endless(b" ")
     ),
     # ---- broken streams
     "streams garbage": _bad(NetworkError, "not JSON", STREAM, b"data: {]\n\n"),

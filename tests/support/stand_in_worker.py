@@ -14,8 +14,7 @@ GB = 10**9
 DEVICES = ((20 * GB, 24 * GB), (8 * GB, 8 * GB))
 """Free and total memory of each."""
 
-_ALLOCATE, _BASE, _SET, _GET, _MEMORY, _HELLO, _COUNT = 0, 3, 6, 8, 11, 14, 15
-_TENSOR_BYTES = 296
+_MEMORY, _HELLO, _COUNT = 11, 14, 15
 
 Serve = Callable[[socket.socket], None]
 
@@ -38,7 +37,6 @@ def good(version: tuple[int, int, int] = VERSION, devices: tuple[tuple[int, int]
     """Answers everything."""
 
     def serve(connection: socket.socket) -> None:
-        kept = b""
         while True:
             command = _read(connection, 1)[0]
             request = _read(connection, struct.unpack("<Q", _read(connection, 8))[0])
@@ -48,15 +46,6 @@ def good(version: tuple[int, int, int] = VERSION, devices: tuple[tuple[int, int]
                 _answer(connection, struct.pack("<I", len(devices)))
             elif command == _MEMORY:
                 _answer(connection, struct.pack("<2Q", *devices[struct.unpack("<I", request)[0]]))
-            elif command == _ALLOCATE:
-                _answer(connection, struct.pack("<2Q", 4096, struct.unpack("<IQ", request)[1]))
-            elif command == _BASE:
-                _answer(connection, struct.pack("<Q", 8192))
-            elif command == _SET:
-                kept = request[_TENSOR_BYTES + 9 :]
-            elif command == _GET:
-                offset, size = struct.unpack("<2Q", request[_TENSOR_BYTES:])
-                _answer(connection, kept[offset : offset + size])
 
     return serve
 

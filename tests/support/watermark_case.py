@@ -29,8 +29,6 @@ CASES = {
     "half": Case(read_watermark("green,gamma=0.5,bias=4"), str(2**62 + 12345)),
     "selfhash": Case(read_watermark("green,selfhash=1"), "15485863"),
     "selfhash of 4": Case(read_watermark("green,selfhash=4"), "a long secret"),
-    "synthid": Case(read_watermark("synthid"), "654,400,836,123,340,443,597,160,57"),
-    "synthid of 3": Case(read_watermark("synthid,ngram=3"), "a long secret"),
 }
 
 

@@ -17,11 +17,12 @@ import numpy as np
 import torch
 import transformers
 from support.watermark_case import CASES, GOLDENS, N_VOCAB, Case, digest, logits_of, our_text
-from transformers.generation.logits_process import SynthIDTextWatermarkLogitsProcessor, WatermarkLogitsProcessor
+from transformers.generation.logits_process import WatermarkLogitsProcessor
 from transformers.generation.watermarking import WatermarkDetector
 
 from llmrun import _native
 from llmrun.insight.watermark import WatermarkFinding, find_watermark
+from llmrun.protocol.watermark import native_key
 
 SIZES = (49_152, 151_936)
 SEEDS = (0, 1, 42, 15485863, 650406246, 2**31, 2**32 - 1)
@@ -31,11 +32,9 @@ LENGTH = 120
 
 def processor(case: Case, n_vocab: int = N_VOCAB) -> Any:
     """Of transformers."""
-    mark, keys = case.watermark, list(case.watermark.native_keys(case.key))
-    if mark.scheme == "synthid":
-        return SynthIDTextWatermarkLogitsProcessor(mark.ngram, keys, 2**16, 0, 1024, torch.device("cpu"))
+    mark, key = case.watermark, native_key(case.key)
     seeding = "selfhash" if mark.selfhash else "lefthash"
-    return WatermarkLogitsProcessor(n_vocab, "cpu", mark.gamma, mark.bias, keys[0], seeding, max(mark.selfhash, 1))
+    return WatermarkLogitsProcessor(n_vocab, "cpu", mark.gamma, mark.bias, key, seeding, max(mark.selfhash, 1))
 
 
 def their_text(case: Case, length: int, generator: torch.Generator | None = None) -> list[int]:
@@ -49,15 +48,10 @@ def their_text(case: Case, length: int, generator: torch.Generator | None = None
 
 
 def their_verdict(case: Case, tokens: Sequence[int]) -> dict[str, float]:
-    """How many trials went as the key wants, and z, of green as transformers' detector says."""
+    """The number of judged and of green tokens, and z, by transformers' detector."""
     text = torch.tensor([list(tokens)])
-    if case.watermark.scheme == "synthid":
-        marks = processor(case)
-        valid = marks.compute_context_repetition_mask(text)[0]
-        wins = marks.compute_g_values(text)[0][valid]
-        return {"trials": wins.numel(), "hits": int(wins.sum())}
     config = transformers.PretrainedConfig(vocab_size=N_VOCAB, bos_token_id=N_VOCAB)
-    mark, (key,) = case.watermark, case.watermark.native_keys(case.key)
+    mark, key = case.watermark, native_key(case.key)
     values = {
         "greenlist_ratio": mark.gamma,
         "bias": mark.bias,
@@ -66,8 +60,8 @@ def their_verdict(case: Case, tokens: Sequence[int]) -> dict[str, float]:
         "context_width": max(mark.selfhash, 1),
     }
     found = WatermarkDetector(config, "cpu", values)(text, return_dict=True)
-    trials, hits = int(found.num_tokens_scored[0]), int(found.num_green_tokens[0])
-    return {"trials": trials, "hits": hits, "z": float(found.z_score[0])}
+    judged, hits = int(found.num_tokens_scored[0]), int(found.num_green_tokens[0])
+    return {"judged": judged, "hits": hits, "z": float(found.z_score[0])}
 
 
 def our_verdict(case: Case, tokens: Sequence[int]) -> WatermarkFinding:
@@ -76,16 +70,6 @@ def our_verdict(case: Case, tokens: Sequence[int]) -> WatermarkFinding:
 
 def permutation(seed: int, size: int, count: int) -> Any:
     return torch.randperm(size, generator=torch.Generator().manual_seed(seed))[:count].numpy()
-
-
-def shares(case: Case) -> list[list[float]]:
-    """The probabilities that synthid leaves of a few rows, along a greedy text."""
-    marks, tokens, found = processor(case), list(case.prompt), []
-    for step in range(6):
-        scores = marks(torch.tensor([tokens]), torch.tensor(logits_of(step))[None])[0]
-        found.append([round(share, 9) for share in scores.softmax(0).tolist()])
-        tokens.append(int(scores.argmax()))
-    return found
 
 
 def write_goldens() -> None:
@@ -102,7 +86,6 @@ def write_goldens() -> None:
         "transformers": transformers.__version__,
         "permutations": permutations,
         "texts": texts,
-        "shares": shares(CASES["synthid"]),
     }
     GOLDENS.write_text(json.dumps(goldens, separators=(",", ":")).replace("],", "],\n").replace("},", "},\n") + "\n")
 
@@ -119,7 +102,7 @@ def compare() -> None:
         ours = our_text(case, 400, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
         for whose, text in (("their", theirs), ("our", ours)):
             found, verdict = our_verdict(case, text), their_verdict(case, text)
-            same = (found.trials, found.hits) == (verdict["trials"], verdict["hits"])
+            same = (found.judged, found.hits) == (verdict["judged"], verdict["hits"])
             print(f"{name}: {whose} text, z {found.z:.2f}, {'both say so' if same else f'THEY SAY {verdict}'}")
 
 

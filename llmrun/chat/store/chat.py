@@ -237,10 +237,7 @@ class SavedChat:
 
     def _whole(self, session: int) -> Tree:
         with self._database.explained():
-            found = reading.read_chat(self._connection, session)
-        if found.damage:
-            raise reading.damaged(session, found)
-        return found.tree
+            return reading.read_chat(self._connection, session)
 
     def release(self) -> None:
         """Unlock the chat."""

@@ -1,19 +1,20 @@
 """Reading: rows of the saved chats' tables become values of turns.py. The one place where they are validated.
 
-Owns the rules of a sound chat, and the reading of a damaged one: every row is read at most a few times, and a parent
-always has the lower id, so no damage makes reading endless. Must not know files, locks or users.
+A chat with a row that breaks a rule is damaged, and is read in no part. A parent always has the lower id, so no damage
+makes reading endless.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from llmrun.chat.images import ImageFile
-from llmrun.chat.store.rows import MAIN
+from llmrun.chat.store.rows import add_tree
+from llmrun.chat.store.schema import MIGRATIONS
 from llmrun.chat.store.turns import Answer, Question, Tree, TurnEntry, answer_of
 from llmrun.errors import LlmrunError, ResourceError, UsageError
 from llmrun.models.fingerprint import ModelFingerprint
@@ -55,17 +56,8 @@ _UNSOUND = f"""
 """  # noqa: S608 - no input
 
 
-class ChatReading(NamedTuple):
-    """The readable part of a chat."""
-
-    tree: Tree  # of a damaged chat, unreadable parts are replaced or left out
-    damage: tuple[str, ...]  # a line for each error; empty for a sound chat
-
-    @property
-    def why(self) -> str:
-        """The damage in a line; "" for none."""
-        more = f", and {len(self.damage) - 1} more" if len(self.damage) > 1 else ""
-        return "".join(self.damage[:1]) + more
+class _DamageError(Exception):
+    """A row that breaks a rule, by the message."""
 
 
 def prepare(connection: sqlite3.Connection) -> None:
@@ -81,15 +73,6 @@ def unsound_chats(connection: sqlite3.Connection) -> set[int]:
     return {row[0] for row in connection.execute(query)}
 
 
-def file_damage(connection: sqlite3.Connection) -> str:
-    """Return the first thing that SQLite finds wrong with the file itself; "" for nothing. Reads all of it."""
-    try:
-        found = str(connection.execute("PRAGMA integrity_check(1)").fetchone()[0])
-    except sqlite_errors() as error:
-        return str(error)
-    return "" if found == "ok" else found
-
-
 def chat_ids(connection: sqlite3.Connection, which: str = "") -> list[int]:
     """Return the ids of all chats that can be reached in a damaged file, or of those of a name or id."""
     if not which:
@@ -99,190 +82,167 @@ def chat_ids(connection: sqlite3.Connection, which: str = "") -> list[int]:
     return _ids(connection, f"SELECT id FROM sessions NOT INDEXED WHERE {column} = ? ORDER BY id", value)  # noqa: S608 - no input
 
 
-def read_chat(connection: sqlite3.Connection, session: int) -> ChatReading:
+def read_chat(connection: sqlite3.Connection, session: int) -> Tree:
     """Read a whole chat.
 
     Raises:
         UsageError: there is none of that id.
-        sqlite3.Error: the row of the chat itself can't be read.
+        ResourceError: it is damaged.
     """
-    row = connection.execute(
-        "SELECT name, system, created, updated, branch FROM sessions WHERE id = ?", (session,)
-    ).fetchone()
-    if row is None:
-        raise UsageError("this saved chat is gone", why="it was removed meanwhile")
-    reader = _Reader(connection)
-    name = reader.text(row[0], "its name")
-    for message in reader.rows(session):
-        reader.add(message)
-    branches = reader.branches(session)
-    branch = reader.text(row[4], "the name of its current branch")
-    if branch not in branches:
-        reader.damage.append(f"its current branch {branch[:40]!r} does not exist")
-        branch = MAIN if MAIN in branches or not branches else next(iter(branches))
-        branches.setdefault(branch, max(reader.entries, default=None))
-    tree = Tree(
-        name or f"chat-{session}",
-        reader.text(row[1], "its system prompt"),
-        reader.time(row[2], "its first day"),
-        reader.time(row[3], "its last day"),
-        branch,
-        branches,
-        tuple(reader.entries.values()),
-    )
-    if not name:
-        reader.damage.append("it has no name")
-    return ChatReading(tree, tuple(reader.damage))
+    shown = f"the saved chat with the id {session}"
+    try:
+        query = "SELECT name, system, created, updated, branch FROM sessions WHERE id = ?"
+        row = connection.execute(query, (session,)).fetchone()
+        if row is None:
+            raise UsageError("this saved chat is gone", why="it was removed meanwhile")
+        name = _text(row[0], "its name")
+        if not name:
+            raise _DamageError("it has no name")
+        shown = f"the saved chat {name!r} (id {session})"
+        reader = _Reader(connection)
+        for message in connection.execute(f"{_ENTRY}WHERE m.session = ? ORDER BY m.id", (session,)):
+            reader.add(message)
+        branches = reader.branches(session)
+        branch = _text(row[4], "the name of its current branch")
+        if branch not in branches:
+            raise _DamageError(f"its current branch {branch[:40]!r} does not exist")
+        system, first, last = (
+            _text(row[1], "its system prompt"),
+            _time(row[2], "its first day"),
+            _time(row[3], "its last day"),
+        )
+        return Tree(name, system, first, last, branch, branches, tuple(reader.entries.values()))
+    except _DamageError as error:
+        why = str(error)
+    except sqlite_errors() as error:
+        if not is_damage(error):
+            raise
+        why = f"the file is damaged where it is kept ({error})"
+    raise ResourceError(f"{shown} is damaged", why=why, hint=f"llmrun sessions rm {session} deletes it")
 
 
-def damaged(session: int, found: ChatReading) -> ResourceError:
-    """Make the error for a damaged chat."""
-    return ResourceError(
-        f"the saved chat {found.tree.name!r} (id {session}) is damaged",
-        why=found.why,
-        hint=f"llmrun sessions export {session} writes what can be read; llmrun sessions repair saves it in a new file",
-    )
+def examine(path: Path) -> tuple[int, list[str]] | None:
+    """Read every saved chat of a file; change nothing.
+
+    Returns:
+        The number of chats, and a line for each damaged one, or for the file if no chat is. None if there is no file,
+        or it is of another version.
+    """
+    import sqlite3
+
+    if not path.is_file():
+        return None
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+            if connection.execute("PRAGMA user_version").fetchone()[0] != len(MIGRATIONS):
+                return None
+            prepare(connection)
+            sessions, damage = chat_ids(connection), []
+            for session in sessions:
+                try:
+                    read_chat(connection, session)
+                except LlmrunError as error:
+                    damage.append(f"{error.what}: {error.why}")
+            if not damage:
+                found = str(connection.execute("PRAGMA integrity_check(1)").fetchone()[0])
+                damage = [] if found == "ok" else [f"{path} is damaged: {found}"]
+            return len(sessions), damage
+    except sqlite_errors() as error:
+        return 0, [f"{path} can't be read: {error}"]
+
+
+def copy_sound(old: sqlite3.Connection, new: sqlite3.Connection) -> str:
+    """Copy the sound chats of a damaged file into a new one, in a transaction; return a summary."""
+    prepare(old)
+    sessions, trees = chat_ids(old), []
+    for session in sessions:
+        with suppress(LlmrunError):
+            trees.append(read_chat(old, session))
+    for tree in sorted(trees, key=lambda tree: tree.last_id):  # the last used stays the last used
+        add_tree(new, tree, tree.name)
+    return f"{len(trees)} of {len(sessions)} chats are in a new one" if sessions else ""
 
 
 def read_path(connection: sqlite3.Connection, head: int | None) -> list[TurnEntry]:
-    """Read the conversation that ends with an entry of a sound chat, from its first question on."""
+    """Read the conversation that ends with an entry of a chat, from its first question on.
+
+    Raises:
+        ResourceError: it is damaged.
+    """
     if head is None:
         return []
     reader = _Reader(connection)
-    # A child always has the higher id.
-    for row in connection.execute(_PATH + _ENTRY + "WHERE m.id IN (SELECT id FROM path) ORDER BY m.id", (head,)):  # noqa: S608 - no input
-        reader.add(row)
+    try:
+        # A child always has the higher id.
+        for row in connection.execute(_PATH + _ENTRY + "WHERE m.id IN (SELECT id FROM path) ORDER BY m.id", (head,)):  # noqa: S608 - no input
+            reader.add(row)
+    except _DamageError as error:
+        raise ResourceError("this saved chat is damaged", why=str(error)) from None
     return list(reader.entries.values())
 
 
 class _Reader:
-    """The entries of one chat, parents before their children, and the damage found so far.
-
-    Attributes:
-        entries: by id.
-        damage: a line each.
-    """
+    """The entries of one chat, by id, parents before their children. A row that breaks a rule raises _DamageError."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.entries: dict[int, TurnEntry] = {}
-        self.damage: list[str] = []
         self._connection = connection
-        self._models: dict[Any, ModelFingerprint | None] = {}
-
-    def rows(self, session: int) -> list[Any]:
-        """Return the message rows of a chat; in a damaged file, the readable ones."""
-        try:
-            return self._connection.execute(f"{_ENTRY}WHERE m.session = ? ORDER BY m.id", (session,)).fetchall()
-        except sqlite_errors() as error:
-            if not is_damage(error):
-                raise
-            self.damage.append(f"the file is damaged where it is kept ({error})")
-        rows = []
-        # Through the index and, where that is damaged, through the table.
-        queries = (f"SELECT id FROM messages {how} WHERE session = ? ORDER BY id" for how in ("", "NOT INDEXED"))  # noqa: S608 - no input
-        found = {number for query in queries for number in _ids(self._connection, query, session)}
-        for number in sorted(found):
-            with suppress(*sqlite_errors()):
-                rows += self._connection.execute(f"{_ENTRY}WHERE m.id = ?", (number,)).fetchall()
-        return rows
+        self._models: dict[Any, ModelFingerprint] = {}
 
     def add(self, row: Any) -> None:
-        """Add a message. One that has no place is put after the last one that it can follow."""
+        """Add a message."""
         number, parent, turn, created, role, content, typed, pictures, answered, reasoning, model, facts = row
         where = f"message {number}"
         if role not in ("user", "assistant"):
-            self.damage.append(f"{where} is from neither user nor model")
-            role = "user" if answered is None else "assistant"
+            raise _DamageError(f"{where} is from neither user nor model")
         above = self.entries.get(parent) if type(parent) is int else None
         is_first = parent is None and role == "user"
         if not (above.role != role if above else is_first):
-            self.damage.append(f"{where} {_misplaced(number, parent)}")
-            above = next((entry for entry in reversed(self.entries.values()) if entry.role != role), None)
-            if above is None and role == "assistant":
-                return
+            raise _DamageError(f"{where} {_misplaced(number, parent)}")
         if type(turn) is not int:
-            self.damage.append(f"{where} has no turn number")
-        text = self.text(content, f"{where}: its text")
+            raise _DamageError(f"{where} has no turn number")
+        text = _text(content, f"{where}: its text")
         part: Question | Answer
         if role == "user":
-            part = Question(text, self.text(typed, f"{where}: what was typed"), self._pictures(pictures, where))
+            part = Question(text, _text(typed, f"{where}: what was typed"), _pictures(pictures, where))
+        elif answered is None:
+            raise _DamageError(f"{where}: what made the answer is missing")
         else:
             part = self._answer(text, reasoning, model, facts, where)
-        time = self.time(created, f"{where}: its time")
-        self.entries[number] = TurnEntry(number, above.id if above else None, time, part)
+        self.entries[number] = TurnEntry(
+            number, above.id if above else None, _time(created, f"{where}: its time"), part
+        )
 
     def branches(self, session: int) -> dict[str, int | None]:
         """Return name -> id of the last message of each branch."""
-        query, found = "SELECT name, head FROM branches WHERE session = ?", {}
-        for name, head in self._reachable(query, session):
-            shown = self.text(name, "the name of a branch")
+        branches: dict[str, int | None] = {}
+        for name, head in self._connection.execute("SELECT name, head FROM branches WHERE session = ?", (session,)):
+            shown = _text(name, "the name of a branch")
             if head is not None and head not in self.entries:
-                self.damage.append(f"the branch {shown[:40]!r} ends with a message that is not in this chat")
-                head = max(self.entries, default=None)
-            found[shown] = head
-        return found
-
-    def text(self, value: Any, what: str) -> str:
-        """Return a text, with U+FFFD instead of bytes that are not UTF-8."""
-        if type(value) is str and _is_unicode(value):
-            return value
-        self.damage.append(f"{what} is not {'UTF-8' if type(value) is str else 'text'}")
-        raw = value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value
-        return (raw if isinstance(raw, bytes) else b"").decode("utf-8", "replace")
-
-    def time(self, value: Any, what: str) -> float:
-        """Return seconds since 1970; 0 for a value that is not a time."""
-        if type(value) in (int, float) and _FIRST_TIME <= value <= _LAST_TIME:
-            return float(value)
-        self.damage.append(f"{what} is not a time")
-        return 0.0
+                raise _DamageError(f"the branch {shown[:40]!r} ends with a message that is not in this chat")
+            branches[shown] = head
+        return branches
 
     def _answer(self, content: str, reasoning: Any, model: Any, facts: Any, where: str) -> Answer:
-        if facts is None:
-            self.damage.append(f"{where}: what made the answer is missing")
-            return Answer(content)
-        thought = self.text(reasoning, f"{where}: its reasoning")
+        thought = _text(reasoning, f"{where}: its reasoning")
         if model not in self._models:
-            self._models[model] = self._model(model)
-        used = self._models[model]
-        if used is None:
-            self.damage.append(f"{where}: the model that answered can't be read")
-        used = used or ModelFingerprint("")
+            self._models[model] = self._model(model, where)
         try:
-            return answer_of(content, thought, _plain(self.text(facts, f"{where}: what made the answer")), used)
+            return answer_of(
+                content, thought, _plain(_text(facts, f"{where}: what made the answer")), self._models[model]
+            )
         except _UNREADABLE as error:
-            self.damage.append(f"{where}: what made the answer can't be read ({str(error)[:80]})")
-        return Answer(content, thought, model=used)
+            raise _DamageError(f"{where}: what made the answer can't be read ({str(error)[:80]})") from None
 
-    def _pictures(self, text: Any, where: str) -> tuple[ImageFile, ...]:
-        if text == "":
-            return ()
-        try:
-            files = _plain(self.text(text, f"{where}: its list of images"))
-            fields = ImageFile._fields
-            return tuple(from_json(ImageFile, dict(zip(fields, file, strict=True))) for file in files)
-        except _UNREADABLE as error:
-            self.damage.append(f"{where}: its list of images can't be read ({str(error)[:80]})")
-        return ()
-
-    def _model(self, number: Any) -> ModelFingerprint | None:
-        rows = self._reachable("SELECT name, sha256, path, size, modified FROM models WHERE id = ?", number)
+    def _model(self, number: Any, where: str) -> ModelFingerprint:
+        query = "SELECT name, sha256, path, size, modified FROM models WHERE id = ?"
         # Where the column's type is damaged, SQLite returns a whole number of `modified` as an integer.
-        row: Any = next(rows, (None,) * 5)
+        row: Any = self._connection.execute(query, (number,)).fetchone() or (None,) * 5
         name, sha256, path, size, modified = row
         is_sound = all(type(text) is str and _is_unicode(text) for text in (name, sha256, path))
         if not is_sound or type(size) is not int or type(modified) not in (int, float):
-            return None
+            raise _DamageError(f"{where}: the model that answered can't be read")
         return ModelFingerprint(name, sha256, path, size, float(modified))
-
-    def _reachable(self, query: str, *values: Any) -> Iterator[Any]:
-        """Yield rows up to the first one that can't be read."""
-        try:
-            yield from self._connection.execute(query, values)
-        except sqlite_errors() as error:
-            if not is_damage(error):
-                raise
-            self.damage.append(f"the file is damaged where it is kept ({error})")
 
 
 def _misplaced(number: int, parent: Any) -> str:
@@ -313,6 +273,29 @@ def _ids(connection: sqlite3.Connection, query: str, *values: int | str) -> list
 # ---- values ----------------------------------------------------------------------------------------
 
 _UNREADABLE = (ValueError, TypeError, AttributeError, LlmrunError)
+
+
+def _text(value: Any, what: str) -> str:
+    if type(value) is str and _is_unicode(value):
+        return value
+    raise _DamageError(f"{what} is not {'UTF-8' if type(value) is str else 'text'}")
+
+
+def _time(value: Any, what: str) -> float:
+    """Return seconds since 1970."""
+    if type(value) in (int, float) and _FIRST_TIME <= value <= _LAST_TIME:
+        return float(value)
+    raise _DamageError(f"{what} is not a time")
+
+
+def _pictures(text: Any, where: str) -> tuple[ImageFile, ...]:
+    if text == "":
+        return ()
+    try:
+        files = _plain(_text(text, f"{where}: its list of images"))
+        return tuple(from_json(ImageFile, dict(zip(ImageFile._fields, file, strict=True))) for file in files)
+    except _UNREADABLE as error:
+        raise _DamageError(f"{where}: its list of images can't be read ({str(error)[:80]})") from None
 
 
 def _plain(text: str) -> Any:

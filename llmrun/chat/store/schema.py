@@ -43,5 +43,4 @@ SCHEMA = SqliteSchema(
     MIGRATIONS,
     # The newest parts of the file, where most damage shows.
     probes=("SELECT max(id) FROM messages", "SELECT name FROM sessions ORDER BY id DESC LIMIT 1"),
-    repair="llmrun sessions repair",
 )

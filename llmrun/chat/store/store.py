@@ -15,7 +15,6 @@ from pathlib import Path
 from llmrun.chat.store import reading, rows, search
 from llmrun.chat.store.chat import SavedChat
 from llmrun.chat.store.locks import Locks, NoLocks
-from llmrun.chat.store.rescue import copy_readable
 from llmrun.chat.store.schema import FILE, SCHEMA
 from llmrun.chat.store.search import Hit
 from llmrun.chat.store.turns import Answer, Question, Tree
@@ -24,7 +23,6 @@ from llmrun.storage import Database, is_damage
 
 IMAGES = "images"
 """Folder of the images that came over HTTP, beside the file: each in a folder named after its hash."""
-_REPAIR = "llmrun sessions repair"
 # Ids only grow, while clocks are set back.
 _LAST_USED_FIRST = "ORDER BY coalesce((SELECT max(id) FROM messages WHERE session = s.id), 0) DESC, s.id DESC"
 _NAMES = f"SELECT name FROM sessions s NOT INDEXED {_LAST_USED_FIRST}"  # noqa: S608 - no input
@@ -75,7 +73,7 @@ class Sessions:
         on_damage: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.folder = folder
-        self._database = Database(folder / FILE if folder else None, SCHEMA, copy_readable)
+        self._database = Database(folder / FILE if folder else None, SCHEMA, reading.copy_sound)
         self._connection, self.note = self._database.connection, self._database.note
         with self._database.explained():
             reading.prepare(self._connection)
@@ -116,39 +114,14 @@ class Sessions:
         """
         if which:
             session = self._id_of(which)
-            return SessionFacts.of(session, self._read(session).tree)
+            try:
+                return SessionFacts.of(session, self._read(session))
+            except ResourceError as error:
+                return SessionFacts(session, f"chat-{session}", 0.0, 0.0, 0, 0, "", str(error))
         found = self.all()
         if not found:
             raise self._no_such("")
         return found[0]
-
-    def readable(self, which: str = "") -> reading.ChatReading:
-        """Return the readable part of a chat.
-
-        Raises:
-            UsageError: there is no such chat.
-            ResourceError: nothing of it can be read.
-        """
-        return self._read(self._id_of(which) if which else self._newest())
-
-    def repair(self) -> str:
-        """Save the readable parts in a new file, if anything is damaged; keep the damaged file.
-
-        Returns:
-            A line about the result; "" if nothing is damaged.
-
-        Raises:
-            UsageError: another process has a chat open.
-        """
-        sessions = self._ids()
-        if not reading.file_damage(self._connection) and not any(map(self._damage, sessions)):
-            return self.note
-        if not all(map(self._locks.is_free, sessions)):
-            raise UsageError("a saved chat is open in another llmrun", hint="leave that chat first")
-        self._database.replace()
-        self._connection, self.note = self._database.connection, self._database.note
-        reading.prepare(self._connection)
-        return self.note
 
     def new(self, name: str = "", *, system: str = "") -> SavedChat:
         """Return a new chat, which is saved from its first turn on.
@@ -199,11 +172,7 @@ class Sessions:
             UsageError: there is no such chat.
             ResourceError: it is damaged.
         """
-        session = self._id_of(which) if which else self._newest()
-        found = self._read(session)
-        if found.damage:
-            raise reading.damaged(session, found)
-        return found.tree
+        return self._read(self._id_of(which) if which else self._newest())
 
     def head(self, session: int) -> int | None:
         """Return the id of the last entry of a chat's current branch; None for none."""
@@ -291,17 +260,17 @@ class Sessions:
             self._report(facts.id)
         raise self._no_such("")
 
-    def _read(self, session: int) -> reading.ChatReading:
+    def _read(self, session: int) -> Tree:
         with self._database.explained():
             return reading.read_chat(self._connection, session)
 
     def _damage(self, session: int) -> LlmrunError | None:
         """Return the error for a damaged chat, None for a sound one."""
         try:
-            found = self._read(session)
+            self._read(session)
         except (ResourceError, UsageError) as error:
-            return ResourceError(f"the saved chat with the id {session} can't be read", why=error.why, hint=error.hint)
-        return reading.damaged(session, found) if found.damage else None
+            return error
+        return None
 
     def _sound_trees(self) -> Iterator[tuple[int, Tree]]:
         """Yield the sound chats of a damaged file, newest first; report the others."""
@@ -309,14 +278,15 @@ class Sessions:
             if self._damage(session):
                 self._report(session)
             else:
-                yield session, self._read(session).tree
+                yield session, self._read(session)
 
     def _report(self, session: int) -> None:
         """Report once that a chat is left out."""
         if session not in self._reported:
             self._reported.add(session)
             error = self._damage(session)
-            self._on_damage(f"Left out: {error or f'the saved chat {session} is damaged'}. Try: {_REPAIR}")
+            told = f"{error}; {error.hint}" if error else f"the saved chat {session} is damaged"
+            self._on_damage(f"Left out: {told}")
 
     def _facts(self, but: set[int]) -> list[SessionFacts]:
         others = f"WHERE s.id NOT IN ({', '.join(map(str, but))}) {_LAST_USED_FIRST}"

@@ -79,7 +79,7 @@ def _all_lines(
     lead = syntax.lead.removeprefix(syntax.prefill)
     if request.grammar is not None and request.tool_choice == "auto":
         if request.grammar.kind != "json_schema":
-            raise UsageError("a grammar and tools exclude each other", why="an answer can't follow both")
+            raise UsageError("a grammar and tools can't be used together", why="an answer can't follow both")
         rules = rules_of(request.grammar.text)
         answer = f"{_text(lead)}{rules.start}"
         lines.update(dict.fromkeys(rules.lines))

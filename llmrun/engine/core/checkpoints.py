@@ -38,7 +38,6 @@ class Checkpoints:
         slots: Iterable[int],
         *,
         offloaded: Callable[[], Iterable[list[Checkpoint]]] = tuple,
-        at_batches: bool = False,
         limit: int = MAX_BYTES,
     ) -> None:
         """Start without any.
@@ -47,10 +46,9 @@ class Checkpoints:
             context: with the memory.
             slots: of the context.
             offloaded: returns the checkpoints of each prefix in host memory; they count, and can be removed.
-            at_batches: make them at the ends of full batches only, because other batch widths round differently.
             limit: maximum of their bytes together.
         """
-        self._context, self._at_batches, self._limit = context, at_batches, limit
+        self._context, self._limit = context, limit
         self._offloaded, self._last_bytes = offloaded, 0
         self._slots: dict[int, list[Checkpoint]] = {slot: [] for slot in slots}
         self._planned: dict[int, set[int]] = {slot: set() for slot in self._slots}  # lengths
@@ -94,12 +92,12 @@ class Checkpoints:
             lengths: where another prompt differed, or the next turn may differ.
             start: tokens that the slot holds.
         """
-        if self._context.has_checkpoints and not self._at_batches:
+        if self._context.has_checkpoints:
             self._planned[slot] = {length for length in lengths if length >= start + _MIN_NEW}
 
     def plan_another(self, slot: int, length: int) -> None:
         """Plan a checkpoint in a prompt that is being prefilled, where a waiting prompt differs from it."""
-        if self._context.has_checkpoints and not self._at_batches:
+        if self._context.has_checkpoints:
             self._planned[slot].add(length)
 
     def until_planned(self, slot: int, n_cached: int, n_tokens: int) -> int:

@@ -1,7 +1,4 @@
-"""The scheduler of sequences that can't share a batch: a context computes with one choice of adapters at a time.
-
-Owns the turns; must not know how a batch is shared out among its sequences.
-"""
+"""The scheduler of sequences that can't share a batch: a context computes with one choice of adapters at a time."""
 
 from __future__ import annotations
 
@@ -15,15 +12,14 @@ _BATCHES = 4  # of a turn: changing adapters takes a quarter of a decode step of
 
 
 class ExclusiveScheduler:
-    """A round robin of sequence groups: the group that waited longest gets the next few batches.
+    """A round robin of the sequences with the same adapters: the group that waited longest gets the next few batches.
 
     Args:
         context: its adapters are set to those of the group.
-        exact: each sequence is a group of its own; otherwise those with the same adapters are one.
     """
 
-    def __init__(self, context: Context, *, exact: bool) -> None:
-        self._context, self._exact = context, exact
+    def __init__(self, context: Context) -> None:
+        self._context = context
         self._batch = 0
         self._last_batches: dict[Hashable, int] = {}
         self._group: Hashable = None  # the one whose turn it is ...
@@ -39,12 +35,11 @@ class ExclusiveScheduler:
         """
         groups: dict[Hashable, list[Sequence]] = {}
         for sequence in running:
-            group = sequence.number if self._exact else sequence.extras.adapters
-            groups.setdefault(group, []).append(sequence)
+            groups.setdefault(sequence.extras.adapters, []).append(sequence)
         self._last_batches = {group: self._last_batches.get(group, self._batch) for group in groups}
         if self._group not in groups or not self._remaining:
             self._group = min(groups, key=self._last_batches.__getitem__)
-            self._remaining = 1 if self._exact else _BATCHES
+            self._remaining = _BATCHES
         self._batch, self._remaining = self._batch + 1, self._remaining - 1
         self._last_batches[self._group] = self._batch
         members = groups[self._group]
@@ -52,10 +47,10 @@ class ExclusiveScheduler:
         return members, self._max_size(members, active, n_mixed)
 
     def _max_size(self, members: list[Sequence], active: list[Sequence], n_mixed: Callable[[list[int]], int]) -> int:
-        """Return n_batch, or less if other sequences are decoding; exact answers need batches of one size."""
+        """Return n_batch, or less if other sequences are decoding."""
         n_batch = self._context.n_batch
         decoding = [each for each in active if each.n_completion and each not in members]
-        if self._exact or not decoding:
+        if not decoding:
             return n_batch
         waiting = [each.n_waiting for each in (*members, *decoding)]
         return min(n_batch, max(n_mixed(waiting), len(members), PrefillRate.MIN_TOKENS))

@@ -49,7 +49,7 @@ class Engine:
     to the front of the queue and later continues with the same tokens.
 
     Args:
-        exact, throughput: as in loading.Load.
+        throughput: as in loading.Load.
         adapts: requests may choose adapters.
         checkpoint_bytes: limit of all checkpoints; 0 is the default.
         prefixes: prefixes() of the previous engine with these weights.
@@ -62,21 +62,20 @@ class Engine:
         states: KVStore | None = None,
         draft_model: DraftModel | HeadModel | None = None,
         *,
-        exact: bool = False,
         throughput: bool = False,
         adapts: bool = False,
         checkpoint_bytes: int = 0,
         prefixes: list[HostPrefix] | None = None,
     ) -> None:
-        self.can_draft = context.max_draft > 0 and not exact  # drafts can be verified with this context
+        self.can_draft = context.max_draft > 0  # drafts can be verified with this context
         self._throughput = throughput
         self._drafts_requested = self._drafts = False  # by some request; in the next batch, unless the last one failed
         self._context, self._draft_model = context, draft_model
-        self._exclusive = ExclusiveScheduler(context, exact=exact) if exact or adapts else None
+        self._exclusive = ExclusiveScheduler(context) if adapts else None
         self._vocabulary = context.vocabulary
         self._window, self._clock = min(context.n_ctx, context.n_cells), clock
         self._rate, self._n_batches = PrefillRate(), 0
-        self._slots = Slots(context, states, self._rate, prefixes, exact=exact, checkpoint_bytes=checkpoint_bytes)
+        self._slots = Slots(context, states, self._rate, prefixes, checkpoint_bytes=checkpoint_bytes)
         self.prefixes, self.read_ahead = self._slots.prefixes, self._slots.read_ahead
         self.offload, self.save_parked = self._slots.offload, self._slots.save_parked
         self._numbers = itertools.count()

@@ -51,11 +51,9 @@ class Slots:
         rate: PrefillRate | None = None,
         prefixes: Sequence[HostPrefix] | None = None,
         *,
-        exact: bool = False,
         checkpoint_bytes: int = 0,
     ) -> None:
         self._rate = rate or PrefillRate()
-        self._exact = exact  # reuse only whole batches of a prompt, because other batch widths round differently
         self._context = context
         self._states = states
         self.saver = states.background_saver() if states is not None else None
@@ -67,7 +65,6 @@ class Slots:
             context,
             self.cached,
             offloaded=lambda: (each.checkpoints for each in self._host_cache.prefixes),
-            at_batches=exact,
             limit=checkpoint_bytes or MAX_BYTES,
         )
         self._n_prompt = dict.fromkeys(self.cached, 0)  # slot -> first tokens that were the last request's prompt
@@ -249,10 +246,7 @@ class Slots:
             any(self._close_gap(slot, tokens) for slot in sorted(self.idle) if self._salts[slot] == salt)
         slot, is_copied = self._choose(tokens, salt)
         length = self._reach(slot, reusable(self.cached[slot], tokens)) if self._salts[slot] == salt else 0
-        if self._exact:
-            length = min(length, self._n_prompt[slot]) // self._context.n_batch * self._context.n_batch
-        else:
-            length = self._restore(slot, tokens, salt, length)
+        length = self._restore(slot, tokens, salt, length)
         continues = self._is_next_turn(self.cached[slot], self._n_prompt[slot], tokens)
         self._multi_turn.discard(slot)
         if continues and not is_copied and n_prompt > self._n_prompt[slot]:
@@ -486,7 +480,7 @@ class Slots:
 
         Other threads change the slots meanwhile, so this is a guess: take() looks again.
         """
-        if self._states is None or self._exact or salt:
+        if self._states is None or salt:
             return
         cached = (*self.cached.values(), *(each.tokens for each in self._host_cache.prefixes))
         length = max(common_prefix(each[:], tokens) for each in cached)

@@ -61,7 +61,6 @@ def run(
         n_cells=loaded.load.n_ctx,
         n_seq_max=settings.beams,
         n_parked=0,
-        exact=False,
         warm_up=False,
     )
     adapters = loaded.preparer.adapters_for(request.adapters)

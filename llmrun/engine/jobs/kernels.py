@@ -14,7 +14,6 @@ from llmrun import _native
 from llmrun.engine.llama.devices import devices
 from llmrun.engine.llama.library import start
 from llmrun.engine.llama.operations import Operations
-from llmrun.engine.llama.rpc import worker_device
 from llmrun.gguf.types import TENSOR_TYPES, WEIGHT_TYPES
 from llmrun.protocol.jobs.kernels import LONG_ROW, SHORT_ROW, MachineSpeed, MeasuredShare, MeasureKernels, Rates
 
@@ -58,8 +57,6 @@ def run(command: MeasureKernels, report: Callable[[MeasuredShare], None], flag: 
 
 def _device(command: MeasureKernels) -> int:
     """Return ggml's pointer to the device to measure; 0 for this machine's processor."""
-    if command.worker:
-        return worker_device(command.worker, command.device)
     return next((device.pointer for device in devices() if device.name == command.gpu), 0)
 
 
@@ -80,11 +77,10 @@ def _one_token(ggml: Operations, kind: int, buffer: int, n_bytes: int, columns: 
     """Measure bytes/s of n_bytes of square matrices times one token, one after the other.
 
     Threads synchronize before and after each, as in a model: with repacked matrices of 512 x 512, two threads take
-    three times as long as for a single matrix of the total size. A worker gets the single one, because it would have to
-    receive the long graph.
+    three times as long as for a single matrix of the total size. A GPU gets the single one.
     """
     row = ggml.row_size(kind, columns)
-    if ggml.is_remote:
+    if ggml.is_gpu:
         return _products(ggml, kind, buffer, (columns, _rows(n_bytes, row)))
     return _products(ggml, kind, buffer, (columns, columns), count=min(n_bytes // (columns * row), _MAX_MATRICES))
 

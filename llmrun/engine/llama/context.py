@@ -96,9 +96,9 @@ class LlamaContext:
         self.n_parked = load.n_parked if self.unified and not model.is_recurrent else 0
         self.cuts, self.has_checkpoints = not model.is_recurrent, model.is_recurrent or model.sliding_window > 0
         # Of a recurrent model with a sliding window, llama.cpp does not say which cells of the window it still has.
-        n_rollback = 0 if load.exact or watch or model.sliding_window else load.n_rollback
+        n_rollback = 0 if watch or model.sliding_window else load.n_rollback
         self._rollback = Rollback(n_rollback) if model.is_recurrent else None
-        verified = _MAX_VERIFIED if (self.cuts or n_rollback) and not load.exact else 0
+        verified = _MAX_VERIFIED if self.cuts or n_rollback else 0
         self.n_outputs = max(n_outputs, verified, self.n_seq_max + self.n_parked)  # llama.cpp requires one per sequence
         self.heads: PredictionHeads | None = None
         self._failures: list[BaseException] = []  # raised by the evaluation callback
@@ -153,7 +153,7 @@ class LlamaContext:
     def _set_layout(self, *, has_streams: bool) -> None:
         """Decide whether sequences share one pool, or have streams and copy prefixes, or share nothing."""
         # llama.cpp takes a pool for one window, and would choose the factors of LongRoPE by its size.
-        can_share = self.n_seq_max > 1 and not self._load.exact
+        can_share = self.n_seq_max > 1
         self.unified = can_share and not has_streams and not self.model.rope_depends_on_window
         self.shares = self.unified or (can_share and has_streams)
 

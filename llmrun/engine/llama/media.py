@@ -62,13 +62,11 @@ class Projector:
 
     Attributes:
         n_embd: floats of a vector.
-        is_exact: answers must not depend on other requests: no cached prefix with images is reused.
     """
 
     def __init__(self, model: LlamaModel, load: Load) -> None:
         self._model, self._path, self._load = model, Path(load.projector), load
         self.n_embd = int(model.llama.llama_model_n_embd_inp(model.pointer))
-        self.is_exact = load.exact
         self._max_tokens = min(load.n_batch, load.n_ubatch)  # of an image that must be decoded in one batch
         self._mismatch = f"{self._path.name} can't encode images for {Path(model.path).name}"
         self._mtmd: Any = None

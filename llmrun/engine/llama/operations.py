@@ -1,4 +1,4 @@
-"""Timing of single ggml operations, without a model, on the processor, a GPU or an RPC worker's device.
+"""Timing of single ggml operations, without a model, on the processor or a GPU.
 
 Owns ggml's contexts, graphs and buffers; must not know which operations are measured, or why.
 """
@@ -52,23 +52,23 @@ class Operations:
     """ggml's operations on one device. Each function above is a method, without "ggml_".
 
     Args:
-        remote: ggml's pointer to a GPU or a worker's device; 0 is the processor.
+        gpu: ggml's pointer to a GPU; 0 is the processor.
 
     Attributes:
         plain: the buffer type that stores matrices unchanged.
         repacking: buffer types that repack some types of matrices when they are loaded.
-        is_remote: the device is a GPU or a worker's, which compute after the call has returned.
+        is_gpu: the device is a GPU, which computes after the call has returned.
     """
 
-    def __init__(self, threads: int, remote: int = 0) -> None:
+    def __init__(self, threads: int, gpu: int = 0) -> None:
         for name, (result, arguments) in _FUNCTIONS.items():
             setattr(self, name.removeprefix("ggml_"), function(name, result, *arguments))
-        self._device = remote or self.backend_dev_by_type(CPU)
+        self._device = gpu or self.backend_dev_by_type(CPU)
         self._backend = self.backend_dev_init(self._device, None)
         self.plain = self.backend_dev_buffer_type(self._device)
         self.repacking: tuple[int, ...] = ()
-        self.is_remote = bool(remote)
-        if remote:
+        self.is_gpu = bool(gpu)
+        if gpu:
             return
         registry = self.backend_dev_backend_reg(self._device)
         address = self.backend_reg_get_proc_address(registry, b"ggml_backend_set_n_threads")
@@ -135,15 +135,15 @@ class Operations:
 
     def _compute(self, graph: int, result: int) -> None:
         self.backend_graph_compute(self._backend, graph)
-        if self.is_remote:  # the call returns when the graph is sent
+        if self.is_gpu:  # the call returns when the graph is sent
             self._read(result)
 
     def _read(self, result: int) -> None:
         self.backend_tensor_get(result, ctypes.create_string_buffer(4), 0, 4)
 
     def _round_trip(self, result: int) -> float:
-        """Return the network's part of a measurement, in seconds."""
-        if not self.is_remote:
+        """Return the part of a measurement that is spent on reading the result, in seconds."""
+        if not self.is_gpu:
             return 0.0
         times = []
         for _ in range(3):

@@ -64,16 +64,6 @@ def add_workers(endpoints: Sequence[str]) -> None:
             _added.add(endpoint)
 
 
-def worker_device(endpoint: str, index: int) -> int:
-    """Register a worker; return ggml's pointer to one of its devices.
-
-    Raises:
-        UsageError: this build has no RPC.
-    """
-    add_workers((endpoint,))
-    return [each.pointer for each in devices() if each.description == endpoint][index]
-
-
 def served() -> tuple[Device, ...]:
     """Return the devices that a worker serves: the GPUs, or the processor if there are none."""
     return tuple(each for each in devices() if not each.is_processor) or devices()[:1]

@@ -19,11 +19,9 @@ LONG_ROW, SHORT_ROW = 2048, 512
 class MeasureKernels:
     """Measure with `threads` threads."""
 
-    threads: int  # not used for a worker
+    threads: int
     types: tuple[str, ...]  # ggml's names, e.g. "Q4_K"; unknown ones are left out
     cache: int = 0  # bytes of the last-level cache; 0 if unknown
-    worker: str = ""  # "HOST:PORT" of the RPC worker to measure, "" for this machine
-    device: int = 0  # index of the worker's device
     gpu: str = ""  # ggml's name of the GPU to measure, "" for the processor
 
 

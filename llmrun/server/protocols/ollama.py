@@ -70,7 +70,7 @@ def read_generate(body: Mapping[str, Any]) -> CompletionRequest:
         return _completion_request(fields, AnswerRequest())
     if fields.flag("raw"):
         if images:
-            raise UsageError("raw and images exclude each other", why="an image needs a chat template around it")
+            raise UsageError("raw and images can't be used together", why="an image needs a chat template around it")
         return _completion_request(fields, AnswerRequest(prompt=prompt))
     first = (Message("system", system),) if system else ()
     return _completion_request(fields, AnswerRequest((*first, Message("user", prompt, pictures=images))))

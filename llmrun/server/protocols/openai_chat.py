@@ -69,7 +69,7 @@ def _conversation(fields: Fields) -> dict[str, Any]:
         raise UsageError(f"{fields.name('continue_final_message')} must be true or false")
     new_message = fields.flag("add_generation_prompt")
     if continues and new_message:
-        raise UsageError("add_generation_prompt and continue_final_message exclude each other")
+        raise UsageError("add_generation_prompt and continue_final_message can't be used together")
     if continues and (messages[-1].role != "assistant" or messages[-1].tool_calls):
         why = "the last message is not a text of the assistant"
         raise UsageError("continue_final_message can't be used here", why=why)

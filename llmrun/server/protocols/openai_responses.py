@@ -8,7 +8,7 @@ from typing import Any
 
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS
-from llmrun.protocol.messages import AnswerRequest, Message, Stats, ToolCall, begun_anew
+from llmrun.protocol.messages import AnswerRequest, Message, Stats, ToolCall
 from llmrun.server.answer_parts import (
     AnswerText,
     CallArguments,
@@ -23,7 +23,7 @@ from llmrun.server.answer_parts import (
 from llmrun.server.protocols.client_tools import ClientTool, client_tools, custom_input, flat_name, read_tools
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.openai import content, error_body, logprobs
-from llmrun.server.protocols.reasoning import compacted, prefilled, read_openrouter_reasoning
+from llmrun.server.protocols.reasoning import prefilled, read_openrouter_reasoning
 from llmrun.server.protocols.sampling import (
     read_drafts,
     read_grammar_fields,
@@ -41,11 +41,6 @@ _CALLS = frozenset({"function_call", "custom_tool_call"})
 _RESULTS = frozenset({"function_call_output", "custom_tool_call_output"})
 _KINDS = frozenset({"function", "custom"})
 _KEPT = "llmrun:"  # before the reasoning in a field that others encrypt
-_COMPACT = (
-    "Summarize our conversation so far for whoever continues it. Keep names, numbers, paths, facts, decisions, open "
-    "questions and the state of the work. Write only the summary."
-)
-_MOST_SUMMARY = 2048  # tokens
 _ECHOED = (
     "instructions", "max_output_tokens", "metadata", "previous_response_id", "prompt_cache_key", "reasoning",
     "temperature", "text", "top_logprobs", "top_p", "truncation", "user",
@@ -95,16 +90,6 @@ def read(body: Mapping[str, Any]) -> CompletionRequest:
     return completion._replace(ignored=fields.ignored)
 
 
-def read_compact(body: Mapping[str, Any]) -> CompletionRequest:
-    """Return the request for a summary of a conversation. Raises as read()."""
-    completion = read({**body, "tools": [], "tool_choice": "none", "stream": False})
-    request = begun_anew(completion.request)
-    messages = (*request.messages, Message("user", _COMPACT))
-    limits = replace(request.limits, max_tokens=request.limits.max_tokens or _MOST_SUMMARY)
-    request = replace(request, messages=messages, limits=limits, stops_repeats=True)
-    return completion._replace(request=request)
-
-
 def _messages(fields: Fields) -> tuple[Message, ...]:
     """Return the conversation; everything before the first message of another role is joined to one system prompt."""
     messages = [Message("system", fields.text("instructions") or "")]
@@ -145,10 +130,8 @@ def _add(messages: list[Message], item: Fields, names: dict[str, str]) -> None:
     elif kind == "reasoning":
         if reasoning := _reasoning(item):
             messages.append(Message("assistant", "", reasoning=reasoning))
-    elif kind not in ("compaction", "compaction_summary"):
-        item.ignore_all()
     else:
-        messages.append(compacted(item.needed_text("encrypted_content")))
+        item.ignore_all()
 
 
 def _has_only_reasoning(message: Message) -> bool:
@@ -361,13 +344,3 @@ class ResponseWriter:
 
 
 writer = ResponseWriter
-
-
-class CompactionWriter(ResponseWriter):
-    """Writes a conversation's summary as the item that replaces the conversation."""
-
-    def whole(self) -> dict[str, Any]:
-        texts = (part["text"] for item in self._output if item["type"] == "message" for part in item["content"])
-        item = {"id": f"cmp_{self._envelope.id}", "type": "compaction", "encrypted_content": "".join(texts)}
-        head = {"id": self._envelope.id, "object": "response.compaction", "created_at": self._envelope.created}
-        return {**head, "output": [item], "usage": self._usage()}

@@ -9,7 +9,7 @@ from llmrun.planning.estimate import ContextEstimate, QuantEstimate
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.split import described
 from llmrun.protocol.sizes import readable_size
-from llmrun.ui.terminal.format import counted, rate, seconds
+from llmrun.ui.terminal.format import rate, seconds
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.tables import Column, estimated, right, show_table
 
@@ -35,8 +35,10 @@ def show_estimates(
     output.note(f"memory: {_memory(hardware)}")
     if reason:
         output.note(reason)
-    if rows:
-        _note_network(output, rows[0])
+    for note in rows[0].notes if rows else ():
+        output.note(note)
+    if hardware.workers:
+        output.note("speeds over workers are not predicted: llmrun bench MODEL --rpc HOST:PORT measures them")
     if any(not at.fits for row in rows for at in row.contexts):
         output.note("(in brackets): leaves too little memory for the rest of the system")
     smallest = [row.contexts[0] for row in rows if row.contexts and row.contexts[0].fits]
@@ -85,16 +87,6 @@ def _not_now(name: str, needed: int, hardware: Hardware) -> str:
     return f"{name} needs {readable_size(needed)} of memory, and {free} are free now: close other programs first"
 
 
-def _note_network(output: Output, row: QuantEstimate) -> None:
-    for note in row.notes:
-        output.note(note)
-    cost = row.network
-    if cost is not None:
-        times = f"{1000 * cost.seconds:,.1f}" + (f" of {1000 / row.decode_rate:,.1f}" if row.decode_rate else "")
-        each = f"{counted(cost.round_trips, 'round trip')} and {cost.n_bytes / 1e3:,.0f} kB"
-        output.note(f"network: {each} for each token of an answer take {times} ms")
-
-
 def context_name(n_ctx: int) -> str:
     """Return a short name of a context size, e.g. "32k" for 32,768, "5,000" for 5,000."""
     return f"{n_ctx // 1024}k" if n_ctx % 1024 == 0 else f"{n_ctx:,}"
@@ -141,5 +133,5 @@ def _memory(hardware: Hardware) -> str:
         text += f"; {gpu.description}: {readable_size(gpu.memory_free)} of {readable_size(gpu.memory_total)} free"
     for worker in hardware.workers:
         free, total = (readable_size(sum(sizes)) for sizes in zip(*worker.devices, strict=True))
-        text += f"; {worker.endpoint}: {free} of {total} free, {1000 * worker.round_trip:,.2f} ms away"
+        text += f"; {worker.endpoint}: {free} of {total} free"
     return text

@@ -1,4 +1,4 @@
-"""Damaged chats: one is named and left out, all others work, and what can be read is saved."""
+"""Damaged chats: one is named and left out, all others work, and a damaged file is kept."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from support.chats import add_turn
 from support.damaged_chats import DEEP, HURT, NAMES, ROWS, flip, hurt, make_chats, rows_by_chat
 
-from llmrun.chat.store.export import FORMATS, export, read_json
-from llmrun.chat.store.rescue import examine
+from llmrun.chat.store.reading import examine
 from llmrun.chat.store.schema import FILE
 from llmrun.chat.store.store import Sessions
-from llmrun.chat.store.turns import Answer, Question
 from llmrun.errors import LlmrunError, ResourceError
 
 SOUND = [name for name in reversed(NAMES) if name != NAMES[HURT - 1]]
@@ -37,8 +34,7 @@ def test_sound_chats_are_not_called_damaged(folder: Path) -> None:
     told: list[str] = []
     with Sessions(folder, on_damage=told.append) as sessions:
         assert [facts.name for facts in sessions.all()] == list(reversed(NAMES))
-        assert sessions.repair() == ""
-    assert examine(folder) == (len(NAMES), ())
+    assert examine(folder / FILE) == (len(NAMES), [])
     assert told == []
 
 
@@ -58,7 +54,7 @@ def test_a_damaged_chat_is_named_and_left_out(folder: Path, damage: str) -> None
         with pytest.raises(ResourceError, match="is damaged") as caught:
             sessions.tree(str(HURT))
         assert said in str(caught.value)
-        assert f"llmrun sessions export {HURT}" in caught.value.hint
+        assert f"llmrun sessions rm {HURT}" in caught.value.hint
         with pytest.raises(ResourceError, match="is damaged"):
             sessions.open(str(HURT))
         sessions.delete(str(HURT))
@@ -66,29 +62,19 @@ def test_a_damaged_chat_is_named_and_left_out(folder: Path, damage: str) -> None
 
 
 @pytest.mark.parametrize("damage", {**ROWS, **DEEP})
-def test_what_can_be_read_of_a_damaged_chat_is_saved(folder: Path, damage: str) -> None:
+def test_a_damaged_chat_is_told_and_can_be_deleted(folder: Path, damage: str) -> None:
     statement, said = {**ROWS, **DEEP}[damage]
     hurt(folder, statement)
-    found = examine(folder)
-    assert found is not None
-    (line,) = found.damage
+    n_chats, (line,) = examine(folder / FILE) or (0, [])
+    assert n_chats == len(NAMES)
     assert said in line
     assert f"id {HURT}" in line
     with Sessions(folder) as sessions:
-        tree, lines = sessions.readable(str(HURT))
-        assert lines
-        assert len(tree.entries) >= 5
-        assert "question 1" in export(tree, "markdown") or "blob" in damage
-        assert all(export(tree, form) for form in FORMATS)
-        assert len(read_json(export(tree, "json")).entries) == len(tree.entries)
-        before = (folder / FILE).read_bytes()
-        assert "4 of 5 chats are whole in a new one, 1 in part" in sessions.repair()
-        assert sessions.repair() == sessions.note
-        assert len(sessions.all()) == 5
-        add_turn(sessions.open(), Question("on it goes"), Answer("yes"))
-    (aside,) = folder.glob("sessions.damaged-*.db")
-    assert aside.read_bytes() == before, "nothing is deleted"
-    assert examine(folder) == (5, ())
+        facts = sessions.find(str(HURT))
+        assert said in facts.first
+        sessions.delete(str(facts.id))
+        assert [each.name for each in sessions.all()] == SOUND
+    assert examine(folder / FILE) == (len(SOUND), [])
 
 
 @pytest.mark.parametrize("damage", {**ROWS, **DEEP})
@@ -109,20 +95,12 @@ def test_the_models_of_all_chats_may_be_damaged(folder: Path) -> None:
         assert [facts.name for facts in sessions.all()] == SOUND
 
 
-def test_a_chat_that_is_open_elsewhere_is_not_repaired(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hurt(folder, ROWS["a blob"][0])
-    with Sessions(folder) as sessions:
-        monkeypatch.setattr(sessions._locks, "is_free", lambda session: session != 2)
-        with pytest.raises(LlmrunError, match="open in another llmrun"):
-            sessions.repair()
-
-
 @pytest.mark.parametrize("content", [b"no database " * 1000, b"SQLite format 3\0" + b"\xff" * 5000])
 def test_a_file_that_is_no_database_is_kept(folder: Path, content: bytes) -> None:
     (folder / FILE).write_bytes(content)
-    found = examine(folder)
-    assert found is not None
-    assert "can't be read" in found.damage[0]
+    n_chats, damage = examine(folder / FILE) or (1, [""])
+    assert n_chats == 0
+    assert "can't be read" in damage[0]
     with Sessions(folder) as sessions:
         assert "It is kept as" in sessions.note
         assert sessions.all() == []
@@ -150,7 +128,7 @@ def check(chats: bytes, folder: Path) -> None:
     (folder / "sound").write_bytes(chats)
     before, now = rows_by_chat(folder / "sound"), rows_by_chat(folder / FILE)
     sound = {NAMES[session - 1] for session, rows in before.items() if rows == now.get(session)}
-    examine(folder)
+    examine(folder / FILE)
     try:
         sessions = Sessions(folder)
     except LlmrunError:
@@ -160,13 +138,12 @@ def check(chats: bytes, folder: Path) -> None:
         listed = {facts.name for facts in sessions.all()}
         assert sound <= listed
         for which in (*listed, *map(str, range(1, 6))):
-            for use in (sessions.tree, sessions.readable, sessions.find):
+            for use in (sessions.tree, sessions.find):
                 try:
                     use(which)
                 except LlmrunError:
                     assert which not in sound
         assert {hit.session for hit in sessions.search("question", 100)} >= sound
-        sessions.repair()
         assert {facts.name for facts in sessions.all()} >= sound
 
 

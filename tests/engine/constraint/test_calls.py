@@ -226,7 +226,7 @@ def test_an_answer_by_schema_or_a_call() -> None:
 
 
 def test_another_grammar_and_tools_exclude_each_other() -> None:
-    with pytest.raises(UsageError, match="exclude"):
+    with pytest.raises(UsageError, match="used together"):
         compile_calls(replace(ASKED, grammar=read_grammar('root ::= "a"')), HERMES, VOCABULARY, SHOWN)
 
 

@@ -101,10 +101,9 @@ def test_another_end_costs_the_tokens_from_the_last_checkpoint() -> None:
     assert talk.started().reused_tokens >= 100 - talk.context.n_batch
 
 
-@pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("slots", [1, 3])
 @pytest.mark.parametrize("seed", range(20))
-def test_random_conversations_are_answered_as_alone(seed: int, slots: int, exact: bool) -> None:
+def test_random_conversations_are_answered_as_alone(seed: int, slots: int) -> None:
     """The fake context asserts that each checkpoint is of the tokens that it is used for."""
     draw = random.Random(seed)
     prompts = ["".join(draw.choices("ab", k=draw.choice((20, 60, 150))))]
@@ -112,7 +111,7 @@ def test_random_conversations_are_answered_as_alone(seed: int, slots: int, exact
         old = draw.choice(prompts)
         prompts.append(old[: draw.randrange(len(old))] + "".join(draw.choices("ab", k=draw.randrange(1, 60))))
     settings = {"n_ctx": 300, "cuts": False, "has_checkpoints": True}
-    talk = Conversation(hashed, n_seq_max=slots, exact=exact, unified=slots > 1 and not exact, **settings)
+    talk = Conversation(hashed, n_seq_max=slots, unified=slots > 1, **settings)
     for request, prompt in enumerate(prompts, 1):
         talk.ask(prompt, SAMPLING, most=draw.randrange(1, 9), request=request)
         if draw.random() < 0.5:

@@ -48,7 +48,6 @@ def test_no_adapter_leaks(seed: int, tmp_path: Path) -> None:
         hashed,
         KVStore(tmp_path, "a model", 10**9),
         adapts=True,
-        exact=rng.random() < 0.2,
         n_ctx=400,
         n_seq_max=rng.randint(2, 8),
         n_cells=rng.randint(400, 1200),

@@ -191,43 +191,6 @@ def test_the_condition_is_that_of_this_moment() -> None:
     assert (last.prefilled, last.decoded) == (70 + 3 * 2, 3 * 4)
 
 
-# ---- exact -------------------------------------------------------------------------------------------------------
-
-
-def shapes(talk: Conversation, prompts: list[str]) -> dict[str, list[tuple[int, ...]]]:
-    """Return the shapes of the batches with each prompt's tokens."""
-    found: dict[str, list[tuple[int, ...]]] = {prompt: [] for prompt in prompts}
-    for batch in talk.context.calls:
-        (slot,) = {entry.sequence_id for entry in batch}
-        tokens = bytes(talk.context.cached(slot)).decode()
-        (prompt,) = (each for each in prompts if tokens.startswith(each))
-        found[prompt].append((batch[0].position, batch[-1].position))
-    return found
-
-
-def test_exact_answers_are_computed_in_the_batches_they_have_alone() -> None:
-    prompts = [SYSTEM + "one", "two", SYSTEM[:100] + "three"]
-    together = Conversation(hashed, n_ctx=1000, n_seq_max=3, n_batch=64, unified=False, exact=True)
-    for request, prompt in enumerate(prompts):
-        together.ask(prompt, SAMPLING, most=20, request=request)
-    together.run()
-    for prompt in prompts:
-        one = Conversation(hashed, n_ctx=1000, n_batch=64)
-        one.answer(prompt, SAMPLING, most=20)
-        assert shapes(one, [prompt])[prompt] == shapes(together, prompts)[prompt]
-    turns = [batch[0].sequence_id for batch in together.context.calls[:12]]
-    assert all(set(turns[start : start + 3]) == {0, 1, 2} for start in range(0, 12, 3)), "nobody waits for another"
-
-
-def test_exact_answers_reuse_only_whole_batches_of_a_prompt() -> None:
-    talk = Conversation(hashed, n_ctx=1000, n_seq_max=1, n_batch=64, unified=False, exact=True)
-    first, _ = talk.answer("x" * 70, SAMPLING, most=200)
-    talk.answer("x" * 70 + first + "more", SAMPLING, most=5)
-    assert talk.started().reused_tokens == 64
-    talk.answer("x" * 64, SAMPLING, most=5)
-    assert talk.started().reused_tokens == 0, "the last token is computed in the batch that it was in"
-
-
 def test_a_request_names_the_first_difference_from_a_cached_prompt() -> None:
     talk = Conversation(hashed, n_ctx=600, n_seq_max=3, unified=True)
     system = "s" * 100

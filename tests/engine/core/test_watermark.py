@@ -13,7 +13,7 @@ from llmrun.protocol.params import SamplingParams
 from llmrun.protocol.watermark import fingerprint, read_watermark
 
 KEY = "a long secret"
-SCHEMES = ("green", "green,selfhash=3", "synthid,ngram=3")
+SCHEMES = ("green", "green,selfhash=3")
 
 
 def marked(watermark: str) -> SamplingParams:

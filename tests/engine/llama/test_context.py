@@ -442,8 +442,11 @@ def test_caches_of_other_kinds_are_one_pool(model: LlamaModel, monkeypatch: pyte
 # ---- refusing
 
 
-def test_more_rows_of_logits_than_there_is_room_for_are_refused(model: LlamaModel) -> None:
-    with opened(model, n_seq_max=2, exact=True) as context:
+def test_more_rows_of_logits_than_there_is_room_for_are_refused(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(context_module, "_MAX_VERIFIED", 0)
+    with opened(model, n_seq_max=2) as context:
         assert context.n_outputs == 2
         with pytest.raises(DecodeError, match="at most 2"):
             context.decode([Entry(5, position, 0, True) for position in range(3)])

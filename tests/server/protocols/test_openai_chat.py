@@ -450,7 +450,7 @@ def test_the_client_says_whether_the_last_message_is_continued() -> None:
     assert read({"messages": said}).request.may_begin_anew
     assert not read({"messages": said, "continue_final_message": True}).request.may_begin_anew
     assert begins(continue_final_message=False) == begins(add_generation_prompt=True) == ("", "")
-    with pytest.raises(UsageError, match="exclude each other"):
+    with pytest.raises(UsageError, match="can't be used together"):
         begins(continue_final_message=True, add_generation_prompt=True)
     with pytest.raises(UsageError, match="not a text of the assistant"):
         read({"messages": said[:1], "continue_final_message": True})

@@ -25,7 +25,7 @@ from llmrun.server.answer_parts import (
     ResponseFinished,
     ResponseStarted,
 )
-from llmrun.server.protocols.openai_responses import CompactionWriter, read, read_compact, writer
+from llmrun.server.protocols.openai_responses import read, writer
 
 HELLO: dict[str, Any] = {"model": "m", "input": "Hello"}
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -46,9 +46,6 @@ def test_a_last_message_of_the_assistant_is_continued() -> None:
     request = read({**HELLO, "input": said}).request
     hello = Message("user", "Hello")
     assert (request.messages, request.begins, request.may_begin_anew) == ((hello,), "Hi th", True)
-    summary = read_compact({**HELLO, "input": said}).request
-    assert summary.begins == ""
-    assert summary.messages[:2] == (hello, Message("assistant", "Hi th"))
 
 
 def streamed(*parts: Part) -> bytes:
@@ -395,16 +392,3 @@ def test_what_was_asked_is_echoed() -> None:
     whole = writer({**HELLO, **asked}, ENVELOPE).whole()
     assert {name: whole[name] for name in asked} == asked
     Response.model_validate(whole)
-
-
-def test_a_conversation_is_compacted_to_an_item() -> None:
-    asked = read_compact({**HELLO, "tools": [TOOL], "stream": True})
-    assert (asked.request.tools, asked.stream, asked.request.messages[-1].role) == ((), False, "user")
-    assert asked.request.limits.max_tokens, "a small model may never end"
-    assert asked.request.stops_repeats
-    made = CompactionWriter(HELLO, ENVELOPE)
-    for part in (ReasoningText(0, "Hm."), AnswerText(0, "They greeted."), ResponseFinished(0, "stop", STATS)):
-        made.feed(part)
-    (item,) = made.whole()["output"]
-    (message,) = read({"model": "m", "input": [item]}).request.messages
-    assert message == Message("user", "Summary of the conversation so far:\nThey greeted.")
