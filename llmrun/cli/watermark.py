@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llmrun.cli.command import Command, CommandGroup
 from llmrun.cli.completion import complete_model
 from llmrun.cli.options import JsonOption, YesOption
 from llmrun.cli.sampling import FLAGS, read_key
@@ -17,7 +18,12 @@ from llmrun.ui.terminal.output import Output
 if TYPE_CHECKING:
     from llmrun.insight.watermark import WatermarkFinding
 
-app = typer.Typer(help="Detect the watermark of `--watermark` in a text.", add_completion=False, no_args_is_help=True)
+app = typer.Typer(
+    cls=CommandGroup,
+    help="Detect the watermark of `--watermark` in a text.",
+    add_completion=False,
+    no_args_is_help=True,
+)
 
 _CERTAIN, _LIKELY = 1e-4, 1e-2
 
@@ -27,7 +33,7 @@ def _group() -> None:
     """Detect the watermark of `--watermark` in a text."""
 
 
-@app.command()
+@app.command(cls=Command)
 def detect(
     file: Annotated[str, typer.Argument(metavar="FILE|-", help="File with the text, without its prompt; - is stdin.")],
     model: Annotated[
