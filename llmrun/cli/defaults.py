@@ -201,13 +201,13 @@ def _yielding(found: dict[str, tuple[Any, str]], typed: Mapping[str, Any]) -> di
         typed: parsed values by parameter, None if missing.
     """
     from llmrun.cli import settings_file
-    from llmrun.cli.sampling import USED_BY_BEAMS
+    from llmrun.protocol.params import PARAMETERS
 
     def excludes(name: str, value: Any) -> bool:
         key = settings_file.PRESET[name]
         watermark = typed.get("watermark") or ""
         return (
-            (typed.get("beams") is not None and key.is_sampling and key.parameter not in USED_BY_BEAMS)
+            (typed.get("beams") is not None and key.is_sampling and not PARAMETERS[key.parameter].for_beams)
             or (bool(watermark) and key.parameter == "mirostat")
             or (watermark.startswith("synthid") and key.parameter == "temperature" and value <= 0)
             or (typed.get("flash_attention") == "off" and key.parameter == "kv_type_v")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -172,23 +172,38 @@ StatsOption = Annotated[
 ]
 
 
-def with_options(**groups: Callable[..., Any]) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+@dataclass(frozen=True, slots=True)
+class OptionTable:
+    """A group of options made from a table."""
+
+    options: Mapping[str, Any]  # parameter -> its annotated type; None without the option
+    read: Callable[..., Any]  # gets their values
+
+    def __call__(self, **values: Any) -> Any:
+        return self.read(**values)
+
+
+def with_options(
+    **groups: Callable[..., Any] | OptionTable,
+) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """Give a command, or a group of options, further groups of options.
 
     Args:
-        groups: parameter of the command -> the function whose options are added to it and whose result it gets.
+        groups: parameter of the command -> the function, or table, whose options are added to it and whose result it
+            gets.
     """
 
     def decorate(command: Callable[..., Result]) -> Callable[..., Result]:
         signature = inspect.signature(command, eval_str=True)
         own = [parameter for name, parameter in signature.parameters.items() if name not in groups]
         added = {name: _parameters(group) for name, group in groups.items()}
+        readers = {name: group.read if isinstance(group, OptionTable) else group for name, group in groups.items()}
         parameters = [*own, *(parameter for group in added.values() for parameter in group)]
 
         @functools.wraps(command)
         def wrapper(**options: Any) -> Any:
-            for name, group in groups.items():
-                options[name] = group(**{parameter.name: options.pop(parameter.name) for parameter in added[name]})
+            for name, read in readers.items():
+                options[name] = read(**{parameter.name: options.pop(parameter.name) for parameter in added[name]})
             return command(**options)
 
         # What Typer reads.
@@ -199,9 +214,13 @@ def with_options(**groups: Callable[..., Any]) -> Callable[[Callable[..., Result
     return decorate
 
 
-def _parameters(group: Callable[..., Any]) -> list[inspect.Parameter]:
+def _parameters(group: Callable[..., Any] | OptionTable) -> list[inspect.Parameter]:
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    if isinstance(group, OptionTable):
+        options = group.options.items()
+        return [inspect.Parameter(name, keyword, default=None, annotation=annotated) for name, annotated in options]
     parameters = inspect.signature(group, eval_str=True).parameters.values()
-    return [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
+    return [parameter.replace(kind=keyword) for parameter in parameters]
 
 
 def load_preferences(

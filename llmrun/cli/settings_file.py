@@ -16,14 +16,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llmrun.cli.sampling import FLAGS, read_value
+from llmrun.cli.sampling import read_value
 from llmrun.config import config_file, read_toml
 from llmrun.errors import ResourceError, UsageError, did_you_mean, require_within
+from llmrun.protocol.params import PARAMETERS
 from llmrun.protocol.settings import PARALLEL_BOUNDS, SETTINGS
 from llmrun.server.durations import read_time
 from llmrun.storage import write_whole
 
-_LISTS = {"dry_breakers", "logit_bias", "watermark", "watermark_key"}  # flags that no preset has
 _HIGHEST = 2**31 - 1
 _SWITCH = {"true": True, "on": True, "false": False, "off": False}
 
@@ -46,7 +46,7 @@ PRESET = {
     "ctx": Key("ctx", int),
     "cache-type-k": Key("kv_type_k", str, SETTINGS["kv_type_k"].choices),
     "cache-type-v": Key("kv_type_v", str, SETTINGS["kv_type_v"].choices),
-} | {flag.lstrip("-"): Key(name, str, (), True) for name, (flag, _) in FLAGS.items() if name not in _LISTS}
+} | {row.flag.lstrip("-"): Key(name, str, (), True) for name, row in PARAMETERS.items() if row.in_preset}
 LOADING = {"ctx", "cache-type-k", "cache-type-v"}
 """Keys of a preset that mean nothing for a remote server."""
 SERVE = {

@@ -10,9 +10,10 @@ import typer
 from llmrun.cli.command import Command, CommandGroup
 from llmrun.cli.completion import complete_model
 from llmrun.cli.options import JsonOption, YesOption
-from llmrun.cli.sampling import FLAGS, read_key
+from llmrun.cli.sampling import read_key
 from llmrun.cli.tokenize import read_content, tokenize_with
 from llmrun.errors import UsageError
+from llmrun.protocol.params import PARAMETERS
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def detect(
         typer.Option("--model", metavar="MODEL", help="Model that wrote the text.", autocompletion=complete_model),
     ],
     watermark_key: Annotated[
-        str | None, typer.Option("--watermark-key", metavar="KEY", help=FLAGS["watermark_key"][1])
+        str | None, typer.Option("--watermark-key", metavar="KEY", help=PARAMETERS["watermark_key"].help)
     ] = None,
     watermark: Annotated[
         str, typer.Option("--watermark", metavar="SCHEME", help="Watermark options that were used for the answer.")

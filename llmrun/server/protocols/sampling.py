@@ -14,7 +14,7 @@ from llmrun.models.adapters import LARGEST_SCALE
 from llmrun.planning.speculation import read_speculate
 from llmrun.protocol.adapters import AdapterScale
 from llmrun.protocol.codec import load_json
-from llmrun.protocol.params import BOUNDS, MOST_TOKENS, STEPS, Limits, check_limits, check_parameter
+from llmrun.protocol.params import BOUNDS, MOST_TOKENS, PARAMETERS, STEPS, Limits, check_limits, check_parameter
 from llmrun.server.durations import read_duration
 from llmrun.server.protocols.fields import Fields
 
@@ -27,15 +27,9 @@ _MOST_ADAPTERS = 1024
 _MOST_SECONDS = 10 * 365 * 86_400
 _FOR_EVER = -1.0
 
-# Names of our parameters in other servers.
-_ALIASES = {
-    "typ_p": "typical_p",
-    "dynatemp_range": "temperature_range",
-    "dynatemp_exponent": "temperature_exponent",
-    "repetition_penalty": "repeat_penalty",
-    "dry_sequence_breakers": "dry_breakers",
-    "dry_penalty_last_n": "dry_last_n",
-    "samplers": "order",
+# Name in a request -> ours: that of another server is understood, too.
+_NAMES = {name: name for name in PARAMETERS} | {
+    other: name for name, row in PARAMETERS.items() for other in (*row.servers.values(), *row.aliases) if other
 }
 _TYPES = ("text", "json_object", "json_schema")
 _OLLAMA = "format"  # a schema itself, unless it has one of these types
@@ -62,7 +56,7 @@ def read_sampling(body: Fields) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for key in body.data:
-        name = _ALIASES.get(key, key) if isinstance(key, str) else ""
+        name = _NAMES.get(key, "")
         if body.data[key] is None:
             continue
         if name == "seed":
