@@ -113,12 +113,13 @@ def _plan(header: Header, hardware: Hardware, preferences: LoadPreferences, fold
     """Return the plan with memory for the largest micro-batch to try, or for the usual one."""
     from llmrun.bench.tune.axes import most_ubatch
     from llmrun.planning.attention import measured_attention
-    from llmrun.planning.plan import make_plan
+    from llmrun.planning.plan import Measured, make_plan
 
-    preferences = replace(preferences, measured_attention=measured_attention(header, hardware, folder))
+    measured = Measured(measured_attention(header, hardware, folder))
     with suppress(OutOfMemoryError):
-        return make_plan(header, hardware, replace(preferences, n_ubatch=most_ubatch(header, hardware)), name=name)
-    return make_plan(header, hardware, preferences, name=name)
+        wide = replace(preferences, n_ubatch=most_ubatch(header, hardware))
+        return make_plan(header, hardware, wide, measured=measured, name=name)
+    return make_plan(header, hardware, preferences, measured=measured, name=name)
 
 
 def _forget(output: Output, name: str, header: Header, hardware: Hardware, folder: Path) -> None:
