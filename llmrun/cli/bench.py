@@ -14,8 +14,7 @@ from llmrun.cli.bench_load import LoadTestOptions, load_test_options
 from llmrun.cli.bench_options import BenchArguments, Lists, MeasurementOptions
 from llmrun.cli.completion import BENCH_ACTIONS, complete_bench
 from llmrun.cli.defaults import with_preset
-from llmrun.cli.engine_options import METAVARS, engine_option
-from llmrun.cli.options import LoraOption, OptionTable, YesOption, adapters_of, with_options
+from llmrun.cli.options import LoraOption, OptionTable, YesOption, adapters_of, engine_option, with_options
 from llmrun.cli.rpc import RpcOption, workers_of
 from llmrun.config import load_settings
 from llmrun.errors import OutOfMemoryError, UsageError
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from llmrun.protocol.loading import Load
 
 _TESTS, _LOADING = "Tests", "Loading"
-_DEFAULTS = {"threads": "one per physical core", "n_batch": "2048"}  # other than the engine's
+_DEFAULTS = {"threads": SETTINGS["threads"].unset, "n_batch": "2048"}  # other than the engine's
 
 
 def _tests(short: str, long: str, metavar: str, text: str) -> typer.models.OptionInfo:
@@ -43,7 +42,7 @@ def _tests(short: str, long: str, metavar: str, text: str) -> typer.models.Optio
 def _loading_option(name: str) -> Any:
     """Return the annotated type of the option of an engine setting, with llmrun bench's default."""
     default = _DEFAULTS.get(name, shown(getattr(DEFAULTS, name)))
-    return Annotated[Lists, engine_option(name, default, metavar=METAVARS.get(name, "NUMBER"), panel=_LOADING)]
+    return Annotated[Lists, engine_option(name, default, panel=_LOADING)]
 
 
 _SETTINGS = OptionTable({name: _loading_option(name) for name, setting in SETTINGS.items() if setting.option}, dict)

@@ -80,8 +80,10 @@ def with_preset(model: str, preferences: LoadPreferences) -> LoadPreferences:
 
 def _loading(found: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:
     """Return the fields of LoadPreferences in a preset."""
-    names = {"ctx": "n_ctx", "cache-type-k": "kv_type_k", "cache-type-v": "kv_type_v"}
-    return {names[key]: value for key, (value, _) in found.items() if key in names}
+    from llmrun.cli.settings_file import LOADING
+
+    values = {LOADING[key].parameter: value for key, (value, _) in found.items() if key in LOADING}
+    return {"n_ctx" if name == "ctx" else name: value for name, value in values.items()}
 
 
 def served_presets() -> Callable[[str], Preset]:

@@ -39,16 +39,16 @@ class Key(NamedTuple):
     is_time: bool = False
 
 
+LOADING = {"ctx": Key("ctx", int)} | {
+    SETTINGS[name].option.lstrip("-"): Key(name, str, SETTINGS[name].choices) for name in ("kv_type_k", "kv_type_v")
+}
+"""Keys of a preset that mean nothing for a remote server."""
 PRESET = {
     "system": Key("system", str),
     "max-tokens": Key("max_tokens", int, bounds=(1, _HIGHEST)),
     "keep-reasoning": Key("keep_reasoning", bool),
-    "ctx": Key("ctx", int),
-    "cache-type-k": Key("kv_type_k", str, SETTINGS["kv_type_k"].choices),
-    "cache-type-v": Key("kv_type_v", str, SETTINGS["kv_type_v"].choices),
+    **LOADING,
 } | {row.flag.lstrip("-"): Key(name, str, (), True) for name, row in PARAMETERS.items() if row.in_preset}
-LOADING = {"ctx", "cache-type-k", "cache-type-v"}
-"""Keys of a preset that mean nothing for a remote server."""
 SERVE = {
     "host": Key("host", str),
     "port": Key("port", int, bounds=(0, 65_535)),

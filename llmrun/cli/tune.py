@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmrun.cli.engine_options import device_options
 from llmrun.cli.loading import find_model
-from llmrun.cli.options import JsonOption, ModelArgument, YesOption, with_options
+from llmrun.cli.options import JsonOption, ModelArgument, YesOption, engine_options, with_options
 from llmrun.config import load_settings
 from llmrun.errors import CancelledError, LlmrunError, OutOfMemoryError
+from llmrun.protocol.settings import DEVICE_SETTINGS
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from llmrun.quantize.fast_copy import FastCopy
 
 
-@with_options(devices=device_options)
+@with_options(devices=engine_options(*DEVICE_SETTINGS))
 def tune(
     model: ModelArgument,
     seconds: Annotated[float, typer.Option("--seconds", help="Time limit.")] = 60.0,
