@@ -12,6 +12,7 @@ import typer
 
 from llmrun.cli.options import OptionTable
 from llmrun.errors import UsageError, did_you_mean
+from llmrun.protocol.arguments import BIASES, TEXTS
 from llmrun.protocol.params import DEFAULTS, PARAMETERS, SERVER, SamplingParams, check_parameter
 
 PRESET_ORIGINS: dict[str, str] = {}
@@ -35,11 +36,12 @@ def sampling_flags(**options: Any) -> dict[str, Any]:
 
 def _read(name: str, value: Any, label: str) -> Any:
     """Parse a parameter's value to the type in SamplingParams. label is its name in errors."""
-    if name == "dry_breakers":
-        value = tuple(value)
-    elif name == "logit_bias":
+    row = PARAMETERS[name]
+    if row.values is BIASES:
         value = tuple(_bias(text, label) for text in value)
-    elif name == "order":
+    elif row.is_repeated:
+        value = tuple(value)
+    elif row.values is TEXTS:
         value = tuple(step for part in re.split("[,;]", value) if (step := part.strip()))
     elif name == "watermark_key":
         value = read_key(value, label)

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
-from llmrun.errors import UsageError, brief, require_within
+from llmrun.errors import TEXT, UsageError, ValueKind, brief, require, require_within
+from llmrun.protocol.arguments import BIASES, NUMBER, TEXTS, check_fields
 from llmrun.protocol.arguments import MOST_TOKENS as MOST_TOKENS
-from llmrun.protocol.arguments import NUMBER, check_fields
 
 _INT32_MAX = 2**31 - 1
 _MOST_LAST = 65_536
@@ -47,6 +47,7 @@ class Parameter(NamedTuple):
     flag: str
     help: str
     bounds: tuple[float, float] | None = None  # of a number, inclusive; of a whole number both are ints
+    values: ValueKind | None = None  # of anything else
     second_flag: str = ""
     minus_one: int | None = None  # what -1 means, as in other programs: off, or the whole context
     is_repeated: bool = False  # each use of the flag adds an item
@@ -169,7 +170,7 @@ class SamplingParams:
     )  # fmt: skip
     dry_breakers: tuple[str, ...] = parameter(
         ("\n", ":", '"', "*"), "--dry-breaker", "Text that ends a repeat for DRY; may be repeated.",
-        is_repeated=True, in_preset=False, servers={"llamacpp": "dry_sequence_breakers"},
+        values=TEXTS, is_repeated=True, in_preset=False, servers={"llamacpp": "dry_sequence_breakers"},
     )  # fmt: skip
     mirostat: int = parameter(
         0, "--mirostat", "Use Mirostat 1 or 2 instead of the truncating samplers; 0 is off.", (0, 2),
@@ -185,28 +186,31 @@ class SamplingParams:
     )  # fmt: skip
     logit_bias: tuple[tuple[int, float], ...] = parameter(
         (), "--logit-bias", "TOKEN=BIAS: add a bias to a token's logit; -inf bans the token; may be repeated.",
-        is_repeated=True, in_preset=False, for_beams=True, servers=_ALL,
+        values=BIASES, is_repeated=True, in_preset=False, for_beams=True, servers=_ALL,
     )  # fmt: skip
     # Names of STEPS; temperature is never missing if it is 0. Mirostat has an order of its own.
     order: tuple[str, ...] = parameter(
         STEPS, "--sampler-order", "Steps of the sampler chain in order, separated by commas; a missing step is off.",
-        aliases=("samplers",),
+        values=TEXTS, aliases=("samplers",),
     )  # fmt: skip
     # See llmrun.protocol.watermark.read_watermark(); "" is none. Applied after all steps.
     watermark: str = parameter(
-        "", "--watermark", "Watermark the answer: green or synthid; see llmrun help watermarks.", in_preset=False
-    )
+        "", "--watermark", "Watermark the answer: green or synthid; see llmrun help watermarks.",
+        values=TEXT, in_preset=False,
+    )  # fmt: skip
     watermark_key: str = parameter(
         "", "--watermark-key",
         "Secret key of the watermark; @FILE reads it from a file. Default: $LLMRUN_WATERMARK_KEY.",
-        in_preset=False, is_secret=True,
+        values=TEXT, in_preset=False, is_secret=True,
     )  # fmt: skip
 
     def __post_init__(self) -> None:
         for name in BOUNDS:
             value = check_parameter(name, getattr(self, name))
             object.__setattr__(self, name, value)
-        check_fields(self)
+        for name, row in PARAMETERS.items():
+            if row.values is not None:
+                require(name, getattr(self, name), row.values)
         check_parameter("logit_bias", self.logit_bias)
         check_parameter("order", self.order)
         if self.temperature <= 0 and "temperature" not in self.order:  # means greedy, with any order

@@ -13,14 +13,15 @@ from llmrun.grammar import Grammar, read_grammar, read_json_schema
 from llmrun.models.adapters import LARGEST_SCALE
 from llmrun.planning.speculation import read_speculate
 from llmrun.protocol.adapters import AdapterScale
+from llmrun.protocol.arguments import BIASES, TEXTS
 from llmrun.protocol.codec import load_json
-from llmrun.protocol.params import BOUNDS, MOST_TOKENS, PARAMETERS, STEPS, Limits, check_limits, check_parameter
+from llmrun.protocol.params import MOST_TOKENS, PARAMETERS, Limits, check_limits, check_parameter
 from llmrun.server.durations import read_duration
 from llmrun.server.protocols.fields import Fields
 
 MOST_ANSWERS = 16  # to one prompt
 _MOST_BIASES = 1024
-_MOST_BREAKERS = 64
+_MOST_TEXTS = 64
 _LARGEST_BIAS = 1e6
 _LONGEST_GRAMMAR = 256 * 1024
 _MOST_ADAPTERS = 1024
@@ -57,21 +58,20 @@ def read_sampling(body: Fields) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key in body.data:
         name = _NAMES.get(key, "")
-        if body.data[key] is None:
+        if not name or body.data[key] is None:
             continue
+        row = PARAMETERS[name]
         if name == "seed":
             seed = body.whole(key, -(2**63), 2**63 - 1) or 0
             found[name] = seed % 2**32 if seed != -1 else None  # -1: random, as in llama.cpp
-        elif name in BOUNDS:
+        elif row.bounds is not None:
             found[name] = check_parameter(name, body.number(key, -math.inf, math.inf), body.name(key))
-        elif name == "logit_bias":
+        elif row.values is BIASES:
             found[name] = check_parameter(name, _biases(body, key), body.name(key))
-        elif name == "order":
-            found[name] = check_parameter(name, _few(body, key, len(STEPS)), body.name(key))
-        elif name in ("watermark", "watermark_key"):
+        elif row.values is TEXTS:
+            found[name] = check_parameter(name, _few(body, key, _MOST_TEXTS), body.name(key))
+        else:
             found[name] = check_parameter(name, body.text(key), body.name(key))
-        elif name == "dry_breakers":
-            found[name] = _few(body, key, _MOST_BREAKERS)
     return found
 
 
