@@ -6,6 +6,7 @@ Describes what native/bindings.cpp defines. Addresses are plain integers for cty
 
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
+from typing import Any
 
 class BadLogits(ValueError):  # noqa: N818 - named after what it is about, as in C++
     """A logit is NaN or +inf, or no logit is finite.
@@ -63,43 +64,23 @@ class Sampler:
         vocabulary_size: int,
         *,
         seed: int = 0,
-        temperature: float = 0.8,
-        temperature_range: float = 0.0,
-        temperature_exponent: float = 1.0,
-        top_k: int = 40,
-        top_p: float = 0.95,
-        min_p: float = 0.05,
-        typical_p: float = 1.0,
-        top_n_sigma: float = -1.0,
-        xtc_probability: float = 0.0,
-        xtc_threshold: float = 0.1,
-        repeat_last_n: int = 64,
-        repeat_penalty: float = 1.0,
-        frequency_penalty: float = 0.0,
-        presence_penalty: float = 0.0,
-        dry_multiplier: float = 0.0,
-        dry_base: float = 1.75,
-        dry_allowed_length: int = 2,
-        dry_last_n: int = 64,
-        mirostat: int = 0,
-        mirostat_tau: float = 5.0,
-        mirostat_eta: float = 0.1,
         logit_bias: Sequence[tuple[int, float]] = ...,
         dry_breakers: Sequence[Sequence[int]] = ...,
         order: Sequence[str] = ...,
         watermark: Watermark | None = None,
         remember: int = 0,
         exact: bool = False,
+        **numbers: Any,
     ) -> None:
-        """Take the parameters of llmrun/params.py, which says what they mean.
+        """Take the parameters of llmrun/protocol/params.py, which says what they mean; `numbers` are the other ones.
 
         Args:
             vocabulary_size: how many logits there are, 1 to 2**24.
             seed: 0 to 2**32 - 1, each of them definite.
             dry_breakers: token sequences that DRY follows no repeat across.
-            order: of the steps, by default llama.cpp's: "penalties", "dry", "top_n_sigma", "top_k", "typical_p",
-                "top_p", "min_p", "xtc", "temperature". One that is missing is off. Biases come before all steps,
-                the draw after them. Another order of steps that are on is slower. Mirostat has its own chain.
+            order: of the steps, by default llama.cpp's, whose names are params.STEPS. One that is missing is off.
+                Biases come before all steps, the draw after them. Another order of steps that are on is slower.
+                Mirostat has its own chain.
             watermark: comes behind all steps. A greedy answer takes the largest logit behind its bias, and no step
                 truncates before it. Not with mirostat.
             remember: how many of the last `sample` calls `explain` can be asked about, each for
@@ -107,6 +88,7 @@ class Sampler:
             exact: do every step on the whole vocabulary, always; for tests.
 
         Raises:
+            TypeError: a value has the wrong type, or there is no parameter of a name.
             ValueError: a value makes no sense, a step is unknown or in the order twice, or a biased token is not
                 in the vocabulary.
         """

@@ -17,7 +17,7 @@ from llmrun.protocol.answer import ResponseAccumulator
 from llmrun.protocol.arguments import KINDS, refuse_unknown
 from llmrun.protocol.codec import load_json
 from llmrun.protocol.messages import Event, Finished, Message, Stats, TextDelta, TokenLogprob
-from llmrun.protocol.params import Limits, SamplingParams
+from llmrun.protocol.params import PARAMETERS, Limits, SamplingParams
 
 _Value = TypeVar("_Value")
 
@@ -272,4 +272,5 @@ def _frozen(name: str, value: Any) -> Any:
         return (value,)
     if name == "logit_bias" and isinstance(value, Mapping):
         return tuple(value.items())
-    return tuple(value) if isinstance(value, list) and name in KINDS else value
+    is_list = name in KINDS or (name in PARAMETERS and PARAMETERS[name].values is not None)
+    return tuple(value) if is_list and isinstance(value, list) else value

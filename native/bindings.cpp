@@ -67,47 +67,38 @@ void define_bad_logits(nb::module_& module) {
     nb::register_exception_translator(translate_bad_logits, type.release().ptr());
 }
 
+// Gives the numbers of these names their values.
+void set_numbers(SamplerParams& params, const nb::kwargs& values) {
+    size_t count = 0;
+    params.for_each_number([&](const char* name, auto& number) {
+        if (!values.contains(name)) {
+            return;
+        }
+        if (!nb::try_cast(values[name], number)) {
+            throw nb::type_error((std::string(name) + " is not a number of its type").c_str());
+        }
+        ++count;
+    });
+    if (count != values.size()) {
+        throw nb::type_error("a keyword is not the name of a sampler's parameter");
+    }
+}
+
 // In the place of a constructor, for nanobind: keyword arguments become the fields of the same names.
-void make_sampler(Sampler* self, int64_t vocabulary_size, uint32_t seed, float temperature,
-                  float temperature_range, float temperature_exponent, int32_t top_k, float top_p,
-                  float min_p, float typical_p, float top_n_sigma, float xtc_probability, float xtc_threshold,
-                  int32_t repeat_last_n, float repeat_penalty, float frequency_penalty,
-                  float presence_penalty, float dry_multiplier, float dry_base, int32_t dry_allowed_length,
-                  int32_t dry_last_n, int32_t mirostat, float mirostat_tau, float mirostat_eta,
+void make_sampler(Sampler* self, int64_t vocabulary_size, uint32_t seed,
                   std::vector<std::pair<int32_t, float>> logit_bias,
                   const std::vector<std::vector<int32_t>>& dry_breakers,
                   const std::vector<std::string>& order, std::optional<WatermarkParams> watermark,
-                  uint32_t remember, bool exact) {
+                  uint32_t remember, bool exact, const nb::kwargs& numbers) {
     if (vocabulary_size < 1 || vocabulary_size > llmrun::largest_vocabulary) {
         throw std::invalid_argument("vocabulary_size has to be between 1 and 2^24");
     }
-    SamplerParams params{
-        .seed = seed,
-        .temperature = temperature,
-        .temperature_range = temperature_range,
-        .temperature_exponent = temperature_exponent,
-        .top_k = top_k,
-        .top_p = top_p,
-        .min_p = min_p,
-        .typical_p = typical_p,
-        .top_n_sigma = top_n_sigma,
-        .xtc_probability = xtc_probability,
-        .xtc_threshold = xtc_threshold,
-        .repeat_last_n = repeat_last_n,
-        .repeat_penalty = repeat_penalty,
-        .frequency_penalty = frequency_penalty,
-        .presence_penalty = presence_penalty,
-        .dry_multiplier = dry_multiplier,
-        .dry_base = dry_base,
-        .dry_allowed_length = dry_allowed_length,
-        .dry_last_n = dry_last_n,
-        .mirostat = mirostat,
-        .mirostat_tau = mirostat_tau,
-        .mirostat_eta = mirostat_eta,
-        .logit_bias = std::move(logit_bias),
-        .order = llmrun::order_from(order),
-        .watermark = std::move(watermark),
-    };
+    SamplerParams params;
+    set_numbers(params, numbers);
+    params.seed = seed;
+    params.logit_bias = std::move(logit_bias);
+    params.order = llmrun::order_from(order);
+    params.watermark = std::move(watermark);
     const auto size = static_cast<int32_t>(vocabulary_size);
     new (self) Sampler(size, std::move(params), dry_breakers, exact, remember);
 }
@@ -270,19 +261,9 @@ void define_sampler(nb::module_& module) {
     const SamplerParams defaults;
     nb::class_<Sampler>(module, "Sampler", "One sequence's sampler chain: llama.cpp's, token for token.")
         .def("__init__", make_sampler, "vocabulary_size"_a, nb::kw_only(), "seed"_a = defaults.seed,
-             "temperature"_a = defaults.temperature, "temperature_range"_a = defaults.temperature_range,
-             "temperature_exponent"_a = defaults.temperature_exponent, "top_k"_a = defaults.top_k,
-             "top_p"_a = defaults.top_p, "min_p"_a = defaults.min_p, "typical_p"_a = defaults.typical_p,
-             "top_n_sigma"_a = defaults.top_n_sigma, "xtc_probability"_a = defaults.xtc_probability,
-             "xtc_threshold"_a = defaults.xtc_threshold, "repeat_last_n"_a = defaults.repeat_last_n,
-             "repeat_penalty"_a = defaults.repeat_penalty, "frequency_penalty"_a = defaults.frequency_penalty,
-             "presence_penalty"_a = defaults.presence_penalty, "dry_multiplier"_a = defaults.dry_multiplier,
-             "dry_base"_a = defaults.dry_base, "dry_allowed_length"_a = defaults.dry_allowed_length,
-             "dry_last_n"_a = defaults.dry_last_n, "mirostat"_a = defaults.mirostat,
-             "mirostat_tau"_a = defaults.mirostat_tau, "mirostat_eta"_a = defaults.mirostat_eta,
              "logit_bias"_a = defaults.logit_bias, "dry_breakers"_a = std::vector<std::vector<int32_t>>{},
              "order"_a = std::vector<std::string>(llmrun::step_names.begin(), llmrun::step_names.end()),
-             "watermark"_a = nb::none(), "remember"_a = 0, "exact"_a = false)
+             "watermark"_a = nb::none(), "remember"_a = 0, "exact"_a = false, "numbers"_a)
         .def("sample", sample, "address"_a, "allowed"_a = nb::none(), "banned"_a = nb::tuple(), "accept"_a = false)
         .def("accept", &Sampler::accept, "token"_a)
         .def("accept_many", accept_many, "tokens"_a)

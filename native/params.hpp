@@ -14,30 +14,36 @@
 
 namespace llmrun {
 
-// Names, meaning and defaults as in llmrun/params.py; all neutral values switch a step off.
+// Type, name and default of each number: llmrun/protocol/params.py has the same, and says what they mean. All neutral
+// values switch a step off.
+#define LLMRUN_SAMPLER_NUMBERS(NUMBER)        \
+    NUMBER(float, temperature, 0.8f)          \
+    NUMBER(float, temperature_range, 0.0f)    \
+    NUMBER(float, temperature_exponent, 1.0f) \
+    NUMBER(int32_t, top_k, 40)                \
+    NUMBER(float, top_p, 0.95f)               \
+    NUMBER(float, min_p, 0.05f)               \
+    NUMBER(float, typical_p, 1.0f)            \
+    NUMBER(float, top_n_sigma, -1.0f)         \
+    NUMBER(float, xtc_probability, 0.0f)      \
+    NUMBER(float, xtc_threshold, 0.1f)        \
+    NUMBER(int32_t, repeat_last_n, 64)        \
+    NUMBER(float, repeat_penalty, 1.0f)       \
+    NUMBER(float, frequency_penalty, 0.0f)    \
+    NUMBER(float, presence_penalty, 0.0f)     \
+    NUMBER(float, dry_multiplier, 0.0f)       \
+    NUMBER(float, dry_base, 1.75f)            \
+    NUMBER(int32_t, dry_allowed_length, 2)    \
+    NUMBER(int32_t, dry_last_n, 64)           \
+    NUMBER(int32_t, mirostat, 0)              \
+    NUMBER(float, mirostat_tau, 5.0f)         \
+    NUMBER(float, mirostat_eta, 0.1f)
+
 struct SamplerParams {
     uint32_t seed = 0;
-    float temperature = 0.8f;
-    float temperature_range = 0.0f;
-    float temperature_exponent = 1.0f;
-    int32_t top_k = 40;
-    float top_p = 0.95f;
-    float min_p = 0.05f;
-    float typical_p = 1.0f;
-    float top_n_sigma = -1.0f;
-    float xtc_probability = 0.0f;
-    float xtc_threshold = 0.1f;
-    int32_t repeat_last_n = 64;
-    float repeat_penalty = 1.0f;
-    float frequency_penalty = 0.0f;
-    float presence_penalty = 0.0f;
-    float dry_multiplier = 0.0f;
-    float dry_base = 1.75f;
-    int32_t dry_allowed_length = 2;
-    int32_t dry_last_n = 64;
-    int32_t mirostat = 0;
-    float mirostat_tau = 5.0f;
-    float mirostat_eta = 0.1f;
+#define LLMRUN_DECLARE(type, name, value) type name = value;
+    LLMRUN_SAMPLER_NUMBERS(LLMRUN_DECLARE)
+#undef LLMRUN_DECLARE
     std::vector<std::pair<int32_t, float>> logit_bias;  // (token, added logit); -inf bans the token
     std::vector<Step> order = default_order();          // each at most once; one that is missing is off
     std::optional<WatermarkParams> watermark;           // its step is the last, whatever the order
@@ -50,6 +56,14 @@ struct SamplerParams {
     bool may_exclude_top_choices() const { return xtc_probability > 0.0f && xtc_threshold <= 0.5f; }
     bool adapts_temperature() const { return temperature_range > 0.0f; }
     bool is_greedy() const { return temperature <= 0.0f && !adapts_temperature(); }
+
+    // Calls visit(name, number) for each number.
+    template <typename Visit>
+    void for_each_number(Visit visit) {
+#define LLMRUN_VISIT(type, name, value) visit(#name, name);
+        LLMRUN_SAMPLER_NUMBERS(LLMRUN_VISIT)
+#undef LLMRUN_VISIT
+    }
 
     // Whether the step, if it is in the order, can do anything.
     bool switches_on(Step step) const;

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup, TyperOption
+from typer.core import TyperGroup
 
-from llmrun.cli import defaults, habits
+from llmrun.cli import habits
+from llmrun.cli.command import Command, ModelCommand
 from llmrun.cli.commands import ALIASES, BENCH_COMMANDS, COMMANDS, CommandEntry
 from llmrun.cli.completion import complete_bench, complete_model, completes, fix_words
-from llmrun.cli.pages import HELP_ALL, OPTIONS, command_help, root_help
+from llmrun.cli.pages import OPTIONS, root_help
 from llmrun.errors import UsageError, did_you_mean
 
 _MODEL_FIRST = frozenset(
@@ -62,72 +62,15 @@ class RootCommand(TyperGroup):
 
 def _command(name: str, entry: CommandEntry, function: Any) -> Any:
     """Return a function or a Typer app as a command."""
-    if isinstance(function, typer.Typer):
-        single = function
-    else:
+    single = function
+    if not isinstance(function, typer.Typer):
         single = typer.Typer(add_completion=False, context_settings=_SETTINGS)
-        single.command(name, help=entry.help if function in (_name_model, _name_bench) else None)(function)
+        cls = ModelCommand if name in habits.TAKES_MODEL else Command
+        text = entry.help if function in (_name_model, _name_bench) else None
+        single.command(name, cls=cls, help=text)(function)
     command = typer.main.get_command(single)
     command.name = name
-    for each in (command, *getattr(command, "commands", {}).values()):
-        each.format_help = _write_help
-        for parameter in each.params:
-            if parameter.type.name == "path":
-                parameter.type.convert = partial(_convert_path, parameter.type.convert)
-        each.params.append(_help_all_option())
-    if name in habits.TAKES_MODEL:
-        _complete_arguments(command)
     return command
-
-
-def _convert_path(convert: Callable[..., Any], value: Any, parameter: Any, context: Any) -> Any:
-    """Convert a path; refuse an empty one, such as that of an unset shell variable, which would be this folder."""
-    if value == "":
-        raise typer.BadParameter("it is empty", ctx=context, param=parameter)
-    return convert(value, parameter, context)
-
-
-def _complete_arguments(command: Any) -> None:
-    """Accept the model, and the prompt, as options of other programs too; fill in the user's settings."""
-    takes_prompt = command.name in habits.TAKES_PROMPT
-    pairs = [(habits.MODEL, habits.MODEL_OPTIONS), *([(habits.PROMPT, habits.PROMPT_OPTIONS)] if takes_prompt else [])]
-    arguments = [each for each in command.params if each.param_type_name == "argument"]
-    for name, flags in pairs:
-        command.params.append(TyperOption(param_decls=[name, *flags], hidden=True, expose_value=False))
-    make_parser = command.make_parser
-
-    def make(context: typer.Context) -> Any:
-        parser = make_parser(context)
-        parse = parser.parse_args
-
-        def parse_args(args: list[str]) -> Any:
-            values, rest, order = parse(args=args)
-            rest = habits.name_arguments(values, arguments, rest)
-            if command.name in defaults.USES_PRESETS and not context.resilient_parsing:
-                defaults.fill(command.name, context, values)
-            return values, rest, order
-
-        parser.parse_args = parse_args
-        return parser
-
-    command.make_parser = make
-
-
-def _write_help(context: Any, formatter: Any) -> None:
-    """Write the help without Rich, which takes tenths of a second to load."""
-    formatter.write(command_help(context))
-
-
-def _help_all_option() -> TyperOption:
-    def show(context: typer.Context, _: Any, value: bool) -> None:
-        if value and not context.resilient_parsing:
-            typer.echo(command_help(context, shows_all=True).rstrip("\n"))
-            context.exit()
-
-    text = "Show all options and exit."
-    return TyperOption(
-        param_decls=[HELP_ALL], is_flag=True, is_eager=True, expose_value=False, callback=show, help=text
-    )
 
 
 def _name_model(model: Annotated[str, typer.Argument(autocompletion=complete_model)]) -> None:

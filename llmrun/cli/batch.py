@@ -30,7 +30,7 @@ from llmrun.cli.reasoning import KeepReasoningOption, ThinkOption, ThinkTokensOp
 from llmrun.cli.remote import AtOption, KeyFileOption, remote_server, served_model
 from llmrun.cli.remote_options import ANY_MODEL, refuse_with_remote
 from llmrun.cli.run_command import RawOption
-from llmrun.cli.sampling import sampling_flags
+from llmrun.cli.sampling import SAMPLING_OPTIONS
 from llmrun.errors import RowsFailedError, UsageError, require_within
 from llmrun.protocol.messages import AnswerRequest
 from llmrun.protocol.params import resolve_sampling
@@ -114,7 +114,7 @@ RetryErrorsOption = Annotated[bool, typer.Option("--retry-errors", help="Try row
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only count rows and tokens and predict the time.")]
 
 
-@with_options(asked=asked, loading=loading, flags=sampling_flags)
+@with_options(asked=asked, loading=loading, flags=SAMPLING_OPTIONS)
 def batch(
     model: ModelArgument,
     rows: RowsArgument = None,

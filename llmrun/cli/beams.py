@@ -11,12 +11,12 @@ import typer
 from llmrun.cli.answering import DisplayOptions, cancelling, show_again
 from llmrun.cli.completion import complete_words
 from llmrun.cli.options import LoadingOptions
-from llmrun.cli.sampling import FLAGS, USED_BY_BEAMS
 from llmrun.errors import CancelledError, CutOffError, UsageError
 from llmrun.model import Model
 from llmrun.planning.memory import kv_bytes
 from llmrun.protocol.jobs.beams import EARLY_STOPPING, BeamSettings, BeamsFound, SearchBeams, TreeNode
 from llmrun.protocol.messages import AnswerRequest
+from llmrun.protocol.params import PARAMETERS
 from llmrun.ui.terminal.output import Output
 
 _PANEL = "Beam search"
@@ -80,7 +80,7 @@ def refuse_with_beams(
     Raises:
         UsageError: such an option is given.
     """
-    drawn = {FLAGS[name][0]: True for name in flags if name not in USED_BY_BEAMS}
+    drawn = {PARAMETERS[name].flag: True for name in flags if not PARAMETERS[name].for_beams}
     given = {
         **drawn,
         "--think": asked.thinking is True,

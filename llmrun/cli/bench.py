@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,8 +14,7 @@ from llmrun.cli.bench_load import LoadTestOptions, load_test_options
 from llmrun.cli.bench_options import BenchArguments, Lists, MeasurementOptions
 from llmrun.cli.completion import BENCH_ACTIONS, complete_bench
 from llmrun.cli.defaults import with_preset
-from llmrun.cli.engine_options import METAVARS, engine_option
-from llmrun.cli.options import LoraOption, YesOption, adapters_of, with_options
+from llmrun.cli.options import LoraOption, OptionTable, YesOption, adapters_of, engine_option, with_options
 from llmrun.cli.rpc import RpcOption, workers_of
 from llmrun.config import load_settings
 from llmrun.errors import OutOfMemoryError, UsageError
@@ -33,7 +31,7 @@ if TYPE_CHECKING:
     from llmrun.protocol.loading import Load
 
 _TESTS, _LOADING = "Tests", "Loading"
-_DEFAULTS = {"threads": "one per physical core", "n_batch": "2048"}  # other than the engine's
+_DEFAULTS = {"threads": SETTINGS["threads"].unset, "n_batch": "2048"}  # other than the engine's
 
 
 def _tests(short: str, long: str, metavar: str, text: str) -> typer.models.OptionInfo:
@@ -41,17 +39,16 @@ def _tests(short: str, long: str, metavar: str, text: str) -> typer.models.Optio
     return option
 
 
-def _loading_options() -> list[inspect.Parameter]:
-    """Return a parameter for each engine setting that has an option, with llmrun bench's defaults."""
-    found = []
-    for name in (name for name, setting in SETTINGS.items() if setting.option):
-        default = _DEFAULTS.get(name, shown(getattr(DEFAULTS, name)))
-        option = engine_option(name, default, metavar=METAVARS.get(name, "NUMBER"), panel=_LOADING)
-        kind = inspect.Parameter.KEYWORD_ONLY
-        found.append(inspect.Parameter(name, kind, default=None, annotation=Annotated[Lists, option]))
-    return found
+def _loading_option(name: str) -> Any:
+    """Return the annotated type of the option of an engine setting, with llmrun bench's default."""
+    default = _DEFAULTS.get(name, shown(getattr(DEFAULTS, name)))
+    return Annotated[Lists, engine_option(name, default, panel=_LOADING)]
 
 
+_SETTINGS = OptionTable({name: _loading_option(name) for name, setting in SETTINGS.items() if setting.option}, dict)
+
+
+@with_options(settings=_SETTINGS)
 def bench_arguments(
     prompts: Annotated[Lists, _tests("-p", "--n-prompt", "TOKENS", "Prompt lengths. Default: 512.")] = None,
     answers: Annotated[Lists, _tests("-n", "--n-gen", "TOKENS", "Answer lengths. Default: 128.")] = None,
@@ -63,7 +60,8 @@ def bench_arguments(
     depths: Annotated[Lists, _tests("-d", "--n-depth", "TOKENS", "In the context before. Default: 0.")] = None,
     lora: LoraOption = None,
     rpc: RpcOption = None,
-    **settings: Lists,
+    *,
+    settings: dict[str, Lists],
 ) -> BenchArguments:
     """The options that take lists. Each may be repeated, and takes "128,512", "128-1024+128" and "128-1024*2"."""
     divides = (name for name in ("gpu_layers", *DEVICE_SETTINGS) if settings[name] is not None)
@@ -72,12 +70,6 @@ def bench_arguments(
         raise UsageError(what, why="layers are divided by the memory of each machine")
     given = {name: texts for name, texts in settings.items() if texts is not None}
     return BenchArguments(prompts, answers, pairs, chats, depths, given, adapters_of(lora), workers_of(rpc))
-
-
-_signature = inspect.signature(bench_arguments, eval_str=True)
-_own = list(_signature.parameters.values())[:-1]
-# What Typer reads: an option for each setting, where `settings` collects them.
-vars(bench_arguments)["__signature__"] = _signature.replace(parameters=[*_own, *_loading_options()])
 
 
 def measurement_options(

@@ -27,7 +27,7 @@ from llmrun.cli.options import AnswerOptions, LoadingOptions, StatsOption, loadi
 from llmrun.cli.options import loading as load_options
 from llmrun.cli.remote import AtOption, KeyFileOption, remote_server
 from llmrun.cli.remote_options import refuse_with_remote
-from llmrun.cli.sampling import sampling_flags
+from llmrun.cli.sampling import SAMPLING_OPTIONS
 from llmrun.cli.sessions import complete_session
 from llmrun.cli.slash.commands import BY_NAME, completions
 from llmrun.cli.slash.inspection import REMEMBERED
@@ -101,7 +101,7 @@ def saving(
     return SessionOptions(last, session, private, overflow, keep)
 
 
-@with_options(wanted=wanted, tooling=tooling, saving=saving, loading=loading, flags=sampling_flags)
+@with_options(wanted=wanted, tooling=tooling, saving=saving, loading=loading, flags=SAMPLING_OPTIONS)
 def chat(
     context: typer.Context,
     model: Annotated[

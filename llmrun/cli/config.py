@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from llmrun.cli import settings_file
+from llmrun.cli.command import Command, CommandGroup
 from llmrun.cli.completion import complete_words
 from llmrun.cli.defaults import ENVIRONMENT, SETTINGS_FILE, default_model
 from llmrun.cli.options import JsonOption
@@ -28,7 +29,9 @@ KeyArgument = Annotated[
     ),
 ]
 
-app = typer.Typer(help="Show and change the settings: default model, presets, server.", add_completion=False)
+app = typer.Typer(
+    cls=CommandGroup, help="Show and change the settings: default model, presets, server.", add_completion=False
+)
 
 
 @app.callback(invoke_without_command=True)
@@ -52,7 +55,7 @@ def show(context: typer.Context, json: JsonOption = False) -> None:
     output.note(f"Settings file: {path}" + ("" if path.exists() else ", which does not exist yet"))
 
 
-@app.command("set")
+@app.command("set", cls=Command)
 def set_value(key: KeyArgument, value: Annotated[str, typer.Argument(metavar="VALUE", help="Its new value.")]) -> None:
     """Set a value.
 
@@ -81,7 +84,7 @@ def _require_model(name: str) -> None:
     locate(name, load_settings())
 
 
-@app.command("unset")
+@app.command("unset", cls=Command)
 def unset_value(key: KeyArgument) -> None:
     """Remove a value."""
     if key not in settings_file.read_file():
@@ -90,7 +93,7 @@ def unset_value(key: KeyArgument) -> None:
     Output().note(f"{key} is removed from {settings_file.change(key, None)}")
 
 
-@app.command("edit")
+@app.command("edit", cls=Command)
 def edit_file() -> None:
     """Edit the settings file with VISUAL or EDITOR. An invalid text is refused."""
     from llmrun.ui.prompt.editor import edit

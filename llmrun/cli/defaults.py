@@ -80,8 +80,10 @@ def with_preset(model: str, preferences: LoadPreferences) -> LoadPreferences:
 
 def _loading(found: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:
     """Return the fields of LoadPreferences in a preset."""
-    names = {"ctx": "n_ctx", "cache-type-k": "kv_type_k", "cache-type-v": "kv_type_v"}
-    return {names[key]: value for key, (value, _) in found.items() if key in names}
+    from llmrun.cli.settings_file import LOADING
+
+    values = {LOADING[key].parameter: value for key, (value, _) in found.items() if key in LOADING}
+    return {"n_ctx" if name == "ctx" else name: value for name, value in values.items()}
 
 
 def served_presets() -> Callable[[str], Preset]:
@@ -201,12 +203,12 @@ def _yielding(found: dict[str, tuple[Any, str]], typed: Mapping[str, Any]) -> di
         typed: parsed values by parameter, None if missing.
     """
     from llmrun.cli import settings_file
-    from llmrun.cli.sampling import USED_BY_BEAMS
+    from llmrun.protocol.params import PARAMETERS
 
     def excludes(name: str) -> bool:
         key = settings_file.PRESET[name]
         return (
-            (typed.get("beams") is not None and key.is_sampling and key.parameter not in USED_BY_BEAMS)
+            (typed.get("beams") is not None and key.is_sampling and not PARAMETERS[key.parameter].for_beams)
             or (bool(typed.get("watermark")) and key.parameter == "mirostat")
             or (typed.get("flash_attention") == "off" and key.parameter == "kv_type_v")
         )

@@ -14,12 +14,11 @@ from llmrun.cli.completion import complete_words
 from llmrun.cli.loading import open_model
 from llmrun.cli.options import (
     CtxOption,
-    GpuLayersOption,
     LoadingOptions,
     ModelArgument,
-    ThreadsOption,
     VerboseOption,
     YesOption,
+    engine_options,
     with_options,
 )
 from llmrun.cli.replacing import check_output_file
@@ -39,15 +38,16 @@ _MOST_COMPARED = 12
 """Texts; a larger table of similarities fits no terminal."""
 
 
+@with_options(engine=engine_options("threads", "gpu_layers"))
 def embed_loading(
     ctx: CtxOption = None,
-    threads: ThreadsOption = None,
-    gpu_layers: GpuLayersOption = None,
+    *,
+    engine: dict[str, Any],
     verbose: VerboseOption = False,
     yes: YesOption = False,
 ) -> LoadingOptions:
     """Collect the options of loading a model for embeddings."""
-    return LoadingOptions(LoadPreferences(ctx, threads, gpu_layers), OFF, verbose, yes)
+    return LoadingOptions(LoadPreferences(ctx, **engine), OFF, verbose, yes)
 
 
 def embedding(

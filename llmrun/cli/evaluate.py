@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmrun.cli.completion import complete_model
-from llmrun.cli.options import JsonOption, ModelArgument, YesOption, load_preferences, with_options
+from llmrun.cli.options import PREFERENCES, JsonOption, ModelArgument, YesOption, with_options
 from llmrun.errors import UsageError
 from llmrun.planning.plan import LoadPreferences
 from llmrun.ui.terminal.output import Output
@@ -65,7 +65,7 @@ def _sample(
     return _TextSample(read_text(text) if text is not None else default_text(), ctx, count, long)
 
 
-@with_options(sample=_sample, preferences=load_preferences)
+@with_options(sample=_sample, preferences=PREFERENCES)
 def evaluate(
     model: ModelArgument,
     sample: _TextSample,

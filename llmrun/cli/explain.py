@@ -22,7 +22,7 @@ from llmrun.cli.options import (
 )
 from llmrun.cli.replacing import check_output_file
 from llmrun.cli.run_command import PromptArgument, RawOption, asked_for, read_prompt
-from llmrun.cli.sampling import sampling_flags
+from llmrun.cli.sampling import SAMPLING_OPTIONS
 from llmrun.errors import CancelledError, UsageError, require_within
 from llmrun.protocol.codec import as_dict
 from llmrun.protocol.messages import AnswerRequest, Finished
@@ -33,7 +33,7 @@ from llmrun.ui.terminal.output import Output
 _ANSWER_TOKENS = 8
 
 
-@with_options(loading=loading, flags=sampling_flags)
+@with_options(loading=loading, flags=SAMPLING_OPTIONS)
 def explain(
     model: ModelArgument,
     prompt: PromptArgument = None,

@@ -16,9 +16,9 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from llmrun.cli.agents import AGENTS, Agent, AgentSettings, Endpoint
+from llmrun.cli.command import Command
 from llmrun.cli.completion import complete_model, complete_words
 from llmrun.cli.options import CtxOption, JsonOption, YesOption
 from llmrun.cli.remote import AtOption, KeyFileOption, remote_server
@@ -38,7 +38,7 @@ _FOLDER, _KEY = "${folder}", "${LLMRUN_SERVER_KEY}"  # in a printed script
 _END_SECONDS = 10.0
 
 
-class LaunchCommand(TyperCommand):
+class LaunchCommand(Command):
     """Keeps the words after `--` for the agent: `launch claude -- -p hi` names no model."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

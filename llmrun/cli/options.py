@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -16,7 +16,6 @@ import typer
 
 from llmrun.cli.answer_files import read_constraint, template_text
 from llmrun.cli.completion import complete_model, complete_words
-from llmrun.cli.engine_options import device_options, engine_option
 from llmrun.cli.reasoning import (
     KeepReasoningOption,
     ShowThoughtsOption,
@@ -26,10 +25,11 @@ from llmrun.cli.reasoning import (
 )
 from llmrun.cli.rpc import RpcOption, workers_of
 from llmrun.errors import UsageError, require_within
-from llmrun.planning.plan import LoadPreferences
+from llmrun.planning.memory import KV_BYTES
+from llmrun.planning.plan import ATTENTION, LOAD_OPTIONS, LoadPreferences
 from llmrun.planning.speculation import AUTO, OFF, read_draft_source, read_speculate
 from llmrun.protocol.params import MOST_TOKENS, Limits, check_limits
-from llmrun.protocol.settings import DEFAULTS
+from llmrun.protocol.settings import SETTINGS
 
 if TYPE_CHECKING:
     from llmrun.chat.attachments import Attachments
@@ -73,12 +73,53 @@ CtxOption = Annotated[
 ]
 
 
-ThreadsOption = Annotated[int | None, engine_option("threads", "one per physical core")]
-GpuLayersOption = Annotated[int | None, engine_option("gpu_layers", "all that fit")]
-CpuExpertsOption = Annotated[int | None, engine_option("cpu_experts", "as many as do not fit there")]
-CacheTypeKOption = Annotated[str | None, engine_option("kv_type_k", DEFAULTS.kv_type_k, metavar="f16|q8_0")]
-CacheTypeVOption = Annotated[str | None, engine_option("kv_type_v", DEFAULTS.kv_type_v, metavar="f16|q8_0")]
-FlashAttentionOption = Annotated[str | None, engine_option("flash_attention", "where it is faster")]
+@dataclass(frozen=True, slots=True)
+class OptionTable:
+    """A group of options made from a table."""
+
+    options: Mapping[str, Any]  # parameter -> its annotated type; None without the option
+    read: Callable[..., Any]  # gets their values
+
+    def __call__(self, **values: Any) -> Any:
+        return self.read(**values)
+
+
+def engine_option(name: str, unset: str, *, metavar: str = "", panel: str = "Engine") -> Any:
+    """Return the option of an engine setting.
+
+    Args:
+        unset: its value without the option, in words, for the help.
+        metavar: placeholder in the help, if not the setting's.
+    """
+    setting = SETTINGS[name]
+    metavar = metavar or setting.metavar
+    words = metavar.split("|") if "|" in metavar else setting.choices
+    return typer.Option(
+        setting.option,
+        setting.short,
+        metavar=metavar,
+        help=f"{setting.help} Default: {unset}." if unset else setting.help,
+        autocompletion=complete_words(*words) if words else None,
+        rich_help_panel=panel,
+    )
+
+
+def _planned(name: str) -> Any:
+    """Return the annotated type of the option of an engine setting that a plan chooses if the user does not."""
+    types = "|".join(KV_BYTES) if name in ("kv_type_k", "kv_type_v") else ""
+    value: Any = int if SETTINGS[name].bounds else str
+    return Annotated[value | None, engine_option(name, SETTINGS[name].unset, metavar=types)]
+
+
+def engine_options(*names: str) -> OptionTable:
+    """Return the options of engine settings; a command gets those that the user gave, by their names."""
+    return OptionTable({name: _planned(name) for name in names}, _given)
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
 SpeculateOption = Annotated[
     str | None,
     typer.Option(
@@ -169,23 +210,29 @@ StatsOption = Annotated[
 ]
 
 
-def with_options(**groups: Callable[..., Any]) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+def with_options(
+    **groups: Callable[..., Any] | OptionTable,
+) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """Give a command, or a group of options, further groups of options.
 
     Args:
-        groups: parameter of the command -> the function whose options are added to it and whose result it gets.
+        groups: parameter of the command -> the function, or table, whose options are added to it and whose result it
+            gets.
     """
 
     def decorate(command: Callable[..., Result]) -> Callable[..., Result]:
         signature = inspect.signature(command, eval_str=True)
-        own = [parameter for name, parameter in signature.parameters.items() if name not in groups]
         added = {name: _parameters(group) for name, group in groups.items()}
-        parameters = [*own, *(parameter for group in added.values() for parameter in group)]
+        # A group's options stand where the signature has the group.
+        stated = [added.get(name, [parameter]) for name, parameter in signature.parameters.items()]
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        parameters = [parameter.replace(kind=keyword) for options in stated for parameter in options]
+        readers = {name: group.read if isinstance(group, OptionTable) else group for name, group in groups.items()}
 
         @functools.wraps(command)
         def wrapper(**options: Any) -> Any:
-            for name, group in groups.items():
-                options[name] = group(**{parameter.name: options.pop(parameter.name) for parameter in added[name]})
+            for name, read in readers.items():
+                options[name] = read(**{parameter.name: options.pop(parameter.name) for parameter in added[name]})
             return command(**options)
 
         # What Typer reads.
@@ -196,20 +243,20 @@ def with_options(**groups: Callable[..., Any]) -> Callable[[Callable[..., Result
     return decorate
 
 
-def _parameters(group: Callable[..., Any]) -> list[inspect.Parameter]:
-    parameters = inspect.signature(group, eval_str=True).parameters.values()
-    return [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
+def _parameters(group: Callable[..., Any] | OptionTable) -> list[inspect.Parameter]:
+    if isinstance(group, OptionTable):
+        keyword, options = inspect.Parameter.KEYWORD_ONLY, group.options.items()
+        return [inspect.Parameter(name, keyword, default=None, annotation=annotated) for name, annotated in options]
+    return list(inspect.signature(group, eval_str=True).parameters.values())
 
 
-def load_preferences(
-    threads: ThreadsOption = None,
-    gpu_layers: GpuLayersOption = None,
-    kv_type_k: CacheTypeKOption = None,
-    kv_type_v: CacheTypeVOption = None,
-    flash_attention: FlashAttentionOption = None,
-) -> LoadPreferences:
-    """The options of a command that loads models with a context of its own choice."""
-    return LoadPreferences(None, threads, gpu_layers, kv_type_k, kv_type_v, flash_attention)
+def load_preferences(**values: Any) -> LoadPreferences:
+    """Return preferences without a context window; None leaves a setting to the plan."""
+    return LoadPreferences(**_given(**values))
+
+
+PREFERENCES = OptionTable(engine_options("threads", "gpu_layers", *ATTENTION).options, load_preferences)
+"""The options of a command that loads models with a context of its own choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,15 +277,11 @@ class LoadingOptions:
         return AUTO if self.speculate is None else self.speculate
 
 
-@with_options(devices=device_options)
+@with_options(engine=engine_options(*LOAD_OPTIONS))
 def loading(
     ctx: CtxOption = None,
-    threads: ThreadsOption = None,
-    gpu_layers: GpuLayersOption = None,
-    cpu_experts: CpuExpertsOption = None,
-    kv_type_k: CacheTypeKOption = None,
-    kv_type_v: CacheTypeVOption = None,
-    flash_attention: FlashAttentionOption = None,
+    *,
+    engine: dict[str, Any],
     speculate: SpeculateOption = None,
     draft: DraftOption = None,
     mmproj: MmprojOption = None,
@@ -246,17 +289,13 @@ def loading(
     rpc: RpcOption = None,
     verbose: VerboseOption = False,
     yes: YesOption = False,
-    *,
-    devices: dict[str, Any],
 ) -> LoadingOptions:
     """The options of a command that loads a model."""
-    preferences = load_preferences(threads, gpu_layers, kv_type_k, kv_type_v, flash_attention)
     most = None if speculate is None else read_speculate(speculate)
     if most == OFF and draft not in (None, "off"):
-        raise UsageError("--draft and --speculate off exclude each other", hint="give one of them")
+        raise UsageError("--draft and --speculate off can't be used together", hint="give one of them")
     draft, heads = read_draft_source(draft)
-    preferences = replace(preferences, n_ctx=ctx, cpu_experts=cpu_experts, workers=workers_of(rpc), **devices)
-    preferences = replace(preferences, draft_heads=heads)
+    preferences = LoadPreferences(ctx, workers=workers_of(rpc), draft_heads=heads, **engine)
     return LoadingOptions(preferences, most, verbose, yes, draft, adapters_of(lora), mmproj)
 
 
@@ -358,10 +397,10 @@ def wanted(
     check_limits(max_tokens, stop or (), ban or (), ("--max-tokens", "--stop", "--ban"))
     require_within("--think-tokens", think_tokens, (0, MOST_TOKENS))
     if think is False and think_tokens is not None:
-        raise UsageError("--no-think and --think-tokens exclude each other", hint="give one of them")
+        raise UsageError("--no-think and --think-tokens can't be used together", hint="give one of them")
     if think_effort is not None and think is (think_effort == "none"):
         flag = "--think" if think else "--no-think"
-        raise UsageError(f"{flag} and --think-effort {think_effort} exclude each other", hint="give one of them")
+        raise UsageError(f"{flag} and --think-effort {think_effort} can't be used together", hint="give one of them")
     if json_format is not None:
         if json_format != "json":
             raise UsageError(f"invalid --format {json_format}", why="must be json", hint="--json-schema FILE|JSON")

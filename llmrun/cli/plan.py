@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmrun.cli.completion import complete_model
-from llmrun.cli.engine_options import device_options
 from llmrun.cli.options import (
-    CacheTypeKOption,
-    CacheTypeVOption,
     DraftOption,
     JsonOption,
+    engine_options,
     with_options,
 )
 from llmrun.cli.rpc import RpcOption, workers_of
 from llmrun.config import Settings, load_settings
 from llmrun.errors import LlmrunError, NetworkError, UsageError
+from llmrun.protocol.settings import DEVICE_SETTINGS
 from llmrun.protocol.sizes import readable_size
 from llmrun.ui.terminal.output import Output
 
@@ -44,20 +43,18 @@ ContextsOption = Annotated[
 ]
 
 
-@with_options(devices=device_options)
+@with_options(engine=engine_options("kv_type_k", "kv_type_v", *DEVICE_SETTINGS))
 def plan(
     model: ModelOrNoneArgument = "",
     ctx: ContextsOption = "",
-    kv_type_k: CacheTypeKOption = None,
-    kv_type_v: CacheTypeVOption = None,
+    *,
+    engine: dict[str, Any],
     draft: DraftOption = None,
     rpc: RpcOption = None,
     every: Annotated[
         bool, typer.Option("--all", help="Show every quant of the repository, even if one is on this disk.")
     ] = False,
     json: JsonOption = False,
-    *,
-    devices: dict[str, Any],
 ) -> None:
     """Predict memory and speed of each quant of a model on this machine.
 
@@ -73,10 +70,10 @@ def plan(
 
     output = Output(json=json)
     if not model:
-        _propose(output, is_alone=not (ctx or kv_type_k or kv_type_v or draft or rpc or every))
+        _propose(output, is_alone=not (ctx or engine or draft or rpc or every))
         return
     lengths, workers, settings = parse_contexts(ctx), workers_of(rpc), load_settings()
-    preferences = LoadPreferences(kv_type_k=kv_type_k, kv_type_v=kv_type_v, workers=workers, **devices)
+    preferences = LoadPreferences(workers=workers, **engine)
     spec, candidates = _candidates(output, model, settings, every=every)
     smaller, heads = read_draft_source(draft)
     preferences = replace(preferences, draft_heads=heads)

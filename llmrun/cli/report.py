@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from llmrun.cli.options import OutputFileYesOption, load_preferences, with_options
+from llmrun.cli.options import PREFERENCES, OutputFileYesOption, with_options
 from llmrun.cli.quantize import (
     USUAL_TYPES,
     ImportanceOptions,
@@ -23,7 +23,7 @@ from llmrun.cli.quantize import (
 from llmrun.planning.plan import LoadPreferences
 
 
-@with_options(importance=importance, preferences=load_preferences)
+@with_options(importance=importance, preferences=PREFERENCES)
 def report(
     source: SourceArgument,
     importance: ImportanceOptions,

@@ -19,7 +19,7 @@ from llmrun.cli.options import AnswerOptions, LoadingOptions, StatsOption, loadi
 from llmrun.cli.remote import AtOption, KeyFileOption, remote_server
 from llmrun.cli.remote_options import refuse_with_remote
 from llmrun.cli.replacing import check_output_file
-from llmrun.cli.sampling import sampling_flags, sampling_rows
+from llmrun.cli.sampling import SAMPLING_OPTIONS, sampling_rows
 from llmrun.errors import CancelledError, CutOffError, LlmrunError, UsageError, require_within
 from llmrun.model.chat_model import ChatModel, loaded_locally
 from llmrun.model.load_plan import ExpectedUse
@@ -100,7 +100,7 @@ ExplainOption = Annotated[
 ]
 
 
-@with_options(wanted=wanted, loading=loading, flags=sampling_flags, beams=beam_options)
+@with_options(wanted=wanted, loading=loading, flags=SAMPLING_OPTIONS, beams=beam_options)
 def run(
     model: ModelOrServedArgument = "",
     prompt: PromptArgument = None,

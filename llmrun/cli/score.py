@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from llmrun.cli.options import CtxOption, JsonOption, ModelArgument, YesOption, load_preferences, with_options
+from llmrun.cli.options import PREFERENCES, CtxOption, JsonOption, ModelArgument, YesOption, with_options
 from llmrun.planning.plan import LoadPreferences
 from llmrun.ui.terminal.output import Output
 
 
-@with_options(preferences=load_preferences)
+@with_options(preferences=PREFERENCES)
 def score(
     model: ModelArgument,
     text: Annotated[str, typer.Argument(metavar="TEXT|FILE|-", help="Text, or name of a file; - is stdin.")],

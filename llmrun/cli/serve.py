@@ -31,7 +31,7 @@ from llmrun.cli.options import (
     with_options,
 )
 from llmrun.cli.reasoning import KeepReasoningOption, ThinkEffortOption
-from llmrun.cli.sampling import watermark_flags
+from llmrun.cli.sampling import WATERMARK_OPTIONS
 from llmrun.cli.serving import at_most
 from llmrun.cli.tools import ToolOptions, page_tools, tooling
 from llmrun.config import load_settings, model_aliases
@@ -127,7 +127,7 @@ InstallOption = Annotated[
 LogJsonOption = Annotated[bool, typer.Option("--log-json", help="Log each request as a JSON object on stderr.")]
 
 
-@with_options(loading=loading, marking=watermark_flags, tooling=tooling)
+@with_options(loading=loading, marking=WATERMARK_OPTIONS, tooling=tooling)
 def serve(
     context: typer.Context,
     models: ModelsArgument = None,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llmrun.cli.command import Command, CommandGroup
 from llmrun.cli.options import JsonOption, OutputFileYesOption, RemovalYesOption
 from llmrun.cli.replacing import check_output_file
 from llmrun.config import load_settings
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 _HARMLESS = re.compile(r"[A-Za-z0-9_.+-]+")  # a shell evaluates what it completes
 
-app = typer.Typer(help="List, show, search and export saved chats.", add_completion=False)
+app = typer.Typer(cls=CommandGroup, help="List, show, search and export saved chats.", add_completion=False)
 
 
 class ExportFormat(str, Enum):
@@ -74,7 +75,7 @@ def start(context: typer.Context) -> None:
         list_sessions()
 
 
-@app.command("list")
+@app.command("list", cls=Command)
 def list_sessions(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only names, one per line.")] = False,
     json: JsonOption = False,
@@ -96,7 +97,7 @@ def list_sessions(
         output.note("No saved chats yet. `llmrun chat` begins one.")
 
 
-@app.command("show")
+@app.command("show", cls=Command)
 def show_session(name: LastArgument = "", branch: BranchOption = "", json: JsonOption = False) -> None:
     """Print a saved chat; with --json, all of its data."""
     from llmrun.chat.store.export import export
@@ -112,7 +113,7 @@ def show_session(name: LastArgument = "", branch: BranchOption = "", json: JsonO
         output.sentence(line)
 
 
-@app.command("export")
+@app.command("export", cls=Command)
 def export_session(
     name: LastArgument = "",
     form: Annotated[
@@ -149,7 +150,7 @@ def export_session(
     output.note(f"{tree.name} is in {to}, as {wanted}.")
 
 
-@app.command("import")
+@app.command("import", cls=Command)
 def import_session(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="File written by `llmrun sessions export --format json`.")
@@ -174,7 +175,7 @@ def import_session(
         output.note(f"Saved as {facts.name}. `llmrun chat MODEL --session {shlex.quote(facts.name)}` continues it.")
 
 
-@app.command("rename")
+@app.command("rename", cls=Command)
 def rename_session(name: NameArgument, new: Annotated[str, typer.Argument(metavar="NEW", help="New name.")]) -> None:
     """Rename a saved chat."""
     output = Output()
@@ -183,7 +184,7 @@ def rename_session(name: NameArgument, new: Annotated[str, typer.Argument(metava
     output.note(f"Renamed {name} to {new.strip()}.")
 
 
-@app.command("rm")
+@app.command("rm", cls=Command)
 def remove_sessions(names: NamesArgument, yes: RemovalYesOption = False, json: JsonOption = False) -> None:
     """Delete saved chats with all their branches."""
     output = Output(json=json)
@@ -201,7 +202,7 @@ def remove_sessions(names: NamesArgument, yes: RemovalYesOption = False, json: J
         output.note("Deleted.")
 
 
-@app.command("search")
+@app.command("search", cls=Command)
 def search_sessions(
     words: Annotated[
         list[str],

@@ -16,14 +16,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llmrun.cli.sampling import FLAGS, read_value
+from llmrun.cli.sampling import read_value
 from llmrun.config import config_file, read_toml
 from llmrun.errors import ResourceError, UsageError, did_you_mean, require_within
+from llmrun.protocol.params import PARAMETERS
 from llmrun.protocol.settings import PARALLEL_BOUNDS, SETTINGS
 from llmrun.server.durations import read_time
 from llmrun.storage import write_whole
 
-_LISTS = {"dry_breakers", "logit_bias", "watermark", "watermark_key"}  # flags that no preset has
 _HIGHEST = 2**31 - 1
 _SWITCH = {"true": True, "on": True, "false": False, "off": False}
 
@@ -39,16 +39,16 @@ class Key(NamedTuple):
     is_time: bool = False
 
 
+LOADING = {"ctx": Key("ctx", int)} | {
+    SETTINGS[name].option.lstrip("-"): Key(name, str, SETTINGS[name].choices) for name in ("kv_type_k", "kv_type_v")
+}
+"""Keys of a preset that mean nothing for a remote server."""
 PRESET = {
     "system": Key("system", str),
     "max-tokens": Key("max_tokens", int, bounds=(1, _HIGHEST)),
     "keep-reasoning": Key("keep_reasoning", bool),
-    "ctx": Key("ctx", int),
-    "cache-type-k": Key("kv_type_k", str, SETTINGS["kv_type_k"].choices),
-    "cache-type-v": Key("kv_type_v", str, SETTINGS["kv_type_v"].choices),
-} | {flag.lstrip("-"): Key(name, str, (), True) for name, (flag, _) in FLAGS.items() if name not in _LISTS}
-LOADING = {"ctx", "cache-type-k", "cache-type-v"}
-"""Keys of a preset that mean nothing for a remote server."""
+    **LOADING,
+} | {row.flag.lstrip("-"): Key(name, str, (), True) for name, row in PARAMETERS.items() if row.in_preset}
 SERVE = {
     "host": Key("host", str),
     "port": Key("port", int, bounds=(0, 65_535)),

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmrun.cli.engine_options import device_options
 from llmrun.cli.loading import find_model
-from llmrun.cli.options import JsonOption, ModelArgument, YesOption, with_options
+from llmrun.cli.options import JsonOption, ModelArgument, YesOption, engine_options, with_options
 from llmrun.config import load_settings
 from llmrun.errors import CancelledError, LlmrunError, OutOfMemoryError
+from llmrun.protocol.settings import DEVICE_SETTINGS
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from llmrun.quantize.fast_copy import FastCopy
 
 
-@with_options(devices=device_options)
+@with_options(devices=engine_options(*DEVICE_SETTINGS))
 def tune(
     model: ModelArgument,
     seconds: Annotated[float, typer.Option("--seconds", help="Time limit.")] = 60.0,
@@ -113,12 +113,13 @@ def _plan(header: Header, hardware: Hardware, preferences: LoadPreferences, fold
     """Return the plan with memory for the largest micro-batch to try, or for the usual one."""
     from llmrun.bench.tune.axes import most_ubatch
     from llmrun.planning.attention import measured_attention
-    from llmrun.planning.plan import make_plan
+    from llmrun.planning.plan import Measured, make_plan
 
-    preferences = replace(preferences, measured_attention=measured_attention(header, hardware, folder))
+    measured = Measured(measured_attention(header, hardware, folder))
     with suppress(OutOfMemoryError):
-        return make_plan(header, hardware, replace(preferences, n_ubatch=most_ubatch(header, hardware)), name=name)
-    return make_plan(header, hardware, preferences, name=name)
+        wide = replace(preferences, n_ubatch=most_ubatch(header, hardware))
+        return make_plan(header, hardware, wide, measured=measured, name=name)
+    return make_plan(header, hardware, preferences, measured=measured, name=name)
 
 
 def _forget(output: Output, name: str, header: Header, hardware: Hardware, folder: Path) -> None:

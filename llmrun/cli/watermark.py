@@ -7,17 +7,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llmrun.cli.command import Command, CommandGroup
 from llmrun.cli.completion import complete_model
 from llmrun.cli.options import JsonOption, YesOption
-from llmrun.cli.sampling import FLAGS, read_key
+from llmrun.cli.sampling import read_key
 from llmrun.cli.tokenize import read_content, tokenize_with
 from llmrun.errors import UsageError
+from llmrun.protocol.params import PARAMETERS
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
     from llmrun.insight.watermark import WatermarkFinding
 
-app = typer.Typer(help="Detect the watermark of `--watermark` in a text.", add_completion=False, no_args_is_help=True)
+app = typer.Typer(
+    cls=CommandGroup,
+    help="Detect the watermark of `--watermark` in a text.",
+    add_completion=False,
+    no_args_is_help=True,
+)
 
 _CERTAIN, _LIKELY = 1e-4, 1e-2
 
@@ -27,7 +34,7 @@ def _group() -> None:
     """Detect the watermark of `--watermark` in a text."""
 
 
-@app.command()
+@app.command(cls=Command)
 def detect(
     file: Annotated[str, typer.Argument(metavar="FILE|-", help="File with the text, without its prompt; - is stdin.")],
     model: Annotated[
@@ -35,7 +42,7 @@ def detect(
         typer.Option("--model", metavar="MODEL", help="Model that wrote the text.", autocompletion=complete_model),
     ],
     watermark_key: Annotated[
-        str | None, typer.Option("--watermark-key", metavar="KEY", help=FLAGS["watermark_key"][1])
+        str | None, typer.Option("--watermark-key", metavar="KEY", help=PARAMETERS["watermark_key"].help)
     ] = None,
     watermark: Annotated[
         str, typer.Option("--watermark", metavar="SCHEME", help="Watermark options that were used for the answer.")

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmrun.cli.options import ThreadsOption
+from llmrun.cli.options import engine_option
 from llmrun.config import load_settings
 from llmrun.errors import EngineCrashedError, NetworkError, UsageError, require_within
-from llmrun.protocol.settings import check_setting
+from llmrun.protocol.settings import SETTINGS, check_setting
 from llmrun.protocol.sizes import readable_size
 from llmrun.runner.workers import PORT, VERSION, ask, engine_environment
 from llmrun.server.sockets import bind
@@ -33,7 +33,7 @@ _OPEN = (
 def worker(
     host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="IPv4 address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", "-p", help="Port to listen on.")] = PORT,
-    threads: ThreadsOption = None,
+    threads: Annotated[int | None, engine_option("threads", SETTINGS["threads"].unset)] = None,
     cache: Annotated[
         bool, typer.Option("--cache", help="Cache large weights on this disk, so that they are sent only once.")
     ] = False,

@@ -12,6 +12,7 @@ from llmrun.convert.config import Config
 from llmrun.convert.folder import Folder, Json
 from llmrun.convert.write import SignedInt
 from llmrun.errors import BadModelError
+from llmrun.protocol.params import PARAMETERS
 
 if TYPE_CHECKING:
     from gguf.metadata import Metadata
@@ -22,13 +23,6 @@ MAX_TEXT = 4096
 
 _BASES = ("base_model", "base_models", "base_model_sources")
 _LISTS = frozenset({*_BASES, "datasets", "dataset", "dataset_sources", "tags", "pipeline_tag", "languages", "language"})
-_SAMPLING = (
-    "top_k", "top_p", "min_p", "xtc_probability", "xtc_threshold", "temp", "penalty_last_n", "penalty_repeat",
-    "mirostat", "mirostat_tau", "mirostat_eta",
-)  # fmt: skip
-# Names in generation_config.json where they differ; the first stated one counts.
-_SAMPLING_NAMES = {"temp": ("temperature",), "penalty_repeat": ("penalty_repeat", "repetition_penalty")}
-_WHOLE = frozenset({"top_k", "penalty_last_n", "mirostat"})
 
 
 def general_metadata(folder: Folder, config: Json, n_parameters: int, size_label: str) -> dict[str, Any]:
@@ -116,18 +110,19 @@ def _describe(folder: Folder, card: Json, name: Any, n_parameters: int) -> Metad
 
 def _sampling(advice: Config) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    for key in _SAMPLING:
-        name = next((name for name in _SAMPLING_NAMES.get(key, (key,)) if advice.has(name)), None)
-        if name is None:
+    for ours, row in PARAMETERS.items():
+        # Named as in a GGUF file, as here or as in transformers, whose names vLLM has; the first stated one counts.
+        name = next((name for name in (row.card, ours, row.servers.get("vllm")) if name and advice.has(name)), None)
+        if not row.card or name is None:
             continue
         try:
             value = advice.number(name)
         except BadModelError:
             continue  # it is only advice: the defaults are used instead
-        if key not in _WHOLE:
-            values[key] = value
+        if not row.is_whole:
+            values[row.card] = value
         elif abs(value) < 2**31:
-            values[key] = int(value)
+            values[row.card] = int(value)
     return values
 
 

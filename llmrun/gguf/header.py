@@ -26,21 +26,12 @@ from llmrun.gguf.kv_layers import (
 from llmrun.gguf.metadata import ModelMetadata, length_of, of_layer
 from llmrun.gguf.placement import LayerShares, most_feed_forward
 from llmrun.gguf.types import FILE_TYPES
-from llmrun.protocol.params import BOUNDS
+from llmrun.protocol.params import BOUNDS, PARAMETERS
 from llmrun.protocol.sizes import readable_count
 
 # general.file_type -> the quantization's usual name.
 _FILE_TYPES = {number: name for name, number in FILE_TYPES.items()} | {38: "MXFP4", 39: "NVFP4"}
 _FILE_TYPE_GUESSED = 1024  # a flag that llama.cpp sets on a type it had to guess
-
-# general.sampling.* -> our name of the parameter.
-_SAMPLING_NAMES = {
-    "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "temp": "temperature",
-    "xtc_probability": "xtc_probability", "xtc_threshold": "xtc_threshold",
-    "penalty_last_n": "repeat_last_n", "penalty_repeat": "repeat_penalty",
-    "mirostat": "mirostat", "mirostat_tau": "mirostat_tau", "mirostat_eta": "mirostat_eta",
-}  # fmt: skip
-_WHOLE_NUMBERS = {"top_k", "repeat_last_n", "mirostat"}
 
 # The matrices of a layer's experts, as llama.cpp's --n-cpu-moe means them.
 _EXPERTS = re.compile(r"blk\.(\d+)\.ffn_(?:up|down|gate|gate_up)_(?:ch)?exps\.")
@@ -334,11 +325,11 @@ class Header(ModelMetadata):
     def recommended_sampling(self) -> dict[str, float]:
         """Sampling parameters of general.sampling.* by our names; values out of bounds are left out."""
         advice: dict[str, float] = {}
-        for theirs, ours in _SAMPLING_NAMES.items():
-            value = self.number(f"general.sampling.{theirs}")
-            low, high = BOUNDS[ours]
+        for name, (low, high) in BOUNDS.items():
+            row = PARAMETERS[name]
+            value = self.number(f"general.sampling.{row.card}") if row.card else None
             if value is not None and low <= value <= high:
-                advice[ours] = int(value) if ours in _WHOLE_NUMBERS else float(value)
+                advice[name] = int(value) if row.is_whole else float(value)
         return advice
 
     @property

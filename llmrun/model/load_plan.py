@@ -22,7 +22,7 @@ from llmrun.planning.hardware import Hardware
 from llmrun.planning.machine import this_machine
 from llmrun.planning.memory import UBATCH
 from llmrun.planning.pairs import DraftFile, Drafts, plan_pair
-from llmrun.planning.plan import CONTEXT_BOUNDS, LoadPreferences, Plan, scores_fit
+from llmrun.planning.plan import CONTEXT_BOUNDS, LoadPreferences, Measured, Plan, scores_fit
 from llmrun.planning.speculation import AUTO, OFF, DraftPolicy
 
 if TYPE_CHECKING:
@@ -78,14 +78,13 @@ def prepare(
     check(header)
     preferences, settings = preferences or LoadPreferences(), load_settings()
     hardware = _beside(this_machine(preferences.workers), promised, projector)
-    known = header, hardware, settings.state_dir
-    preferences = replace(preferences, measured_attention=measured_attention(*known), gpu_excess=known_excess(*known))
+    measured = _measured(header, hardware, settings)
     if speculate != AUTO:
         preferences = replace(preferences, n_drafted=speculate)
     if draft is not None or speculate == OFF:
         preferences = replace(preferences, draft_heads=False)
-    repository = spec.repository or ""
-    planned = partial(plan_pair, header, draft, hardware, name=spec.name, repository=repository, adapters=adapters)
+    pair = partial(plan_pair, header, draft, hardware, measured=measured, adapters=adapters)
+    planned = partial(pair, name=spec.name, repository=spec.repository or "")
     tuned = _tuned(header, hardware, settings, expected) if expected and not preferences.workers else None
     split_mode = preferences.split_mode
     preferences, tuned, plan, drafts = _divided(preferences, tuned, planned)
@@ -107,6 +106,12 @@ def prepare(
     drafting = DraftPolicy(header, hardware, load, settings.state_dir, speculate, drafts and drafts.header)
     load_for = partial(_load_for, load, plan, preferences, planned)
     return Model(path, spec, header, plan, load, drafting, tuned, draft, load_for)
+
+
+def _measured(header: Header, hardware: Hardware, settings: Settings) -> Measured:
+    """Return what earlier runs of the model here measured."""
+    known = header, hardware, settings.state_dir
+    return Measured(measured_attention(*known), known_excess(*known))
 
 
 def _divided(

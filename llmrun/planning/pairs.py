@@ -16,7 +16,7 @@ from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import check
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.hardware import Hardware
-from llmrun.planning.plan import CONTEXT_BOUNDS, LoadPreferences, Plan, make_plan
+from llmrun.planning.plan import CONTEXT_BOUNDS, UNMEASURED, LoadPreferences, Measured, Plan, make_plan
 from llmrun.protocol.loading import Load
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def plan_pair(
     hardware: Hardware,
     preferences: LoadPreferences,
     *,
+    measured: Measured = UNMEASURED,
     name: str,
     repository: str,
     adapters: tuple[Adapter, ...] = (),
@@ -60,7 +61,7 @@ def plan_pair(
     """Return the plans of a model and of its draft model, if any, which has the same window and takes memory first.
 
     Args:
-        name, repository: as in make_plan().
+        measured, name, repository: as in make_plan().
         adapters: LoRA adapters, which add to the weights.
 
     Raises:
@@ -71,7 +72,7 @@ def plan_pair(
     drafts = read_draft(header, draft) if draft is not None else None
     own_bytes = header.weight_bytes + (_adapter_bytes(header, adapters) if adapters else 0)
     both = ResizedHeader.of(header, own_bytes, drafts)
-    plan = make_plan(both, hardware, preferences, name=name, repository=repository)
+    plan = make_plan(both, hardware, preferences, measured=measured, name=name, repository=repository)
     if draft is None or drafts is None:
         return plan, None
     n_ctx = max(plan.n_ctx, CONTEXT_BOUNDS[0])
@@ -79,9 +80,10 @@ def plan_pair(
         plan = replace(plan, draft_bytes=drafts.weight_bytes + drafts.head_cache_bytes(plan.n_cells or n_ctx))
         return plan, Drafts(drafts, replace(plan.load(draft.path), draft_heads=True))
     gpu_layers = 0 if hardware.workers else plan.gpu_layers  # the network is too slow for drafts
-    preferences = replace(preferences, override_tensor="", gpu_excess=())  # those are of the model
-    own = replace(preferences, n_ctx=n_ctx, threads=plan.threads, gpu_layers=gpu_layers)
-    beside = replace(make_plan(drafts, replace(hardware, memory_total=0, workers=()), own), n_parked=0)
+    # Overrides, and the memory that was measured, are of the model.
+    own = replace(preferences, override_tensor="", n_ctx=n_ctx, threads=plan.threads, gpu_layers=gpu_layers)
+    alone = replace(hardware, memory_total=0, workers=())
+    beside = replace(make_plan(drafts, alone, own, measured=Measured(measured.attention)), n_parked=0)
     return replace(plan, draft_bytes=beside.memory.weights + beside.memory.kv), Drafts(drafts, beside.load(draft.path))
 
 

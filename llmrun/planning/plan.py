@@ -9,7 +9,7 @@ import shlex
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llmrun.errors import OutOfMemoryError, UsageError, require_within
 from llmrun.planning.hardware import Hardware
@@ -89,13 +89,11 @@ class LoadPreferences:
     cpu_experts: int | None = None  # layers whose experts stay with the processor
     as_alone: bool = False  # choose flash attention as for one answer, so that each of several equals that of its seed
     workers: tuple[str, ...] = ()  # "HOST:PORT" of RPC workers that hold a part of the layers
-    measured_attention: str = ""  # faster flash attention setting of one sequence here, see attention.py; "" if unknown
     split_mode: str = DEFAULTS.split_mode
     main_gpu: int = DEFAULTS.main_gpu
     tensor_split: str = DEFAULTS.tensor_split
     device: str = DEFAULTS.device
     override_tensor: str = DEFAULTS.override_tensor
-    gpu_excess: tuple[tuple[str, int], ...] = ()  # bytes of each GPU beyond an earlier plan, see gpu_memory.py
     n_ubatch: int = UBATCH  # tokens of the largest micro-batch that there has to be memory for
     n_drafted: int | None = None  # drafted tokens of a step, for recurrent models; None is as many as memory allows
     draft_heads: bool | None = None  # draft with the model's own heads; None where it has some and memory allows it
@@ -147,6 +145,16 @@ class LoadPreferences:
             gpu_layers=ALL_LAYERS if self.gpu_layers is None else self.gpu_layers,
             **{**self.attention, **self.device_settings},
         )
+
+
+class Measured(NamedTuple):
+    """What earlier runs of a model on this machine measured."""
+
+    attention: str = ""  # faster flash attention setting of one sequence, see attention.py; "" if unknown
+    gpu_excess: tuple[tuple[str, int], ...] = ()  # bytes of each GPU beyond an earlier plan, see gpu_memory.py
+
+
+UNMEASURED = Measured()
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +210,13 @@ class Plan(LoadSettings):
 
 
 def make_plan(
-    header: Header, hardware: Hardware, preferences: LoadPreferences, *, name: str = "MODEL", repository: str = ""
+    header: Header,
+    hardware: Hardware,
+    preferences: LoadPreferences,
+    *,
+    measured: Measured = UNMEASURED,
+    name: str = "MODEL",
+    repository: str = "",
 ) -> Plan:
     """Choose all settings that the user left open.
 
@@ -216,20 +230,22 @@ def make_plan(
         OutOfMemoryError: the model or the preferred context does not fit.
         UsageError: the preferences name a GPU that is not there.
     """
-    plan = _plan_for(header, hardware, preferences, name, repository)
+    plan = _plan_for(header, hardware, preferences, measured, name, repository)
     if plan.gpu_layers == ALL_LAYERS and plan.n_batch > preferences.n_ubatch == UBATCH and not hardware.workers:
         wider = replace(preferences, n_ubatch=plan.n_batch)
         with suppress(OutOfMemoryError):
-            wide = _plan_for(header, hardware, wider, name, repository)
+            wide = _plan_for(header, hardware, wider, measured, name, repository)
             added = wide.vram_bytes - plan.vram_bytes
             if wide.same_cache(plan) and added <= sum(gpu.memory_free for gpu in hardware.gpus) / 10:
                 return wide
     return plan
 
 
-def _plan_for(header: Header, hardware: Hardware, preferences: LoadPreferences, name: str, repository: str) -> Plan:
+def _plan_for(
+    header: Header, hardware: Hardware, preferences: LoadPreferences, measured: Measured, name: str, repository: str
+) -> Plan:
     hardware = replace(hardware, gpus=preferences.gpus(hardware.gpus))
-    fit, head_notes = _with_heads(_ContextFit(header, hardware, preferences, name, repository))
+    fit, head_notes = _with_heads(_ContextFit(header, hardware, preferences, measured, name, repository))
     n_ctx, context_notes = fit.context()
     context_notes = [*context_notes, *head_notes]
     threads, thread_notes = _threads(hardware, preferences.threads)
@@ -239,7 +255,7 @@ def _plan_for(header: Header, hardware: Hardware, preferences: LoadPreferences, 
     attention = preferences.attention
     flash_attention = attention["flash_attention"]
     if preferences.parallel == 1 or preferences.as_alone:
-        flash_attention = choose_flash_attention(header, hardware, preferences)
+        flash_attention = choose_flash_attention(header, hardware, preferences, measured)
     grows = flash_attention == "off" or not hardware.kv_on_use
     n_opened = n_ctx_start * fit.apart if grows else n_cells
     split, plain = fit.split(n_cells, n_opened), fit.memory(n_cells, n_opened)
@@ -270,7 +286,7 @@ def _plan_for(header: Header, hardware: Hardware, preferences: LoadPreferences, 
         workers=tuple(worker.endpoint for worker in hardware.workers),
         layer_counts=split.layer_counts,
         gpu_counts=split.gpu_counts,
-        gpu_excess=preferences.gpu_excess,
+        gpu_excess=measured.gpu_excess,
         gpu_bytes=fit.at_start(n_ctx_start, split).gpu_bytes,
         **preferences.device_settings,
     )
@@ -297,7 +313,14 @@ def beyond_training(header: Header, n_ctx: int) -> tuple[str, ...]:
 # ---- processor and GPUs ----------------------------------------------------------------------------
 
 
-def split_model(header: Header, needs: Memory, n_ctx: int, hardware: Hardware, preferences: LoadPreferences) -> Split:
+def split_model(
+    header: Header,
+    needs: Memory,
+    n_ctx: int,
+    hardware: Hardware,
+    preferences: LoadPreferences,
+    measured: Measured = UNMEASURED,
+) -> Split:
     """Place a model that needs this memory with a context window, with or without workers."""
     if hardware.workers:
         return split_over_workers(header, needs, n_ctx, hardware, preferences.gpu_layers)
@@ -310,7 +333,7 @@ def split_model(header: Header, needs: Memory, n_ctx: int, hardware: Hardware, p
         preferences.cpu_experts,
         with_scores=preferences.flash_attention == "off",
         settings=EngineSettings(n_ubatch=preferences.n_ubatch, **preferences.device_settings),
-        excess=dict(preferences.gpu_excess),
+        excess=dict(measured.gpu_excess),
     )
 
 
@@ -320,16 +343,18 @@ def _gpu_notes(header: Header, hardware: Hardware, preferences: LoadPreferences,
     return gpu_notes(header, hardware.gpus, split, preferences.gpu_layers, preferences.cpu_experts)
 
 
-def choose_flash_attention(header: Header, hardware: Hardware, preferences: LoadPreferences) -> str:
+def choose_flash_attention(
+    header: Header, hardware: Hardware, preferences: LoadPreferences, measured: Measured = UNMEASURED
+) -> str:
     """Return the flash attention setting of one sequence, the same for all commands whose figures are to be equal.
 
     The user's preference; else off if that was measured to be faster and memory is left; else llama.cpp's own choice.
     """
     preferred = preferences.attention
     is_open = [preferred[name] for name in ATTENTION] == ["auto", "f16", "f16"]
-    if not is_open or hardware.gpus or hardware.workers or preferences.measured_attention != "off":
+    if not is_open or hardware.gpus or hardware.workers or measured.attention != "off":
         return preferred["flash_attention"]
-    alone = _ContextFit(header, hardware, replace(preferences, parallel=1), "", "")
+    alone = _ContextFit(header, hardware, replace(preferences, parallel=1), measured, "", "")
     try:
         n_ctx, _ = alone.context()  # not the window of one of several, which may be cut to fit
     except OutOfMemoryError:
@@ -409,6 +434,7 @@ class _ContextFit:
     header: Header
     hardware: Hardware
     preferences: LoadPreferences
+    measured: Measured
     name: str
     repository: str
     heads: bool = False  # with the model's prediction heads
@@ -459,7 +485,9 @@ class _ContextFit:
         )
 
     def split(self, n_cells: int, start: int) -> Split:
-        return split_model(self.header, self.memory(n_cells, start), n_cells, self.hardware, self.preferences)
+        return split_model(
+            self.header, self.memory(n_cells, start), n_cells, self.hardware, self.preferences, self.measured
+        )
 
     def at_start(self, start: int, split: Split) -> Split:
         """Return a split when the model is loaded, before the KV cache has grown."""

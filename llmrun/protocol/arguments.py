@@ -1,6 +1,6 @@
 """Types of the arguments of the Python API: one table by name, for functions and for the records made from them.
 
-Must not know the purpose of a value. The bounds of sampling parameters are params.BOUNDS.
+Must not know the purpose of a value. Those of sampling parameters stand in their table, params.PARAMETERS.
 """
 
 from __future__ import annotations
@@ -79,6 +79,7 @@ def _list_of(kind: ValueKind, words: str) -> ValueKind:
 
 NUMBER = ValueKind("a number", _is_number)
 TEXTS = _list_of(TEXT, "a list of texts")
+BIASES = ValueKind("pairs of a token id and a number", _are_biases)
 _WHOLE = ValueKind("a whole number", _is_whole)
 _SWITCH = ValueKind("True or False", lambda value: isinstance(value, bool))
 _FUNCTION = ValueKind("a function", callable)
@@ -135,12 +136,7 @@ KINDS: dict[str, ValueKind] = {
     "begins": TEXT,
     "begins_reasoning": TEXT,
     "adapters": _optional(_list_of(_made("AdapterScale"), "a list of AdapterScales")),
-    # SamplingParams and Limits, besides numbers
-    "dry_breakers": TEXTS,
-    "logit_bias": ValueKind("pairs of a token id and a number", _are_biases),
-    "order": TEXTS,
-    "watermark": TEXT,
-    "watermark_key": TEXT,
+    # Limits
     "max_tokens": _optional(_WHOLE),
     "stop": TEXTS,
     "ban": TEXTS,

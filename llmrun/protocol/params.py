@@ -1,6 +1,8 @@
-"""Sampling parameters and limits of a generation: names, defaults, bounds, and their merging.
+"""The table of sampling parameters, their checks and their merging; and the limits of an answer.
 
-Must not know the source of a value. Names and defaults are llama.cpp's (common/common.h, 0.3.36's vendored copy).
+Everything that is stated about a parameter stands in its row of SamplingParams: the command line, the settings file,
+requests of all protocols, other servers, models' files, the chat page and the engine's check take it from there. What
+it does is native/params.hpp and native/stages.cpp. Defaults are llama.cpp's (common/common.h, 0.3.36's vendored copy).
 """
 
 from __future__ import annotations
@@ -8,11 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from llmrun.errors import UsageError, brief, require_within
+from llmrun.errors import TEXT, UsageError, ValueKind, brief, require, require_within
+from llmrun.protocol.arguments import BIASES, NUMBER, TEXTS, check_fields
 from llmrun.protocol.arguments import MOST_TOKENS as MOST_TOKENS
-from llmrun.protocol.arguments import NUMBER, check_fields
 
 _INT32_MAX = 2**31 - 1
 _MOST_LAST = 65_536
@@ -31,9 +33,54 @@ STEPS = (
 )
 
 
-def _bounded(default: Any, low: float, high: float) -> Any:
-    """Return a field of a dataclass, with both bounds of its values, inclusive."""
-    return field(default=default, metadata={"bounds": (low, high)})
+class Slider(NamedTuple):
+    """A slider that shows what a step of the sampler does to the candidates of a token, from 0 to `high`."""
+
+    off: float  # the value that changes nothing
+    high: float
+    step: float
+
+
+class Parameter(NamedTuple):
+    """What is stated about a field of SamplingParams, besides its name, type and default."""
+
+    flag: str
+    help: str
+    bounds: tuple[float, float] | None = None  # of a number, inclusive; of a whole number both are ints
+    values: ValueKind | None = None  # of anything else
+    second_flag: str = ""
+    minus_one: int | None = None  # what -1 means, as in other programs: off, or the whole context
+    is_repeated: bool = False  # each use of the flag adds an item
+    in_preset: bool = True  # the settings file and the environment may set it
+    for_beams: bool = False  # a beam search uses it
+    servers: Mapping[str, str] = {}  # another server that takes it -> its name there, "" if it is ours
+    aliases: tuple[str, ...] = ()  # more names in requests
+    card: str = ""  # general.sampling.NAME in a model's file
+    label: str = ""  # on the chat page; "" is not shown there
+    slider: Slider | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is a whole number."""
+        return self.bounds is not None and isinstance(self.bounds[1], int)
+
+
+def parameter(
+    default: Any,
+    flag: str,
+    text: str,
+    bounds: tuple[float, float] | None = None,
+    *,
+    is_secret: bool = False,
+    **facts: Any,
+) -> Any:
+    """Return a field of SamplingParams, described as Parameter(); `text` is its help."""
+    return field(default=default, repr=not is_secret, metadata={"parameter": Parameter(flag, text, bounds, **facts)})
+
+
+_LLAMA_SERVER = {"llamacpp": ""}
+_LOCAL = {"llamacpp": "", "vllm": ""}
+_ALL = {"openai": "", **_LOCAL}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,69 +88,129 @@ class SamplingParams:
     """Parameters of the sampler chain. By default only top-k, top-p, min-p and temperature have an effect.
 
     Attributes:
-        seed: of the random generator; None draws a new one for each answer, reported in its stats.
-        temperature: logits are divided by it; 0 is greedy.
-        temperature_range: dynamic temperature, +- this much by entropy; 0 is off.
-        temperature_exponent: maps entropy to dynamic temperature.
-        top_k: keep the k most likely; 0 is off.
-        top_p: keep the shortest prefix whose probability reaches p; 1 is off.
-        min_p: keep tokens at least min_p times as likely as the most likely; 0 is off.
-        typical_p: locally typical sampling; 1 is off.
-        top_n_sigma: keep logits within n standard deviations of the maximum; <= 0 is off.
-        xtc_probability: chance of removing all but the least likely of the tokens over the threshold; 0 is off.
-        xtc_threshold: probability from which XTC counts a token; over 0.5 is off.
-        repeat_last_n: number of last tokens (prompt included) that the three penalties below look at; 0 is off.
-        repeat_penalty: divides positive and multiplies negative logits of tokens seen; 1 is off.
-        frequency_penalty: subtracted once per occurrence; 0 is off.
-        presence_penalty: subtracted once if the token occurred; 0 is off.
-        dry_multiplier: strength of the DRY penalty on extending a repeated sequence; 0 is off.
-        dry_base: factor of the DRY penalty per token of repeated length.
-        dry_allowed_length: repeats up to this length are free.
-        dry_last_n: number of last tokens that DRY looks at; 0 is off.
-        dry_breakers: texts that end a repeat.
-        mirostat: 1 or 2 replaces every truncating sampler by mirostat; 0 is off.
-        mirostat_tau: target surprise, in bits.
-        mirostat_eta: learning rate.
-        logit_bias: (token id, added logit) pairs; -inf bans a token.
-        order: of the chain's steps, names of STEPS; a missing one is off, except temperature if that is 0. Mirostat has
-            its own.
-        watermark: see llmrun.protocol.watermark.read_watermark(); "" is none. Applied after all steps.
-        watermark_key: secret that marks the answer and detects the mark.
     """
 
-    seed: int | None = _bounded(None, 0, 2**32 - 1)
-    temperature: float = _bounded(0.8, 0.0, 100.0)
-    temperature_range: float = _bounded(0.0, 0.0, 100.0)
-    temperature_exponent: float = _bounded(1.0, 0.0, 100.0)
-    top_k: int = _bounded(40, 0, _INT32_MAX)
-    top_p: float = _bounded(0.95, 0.0, 1.0)
-    min_p: float = _bounded(0.05, 0.0, 1.0)
-    typical_p: float = _bounded(1.0, 0.0, 1.0)
-    top_n_sigma: float = _bounded(-1.0, -1.0, 100.0)
-    xtc_probability: float = _bounded(0.0, 0.0, 1.0)
-    xtc_threshold: float = _bounded(0.10, 0.0, 1.0)
-    repeat_last_n: int = _bounded(64, 0, _MOST_LAST)
-    repeat_penalty: float = _bounded(1.0, 0.01, 100.0)
-    frequency_penalty: float = _bounded(0.0, -100.0, 100.0)
-    presence_penalty: float = _bounded(0.0, -100.0, 100.0)
-    dry_multiplier: float = _bounded(0.0, 0.0, 100.0)
-    dry_base: float = _bounded(1.75, 0.0, 100.0)
-    dry_allowed_length: int = _bounded(2, 0, 65_536)
-    dry_last_n: int = _bounded(64, 0, _MOST_LAST)
-    dry_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
-    mirostat: int = _bounded(0, 0, 2)
-    mirostat_tau: float = _bounded(5.0, 0.0, 100.0)
-    mirostat_eta: float = _bounded(0.1, 0.0, 1.0)
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    order: tuple[str, ...] = STEPS
-    watermark: str = ""
-    watermark_key: str = field(default="", repr=False)
+    # None draws a new seed for each answer, reported in its stats.
+    seed: int | None = parameter(
+        None, "--seed", "Seed of the random generator.", (0, 2**32 - 1),
+        servers=_ALL, label="Seed",
+    )  # fmt: skip
+    temperature: float = parameter(
+        0.8, "--temp", "Temperature; 0 is greedy.", (0.0, 100.0), second_flag="--temperature",
+        servers=_ALL, card="temp", label="Temperature", slider=Slider(1.0, 2.0, 0.01),
+    )  # fmt: skip
+    temperature_range: float = parameter(
+        0.0, "--dynatemp-range", "Vary the temperature by up to +- this much, by entropy; 0 is off.", (0.0, 100.0),
+        servers={"llamacpp": "dynatemp_range"},
+    )  # fmt: skip
+    temperature_exponent: float = parameter(
+        1.0, "--dynatemp-exp", "Exponent that maps entropy to the dynamic temperature.", (0.0, 100.0),
+        servers={"llamacpp": "dynatemp_exponent"},
+    )  # fmt: skip
+    top_k: int = parameter(
+        40, "--top-k", "Keep the k likeliest tokens; 0 is off.", (0, _INT32_MAX), minus_one=0,
+        servers=_LOCAL, card="top_k", label="Top-k", slider=Slider(0, 200, 1),
+    )  # fmt: skip
+    top_p: float = parameter(
+        0.95, "--top-p", "Keep the likeliest tokens until their probabilities add up to this; 1 is off.", (0.0, 1.0),
+        servers=_ALL, card="top_p", label="Top-p", slider=Slider(1.0, 1.0, 0.001),
+    )  # fmt: skip
+    min_p: float = parameter(
+        0.05, "--min-p", "Keep tokens with at least this fraction of the top token's probability; 0 is off.",
+        (0.0, 1.0), servers=_LOCAL, card="min_p", label="Min-p", slider=Slider(0.0, 1.0, 0.001),
+    )  # fmt: skip
+    typical_p: float = parameter(
+        1.0, "--typical-p", "Locally typical sampling; 1 is off.", (0.0, 1.0),
+        servers=_LLAMA_SERVER, aliases=("typ_p",),
+    )  # fmt: skip
+    top_n_sigma: float = parameter(
+        -1.0, "--top-n-sigma", "Keep logits within n standard deviations of the highest; <= 0 is off.", (-1.0, 100.0),
+        servers=_LLAMA_SERVER,
+    )  # fmt: skip
+    xtc_probability: float = parameter(
+        0.0, "--xtc-probability", "Probability of removing the likeliest tokens; 0 is off.", (0.0, 1.0),
+        servers=_LLAMA_SERVER, card="xtc_probability",
+    )  # fmt: skip
+    xtc_threshold: float = parameter(
+        0.10, "--xtc-threshold", "Minimum probability of a token that XTC removes.", (0.0, 1.0),
+        servers=_LLAMA_SERVER, card="xtc_threshold",
+    )  # fmt: skip
+    repeat_last_n: int = parameter(
+        64, "--repeat-last-n", "Number of recent tokens that penalties apply to; 0 is off.", (0, _MOST_LAST),
+        minus_one=_MOST_LAST, for_beams=True, servers=_LLAMA_SERVER, card="penalty_last_n",
+    )  # fmt: skip
+    repeat_penalty: float = parameter(
+        1.0, "--repeat-penalty", "Divide the logits of recent tokens by this; 1 is off.", (0.01, 100.0),
+        for_beams=True, card="penalty_repeat", label="Repeat penalty",
+        servers={"llamacpp": "", "vllm": "repetition_penalty"},
+    )  # fmt: skip
+    frequency_penalty: float = parameter(
+        0.0, "--frequency-penalty", "Subtract this from a token's logit for each recent occurrence; 0 is off.",
+        (-100.0, 100.0), for_beams=True, servers=_ALL,
+    )  # fmt: skip
+    presence_penalty: float = parameter(
+        0.0, "--presence-penalty", "Subtract this once from the logit of each recent token; 0 is off.",
+        (-100.0, 100.0), for_beams=True, servers=_ALL,
+    )  # fmt: skip
+    dry_multiplier: float = parameter(
+        0.0, "--dry-multiplier", "Strength of the DRY penalty on repeated sequences; 0 is off.", (0.0, 100.0),
+        servers=_LLAMA_SERVER,
+    )  # fmt: skip
+    dry_base: float = parameter(
+        1.75, "--dry-base", "Growth of the DRY penalty with the length of the repeat.", (0.0, 100.0),
+        servers=_LLAMA_SERVER,
+    )  # fmt: skip
+    dry_allowed_length: int = parameter(
+        2, "--dry-allowed-length", "Longest repeat without a DRY penalty.", (0, 65_536),
+        servers=_LLAMA_SERVER,
+    )  # fmt: skip
+    dry_last_n: int = parameter(
+        64, "--dry-last-n", "Number of recent tokens that DRY searches; 0 is off.", (0, _MOST_LAST),
+        minus_one=_MOST_LAST, servers={"llamacpp": "dry_penalty_last_n"},
+    )  # fmt: skip
+    dry_breakers: tuple[str, ...] = parameter(
+        ("\n", ":", '"', "*"), "--dry-breaker", "Text that ends a repeat for DRY; may be repeated.",
+        values=TEXTS, is_repeated=True, in_preset=False, servers={"llamacpp": "dry_sequence_breakers"},
+    )  # fmt: skip
+    mirostat: int = parameter(
+        0, "--mirostat", "Use Mirostat 1 or 2 instead of the truncating samplers; 0 is off.", (0, 2),
+        servers=_LLAMA_SERVER, card="mirostat",
+    )  # fmt: skip
+    mirostat_tau: float = parameter(
+        5.0, "--mirostat-tau", "Mirostat's target surprise, in bits.", (0.0, 100.0),
+        servers=_LLAMA_SERVER, card="mirostat_tau",
+    )  # fmt: skip
+    mirostat_eta: float = parameter(
+        0.1, "--mirostat-eta", "Mirostat's learning rate.", (0.0, 1.0),
+        servers=_LLAMA_SERVER, card="mirostat_eta",
+    )  # fmt: skip
+    logit_bias: tuple[tuple[int, float], ...] = parameter(
+        (), "--logit-bias", "TOKEN=BIAS: add a bias to a token's logit; -inf bans the token; may be repeated.",
+        values=BIASES, is_repeated=True, in_preset=False, for_beams=True, servers=_ALL,
+    )  # fmt: skip
+    # Names of STEPS; temperature is never missing if it is 0. Mirostat has an order of its own.
+    order: tuple[str, ...] = parameter(
+        STEPS, "--sampler-order", "Steps of the sampler chain in order, separated by commas; a missing step is off.",
+        values=TEXTS, aliases=("samplers",),
+    )  # fmt: skip
+    # See llmrun.protocol.watermark.read_watermark(); "" is none. Applied after all steps.
+    watermark: str = parameter(
+        "", "--watermark", "Watermark the answer with a green list; see llmrun help watermarks.",
+        values=TEXT, in_preset=False,
+    )  # fmt: skip
+    watermark_key: str = parameter(
+        "", "--watermark-key",
+        "Secret key of the watermark; @FILE reads it from a file. Default: $LLMRUN_WATERMARK_KEY.",
+        values=TEXT, in_preset=False, is_secret=True,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         for name in BOUNDS:
             value = check_parameter(name, getattr(self, name))
             object.__setattr__(self, name, value)
-        check_fields(self)
+        for name, row in PARAMETERS.items():
+            if row.values is not None:
+                require(name, getattr(self, name), row.values)
         check_parameter("logit_bias", self.logit_bias)
         check_parameter("order", self.order)
         if self.temperature <= 0 and "temperature" not in self.order:  # means greedy, with any order
@@ -116,7 +223,7 @@ class SamplingParams:
         if not self.watermark_key:
             raise UsageError("a watermark needs a key", hint="--watermark-key KEY; in a chat, /set watermark-key KEY")
         if self.mirostat:
-            raise UsageError("mirostat and a watermark exclude each other", hint="give one of them")
+            raise UsageError("mirostat and a watermark can't be used together", hint="give one of them")
 
 
 def check_parameter(name: str, value: Any, label: str = "") -> Any:
@@ -141,10 +248,10 @@ def check_parameter(name: str, value: Any, label: str = "") -> Any:
         read_watermark(value, label)
     if name not in BOUNDS or (value is None and name == "seed"):
         return value
-    if value == -1 and name in _MINUS_ONE:
-        return _MINUS_ONE[name]
-    low, high = BOUNDS[name]
-    whole = isinstance(high, int)
+    row = PARAMETERS[name]
+    if value == -1 and row.minus_one is not None:
+        return row.minus_one
+    (low, high), whole = BOUNDS[name], row.is_whole
     is_number = NUMBER.fits(value)
     kind = "a whole number " if whole else "" if is_number else "a number "
     why = f"must be {kind}between {low:g} and {high:.12g}"
@@ -174,12 +281,12 @@ def _check_order(order: tuple[str, ...], label: str) -> None:
             )
 
 
-BOUNDS: dict[str, tuple[float, float]] = {
-    each.name: each.metadata["bounds"] for each in fields(SamplingParams) if each.metadata
-}
+PARAMETERS: dict[str, Parameter] = {row.name: row.metadata["parameter"] for row in fields(SamplingParams)}
+BOUNDS = {name: row.bounds for name, row in PARAMETERS.items() if row.bounds is not None}
 """Both bounds of every numeric parameter, inclusive."""
-_MINUS_ONE = {"top_k": 0, "repeat_last_n": _MOST_LAST, "dry_last_n": _MOST_LAST}
-"""What -1 means, as in other programs: off, or the whole context."""
+SamplingParams.__doc__ = f"{(SamplingParams.__doc__ or '').rstrip()}\n" + "".join(
+    f"        {name}: {row.help}\n" for name, row in PARAMETERS.items()
+)
 DEFAULTS = SamplingParams()
 SERVER = "server"
 """Origin of a parameter that a remote server chooses, and does not report."""

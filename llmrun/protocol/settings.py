@@ -32,6 +32,8 @@ class Setting(NamedTuple):
     option: str = ""  # e.g. "--flash-attention"; "" for settings that only `llmrun tune` changes
     short: str = ""  # e.g. "-fa"
     help: str = ""
+    metavar: str = "NUMBER"  # placeholder of its value in the help; A|B are its words
+    unset: str = ""  # its value without the option, in words, where a plan chooses it
     heading: str = ""  # of its column in the table of `llmrun bench`
     column: str = ""  # its field in a bench row, which is llama-bench's
     bounds: tuple[int, int] | None = None  # inclusive; of cpu_experts, for the number of layers
@@ -53,62 +55,76 @@ class EngineSettings:
     """
 
     threads: int = setting(
-        1, "threads", option="--threads", short="-t", help="Threads that compute.", heading="THREADS",
+        1, "threads", option="--threads", short="-t", help="Threads that compute.",
+        unset="one per physical core", heading="THREADS",
         column="n_threads", bounds=(1, MAX_THREADS),
     )  # of decode  # fmt: skip
     threads_batch: int = setting(0, "batch threads", column="n_threads_batch")  # of prefill; 0: as many as for decode
     n_batch: int = setting(
-        512, "batch", option="--batch-size", short="-b", help="Tokens of one decode call.", heading="BATCH",
+        512, "batch", option="--batch-size", short="-b", help="Tokens of one decode call.",
+        metavar="TOKENS", heading="BATCH",
         column="n_batch", bounds=(1, MAX_TOKENS),
     )  # fmt: skip
     n_ubatch: int = setting(
-        512, "ubatch", option="--ubatch-size", short="-ub", help="Tokens computed at once.", heading="UBATCH",
+        512, "ubatch", option="--ubatch-size", short="-ub", help="Tokens computed at once.",
+        metavar="TOKENS", heading="UBATCH",
         column="n_ubatch", bounds=(1, MAX_TOKENS),
     )  # fmt: skip
     flash_attention: str = setting(
-        "auto", "flash attention", option="--flash-attention", short="-fa", help="Use flash attention.", heading="FA",
+        "auto", "flash attention", option="--flash-attention", short="-fa", help="Use flash attention.",
+        metavar="|".join(FLASH_ATTENTION), unset="where it is faster", heading="FA",
         column="flash_attn", choices=FLASH_ATTENTION,
     )  # fmt: skip
     kv_type_k: str = setting(
-        "f16", "KV keys", option="--cache-type-k", short="-ctk", help="Type of keys in the KV cache.", heading="K",
+        "f16", "KV keys", option="--cache-type-k", short="-ctk", help="Type of keys in the KV cache.",
+        metavar="TYPE", unset="f16", heading="K",
         column="type_k", choices=tuple(KV_TYPES),
     )  # fmt: skip
     kv_type_v: str = setting(
-        "f16", "KV values", option="--cache-type-v", short="-ctv", help="Type of values in the KV cache.", heading="V",
+        "f16", "KV values", option="--cache-type-v", short="-ctv", help="Type of values in the KV cache.",
+        metavar="TYPE", unset="f16", heading="V",
         column="type_v", choices=tuple(KV_TYPES),
     )  # fmt: skip
     repack: bool = setting(
         True, "repack", option="--repack", short="-rpk", help="Repack weights for this processor's kernels.",
+        metavar="on|off",
         heading="REPACK", column="repack",
     )  # fmt: skip
     mmap: bool = setting(True, "mmap")  # the file is mapped into memory, not read
     gpu_layers: int = setting(
-        -1, "GPU layers", option="--gpu-layers", short="-ngl", help="GPU layers; -1 is all.", heading="NGL",
+        -1, "GPU layers", option="--gpu-layers", short="-ngl", help="GPU layers; -1 is all.",
+        unset="all that fit", heading="NGL",
         column="n_gpu_layers", bounds=(-1, 1000),
     )  # fmt: skip
     cpu_experts: tuple[int, ...] = setting(
         (), "layers' experts on the processor", option="--n-cpu-moe", short="-ncmoe", heading="NCMOE",
-        help="Layers whose experts the processor computes beside a GPU.", column="n_cpu_moe", bounds=(0, 1000),
+        help="Layers whose experts the processor computes beside a GPU.", metavar="LAYERS",
+        unset="as many as do not fit there", column="n_cpu_moe", bounds=(0, 1000),
     )  # fmt: skip
     split_mode: str = setting(
         "layer", "split mode", option="--split-mode", short="-sm", help="Division of a model between several GPUs.",
+        metavar="|".join(SPLIT_MODES), unset="layer",
         heading="SPLIT", column="split_mode", choices=SPLIT_MODES,
     )  # fmt: skip
     main_gpu: int = setting(
         0, "main GPU", option="--main-gpu", short="-mg", help="Number of the GPU for --split-mode none, from 0.",
+        unset="0",
         heading="MAIN", column="main_gpu", bounds=(0, 63),
     )  # fmt: skip
     tensor_split: str = setting(
         "", "tensor split", option="--tensor-split", short="-ts", help="Proportion of the model on each GPU, e.g. 3/1.",
+        metavar="SHARE/...", unset="by free memory",
         heading="SHARES", column="tensor_split", parse=proportions,
     )  # fmt: skip
     device: str = setting(
         "", "devices", option="--device", short="-dev", help="GPUs to use, e.g. CUDA0/CUDA1, or none.",
+        metavar="NAME/...", unset="all",
         heading="DEVICES", column="devices", parse=device_names,
     )  # fmt: skip
     override_tensor: str = setting(
         "", "tensor overrides", option="--override-tensor", short="-ot", parse=tensor_overrides,
-        help="Put tensors whose names match on a device, e.g. ffn_up=CPU.", heading="OVERRIDES",
+        help="Put tensors whose names match on a device, e.g. ffn_up=CPU.", metavar="PATTERN=DEVICE;...",
+        heading="OVERRIDES",
         column="tensor_buft_overrides",
     )  # fmt: skip
 

@@ -15,7 +15,7 @@ from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import check
 from llmrun.planning.attention import measured_attention
 from llmrun.planning.machine import this_machine
-from llmrun.planning.plan import LoadPreferences, choose_flash_attention
+from llmrun.planning.plan import LoadPreferences, Measured, choose_flash_attention
 from llmrun.protocol.jobs.evaluate import EvaluateUpdate
 from llmrun.protocol.jobs.score import SCORE, ScoredText, ScoreText
 from llmrun.protocol.settings import common_fields
@@ -55,9 +55,8 @@ def score(
     hardware = this_machine()
     if hardware.memory_total:
         check_memory([header], window, window, hardware.memory_available)
-    measured = measured_attention(header, hardware, load_settings().state_dir)
-    preferences = replace(preferences, measured_attention=measured)
-    flash_attention = choose_flash_attention(header, hardware, preferences)  # as `run` does
+    measured = Measured(measured_attention(header, hardware, load_settings().state_dir))
+    flash_attention = choose_flash_attention(header, hardware, preferences, measured)  # as `run` does
     command = ScoreText(
         str(model.absolute()),
         text,

@@ -14,35 +14,16 @@ from typing import Any, NamedTuple
 from llmrun.errors import UsageError
 from llmrun.protocol.codec import load_json
 from llmrun.protocol.messages import AnswerRequest, Image, Message, Tool
-from llmrun.protocol.params import DEFAULTS, SamplingParams
+from llmrun.protocol.params import DEFAULTS, PARAMETERS, SamplingParams
 from llmrun.remote.server import ServedModel, Server
 
-# Our fields of SamplingParams -> a server's, by the owner in its list of models.
-_OPENAI = {
-    name: name for name in ("temperature", "top_p", "seed", "frequency_penalty", "presence_penalty", "logit_bias")
-}
-_VLLM = {"top_k": "top_k", "min_p": "min_p", "repeat_penalty": "repetition_penalty"}
-_LLAMA_SERVER = {
-    "temperature_range": "dynatemp_range",
-    "temperature_exponent": "dynatemp_exponent",
-    "dry_last_n": "dry_penalty_last_n",
-    "dry_breakers": "dry_sequence_breakers",
-    **{
-        name: name
-        for name in (
-            "top_k", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold", "repeat_last_n",
-            "repeat_penalty", "dry_multiplier", "dry_base", "dry_allowed_length", "mirostat", "mirostat_tau",
-            "mirostat_eta",
-        )
-    },
-}  # fmt: skip
-_LLMRUN = {name: name for name in SamplingParams.__dataclass_fields__}
-_SAMPLING = {
-    "llmrun": _LLMRUN,
-    "llamacpp": {**_OPENAI, **_LLAMA_SERVER},
-    "vllm": {**_OPENAI, **_VLLM},
-    "sglang": {**_OPENAI, **_VLLM},
-}
+_LLMRUN = {name: name for name in PARAMETERS}
+_OPENAI, _LLAMA_SERVER, _VLLM = (
+    {name: row.servers[server] or name for name, row in PARAMETERS.items() if server in row.servers}
+    for server in ("openai", "llamacpp", "vllm")
+)
+# The owner in a server's list of models -> our names of the parameters that it takes, and its own.
+_SAMPLING = {"llmrun": _LLMRUN, "llamacpp": _LLAMA_SERVER, "vllm": _VLLM, "sglang": _VLLM}
 _WORDS = {
     "ban": "phrases to ban",
     "begins": "the beginning of an answer",

@@ -2,8 +2,9 @@
 
     python tests/benchmarks/sizes.py 73f3a358 HEAD
 
-Read from git, so that a commit need not be checked out. Names of a parameter's facts are counted for --top-k: files of
-llmrun/ that spell it, in any form.
+Read from git, so that a commit need not be checked out. Places that state a parameter's facts are counted for --top-k:
+files of llmrun/ and native/ that quote its name, or give the name a type or a value; tests, comments and calls that
+only use it are none. hops.py counts its way to the sampler.
 """
 
 from __future__ import annotations
@@ -17,7 +18,12 @@ from pathlib import Path
 
 FOLDERS = {"llmrun": ".py", "native": (".cpp", ".hpp"), "tests": ".py"}
 _RECORD = {"dataclass", "NamedTuple"}
-_TOP_K = re.compile(r"top[-_ ]k", re.IGNORECASE)
+_STATING = (".py", ".pyi", ".js", ".cpp", ".hpp")
+_COMMENT = re.compile(r'"""[\s\S]*?"""|//[^\n]*|(?m:^\s*#[^\n]*)')
+_FACT = re.compile(
+    r"""["'](?:--)?top[-_]k["'] | (?<![:.\w]) top_k \s*: | \b(?:int32_t|float) [,\s]+ top_k\b""",
+    re.IGNORECASE | re.VERBOSE,
+)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -31,6 +37,18 @@ def sources(commit: str, folder: str) -> dict[str, str]:
     suffix = FOLDERS[folder]
     names = [name for name in git("ls-tree", "-r", "--name-only", commit, folder).splitlines() if name.endswith(suffix)]
     return {name: git("show", f"{commit}:{name}") for name in names}
+
+
+def states_top_k(text: str) -> bool:
+    """Return whether a file states a fact of --top-k."""
+    return _FACT.search(_COMMENT.sub("", text)) is not None
+
+
+def places(commit: str) -> list[str]:
+    """Return the files that state a fact of --top-k."""
+    names = git("ls-tree", "-r", "--name-only", commit, "llmrun", "native").splitlines()
+    names = [name for name in names if name.endswith(_STATING) and "/vendor/" not in name and "/test_" not in name]
+    return [name for name in names if states_top_k(git("show", f"{commit}:{name}"))]
 
 
 def is_record(node: ast.ClassDef) -> bool:
@@ -63,7 +81,9 @@ def figures(commit: str) -> dict[str, int]:
         found["functions"] = sum(isinstance(node, _FUNCTIONS) for node in nodes)
         found["imports inside functions"] = len({id(node) for tree in trees.values() for node in inner_imports(tree)})
         found["modules under 40 lines"] = sum(text.count("\n") < 40 for text in modules.values())
-        found["files that spell top_k"] = sum(bool(_TOP_K.search(text)) for text in texts.values())
+    stated = places(commit)
+    for folder in ("llmrun", "native"):
+        found[f"{folder}/ files that state top_k"] = sum(name.startswith(folder) for name in stated)
     return found
 
 
@@ -72,9 +92,9 @@ def main() -> None:
     parser.add_argument("commits", nargs="*", default=["HEAD"])
     commits = parser.parse_args().commits
     columns = [figures(commit) for commit in commits]
-    print(f"{'':<26}", *(f"{commit[:12]:>12}" for commit in commits))
+    print(f"{'':<32}", *(f"{commit[:12]:>12}" for commit in commits))
     for name in columns[0]:
-        print(f"{name:<26}", *(f"{column[name]:>12,}" for column in columns))
+        print(f"{name:<32}", *(f"{column[name]:>12,}" for column in columns))
 
 
 if __name__ == "__main__":

@@ -25,12 +25,12 @@ from llmrun.cli.help import EXIT_CODES, TOPICS, topic
 from llmrun.cli.options import wanted, with_options
 from llmrun.cli.pages import OPTIONS, _panels, _start_page
 from llmrun.cli.run_command import conversation, read_prompt
-from llmrun.cli.sampling import FLAGS, sampling_flags, sampling_rows
+from llmrun.cli.sampling import SAMPLING_OPTIONS, sampling_flags, sampling_rows
 from llmrun.cli.slash.commands import SLASH_COMMANDS
 from llmrun.errors import BY_CODE, UsageError
 from llmrun.planning.speculation import DRAFT_BOUNDS
 from llmrun.protocol.messages import Message
-from llmrun.protocol.params import BOUNDS, DEFAULTS, Limits, SamplingParams
+from llmrun.protocol.params import BOUNDS, DEFAULTS, PARAMETERS, Limits, SamplingParams
 from llmrun.ui.terminal.output import Output
 
 README = Path(__file__).parents[2] / "README.md"
@@ -324,7 +324,7 @@ def test_an_option_without_its_value_leads_to_the_commands_help(tmp_path: Path) 
 
 
 def test_every_sampling_parameter_has_a_flag() -> None:
-    @with_options(flags=sampling_flags)
+    @with_options(flags=SAMPLING_OPTIONS)
     def command(name: str, *, flags: dict[str, Any]) -> None: ...
 
     names = list(inspect.signature(command).parameters)
@@ -337,7 +337,7 @@ EDGES = [(name, outside) for name, (low, high) in BOUNDS.items() for outside in 
 
 @pytest.mark.parametrize(("name", "value"), EDGES)
 def test_every_bound_is_refused_by_its_flag(name: str, value: float) -> None:
-    flag = FLAGS[name][0]
+    flag = PARAMETERS[name].flag
     with pytest.raises(UsageError) as caught:
         sampling_flags(**{name: value})
     assert caught.value.what == f"invalid {flag} {value:.12g}"
@@ -350,7 +350,7 @@ def test_a_sampler_order_is_read_as_ours_and_as_llama_cpp_writes_it() -> None:
 
 
 def test_defaults_are_shown_as_the_flags_take_them() -> None:
-    rows = {flag: value for flag, value, _ in sampling_rows(DEFAULTS, dict.fromkeys(FLAGS, "default"))}
+    rows = {flag: value for flag, value, _ in sampling_rows(DEFAULTS, dict.fromkeys(PARAMETERS, "default"))}
     assert rows["--seed"] == "random"
     assert rows["--temp"] == "0.8"
     assert sampling_flags(order=rows["--sampler-order"]) == {"order": DEFAULTS.order}
@@ -363,7 +363,7 @@ def test_only_what_was_typed_is_given() -> None:
         seen.update(flags)
 
     app = typer.Typer()
-    app.command()(with_options(flags=sampling_flags)(command))
+    app.command()(with_options(flags=SAMPLING_OPTIONS)(command))
     app(["--top-k", "3", "--dry-breaker", "a", "--dry-breaker", "b", "--logit-bias", "5=-inf"], standalone_mode=False)
     assert seen == {"top_k": 3, "dry_breakers": ("a", "b"), "logit_bias": ((5, -float("inf")),)}
     assert sampling_flags(top_k=None, dry_breakers=[]) == {}

@@ -12,9 +12,9 @@ import typer
 from typer.testing import CliRunner
 
 from llmrun.cli.commands import COMMANDS
-from llmrun.cli.sampling import FLAGS, read_value, shown_value
+from llmrun.cli.sampling import read_value, shown_value
 from llmrun.errors import LlmrunError, UsageError
-from llmrun.protocol.params import BOUNDS, SamplingParams
+from llmrun.protocol.params import BOUNDS, PARAMETERS, SamplingParams
 
 MODEL = "owner/not-here-GGUF"
 
@@ -42,8 +42,8 @@ ANSWERING = (
     ("--image", "not/there"),
 )  # fmt: skip
 SAMPLING = (
-    *((FLAGS[name][0], str(low - 2)) for name, (low, high) in BOUNDS.items()),  # -1 is a word of other programs
-    *((FLAGS[name][0], str(high + 1)) for name, (low, high) in BOUNDS.items()),
+    *((PARAMETERS[name].flag, str(low - 2)) for name, (low, high) in BOUNDS.items()),  # -1 is a word of other programs
+    *((PARAMETERS[name].flag, str(high + 1)) for name, (low, high) in BOUNDS.items()),
     ("--temp", "nan"), ("--logit-bias", "x"), ("--logit-bias", "5=nan"), ("--sampler-order", "top_k,topp"),
     ("--sampler-order", "top_k,top_k"), ("--watermark", "blue"), ("--watermark-key", "@not/there"),
 )  # fmt: skip

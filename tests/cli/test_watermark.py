@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from llmrun import _native
 from llmrun.cli.app import app
-from llmrun.cli.sampling import read_key, read_value, sampling_flags, shown_value, watermark_flags
+from llmrun.cli.sampling import WATERMARK_OPTIONS, read_key, read_value, sampling_flags, shown_value
 from llmrun.errors import UsageError
 from llmrun.protocol.watermark import fingerprint, read_watermark
 from llmrun.runner import client
@@ -105,10 +105,10 @@ def test_the_environment_gives_a_key_only_to_a_watermark(monkeypatch: pytest.Mon
 
 def test_a_server_needs_a_key_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LLMRUN_WATERMARK_KEY", raising=False)
-    assert watermark_flags() == {}
-    assert watermark_flags(watermark="green", watermark_key=KEY)["watermark_key"] == KEY
+    assert WATERMARK_OPTIONS() == {}
+    assert WATERMARK_OPTIONS(watermark="green", watermark_key=KEY)["watermark_key"] == KEY
     with pytest.raises(UsageError, match="needs a key"):
-        watermark_flags(watermark="green")
+        WATERMARK_OPTIONS(watermark="green")
 
 
 def test_permuted_is_what_is_counted() -> None:

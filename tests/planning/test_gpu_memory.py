@@ -12,7 +12,7 @@ from llmrun.gguf.reader import read_header
 from llmrun.planning import gpu_memory
 from llmrun.planning.gpu_memory import compare_allocated, known_excess
 from llmrun.planning.hardware import Hardware
-from llmrun.planning.plan import LoadPreferences, Plan, make_plan
+from llmrun.planning.plan import LoadPreferences, Measured, Plan, make_plan
 from llmrun.protocol.devices import Gpu
 from llmrun.protocol.loading import DeviceBuffer
 
@@ -31,7 +31,9 @@ def header(tmp_path_factory: pytest.TempPathFactory) -> Header:
 
 
 def planned(header: Header, folder: Path) -> Plan:
-    return make_plan(header, MACHINE, LoadPreferences(gpu_excess=known_excess(header, MACHINE, folder)))
+    return make_plan(
+        header, MACHINE, LoadPreferences(), measured=Measured(gpu_excess=known_excess(header, MACHINE, folder))
+    )
 
 
 def test_a_difference_is_said_once_and_planned_then(header: Header, tmp_path: Path) -> None:
@@ -62,7 +64,7 @@ def test_small_differences_are_not_said(header: Header, tmp_path: Path, size: fl
 def test_layers_stay_behind_where_the_excess_leaves_no_room(header: Header, tmp_path: Path) -> None:
     small = Hardware("CPU", (), 4, 8, None, 64 * GIB, 60 * GIB, (Gpu("CUDA0", "Card", GIB, 400 << 20),))
     plain = make_plan(header, small, LoadPreferences())
-    careful = make_plan(header, small, LoadPreferences(gpu_excess=(("CUDA0", 80 << 20),)))
+    careful = make_plan(header, small, LoadPreferences(), measured=Measured(gpu_excess=(("CUDA0", 80 << 20),)))
     assert plain.gpu_layers == -1
     assert 0 < careful.gpu_layers < 20
 

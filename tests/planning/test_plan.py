@@ -14,12 +14,13 @@ from support.model_facts import Facts
 from llmrun.errors import OutOfMemoryError, UsageError
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import memory, reserved_bytes
-from llmrun.planning.plan import LoadPreferences, choose_flash_attention, make_plan, margin, scores_fit
+from llmrun.planning.plan import LoadPreferences, Measured, choose_flash_attention, make_plan, margin, scores_fit
 from llmrun.planning.split import ALL_LAYERS
 from llmrun.protocol.devices import Gpu
 
 GIB = 1 << 30
 MIB = 1 << 20
+WITHOUT_FLASH = Measured("off")
 
 
 SMALL = Facts()
@@ -503,27 +504,28 @@ def test_slow_flash_attention_is_told(
 
 
 @pytest.mark.parametrize(
-    ("wishes", "free", "expected"),
+    ("wishes", "measured", "free", "expected"),
     [
-        (LoadPreferences(), 16, "auto"),
-        (LoadPreferences(measured_attention="on"), 16, "auto"),
-        (LoadPreferences(measured_attention="off"), 16, "off"),
-        (LoadPreferences(measured_attention="off", flash_attention="on"), 16, "on"),
-        (LoadPreferences(measured_attention="off", kv_type_k="q8_0"), 16, "auto"),
-        (LoadPreferences(measured_attention="off", parallel=4), 16, "auto"),
-        (LoadPreferences(measured_attention="off", parallel=4, as_alone=True), 16, "off"),
-        (LoadPreferences(measured_attention="off"), 1, "off"),
+        (LoadPreferences(), "", 16, "auto"),
+        (LoadPreferences(), "on", 16, "auto"),
+        (LoadPreferences(), "off", 16, "off"),
+        (LoadPreferences(flash_attention="on"), "off", 16, "on"),
+        (LoadPreferences(kv_type_k="q8_0"), "off", 16, "auto"),
+        (LoadPreferences(parallel=4), "off", 16, "auto"),
+        (LoadPreferences(parallel=4, as_alone=True), "off", 16, "off"),
+        (LoadPreferences(), "off", 1, "off"),
     ],
 )
 def test_flash_attention_of_one_sequence_is_the_measured_one_or_llama_cpps(
-    wishes: LoadPreferences, free: int, expected: str
+    wishes: LoadPreferences, measured: str, free: int, expected: str
 ) -> None:
-    assert make_plan(SMALL, machine(free=free * GIB), wishes).flash_attention == expected
+    plan = make_plan(SMALL, machine(free=free * GIB), wishes, measured=Measured(measured))
+    assert plan.flash_attention == expected
 
 
 def test_a_gpu_has_flash_attention() -> None:
     hardware = machine(gpus=(gpu(23 * GIB),))
-    assert make_plan(SMALL, hardware, LoadPreferences(measured_attention="off")).flash_attention == "auto"
+    assert make_plan(SMALL, hardware, LoadPreferences(), measured=WITHOUT_FLASH).flash_attention == "auto"
 
 
 @pytest.mark.parametrize("parallel", [1, 2, 16])
@@ -534,15 +536,17 @@ def test_several_answers_of_one_seed_are_computed_with_the_flash_attention_of_on
     facts: Facts, n_ctx: int | None, parallel: int, free: int
 ) -> None:
     hardware = machine(free=free * GIB)
-    wishes = LoadPreferences(n_ctx=n_ctx, measured_attention="off")
-    alone = make_plan(facts, hardware, wishes)
-    several = make_plan(facts, hardware, replace(wishes, parallel=parallel, as_alone=True))
-    assert several.flash_attention == alone.flash_attention == choose_flash_attention(facts, hardware, wishes)
+    wishes = LoadPreferences(n_ctx=n_ctx)
+    alone = make_plan(facts, hardware, wishes, measured=WITHOUT_FLASH)
+    together = replace(wishes, parallel=parallel, as_alone=True)
+    several = make_plan(facts, hardware, together, measured=WITHOUT_FLASH)
+    chosen = choose_flash_attention(facts, hardware, wishes, WITHOUT_FLASH)
+    assert several.flash_attention == alone.flash_attention == chosen
     assert alone.flash_attention == ("auto" if alone.n_ctx * facts.most_heads > 1 << 19 else "off")
 
 
 def test_flash_attention_is_left_to_llama_cpp_where_no_window_fits() -> None:
-    assert choose_flash_attention(LARGE, machine(free=GIB), LoadPreferences(measured_attention="off")) == "auto"
+    assert choose_flash_attention(LARGE, machine(free=GIB), LoadPreferences(), WITHOUT_FLASH) == "auto"
 
 
 @pytest.mark.parametrize(("memory", "n_ctx", "fits"), [(16, 8192, True), (2, 8192, False), (64, 131_072, False)])

@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 
 from llmrun.errors import UsageError
-from llmrun.protocol.params import BOUNDS, DEFAULTS, STEPS, Limits, SamplingParams, check_parameter, resolve_sampling
+from llmrun.protocol.params import (
+    BOUNDS,
+    DEFAULTS,
+    PARAMETERS,
+    STEPS,
+    Limits,
+    SamplingParams,
+    check_parameter,
+    resolve_sampling,
+)
 
 NO_NUMBERS = {"dry_breakers", "logit_bias", "order", "watermark", "watermark_key"}
 NUMBERS = {field.name for field in fields(SamplingParams)} - NO_NUMBERS
@@ -145,3 +154,31 @@ def test_a_bad_layer_is_refused(values: dict[str, Any]) -> None:
 
 def test_an_overruled_value_does_not_have_to_make_sense() -> None:
     assert resolve_sampling(("flag", {"top_p": 0.5}), ("model", {"top_p": 7.0}))[0].top_p == 0.5
+
+
+# ---- the table
+
+
+def test_no_two_parameters_share_a_name() -> None:
+    flags = [flag for row in PARAMETERS.values() for flag in (row.flag, row.second_flag) if flag]
+    names = [
+        name for ours, row in PARAMETERS.items() for name in {ours, *filter(None, row.servers.values()), *row.aliases}
+    ]
+    cards = [row.card for row in PARAMETERS.values() if row.card]
+    for together in (flags, names, cards):
+        assert sorted(together) == sorted(set(together))
+
+
+def test_help_of_the_record_is_the_table() -> None:
+    assert [line.split(":")[0].strip() for line in (SamplingParams.__doc__ or "").splitlines()[-len(PARAMETERS) :]] == [
+        *PARAMETERS
+    ]
+    assert "top_k: Keep the k likeliest tokens; 0 is off." in (SamplingParams.__doc__ or "")
+
+
+def test_a_slider_stays_within_its_parameter() -> None:
+    sliders = {name: row.slider for name, row in PARAMETERS.items() if row.slider}
+    assert set(sliders) <= set(STEPS)
+    for name, slider in sliders.items():
+        low, high = BOUNDS[name]
+        assert low <= 0 <= slider.off <= slider.high <= high

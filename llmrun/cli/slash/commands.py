@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from llmrun.cli.sampling import FLAGS
 from llmrun.cli.slash import beams, inspection, settings, storage, turns
-from llmrun.protocol.params import BOUNDS
+from llmrun.protocol.params import PARAMETERS, Parameter
 from llmrun.ui.prompt.completion import Candidate, Completion, file_names
 from llmrun.ui.prompt.drafts import LEAVING_WORDS
 from llmrun.ui.prompt.input import KEYS
@@ -100,7 +99,7 @@ def completions(chat: Chat) -> dict[str, Completion | None]:
     found: dict[str, Completion | None] = {name: None for name in BY_NAME if name not in LEAVING_WORDS}
     found["/model"] = lambda words: complete_model(words[-1]) if chat.loading.server is None else []
     found["/load"] = lambda words: chat.store.names()
-    found["/set"] = lambda words: [Candidate(flag.lstrip("-"), _hint(name)) for name, (flag, _) in FLAGS.items()]
+    found["/set"] = lambda words: [Candidate(row.flag.lstrip("-"), _hint(row)) for row in PARAMETERS.values()]
     found["/think"] = lambda words: ["on", "off", "hide", "fold", "low", "medium", "high"]
     found["/speculation"] = lambda words: ["on", "off", "auto"]
     found["/branch"] = lambda words: [branch.name for branch in chat.conversation.chat.branches() if branch.name]
@@ -115,7 +114,6 @@ def _files(words: Sequence[str], attached: Sequence[str]) -> Iterable[str]:
     return attached if words[0] == turns.DROP else file_names(words)
 
 
-def _hint(parameter: str) -> str:
+def _hint(row: Parameter) -> str:
     """Return the bounds of a sampling parameter, and its meaning."""
-    low, high = BOUNDS.get(parameter, ("", ""))
-    return f"{low} to {high}. {FLAGS[parameter][1]}" if parameter in BOUNDS else FLAGS[parameter][1]
+    return f"{row.bounds[0]} to {row.bounds[1]}. {row.help}" if row.bounds else row.help

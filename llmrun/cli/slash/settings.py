@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from llmrun.cli.loading import open_chat_model
 from llmrun.cli.reasoning import read_think
-from llmrun.cli.sampling import FLAGS, read_value, sampling_rows, shown_value
+from llmrun.cli.sampling import read_value, sampling_rows, shown_value
 from llmrun.errors import UsageError
 from llmrun.model.chat_model import loaded_locally
 from llmrun.model.load_plan import A_CHAT
 from llmrun.planning.speculation import AUTO, OFF, read_speculate
+from llmrun.protocol.params import PARAMETERS
 from llmrun.ui.prompt.drafts import unquoted
 
 if TYPE_CHECKING:
@@ -30,9 +31,9 @@ def set_value(chat: Chat, rest: str) -> None:
     else:
         name, value = read_value(words[0], "".join(words[1:]), "/set ")
         if not chat.conversation.model.takes(name):
-            raise UsageError(f"{chat.conversation.model.used.server} does not support {FLAGS[name][0]}")
+            raise UsageError(f"{chat.conversation.model.used.server} does not support {PARAMETERS[name].flag}")
         chat.conversation.settings.session[name] = value
-        chat.output.note(f"{FLAGS[name][0]} is now {shown_value(name, value)}.")
+        chat.output.note(f"{PARAMETERS[name].flag} is now {shown_value(name, value)}.")
 
 
 def think(chat: Chat, rest: str) -> None:

@@ -1,15 +1,18 @@
-"""The files of the page and the headers they are served with.
+"""The files of the page and the headers they are served with. One is made here: the table of sampling parameters.
 
 Owns the Content-Security-Policy; must not know chats or models. Only the files listed here are served.
 """
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from pathlib import Path
 
+from llmrun.protocol.params import PARAMETERS, STEPS
+
 FOLDER = Path(__file__).with_name("static")
-INDEX = "index.html"
+INDEX, TABLE = "index.html", "parameters.js"
 _SCRIPT, _STYLE = "text/javascript; charset=utf-8", "text/css; charset=utf-8"
 MEDIA_TYPES = {
     INDEX: "text/html; charset=utf-8",
@@ -28,6 +31,7 @@ MEDIA_TYPES = {
     "formulas.js": _SCRIPT,
     "highlight.js": _SCRIPT,
     "markdown.js": _SCRIPT,
+    TABLE: _SCRIPT,
     "sampler.js": _SCRIPT,
     "scroll.js": _SCRIPT,
     "settings.js": _SCRIPT,
@@ -68,4 +72,20 @@ HEADERS = {
 @cache
 def read_file(name: str) -> bytes:
     """Return the content of a file of MEDIA_TYPES."""
-    return (FOLDER / name).read_bytes()
+    return _table() if name == TABLE else (FOLDER / name).read_bytes()
+
+
+def _table() -> bytes:
+    """Return a module with the sampling parameters that the page shows, and the steps of the chain in their order."""
+    rows = {
+        name: {
+            "label": row.label,
+            "min": row.bounds[0],
+            "max": row.bounds[1],
+            "step": 1 if row.is_whole else "any",
+            "slider": row.slider._asdict() if row.slider else None,
+        }
+        for name, row in PARAMETERS.items()
+        if row.label and row.bounds
+    }
+    return f"export const PARAMETERS = {json.dumps(rows)};\nexport const STEPS = {json.dumps(STEPS)};\n".encode()

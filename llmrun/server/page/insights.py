@@ -23,7 +23,7 @@ from llmrun.protocol.jobs.prompt_scores import PROMPT_SCORES, ScorePrompt
 from llmrun.protocol.jobs.tokenize import TokenizeText
 from llmrun.protocol.logprobs import logprob_entries
 from llmrun.protocol.messages import AnswerRequest, Message
-from llmrun.protocol.params import Limits, SamplingParams
+from llmrun.protocol.params import PARAMETERS, Limits, SamplingParams
 from llmrun.protocol.questions import (
     APPLY_TEMPLATE,
     COUNT_TOKENS,
@@ -215,7 +215,7 @@ class _Jobs:
 
 def _choice(choice: Choice, sampling: SamplingParams) -> dict[str, Any]:
     """Return the steps of one choice, and the settings of the sampler, as JSON data."""
-    names = ("temperature", "top_k", "top_p", "min_p")
+    names = [name for name, row in PARAMETERS.items() if row.slider]
     return {
         "candidates": choice.candidates,
         "steps": [{"name": step.name, "left": step.remaining, "shares": step.probabilities} for step in choice.steps],

@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from llmrun.errors import UsageError
 from llmrun.protocol.codec import as_dict
+from llmrun.protocol.params import PARAMETERS
 from llmrun.server.catalog import ModelCatalog
 from llmrun.server.exchange import ServerState
 from llmrun.server.http_errors import RouteNotFoundError
@@ -132,7 +133,7 @@ class PageRoutes:
             assert pooled.model is not None
             sampling, origins = pooled.model.sampling(dict(self._state.sampling))
             values = as_dict(sampling)
-            shown = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty")
+            shown = [name for name, row in PARAMETERS.items() if row.label and values[name] is not None]
             return JSONResponse(
                 {
                     "model": pooled.name,

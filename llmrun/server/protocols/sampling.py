@@ -13,29 +13,24 @@ from llmrun.grammar import Grammar, read_grammar, read_json_schema
 from llmrun.models.adapters import LARGEST_SCALE
 from llmrun.planning.speculation import read_speculate
 from llmrun.protocol.adapters import AdapterScale
+from llmrun.protocol.arguments import BIASES, TEXTS
 from llmrun.protocol.codec import load_json
-from llmrun.protocol.params import BOUNDS, MOST_TOKENS, STEPS, Limits, check_limits, check_parameter
+from llmrun.protocol.params import MOST_TOKENS, PARAMETERS, Limits, check_limits, check_parameter
 from llmrun.server.durations import read_duration
 from llmrun.server.protocols.fields import Fields
 
 MOST_ANSWERS = 16  # to one prompt
 _MOST_BIASES = 1024
-_MOST_BREAKERS = 64
+_MOST_TEXTS = 64
 _LARGEST_BIAS = 1e6
 _LONGEST_GRAMMAR = 256 * 1024
 _MOST_ADAPTERS = 1024
 _MOST_SECONDS = 10 * 365 * 86_400
 _FOR_EVER = -1.0
 
-# Names of our parameters in other servers.
-_ALIASES = {
-    "typ_p": "typical_p",
-    "dynatemp_range": "temperature_range",
-    "dynatemp_exponent": "temperature_exponent",
-    "repetition_penalty": "repeat_penalty",
-    "dry_sequence_breakers": "dry_breakers",
-    "dry_penalty_last_n": "dry_last_n",
-    "samplers": "order",
+# Name in a request -> ours: that of another server is understood, too.
+_NAMES = {name: name for name in PARAMETERS} | {
+    other: name for name, row in PARAMETERS.items() for other in (*row.servers.values(), *row.aliases) if other
 }
 _TYPES = ("text", "json_object", "json_schema")
 _OLLAMA = "format"  # a schema itself, unless it has one of these types
@@ -62,22 +57,21 @@ def read_sampling(body: Fields) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for key in body.data:
-        name = _ALIASES.get(key, key) if isinstance(key, str) else ""
-        if body.data[key] is None:
+        name = _NAMES.get(key, "")
+        if not name or body.data[key] is None:
             continue
+        row = PARAMETERS[name]
         if name == "seed":
             seed = body.whole(key, -(2**63), 2**63 - 1) or 0
             found[name] = seed % 2**32 if seed != -1 else None  # -1: random, as in llama.cpp
-        elif name in BOUNDS:
+        elif row.bounds is not None:
             found[name] = check_parameter(name, body.number(key, -math.inf, math.inf), body.name(key))
-        elif name == "logit_bias":
+        elif row.values is BIASES:
             found[name] = check_parameter(name, _biases(body, key), body.name(key))
-        elif name == "order":
-            found[name] = check_parameter(name, _few(body, key, len(STEPS)), body.name(key))
-        elif name in ("watermark", "watermark_key"):
+        elif row.values is TEXTS:
+            found[name] = check_parameter(name, _few(body, key, _MOST_TEXTS), body.name(key))
+        else:
             found[name] = check_parameter(name, body.text(key), body.name(key))
-        elif name == "dry_breakers":
-            found[name] = _few(body, key, _MOST_BREAKERS)
     return found
 
 
@@ -172,7 +166,7 @@ def read_grammar_fields(body: Fields) -> Grammar | None:
     """
     found = {name: grammar for name, grammar in _grammars(body) if grammar is not None}
     if len(found) > 1:
-        raise UsageError(f"{' and '.join(found)} exclude each other")
+        raise UsageError(f"{' and '.join(found)} can't be used together")
     return next(iter(found.values()), None)
 
 

@@ -13,7 +13,7 @@ from llmrun.insight.explain import ExplainedAnswer
 from llmrun.insight.merges import MergeNode, MergeRule
 from llmrun.insight.tokens import Token
 from llmrun.protocol.jobs.explain import EmbeddedToken, LensCell, RunCollected
-from llmrun.protocol.params import SamplingParams
+from llmrun.protocol.params import PARAMETERS, STEPS, SamplingParams
 from llmrun.protocol.questions import Choice
 from llmrun.protocol.sizes import readable_size
 from llmrun.server.page.files import FOLDER
@@ -24,13 +24,7 @@ from llmrun.ui.views import explain_words as words
 from llmrun.ui.views.explain_words import head_name, known_tokens, phases, quoted
 from llmrun.ui.views.tokens import bytes_shown
 
-_STEPS = {  # of the sampler, with sliders: label, value that changes nothing, maximum, step of the slider
-    "temperature": ("temperature", 1.0, 2.0, 0.01),
-    "top_k": ("top-k", 0.0, 200.0, 1.0),
-    "top_p": ("top-p", 1.0, 1.0, 0.001),
-    "min_p": ("min-p", 0.0, 1.0, 0.001),
-}
-_ORDER = ("top_k", "top_p", "min_p", "temperature")  # of steps that the answer's sampler has not
+_SLIDERS = {name: (row.label, row.slider) for name, row in PARAMETERS.items() if row.slider}
 _MAX_CANDIDATES = 12  # of a choice that are shown
 _MAX_LOOKS = 3  # tokens of a row of attention in the table
 _MAX_LEVEL = 5  # of attention: levels are 0 to this
@@ -154,9 +148,10 @@ def _cache(found: ExplainedAnswer) -> list[tuple[str, str]]:
 
 def _sliders(sampling: SamplingParams) -> list[dict[str, Any]]:
     sliders = []
-    for name, (label, off, maximum, step) in _STEPS.items():
-        value = getattr(sampling, name) if name in sampling.order else off
-        sliders.append({"name": name, "label": label, "value": value, "maximum": max(maximum, value), "step": step})
+    for name, (label, slider) in _SLIDERS.items():
+        value = getattr(sampling, name) if name in sampling.order else slider.off
+        maximum = max(slider.high, value)
+        sliders.append({"name": name, "label": label, "value": value, "maximum": maximum, "step": slider.step})
     return sliders
 
 
@@ -169,7 +164,7 @@ def _script_data(
     """Return the data of explain.js; places are indices of the watched positions."""
     run = found.run
     norms = [("residual stream", "residual"), ("attention added", "attention"), ("feed-forward added", "feed_forward")]
-    order = [step for step in sampling.order if step in _STEPS]
+    order = [step for step in sampling.order if step in _SLIDERS]
     return {
         "first": run.first,
         "prompt": run.n_prompt,
@@ -190,7 +185,7 @@ def _script_data(
         ],
         "experts": _experts(run),
         "time": [(phase.name, phase.layers) for phase in phases(found) if any(phase.layers)],
-        "order": [*order, *(step for step in _ORDER if step not in order)],
+        "order": [*order, *(step for step in STEPS if step in _SLIDERS and step not in order)],
         "choices": [_choice(choice) for choice in found.choices],
     }
 

@@ -210,6 +210,12 @@ def test_nonsense_is_refused(values: dict[str, Any]) -> None:
         _native.Sampler(10, **values)
 
 
+@pytest.mark.parametrize("values", [{"top_q": 1}, {"top_k": 1.5}, {"temperature": "warm"}, {"top_k": 2**40}])
+def test_names_and_types_of_numbers_are_checked(values: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=r"sampler|number"):
+        _native.Sampler(10, **values)
+
+
 def test_tokens_out_of_range_are_refused() -> None:
     params = SamplingParams(temperature=0.0, presence_penalty=5.0)
     sampler = native_sampler(3, params, 1)

@@ -21,9 +21,10 @@ from support.served import LiveServer
 from llmrun.chat.store.store import folder_in
 from llmrun.chat.store.turns import Answer
 from llmrun.config import load_settings
+from llmrun.protocol.params import PARAMETERS, STEPS
 from llmrun.server.guard import Policy
 from llmrun.server.page import peer, running
-from llmrun.server.page.files import FOLDER, MEDIA_TYPES
+from llmrun.server.page.files import FOLDER, MEDIA_TYPES, read_file
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
 MOST_BYTES = 300_000
@@ -48,7 +49,7 @@ def test_every_file_is_served_with_a_policy_that_runs_and_fetches_nothing_foreig
     server: LiveServer, name: str
 ) -> None:
     file = server.get(f"/ui/files/{name}")
-    assert (file.status, file.body) == (200, (FOLDER / name).read_bytes())
+    assert (file.status, file.body) == (200, read_file(name))
     assert file.headers["content-type"] == MEDIA_TYPES[name]
     rules = dict(rule.split(" ", 1) for rule in file.headers["content-security-policy"].split("; "))
     assert rules["default-src"] == rules["base-uri"] == rules["form-action"] == rules["frame-ancestors"] == "'none'"
@@ -57,18 +58,29 @@ def test_every_file_is_served_with_a_policy_that_runs_and_fetches_nothing_foreig
     assert file.headers["referrer-policy"] == "no-referrer"
 
 
+def test_the_page_has_the_table_of_parameters(server: LiveServer) -> None:
+    text = server.get("/ui/files/parameters.js").body.decode()
+    table, steps = (json.loads(line.split(" = ", 1)[1].rstrip(";")) for line in text.splitlines())
+    assert set(table) == {name for name, row in PARAMETERS.items() if row.label}
+    slider = {"off": 0, "high": 200, "step": 1}
+    assert table["top_k"] == {"label": "Top-k", "min": 0, "max": 2**31 - 1, "step": 1, "slider": slider}
+    assert table["repeat_penalty"]["slider"] is None
+    assert table["repeat_penalty"]["step"] == "any"
+    assert steps == list(STEPS)
+
+
 def test_only_files_of_the_page_are_served(server: LiveServer) -> None:
     for name in ("", "nothing.js", "vendor/README.md", "../files.py", "%2e%2e/files.py", "/etc/passwd"):
         assert server.get(f"/ui/files/{name}").status == 404
 
 
 def test_the_page_is_small_and_complete() -> None:
-    assert sum((FOLDER / name).stat().st_size for name in MEDIA_TYPES if name not in LOADED_LATER) <= MOST_BYTES
+    assert sum(len(read_file(name)) for name in MEDIA_TYPES if name not in LOADED_LATER) <= MOST_BYTES
     assert (FOLDER / "vendor/prism.js").stat().st_size <= MOST_HIGHLIGHTER_BYTES
     lying = {path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*") if path.is_file()}
     assert lying - set(MEDIA_TYPES) == {"vendor/README.md", "vendor/LICENSES.txt"}
     for name in MEDIA_TYPES:
-        text = (FOLDER / name).read_text(encoding="utf-8")
+        text = read_file(name).decode()
         named = re.findall(r'(?:from|import) "(\./[^"]+)"', text) if not name.startswith("vendor/") else []
         files = [os.path.normpath(Path(name).parent / each) for each in named]
         files += re.findall(r'(?:src|href)="/ui/files/([^"]+)"', text)
@@ -78,7 +90,7 @@ def test_the_page_is_small_and_complete() -> None:
 def test_nothing_is_inline_and_only_one_place_makes_html() -> None:
     index = (FOLDER / "index.html").read_text(encoding="utf-8")
     assert not re.search(r"<script(?![^>]*\ssrc=)|<style|\sstyle=|\son\w+=|https?://", index)
-    own = {name: (FOLDER / name).read_text(encoding="utf-8") for name in MEDIA_TYPES if not name.startswith("vendor/")}
+    own = {name: read_file(name).decode() for name in MEDIA_TYPES if not name.startswith("vendor/")}
     sinks = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|setHTMLUnsafe|srcdoc"
     assert {name for name, text in own.items() if re.search(sinks, text)} == {"markdown.js"}
     assert len(re.findall(sinks, own["markdown.js"])) == 1

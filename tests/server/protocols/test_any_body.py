@@ -131,7 +131,7 @@ def test_a_schema_is_enforced_under_the_name_of_any_protocol(name: str, given: d
     assert asked.request.grammar is not None
     assert json.loads(asked.request.grammar.text) == SCHEMA
     assert asked.ignored == ()
-    with pytest.raises(UsageError, match="exclude each other"):
+    with pytest.raises(UsageError, match="can't be used together"):
         read({**plausible, "grammar": 'root ::= "a"', **given})
 
 

@@ -102,7 +102,7 @@ def test_response_formats(given: dict[str, Any], grammar: str | None) -> None:
 
 def test_grammars_exclude_each_other_and_must_be_right() -> None:
     assert read({**USER, "grammar": 'root ::= "a"'}).request.grammar is not None
-    with pytest.raises(UsageError, match="exclude"):
+    with pytest.raises(UsageError, match="can't be used together"):
         read({**USER, "grammar": 'root ::= "a"', "json_schema": {}})
     with pytest.raises(BadGrammarError):
         read({**USER, "grammar": "root ::= undefined"})

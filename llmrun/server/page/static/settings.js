@@ -1,14 +1,12 @@
 // The settings beside the chat: system prompt, sampling with its origins, reasoning, theme.
 
 import { clean, h, recall, remember } from "./dom.js";
+import { PARAMETERS } from "./parameters.js";
 
+const { seed, ...others } = PARAMETERS;
 const FIELDS = {
-  temperature: { label: "Temperature", min: 0, max: 100, step: "any" },
-  top_k: { label: "Top-k", min: 0, step: 1 },
-  top_p: { label: "Top-p", min: 0, max: 1, step: "any" },
-  min_p: { label: "Min-p", min: 0, max: 1, step: "any" },
-  repeat_penalty: { label: "Repeat penalty", min: 0.01, max: 100, step: "any" },
-  seed: { label: "Seed", min: 0, step: 1, empty: "drawn for each answer" },
+  ...others,
+  seed: { ...seed, empty: "drawn for each answer" },
   max_tokens: { label: "Maximum tokens", min: 1, step: 1, empty: "until the end" },
 };
 export const LABELS = { ...Object.fromEntries(Object.entries(FIELDS).map(([name, { label }]) => [name, label])), thinking: "Reasoning" };
@@ -22,9 +20,9 @@ class Sampling {
     this.element = h("div", {}, names.map((name) => this.field(prefix, name, FIELDS[name])));
   }
 
-  field(prefix, name, { label, empty, ...limits }) {
+  field(prefix, name, { label, empty, min, max, step }) {
     const id = `${prefix}origin-${name}`;
-    const input = h("input", { type: "number", ...limits, "aria-describedby": id, input: () => this.showOrigin(name) });
+    const input = h("input", { type: "number", min, ...(max === undefined ? {} : { max }), step, "aria-describedby": id, input: () => this.showOrigin(name) });
     this.inputs[name] = input;
     this.hints[name] = h("span", { class: "hint", id }, empty ?? "");
     return h("label", { class: "field" }, label, input, this.hints[name]);

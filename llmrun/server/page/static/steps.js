@@ -1,22 +1,19 @@
 // The candidates of a token after each step of the sampler, and what sliders of other settings would leave of them.
 
 import { button, clean, h, number, percent } from "./dom.js";
+import { PARAMETERS, STEPS } from "./parameters.js";
 import "./sampler.js";
 
 const SHOWN = 12; // candidates
-const SLIDERS = {
-  top_k: { label: "Top-k", off: 0, max: 200, step: 1 },
-  top_p: { label: "Top-p", off: 1, max: 1, step: 0.001 },
-  min_p: { label: "Min-p", off: 0, max: 1, step: 0.001 },
-  temperature: { label: "Temperature", off: 1, max: 2, step: 0.01 },
-};
+const WITH_SLIDERS = Object.entries(PARAMETERS).filter(([, { slider }]) => slider);
+const SLIDERS = Object.fromEntries(WITH_SLIDERS.map(([name, { label, slider }]) => [name, { label, ...slider }]));
 const { recompute } = globalThis;
 
 /** Return the settings of an answer's sampler: the order of the steps with sliders, and their values. */
 function settingsOf({ order, values }) {
   const own = order.filter((step) => SLIDERS[step]);
   const start = Object.fromEntries(Object.entries(SLIDERS).map(([name, { off }]) => [name, own.includes(name) ? values[name] : off]));
-  return { order: [...own, ...Object.keys(SLIDERS).filter((step) => !own.includes(step))], start };
+  return { order: [...own, ...STEPS.filter((step) => SLIDERS[step] && !own.includes(step))], start };
 }
 
 /** Return the table and its sliders. `taker(text)` makes the button of a candidate, "" for the one of `chosen`. */
@@ -43,7 +40,7 @@ export function stepsElement(data, chosen, quoted, taker) {
   const headings = ["candidate", ...steps.map(({ name }) => clean(name)), "by the sliders", ""];
   const total = h("tr", {}, h("th", { scope: "row" }, "left"), ...steps.map((step) => h("td", { class: "align-right" }, number(step.left))), left, h("td", {}));
   const table = h("table", {}, h("thead", {}, h("tr", {}, headings.map((each) => h("th", { scope: "col" }, each)))), h("tbody", {}, rows, total));
-  const inputs = Object.entries(SLIDERS).map(([name, { max, step }]) => h("input", { type: "range", name, min: 0, max: Math.max(max, start[name]), step, value: start[name], input: draw }));
+  const inputs = Object.entries(SLIDERS).map(([name, { high, step }]) => h("input", { type: "range", name, min: 0, max: Math.max(high, start[name]), step, value: start[name], input: draw }));
   const outputs = inputs.map(() => h("output", {}));
 
   function draw() {

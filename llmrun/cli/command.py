@@ -1,0 +1,104 @@
+"""The classes of commands: plain help, --help-all, empty paths refused, and what a command that takes a model adds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup, TyperOption
+
+from llmrun.cli import defaults, habits
+from llmrun.cli.pages import HELP_ALL, command_help
+
+
+class Command(TyperCommand):
+    """A command whose help is written without Rich, which takes tenths of a second to load."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params.append(_help_all_option())
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        formatter.write(command_help(ctx))
+
+    def make_parser(self, ctx: Any) -> Any:
+        return _Parser(super().make_parser(ctx), partial(self.complete, ctx))
+
+    def complete(self, context: Any, values: dict[str, Any], rest: list[str]) -> list[str]:
+        """Complete and check the parsed values before Typer converts them; return the words beyond the arguments.
+
+        Args:
+            values: by parameter; changed.
+            rest: words beyond the arguments.
+        """
+        _refuse_empty_paths(self.params, context, values)
+        return rest
+
+
+class CommandGroup(TyperGroup):
+    """A command with commands of its own, and a help like theirs."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params.append(_help_all_option())
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        formatter.write(command_help(ctx))
+
+
+class ModelCommand(Command):
+    """A command that takes a model: also named by options of other programs, as may be its prompt, or by a preset."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._arguments = [each for each in self.params if each.param_type_name == "argument"]
+        self.params.append(_hidden_option(habits.MODEL, *habits.MODEL_OPTIONS))
+        if self.name in habits.TAKES_PROMPT:
+            self.params.append(_hidden_option(habits.PROMPT, *habits.PROMPT_OPTIONS))
+
+    def complete(self, context: Any, values: dict[str, Any], rest: list[str]) -> list[str]:
+        rest = habits.name_arguments(values, self._arguments, rest)
+        if self.name in defaults.USES_PRESETS and not context.resilient_parsing:
+            defaults.fill(self.name, context, values)
+        return super().complete(context, values, rest)
+
+
+class _Parser:
+    """Typer's parser, with a function that changes what it has parsed."""
+
+    def __init__(self, parser: Any, complete: Callable[[dict[str, Any], list[str]], list[str]]) -> None:
+        self._parser, self._complete = parser, complete
+
+    def parse_args(self, args: list[str]) -> tuple[dict[str, Any], list[str], Any]:
+        values, rest, order = self._parser.parse_args(args=args)
+        return values, self._complete(values, rest), order
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._parser, name)
+
+
+def _refuse_empty_paths(parameters: Sequence[Any], context: Any, values: dict[str, Any]) -> None:
+    """Refuse an empty path, such as that of an unset shell variable, which would be this folder."""
+    for parameter in parameters:
+        if parameter.type.name == "path" and not context.resilient_parsing:
+            value = values.get(parameter.name)
+            if value == "" or (isinstance(value, (list, tuple)) and "" in value):
+                raise typer.BadParameter("it is empty", ctx=context, param=parameter)
+
+
+def _hidden_option(name: str, *flags: str) -> TyperOption:
+    return TyperOption(param_decls=[name, *flags], hidden=True, expose_value=False)
+
+
+def _help_all_option() -> TyperOption:
+    def show(context: typer.Context, _: Any, value: bool) -> None:
+        if value and not context.resilient_parsing:
+            typer.echo(command_help(context, shows_all=True).rstrip("\n"))
+            context.exit()
+
+    text = "Show all options and exit."
+    return TyperOption(
+        param_decls=[HELP_ALL], is_flag=True, is_eager=True, expose_value=False, callback=show, help=text
+    )
