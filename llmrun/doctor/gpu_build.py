@@ -46,6 +46,8 @@ class GpuBuild:
         """The command for a shell."""
         path = f"PATH={self.folder}:$PATH " if self.folder else ""
         text = f'{path}CMAKE_ARGS="{self.cmake_args}" pip {_arguments()}'
+        if is_bundled():  # or llmrun's own would still be used
+            text += f", then export LLMRUN_LLAMA={INSTALLED}"
         return f"install {self.missing}, then {text}" if self.missing else text
 
 

@@ -80,6 +80,7 @@ def test_beside_the_wheels_own_llama_cpp(
     (tmp_path / "__init__.py").write_text('__version__ = "1.0"\n')
     monkeypatch.setattr("llmrun.protocol.llama_folder._BUNDLED", tmp_path)
     monkeypatch.setenv("LLMRUN_LLAMA", "")
+    assert BUILD.command.endswith(", then export LLMRUN_LLAMA=llama-cpp-python")
     used = []
 
     def tries() -> None:
