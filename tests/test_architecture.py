@@ -122,7 +122,7 @@ def test_llama_cpp_is_named_by_those_who_have_to() -> None:
         for file in FILES
         if any(node.value == "llama_cpp" for node in ast.walk(parsed(file)) if isinstance(node, ast.Constant))
     }
-    assert naming == {"engine/llama/library.py", "planning/machine.py"}
+    assert naming == {"engine/llama/library.py", "protocol/llama_folder.py"}
 
 
 def test_llama_cpp_and_ggml_are_called_in_one_room() -> None:

@@ -1,9 +1,12 @@
-"""The shorter build of llama-cpp-python: native/llama.cmake in a project with the parts that matter."""
+"""The build of llama-cpp-python as llmrun wants it: native/llama.cmake in a project with the parts that matter."""
 
 from __future__ import annotations
 
+import platform
+import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,11 +19,17 @@ project({name} LANGUAGES CXX)
 set(LLAMA_BUILD_COMMON ON CACHE BOOL "" FORCE)
 add_subdirectory(vendor)
 add_subdirectory(mtmd)
+message(STATUS "native: ${GGML_NATIVE}; AVX2: ${GGML_AVX2}; AVX512: ${GGML_AVX512}; AMX: ${GGML_AMX_INT8}")
 """
 LLAMA_CPP = """
 cmake_minimum_required(VERSION 3.14...3.28)
 project("llama.cpp" CXX)
 option(LLAMA_BUILD_COMMON "" ON)
+option(GGML_NATIVE "" ON)
+include(GNUInstallDirs)
+add_library(ggml SHARED ../mtmd/mtmd.cpp)
+set_target_properties(ggml PROPERTIES VERSION 1.2.3 SOVERSION 1)
+install(TARGETS ggml LIBRARY)
 message(STATUS "common: ${LLAMA_BUILD_COMMON}")
 """
 MTMD = """
@@ -28,11 +37,8 @@ add_library(mtmd mtmd.cpp mtmd.h models/models.h models/a.cpp models/b.cpp)
 """
 
 
-@pytest.mark.skipif(not shutil.which("cmake"), reason="needs CMake")
-@pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
-@pytest.mark.parametrize(("name", "is_shorter"), [("llama_cpp", True), ("llmrun_native", False)])
-def test_common_is_left_out_and_only_graphs_are_united(tmp_path: Path, name: str, is_shorter: bool) -> None:
-    """CMAKE_ARGS reaches llmrun's own build, too, which must not change."""
+def configure(tmp_path: Path, name: str, *flags: str) -> str:
+    """Configure a project of this name that looks like llama-cpp-python's; return CMake's messages."""
     files = {"CMakeLists.txt": LLAMA_CPP_PYTHON.replace("{name}", name)}
     files |= {"vendor/CMakeLists.txt": LLAMA_CPP, "mtmd/CMakeLists.txt": MTMD}
     files |= {
@@ -45,9 +51,46 @@ def test_common_is_left_out_and_only_graphs_are_united(tmp_path: Path, name: str
     include = f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={INCLUDED}"
     build = tmp_path / "build"
     ran = subprocess.run(
-        ["cmake", "-S", str(tmp_path), "-B", str(build), include], capture_output=True, text=True, check=False
+        ["cmake", "-S", str(tmp_path), "-B", str(build), include, *flags], capture_output=True, text=True, check=False
     )
     assert ran.returncode == 0, ran.stderr
-    assert f"common: {'OFF' if is_shorter else 'ON'}" in ran.stdout
-    united = "".join(path.read_text() for path in build.rglob("unity_*.cxx"))
+    return ran.stdout
+
+
+@pytest.mark.skipif(not shutil.which("cmake"), reason="needs CMake")
+@pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
+@pytest.mark.parametrize(("name", "is_shorter"), [("llama_cpp", True), ("llmrun_native", False)])
+def test_common_is_left_out_and_only_graphs_are_united(tmp_path: Path, name: str, is_shorter: bool) -> None:
+    """CMAKE_ARGS reaches llmrun's own build, too, which must not change."""
+    configured = configure(tmp_path, name)
+    assert f"common: {'OFF' if is_shorter else 'ON'}" in configured
+    united = "".join(path.read_text() for path in (tmp_path / "build").rglob("unity_*.cxx"))
     assert [part in united for part in ("models/a.cpp", "models/b.cpp", "/mtmd.cpp")] == [is_shorter, is_shorter, False]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="names of Linux's libraries")
+@pytest.mark.skipif(not shutil.which("cmake"), reason="needs CMake")
+@pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
+@pytest.mark.parametrize("flags", [(), ("-DGGML_NATIVE=OFF",)])
+def test_each_library_is_installed_once_and_instruction_sets_are_named(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    configured = configure(tmp_path, "llama_cpp", *flags)
+    build, site = tmp_path / "build", tmp_path / "site"
+    for command in (("--build", str(build)), ("--install", str(build), "--prefix", str(site))):
+        subprocess.run(["cmake", *command], capture_output=True, check=True)
+    assert [path.relative_to(site).as_posix() for path in site.rglob("*") if path.is_file()] == [
+        "llama_cpp/lib/libggml.so"
+    ]
+    line = re.findall("native: .*", configured)[0]
+    if flags:  # for any processor: what llama.cpp chooses
+        assert line == "native: OFF; AVX2: ; AVX512: ; AMX: "
+    elif platform.machine() == "x86_64" and is_gcc():
+        macros = subprocess.run(
+            ["c++", "-march=native", "-dM", "-E", "-x", "c++", "/dev/null"], capture_output=True, text=True, check=True
+        ).stdout
+        has = {name: "ON" if f"__{name}__ 1" in macros else "OFF" for name in ("AVX2", "AVX512BW")}
+        assert line == f"native: OFF; AVX2: {has['AVX2']}; AVX512: {has['AVX512BW']}; AMX: "
+
+
+def is_gcc() -> bool:
+    version = subprocess.run(["c++", "--version"], capture_output=True, text=True, check=True).stdout
+    return "clang" not in version

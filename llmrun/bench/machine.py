@@ -10,14 +10,13 @@ import hashlib
 import json
 import re
 import sys
-from contextlib import suppress
 from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
 
 from llmrun.bench.results import Machine
 from llmrun.planning.hardware import Hardware, probe
 from llmrun.planning.hardware_details import probe_details
+from llmrun.protocol.llama_folder import llama_version
 from llmrun.system import read_text
 
 _MOST_BYTES = 1 << 20
@@ -46,9 +45,6 @@ def describe(
     """
     import llmrun
 
-    llama = ""
-    with suppress(metadata.PackageNotFoundError):
-        llama = metadata.version("llama-cpp-python")
     hardware = hardware or probe(root)
     details = probe_details(root)
     machine = Machine(
@@ -66,7 +62,7 @@ def describe(
         governor=details.governor,
         python=".".join(map(str, sys.version_info[:3])),
         llmrun=llmrun.__version__,
-        llama=llama,
+        llama=llama_version(),
         build_commit=build_commit,
     )
     return machine if name else replace(machine, name=label(machine))

@@ -19,6 +19,7 @@ from llmrun.model import Model
 from llmrun.models.fingerprint import ModelFingerprint, fingerprint_file
 from llmrun.planning.hardware import probe
 from llmrun.protocol.codec import as_dict, from_json, load_json
+from llmrun.protocol.llama_folder import llama_version
 from llmrun.protocol.messages import AnswerRequest, Finished
 from llmrun.storage import write_whole
 
@@ -62,7 +63,7 @@ def place_of(model: Model) -> dict[str, str]:
         **({"draft model": _file(draft)} if draft is not None else {}),
         **({"adapters": "; ".join(adapters)} if adapters else {}),
         "llmrun": version("llmrun"),
-        "llama-cpp-python": version("llama-cpp-python"),
+        "llama-cpp-python": llama_version(),
         "processor": machine.cpu_name,
         "system": f"{platform.system()} {platform.machine()}",
         "devices": ", ".join(model.loaded.devices),

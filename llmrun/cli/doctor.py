@@ -60,6 +60,7 @@ def _install_gpu(output: Output, *, yes: bool) -> None:
     from llmrun.doctor.trial import try_model
     from llmrun.planning.hardware_details import probe_details
     from llmrun.planning.machine import this_machine
+    from llmrun.protocol.llama_folder import INSTALLED, is_bundled
 
     build = require_build(probe_details().graphics)
     output.note(f"This compiles llama.cpp with {build.backend} for some minutes, in this environment: {build.command}")
@@ -75,8 +76,11 @@ def _install_gpu(output: Output, *, yes: bool) -> None:
         if (trial := try_model(load_settings())) is not None:
             output.note(f"{trial.name}: {trial.tokens} tokens at {trial.decode_rate:,.1f} tokens/s")
 
+    is_beside = is_bundled()
     install(build, tries)
     output.note(f"llama.cpp with {build.backend} is installed; llmrun plan MODEL shows what fits on the GPU")
+    if is_beside:
+        output.note(f"To use it instead of llmrun's own: export LLMRUN_LLAMA={INSTALLED}")
 
 
 def _try(settings: Settings) -> TrialResult | LlmrunError | None:

@@ -171,4 +171,6 @@ def _width(output: Output) -> int:
 def _versions() -> str:
     from importlib.metadata import version
 
-    return f"llmrun {version('llmrun')} (llama-cpp-python {version('llama-cpp-python')})"
+    from llmrun.protocol.llama_folder import llama_version
+
+    return f"llmrun {version('llmrun')} (llama-cpp-python {llama_version() or 'missing'})"

@@ -24,9 +24,9 @@ from llmrun.errors import LlmrunError, ResourceError
 from llmrun.models.registry import load_catalogue
 from llmrun.planning.hardware import Hardware, probe
 from llmrun.planning.hardware_details import Details, probe_details
-from llmrun.planning.machine import library_folder
 from llmrun.protocol.jobs import Empty
 from llmrun.protocol.jobs.build import BUILD, Build
+from llmrun.protocol.llama_folder import INSTALLED, is_bundled, library_folder, llama_version
 from llmrun.protocol.sizes import readable_size
 from llmrun.runner.client import EngineClient
 
@@ -104,7 +104,7 @@ def examine(
 def _versions() -> Iterator[Finding]:
     yield Finding("Python", "ok", f"{platform.python_version()} ({platform.platform(terse=True)})")
     yield _version("llmrun", "warning", "pip install -e .")  # a checkout runs without being installed
-    yield _version("llama-cpp-python", "problem", "pip install llama-cpp-python")
+    yield _llama_version()
 
 
 def _version(package: str, missing: Status, fix: str) -> Finding:
@@ -113,6 +113,12 @@ def _version(package: str, missing: Status, fix: str) -> Finding:
     except metadata.PackageNotFoundError:
         version = ""
     return Finding(package, "ok", version) if version else Finding(package, missing, "not installed", fix)
+
+
+def _llama_version() -> Finding:
+    if is_bundled():
+        return Finding(INSTALLED, "ok", f"{llama_version()}, in llmrun's own wheel")
+    return _version(INSTALLED, "problem", f"pip install {INSTALLED}")
 
 
 def _llama_library() -> Finding:
@@ -137,7 +143,7 @@ def _native_sampler() -> Finding:
 # Name in Hardware.cpu_flags -> ggml's name of the processor feature.
 _FEATURES = {
     "avx": "AVX", "avx2": "AVX2", "fma": "FMA", "f16c": "F16C", "avx_vnni": "AVX_VNNI", "avx512f": "AVX512",
-    "avx512vbmi": "AVX512_VBMI", "avx512_vnni": "AVX512_VNNI", "avx512_bf16": "AVX512_BF16", "amx_int8": "AMX_INT8",
+    "avx512vbmi": "AVX512_VBMI", "avx512_vnni": "AVX512_VNNI", "avx512_bf16": "AVX512_BF16",
     "asimddp": "DOTPROD", "i8mm": "MATMUL_INT8", "sve": "SVE", "sme": "SME",
 }  # fmt: skip
 
@@ -149,7 +155,7 @@ def _build(machine: Hardware, details: Details) -> Iterator[Finding]:
     except LlmrunError as error:
         yield Finding.of("build", error)
         return
-    yield _processor_build(machine, set(build.features.get("CPU", ())))
+    yield _processor_build(machine, build)
     yield from _gpus(build, details)
     yield _rpc(build)
 
@@ -159,15 +165,20 @@ def _read_build() -> Build:
         return engine.do(BUILD, Empty(), seconds=_BUILD_SECONDS)
 
 
-def _processor_build(machine: Hardware, features: set[str]) -> Finding:
+def _processor_build(machine: Hardware, build: Build) -> Finding:
+    features = set(build.features.get("CPU", ()))
     has = {_FEATURES[flag] for flag in machine.cpu_flags if flag in _FEATURES}
     known = features & set(_FEATURES.values())
     text = f"for {', '.join(sorted(known)) or 'any processor'}"
-    rebuild = GpuBuild("", "-DGGML_NATIVE=on").command
+    if build.cpu_variant:
+        text = f"variant {build.cpu_variant}, {text}"
+    if build.backends:
+        text += f"; backends in use: {', '.join(build.backends)}"
+    rebuild = GpuBuild("", "").command
     if has and known - has:
         missing = ", ".join(sorted(known - has))
         return Finding("build", "problem", f"{text}, but this processor has no {missing}: it will crash", rebuild)
-    if has - features:
+    if has - features and not build.cpu_variant:  # llama.cpp has chosen the best variant
         unused = ", ".join(sorted(has - features))
         return Finding("build", "warning", f"{text}; {unused}, which this processor has, stays unused", rebuild)
     return Finding("build", "ok", text)

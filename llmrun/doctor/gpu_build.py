@@ -17,9 +17,12 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+import llmrun
 from llmrun.errors import LlmrunError, UsageError
+from llmrun.protocol.llama_folder import INSTALLED, is_bundled, llama_version
 
-PACKAGE = "llama-cpp-python"
+PACKAGE = INSTALLED
+_INCLUDED = Path(llmrun.__file__).with_name("llama.cmake")  # where llmrun is installed
 _STDERR = 2
 
 
@@ -33,23 +36,23 @@ class GpuBuild:
     missing: str = ""  # what has to be installed before, "" for nothing
 
     @property
+    def cmake_args(self) -> str:
+        """The flags, and the file that builds each library once, without what llmrun does not use."""
+        included = f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={shlex.quote(str(_INCLUDED))}" if _INCLUDED.is_file() else ""
+        return " ".join(filter(None, (included, self.flags)))
+
+    @property
     def command(self) -> str:
         """The command for a shell."""
         path = f"PATH={self.folder}:$PATH " if self.folder else ""
-        text = f'{path}CMAKE_ARGS="{self.flags}" pip {_arguments()}'
+        text = f'{path}CMAKE_ARGS="{self.cmake_args}" pip {_arguments()}'
+        if is_bundled():  # or llmrun's own would still be used
+            text += f", then export LLMRUN_LLAMA={INSTALLED}"
         return f"install {self.missing}, then {text}" if self.missing else text
 
 
 def _arguments() -> str:
-    return f"install --force-reinstall --no-cache-dir --no-binary {PACKAGE} {PACKAGE}=={installed_version()}"
-
-
-def installed_version() -> str:
-    """Return the version of llama-cpp-python, "" without it."""
-    try:
-        return metadata.version(PACKAGE)
-    except metadata.PackageNotFoundError:
-        return ""
+    return f"install --force-reinstall --no-cache-dir --no-binary {PACKAGE} {PACKAGE}=={llama_version()}"
 
 
 # Maker -> backend, llama.cpp's build option, its compiler, where that may be outside PATH, and what it comes with.
@@ -118,15 +121,22 @@ def install(build: GpuBuild, tries: Callable[[], None]) -> None:
     Args:
         tries: raises if the new build does not work.
 
+    Beside the llama.cpp of llmrun's own wheel, LLMRUN_LLAMA chooses the new build, here for the trial.
+
     Raises:
         LlmrunError: the build or its trial failed, and the old one is back.
     """
     with _kept() as restore:
+        bundled = is_bundled()
         try:
             _run_pip(build)
+            if bundled:
+                os.environ["LLMRUN_LLAMA"] = INSTALLED
             tries()
         except BaseException as error:
             restore()
+            if bundled:
+                os.environ.pop("LLMRUN_LLAMA", None)
             if isinstance(error, LlmrunError):
                 what = f"llama.cpp with {build.backend} does not work here; the build before is back"
                 why = ": ".join(filter(None, (str(error), error.why)))
@@ -139,7 +149,7 @@ def _run_pip(build: GpuBuild) -> None:
     path = os.environ.get("PATH", "")
     environment = {
         **os.environ,
-        "CMAKE_ARGS": build.flags,
+        "CMAKE_ARGS": build.cmake_args,
         "PATH": f"{build.folder}{os.pathsep}{path}" if build.folder else path,
     }
     done = subprocess.run(
@@ -169,9 +179,8 @@ def _kept() -> Iterator[Callable[[], None]]:
             shutil.copy2(file, copy)
 
         def restore() -> None:
-            with suppress(metadata.PackageNotFoundError):
-                for file in _files():
-                    file.unlink(missing_ok=True)
+            for file in list(_files()):
+                file.unlink(missing_ok=True)
             for file, copy in copies.items():
                 file.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(copy, file)
@@ -180,8 +189,9 @@ def _kept() -> Iterator[Callable[[], None]]:
 
 
 def _files() -> Iterator[Path]:
-    """Yield the files of the installed package."""
-    for file in metadata.distribution(PACKAGE).files or ():
-        path = Path(str(file.locate()))
-        if path.is_file():
-            yield path
+    """Yield the files of the installed package, if there is one."""
+    with suppress(metadata.PackageNotFoundError):
+        for file in metadata.distribution(PACKAGE).files or ():
+            path = Path(str(file.locate()))
+            if path.is_file():
+                yield path

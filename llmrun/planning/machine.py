@@ -5,14 +5,13 @@ An engine takes some tenths of a second to start, so none is asked if llama.cpp 
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib import util
 from pathlib import Path
 
 from llmrun.planning.hardware import Hardware, probe
+from llmrun.protocol.llama_folder import library_folder
 
 _MOST_SECONDS = 60.0  # the first start of a driver may take ten
 _BACKEND = re.compile(r"(?:lib)?ggml-(\w+?)\.(?:so|dylib|dll)$")
@@ -41,14 +40,6 @@ def is_built_for_gpus(folder: Path | None) -> bool:
     """Return whether a folder has a library of llama.cpp that computes on GPUs."""
     found = [_BACKEND.match(file.name) for file in folder.iterdir()] if folder and folder.is_dir() else []
     return any(each and not _WITHOUT_GPU.fullmatch(each[1]) for each in found)
-
-
-def library_folder() -> Path | None:
-    """Return the folder of the llama.cpp that llama-cpp-python would load, without importing it."""
-    if os.environ.get("LLAMA_CPP_LIB_PATH"):
-        return Path(os.environ["LLAMA_CPP_LIB_PATH"])
-    package = util.find_spec("llama_cpp")
-    return Path(package.origin).with_name("lib") if package and package.origin else None
 
 
 def _with_gpus(hardware: Hardware) -> Hardware:

@@ -13,8 +13,8 @@ from typing import Any
 
 from llmrun.gguf.header import Header
 from llmrun.planning.hardware import Hardware
-from llmrun.planning.machine import library_folder
 from llmrun.protocol.codec import load_json
+from llmrun.protocol.llama_folder import library_folder
 from llmrun.storage import alone_in, disk_errors, write_whole
 
 _SCHEMA = 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 import sys
@@ -187,7 +188,25 @@ def test_processor_can_more_than_the_build(settings: Settings) -> None:
     finding = findings(settings, replace(MACHINE, cpu_flags=("avx", "avx2", "avx512f", "avx512_vnni")))["build"]
     assert finding.status == "warning"
     assert "AVX512, AVX512_VNNI, which this processor has, stays unused" in finding.text
-    assert finding.fix.startswith('CMAKE_ARGS="-DGGML_NATIVE=on" pip install')
+    assert re.match('CMAKE_ARGS=".*" pip install --force-reinstall', finding.fix)
+
+
+def test_variant_and_backends_in_use(settings: Settings, says: Callable[[Build], None]) -> None:
+    """A build with variants has the best one for this processor."""
+    says(replace(BUILD, cpu_variant="haswell", backends=("Vulkan", "CPU")))
+    finding = findings(settings, replace(MACHINE, cpu_flags=("avx", "avx2", "avx512f")))["build"]
+    assert finding.status == "ok"
+    assert finding.text == "variant haswell, for AVX, AVX2; backends in use: Vulkan, CPU"
+
+
+def test_the_wheels_own_llama_cpp(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "__init__.py").write_text('__version__ = "0.3.36"\n')
+    (tmp_path / "lib/libllama.so").touch()
+    monkeypatch.setattr("llmrun.protocol.llama_folder._BUNDLED", tmp_path)
+    found = findings(settings)
+    assert found["llama-cpp-python"].text == "0.3.36, in llmrun's own wheel"
+    assert found["llama.cpp library"].text == str(tmp_path / "lib/libllama.so")
 
 
 def test_build_is_for_another_processor(settings: Settings, says: Callable[[Build], None]) -> None:

@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 
 from llmrun.cli.app import app
 from llmrun.doctor import gpu_build
-from llmrun.doctor.gpu_build import GpuBuild, install, installed_version, require_build
+from llmrun.doctor.gpu_build import GpuBuild, install, require_build
 from llmrun.errors import LlmrunError, UsageError
+from llmrun.protocol.llama_folder import is_bundled, llama_version
 
 BUILD = GpuBuild("Vulkan", "-DGGML_VULKAN=on", folder="/opt/compiler/bin")
 # Replaces the package in the folder argv[1], as pip does; argv[2] is its exit status.
@@ -62,6 +63,40 @@ def test_a_build_that_works_stays(site: Path) -> None:
     assert asked.endswith("--no-binary llama-cpp-python llama-cpp-python==1.0 --no-deps")
 
 
+def test_it_builds_each_library_once(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    included = tmp_path / "llama.cmake"
+    included.touch()
+    monkeypatch.setattr(gpu_build, "_INCLUDED", included)
+    assert f'CMAKE_ARGS="-DCMAKE_PROJECT_llama_cpp_INCLUDE={included} -DGGML_VULKAN=on" pip install' in BUILD.command
+    install(BUILD, lambda: None)
+    assert installed(site)["new.so"].startswith(f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={included} -DGGML_VULKAN=on")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_beside_the_wheels_own_llama_cpp(
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """The new build is chosen for the trial; after a failure the wheel's own is used again."""
+    (tmp_path / "__init__.py").write_text('__version__ = "1.0"\n')
+    monkeypatch.setattr("llmrun.protocol.llama_folder._BUNDLED", tmp_path)
+    monkeypatch.setenv("LLMRUN_LLAMA", "")
+    assert BUILD.command.endswith(", then export LLMRUN_LLAMA=llama-cpp-python")
+    used = []
+
+    def tries() -> None:
+        used.append(is_bundled())
+        if fails:
+            raise LlmrunError("no GPU")
+
+    if fails:
+        with pytest.raises(LlmrunError):
+            install(BUILD, tries)
+    else:
+        install(BUILD, tries)
+    assert used == [False]
+    assert is_bundled() == fails
+
+
 @pytest.mark.parametrize("status", [0, 1])
 def test_the_old_build_is_back_after_a_failure(site: Path, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_pip(monkeypatch, site, status)
@@ -73,7 +108,7 @@ def test_the_old_build_is_back_after_a_failure(site: Path, status: int, monkeypa
         install(BUILD, tries)
     assert caught.value.why == ("pip ended with status 1" if status else "the new build finds no GPU")
     assert installed(site) == {"old.so": "old"}
-    assert installed_version() == "1.0"
+    assert llama_version() == "1.0"
     assert next(str(file) for file in metadata.distribution("llama-cpp-python").files or ()) == "llama_cpp/old.so"
 
 

@@ -66,11 +66,13 @@ build() {
   local ggml=$folder/source/vendor/llama.cpp/ggml libraries=$folder/built installed
   installed=$(python -c 'import importlib.util as u; print(u.find_spec("llama_cpp").origin)') || return 1
   [ -e "$folder/missing.hpp" ] || missing_names >"$folder/missing.hpp"
-  cmake -S "$folder/source/vendor/llama.cpp" -B "$folder/build" -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON \
+  local names=()  # of the libraries that it asks for: those of the installed ones, without a version if llama.cmake built them
+  [ -e "$(dirname "$installed")/lib/libggml-base.so.0" ] ||
+    names=("-DCMAKE_PROJECT_llama_cpp_INCLUDE=$PWD/native/llama.cmake")
+  cmake -S "$folder/source" -B "$folder/build" -DCMAKE_BUILD_TYPE=Release "${names[@]}" \
     -DGGML_VULKAN=ON -DVulkan_INCLUDE_DIR="$root/usr/include" -DVulkan_LIBRARY="$(ls "$root"/usr/lib/*/libvulkan.so)" \
     -DVulkan_GLSLC_EXECUTABLE="$root/usr/bin/glslc" -DCMAKE_PREFIX_PATH="$root/usr" \
-    -DCMAKE_CXX_FLAGS="-I$root/usr/include -include $folder/missing.hpp" -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_TOOLS=OFF \
-    -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_CURL=OFF &&
+    -DCMAKE_CXX_FLAGS="-I$root/usr/include -include $folder/missing.hpp" -DSKBUILD_PLATLIB_DIR="$folder/unused" &&
     cmake --build "$folder/build" --parallel 2 --target ggml-vulkan &&
     rm -rf "$libraries" && mkdir "$libraries" &&
     cp -a "$(dirname "$installed")"/lib/*.so* "$folder"/build/bin/libggml-vulkan.so* "$libraries" &&

@@ -1,13 +1,14 @@
-"""llama.cpp's library, loaded through the ctypes layer of llama-cpp-python.
+"""llama.cpp's library, loaded through the ctypes layer of llama-cpp-python, installed or in llmrun's own wheel.
 
-Owns the version and the choice of kernels at load time; must not know models. llama-cpp-python's package `__init__` is
-not executed: it imports numpy, jinja2 and diskcache, which takes a third of a second and is never used.
+Owns the version, the backends and the choice of kernels at load time; must not know models. llama-cpp-python's package
+`__init__` is not executed: it imports numpy, jinja2 and diskcache, which takes a third of a second and is never used.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -15,11 +16,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llmrun.engine.llama.submodules import import_submodule, package_folder
-from llmrun.errors import LlmrunError
+from llmrun.engine.llama.submodules import import_submodule
+from llmrun.errors import LlmrunError, UsageError
+from llmrun.protocol.llama_folder import package_folder
 
 VERSION = "0.3.36"
 _LIBRARY = re.compile(r"(llama|ggml)[^/]*\.(so|dylib|dll)")
+_VARIANT = re.compile(r"(?:lib)?ggml-cpu-([\w.]+)\.(?:so|dll)")  # a backend is no .dylib on macOS either
+_REGISTRY_FUNCTION = 8  # struct ggml_backend_reg: api_version, then pointers to functions of the backend
+_LOG_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 # sizeof of structs passed by value, on 64-bit machines; another layout would corrupt memory silently.
 _SIZES = {"llama_model_params": 80, "llama_context_params": 160, "llama_batch": 56}
 # C name, and the mangled ones of GCC and Clang, and of Visual C++.
@@ -51,7 +56,7 @@ def import_llama() -> Any:
     Raises:
         LlmrunError: llama-cpp-python is missing, or has another version.
     """
-    folder = package_folder("llama_cpp")
+    folder = package_folder()
     if folder is None:
         raise LlmrunError("llama-cpp-python is not installed", hint=f"pip install llama-cpp-python=={VERSION}")
     found = re.search(r'__version__ = "([^"]+)"', (folder / "__init__.py").read_text(encoding="utf-8"))
@@ -62,7 +67,8 @@ def import_llama() -> Any:
             hint=f"pip install llama-cpp-python=={VERSION}",
         )
     with _small_signal_stack():
-        llama = import_submodule("llama_cpp", "llama_cpp")
+        llama = import_submodule("llama_cpp", "llama_cpp", folder)
+        _load_backends(llama._lib)
         _choose_kernels(llama._lib)
     for struct, size in _SIZES.items():
         if ctypes.sizeof(getattr(llama, struct)) != size:
@@ -82,7 +88,7 @@ def build() -> str:
 def import_mtmd() -> Any:
     """Import llama_cpp.mtmd_cpp, which encodes images, without its package's `__init__`."""
     import_llama()
-    return import_submodule("llama_cpp", "mtmd_cpp")
+    return import_submodule("llama_cpp", "mtmd_cpp")  # from the same folder
 
 
 def start() -> None:
@@ -154,6 +160,54 @@ def _small_signal_stack() -> Iterator[None]:
         yield
     finally:
         sigaltstack(ctypes.byref(before), None)
+
+
+def _load_backends(library: Any) -> None:
+    """Load the backends of a build that has each in a file of its own, and the best variant for this processor.
+
+    A backend that this machine can't load is passed over, e.g. Vulkan without its loader.
+
+    Raises:
+        UsageError: LLMRUN_CPU names a variant that is not there, or not for this processor.
+    """
+    pointer, folder = ctypes.c_void_p, Path(library._name).parent
+    library.ggml_backend_reg_by_name.restype = library.ggml_backend_load.restype = pointer
+    if library.ggml_backend_reg_by_name(b"CPU"):
+        return  # linked to them
+    silent = _LOG_CALLBACK(lambda level, text, data: None)
+    library.ggml_log_set(silent, None)
+    try:
+        library.ggml_backend_load_all_from_path(os.fsencode(folder))
+        if variant := os.environ.get("LLMRUN_CPU"):
+            variants = cpu_variants(folder)
+            library.ggml_backend_unload(pointer(library.ggml_backend_reg_by_name(b"CPU")))
+            if variant not in variants or not library.ggml_backend_load(os.fsencode(variants[variant])):
+                raise UsageError(
+                    f"this processor can't run LLMRUN_CPU={variant}",
+                    hint=f"one of {', '.join(sorted(variants))}, or unset it",
+                )
+    finally:
+        library.ggml_log_set(None, None)
+
+
+def cpu_variants(folder: Path) -> dict[str, Path]:
+    """Return the variants of the processor's backend in a folder: name -> file."""
+    matches = ((_VARIANT.fullmatch(path.name), path) for path in folder.iterdir())
+    return {match[1]: path for match, path in matches if match}
+
+
+def cpu_variant() -> str:
+    """Return the name of the variant in use; "" where the backend is linked, or the system can't tell."""
+    if sys.platform == "win32":
+        return ""
+    pointer = ctypes.c_void_p
+    info = (pointer * 4)()  # struct Dl_info, which begins with the file's name
+    registry = function("ggml_backend_reg_by_name", pointer, ctypes.c_char_p)(b"CPU")
+    address = pointer.from_address(registry + _REGISTRY_FUNCTION)
+    if not ctypes.CDLL(None).dladdr(address, info):
+        return ""
+    match = _VARIANT.fullmatch(Path(os.fsdecode(ctypes.string_at(info[0] or 0))).name)
+    return match[1] if match else ""
 
 
 def _choose_kernels(library: Any) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from llmrun.engine.llama.devices import Device, devices
 from llmrun.engine.llama.library import VERSION, function
 from llmrun.errors import UsageError
+from llmrun.protocol.llama_folder import INSTALLED, is_bundled
 
 _BACKEND_PATH = "GGML_BACKEND_PATH"  # ggml's own variable for a backend that was built separately
 _added: set[str] = set()
@@ -38,9 +39,10 @@ def require_build() -> None:
     """Raise UsageError if this build has no RPC."""
     if not is_built():
         rebuild = "pip install --force-reinstall --no-cache-dir --no-binary llama-cpp-python"
+        chooses = f", then export LLMRUN_LLAMA={INSTALLED}" if is_bundled() else ""
         raise UsageError(
             "this machine's llama.cpp was built without RPC",
-            hint=f'CMAKE_ARGS="-DGGML_RPC=ON" {rebuild} llama-cpp-python=={VERSION}',
+            hint=f'CMAKE_ARGS="-DGGML_RPC=ON" {rebuild} llama-cpp-python=={VERSION}{chooses}',
         )
 
 

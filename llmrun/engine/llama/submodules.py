@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
@@ -19,18 +20,23 @@ def package_folder(package: str) -> Path | None:
     return Path(next(iter(locations))) if locations else None
 
 
-def import_submodule(package: str, name: str) -> ModuleType:
+def import_submodule(package: str, name: str, folder: Path | None = None) -> ModuleType:
     """Import `package.name`.
+
+    Args:
+        folder: of the package, if that is not where Python would look.
 
     Raises:
         ImportError: there is no such package or module.
     """
     if package not in sys.modules:
-        folder = package_folder(package)
+        folder = folder or package_folder(package)
         if folder is None:
             raise ModuleNotFoundError(f"No module named {package!r}", name=package)
         stand_in = ModuleType(package)
         stand_in.__path__ = [str(folder)]
-        stand_in.__spec__ = importlib.util.find_spec(package)  # or find_spec() would raise later
+        spec = ModuleSpec(package, None, is_package=True)
+        spec.submodule_search_locations = [str(folder)]
+        stand_in.__spec__ = spec  # or find_spec() would raise later
         sys.modules[package] = stand_in
     return importlib.import_module(f"{package}.{name}")

@@ -16,6 +16,8 @@ class Build:
     gpus: tuple[Gpu, ...]
     offload: bool  # the build can use a GPU
     rpc: bool = False  # the build can use RPC workers
+    backends: tuple[str, ...] = ()  # in use, e.g. "CPU" and "CUDA"
+    cpu_variant: str = ""  # of the processor's backend, e.g. "zen4"; "" where the build has only one
 
 
 BUILD = JobKind("build", Empty, Empty, Build)

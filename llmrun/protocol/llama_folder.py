@@ -1,0 +1,61 @@
+"""The folder of llama.cpp: in llmrun's own wheel, or of an installed llama-cpp-python.
+
+The wheel of a release brings llama.cpp along; a source install depends on llama-cpp-python. Front and engine both ask;
+nothing is imported here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from importlib import metadata, util
+from pathlib import Path
+
+from llmrun.errors import UsageError
+
+INSTALLED = "llama-cpp-python"
+"""Value of LLMRUN_LLAMA that prefers the installed package to the wheel's own."""
+_BUNDLED = Path(__file__).parents[1] / "llama_cpp"  # put there by native/bundle.py
+
+
+def is_bundled() -> bool:
+    """Return whether the llama.cpp of llmrun's own wheel is in use.
+
+    Raises:
+        UsageError: LLMRUN_LLAMA has an unknown value.
+    """
+    chosen = os.environ.get("LLMRUN_LLAMA", "")
+    if chosen not in ("", INSTALLED):
+        raise UsageError(
+            f"LLMRUN_LLAMA is {chosen}",
+            hint=f"LLMRUN_LLAMA={INSTALLED} uses that package; LLAMA_CPP_LIB_PATH=FOLDER uses other libraries",
+        )
+    return not chosen and _BUNDLED.is_dir()
+
+
+def package_folder() -> Path | None:
+    """Return the folder of the ctypes layer in use; None without one. Raises as is_bundled()."""
+    if is_bundled():
+        return _BUNDLED
+    package = util.find_spec("llama_cpp")
+    locations = package.submodule_search_locations if package else None
+    return Path(next(iter(locations))) if locations else None
+
+
+def llama_version() -> str:
+    """Return the version of llama-cpp-python whose llama.cpp is in use; "" without one. Raises as is_bundled()."""
+    if is_bundled():
+        text = (_BUNDLED / "__init__.py").read_text(encoding="utf-8")
+        return "".join(re.findall(r'__version__ = "(.+)"', text))
+    try:
+        return metadata.version(INSTALLED)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def library_folder() -> Path | None:
+    """Return the folder of the libraries in use; None without one. Raises as is_bundled()."""
+    if os.environ.get("LLAMA_CPP_LIB_PATH"):
+        return Path(os.environ["LLAMA_CPP_LIB_PATH"])
+    package = package_folder()
+    return package / "lib" if package else None

@@ -1,0 +1,72 @@
+"""Backends that are files of their own: the best variant, or the one that the user names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from llmrun.engine.llama.library import _load_backends, cpu_variant, cpu_variants
+from llmrun.errors import UsageError
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """libggml without a backend, in a folder with two variants of the processor's."""
+    for name in (
+        "libggml.so",
+        "libggml-base.so",
+        "libggml-vulkan.so",
+        "libggml-cpu-x64.so",
+        "libggml-cpu-armv8.2_1.so",
+    ):
+        (tmp_path / name).touch()
+    monkeypatch.delenv("LLMRUN_CPU", raising=False)
+    fake = Mock(_name=str(tmp_path / "libllama.so"))
+    registries = iter([None])
+    fake.ggml_backend_reg_by_name = Mock(side_effect=lambda name: next(registries, 7))
+    return fake
+
+
+def test_variants_are_found_by_their_names(library: Any, tmp_path: Path) -> None:
+    assert cpu_variants(tmp_path) == {
+        "x64": tmp_path / "libggml-cpu-x64.so",
+        "armv8.2_1": tmp_path / "libggml-cpu-armv8.2_1.so",
+    }
+
+
+def test_ggml_chooses_from_the_librarys_own_folder(library: Any, tmp_path: Path) -> None:
+    """Without a folder it would look in the current one, too."""
+    _load_backends(library)
+    library.ggml_backend_load_all_from_path.assert_called_once_with(bytes(tmp_path))
+    library.ggml_backend_load.assert_not_called()
+    assert library.ggml_log_set.call_args.args == (None, None)
+
+
+def test_a_variant_that_the_user_names(library: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMRUN_CPU", "x64")
+    _load_backends(library)
+    assert library.ggml_backend_unload.call_args.args[0].value == 7
+    library.ggml_backend_load.assert_called_once_with(bytes(tmp_path / "libggml-cpu-x64.so"))
+
+
+@pytest.mark.parametrize("name", ["zen9", "x64"])
+def test_a_variant_that_can_not_be_had(library: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("LLMRUN_CPU", name)
+    library.ggml_backend_load.return_value = None  # as for a processor that lacks an instruction set
+    with pytest.raises(UsageError, match=f"can't run LLMRUN_CPU={name}") as caught:
+        _load_backends(library)
+    assert "armv8.2_1, x64" in caught.value.hint
+    assert library.ggml_log_set.call_args.args == (None, None)
+
+
+def test_backends_that_are_linked_are_there_already(library: Any) -> None:
+    library.ggml_backend_reg_by_name = Mock(return_value=7)
+    _load_backends(library)
+    library.ggml_backend_load_all_from_path.assert_not_called()
+
+
+def test_a_linked_backend_has_no_variant() -> None:
+    assert cpu_variant() == ""
