@@ -22,6 +22,7 @@ from llmrun.bench.results import BenchRow, BenchWarning, ChatTimes, Limit, Machi
 from llmrun.errors import LlmrunError
 from llmrun.gguf.header import Header
 from llmrun.planning.hardware import Hardware
+from llmrun.planning.settings import waiting_environment
 from llmrun.protocol.adapters import Adapter
 from llmrun.protocol.jobs.bench import BENCH, Bench, BenchAnswer, BenchModel, BenchResult, BenchUpdate, Repetition
 from llmrun.protocol.jobs.limits import LIMITS, MeasuredLimits, MeasureLimits
@@ -59,7 +60,7 @@ class BenchedModel:
         if self.spread is not None:
             workers, counts, gpu_layers = self.spread.workers, self.spread.layer_counts, self.spread.gpu_layers
             load = replace(load, workers=workers, layer_counts=counts, gpu_layers=gpu_layers)
-        return Loading(load, environment)
+        return Loading(load, {**waiting_environment(load), **environment})
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from llmrun.models.fingerprint import ModelFingerprint, fingerprint_file
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.pairs import DraftFile
 from llmrun.planning.plan import Plan
+from llmrun.planning.settings import waiting_environment
 from llmrun.planning.speculation import DraftPolicy
 from llmrun.protocol import questions
 from llmrun.protocol.answer import with_beginnings
@@ -324,7 +325,7 @@ class Model:
 
     @property
     def _engine_environment(self) -> dict[str, str]:
-        variables = self.tuned.environment if self.tuned else {}
+        variables = waiting_environment(self.load) | (self.tuned.environment if self.tuned else {})
         if self.load.workers:
             from llmrun.runner.workers import engine_environment
 

@@ -231,7 +231,8 @@ def make_plan(
         UsageError: the preferences name a GPU that is not there.
     """
     plan = _plan_for(header, hardware, preferences, measured, name, repository)
-    if plan.gpu_layers == ALL_LAYERS and plan.n_batch > preferences.n_ubatch == UBATCH and not hardware.workers:
+    is_simple = not (hardware.workers or header.expert_bytes or header.window_bytes)  # reserved_bytes() is close
+    if plan.gpu_layers == ALL_LAYERS and plan.n_batch > preferences.n_ubatch == UBATCH and is_simple:
         wider = replace(preferences, n_ubatch=plan.n_batch)
         with suppress(OutOfMemoryError):
             wide = _plan_for(header, hardware, wider, measured, name, repository)

@@ -14,6 +14,7 @@ from llmrun.protocol.settings import DEFAULTS, DEVICE_SETTINGS, EngineSettings, 
 
 SPINS = 8000
 """Times that an idle thread of libgomp looks for work before it sleeps, in our engine: part of a millisecond."""
+_SPINS_BESIDE_GPU = 300_000
 TUNED = (
     "threads", "threads_batch", "n_ubatch", "flash_attention", "kv_type_k", "kv_type_v", "repack", "mmap", "split_mode",
 )  # fmt: skip
@@ -88,6 +89,16 @@ class TunableSettings(EngineSettings):
 
 _LABELS = {each.name: each.metadata["setting"].label for each in fields(TunableSettings)}
 _LABELS |= dict.fromkeys(("kv_type_k", "kv_type_v"), "KV cache")
+
+
+def waiting_environment(load: Load) -> dict[str, str]:
+    """Return the variables of an engine whose processor computes experts in turns with a GPU.
+
+    Its threads would sleep while the GPU computes: with the experts of 12 of 24 layers on 16 cores beside an H200,
+    decode was 3 to 7 % slower.
+    """
+    is_chosen = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys()
+    return {"GOMP_SPINCOUNT": str(_SPINS_BESIDE_GPU)} if load.cpu_experts and not is_chosen else {}
 
 
 def words(name: str, value: object) -> str:

@@ -168,7 +168,7 @@ class Benchmark:
                     sides[f"llama-bench -ub {size}"] = side
             results = peers.take_turns(self.options.runs, sides)
         for side, values in results.items():
-            rates = [value.get("prefill") or value["prompt_tokens"] / value["ttft_seconds"] for value in values]
+            rates = [value.get("prefill") or value["prompt_tokens"] / value["prefill_seconds"] for value in values]
             self.report.add(f"prefill of {N_LONG:,} tokens", rates, "t/s", side)
         if len(results) > 1:
             ours, *others = (row["median"] for row in self.report.rows[-3:])

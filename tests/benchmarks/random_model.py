@@ -1,7 +1,8 @@
 """Makes model files of any shape and quantization with random weights, in seconds.
 
 Not a benchmark itself. A weight matrix repeats a few rows that ggml quantized: speed and memory depend on shapes and
-types alone. The vocabulary is SentencePiece's with a token for every number: prompts of any length can be made.
+types alone; only logits differ from token to token. The vocabulary is SentencePiece's with a token for every number:
+prompts of any length can be made.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 
 from llmrun.engine.llama.library import import_llama
 
@@ -66,7 +67,8 @@ def write_model(path: Path, shape: Shape, type_of: Callable[[str], str], n_ctx: 
     _add_vocabulary(writer, shape.vocabulary)
     for name, columns, rows in _matrices(shape):
         kind = type_of(name.split(".", 2)[-1] if name.startswith("blk.") else name)
-        data = np.resize(_rows(kind, columns), (rows, _rows(kind, columns).shape[1]))
+        make = _mixed if name in ("output.weight", "token_embd.weight") else _matrix
+        data = make(kind, columns, rows)
         if "_exps" in name:
             data = np.tile(data, (shape.experts, 1, 1))
         writer.add_tensor(name, data, raw_dtype=GGMLQuantizationType[kind])
@@ -121,6 +123,20 @@ def _norms(shape: Shape) -> Iterator[tuple[str, int]]:
         if shape.experts:
             yield f"blk.{layer}.attn_q_norm.weight", shape.head_length
             yield f"blk.{layer}.attn_k_norm.weight", shape.head_length
+
+
+def _matrix(kind: str, columns: int, rows: int) -> Any:
+    """The rows again and again."""
+    return np.resize(_rows(kind, columns), (rows, _rows(kind, columns).shape[1]))
+
+
+def _mixed(kind: str, columns: int, rows: int) -> Any:
+    """Rows that differ: each block is one of a random row. Logits that repeat would slow the sampler fivefold."""
+    some = _rows(kind, columns)
+    n_blocks = columns // GGML_QUANT_SIZES[GGMLQuantizationType[kind]][0]
+    blocks = some.reshape(_ROWS, n_blocks, -1)
+    chosen = np.random.default_rng(2).integers(0, _ROWS, (rows, n_blocks))
+    return blocks[chosen, np.arange(n_blocks)].reshape(rows, -1)
 
 
 @cache

@@ -46,7 +46,7 @@ class _LlamaBatch(ctypes.Structure):
 class SimulatedDevice:
     """A context of llmrun.engine.llama.base whose computation takes time and nothing else."""
 
-    cuts, has_checkpoints, shares, on_device = True, False, True, True
+    cuts, has_checkpoints, shares, on_device, max_draft = True, False, True, True, 15
 
     def __init__(self, n_clients: int, *, unified: bool) -> None:
         self.vocabulary = FakeVocabulary()

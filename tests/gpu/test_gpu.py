@@ -76,7 +76,7 @@ def test_an_engine_that_dies_is_started_again(load: Loader) -> None:
 
 
 def test_a_kv_cache_that_does_not_fit_names_the_flags_that_help(load: Loader, first_gpu: Gpu, tmp_path: Path) -> None:
-    layers, width = 32, 256
+    layers, width = 64, 256  # so deep that twice the card is within the longest context window
     path = write_random_model(tmp_path / "deep.gguf", layers=layers, width=width, inner=64)
     token_bytes = layers * 2 * (width // 2) * 2  # keys and values in F16
     n_ctx = 2 * first_gpu.memory_total // token_bytes
