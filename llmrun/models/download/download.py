@@ -4,23 +4,23 @@ Owns locking, free space, attempts, retries and installation. Must not know the 
 survive Ctrl-C and crashes; the next run requests only the missing ones. Without a known sha256, resuming needs a server
 that identifies versions of the file.
 
-One thread decides, hashes and reports progress; each connection has its own thread, which only moves bytes.
+One thread decides, writes, hashes and reports progress; each connection has its own thread, which only reads.
 """
 
 from __future__ import annotations
 
-import queue
 import random
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmrun.errors import BadModelError, CancelledError, IntegrityError, NetworkError, TerminatedError
-from llmrun.models.download.part import CHUNK_BYTES, Claim, ClaimLostError, DownloadPart, WrongBytesError, arrived_bytes
+from llmrun.models.download.part import CHUNK_BYTES, DownloadPart, WrongBytesError, arrived_bytes
 from llmrun.models.download.transfer import (
     DEFAULT_RETRY_POLICY,
     SLOWEST_BYTES,
@@ -51,8 +51,12 @@ def ignore_progress(done: int, total: int) -> None:
     pass
 
 
+LARGE_FILE_BYTES = 128 << 20
+"""Files from this size on arrive over several connections. A smaller one has arrived before they would help."""
 CONNECTIONS = 4
-"""For a file in pieces: slow servers limit the rate per connection."""
+"""Of a large file: slow servers limit the rate per connection."""
+RANGE_BYTES = 8 << 20
+"""Length of a large file's requests. A connection reads so much ahead at most, which a kill loses."""
 _PROGRESS_SECONDS = 0.1
 _TICK_SECONDS = 0.05
 _CHUNKS_HASHED_AT_ONCE = 8
@@ -145,7 +149,10 @@ class _Progress:
 
 
 class _Transfer:
-    """Transfer of all bytes of a part, over several connections where the server supports ranges."""
+    """Transfer of all bytes of a part, in file order.
+
+    A large file is requested in ranges over several connections, which read ahead of the one whose bytes come next.
+    """
 
     def __init__(
         self, source: TransferSource, part: DownloadPart, progress: _Progress, note: OnNote, policy: RetryPolicy
@@ -156,12 +163,12 @@ class _Transfer:
         self._note = note
         self._policy = policy
         self._link = Link(source)
-        self._attempts: list[_Attempt] = []
-        self._ended: queue.SimpleQueue[tuple[_Attempt, BaseException | None]] = queue.SimpleQueue()
+        self._readers: list[_RangeReader] = []  # in file order, without gaps; the first one's bytes come next
         self._connections = CONNECTIONS
+        self._in_ranges = source.sha256 is not None and (source.size or 0) >= LARGE_FILE_BYTES
+        self._ranges_work = False
         self._failures = 0
         self._bad_ranges = 0
-        self._ranges_work = False
         self._arrived_at_failure = part.arrived
         self._not_before = 0.0
 
@@ -174,61 +181,115 @@ class _Transfer:
             with new_client(self._policy) as client:
                 try:
                     while not self._part.complete:
-                        self._start_attempts(client)
-                        self._finish_ended(wait=not self._hash_some())
-                        self._drop_stalled()
-                        self._progress(self._part.arrived, self._part.size)
+                        self._start_readers(client)
+                        self._receive(wait=not self._hash_some())
+                        ahead = sum(reader.n_ahead for reader in self._readers)
+                        self._progress(self._part.arrived + ahead, self._part.size)
                 finally:
-                    for attempt in self._attempts:
-                        attempt.abandon()
+                    self._stop(self._readers)
         except httpx2.InvalidURL as error:
             raise NetworkError(f"invalid link of {self._source.label}", why=str(error)) from error
 
-    def _start_attempts(self, client: httpx2.Client) -> None:
-        """Start all allowed attempts. The first runs alone until its answer shows that the server supports ranges."""
-        while time.monotonic() >= self._not_before:
-            self._ranges_work |= any(attempt.got_range for attempt in self._attempts)
-            several = self._part.in_pieces and self._ranges_work
-            if len(self._attempts) >= (self._connections if several else 1):
-                return
-            claim = self._part.claim()
-            if claim is None:
-                return
-            attempt = _Attempt(self._link, self._part, claim, self._policy)
-            self._attempts.append(attempt)
-            attempt.start(client, self._ended)
+    def _start_readers(self, client: httpx2.Client) -> None:
+        """Start all allowed readers. The first runs alone until its answer shows that the server supports ranges."""
+        if time.monotonic() < self._not_before:
+            return
+        position = self._part.arrived
+        after = self._readers[0].position if self._readers else None
+        if after != position:  # nothing is read, or the first reader has failed
+            self._readers.insert(0, self._started(client, position, after or self._range_end(position)))
+        while (
+            self._ranges_work
+            and len(self._readers) < self._connections
+            and (start := self._readers[-1].end) is not None
+            and (end := self._range_end(start)) != start
+        ):
+            self._readers.append(self._started(client, start, end))
+
+    def _range_end(self, start: int) -> int | None:
+        """Return the end of the range to request from `start` on, None for all that follows."""
+        return min(start + RANGE_BYTES, self._part.size or 0) if self._in_ranges else None
+
+    def _started(self, client: httpx2.Client, start: int, end: int | None) -> _RangeReader:
+        version = self._part.version if self._source.sha256 is None else ""
+        reader = _RangeReader(self._link, start, end, version, self._policy)
+        reader.start(client)
+        return reader
 
     def _hash_some(self) -> bool:
         """Hash a few megabytes, so that progress and Ctrl-C need not wait; return whether there were any."""
         hashed = [self._part.hash_some() for _ in range(_CHUNKS_HASHED_AT_ONCE)]
         return any(hashed)
 
-    def _finish_ended(self, *, wait: bool) -> None:
-        """Handle finished attempts; with `wait`, wait briefly for the first."""
-        with suppress(queue.Empty):
-            while True:
-                attempt, error = self._ended.get(timeout=_TICK_SECONDS) if wait else self._ended.get_nowait()
-                wait = False
-                if attempt in self._attempts:  # an abandoned attempt's error does not matter
-                    self._finish(attempt, error)
-
-    def _drop_stalled(self) -> None:
+    def _receive(self, *, wait: bool) -> None:
+        """Write what the first reader has read; with `wait`, wait briefly for it."""
         now = time.monotonic()
-        for attempt in [one for one in self._attempts if one.is_stalled(now)]:
-            self._finish(attempt, RetryableError(stalled_error(self._source, attempt.host)))
+        for reader in self._readers:
+            reader.check_for_stall(now)
+        if not self._readers or self._readers[0].position != self._part.arrived:  # the next attempt has to wait
+            time.sleep(_TICK_SECONDS)
+            return
+        reader = self._readers[0]
+        try:
+            for item in reader.take(_TICK_SECONDS if wait else 0):
+                if isinstance(item, bytes):
+                    self._write(item)
+                else:
+                    self._prepare_part(reader, item)
+            if reader.has_ended:
+                self._readers.remove(reader)
+                self._check_end(reader)
+        except RetryableError as failure:
+            self._schedule_retry(reader, failure)
 
-    def _finish(self, attempt: _Attempt, error: BaseException | None) -> None:
-        self._attempts.remove(attempt)
-        attempt.abandon()
-        if isinstance(error, RetryableError):
-            if self._attempts and not attempt.n_bytes:  # refused: the server allows fewer connections
-                self._connections = len(self._attempts)
-            self._schedule_retry(error)
-        elif error is not None and not isinstance(error, ClaimLostError):
-            raise error
+    def _prepare_part(self, reader: _RangeReader, answer: _RangeAnswer) -> None:
+        """Prepare the part for the bytes that follow an answer."""
+        source, part = self._source, self._part
+        if answer.total is not None and source.size is not None and answer.total != source.size:
+            raise IntegrityError(
+                f"the server has another file than {source.label}",
+                why=f"it has {answer.total:,} bytes instead of {source.size:,}",
+                hint="try again later, then check HF_ENDPOINT and the proxy",
+            )
+        if answer.is_range:
+            self._ranges_work = self._in_ranges
+        else:  # the server ignores ranges and sends the whole file
+            self._stop([other for other in self._readers if other is not reader])
+            reader.position, reader.end = 0, None
+            self._restart()
+        if source.sha256 is None:
+            part.remember(answer.version)
+        if part.size is None:
+            part.size = answer.total
+        require_space(part.path.parent, (part.size or 0) - part.arrived)
 
-    def _schedule_retry(self, failure: RetryableError) -> None:
+    def _write(self, chunk: bytes) -> None:
+        expected = self._source.starts_with
+        if self._part.arrived == 0 and chunk[: len(expected)] != expected[: len(chunk)]:
+            raise BadModelError(
+                f"the link leads to no model: {self._source.label}", why=f"the file begins with {chunk[:12]!r}"
+            )
+        self._part.append(chunk)
+
+    def _check_end(self, reader: _RangeReader) -> None:
+        """Raise RetryableError unless a reader that has ended read its whole range."""
+        part = self._part
+        if part.size is None:
+            part.size = part.arrived
+        end = part.size if reader.end is None else reader.end
+        if part.arrived < end:
+            error = NetworkError(
+                f"the server stopped in the middle of {self._source.label}",
+                why=f"after {part.arrived:,} of {end:,} bytes",
+                hint="run the same command again: it goes on where it stopped",
+            )
+            raise RetryableError(error)
+
+    def _schedule_retry(self, reader: _RangeReader, failure: RetryableError) -> None:
         """Schedule the next attempt. Raises the attempt's error when no retry is left."""
+        self._stop([reader])
+        if self._readers and not reader.has_answer:  # refused: the server allows fewer connections
+            self._connections = len(self._readers)
         self._link.forget()
         arrived = self._part.arrived
         progressed = arrived - self._arrived_at_failure >= CHUNK_BYTES
@@ -236,9 +297,11 @@ class _Transfer:
         self._arrived_at_failure = arrived
         self._bad_ranges += failure.bad_range
         if failure.bad_range and self._bad_ranges == _MAX_BAD_RANGES:
+            self._stop(self._readers)
             self._restart()  # resuming fails there; a whole download may work
+            self._failures = 1
         # A single failure beside working connections may be chance.
-        limit = self._policy.retries * (CONNECTIONS if self._attempts else 1)
+        limit = self._policy.retries * (CONNECTIONS if self._readers else 1)
         if self._failures > limit:
             raise failure.error from failure
         backoff = self._policy.backoff_seconds * 2 ** min(self._failures - 1, 6)
@@ -249,124 +312,146 @@ class _Transfer:
             self._note(f"{failure.error}; trying again in {seconds:.0f} seconds")
 
     def _restart(self) -> None:
-        for attempt in self._attempts:
-            attempt.abandon()
-        self._attempts = []
+        """Discard every byte, and request the file as a whole."""
+        self._in_ranges = self._ranges_work = False
         self._part.restart()
         self._arrived_at_failure = 0
-        self._failures = 1
+
+    def _stop(self, readers: list[_RangeReader]) -> None:
+        for reader in readers:
+            reader.stop()
+        self._readers = [reader for reader in self._readers if reader not in readers]
 
 
-class _Attempt:
-    """One connection that fetches one piece, in a thread."""
+@dataclass(frozen=True, slots=True)
+class _RangeAnswer:
+    """What a response says before its bytes."""
 
-    def __init__(self, link: Link, part: DownloadPart, claim: Claim, policy: RetryPolicy) -> None:
-        self._source = link.source
+    total: int | None  # bytes of the file, None when not stated
+    is_range: bool  # the requested one; False for the whole file
+    version: str
+
+
+class _RangeReader:
+    """One connection that reads a range of the file ahead, in a thread."""
+
+    def __init__(self, link: Link, start: int, end: int | None, version: str, policy: RetryPolicy) -> None:
         self._link = link
-        self._part = part
-        self._claim = claim
+        self._start = start
+        self._version = version
         self._policy = policy
         self._response: httpx2.Response | None = None
+        self._changed = threading.Condition()  # guards the fields up to _stopped
+        self._items: list[_RangeAnswer | bytes] = []
+        self._error: BaseException | None = None
+        self._done = False
+        self._stopped = False
+        self.n_ahead = 0  # bytes that were read and not taken
+        self._n_bytes = 0  # read
         self._marked_bytes = 0
         self._marked_at = time.monotonic()
-        self.n_bytes = 0  # arrived
-        self.got_range = False  # the response had the requested range
-        self.host = host_of(link.source.url)  # last host, for messages
+        self.position = start  # of the next byte to take
+        self.end = end  # None for all that follow
+        self.has_answer = False
+        self.has_ended = False  # and all was taken
 
-    def start(self, client: httpx2.Client, ended: queue.SimpleQueue[tuple[_Attempt, BaseException | None]]) -> None:
-        """Start the thread; it puts (this attempt, its error or None) into `ended` at the end."""
+    def start(self, client: httpx2.Client) -> None:
+        threading.Thread(target=self._run, args=(client,), name="download", daemon=True).start()
 
-        def work() -> None:
-            try:
-                self._fetch(client)
-                ended.put((self, None))
-            except BaseException as error:  # raised again by the deciding thread
-                ended.put((self, error))
+    def take(self, seconds: float) -> Iterator[_RangeAnswer | bytes]:
+        """Yield what was read since the last call: first the answer, then bytes. Raise the reader's error after them.
 
-        threading.Thread(target=work, name="download", daemon=True).start()
+        Args:
+            seconds: to wait while there is nothing.
+        """
+        with self._changed:
+            if not self._items and not self._done:
+                self._changed.wait(seconds)
+            items, self._items, self.n_ahead = self._items, [], 0
+            error, done = self._error, self._done
+            self._changed.notify()
+        for item in items:
+            if isinstance(item, bytes):
+                self.position += len(item)
+            yield item
+        if error is not None:
+            raise error
+        self.has_ended = done
 
-    def abandon(self) -> None:
-        """Stop writing and close the connection. Harmless after the end."""
-        self._part.release(self._claim)
+    def check_for_stall(self, now: float) -> None:
+        """End with an error if too few bytes arrived for too long; connecting and headers count as silence."""
+        with self._changed:
+            waits_for_us = self._done or self.n_ahead >= RANGE_BYTES
+        if waits_for_us or self._n_bytes - self._marked_bytes >= SLOWEST_BYTES:
+            self._marked_bytes, self._marked_at = self._n_bytes, now
+        if now - self._marked_at > self._policy.stall_seconds:
+            host = self._response.url.host if self._response else host_of(self._link.source.url)
+            self._finish(RetryableError(stalled_error(self._link.source, host)))
+            self.stop()
+
+    def stop(self) -> None:
+        """Close the connection. Harmless after the end."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify()
         if self._response is not None:
             stream = self._response.extensions.get("network_stream")
             if stream and not self._response.is_closed:
                 with suppress(OSError, AttributeError):  # it ends right now
                     stream.get_extra_info("socket").shutdown(socket.SHUT_RDWR)  # wakes the thread that reads from it
 
-    def is_stalled(self, now: float) -> bool:
-        """Return whether too few bytes arrived for too long; connecting and headers count as silence."""
-        if self.n_bytes - self._marked_bytes >= SLOWEST_BYTES:
-            self._marked_bytes, self._marked_at = self.n_bytes, now
-        return now - self._marked_at > self._policy.stall_seconds
-
-    def _fetch(self, client: httpx2.Client) -> None:
+    def _run(self, client: httpx2.Client) -> None:
         import httpx2
 
         try:
-            with self._link.answer(client, self._headers()) as response:
-                self._response = response
-                self.host = response.url.host
-                self._prepare_part(response)
-                self._read(response)
+            self._read(client)
+            self._finish(None)
         except httpx2.HTTPError as error:
-            raise RetryableError(connection_error(self._source, error)) from error
+            self._finish(RetryableError(connection_error(self._link.source, error)))
+        except BaseException as error:  # raised again by take()
+            self._finish(error)
+
+    def _read(self, client: httpx2.Client) -> None:
+        source = self._link.source
+        with self._link.answer(client, self._headers()) as response:
+            self._response = response
+            raise_for_status(response, source, self._policy)
+            total = total_bytes(response, source, self._start, self.end)
+            is_range = response.status_code == 206
+            end = self.end if is_range else None
+            left = None if end is None else end - self._start
+            self._put(_RangeAnswer(total, is_range, version_of(response)), 0)
+            for chunk in response.iter_raw():
+                if left == 0 or self._stopped:  # more than requested, or than wanted
+                    break
+                if left is not None:
+                    chunk = chunk[:left]
+                    left -= len(chunk)
+                self._put(chunk, len(chunk))
 
     def _headers(self) -> dict[str, str]:
-        piece = self._claim.piece
         # Compressed bytes would be neither countable nor resumable.
         headers = {"Accept-Encoding": "identity"}
-        if self._part.in_pieces:
-            headers["Range"] = f"bytes={piece.position}-{(piece.end or 1) - 1}"
-        elif piece.position and (self._source.sha256 or self._part.version):
-            headers["Range"] = f"bytes={piece.position}-"
-            if self._source.sha256 is None:
-                headers["If-Range"] = self._part.version
+        if self.end is not None:
+            headers["Range"] = f"bytes={self._start}-{self.end - 1}"
+        elif self._start and (self._link.source.sha256 or self._version):
+            headers["Range"] = f"bytes={self._start}-"
+            if self._link.source.sha256 is None:
+                headers["If-Range"] = self._version
         return headers
 
-    def _prepare_part(self, response: httpx2.Response) -> None:
-        """Prepare the part for the response's body."""
-        source, part, piece = self._source, self._part, self._claim.piece
-        raise_for_status(response, source, self._policy)
-        total = total_bytes(response, source, piece.position, piece.end if part.in_pieces else None)
-        if total is not None and source.size is not None and total != source.size:
-            raise IntegrityError(
-                f"the server has another file than {source.label}",
-                why=f"it has {total:,} bytes instead of {source.size:,}",
-                hint="try again later, then check HF_ENDPOINT and the proxy",
-            )
-        if response.status_code == 206:
-            self.got_range = True
-        elif part.in_pieces or piece.position:
-            part.restart(self._claim)  # the server ignores ranges and sends the whole file
-        if source.sha256 is None:
-            part.remember(version_of(response))
-        if source.size is None and total is not None:
-            part.ends_at(self._claim, total)
-        require_space(part.path.parent, (total or source.size or 0) - part.arrived)
+    def _put(self, item: _RangeAnswer | bytes, n_bytes: int) -> None:
+        with self._changed:
+            while self.n_ahead >= RANGE_BYTES and not self._stopped:
+                self._changed.wait()
+            self._items.append(item)
+            self.has_answer = True
+            self.n_ahead += n_bytes
+            self._n_bytes += n_bytes
+            self._changed.notify()
 
-    def _read(self, response: httpx2.Response) -> None:
-        for chunk in response.iter_raw():
-            if self._claim.piece.whole:
-                break  # more than requested
-            if self._claim.piece.position == 0:
-                self._check_beginning(chunk)
-            self._part.write(self._claim, chunk)
-            self.n_bytes += len(chunk)
-        piece = self._claim.piece
-        if piece.end is None:
-            self._part.ends_at(self._claim, piece.position)
-        elif not piece.whole:
-            error = NetworkError(
-                f"the server stopped in the middle of {self._source.label}",
-                why=f"after {piece.position:,} of {piece.end:,} bytes",
-                hint="run the same command again: it goes on where it stopped",
-            )
-            raise RetryableError(error)
-
-    def _check_beginning(self, chunk: bytes) -> None:
-        expected = self._source.starts_with
-        if chunk[: len(expected)] != expected[: len(chunk)]:
-            raise BadModelError(
-                f"the link leads to no model: {self._source.label}", why=f"the file begins with {chunk[:12]!r}"
-            )
+    def _finish(self, error: BaseException | None) -> None:
+        with self._changed:
+            if not self._done:
+                self._done, self._error = True, error
+            self._changed.notify()

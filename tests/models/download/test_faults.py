@@ -19,7 +19,8 @@ from support.stand_in_hub import COMMIT, StandInHub, sha256, stand_in_hub
 
 from llmrun.config import Settings
 from llmrun.errors import LlmrunError
-from llmrun.models.download import part
+from llmrun.models.download import download as module
+from llmrun.models.download.part import part_path
 from llmrun.models.download.transfer import RetryPolicy
 from llmrun.models.pull import pull
 from llmrun.models.registry import ModelSpec
@@ -47,7 +48,7 @@ class Mode:
         files: in place of the one model.
         before: bytes of an earlier run that lie there.
         quant: to ask for.
-        in_pieces: in place of `says` for a file that comes in pieces: their ranges tell sooner what is wrong.
+        in_ranges: in place of `says` for a file that comes in ranges: they tell sooner what is wrong.
     """
 
     name: str
@@ -57,7 +58,7 @@ class Mode:
     files: dict[str, bytes] | None = None
     before: bytes = b""
     quant: str | None = None
-    in_pieces: str | None = None
+    in_ranges: str | None = None
 
     @property
     def policy(self) -> RetryPolicy:
@@ -94,10 +95,10 @@ MODES = [
         "truncated, no length",
         {"content": MODEL[:-5], "chunked": True},
         "the server's file is shorter",
-        in_pieces="instead of",
+        in_ranges="instead of",
     ),
     Mode("extra bytes", {"content": MODEL + b"more"}, f"instead of {SIZE:,}"),
-    Mode("extra bytes, no length", {"content": MODEL + b"more", "chunked": True}, in_pieces="instead of"),
+    Mode("extra bytes, no length", {"content": MODEL + b"more", "chunked": True}, in_ranges="instead of"),
     Mode("one flipped byte", {"content": FLIPPED}, "sha256"),
     Mode("all zeros", {"content": bytes(SIZE)}, "sha256"),
     Mode("web page", {"content": PAGE, "content_type": "text/html; charset=utf-8"}, "a web page came"),
@@ -177,12 +178,12 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandInHub]:
         yield server
 
 
-@pytest.mark.parametrize("pieces", [False, True], ids=["one", "pieces"])
+@pytest.mark.parametrize("ranges", [False, True], ids=["one", "ranges"])
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
-def test_fault(mode: Mode, pieces: bool, hub: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if pieces:
-        monkeypatch.setattr(part, "SEVERAL_PIECES_BYTES", 1_000_000)
-        monkeypatch.setattr(part, "_SMALLEST_PIECE", 1 << 18)
+def test_fault(mode: Mode, ranges: bool, hub: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if ranges:
+        monkeypatch.setattr(module, "LARGE_FILE_BYTES", 1_000_000)
+        monkeypatch.setattr(module, "RANGE_BYTES", 1 << 18)
     for name, value in mode.faults.items():
         setattr(hub.faults, name, list(value) if isinstance(value, list) else value)
     if mode.files is not None:
@@ -191,7 +192,7 @@ def test_fault(mode: Mode, pieces: bool, hub: StandInHub, tmp_path: Path, monkey
     blob = cache / "models--maker--tiny-GGUF" / "blobs" / sha256(MODEL)
     if mode.before:
         blob.parent.mkdir(parents=True)
-        part.part_path(blob).write_bytes(mode.before)
+        part_path(blob).write_bytes(mode.before)
 
     error = run(hub, cache, mode.quant, mode.policy)
 
@@ -201,7 +202,7 @@ def test_fault(mode: Mode, pieces: bool, hub: StandInHub, tmp_path: Path, monkey
     assert not any("authorization" in request.headers for request in hub.requests if request.host == "localhost")
     assert not (tmp_path / "evil").exists()
     installed = blob.parent.parent / "snapshots" / COMMIT / NAME
-    says = mode.in_pieces if pieces and mode.in_pieces is not None else mode.says
+    says = mode.in_ranges if ranges and mode.in_ranges is not None else mode.says
     if says:
         assert error is not None, "a wrong file was taken"
         assert error.exit_status == mode.status
@@ -209,7 +210,7 @@ def test_fault(mode: Mode, pieces: bool, hub: StandInHub, tmp_path: Path, monkey
         assert matches(says, text), text
         assert TOKEN not in text
         assert not installed.exists()
-        assert left_over(cache) <= {part.part_path(blob), part.part_path(blob).with_name(blob.name + ".part.map")}
+        assert left_over(cache) <= {part_path(blob)}
     else:
         assert error is None, f"{error}"
         assert installed.read_bytes() == MODEL

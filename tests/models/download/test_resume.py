@@ -15,7 +15,8 @@ import pytest
 from support.gguf_writer import tiny_model
 from support.stand_in_hub import COMMIT, Request, StandInHub, sha256, stand_in_hub
 
-from llmrun.models.download.part import SEVERAL_PIECES_BYTES, arrived_bytes
+from llmrun.models.download.download import CONNECTIONS, LARGE_FILE_BYTES
+from llmrun.models.download.part import arrived_bytes
 
 NAME = "tiny-Q4_K_M.gguf"
 SMALL = tiny_model() + random.Random(2).randbytes(20_000_000)
@@ -80,12 +81,12 @@ def bytes_of(requests: list[Request], size: int) -> int:
 
 
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGKILL], ids=["SIGINT", "SIGKILL"])
-@pytest.mark.parametrize("pieces", [False, True], ids=["one connection", "several connections"])
-def test_killed_twice(hub: StandInHub, tmp_path: Path, kind: signal.Signals, pieces: bool) -> None:
-    """At 50 % and at 90 %, then to the end: what has arrived is not asked for again, but for 2 % of the file."""
-    content = SMALL if not pieces else SMALL + random.Random(3).randbytes(SEVERAL_PIECES_BYTES - len(SMALL) + 1000)
+@pytest.mark.parametrize("large", [False, True], ids=["one connection", "several connections"])
+def test_killed_twice(hub: StandInHub, tmp_path: Path, kind: signal.Signals, large: bool) -> None:
+    """At 50 % and at 90 %, then to the end: what has arrived is not asked for again, but for what was read ahead."""
+    content = SMALL if not large else SMALL + random.Random(3).randbytes(LARGE_FILE_BYTES - len(SMALL) + 1000)
     hub.files[NAME] = content
-    hub.faults.bytes_per_second = len(content) / (4.0 if pieces else 2.0) / (2 if pieces else 1)
+    hub.faults.bytes_per_second = len(content) / (4.0 if large else 2.0) / (2 if large else 1)
     blob = blobs(tmp_path) / sha256(content)
     for share in (0.5, 0.9):
         asked, kept = len(hub.transfers()), arrived_bytes(blob, len(content))
@@ -102,7 +103,7 @@ def test_killed_twice(hub: StandInHub, tmp_path: Path, kind: signal.Signals, pie
     assert bytes_of(hub.transfers()[asked:], len(content)) <= 1.02 * len(content) - kept
     assert kept > 0.85 * len(content)
     assert installed(tmp_path) == content
-    assert hub.most_busy == (4 if pieces else 1)
+    assert hub.most_busy == (CONNECTIONS if large else 1)
     assert [path.name for path in blobs(tmp_path).iterdir()] == [blob.name]
 
 
