@@ -23,7 +23,7 @@ from llmrun.cli.answering import DisplayOptions, on_ctrl_c
 from llmrun.cli.completion import complete_model
 from llmrun.cli.defaults import no_model
 from llmrun.cli.loading import open_chat_model
-from llmrun.cli.options import AnswerOptions, LoadingOptions, StatsOption, loading, wanted, with_options
+from llmrun.cli.options import AnswerOptions, LoadingOptions, PresetOption, StatsOption, loading, wanted, with_options
 from llmrun.cli.options import loading as load_options
 from llmrun.cli.remote import AtOption, KeyFileOption, remote_server
 from llmrun.cli.remote_options import refuse_with_remote
@@ -117,6 +117,7 @@ def chat(
         bool,
         typer.Option("--web", help="Chat on a page in the browser, until Ctrl-C here.", rich_help_panel="Chat"),
     ] = False,
+    preset: PresetOption = None,
     stats: StatsOption = None,
     at: AtOption = None,
     key_file: KeyFileOption = None,

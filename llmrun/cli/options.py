@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import typer
 
 from llmrun.cli.answer_files import read_constraint, template_text
-from llmrun.cli.completion import complete_model, complete_words
+from llmrun.cli.completion import complete_model, complete_preset, complete_words
 from llmrun.cli.engine_options import device_options, engine_option
 from llmrun.cli.reasoning import (
     KeepReasoningOption,
@@ -54,6 +54,16 @@ ExactOption = Annotated[
 ]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Download and replace files without asking.")]
 
+PresetOption = Annotated[
+    str | None,
+    typer.Option(
+        "--preset",
+        metavar="NAME",
+        help="Use a preset of the settings: model, system prompt, sampling, tools and more.",
+        autocompletion=complete_preset,
+        rich_help_panel="Prompt",
+    ),
+]
 SystemOption = Annotated[str | None, typer.Option("--system", "-s", help="System prompt.", rich_help_panel="Prompt")]
 TemplateOption = Annotated[
     str | None,
