@@ -108,6 +108,23 @@ def served_presets() -> Callable[[str], Preset]:
     return preset
 
 
+def page_presets() -> list[dict[str, Any]]:
+    """Return the presets of --preset as the page uses them: it has fields for some of their values.
+
+    Raises:
+        UsageError: the settings file is invalid.
+    """
+    from llmrun.cli import settings_file
+
+    given, found = settings_file.read_file(), []
+    for name in settings_file.preset_names(given):
+        preset = settings_file.read_preset(name, given)
+        values = {settings_file.NAMED[key].parameter: value for key, value in preset.items()}
+        shown = {key: values.get(key) for key in ("model", "system")}
+        found.append({"name": name, **shown, "thinking": values.get("think"), "values": values})
+    return found
+
+
 def fill(command: str, context: Any, values: dict[str, Any]) -> None:
     """Put the default model into the parsed values of a command, and presets into the context's defaults.
 

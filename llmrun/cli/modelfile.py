@@ -144,7 +144,9 @@ def as_jinja(template: str) -> str:
             texts[number] = texts[number].rstrip()
         if after:
             texts[number + 1] = texts[number + 1].lstrip()
-    question, answer, depth = [_literal(texts[0])], [], 0
+    question = [_literal(texts[0])]
+    answer: list[str] = []
+    depth = 0
     side = question
     for (_, action, _), text in zip(actions, texts[1:], strict=True):
         depth += action.startswith("if") - (action == "end")

@@ -184,3 +184,11 @@ def test_modelfiles_that_can_not_be_read(text: str, words: str) -> None:
     with pytest.raises(UsageError) as raised:
         as_preset(read_modelfile(text), Path())
     assert words in str(raised.value)
+
+
+def test_the_page_reads_presets_as_its_fields_are_called(config: Path) -> None:
+    (found,) = defaults.page_presets()
+    assert (found["name"], found["model"], found["system"], found["thinking"]) == ("pirate", "smollm2", "Arr.", True)
+    assert found["values"]["temperature"] == 0.3
+    config.unlink()
+    assert defaults.page_presets() == []
