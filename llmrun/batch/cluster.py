@@ -204,8 +204,9 @@ class Cluster:
             self._leave_out(
                 node, error.cause if is_known else ResourceError("a node's engine failed", why=_last(error))
             )
-        except RayError as error:
-            self._leave_out(node, ResourceError("a node's engine was lost", why=_last(error)))
+        except RayError:
+            why = "its machine, its network or its process ended"
+            self._leave_out(node, ResourceError("a Ray node was lost", why=why, hint="run the same command again"))
         return node, piece, None
 
     def _add_node(self, node: _Node, result: object) -> bool:

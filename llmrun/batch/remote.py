@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from queue import SimpleQueue
@@ -40,6 +40,7 @@ class RemoteEngine:
     Args:
         parallel: number of parallel requests; None: USUAL_PARALLEL.
         sleep: waits for seconds.
+        yielding: fields of presets, left out where the server does not support them.
     """
 
     def __init__(
@@ -49,10 +50,13 @@ class RemoteEngine:
         parallel: int | None,
         patience: RetryPolicy = PATIENT,
         sleep: Callable[[float], None] = time.sleep,
+        *,
+        yielding: Collection[str] = (),
     ) -> None:
         self._server, self._model = server, model
         self._parallel = parallel or USUAL_PARALLEL
         self._patience, self._sleep = patience, sleep
+        self._yielding = yielding
         self._finished: SimpleQueue[RowAnswer | None] = SimpleQueue()
 
     def find(self, need: RowRequirements) -> EngineDescription:
@@ -122,7 +126,7 @@ class RemoteEngine:
         answer, sampling = RowAnswer(todo, self._finished), todo.completion.sampling
         try:
             request = replace(todo.completion.request, sampling=resolve_sampling(("row", sampling))[0])
-            require_told(self._server, self._model, request, sampling)
+            require_told(self._server, self._model, request, sampling, yielding=self._yielding)
         except UsageError as error:
             answer.put(error)
             answer.put(None)

@@ -25,14 +25,14 @@ from llmrun.chat.store.turns import (
     round_messages,
 )
 from llmrun.chat.truncation import (
+    SUMMARY_TOKENS,
     DoesNotFit,
     Drop,
     MessageSize,
     Policy,
     Window,
+    condense,
     fit,
-    summary_batches,
-    summary_request,
     summary_turn,
     truncation_line,
 )
@@ -53,8 +53,6 @@ from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.questions import TokenCount
 
 _ANSWER_ROOM = 512  # tokens left for an answer without a limit
-_SUMMARY_ROOM = 256
-_WORDS_PER_TOKEN = 0.6
 _MARKER_BYTES = 32  # upper bound of a template's text around a message
 
 Overflow = Literal["ask", "stop", "roll", "middle", "summarize"]
@@ -443,18 +441,13 @@ class Conversation:
     def _summary(self, turns: Sequence[WindowTurn], sampling: SamplingParams) -> str:
         """Let the model condense the dropped turns, in batches if all at once are too long."""
         sizes = [self._tokens_of(turn) for turn in turns]
-        room = self.model.n_ctx - 2 * _SUMMARY_ROOM
-        batches = summary_batches(sizes, room, _SUMMARY_ROOM)
-        if batches is None:
-            raise ContextOverflowError("a turn is too long to be summarized", hint="--overflow roll drops it")
-        summary: tuple[Message, ...] = ()
-        text = ""
-        for batch in batches:
-            messages = [*summary, *(message for index in batch for message in turns[index].messages)]
-            request = summary_request(messages, int(_SUMMARY_ROOM * _WORDS_PER_TOKEN))
-            text = self._plain_answer(request, sampling).strip()
-            summary = summary_turn(text)
-        return text
+        steps = condense([turn.messages for turn in turns], sizes, self.model.n_ctx)
+        messages = next(steps)
+        while True:
+            try:
+                messages = steps.send(self._plain_answer(messages, sampling))
+            except StopIteration as end:
+                return str(end.value)
 
     def _tokens_of(self, turn: WindowTurn) -> int:
         ends_with_question = turn.messages[-1].role == "user"  # as some templates require
@@ -466,7 +459,7 @@ class Conversation:
         request = AnswerRequest(
             tuple(messages),
             sampling=sampling,
-            limits=Limits(_SUMMARY_ROOM),
+            limits=Limits(SUMMARY_TOKENS),
             template=self.settings.request.template,
             thinking=False,
             stops_repeats=True,
@@ -484,7 +477,7 @@ class Conversation:
     def _window(self) -> Window:
         n_ctx = self.model.n_ctx
         reserve = min(self.settings.request.limits.max_tokens or _ANSWER_ROOM, n_ctx // 4)
-        summary = min(_SUMMARY_ROOM + 32, n_ctx // 4)
+        summary = min(SUMMARY_TOKENS + 32, n_ctx // 4)
         return Window(n_ctx, reserve=reserve, keep=self.settings.keep, summary=summary)
 
     def _count(self, messages: Sequence[Message], *, with_tools: bool = True) -> TokenCount:

@@ -6,12 +6,12 @@ out; must not know models, tokenizers or terminals. "ask" is not a policy: the c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal, get_args
 
-from llmrun.errors import UsageError
+from llmrun.errors import ContextOverflowError, UsageError
 from llmrun.protocol.messages import Message
 
 Policy = Literal["stop", "roll", "middle", "summarize"]
@@ -20,6 +20,9 @@ POLICIES: tuple[Policy, ...] = get_args(Policy)
 SUMMARY_QUESTION = "Please summarize our conversation so far."
 """The question before a summary, so that every chat template can render both as a turn."""
 
+SUMMARY_TOKENS = 256
+"""Limit of a summary's answer."""
+_WORDS_PER_TOKEN = 0.6
 _QUOTED = 40  # characters of a quoted question
 
 
@@ -212,6 +215,29 @@ def summary_request(turns: Sequence[Message], words: int) -> list[Message]:
 def summary_turn(summary: str) -> tuple[Message, Message]:
     """Return the turn that replaces the condensed turns."""
     return Message("user", SUMMARY_QUESTION), Message("assistant", summary)
+
+
+def condense(
+    turns: Sequence[Sequence[Message]], sizes: Sequence[int], n_ctx: int
+) -> Generator[list[Message], str, str]:
+    """Condense turns into a summary: yield the messages of each request, get its answer, and return the last one.
+
+    Args:
+        sizes: tokens of each turn.
+
+    Raises:
+        ContextOverflowError: a turn alone is too long for the window.
+    """
+    batches = summary_batches(sizes, n_ctx - 2 * SUMMARY_TOKENS, SUMMARY_TOKENS)
+    if batches is None:
+        raise ContextOverflowError("a turn is too long to be summarized", hint="--overflow roll drops it")
+    summary: tuple[Message, ...] = ()
+    text = ""
+    for batch in batches:
+        messages = [*summary, *(message for index in batch for message in turns[index])]
+        text = (yield summary_request(messages, int(SUMMARY_TOKENS * _WORDS_PER_TOKEN))).strip()
+        summary = summary_turn(text)
+    return text
 
 
 def summary_batches(sizes: Sequence[int], room: int, summary: int) -> list[range] | None:

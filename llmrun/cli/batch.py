@@ -30,7 +30,7 @@ from llmrun.cli.reasoning import KeepReasoningOption, ThinkOption, ThinkTokensOp
 from llmrun.cli.remote import AtOption, KeyFileOption, remote_server, served_model
 from llmrun.cli.remote_options import ANY_MODEL, refuse_with_remote
 from llmrun.cli.run_command import RawOption
-from llmrun.cli.sampling import SAMPLING_OPTIONS
+from llmrun.cli.sampling import PRESET_ORIGINS, SAMPLING_OPTIONS
 from llmrun.errors import RowsFailedError, UsageError, require_within
 from llmrun.protocol.messages import AnswerRequest
 from llmrun.protocol.params import resolve_sampling
@@ -244,8 +244,9 @@ def _far(output: Output, server: Server, name: str, parallel: int | None, recipe
 
     model = served_model(output, server, None if name == ANY_MODEL else name)
     sampling = resolve_sampling(("flag", recipe.sampling))[0]
-    require_told(server, model, replace(recipe.asked, sampling=sampling), recipe.sampling)
-    return RemoteEngine(server, model, parallel)
+    request = replace(recipe.asked, sampling=sampling)
+    require_told(server, model, request, recipe.sampling, yielding=PRESET_ORIGINS)
+    return RemoteEngine(server, model, parallel, yielding=PRESET_ORIGINS)
 
 
 def _read(rows: Path) -> list[Row]:

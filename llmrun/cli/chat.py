@@ -23,7 +23,7 @@ from llmrun.cli.answering import DisplayOptions, on_ctrl_c
 from llmrun.cli.completion import complete_model
 from llmrun.cli.defaults import no_model
 from llmrun.cli.loading import open_chat_model
-from llmrun.cli.options import AnswerOptions, LoadingOptions, StatsOption, loading, wanted, with_options
+from llmrun.cli.options import AnswerOptions, LoadingOptions, PresetOption, StatsOption, loading, wanted, with_options
 from llmrun.cli.options import loading as load_options
 from llmrun.cli.remote import AtOption, KeyFileOption, remote_server
 from llmrun.cli.remote_options import refuse_with_remote
@@ -117,6 +117,7 @@ def chat(
         bool,
         typer.Option("--web", help="Chat on a page in the browser, until Ctrl-C here.", rich_help_panel="Chat"),
     ] = False,
+    preset: PresetOption = None,
     stats: StatsOption = None,
     at: AtOption = None,
     key_file: KeyFileOption = None,
@@ -130,7 +131,7 @@ def chat(
     """Chat with a model. Ctrl-C stops an answer and keeps it; Ctrl-D exits."""
     if web:
         _refuse_with_web(context)
-        _show_page(model, saving, loading, tooling)
+        _show_page(model, preset, saving, loading, tooling)
         return
     loading = replace(loading, server=remote_server(at, key_file))
     refuse_with_remote(loading)
@@ -139,7 +140,7 @@ def chat(
 
 def _refuse_with_web(context: typer.Context) -> None:
     """Raise UsageError for an option that only a chat on the terminal has."""
-    shared = {"model", "web", "last", "session", *inspect.signature(load_options).parameters}
+    shared = {"model", "web", "preset", "last", "session", *inspect.signature(load_options).parameters}
     shared |= inspect.signature(tooling).parameters.keys()
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
@@ -151,11 +152,13 @@ def _refuse_with_web(context: typer.Context) -> None:
             )
 
 
-def _show_page(model: str, saving: SessionOptions, loading: LoadingOptions, options: ToolOptions) -> None:
+def _show_page(
+    model: str, preset: str | None, saving: SessionOptions, loading: LoadingOptions, options: ToolOptions
+) -> None:
     """Serve the page of a new chat, or of the one that goes on, until Ctrl-C."""
     from llmrun.cli.serve import serve_page
 
-    output, page = Output(), "/"
+    output, page = Output(), f"/#preset={preset}" if preset else "/"
     if saving.last or saving.session is not None:
         with _store(output, saving) as store:
             saved = store.open(saving.session or "")

@@ -75,6 +75,16 @@ def complete_servers(incomplete: str) -> list[str]:
     return _tails(addresses, head + incomplete, head)
 
 
+def complete_preset(incomplete: str) -> list[str]:
+    """Complete names of presets of the settings."""
+    from llmrun.cli.settings_file import preset_names, read_file
+
+    try:
+        return [name for name in preset_names(read_file()) if name.startswith(incomplete)]
+    except LlmrunError:
+        return []
+
+
 def complete_type(incomplete: str) -> list[str]:
     """Complete types of `llmrun quantize`, in lower case if the word begins so."""
     from llmrun.gguf.types import FILE_TYPES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,7 @@ from llmrun.cli import settings_file
 from llmrun.cli.command import Command, CommandGroup
 from llmrun.cli.completion import complete_words
 from llmrun.cli.defaults import ENVIRONMENT, SETTINGS_FILE, default_model
-from llmrun.cli.options import JsonOption
+from llmrun.cli.options import JsonOption, OutputFileYesOption
 from llmrun.config import config_file
 from llmrun.errors import UsageError
 from llmrun.storage import write_whole
@@ -24,7 +25,7 @@ KeyArgument = Annotated[
     str,
     typer.Argument(
         metavar="KEY",
-        help="model, serve.OPTION or models.MODEL.OPTION; see llmrun help settings.",
+        help="model, serve.OPTION, models.MODEL.OPTION or presets.NAME.OPTION; see llmrun help settings.",
         autocompletion=complete_words(*_KEYS),
     ),
 ]
@@ -63,12 +64,12 @@ def set_value(key: KeyArgument, value: Annotated[str, typer.Argument(metavar="VA
     """
     output = Output()
     parsed = settings_file.parse(key, value, key)
-    if key == "model":
+    if key == "model" or (key.startswith(settings_file.PRESETS) and key.endswith(".model")):
         _require_model(value)
     path = settings_file.change(key, parsed)
     name = settings_file.variable(settings_file.split_key(key)[1])
     output.note(f"{key} is {value} in {path}")
-    if os.environ.get(name, "").strip():
+    if os.environ.get(name, "").strip() and not key.startswith(settings_file.PRESETS):
         output.note(f"warning: {name} in the environment comes first")
 
 
@@ -82,6 +83,47 @@ def _require_model(name: str) -> None:
     from llmrun.models.location import locate
 
     locate(name, load_settings())
+
+
+@app.command("import", cls=Command)
+def import_modelfile(
+    file: Annotated[Path, typer.Argument(metavar="MODELFILE", help="A Modelfile of Ollama.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the preset.")],
+    yes: OutputFileYesOption = False,
+) -> None:
+    """Make a preset of an Ollama Modelfile.
+
+    FROM, SYSTEM, PARAMETER, TEMPLATE and ADAPTER are used; what can't be is named. For example: llmrun config import
+    Modelfile pirate, then llmrun chat --preset pirate
+    """
+    from llmrun.cli.modelfile import as_preset, read_modelfile
+    from llmrun.storage import decode_text
+
+    output = Output()
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
+        raise UsageError(f"invalid name {name!r}", why="must be letters, digits and dashes")
+    try:
+        text = decode_text(file.read_bytes(), f"{str(file)!r} can't be read")
+    except OSError as error:
+        raise UsageError(f"{str(file)!r} can't be read", why=error.strerror or str(error)) from None
+    found = as_preset(read_modelfile(text), file.absolute().parent)
+    given = settings_file.read_file()
+    if name in settings_file.preset_names(given):
+        if not yes and not (output.can_ask and output.confirm(f"Replace the preset {name}?")):
+            raise UsageError(f"there is already a preset {name}", hint=f"llmrun config import {file} {name} --yes")
+        for key in settings_file.read_preset(name, given):
+            settings_file.change(f"{settings_file.PRESETS}{name}.{key}", None)
+    values = found.values
+    if found.template:
+        template = config_file().parent / "presets" / f"{name}.jinja"
+        write_whole(template, found.template, makes_folder=True)
+        values = {**values, "template": str(template)}
+    for key, value in values.items():
+        settings_file.change(f"{settings_file.PRESETS}{name}.{key}", value)
+    for note in found.notes:
+        output.note(note)
+    output.note(f"The preset {name} is in {config_file()}")
+    output.note(f"llmrun chat --preset {name}", is_command=True)
 
 
 @app.command("unset", cls=Command)
@@ -139,6 +181,7 @@ def _rows() -> list[tuple[str, str | int | float | None, str]]:
         row = _row(f"serve.{name}", given)
         rows.append(row or (f"serve.{name}", defaults[option.parameter].default, "default"))
     presets = [row for key in given if key.startswith("models.") and (row := _row(key, given))]
+    presets += [(key, value, SETTINGS_FILE) for key, value in given.items() if key.startswith(settings_file.PRESETS)]
     every = [row for name in settings_file.PRESET if (row := _row(f"models..{name}", {}))]
     return [*rows, *presets, *((settings_file.split_key(key)[1], value, origin) for key, value, origin in every)]
 

@@ -1,6 +1,7 @@
 """The model and the options that the command line leaves out: from the environment, the settings file, or the last use.
 
-Order: flag > environment > preset > tuned > model > default. The last three are known only when the model is loaded.
+Order: flag > --preset > environment > the model's preset > tuned > model > default. The last three are known only when
+the model is loaded.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ USES_PRESETS = frozenset({"run", "chat", "serve", "batch", "explain", "embed", "
 _HAVE_DEFAULT_MODEL = frozenset({"run", "chat"})
 ENVIRONMENT, PRESET, SETTINGS_FILE, LAST_USED = "environment", "preset", "settings file", "last used"
 _MODEL_VARIABLE = "LLMRUN_MODEL"
+_FIELDS = {"think": "thinking", "think_tokens": "thinking_tokens", "think_effort": "reasoning_effort"}
+"""Parameters of commands whose field of a request has another name."""
 
 
 def default_model(values: Mapping[str, Any]) -> tuple[str, str]:
@@ -107,6 +110,23 @@ def served_presets() -> Callable[[str], Preset]:
     return preset
 
 
+def page_presets() -> list[dict[str, Any]]:
+    """Return the presets of --preset as the page uses them: it has fields for some of their values.
+
+    Raises:
+        UsageError: the settings file is invalid.
+    """
+    from llmrun.cli import settings_file
+
+    given, found = settings_file.read_file(), []
+    for name in settings_file.preset_names(given):
+        preset = settings_file.read_preset(name, given)
+        values = {settings_file.NAMED[key].parameter: value for key, value in preset.items()}
+        shown = {key: values.get(key) for key in ("model", "system")}
+        found.append({"name": name, **shown, "thinking": values.get("think"), "values": values})
+    return found
+
+
 def fill(command: str, context: Any, values: dict[str, Any]) -> None:
     """Put the default model into the parsed values of a command, and presets into the context's defaults.
 
@@ -130,38 +150,51 @@ def fill(command: str, context: Any, values: dict[str, Any]) -> None:
         options = {key.parameter: _value(f"serve.{name}", given) for name, key in settings_file.SERVE.items() if is_own}
         context.default_map = {name: value[0] for name, value in options.items() if value is not None}
         return
+    named = settings_file.read_preset(values["preset"], given) if values.get("preset") else {}
     is_remote = bool((values.get("at") or os.environ.get("LLMRUN_SERVER", "")).strip())
-    model = _model(command, values, given, is_remote=is_remote)
+    model = _model(command, values, given, named.pop("model", ""), is_remote=is_remote)
     if model in aliases and not is_remote:  # a server's own names come first, see cli.remote.served_model()
         values["model"] = aliases[model]
     model = aliases.get(model, model)
-    found = _yielding(_presets(given, model, is_remote=is_remote), values)
-    context.default_map = {settings_file.PRESET[name].parameter: value for name, (value, _) in found.items()}
+    found = _presets(given, model, is_remote=is_remote)
+    origin = f"preset {values.get('preset')}"
+    found |= {
+        name: (value, origin)
+        for name, value in named.items()
+        if not (is_remote and name in (*settings_file.LOADING, "lora"))
+    }
+    found = _yielding(found, values)
+    parameters = {name: settings_file.NAMED[name].parameter for name in found}
+    context.default_map = {parameters[name]: value for name, (value, _) in found.items()}
     sampling.PRESET_ORIGINS.clear()
     sampling.PRESET_ORIGINS |= {
-        settings_file.PRESET[name].parameter: origin
+        _FIELDS.get(parameters[name], parameters[name]): origin
         for name, (_, origin) in found.items()
-        if values.get(settings_file.PRESET[name].parameter) is None
+        if values.get(parameters[name]) is None
     }
 
 
-def _model(command: str, values: dict[str, Any], given: Mapping[str, Any], *, is_remote: bool) -> str:
-    """Return the name of the model, and put the default one into a command without one."""
+def _model(command: str, values: dict[str, Any], given: Mapping[str, Any], of_preset: str, *, is_remote: bool) -> str:
+    """Return the name of the model, and put the default one into a command without one.
+
+    Args:
+        of_preset: the model of --preset; the only argument of `run` is then the prompt.
+    """
     if command not in _HAVE_DEFAULT_MODEL:
         return values.get("model") or ""
     if command == "run":
         named = values.get("model")
-        if named is not None and not _is_prompt(named):
+        if named is not None and not _is_prompt(named) and not (of_preset and not values.get("prompt")):
             return str(named)
         if named is not None:
             values["prompt"] = (named, *(values.get("prompt") or ()))
-        values["model"] = "default" if is_remote else default_model(given)[0]
+        values["model"] = "default" if is_remote else of_preset or default_model(given)[0]
     elif values.get("model") is None and not is_remote:
         if values.get("last") or values.get("session"):
             continued = _continued(values.get("session") or "")
             values["model"] = None if continued else default_model(given)[0]
             return continued or values["model"]
-        values["model"] = default_model(given)[0]
+        values["model"] = of_preset or default_model(given)[0]
     return values.get("model") or ""
 
 
@@ -205,15 +238,21 @@ def _yielding(found: dict[str, tuple[Any, str]], typed: Mapping[str, Any]) -> di
     from llmrun.cli import settings_file
     from llmrun.protocol.params import PARAMETERS
 
-    def excludes(name: str) -> bool:
-        key = settings_file.PRESET[name]
+    def excludes(name: str, value: Any) -> bool:
+        key = settings_file.NAMED[name]
+        beams = typed.get("beams") is not None
+        thinks = typed.get("think")
         return (
-            (typed.get("beams") is not None and key.is_sampling and not PARAMETERS[key.parameter].for_beams)
+            (beams and (name.startswith("think-") or (name == "think" and value)))
+            or (name == "think" and any(typed.get(each) is not None for each in ("think_effort", "think_tokens")))
+            or (name.startswith("think-") and thinks is False)
+            or (name == "think-effort" and value == "none" and bool(thinks))
+            or (beams and key.is_sampling and not PARAMETERS[key.parameter].for_beams)
             or (bool(typed.get("watermark")) and key.parameter == "mirostat")
             or (typed.get("flash_attention") == "off" and key.parameter == "kv_type_v")
         )
 
-    return {name: each for name, each in found.items() if not excludes(name)}
+    return {name: each for name, each in found.items() if not excludes(name, each[0])}
 
 
 def _value(key: str, given: Mapping[str, Any]) -> tuple[Any, str] | None:

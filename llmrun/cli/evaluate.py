@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmrun.cli.completion import complete_model
-from llmrun.cli.options import PREFERENCES, JsonOption, ModelArgument, YesOption, with_options
+from llmrun.cli.options import (
+    PREFERENCES,
+    JsonOption,
+    LoraOption,
+    ModelArgument,
+    YesOption,
+    adapters_of,
+    with_options,
+)
 from llmrun.errors import UsageError
 from llmrun.planning.plan import LoadPreferences
 from llmrun.ui.terminal.output import Output
@@ -80,6 +88,7 @@ def evaluate(
             autocompletion=complete_model,
         ),
     ] = "",
+    lora: LoraOption = None,
     yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -89,8 +98,8 @@ def evaluate(
     --chunks. The standard error treats positions as independent; the 95 % interval does not, and needs 3 chunks of 512
     tokens, or 10 of 128.
 
-    --cache-type-k and --cache-type-v apply to the model, not to the reference: compare a model with itself to measure
-    their cost. Ctrl-C prints the figures so far.
+    --cache-type-k, --cache-type-v and --lora apply to the model, not to the reference: compare a model with itself to
+    measure their effect. Ctrl-C prints the figures so far.
     """
     from llmrun.cli.loading import find_model
     from llmrun.models.store.in_use import using
@@ -99,9 +108,10 @@ def evaluate(
     from llmrun.ui.views.evaluate import EvaluationSubject, reading
 
     check_sample(sample.n_ctx, sample.chunks, long=sample.long)
-    output, result = Output(json=json), _EvaluationOutput()
+    output, result, adapters = Output(json=json), _EvaluationOutput(), adapters_of(lora)
     paths = [find_model(output, name, yes=yes)[1] for name in [model, *filter(None, [reference])]]
-    about = EvaluationSubject(paths[0].name, paths[1].name if reference else "", sample.text.name, sample.text.sha256)
+    label = " + ".join((paths[0].name, *(adapter.name for adapter in adapters)))
+    about = EvaluationSubject(label, paths[1].name if reference else "", sample.text.name, sample.text.sha256)
     try:
         with ExitStack() as held:
             for path in paths:
@@ -115,6 +125,7 @@ def evaluate(
                 chunks=sample.chunks,
                 long=sample.long,
                 preferences=preferences,
+                adapters=adapters,
                 on_update=result.kept_before(show),
             )
             result.is_whole = True

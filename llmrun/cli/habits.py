@@ -27,7 +27,10 @@ class Habit(NamedTuple):
 
 
 COMMANDS = {
-    "create": Habit("there are no Modelfiles", "llmrun import FILE --name NAME"),
+    "create": Habit(
+        "a Modelfile is made a preset",
+        "llmrun config import Modelfile NAME; for a file of a model: llmrun import FILE --name NAME",
+    ),
     "push": Habit("nothing is uploaded", "hf upload OWNER/REPO FILE"),
     "cp": Habit("a model gets another name by a link to its file", "llmrun import FILE --link --name NAME"),
     "copy": Habit("a model gets another name by a link to its file", "llmrun import FILE --link --name NAME"),

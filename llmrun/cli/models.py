@@ -184,7 +184,7 @@ def _show_catalogue(
 ) -> None:
     """Print the built-in list of models, after models on this disk that it lacks."""
     from llmrun.ui.terminal.sanitize import clean
-    from llmrun.ui.terminal.tables import CatalogueRow, show_catalogue
+    from llmrun.ui.terminal.tables import AT_LEAST, CatalogueRow, show_catalogue
 
     aliases = [entry.alias for entry in entries]
     others = [model for model in others if model.name not in aliases]
@@ -197,6 +197,8 @@ def _show_catalogue(
         output.result_json(plain)
     else:
         show_catalogue(output, [CatalogueRow(**facts) for facts in plain])
+        if any(facts["decode_rate"] and facts["is_lower_bound"] for facts in plain):
+            output.note(f"{AT_LEAST}; llmrun plan measures again")
         if not any(facts["decode_rate"] for facts in plain):
             output.note("llmrun plan measures the speed of this machine, for predictions")
 
@@ -236,7 +238,7 @@ def _plain_entries(
 
 
 def _facts(estimate: ModelEstimate | None) -> dict[str, Any]:
-    names = "memory_bytes", "fits", "fits_now", "decode_rate", "is_exact"
+    names = "memory_bytes", "fits", "fits_now", "decode_rate", "is_exact", "is_lower_bound"
     return asdict(estimate) if estimate else dict.fromkeys(names)
 
 

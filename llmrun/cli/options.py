@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import typer
 
 from llmrun.cli.answer_files import read_constraint, template_text
-from llmrun.cli.completion import complete_model, complete_words
+from llmrun.cli.completion import complete_model, complete_preset, complete_words
 from llmrun.cli.reasoning import (
     KeepReasoningOption,
     ShowThoughtsOption,
@@ -51,6 +51,16 @@ OutputFileYesOption = Annotated[bool, typer.Option("--yes", "-y", help="Replace 
 RemovalYesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask. Required without a terminal.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Download and replace files without asking.")]
 
+PresetOption = Annotated[
+    str | None,
+    typer.Option(
+        "--preset",
+        metavar="NAME",
+        help="Use a preset of the settings: model, system prompt, sampling, tools and more.",
+        autocompletion=complete_preset,
+        rich_help_panel="Prompt",
+    ),
+]
 SystemOption = Annotated[str | None, typer.Option("--system", "-s", help="System prompt.", rich_help_panel="Prompt")]
 TemplateOption = Annotated[
     str | None,

@@ -99,7 +99,7 @@ def plan(
             }
         )
     else:
-        show_estimates(output, rows, hardware, why, fits_now=fits_now)
+        show_estimates(output, rows, hardware, why, fits_now=fits_now, speed=speed)
         if makes_embeddings(candidates[0].header):
             output.note("It is made for embeddings: PREFILL is the speed of reading texts, and nothing is decoded.")
 
@@ -129,7 +129,7 @@ def _propose(output: Output, *, is_alone: bool) -> None:
         ]
         output.result_json({"hardware": asdict(hardware), "models": models})
     else:
-        show_proposals(output, found, hardware)
+        show_proposals(output, found, hardware, speed)
 
 
 def _beside_projector(output: Output, hardware: Hardware, header: Header) -> Hardware:
@@ -240,7 +240,7 @@ def _gpu_speeds(
 
 def _speed(output: Output, hardware: Hardware, types: Collection[str], settings: Settings) -> MachineSpeed | None:
     from llmrun.planning.hardware_details import probe_details
-    from llmrun.planning.speed import BUSY, speed_of
+    from llmrun.planning.speed import speed_of
     from llmrun.ui.terminal.activity import Activity
 
     with Activity(output) as activity:
@@ -256,9 +256,4 @@ def _speed(output: Output, hardware: Hardware, types: Collection[str], settings:
         except LlmrunError as error:
             activity.note(f"{error}; so speeds are unknown")
             return None
-    if speed.others >= BUSY:
-        output.note(
-            f"other programs used {speed.others:.1f} cores when this machine was measured: alone it is faster than "
-            "predicted, and measured again"
-        )
     return speed

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _MIX, _IMPORTANCE, _SEVERAL = "Mixed types", "Importance matrix", "Several types"
 USUAL_TYPES = "Q8_0,Q5_K_M,Q4_K_M,IQ4_NL,Q4_0"
+QUICK_TYPES = "Q8_0,Q4_K_M,Q4_0"
 
 
 def tensors(
@@ -140,6 +141,7 @@ class MultipleTypes:
     file: Path | None
     text: EvaluatedText | None
     preferences: LoadPreferences = LoadPreferences()
+    is_quick: bool = False
 
 
 def several(
@@ -326,6 +328,7 @@ def _report(
                 preferences=replace(several.preferences, threads=options.threads),
                 keep=out,
                 on_update=on_update,
+                is_quick=several.is_quick,
             )
     if several.file is not None:
         write(card, several.file)

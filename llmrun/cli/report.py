@@ -11,6 +11,7 @@ import typer
 
 from llmrun.cli.options import PREFERENCES, OutputFileYesOption, with_options
 from llmrun.cli.quantize import (
+    QUICK_TYPES,
     USUAL_TYPES,
     ImportanceOptions,
     SourceArgument,
@@ -40,6 +41,12 @@ def report(
         Path | None,
         typer.Option(metavar="FILE", help="Text to measure quality on. Default: Python's language reference."),
     ] = None,
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick", help=f"Take fewer types ({QUICK_TYPES}), less text and two measurements of speed each."
+        ),
+    ] = False,
     yes: OutputFileYesOption = False,
 ) -> None:
     """Compare several quants of a model: size, speed, quality.
@@ -50,7 +57,7 @@ def report(
         from llmrun.ui.views.report import checked_target
 
         checked_target(to, "--output")
-    asked = several(types, report=True, report_to=to, text=text)
+    asked = several(types or QUICK_TYPES * quick, report=True, report_to=to, text=text)
     assert asked is not None
-    asked = replace(asked, preferences=preferences)
+    asked = replace(asked, preferences=preferences, is_quick=quick)
     inspect.unwrap(quantize)(source, tensors(), goal(), importance, asked, out, threads=preferences.threads, yes=yes)

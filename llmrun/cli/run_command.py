@@ -15,7 +15,7 @@ from llmrun.cli.beams import beam_options, refuse_with_beams, search
 from llmrun.cli.completion import complete_model
 from llmrun.cli.defaults import no_model
 from llmrun.cli.loading import open_chat_model
-from llmrun.cli.options import AnswerOptions, LoadingOptions, StatsOption, loading, wanted, with_options
+from llmrun.cli.options import AnswerOptions, LoadingOptions, PresetOption, StatsOption, loading, wanted, with_options
 from llmrun.cli.remote import AtOption, KeyFileOption, remote_server
 from llmrun.cli.remote_options import refuse_with_remote
 from llmrun.cli.replacing import check_output_file
@@ -109,6 +109,7 @@ def run(
     record: RecordOption = None,
     answers: AnswersOption = 1,
     logprobs: LogprobsOption = None,
+    preset: PresetOption = None,
     stats: StatsOption = None,
     json: EventsOption = False,
     explain_sampling: ExplainOption = False,

@@ -6,7 +6,16 @@ from typing import Annotated
 
 import typer
 
-from llmrun.cli.options import PREFERENCES, CtxOption, JsonOption, ModelArgument, YesOption, with_options
+from llmrun.cli.options import (
+    PREFERENCES,
+    CtxOption,
+    JsonOption,
+    LoraOption,
+    ModelArgument,
+    YesOption,
+    adapters_of,
+    with_options,
+)
 from llmrun.planning.plan import LoadPreferences
 from llmrun.ui.terminal.output import Output
 
@@ -17,6 +26,7 @@ def score(
     text: Annotated[str, typer.Argument(metavar="TEXT|FILE|-", help="Text, or name of a file; - is stdin.")],
     preferences: LoadPreferences,
     ctx: CtxOption = None,
+    lora: LoraOption = None,
     yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -35,10 +45,10 @@ def score(
 
     check_sample(ctx, None, long=False)
     output = Output(json=json)
-    content = read_content(output, text)
+    adapters, content = adapters_of(lora), read_content(output, text)
     _, path = find_model(output, model, yes=yes)
     with using(path), reading(output) as show:
-        found = measure(path, content, n_ctx=ctx, preferences=preferences, on_update=show)
+        found = measure(path, content, n_ctx=ctx, preferences=preferences, adapters=adapters, on_update=show)
     if json:
         output.result_json(score_json(path.name, found))
     else:

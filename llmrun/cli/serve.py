@@ -23,7 +23,7 @@ import typer
 from llmrun.cli import settings_file
 from llmrun.cli.answer_files import template_text
 from llmrun.cli.completion import complete_model
-from llmrun.cli.defaults import served_presets
+from llmrun.cli.defaults import page_presets, served_presets
 from llmrun.cli.options import (
     LoadingOptions,
     TemplateOption,
@@ -180,6 +180,7 @@ def serve(
         answer_seconds, grace_seconds, verbose=loading.verbose, speculate=loading.most_drafted,
         projector=loading.projector, draft=_fetch_missing(output, names, loading), adapters=loading.adapters,
         sampling=marking, any_model=any_model, aliases=_aliases(alias or []), allow_manage=allow_manage,
+        presets=page_presets,
         defaults=RequestDefaults(template_text(template), think_effort, served_presets(), keep_reasoning),
     )  # fmt: skip
     if background or install:
@@ -243,6 +244,7 @@ def serve_page(name: str, loading: LoadingOptions, tooling: ToolOptions, page: s
         projector=loading.projector,
         adapters=loading.adapters,
         defaults=RequestDefaults(preset=served_presets()),
+        presets=page_presets,
     )
     address = f"http://{_LOOPBACK}:{listening.getsockname()[1]}{page}"
     output.note(f"{'The browser opens' if _open_browser(address) else 'Open in a browser:'} {address}")

@@ -5,6 +5,9 @@
     port = 8081
     [models.smollm2]             the preset of a model
     ctx = 4096
+    [presets.pirate]             `llmrun chat --preset pirate`
+    model = "smollm2"
+    system = "Talk like a pirate."
 
 Here a key is the path to a value, e.g. "models.smollm2.ctx". Must not know commands.
 """
@@ -19,7 +22,8 @@ from typing import Any, NamedTuple
 from llmrun.cli.sampling import read_value
 from llmrun.config import config_file, read_toml
 from llmrun.errors import ResourceError, UsageError, did_you_mean, require_within
-from llmrun.protocol.params import PARAMETERS
+from llmrun.protocol.arguments import EFFORTS
+from llmrun.protocol.params import MOST_TOKENS, PARAMETERS
 from llmrun.protocol.settings import PARALLEL_BOUNDS, SETTINGS
 from llmrun.server.durations import read_time
 from llmrun.storage import write_whole
@@ -37,6 +41,7 @@ class Key(NamedTuple):
     is_sampling: bool = False
     bounds: tuple[int, int] = (0, _HIGHEST)
     is_time: bool = False
+    is_list: bool = False  # of texts
 
 
 LOADING = {"ctx": Key("ctx", int)} | {
@@ -49,6 +54,18 @@ PRESET = {
     "keep-reasoning": Key("keep_reasoning", bool),
     **LOADING,
 } | {row.flag.lstrip("-"): Key(name, str, (), True) for name, row in PARAMETERS.items() if row.in_preset}
+NAMED = {
+    "model": Key("model", str),
+    **PRESET,
+    "think": Key("think", bool),
+    "think-effort": Key("think_effort", str, EFFORTS),
+    "think-tokens": Key("think_tokens", int, bounds=(0, MOST_TOKENS)),
+    "tools": Key("tools", str, is_list=True),
+    "stop": Key("stop", str, is_list=True),
+    "template": Key("template", str),
+    "lora": Key("lora", str, is_list=True),
+}
+"""Keys of a preset with a name of its own, for --preset."""
 SERVE = {
     "host": Key("host", str),
     "port": Key("port", int, bounds=(0, 65_535)),
@@ -58,6 +75,7 @@ SERVE = {
     "timeout": Key("timeout", str, is_time=True),
     "grace": Key("grace", str, is_time=True),
 }
+PRESETS = "presets."
 _MODEL, _ALIAS = Key("model", str), Key("alias", str)
 
 
@@ -76,10 +94,17 @@ def find_key(key: str, where: str) -> Key:
     known = {"": {"model": _MODEL}, "serve": SERVE}.get(table, {})
     if table.startswith("models."):
         known = {**PRESET, "alias": _ALIAS}
+    if table.startswith(PRESETS):
+        known = NAMED
     if name in known:
         return known[name]
     head = f"{table}." if known and table else ""
-    names = [f"{head}{each}" for each in known] or ["model", *(f"serve.{each}" for each in SERVE), "models.MODEL.ctx"]
+    names = [f"{head}{each}" for each in known] or [
+        "model",
+        *(f"serve.{each}" for each in SERVE),
+        "models.MODEL.ctx",
+        "presets.NAME.system",
+    ]
     hint = did_you_mean(f"{head}{name}", names) or f"one of {', '.join(names)}"
     raise UsageError(f"there is no setting {key!r}", why=where, hint=hint)
 
@@ -103,6 +128,8 @@ def parse(key: str, text: str, label: str) -> Any:
         except UsageError as error:
             raise UsageError(f"invalid {label} {text}", why=error.why, hint=error.hint) from None
         return ",".join(value) if isinstance(value, tuple) else value
+    if found.is_list:
+        return _texts(text, label)
     if found.choices and text not in found.choices:
         raise UsageError(f"invalid {label} {text}", why=f"must be {', '.join(found.choices)}")
     if found is _ALIAS and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", text):
@@ -119,6 +146,47 @@ def parse(key: str, text: str, label: str) -> Any:
         raise UsageError(f"invalid {label} {text}", why="must be a whole number")
     require_within(label, int(text), found.bounds)
     return int(text)
+
+
+def _texts(text: str, label: str) -> list[str]:
+    """Return a list of texts from TOML's array, or of the only text."""
+    if not text.startswith("["):
+        return [text]
+    try:
+        found = read_toml(f"texts = {text}")["texts"]
+    except ValueError:
+        found = None
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        raise UsageError(f"invalid {label} {text}", why="must be a text or a list of texts", hint='\'["a", "b"]\'')
+    return found
+
+
+def read_preset(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a preset of [presets.NAME], by their keys without the table.
+
+    Args:
+        values: of the settings file.
+
+    Raises:
+        UsageError: there is no such preset, or two of its values exclude each other.
+    """
+    head = f"{PRESETS}{name}."
+    found = {key.removeprefix(head): value for key, value in values.items() if split_key(key)[0] == head[:-1]}
+    if not found:
+        hint = did_you_mean(name, preset_names(values), f"llmrun config set presets.{name}.system TEXT makes one")
+        raise UsageError(f"there is no preset {name!r}", why=f"not in {config_file()}", hint=hint)
+    if found.get("think") is False:
+        other = next((key for key in ("think-tokens", "think-effort") if key in found), "")
+        if other:
+            what = f"think = false and {other} of the preset {name} exclude each other"
+            raise UsageError(what, hint=f"llmrun config unset presets.{name}.{other}")
+    return found
+
+
+def preset_names(values: Mapping[str, Any]) -> list[str]:
+    """Return the names of the presets in the settings file's values."""
+    tables = (split_key(key)[0] for key in values if key.startswith(PRESETS))
+    return list(dict.fromkeys(table.removeprefix(PRESETS) for table in tables))
 
 
 def read_file(path: Path | None = None) -> dict[str, Any]:
@@ -149,7 +217,12 @@ def read_text(text: str, path: Path) -> dict[str, Any]:
     values = dict(_flat(data, ""))
     for key, value in values.items():
         is_switch = isinstance(value, bool)
-        kind = find_key(key, f"in {path}").kind
+        found = find_key(key, f"in {path}")
+        kind = found.kind
+        if found.is_list and isinstance(value, list):
+            if not all(isinstance(each, str) for each in value):
+                raise UsageError(f"invalid {key}", why=f"in {path}: must be texts", hint="llmrun config edit")
+            continue
         if not isinstance(value, str | int | float) or (is_switch and kind is not bool):
             raise UsageError(f"invalid {key}", why=f"in {path}: must be text or a number", hint="llmrun config edit")
         values[key] = parse(key, str(value).lower() if is_switch else str(value), f"{key} in {path}:")
@@ -161,7 +234,7 @@ def read_text(text: str, path: Path) -> dict[str, Any]:
 
 def _flat(data: Mapping[str, Any], table: str) -> Any:
     """Yield (key, value). Names of models may have dots; tables lie at most two deep."""
-    depth = 0 if not table else 1 + (table.startswith("models."))
+    depth = 0 if not table else 1 + (table.startswith(("models.", PRESETS)))
     for name, value in data.items():
         key = f"{table}.{name}" if table else name
         if isinstance(value, dict) and depth < 2:
@@ -181,7 +254,7 @@ def with_value(text: str, key: str, value: Any) -> str:
         if part not in place:
             if value is None:
                 return text
-            place[part] = tomlkit.table(is_super_table=part == "models")
+            place[part] = tomlkit.table(is_super_table=part in ("models", "presets"))
         place = place[part]
     if value is not None:
         place[name] = value

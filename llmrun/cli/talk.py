@@ -13,6 +13,7 @@ from contextlib import ExitStack, closing
 from llmrun.chat.attachments import Attachments
 from llmrun.chat.conversation import Conversation
 from llmrun.chat.images import ImageFile
+from llmrun.chat.store.chat import SavedChat
 from llmrun.chat.store.export import ending
 from llmrun.chat.store.store import Sessions
 from llmrun.chat.store.turns import Question
@@ -77,6 +78,8 @@ class Chat:
             turns = sum(isinstance(entry.part, Question) for entry in chat.entries)
             self.output.note(f"Resuming {chat.name}: {counted(turns, 'turn')}.")
             self._show_last_turns()
+        elif chat.id is not None:
+            self.output.note(f"Resuming {chat.name}, which was cleared: {way_back(chat)}.")
 
     def _show_last_turns(self) -> None:
         """Print the last turns, and a hint if the last question has no answer."""
@@ -204,6 +207,15 @@ class Chat:
             for _ in events:
                 pass  # the turn is saved after its last event
         return finished
+
+
+def way_back(saved: SavedChat) -> str:
+    """Return the command that returns to the newest conversation of a cleared chat, in words."""
+    branches = [branch for branch in saved.branches() if branch.turns and not branch.current]
+    if not branches:
+        return "/branch lists it"
+    newest = max(branches, key=lambda branch: branch.head or 0)
+    return f"/branch {newest.name or f'#{newest.head}'} returns to its {counted(newest.turns, 'turn')}"
 
 
 def _called(model: ChatModel) -> str:

@@ -96,6 +96,11 @@ def speed_of(
     return speed
 
 
+def is_slowed(speed: MachineSpeed | None) -> bool:
+    """Return whether other programs slowed a measurement down: alone, this machine is at least that fast."""
+    return speed is not None and speed.others >= BUSY
+
+
 def other_programs() -> float:
     """Return the cores that other programs use at the moment."""
     before = Clock.now()

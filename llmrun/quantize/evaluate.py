@@ -19,6 +19,7 @@ from llmrun.gguf.rules import check
 from llmrun.planning.hardware import probe
 from llmrun.planning.memory import UBATCH, memory
 from llmrun.planning.plan import CONTEXT_BOUNDS, LoadPreferences
+from llmrun.protocol.adapters import Adapter
 from llmrun.protocol.jobs.evaluate import EVALUATE, Divergence, Evaluate, EvaluateResult, EvaluateUpdate, Needle
 from llmrun.protocol.settings import common_fields
 from llmrun.protocol.sizes import readable_size
@@ -103,6 +104,7 @@ def evaluate(
     chunks: int | None = None,
     long: bool = False,
     preferences: LoadPreferences = LoadPreferences(),
+    adapters: tuple[Adapter, ...] = (),
     on_update: Callable[[EvaluateUpdate], None] = lambda update: None,
 ) -> EvaluateResult:
     """Measure how well a model predicts a text.
@@ -115,6 +117,7 @@ def evaluate(
         chunks: maximum number of chunks; None for TOKENS tokens.
         long: also measure by position, and the retrieval of facts from long texts.
         preferences: load settings of both models; n_ctx is ignored, and the reference always has an f16 KV cache.
+        adapters: LoRA adapters of the model; the reference has none.
         on_update: called with the partial figures after each chunk; an exception from it stops the engine.
 
     Raises:
@@ -126,6 +129,7 @@ def evaluate(
     headers = [read_header(path) for path in (model, reference) if path is not None]
     for header in headers:
         check(header)
+    require_adapters(adapters, headers[0])
     n_ctx = choose_context(headers, n_ctx, long=long)
     hardware = probe()
     if hardware.memory_total:
@@ -138,10 +142,19 @@ def evaluate(
         chunks=chunks or max(1, TOKENS // n_ctx),
         every_position=long,
         needles=long,
+        adapters=adapters,
         **common_fields(preferences.settings(hardware)),
     )
     with closing(EngineClient()) as engine:
         return engine.do(EVALUATE, command, on_update)
+
+
+def require_adapters(adapters: tuple[Adapter, ...], header: Header) -> None:
+    """Raise UsageError if an adapter does not fit the model."""
+    if adapters:
+        from llmrun.models.adapters import adapter_bytes  # few models have any
+
+        adapter_bytes(adapters, header)
 
 
 def choose_context(headers: list[Header], requested: int | None, *, long: bool) -> int:

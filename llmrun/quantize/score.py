@@ -16,10 +16,11 @@ from llmrun.gguf.rules import check
 from llmrun.planning.attention import measured_attention
 from llmrun.planning.machine import this_machine
 from llmrun.planning.plan import LoadPreferences, Measured, choose_flash_attention
+from llmrun.protocol.adapters import Adapter
 from llmrun.protocol.jobs.evaluate import EvaluateUpdate
 from llmrun.protocol.jobs.score import SCORE, ScoredText, ScoreText
 from llmrun.protocol.settings import common_fields
-from llmrun.quantize.evaluate import MIN_CONTEXT, check_memory, check_sample, choose_context
+from llmrun.quantize.evaluate import MIN_CONTEXT, check_memory, check_sample, choose_context, require_adapters
 from llmrun.runner.client import EngineClient
 
 MAX_WINDOW = 8192
@@ -32,6 +33,7 @@ def score(
     *,
     n_ctx: int | None = None,
     preferences: LoadPreferences = LoadPreferences(),
+    adapters: tuple[Adapter, ...] = (),
     on_update: Callable[[EvaluateUpdate], None] = lambda update: None,
 ) -> ScoredText:
     """Score a text, in several windows if it is longer than one.
@@ -40,6 +42,7 @@ def score(
         model: the GGUF file, or the first part of a split one.
         n_ctx: tokens of a window; None for the trained context, at most MAX_WINDOW.
         preferences: load settings; n_ctx is ignored.
+        adapters: LoRA adapters of the model.
         on_update: an exception from it stops the engine.
 
     Raises:
@@ -50,6 +53,7 @@ def score(
     check_sample(n_ctx, None, long=False)
     header = read_header(model)
     check(header)
+    require_adapters(adapters, header)
     window = choose_context([header], n_ctx, long=False) if n_ctx else min(header.n_ctx_train or 512, MAX_WINDOW)
     window = min(window, max(len(text.encode()) + 1, MIN_CONTEXT))  # a token has at least one byte
     hardware = this_machine()
@@ -61,6 +65,7 @@ def score(
         str(model.absolute()),
         text,
         window,
+        adapters,
         **common_fields(replace(preferences, flash_attention=flash_attention).settings(hardware)),
     )
     with closing(EngineClient()) as engine:

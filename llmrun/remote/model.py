@@ -41,7 +41,8 @@ class RemoteModel:
     Args:
         on_note: called when a request is repeated because the server is busy.
         patience: with the server.
-        yielding: sampling parameters that nobody typed, left out where the server does not support them.
+        yielding: sampling parameters and fields of requests that come from presets, left out where the server does not
+            support them.
 
     Attributes:
         on_wait: as Model's.
@@ -93,7 +94,7 @@ class RemoteModel:
 
     def require(self, asked: AnswerRequest) -> None:
         """Raise UsageError if the server does not support a field of the request; the names are our own."""
-        require_told(self.server, self._model, asked, self._named_in(asked))
+        require_told(self.server, self._model, asked, self._named_in(asked), yielding=self._yielding)
 
     def speculation(self, *, probes: bool = False) -> None:
         """Return None: the server decides about drafts."""

@@ -57,14 +57,21 @@ def refused_fields(asked: AnswerRequest, model: ServedModel, named: Collection[s
 
 
 def require_told(
-    server: Server, model: ServedModel, asked: AnswerRequest, named: Collection[str] | None = None
+    server: Server,
+    model: ServedModel,
+    asked: AnswerRequest,
+    named: Collection[str] | None = None,
+    *,
+    yielding: Collection[str] = (),
 ) -> None:
     """Raise UsageError, with our names, if a server does not support a field of the request.
 
     Args:
         named: see body_of().
+        yielding: fields of presets, which are left out where the server does not support them.
     """
-    if missing := [name for name in refused_fields(asked, model, named) if name not in _OURS_BY_DEFAULT]:
+    left_out = _OURS_BY_DEFAULT.union(yielding)
+    if missing := [name for name in refused_fields(asked, model, named) if name not in left_out]:
         raise UsageError(
             f"{server.host} can't be told {', '.join(_WORDS.get(name, name) for name in missing)}",
             why="OpenAI's protocol has no such field, and this server is not known to have one of its own",

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, TypeVar
 
 from llmrun.errors import EngineCrashedError, LlmrunError
+from llmrun.protocol.answer import ResponseAccumulator
 from llmrun.protocol.jobs import JobKind
 from llmrun.protocol.loading import Load, Loaded
 from llmrun.protocol.messages import AnswerRequest, Command, Event, Finished, Generate, Job, JobDone
@@ -118,7 +120,15 @@ class EngineConnection:
         await self._last(command, Finished)
         return command.request
 
-    async def _last(self, command: Command, kind: type[_Answer]) -> _Answer:
+    async def write(self, request: AnswerRequest) -> str:
+        """Answer a request, and return its text. Raises as answer()."""
+        heard = ResponseAccumulator()
+        await self._last(Generate(self.next_request(), request), Finished, heard.take)
+        return heard.text
+
+    async def _last(
+        self, command: Command, kind: type[_Answer], on_event: Callable[[Event], None] = lambda event: None
+    ) -> _Answer:
         """Send a command, and return its last event."""
         answered: asyncio.Future[_Answer] = self._loop.create_future()
 
@@ -127,7 +137,10 @@ class EngineConnection:
                 return
             if isinstance(event, LlmrunError):
                 answered.set_exception(event)
-            elif isinstance(event, kind):
+                return
+            if event is not None:
+                on_event(event)
+            if isinstance(event, kind):
                 answered.set_result(event)
 
         self.send(command, put)

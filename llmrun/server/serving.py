@@ -64,6 +64,7 @@ class ServeOptions:
     any_model: bool = False  # the first model answers requests for all other names
     defaults: RequestDefaults = NO_DEFAULTS
     allow_manage: bool = False  # all clients may pull, copy and delete models
+    presets: Callable[[], list[dict[str, Any]]] = list  # reads those of the page, see PageRoutes
 
 
 def served_files(names: Sequence[str]) -> dict[str, tuple[str, Path]]:
@@ -143,7 +144,7 @@ class Serving:
         state = ServerState(self._pool, self._traffic, self.metrics, options.sampling, ResponseStore())
         catalog = ModelCatalog(settings, {name: path for name, (_, path) in files.items()})
         manage = ManageRoutes(self._pool, settings, is_open=options.allow_manage)
-        self._page = PageRoutes(state, catalog, settings.state_dir, explain_page, tools)
+        self._page = PageRoutes(state, catalog, settings.state_dir, explain_page, tools, options.presets)
         self._http = HttpApp(state, catalog=catalog, page=self._page, manage=manage, on_served=on_served)
         self._ending = asyncio.Event()
 

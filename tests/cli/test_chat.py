@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -128,6 +129,54 @@ def test_branches_say_where_they_differ(start: Start) -> None:
     assert any('differs from turn 1 on: "Name a river"' in line for line in shown)
 
 
+def test_a_branch_that_is_not_there_is_an_error(start: Start) -> None:
+    chat = start("normal")
+    chat.ask("Name a river")
+    refused = " ".join(chat.ask("/branch mian"))
+    assert "error: there is no branch called mian" in refused
+    assert "did you mean main?" in refused
+    assert "/branch new mian starts one here" in refused
+    assert "* main: 1 turn, current" in " ".join(chat.ask("/branch")), "nothing was started"
+    assert "Started the branch side." in chat.ask("/branch new side")
+    assert "Switched to main." in chat.ask("/branch main")
+
+
+def test_a_cleared_chat_says_where_its_turns_are(start: Start) -> None:
+    chat = start("normal")
+    assert "The conversation is empty already." in chat.ask("/clear")
+    chat.ask("Name a river")
+    cleared = " ".join(chat.ask("/clear"))
+    (name,) = re.findall(r"/branch (#\d+) returns to its 1 turn", cleared)
+    chat.type("exit")
+    assert chat.end() == 0
+    again = start("normal", "--continue")
+    assert any(f"which was cleared: /branch {name} returns" in line for line in again.lines)
+    again.ask(f"/branch {name}")
+    assert any('Removed: "Name a river"' in line for line in again.ask("/undo"))
+
+
+def test_set_shows_the_usual_parameters_and_what_was_changed(start: Start) -> None:
+    chat = start("normal", "--dry-base", "1.9")
+    shown = chat.ask("/set")
+    assert len(shown) <= 20
+    assert any("--temp" in line for line in shown)
+    assert any("--dry-base" in line and "flag" in line for line in shown)
+    assert not any("--mirostat" in line for line in shown)
+    assert "/set all" in shown[-1]
+    assert any("--mirostat" in line for line in chat.ask("/set all"))
+
+
+@pytest.mark.parametrize("columns", [60, 100])
+def test_help_fits_a_screen(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    monkeypatch.setattr(Output, "columns", lambda self, *, stderr=False: columns)
+    shown = Output(stdout=io.StringIO(), stderr=io.StringIO(), environment={})
+    chat: Any = SimpleNamespace(output=shown)
+    show_help(chat, "")
+    lines = shown.stderr.getvalue().splitlines()
+    assert len(lines) <= 30
+    assert any("/help [all]" in line for line in lines)
+
+
 def test_drafts_begin_when_step_times_were_measured_behind_a_long_answer(start: Start) -> None:
     chat = start("long")
     assert not any("drafted" in line for line in chat.ask("Why is the sky blue?"))
@@ -190,7 +239,7 @@ def test_quotes_around_an_argument_are_not_part_of_it(start: Start, tmp_path: Pa
     assert 'System prompt: Say "yes"' in chat.ask('/system Say "yes"')
     assert 'System prompt: "yes" or "no"' in chat.ask('/system "yes" or "no"')
     chat.ask("Name a river")
-    assert "Started the branch other way." in chat.ask("/branch 'other way'")
+    assert "Started the branch other way." in chat.ask("/branch new 'other way'")
     assert any(line.startswith("This chat is now called my trip: ") for line in chat.ask("/save 'my trip'"))
     chat.ask(f"/export '{tmp_path / 'my trip.md'}'")
     assert (tmp_path / "my trip.md").is_file()
@@ -201,7 +250,7 @@ def test_help_is_a_table_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Output, "columns", lambda self, *, stderr=False: 80)
     shown = Output(stdout=io.StringIO(), stderr=io.StringIO(), environment={})
     chat: Any = SimpleNamespace(output=shown)
-    show_help(chat, "")
+    show_help(chat, "all")
     lines = shown.stderr.getvalue().splitlines()
     retry = next(number for number, line in enumerate(lines) if line.startswith("/retry"))
     beside = lines[retry].index("answer the last question")

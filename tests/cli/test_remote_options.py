@@ -304,6 +304,23 @@ def test_ctrl_c_keeps_what_came(server: FarServer, start: Start) -> None:
     assert {request.path for request in server.answered()} == {CHAT}
 
 
+@pytest.mark.parametrize("preset", ["top-k = 5", "keep-reasoning = true"])
+def test_a_preset_yields_to_the_server_of_a_batch(server: FarServer, run: Run, tmp_path: Path, preset: str) -> None:
+    rows, config = tmp_path / "rows.txt", tmp_path / "config.toml"
+    rows.write_text("one\ntwo\n")
+    config.write_text(f'[models."{MODEL}"]\n{preset}\ntemp = 0.5\n')
+    server.models = listed(MODEL, owned_by="openai")
+    done = run("batch", MODEL, str(rows), LLMRUN_CONFIG=str(config))
+    assert done.returncode == 0, done.stderr
+    bodies = [request.body for request in server.answered()]
+    assert [body["temperature"] for body in bodies] == [0.5, 0.5]
+    assert not any("top_k" in body or "chat_template_kwargs" in body for body in bodies)
+    refused = run(
+        "batch", MODEL, str(rows), "--top-k", "7", "-o", str(tmp_path / "out.jsonl"), LLMRUN_CONFIG=str(config)
+    )
+    assert "can't be told top_k" in refused.stderr, "it was typed"
+
+
 def test_aliases_presets_and_the_variable_at_a_server(server: FarServer, run: Run, tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text(f'[models."{MODEL}"]\nalias = "fast"\nmin-p = 0.2\ntemp = 0.5\n')

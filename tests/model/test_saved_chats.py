@@ -66,7 +66,7 @@ def test_undo_retry_edit_and_branches(llmrun: Installed, model_path: Path, tmp_p
     assert any("Name another" in line for line in chat.ask("/undo"))
     chat.ask("/retry")
     retried = chat.exported(tmp_path)
-    chat.ask("/branch side")
+    chat.ask("/branch new side")
     chat.ask("/edit Name a mountain")
     assert any("Name a mountain" in line for line in chat.ask("/branch"))
     chat.ask("/branch main")

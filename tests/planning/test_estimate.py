@@ -286,3 +286,14 @@ def test_nothing_fits(header: Header) -> None:
 @pytest.mark.parametrize(("n_ctx", "name"), [(4096, "4k"), (131_072, "128k"), (5000, "5,000")])
 def test_context_name(n_ctx: int, name: str) -> None:
     assert context_name(n_ctx) == name
+
+
+def test_speeds_of_a_busy_machine_are_marked_as_lower_bounds(header: Header) -> None:
+    row = look_ahead(candidate(header, GIB), machine(), SPEED, (4096,))
+    shown = {}
+    for others in (0.0, 1.5):
+        out, errors = io.StringIO(), io.StringIO()
+        speed = replace(SPEED, others=others)
+        show_estimates(Output(stdout=out, stderr=errors, environment={}), [row], machine(), speed=speed)
+        shown[others] = out.getvalue().count("≥"), "1.5 cores" in errors.getvalue()
+    assert shown == {0.0: (0, False), 1.5: (2, True)}

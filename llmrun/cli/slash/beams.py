@@ -38,6 +38,8 @@ def search_again(chat: Chat, rest: str) -> None:
         searches.append(found)
         yield from _events(found, model.n_ctx)
 
+    if chat.typed.interactive:
+        chat.output.note("Searching; Ctrl-C ends the search with the best answer so far.")
     chat.answer(conversation.retry(answer))
     conversation.last = None  # the engine can't explain it
     for found in searches if chat.typed.interactive else ():

@@ -12,20 +12,34 @@ from llmrun.errors import UsageError
 from llmrun.model.chat_model import loaded_locally
 from llmrun.model.load_plan import A_CHAT
 from llmrun.planning.speculation import AUTO, OFF, read_speculate
-from llmrun.protocol.params import PARAMETERS
+from llmrun.protocol.params import PARAMETERS, SERVER
 from llmrun.ui.prompt.drafts import unquoted
 
 if TYPE_CHECKING:
     from llmrun.cli.talk import Chat
 
 
+USUAL_PARAMETERS = frozenset(
+    PARAMETERS[name].flag
+    for name in (
+        "temperature", "seed", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n", "presence_penalty",
+        "dry_multiplier", "xtc_probability",
+    )
+)  # fmt: skip
+"""Flags of the sampling parameters that /set shows even if nothing sets them."""
+
+
 def set_value(chat: Chat, rest: str) -> None:
     """Print the sampling parameters, or set one."""
     words = rest.removeprefix("parameter ").split(maxsplit=1)
-    if not words:
+    if words in ([], ["all"]):
         from llmrun.ui.views.sampling import show_sampling
 
-        show_sampling(chat.output, sampling_rows(*chat.conversation.sampling()))
+        rows = sampling_rows(*chat.conversation.sampling())
+        shown = [row for row in rows if words or row[0] in USUAL_PARAMETERS or row[2] not in ("default", SERVER)]
+        show_sampling(chat.output, shown)
+        if len(shown) < len(rows):
+            chat.output.note(f"{len(rows) - len(shown)} more have their defaults: /set all")
     elif words[0] == "system":
         set_system(chat, words[1] if len(words) > 1 else "")
     else:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 from llmrun.chat.attachments import attach, attach_image_files, without
 from llmrun.chat.store.turns import Question
 from llmrun.cli.answering import cancelling, show_attached
-from llmrun.errors import UsageError
+from llmrun.cli.talk import way_back
+from llmrun.errors import UsageError, did_you_mean
 from llmrun.model.n_answers import seeds_for
 from llmrun.models.location import require_projector
 from llmrun.protocol.messages import Event, Finished
@@ -92,14 +93,31 @@ def undo(chat: Chat, rest: str) -> None:
 def branch(chat: Chat, rest: str) -> None:
     """List the branches, switch to one, or start a new one."""
     saved, name = chat.conversation.chat, unquoted(rest)
+    first, _, new = rest.partition(" ")
     if not name:
         _list_branches(chat)
-    elif any(name in (branch.name, f"#{branch.head}") for branch in saved.branches()):
-        saved.switch(name)
-        chat.output.note(f"Switched to {saved.branch}.")
-    else:
+    elif first == "new" and new.strip():
+        name = unquoted(new.strip())
         saved.make_branch(name)
         chat.output.note(f"Started the branch {name}.")
+    else:
+        _switch(chat, name)
+
+
+def _switch(chat: Chat, name: str) -> None:
+    """Continue with a branch.
+
+    Raises:
+        UsageError: there is none of this name; suggests a similar one.
+    """
+    saved = chat.conversation.chat
+    names = [branch.name or f"#{branch.head}" for branch in saved.branches()]
+    if name not in names:
+        why = f"the branches: {', '.join(names)}" if names else "there is none yet"
+        hint = did_you_mean(name, names, f"/branch new {name} starts one here")
+        raise UsageError(f"there is no branch called {name}", why=why, hint=hint)
+    saved.switch(name)
+    chat.output.note(f"Switched to {saved.branch}.")
 
 
 def _list_branches(chat: Chat) -> None:
@@ -125,8 +143,14 @@ def _list_branches(chat: Chat) -> None:
 
 def clear(chat: Chat, rest: str) -> None:
     """Start the conversation anew."""
-    chat.conversation.chat.clear()
-    chat.output.note("Started anew. The old conversation stays saved: /branch lists it.")
+    if rest:
+        raise UsageError(f"invalid /clear {rest}", why="it takes nothing", hint="/clear")
+    saved = chat.conversation.chat
+    if not saved.entries:
+        chat.output.note("The conversation is empty already.")
+        return
+    saved.clear()
+    chat.output.note(f"Started anew. The old conversation stays saved: {way_back(saved)}.")
 
 
 def attach_files(chat: Chat, rest: str) -> None:

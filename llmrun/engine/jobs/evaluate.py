@@ -59,7 +59,7 @@ def run(command: Evaluate, report: Report, flag: _native.CancelFlag) -> Evaluate
     if command.reference:
         try:
             reference = LlamaModel(command.reference, command.gpu_layers, flag, settings=command)
-            contexts.append(open_context(reference, replace(command, kv_type_k="f16", kv_type_v="f16")))
+            contexts.append(open_context(reference, replace(command, kv_type_k="f16", kv_type_v="f16", adapters=())))
         except LlmrunError as error:
             raise type(error)(f"the reference: {error.what}", why=error.why, hint=error.hint) from None
         check_vocabulary(vocabulary, reference.vocabulary, tokens, command.text)
@@ -75,6 +75,7 @@ def open_context(model: LlamaModel, command: Evaluate) -> LlamaContext:
         n_batch=min(BATCH, command.n_ctx),
         n_ubatch=BATCH,
         gpu_layers=model.gpu_layers,
+        adapters=command.adapters,
     )
     return LlamaContext(model, load, n_outputs=load.n_batch)
 

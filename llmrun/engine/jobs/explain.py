@@ -19,7 +19,7 @@ from llmrun.engine.jobs.explain_collector import Collector, Stopwatch
 from llmrun.engine.jobs.file_weights import FileWeights
 from llmrun.engine.jobs.logit_lens import Lens
 from llmrun.engine.jobs.tokenize import pieces
-from llmrun.engine.llama.base import Entry
+from llmrun.engine.llama.base import Aborted, Entry
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.tensors import GgmlTensor
 from llmrun.engine.llama.watch import Watch
@@ -53,6 +53,8 @@ def run(
         collector = Collector(first, len(tokens), [position - first for position in chosen])
         logits = replay.collect(collector, chosen)
         prefill, decode = replay.timed()
+    if flag.is_set:
+        raise Aborted
     weights, vocabulary = FileWeights(loaded.weights.header, loaded.load.threads), loaded.weights.vocabulary
     lens = Lens(weights)
     columns = lens.columns(collector.streams, logits, chosen, tokens)

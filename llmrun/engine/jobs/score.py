@@ -38,6 +38,7 @@ def run(command: ScoreText, report: Report, flag: _native.CancelFlag) -> ScoredT
         "",
         n_ctx=min(command.n_ctx, len(tokens)),
         every_position=True,
+        adapters=command.adapters,
         **common_fields(command),
     )
     return score(evaluate, open_context(model, evaluate), tokens, begin, report)

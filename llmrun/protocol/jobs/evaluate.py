@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from llmrun.protocol.adapters import Adapter
 from llmrun.protocol.jobs import JobKind
 from llmrun.protocol.settings import EngineSettings
 
@@ -41,6 +42,7 @@ class Evaluate(EngineSettings):
     chunks: int = 1  # maximum number of the text's chunks
     every_position: bool = False  # score all positions of a chunk, not only those of its second half
     needles: bool = False  # hide facts in texts of up to n_ctx tokens, and ask for them
+    adapters: tuple[Adapter, ...] = ()  # of the model, not of the reference
 
 
 @dataclass(frozen=True, slots=True)

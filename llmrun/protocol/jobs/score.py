@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from llmrun.protocol.adapters import Adapter
 from llmrun.protocol.jobs import JobKind
 from llmrun.protocol.jobs.evaluate import EvaluateUpdate, Figure
 from llmrun.protocol.settings import EngineSettings
@@ -17,6 +18,7 @@ class ScoreText(EngineSettings):
     model: str  # path of its GGUF file, absolute
     text: str
     n_ctx: int  # maximum tokens of a window
+    adapters: tuple[Adapter, ...] = ()
 
 
 class ScoredToken(NamedTuple):

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 ROUNDS = 5
 """Number of speed measurements of each type."""
+QUICK_ROUNDS = 2
 
 _EFFORT = {"timing": 4.0, "judging": 20.0}  # seconds, for a small model
 
@@ -54,6 +55,7 @@ def make_report(
     on_update: OnUpdate = lambda update: None,
     measures: LocalMeasurements | None = None,
     rounds: int = ROUNDS,
+    is_quick: bool = False,
 ) -> Card:
     """Quantize a model to several types, and measure all of them and the source.
 
@@ -68,6 +70,7 @@ def make_report(
         keep: folder for the files; None to remove them.
         measures: the measurements; None for LocalMeasurements.
         rounds: number of speed measurements of each type.
+        is_quick: read as little text as verdicts need, and measure speeds QUICK_ROUNDS times.
 
     Raises:
         UsageError: no type can be made, or a file exists already.
@@ -75,9 +78,16 @@ def make_report(
         LlmrunError: the source, or every type, can't be measured.
     """
     if measures is None:
-        from llmrun.quantize.report.local_measurements import LocalMeasurements
+        from llmrun.quantize.report.local_measurements import MAX_CHUNKS, MIN_CHUNKS, LocalMeasurements
 
-        measures = LocalMeasurements(source, name=name, text=text, imatrix=imatrix, preferences=preferences)
+        measures = LocalMeasurements(
+            source,
+            name=name,
+            text=text,
+            imatrix=imatrix,
+            preferences=preferences,
+            chunks=MIN_CHUNKS if is_quick else MAX_CHUNKS,
+        )
     kinds = list(dict.fromkeys(types))
     if not kinds:
         raise UsageError("a report needs at least one type", hint="--types Q8_0,Q4_K_M,Q4_0")
@@ -88,7 +98,7 @@ def make_report(
         work = _Work(source, original, measures, {kind: folder / name for kind, name in targets.items()}, on_update)
         for kind, reason in failures.items():
             work.fail(kind, reason)
-        return work.run(rounds, keeps=keep is not None, imatrix=imatrix)
+        return work.run(QUICK_ROUNDS if is_quick else rounds, keeps=keep is not None, imatrix=imatrix)
 
 
 def _expected(measures: LocalMeasurements, kinds: Sequence[str]) -> tuple[dict[str, str], int]:

@@ -30,7 +30,9 @@ from llmrun.quantize.source import model_stem
 from llmrun.runner.client import EngineClient
 
 _PROMPT, _ANSWER = 256, 32
-_CHUNK, _MAX_CHUNKS, _MIN_CHUNKS = 512, 16, 4
+MAX_CHUNKS, MIN_CHUNKS = 16, 4
+"""Chunks of text that quality is measured on."""
+_CHUNK = 512  # tokens
 _JUDGE_SECONDS = 240.0  # approximate limit per type; slow models read less text
 _MAX_TOKEN_LENGTH = 32  # characters, on average
 
@@ -73,7 +75,7 @@ class LocalMeasurements:
         text: EvaluatedText | None = None,
         imatrix: Path | None = None,
         preferences: LoadPreferences = LoadPreferences(),
-        chunks: int = _MAX_CHUNKS,
+        chunks: int = MAX_CHUNKS,
     ) -> None:
         self._source = source
         self._name = name or model_stem(source)
@@ -156,7 +158,7 @@ def chunks_for(prefill: float, limit: int) -> int:
     `limit` takes precedence over the minimum of a few chunks.
     """
     readable = int(_JUDGE_SECONDS * prefill / (2 * _CHUNK))
-    return min(max(readable, _MIN_CHUNKS), limit)
+    return min(max(readable, MIN_CHUNKS), limit)
 
 
 def _unusual(preferences: LoadPreferences) -> Iterator[str]:

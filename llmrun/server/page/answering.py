@@ -6,7 +6,7 @@ Owns the order of a turn; must not know how chats are saved or tools run.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,9 +19,11 @@ from llmrun.errors import ContextOverflowError
 from llmrun.protocol.codec import load_json
 from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS
 from llmrun.protocol.messages import AnswerRequest, Message, ToolCall
+from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.questions import COUNT_TOKENS
 from llmrun.server import sse
 from llmrun.server.answer_parts import CompletionRequest
+from llmrun.server.connection import EngineConnection
 from llmrun.server.exchange import KEEP_ALIVE_SECONDS, CompletionApi, HttpExchange, ServerState
 from llmrun.server.guard import App, Receive, Scope, Send
 from llmrun.server.http_errors import RouteNotFoundError
@@ -34,6 +36,8 @@ from llmrun.server.pool import PooledModel
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.openai import error_body
 from llmrun.server.protocols.sampling import read_limits, read_sampling
+
+_SUMMARY_TOKENS = 256  # of a summary, as in a terminal
 
 if TYPE_CHECKING:
     from llmrun.chat.store.turns import Answer, CallRound
@@ -73,7 +77,7 @@ class PageAnswers:
         chat, question = needed_id(fields, "chat"), needed_id(fields, "question")
         said = partial(self._chats.open_question, chat, question, together=fields.flag("together") is True)
         asked = _completion(fields)
-        overflow: Any = fields.choice("overflow", "roll", "middle")
+        overflow: Any = fields.choice("overflow", "roll", "middle", "summarize")
         if fields.flag("tools"):
             asked = asked._replace(request=replace(asked.request, tools=self._tools.offered))
         if fields.flag("together"):
@@ -126,7 +130,7 @@ class PageAnswers:
             try:
                 messages, turn.writer.notes = await self._with_images(said, pooled)
                 if overflow is not None:
-                    messages, notes = await self._fitted(asked.request, messages, pooled, overflow)
+                    messages, notes = await self._fitted(asked, messages, pooled, overflow)
                     turn.writer.notes += notes
                 await self._rounds(turn, messages, scope, receive, _OneStream(send))
             finally:
@@ -145,30 +149,58 @@ class PageAnswers:
         return await asyncio.to_thread(with_images, said, "" if pooled.model.sees else pooled.model.name)
 
     async def _fitted(
-        self, request: AnswerRequest, messages: tuple[Message, ...], pooled: PooledModel, policy: Policy
+        self, asked: CompletionRequest, messages: tuple[Message, ...], pooled: PooledModel, policy: Policy
     ) -> tuple[tuple[Message, ...], list[str]]:
-        """Return the messages that fit into the context window, and a note about dropped turns.
+        """Return the messages that fit into the context window, a summary among them, and a note about dropped turns.
 
         Raises:
             ContextOverflowError: the question alone does not fit.
         """
-        from llmrun.chat.truncation import DoesNotFit, MessageSize, Window, fit
+        from llmrun.chat.truncation import DoesNotFit, MessageSize, Window, condense, fit, summary_turn, turns_of
 
+        request = asked.request
         engine = await self._state.pool.ready(pooled)
         assert pooled.loaded is not None
         counted = await engine.do(COUNT_TOKENS, replace(request, messages=messages))
         n_ctx = pooled.loaded.n_ctx
         reserve = min(request.limits.max_tokens or _ANSWER_ROOM, n_ctx // 4)
-        window = Window(n_ctx, reserve=reserve, overhead=max(counted.total - sum(counted.each), 0))
+        overhead, summary = max(counted.total - sum(counted.each), 0), min(_SUMMARY_TOKENS + 32, n_ctx // 4)
+        window = Window(n_ctx, reserve=reserve, overhead=overhead, summary=summary)
         sizes = [MessageSize(each.role, tokens) for each, tokens in zip(messages, counted.each, strict=True)]
         found = fit(sizes, window, policy)
         if isinstance(found, DoesNotFit):
             raise ContextOverflowError("the question does not fit into the context window", why=found.why)
-        dropped = {*found.drop.messages}
-        kept = tuple(message for index, message in enumerate(messages) if index not in dropped)
+        if not found.drop:
+            return messages, []
+        dropped = found.drop.messages
+        stay = [message for index, message in enumerate(messages) if index not in dropped]
         n_turns = len(found.drop.turns)
-        words = f"the model did not see {n_turns} earlier turn{'' if n_turns == 1 else 's'}, which did not fit"
-        return kept, [words] if dropped else []
+        turns = f"{n_turns} earlier turn{'' if n_turns == 1 else 's'}"
+        if policy != "summarize":
+            return tuple(stay), [f"the model did not see {turns}, which did not fit"]
+        ranges = [turns_of(sizes)[turn] for turn in found.drop.turns]
+        gone = [[messages[index] for index in indices] for indices in ranges]
+        n_tokens = [sum(sizes[index].tokens for index in indices) for indices in ranges]
+        assert pooled.model is not None
+        sampling = pooled.model.sampling({**asked.sampling, **self._state.sampling})[0]
+        text = await self._summary(engine, condense(gone, n_tokens, n_ctx), sampling)
+        stay[dropped[0] : dropped[0]] = summary_turn(text)
+        return tuple(stay), [f"the model saw a summary of {turns} instead of them: {text}"]
+
+    async def _summary(
+        self, engine: EngineConnection, steps: Generator[list[Message], str, str], sampling: SamplingParams
+    ) -> str:
+        """Let the model condense turns."""
+        messages = next(steps)
+        while True:
+            limits = Limits(_SUMMARY_TOKENS)
+            request = AnswerRequest(
+                tuple(messages), sampling=sampling, limits=limits, thinking=False, stops_repeats=True
+            )
+            try:
+                messages = steps.send(await engine.write(request))
+            except StopIteration as end:
+                return str(end.value)
 
     async def _rounds(
         self, turn: _Turn, messages: tuple[Message, ...], scope: Scope, receive: Receive, stream: _OneStream

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from llmrun.errors import UsageError
+from llmrun.errors import CancelledError, UsageError
 from llmrun.model import Model
 from llmrun.planning.estimate import predicted_rate
 from llmrun.protocol.jobs.prompt_scores import PROMPT_SCORES, ScorePrompt
@@ -32,9 +33,11 @@ from llmrun.protocol.questions import (
     Choice,
     ExplainChoices,
 )
+from llmrun.server import sse
 from llmrun.server.connection import EngineConnection
 from llmrun.server.exchange import ServerState
 from llmrun.server.http_errors import RouteNotFoundError
+from llmrun.server.manage_routes import as_ndjson
 from llmrun.server.page.chats import PageChats, Said, with_images
 from llmrun.server.page.requests import needed_id, own, read_fields
 from llmrun.server.pool import PooledModel
@@ -81,9 +84,12 @@ class PageInsights:
         ]
 
     async def _explain(self, request: Request) -> Response:
-        """Compute an answer again, and explain it: {"chat", "answer", "model"}. Return the address of the page."""
-        from llmrun.insight.explain import MOST_TOKENS, PAGE_CANDIDATES, explain_answer
-        from llmrun.insight.merges import merge_rule
+        """Compute an answer again, and explain it: {"chat", "answer", "model"}.
+
+        Return lines of progress, {"doing", "share"}; the last one has the page's address, or an error. The work ends
+        when the client disconnects, in the engine too.
+        """
+        from llmrun.insight.explain import MOST_TOKENS
 
         fields = await read_fields(request)
         chat, entry = needed_id(fields, "chat"), needed_id(fields, "answer")
@@ -95,23 +101,42 @@ class PageInsights:
             thinking=fields.flag("thinking"),
             remember=MOST_TOKENS,
         )
-        async with self._state.engine(fields.text("model") or "") as (engine, pooled):
+        lines = self._explaining(again, said, answer, fields.text("model") or "")
+        return StreamingResponse(as_ndjson(lines), media_type=sse.NDJSON)
+
+    async def _explaining(
+        self, again: AnswerRequest, said: Said, answer: Answer, name: str
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Yield the lines of an explanation."""
+        from llmrun.insight.explain import PAGE_CANDIDATES, explain_answer
+        from llmrun.insight.merges import merge_rule
+
+        yield {"doing": "waiting for the model", "share": 0.0}
+        async with self._state.engine(name) as (engine, pooled):
             model = _model_of(answer, pooled)
-            number = await engine.answer(replace(again, messages=await _messages(model, said)))
+            messages = await _messages(model, said)
+            yield {"doing": "answering again", "share": 0.1}
+            number = await engine.answer(replace(again, messages=messages))
+            yield {"doing": "computing every layer", "share": 0.4}
             jobs = _Jobs(engine, asyncio.get_running_loop())
             explain = partial(explain_answer, model, (jobs, number), everywhere=True, candidates=PAGE_CANDIDATES)
-            found = await asyncio.to_thread(explain)
+            try:
+                found = await asyncio.to_thread(explain)
+            except asyncio.CancelledError:
+                jobs.cancel()
+                raise
             rule = await asyncio.to_thread(merge_rule, model.path)
-        page = await asyncio.to_thread(self._explain_page, found, sampling, rule)
-        name = secrets.token_urlsafe(32)
-        self._pages[name] = page
-        asyncio.get_running_loop().call_later(_PAGE_SECONDS, self._pages.pop, name, None)
+        yield {"doing": "writing the page", "share": 0.9}
+        page = await asyncio.to_thread(self._explain_page, found, again.sampling, rule)
+        address = EXPLAINED + secrets.token_urlsafe(32)
+        self._pages[address] = page
+        asyncio.get_running_loop().call_later(_PAGE_SECONDS, self._pages.pop, address, None)
         while len(self._pages) > _MOST_PAGES:
             del self._pages[next(iter(self._pages))]
-        return JSONResponse({"address": EXPLAINED + name})
+        yield {"address": address}
 
     async def _explained(self, request: Request) -> Response:
-        page = self._pages.get(request.path_params["name"])
+        page = self._pages.get(EXPLAINED + request.path_params["name"])
         if page is None:
             raise RouteNotFoundError("this explanation is gone; the chat can make it again")
         return HTMLResponse(page, headers={"content-security-policy": _ALONE})
@@ -207,10 +232,21 @@ class _Jobs:
 
     def __init__(self, engine: EngineConnection, loop: asyncio.AbstractEventLoop) -> None:
         self._engine, self._loop = engine, loop
+        self._running: Future[Any] | None = None
+        self._is_cancelled = False
+
+    def cancel(self) -> None:
+        """Stop the running job, and refuse further ones."""
+        self._is_cancelled = True
+        if self._running is not None:
+            self._running.cancel()
 
     def do(self, kind: Any, command: Any, /) -> Any:
         """Run a job of the loaded model, and return its result."""
-        return asyncio.run_coroutine_threadsafe(self._engine.do(kind, command), self._loop).result()
+        if self._is_cancelled:
+            raise CancelledError("it was cancelled")
+        self._running = asyncio.run_coroutine_threadsafe(self._engine.do(kind, command), self._loop)
+        return self._running.result()
 
 
 def _choice(choice: Choice, sampling: SamplingParams) -> dict[str, Any]:

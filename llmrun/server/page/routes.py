@@ -6,8 +6,10 @@ Owns who may use them; must not know how chats are saved. The guard has let a re
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -40,6 +42,7 @@ class PageRoutes:
         state_dir: folder with the saved chats.
         explain_page: makes the page of an explained answer.
         tools: that a model may call on the page.
+        presets: reads the user's presets: name, model, system, thinking, and values of the fields of an answer.
     """
 
     def __init__(
@@ -49,12 +52,14 @@ class PageRoutes:
         state_dir: Path,
         explain_page: ExplainPage,
         tools: PageTools | None = None,
+        presets: Callable[[], list[dict[str, Any]]] = list,
     ) -> None:
         self._state, self._pool, self._catalog = state, state.pool, catalog
         self._chats = PageChats(state_dir)
         self._tools = tools or PageTools(None)
         self._answering = PageAnswers(state, self._chats, self._tools)
         self._insights = PageInsights(state, self._chats, explain_page)
+        self._read_presets = presets
 
     @property
     def routes(self) -> list[Route]:
@@ -65,6 +70,7 @@ class PageRoutes:
             Route("/ui/files/{name:path}", self._file, methods=get),
             Route("/ui/models", own(self._models), methods=get),
             Route("/ui/load", own(self._load), methods=post),
+            Route("/ui/presets", own(self._presets), methods=get),
             Route("/ui/chats", own(self._list), methods=get),
             Route("/ui/chats/{chat:int}", own(self._read), methods=get),
             Route("/ui/chats/{chat:int}/head", own(self._head), methods=get),
@@ -107,6 +113,10 @@ class PageRoutes:
         return Response(data, headers={**HEADERS, "content-type": MEDIA_TYPES[name]})
 
     # ---- models ----
+
+    async def _presets(self, request: Request) -> Response:
+        """Return the presets of the settings file."""
+        return JSONResponse({"presets": await asyncio.to_thread(self._read_presets)})
 
     async def _models(self, request: Request) -> Response:
         """Return the models of this disk, those in memory with their context window."""

@@ -7,7 +7,7 @@ each line of the entry after a plus. Imports prompt_toolkit, so it is imported o
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from pathlib import Path
 
@@ -19,42 +19,47 @@ MAX_BYTES = 4 << 20  # of the file; a new chat keeps the newest half of a longer
 MAX_ENTRY_BYTES = 256 << 10  # a longer entry, which must have been pasted, is not written
 
 
-def open_history(path: Path | None) -> History:
+def open_history(path: Path | None, unfolded: Callable[[str], str] = str) -> History:
     """Open the history.
 
     Args:
         path: made with mode 0600 in a directory of mode 0700. None, or an unwritable place, keeps the history of this
             chat only.
+        unfolded: returns the whole text of an entry whose pastes are folded.
     """
     if path is None:
-        return PrivateHistory()
+        return PrivateHistory(unfolded)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_RDWR, 0o600))
         _shorten(path)
     except OSError:  # an unwritable home must not prevent a chat
-        return PrivateHistory()
-    return SharedHistory(path)
+        return PrivateHistory(unfolded)
+    return SharedHistory(path, unfolded)
 
 
 class PrivateHistory(InMemoryHistory):
     """A history of this chat only. Text that begins with a space is not remembered, as in a shell: for secrets."""
 
+    def __init__(self, unfolded: Callable[[str], str] = str) -> None:
+        super().__init__()
+        self._unfolded = unfolded
+
     def append_string(self, string: str) -> None:
         if not string.startswith(" "):
-            super().append_string(string)
+            super().append_string(self._unfolded(string))
 
 
 class SharedHistory(History):
     """A history in a file that every chat appends to."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, unfolded: Callable[[str], str] = str) -> None:
         super().__init__()
-        self._path = path
+        self._path, self._unfolded = path, unfolded
 
     def append_string(self, string: str) -> None:
         if not string.startswith(" "):
-            super().append_string(string)
+            super().append_string(self._unfolded(string))
 
     def load_history_strings(self) -> Iterable[str]:
         """Return the entries, newest first."""

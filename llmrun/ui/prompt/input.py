@@ -35,6 +35,9 @@ KEYS = {
     "Ctrl-Z": "suspend; fg continues",
 }
 
+USUAL_KEYS = ("Alt-Enter", "Tab", "Ctrl-C")
+"""Those that the short help shows."""
+
 _PROMPT, _CONTINUATION = ">>> ", "... "
 _LEAVE_HINT = "Press Ctrl-C once more or Ctrl-D to leave, /? for help."
 

@@ -5,6 +5,7 @@ Owns prompt_toolkit; must not know the meaning of a message. Imported only when 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ from llmrun.ui.terminal.cells import fitting, width
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.suspend import Suspendable
 
+FOLDED_LINES = 20
+"""A paste of more lines is shown as one row."""
 _ALLOW_PASTES, _FORBID_PASTES = "\x1b[?2004h", "\x1b[?2004l"
 
 
@@ -61,9 +64,10 @@ class Prompt:
         self._output = output
         self._offers = _Offers(commands)
         self._editing = False
+        self._pastes: dict[str, str] = {}  # the row that stands for a long paste -> its text
         self._session: PromptSession[str] = PromptSession(
             multiline=True,
-            history=open_history(history),
+            history=open_history(history, self._unfolded),
             key_bindings=self._keys(),
             completer=self._offers,
             complete_while_typing=False,
@@ -88,13 +92,15 @@ class Prompt:
             KeyboardInterrupt: Ctrl-C on an empty line.
         """
         self.literal = False
+        self._pastes.clear()
         try:
-            return self._session.prompt(
+            text = self._session.prompt(
                 prompt,
                 prompt_continuation=continuation,
                 default=default,
                 pre_run=lambda: self._mark(literal=bool(default)),
             )
+            return self._unfolded(text)
         finally:
             # What is pasted while an answer is written is one message, too.
             self._write(_ALLOW_PASTES)
@@ -115,6 +121,28 @@ class Prompt:
         if not buffer.text:
             self.literal = False
 
+    def _folded(self, text: str) -> str:
+        """Return a pasted text, or the row that stands for a long one."""
+        n_lines = text.strip("\n").count("\n") + 1
+        if n_lines <= FOLDED_LINES:
+            return text
+        number = len(self._pastes) + 1
+        row = f"[{n_lines:,} lines pasted]" if number == 1 else f"[{n_lines:,} lines pasted, {number}]"
+        self._pastes[row] = text
+        return row
+
+    def _unfolded(self, text: str) -> str:
+        """Return a typed text with its pastes in place of the rows that stand for them."""
+        if not self._pastes:
+            return text
+        rows = re.compile("|".join(map(re.escape, self._pastes)))  # in one go: a paste may contain such a row
+        return rows.sub(lambda match: self._pastes[match[0]], text)
+
+    def _length_before(self, before: str) -> int:
+        """Return the number of code points that Backspace removes: a character, or a folded paste."""
+        row = next((row for row in self._pastes if before.endswith(row)), "")
+        return len(row) or len(before) - grapheme_boundary_before(before, len(before))
+
     def _sends(self, text: str) -> bool:
         """Return whether Enter sends a text."""
         if self.literal or not is_open_block(text):
@@ -127,7 +155,7 @@ class Prompt:
         @keys.add("backspace", filter=typing)
         def delete_before(event: KeyPressEvent) -> None:
             before = event.current_buffer.document.text_before_cursor
-            event.current_buffer.delete_before_cursor(len(before) - grapheme_boundary_before(before, len(before)))
+            event.current_buffer.delete_before_cursor(self._length_before(before))
 
         @keys.add("delete", filter=typing)
         @keys.add("c-d", filter=typing & Condition(lambda: bool(self._session.default_buffer.text)))
@@ -171,7 +199,7 @@ class Prompt:
             text = event.data.replace("\r\n", "\n").replace("\r", "\n")
             buffer = event.current_buffer
             begins = not buffer.document.text_before_cursor.strip()
-            buffer.insert_text(text)
+            buffer.insert_text(self._folded(text))
             self.literal = self.literal or (begins and ("\n" in text.strip() or text.lstrip().startswith("//")))
 
         @keys.add("c-c", filter=typing)
@@ -223,7 +251,7 @@ class Prompt:
 
         def edited() -> str | None:
             try:
-                return edit(buffer.text)
+                return edit(self._unfolded(buffer.text))
             except LlmrunError as error:
                 self._output.error(error)
                 return None

@@ -64,6 +64,7 @@ class Activity:
     def __init__(self, output: Output, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._output, self._clock = output, clock
         self._line_at = clock()
+        self._begun = ""  # the last task with a line of its own
         self._bar: Any = None
         self._task: Any = None
         self._suspendable = Suspendable(self.pause)
@@ -91,7 +92,8 @@ class Activity:
         if self._output.stderr_cursor_moves:
             with self._suspendable.writing():
                 self._draw(words, share, left)
-        elif begins:
+        elif begins and words != self._begun:
+            self._begun = words
             self.note(words)
         elif self._clock() - self._line_at >= _LINE_SECONDS:
             self.note(", ".join(filter(None, (words, "" if share is None else f"{share:.0%}", left))))

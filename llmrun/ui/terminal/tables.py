@@ -82,6 +82,7 @@ class CatalogueRow:
     memory_bytes: int | None = None  # that it takes
     decode_rate: float | None = None  # predicted tokens/s
     is_exact: bool | None = None  # False: memory and speed are from the file's size alone
+    is_lower_bound: bool | None = None  # the speed of a machine that was busy
     agents: bool = True  # False: warned against for coding agents
 
 
@@ -152,7 +153,7 @@ def show_catalogue(output: Output, rows: Sequence[CatalogueRow]) -> None:
             row.parameters,
             readable_size(row.n_bytes) if row.n_bytes else "",
             estimated(readable_size(row.memory_bytes), row.is_exact) if row.memory_bytes else "",
-            estimated(rate(row.decode_rate), row.is_exact) if row.decode_rate else "",
+            estimated(rate(row.decode_rate), row.is_exact, row.is_lower_bound) if row.decode_rate else "",
             _here(row),
             row.quant,
             row.licence,
@@ -164,9 +165,12 @@ def show_catalogue(output: Output, rows: Sequence[CatalogueRow]) -> None:
     show_table(output, columns[:shown], [each[:shown] for each in cells])
 
 
-def estimated(text: str, is_exact: bool | None) -> str:
-    """Return a figure, marked if it is from the size of a file alone."""
-    return f"~{text}" if is_exact is False else text
+AT_LEAST = "≥: at least; other programs slowed this machine down when its speed was measured"
+
+
+def estimated(text: str, is_exact: bool | None, is_lower_bound: bool | None = False) -> str:
+    """Return a figure, marked if it is a lower bound, or from the size of a file alone."""
+    return f"≥{text}" if is_lower_bound else f"~{text}" if is_exact is False else text
 
 
 def _here(row: CatalogueRow) -> str:

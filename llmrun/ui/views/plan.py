@@ -7,23 +7,32 @@ from collections.abc import Sequence
 from llmrun.planning.catalogue import SLOW, USUAL_CONTEXT, Proposal
 from llmrun.planning.estimate import ContextEstimate, QuantEstimate
 from llmrun.planning.hardware import Hardware
+from llmrun.planning.speed import is_slowed
 from llmrun.planning.split import described
+from llmrun.protocol.jobs.kernels import MachineSpeed
 from llmrun.protocol.sizes import readable_size
 from llmrun.ui.terminal.format import rate, seconds
 from llmrun.ui.terminal.output import Output
-from llmrun.ui.terminal.tables import Column, estimated, right, show_table
+from llmrun.ui.terminal.tables import AT_LEAST, Column, estimated, right, show_table
 
 ROUGH = "~: from the size of the file alone; llmrun plan MODEL reads the model's header"
 
 
 def show_estimates(
-    output: Output, rows: Sequence[QuantEstimate], hardware: Hardware, reason: str = "", *, fits_now: bool = True
+    output: Output,
+    rows: Sequence[QuantEstimate],
+    hardware: Hardware,
+    reason: str = "",
+    *,
+    fits_now: bool = True,
+    speed: MachineSpeed | None = None,
 ) -> None:
     """Print a line for each quantization on stdout, and the hardware on stderr.
 
     Args:
         reason: of the choice of a quantization; "" for none.
         fits_now: any fits into what is free; the rows are of the quiet machine.
+        speed: of the processor, which the rows were computed with.
     """
     contexts = [column.n_ctx for column in rows[0].contexts] if rows else []
     columns = (
@@ -31,7 +40,8 @@ def show_estimates(
         *right("FILE", *(f"{context_name(n_ctx)} CTX" for n_ctx in contexts), "LOAD", "PREFILL", "DECODE"),
         Column("VERDICT"),
     )
-    show_table(output, columns, [_cells(row) for row in rows])
+    show_table(output, columns, [_cells(row, at_least=is_slowed(speed)) for row in rows])
+    _note_slowed(output, speed)
     output.note(f"memory: {_memory(hardware)}")
     if reason:
         output.note(reason)
@@ -49,7 +59,9 @@ def show_estimates(
         output.note("none fits: run `llmrun list --all` for smaller models")
 
 
-def show_proposals(output: Output, found: Sequence[Proposal], hardware: Hardware) -> None:
+def show_proposals(
+    output: Output, found: Sequence[Proposal], hardware: Hardware, speed: MachineSpeed | None = None
+) -> None:
     """Print a line for each proposed model on stdout, and what to type next on stderr."""
     columns = (Column("FOR"), Column("MODEL", style="bold"), *right("PARAMETERS", "FILE", "MEMORY", "DECODE"))
     rows = [
@@ -59,16 +71,21 @@ def show_proposals(output: Output, found: Sequence[Proposal], hardware: Hardware
             each.size.parameters,
             readable_size(each.size.n_bytes),
             estimated(readable_size(each.estimate.memory_bytes), each.estimate.is_exact),
-            estimated(rate(each.estimate.decode_rate), each.estimate.is_exact) if each.estimate.decode_rate else "",
+            estimated(rate(each.estimate.decode_rate), each.estimate.is_exact, each.estimate.is_lower_bound)
+            if each.estimate.decode_rate
+            else "",
         )
         for each in found
     ]
     show_table(output, columns, rows)
+    _note_slowed(output, speed)
     output.note(f"memory: {_memory(hardware)}; estimates for {context_name(USUAL_CONTEXT)} tokens of context")
     if not all(each.estimate.is_exact for each in found):
         output.note(ROUGH)
     rates = [each.estimate.decode_rate for each in found if each.estimate.decode_rate]
-    if any(each < SLOW for each in rates):
+    if is_slowed(speed):
+        output.note("a quiet machine may be proposed larger models")
+    elif any(each < SLOW for each in rates):
         output.note(f"slower than reading: this machine writes less than {rate(SLOW, whole=True)} with it")
     elif rates:
         output.note(f"larger models that fit write less than {rate(SLOW, whole=True)}")
@@ -82,6 +99,12 @@ def show_proposals(output: Output, found: Sequence[Proposal], hardware: Hardware
     output.note("llmrun list --all shows all models")
 
 
+def _note_slowed(output: Output, speed: MachineSpeed | None) -> None:
+    if speed is not None and is_slowed(speed):
+        busy = f"{speed.others:.1f} cores were busy with them; measured again when this machine is quiet"
+        output.note(f"{AT_LEAST} ({busy})")
+
+
 def _not_now(name: str, needed: int, hardware: Hardware) -> str:
     free = readable_size(hardware.memory_available + hardware.gpu_memory_free)
     return f"{name} needs {readable_size(needed)} of memory, and {free} are free now: close other programs first"
@@ -92,14 +115,14 @@ def context_name(n_ctx: int) -> str:
     return f"{n_ctx // 1024}k" if n_ctx % 1024 == 0 else f"{n_ctx:,}"
 
 
-def _cells(row: QuantEstimate) -> list[str]:
+def _cells(row: QuantEstimate, *, at_least: bool) -> list[str]:
     return [
         row.quant,
         readable_size(row.n_bytes),
         *(_needed(at) for at in row.contexts),
         seconds(row.load_seconds) if row.load_seconds is not None else "",
-        rate(row.prefill_rate, whole=True) if row.prefill_rate is not None else "",
-        _decode(row),
+        estimated(rate(row.prefill_rate, whole=True), None, at_least) if row.prefill_rate is not None else "",
+        estimated(_decode(row), None, at_least and row.decode_rate is not None),
         _verdict(row),
     ]
 

@@ -138,7 +138,11 @@ def test_a_conversation_that_is_too_long_offers_what_the_terminal_offers(browser
         if page.see("document.querySelector('#problem .buttons') !== null"):
             break
     offer = "[...document.querySelectorAll('#problem .buttons button')].map(each => each.textContent)"
-    assert page.see(offer) == ["Without the oldest turns", "Without turns in the middle"]
+    assert page.see(offer) == [
+        "Without the oldest turns",
+        "Without turns in the middle",
+        "With a summary of the oldest turns",
+    ]
     n_answers = page.see("document.querySelectorAll('.answer').length")
     page.see("document.querySelector('#problem .buttons button').click()")
     page.until(f"document.querySelectorAll('.answer').length === {n_answers + 1} && {IDLE}")
@@ -157,8 +161,7 @@ def test_the_steps_of_a_token_and_its_sliders(browser: Chromium, real: LiveServe
     page.key("Enter")
     page.until("document.querySelector('#token .sliders')")
     heads = page.see("[...document.querySelectorAll('#token thead th')].map(each => each.textContent)")
-    assert heads[:2] == ["candidate", "model"]
-    assert heads[-2:] == ["by the sliders", ""]
+    assert heads[:3] == ["candidate", "by the sliders", "model"]
     last = "document.querySelector('#token tbody tr:last-child td.result').textContent"
     as_it_was = page.see(last)
     page.see("(e => { e.value = 1; e.dispatchEvent(new Event('input')) })(document.querySelector('[name=top_k]'))")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from llmrun.chat.store.store import Sessions, folder_in
 from llmrun.chat.store.turns import Answer
 from llmrun.config import load_settings
 from llmrun.models.fingerprint import ModelFingerprint
+from llmrun.protocol.questions import EXPLAIN_CHOICES, ExplainChoices
 from llmrun.server.page import insights
 from llmrun.server.page.files import FOLDER
 
@@ -68,18 +71,21 @@ def test_an_answer_is_explained_on_a_page_of_its_own(
     asked = {"chat": chat["id"], "answer": chat["entries"][-1]["id"]}
     made = server.post("/ui/explain", asked)
     assert made.status == 200, made.body
-    page = server.get(made.json["address"])
+    *steps, last = map(json.loads, made.body.splitlines())
+    assert [line["doing"] for line in steps][-2:] == ["computing every layer", "writing the page"]
+    assert [line["share"] for line in steps] == sorted(line["share"] for line in steps)
+    page = server.get(last["address"])
     assert page.headers["content-type"].startswith("text/html")
     policy = page.headers["content-security-policy"].split("; ")
     assert {"sandbox allow-scripts", "default-src 'none'", "form-action 'none'", "frame-ancestors 'none'"} <= {*policy}
-    assert len(made.json["address"].removeprefix(insights.EXPLAINED)) * 6 >= 128, "bits that nobody can guess"
+    assert len(last["address"].removeprefix(insights.EXPLAINED)) * 6 >= 128, "bits that nobody can guess"
     assert "Inference, token by token" in page.body.decode()
     assert server.get("/ui/explained/unknown").status == 404
-    assert server.get(made.json["address"], sec_fetch_site="cross-site").status == 403
+    assert server.get(last["address"], sec_fetch_site="cross-site").status == 403
     assert server.post("/ui/explain", {**asked, "answer": chat["entries"][0]["id"]}).status == 400
     monkeypatch.setattr(insights, "_PAGE_SECONDS", 0)
-    newest = server.post("/ui/explain", asked).json["address"]
-    assert server.get(made.json["address"]).status == 404, "only the newest are kept"
+    newest = json.loads(server.post("/ui/explain", asked).body.splitlines()[-1])["address"]
+    assert server.get(last["address"]).status == 404, "only the newest are kept"
     assert eventually(lambda: server.get(newest).status == 404, SECONDS), "and not for long"
 
 
@@ -126,6 +132,57 @@ def test_an_answer_of_another_model_is_not_explained_by_this_one(server: LiveSer
         saved.add_answer(Answer("Hello", model=ModelFingerprint("other", path="/other.gguf")))
         answer = saved.entries[-1].id
         saved.release()
-    for path in ("/ui/explain", "/ui/why"):
-        refused = server.post(path, {"chat": chat["id"], "answer": answer})
-        assert (refused.status, "is of other" in refused.json["error"]["message"]) == (400, True)
+    refused = server.post("/ui/why", {"chat": chat["id"], "answer": answer})
+    assert (refused.status, "is of other" in refused.json["error"]["message"]) == (400, True)
+    lines = server.post("/ui/explain", {"chat": chat["id"], "answer": answer}).body.splitlines()
+    assert "is of other" in json.loads(lines[-1])["error"]
+
+
+def test_an_explanation_that_is_left_ends_in_the_engine(
+    server: LiveServer, chat: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def explain(model: Any, asked: Any, **options: Any) -> Any:
+        jobs, number = asked
+        begun.set()
+        try:
+            while True:  # longer than anybody waits
+                jobs.do(EXPLAIN_CHOICES, ExplainChoices(number, 1, 4))
+        finally:
+            ended.set()
+
+    monkeypatch.setattr("llmrun.insight.explain.explain_answer", explain)
+    body = json.dumps({"chat": chat["id"], "answer": chat["entries"][-1]["id"]})
+    connection = http.client.HTTPConnection("127.0.0.1", server.port)
+    connection.request("POST", "/ui/explain", body, {"content-type": "application/json"})
+    reply = connection.getresponse()
+    assert b"doing" in reply.readline()
+    assert begun.wait(SECONDS)
+    reply.close()
+    connection.close()
+    assert ended.wait(SECONDS)
+    assert server.post("/ui/context", {"chat": chat["id"]}).status == 200
+
+
+def test_a_conversation_that_is_too_long_goes_on_with_a_summary(server: LiveServer) -> None:
+    chat: dict[str, Any] = {"id": None}
+    for n in range(9):
+        asked = {
+            "chat": chat["id"],
+            "text": f"{n} " + "many words " * 60,
+            "after": (chat.get("entries") or [{"id": None}])[-1]["id"],
+        }
+        chat = server.post("/ui/ask", asked).json
+        assert "id" in chat, chat
+        question = {"chat": chat["id"], "question": chat["entries"][-1]["id"], "max_tokens": 4, "temperature": 0}
+        answered = server.post("/ui/answer", question)
+        if answered.status == 400:
+            break
+        chat = server.get(f"/ui/chats/{chat['id']}").json
+    assert "context" in answered.json["error"]["message"]
+    answered = server.post("/ui/answer", {**question, "overflow": "summarize"})
+    assert answered.status == 200, answered.body
+    assert b"the model saw a summary of " in answered.body
+    refused = server.post("/ui/answer", {**question, "overflow": "forget"})
+    assert refused.status == 400

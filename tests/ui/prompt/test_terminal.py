@@ -162,6 +162,21 @@ def test_a_paste_is_one_message_whatever_is_in_it(chat: Callable[..., Chat]) -> 
     assert typed.gives(PASTE, "/a\nb", PASTED, CTRL_C, "/help\r") == "command '/help'"
 
 
+def test_a_long_paste_is_one_row_and_one_entry_of_the_history(chat: Callable[..., Chat], tmp_path: Path) -> None:
+    typed = chat()
+    text = "\n".join(f"line {number}" for number in range(200))
+    typed.press("Explain ", PASTE, text, PASTED, " and ", PASTE, text, PASTED)
+    row = ">>> Explain [200 lines pasted] and [200 lines pasted, 2]"
+    typed.wait(lambda: typed.lines[-1] == row)
+    typed.press("\x7f\x7f" + "then " + PASTE + "short" + PASTED)
+    typed.wait(lambda: typed.lines[-1] == ">>> Explain [200 lines pasted] andthen short")
+    assert typed.gives("\r") == "message " + ascii(f"Explain {text} andthen short")
+    entries = re.split(r"^# .*$", (tmp_path / "history").read_text(), flags=re.MULTILINE)[1:]
+    assert len(entries) == 1
+    assert entries[0].count("+line ") == 199
+    assert typed.gives("[200 lines pasted]\r") == "message '[200 lines pasted]'", "it was typed"
+
+
 def test_a_paste_while_an_answer_is_written_is_one_message(chat: Callable[..., Chat]) -> None:
     typed = chat()
     typed.press("wait\r")

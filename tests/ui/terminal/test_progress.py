@@ -10,6 +10,7 @@ import pytest
 from support.clock import Clock
 from support.streams import Terminal
 
+from llmrun.ui.terminal.activity import Activity
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.progress import Pace, download_progress, rounded_seconds
 
@@ -193,3 +194,11 @@ def test_nothing_is_guessed_too_early_or_while_nothing_comes() -> None:
 )
 def test_guesses_are_coarse(value: float, text: str) -> None:
     assert rounded_seconds(value) == text
+
+
+def test_a_task_that_begins_twice_has_one_line_off_a_terminal() -> None:
+    output, stderr = make(io.StringIO())
+    with Activity(output) as activity:
+        for words in ("measuring", "measuring", "reading"):
+            activity.show(words, 0.0, begins=True)
+    assert stderr.getvalue() == "measuring\nreading\n"

@@ -1,6 +1,6 @@
 // The page: which chat is shown, and the way of an answer from the question to the saved chat.
 
-import { answer as streamed, get, post, runningAnswer } from "./api.js";
+import { answer as streamed, get, lines, post, runningAnswer } from "./api.js";
 import { Attachments } from "./attachments.js";
 import { showBranches } from "./branches.js";
 import { ChatList } from "./chats.js";
@@ -107,7 +107,15 @@ function entryElement(entry, question, isLast) {
     render(rendered, entry.text);
     view.addRendered(seen.tokens, rendered);
   }
-  const explain = (signal) => guarded(async () => (await post("/ui/explain", again, signal)).address);
+  const explain = (signal, tell) =>
+    guarded(async () => {
+      for await (const line of lines("/ui/explain", again, signal)) {
+        if (line.error) throw new Error(line.error);
+        if (line.address) return line.address;
+        tell(line);
+      }
+      return null;
+    });
   return answerElement(entry, { go, view, explain, limit: state.limits.get(entry.model), seconds: seen?.seconds, retry: () => answer(question.id), resume: entry.text && isLast && !entry.rounds.length ? () => answer(question.id, { begins: entry.text, kept: seen?.tokens }) : null });
 }
 
@@ -260,7 +268,7 @@ function offerRoom(question) {
     state.overflow = { chat: state.chat.id, policy };
     answer(question);
   };
-  byId("problem").firstElementChild?.after(h("span", { class: "buttons" }, button("Without the oldest turns", drop("roll")), button("Without turns in the middle", drop("middle"))));
+  byId("problem").firstElementChild?.after(h("span", { class: "buttons" }, button("Without the oldest turns", drop("roll")), button("Without turns in the middle", drop("middle")), button("With a summary of the oldest turns", drop("summarize"))));
 }
 
 const knownIds = () => new Set(state.chat.entries.flatMap((entry) => entry.alternatives));
@@ -431,6 +439,15 @@ async function showModels(name = "") {
   if (isLoaded(select.value) && state.model !== select.value) await load();
 }
 
+async function showPresets() {
+  const { presets } = await get("/ui/presets");
+  settings.showPresets(presets, (name) => {
+    if (name === byId("model").value || !state.models.some((each) => each.name === name)) return;
+    byId("model").value = name;
+    byId("model").dispatchEvent(new Event("change"));
+  });
+}
+
 /** Load the chosen model, and show what it would use. */
 async function load() {
   const name = byId("model").value;
@@ -547,10 +564,12 @@ async function begin() {
   listen();
   showTokenSwitch();
   toggle("chats", WIDE.matches);
-  const id = Number(new URLSearchParams(location.hash.slice(1)).get("chat"));
-  await guarded(async () => Promise.all([showModels(), listChats()]));
+  const asked = new URLSearchParams(location.hash.slice(1));
+  const id = Number(asked.get("chat"));
+  await guarded(async () => Promise.all([showModels(), listChats(), showPresets()]));
   if (id) await openChat(id);
   if (!state.chat) openNew();
+  if (asked.has("preset")) settings.choose(asked.get("preset"));
   document.body.dataset.ready = "yes";
 }
 

@@ -43,6 +43,14 @@ class Sampling {
     this.hints[name].textContent = this.inputs[name].value ? "you" : origin;
   }
 
+  /** Put values into the fields; those without one are empty. */
+  fill(values) {
+    for (const [name, input] of Object.entries(this.inputs)) {
+      input.value = values[name] ?? "";
+      this.showOrigin(name);
+    }
+  }
+
   /** Return the fields of a request for an answer. */
   get values() {
     const given = Object.entries(this.inputs).filter(([, input]) => input.value !== "" && input.validity.valid);
@@ -62,6 +70,11 @@ export class Settings {
     this.theme.value = recall("theme");
     this.theme.addEventListener("change", () => (remember("theme", this.theme.value), this.showTheme()));
     this.showTheme();
+    this.figures = h("input", { type: "checkbox", id: "figures", checked: recall("figures") !== "off", change: () => (remember("figures", this.figures.checked ? "on" : "off"), this.showFigures()) });
+    this.showFigures();
+    this.preset = select("preset", { "": "none" });
+    this.preset.addEventListener("change", () => this.usePreset());
+    this.presets = h("label", { class: "field", hidden: true }, "Preset", this.preset);
     this.isDouble = h("input", { type: "checkbox", id: "double", change: () => (second.hidden = !this.isDouble.checked) });
     this.model = select("second-model", { "": "same model" });
     this.second = new Sampling("second-", Object.keys(FIELDS).filter((name) => name !== "max_tokens"));
@@ -73,6 +86,7 @@ export class Settings {
       this.second.element,
     );
     element.replaceChildren(
+      this.presets,
       h("h2", {}, "System prompt"),
       h("label", { class: "hidden", for: "system" }, "System prompt"),
       this.system,
@@ -85,6 +99,7 @@ export class Settings {
       second,
       h("h2", {}, "Page"),
       h("label", { class: "field" }, "Theme", this.theme),
+      h("label", { class: "check" }, this.figures, " Figures below the answers"),
       h("h2", {}, "Export"),
       exports,
     );
@@ -102,6 +117,33 @@ export class Settings {
     const { value } = this.model;
     this.model.replaceChildren(h("option", { value: "" }, "same model"), ...names.map((name) => h("option", { value: name }, clean(name))));
     this.model.value = names.includes(value) ? value : "";
+  }
+
+  /** Offer the presets of the settings file; `useModel(name)` chooses the model of one. */
+  showPresets(found, useModel) {
+    this.found = found;
+    this.useModel = useModel;
+    this.presets.hidden = !found.length;
+    this.preset.replaceChildren(h("option", { value: "" }, "none"), ...found.map(({ name }) => h("option", { value: name }, clean(name))));
+  }
+
+  choose(name) {
+    this.preset.value = name;
+    this.usePreset();
+  }
+
+  /** Fill the fields in as the chosen preset says; what it leaves open is empty. */
+  usePreset() {
+    const preset = this.found.find(({ name }) => name === this.preset.value) ?? { values: {} };
+    this.sampling.fill(preset.values);
+    this.thinking.value = String(preset.thinking ?? "");
+    this.system.value = preset.system ?? "";
+    this.system.dispatchEvent(new Event("change"));
+    if (preset.model) this.useModel(preset.model);
+  }
+
+  showFigures() {
+    document.documentElement.dataset.figures = this.figures.checked ? "on" : "off";
   }
 
   showTheme() {

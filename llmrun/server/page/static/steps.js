@@ -32,13 +32,13 @@ export function stepsElement(data, chosen, quoted, taker) {
       "tr",
       candidates[index] === chosen ? { class: "chosen" } : {},
       h("th", { scope: "row" }, h("code", {}, quoted(candidates[index]))),
-      ...steps.map(({ shares }, step) => cell(shares[index], step ? steps[step - 1].shares[index] : 1)),
       results[row],
+      ...steps.map(({ shares }, step) => cell(shares[index], step ? steps[step - 1].shares[index] : 1)),
       h("td", {}, candidates[index] === chosen ? "chosen" : taker(candidates[index], all[index])),
     ),
   );
-  const headings = ["candidate", ...steps.map(({ name }) => clean(name)), "by the sliders", ""];
-  const total = h("tr", {}, h("th", { scope: "row" }, "left"), ...steps.map((step) => h("td", { class: "align-right" }, number(step.left))), left, h("td", {}));
+  const headings = ["candidate", "by the sliders", ...steps.map(({ name }) => clean(name)), ""];
+  const total = h("tr", {}, h("th", { scope: "row" }, "left"), left, ...steps.map((step) => h("td", { class: "align-right" }, number(step.left))), h("td", {}));
   const table = h("table", {}, h("thead", {}, h("tr", {}, headings.map((each) => h("th", { scope: "col" }, each)))), h("tbody", {}, rows, total));
   const inputs = Object.entries(SLIDERS).map(([name, { high, step }]) => h("input", { type: "range", name, min: 0, max: Math.max(high, start[name]), step, value: start[name], input: draw }));
   const outputs = inputs.map(() => h("output", {}));
@@ -57,8 +57,8 @@ export function stepsElement(data, chosen, quoted, taker) {
     draw();
   });
   return [
-    h("div", { class: "wide", tabindex: "0", role: "group", "aria-label": "Steps of the sampler" }, table),
     h("div", { class: "sliders" }, inputs.map((input, at) => h("label", {}, h("span", {}, SLIDERS[input.name].label), input, outputs[at])), reset),
+    h("div", { class: "wide", tabindex: "0", role: "group", "aria-label": "Steps of the sampler" }, table),
     h("p", { class: "hint" }, `The sliders apply these four steps alone to the ${candidates.length} likeliest candidates; the other ${number(n_others)} are taken as equal.`),
   ];
 }

@@ -46,10 +46,14 @@ function explainer(explain) {
     if (stopper) return void stopper.abort();
     stopper = new AbortController();
     const began = performance.now();
-    const tell = () => (pressed.textContent = `Explaining … ${Math.round((performance.now() - began) / 1000)} s, press to cancel`);
-    const clock = setInterval(tell, 500);
+    let now = { doing: "waiting", share: 0 };
+    const tell = (line = now) => {
+      now = line;
+      pressed.textContent = `Explaining, ${Math.round(now.share * 100)} %: ${now.doing} … ${Math.round((performance.now() - began) / 1000)} s, press to cancel`;
+    };
+    const clock = setInterval(() => tell(), 500);
     tell();
-    const address = await explain(stopper.signal);
+    const address = await explain(stopper.signal, tell);
     clearInterval(clock);
     stopper = null;
     pressed.textContent = "Explain";
@@ -57,6 +61,8 @@ function explainer(explain) {
     const link = h("a", { href: address, target: "_blank", rel: "noopener" }, "Open the explanation");
     pressed.replaceWith(link);
     link.focus();
+    const tab = window.open(address, "_blank"); // browsers refuse it some seconds after the press: the link stays
+    if (tab) tab.opener = null;
   }, { class: "change", title: "Compute this answer again, and show every step on a page of its own" });
   return pressed;
 }
@@ -136,9 +142,10 @@ export function showFigures(element, entry, limit) {
   const rows = figureRows(entry.stats, limit);
   const main = rows.filter(([name]) => name === "speed" || name === "first token").map(([name, value]) => (name === "speed" ? value : `${name} after ${value}`));
   const model = clean(entry.model).split(/[\\/]/);
-  const words = [model[0] ? clean(entry.model) : model.at(-1), ENDS[entry.finish], ...main].filter(Boolean).join(" · ");
+  const words = [model[0] ? clean(entry.model) : model.at(-1), ENDS[entry.finish]].filter(Boolean).join(" · ");
+  const numbers = h("span", { class: "numbers" }, main.map((each) => ` · ${each}`).join(""));
   const old = element.querySelector(".below > .figures");
   const rest = h("dl", {}, rows.flatMap(([name, value, what]) => [h("dt", { title: what }, name), h("dd", { title: what }, value)]));
-  const made = h("details", { class: "figures hint", open: old?.open }, h("summary", { title: "All figures" }, words), rest);
+  const made = h("details", { class: "figures hint", open: old?.open }, h("summary", { title: "All figures" }, words, numbers), rest);
   old ? old.replaceWith(made) : element.querySelector(".below").append(made);
 }
