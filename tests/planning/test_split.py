@@ -16,8 +16,10 @@ from llmrun.gguf.reader import read_header
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import DEVICE_BATCH, UBATCH, memory, reserved_bytes
 from llmrun.planning.plan import LoadPreferences, make_plan
+from llmrun.planning.settings import SPINS, waiting_environment
 from llmrun.planning.split import ALL_LAYERS, Split, described, split_memory
 from llmrun.protocol.devices import Gpu
+from llmrun.protocol.loading import Load
 from llmrun.protocol.settings import EngineSettings
 
 GIB = 1 << 30
@@ -263,3 +265,14 @@ def test_devices_and_workers_exclude_each_other() -> None:
         LoadPreferences(device="CUDA0", workers=("host:1",))
     with pytest.raises(UsageError, match="needs flash attention"):
         LoadPreferences(split_mode="tensor", flash_attention="off")
+
+
+def test_threads_wait_awake_where_the_processor_and_a_gpu_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    alone = Load("model.gguf", N_CTX, N_CTX)
+    hybrid = replace(alone, cpu_experts=(0, 1))
+    assert waiting_environment(alone) == {}
+    assert int(waiting_environment(hybrid)["GOMP_SPINCOUNT"]) > SPINS
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    assert waiting_environment(hybrid) == {}
