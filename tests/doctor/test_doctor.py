@@ -283,6 +283,7 @@ def test_the_command_uses_the_compilers_of_this_machine(
         return name if (f"{path}/{name}" if path else name) in compilers else None
 
     monkeypatch.setattr("shutil.which", which)
+    monkeypatch.setattr("llmrun.doctor.gpu_build._INCLUDED", Path("not there"))
     says(replace(BUILD, offload=False))
     assert findings(settings, details=Details(graphics=(maker,)))["GPU"].fix.startswith(command)
 

@@ -43,6 +43,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
     monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setattr(gpu_build, "_INCLUDED", tmp_path / "not there")  # an installed llmrun has it
     fake_pip(monkeypatch, folder, 0)
     return folder
 
