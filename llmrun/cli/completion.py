@@ -77,12 +77,13 @@ def complete_servers(incomplete: str) -> list[str]:
 
 def complete_preset(incomplete: str) -> list[str]:
     """Complete names of presets of the settings."""
-    from llmrun.cli.settings_file import preset_names, read_file
+    from llmrun.config import config_file, read_toml
 
     try:
-        return [name for name in preset_names(read_file()) if name.startswith(incomplete)]
-    except LlmrunError:
+        presets = read_toml(config_file().read_text(encoding="utf-8")).get("presets", {})
+    except (OSError, ValueError):
         return []
+    return [name for name in presets if name.startswith(incomplete)]
 
 
 def complete_type(incomplete: str) -> list[str]:

@@ -337,6 +337,7 @@ def test_the_help_has_the_order_as_a_table() -> None:
     order = topic("settings").partition("Order")[2].partition("\n\n")[0]
     assert [line.split()[1] for line in order.splitlines()] == [
         "flag",
+        "--preset",
         "environment",
         "preset",
         "tuned",

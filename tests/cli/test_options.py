@@ -81,7 +81,7 @@ WRONG: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "evaluate": (
         ("--ctx", "5"), ("--long", "--ctx", "512"), ("--chunks", "0"), ("--chunks", "x"), *ENGINE,
-        ("--text", "not/there"),
+        ("--text", "not/there"), ("--lora", "x.gguf:much"),
     ),
     "bench": (
         ("-p", "x"), ("-p", "-1"), ("-n", "x"), ("-pg", "5"), ("--chat", "0,5"), ("-d", "-1"), ("-t", "0"),
@@ -98,8 +98,16 @@ WRONG: dict[str, tuple[tuple[str, ...], ...]] = {
 }  # fmt: skip
 # Any value will do, or what is wrong with it can't be known yet: a name, a text.
 FREE = {
-    "run": {"--system", "--prefill", "--dry-breaker", "--mmproj", "--install-completion", "--show-completion"},
-    "chat": {"--system", "--prefill", "--dry-breaker", "--mmproj", "--session"},
+    "run": {
+        "--preset",
+        "--system",
+        "--prefill",
+        "--dry-breaker",
+        "--mmproj",
+        "--install-completion",
+        "--show-completion",
+    },
+    "chat": {"--preset", "--system", "--prefill", "--dry-breaker", "--mmproj", "--session"},
     "plan": {"--draft"},
     "evaluate": {"--reference"},
     "quantize": {"--output"},

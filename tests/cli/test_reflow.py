@@ -40,4 +40,4 @@ def test_examples_stay_as_they_are_and_terms_stand_above_their_texts_where_it_is
 def test_a_numbered_list_keeps_its_rows(columns: int) -> None:
     rows = reflow(topic("settings"), columns).splitlines()
     numbers = [row.split("  ")[0] for row in (row.removeprefix("Order").strip() for row in rows) if row[:1].isdecimal()]
-    assert numbers == ["1", "2", "3", "4", "5", "6"]
+    assert numbers == ["1", "2", "3", "4", "5", "6", "7"]

@@ -59,7 +59,6 @@ def test_rpc() -> None:
     parts = ("MAJOR", "MINOR", "PATCH")
     assert tuple(defined[f"RPC_PROTO_{part}_VERSION"] for part in parts) == workers.VERSION
     assert defined["GGML_RPC_MAX_SERVERS"] == workers.MOST_WORKERS
-    assert TENSOR_TYPES["I8"][0] == workers._BYTES_TYPE
 
 
 def test_types_of_tensors() -> None:
