@@ -231,7 +231,8 @@ def make_plan(
         UsageError: the preferences name a GPU that is not there.
     """
     plan = _plan_for(header, hardware, preferences, measured, name, repository)
-    is_simple = not (hardware.workers or header.expert_bytes or header.window_bytes)  # reserved_bytes() is close
+    # Where reserved_bytes() is close.
+    is_simple = not (hardware.workers or header.expert_bytes or header.window_bytes) and len(plan.gpu_bytes) == 1
     if plan.gpu_layers == ALL_LAYERS and plan.n_batch > preferences.n_ubatch == UBATCH and is_simple:
         wider = replace(preferences, n_ubatch=plan.n_batch)
         with suppress(OutOfMemoryError):
