@@ -94,7 +94,7 @@ def saving(
     """The options that only a chat has.
 
     Raises:
-        UsageError: they exclude each other.
+        UsageError: two of them can't be used together.
     """
     if last + (session is not None) + private > 1:
         raise UsageError("--continue, --session and --private can't be used together", hint="give one of them")

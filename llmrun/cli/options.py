@@ -122,7 +122,7 @@ def _planned(name: str) -> Any:
 
 
 def engine_options(*names: str) -> OptionTable:
-    """Return the options of engine settings; a command gets those that the user gave, by their names."""
+    """Return the options of engine settings; a command gets the values given by the user, by name."""
     return OptionTable({name: _planned(name) for name in names}, _given)
 
 

@@ -79,7 +79,7 @@ def goal(
     """Collect the options of the file size.
 
     Raises:
-        UsageError: an option is invalid, or two exclude each other.
+        UsageError: an option is invalid, or two can't be used together.
     """
     given = [flag for flag, value in (("--size", size), ("--bpw", bpw is not None), ("--fit", fit)) if value]
     if len(given) > 1:

@@ -195,7 +195,7 @@ def _report_end(output: Output, asked: AnswerRequest, finished: Finished) -> Non
 
 
 def _check(output: Output, model: str, answers: int, logprobs: int | None, record: Path | None, *, yes: bool) -> None:
-    """Raise UsageError if there is no model, an option is invalid, or two exclude each other."""
+    """Raise UsageError if there is no model, an option is invalid, or two can't be used together."""
     if not model:
         raise no_model("run")
     require_within("--answers", answers, PARALLEL_BOUNDS)

@@ -168,7 +168,7 @@ def read_preset(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
         values: of the settings file.
 
     Raises:
-        UsageError: there is no such preset, or two of its values exclude each other.
+        UsageError: there is no such preset, or two of its values can't be used together.
     """
     head = f"{PRESETS}{name}."
     found = {key.removeprefix(head): value for key, value in values.items() if split_key(key)[0] == head[:-1]}

@@ -148,7 +148,7 @@ class LoadPreferences:
 
 
 class Measured(NamedTuple):
-    """What earlier runs of a model on this machine measured."""
+    """Measurements of earlier runs of a model on this machine."""
 
     attention: str = ""  # faster flash attention setting of one sequence, see attention.py; "" if unknown
     gpu_excess: tuple[tuple[str, int], ...] = ()  # bytes of each GPU beyond an earlier plan, see gpu_memory.py

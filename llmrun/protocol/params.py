@@ -42,7 +42,7 @@ class Slider(NamedTuple):
 
 
 class Parameter(NamedTuple):
-    """What is stated about a field of SamplingParams, besides its name, type and default."""
+    """The description of a field of SamplingParams, besides its name, type and default."""
 
     flag: str
     help: str

@@ -59,7 +59,7 @@ def read_options(type_: str, options: QuantizeOptions) -> QuantizeOptions:
         type_: as typed; "" for the best 4-bit type.
 
     Raises:
-        UsageError: an option is invalid, or two exclude each other.
+        UsageError: an option is invalid, or two can't be used together.
     """
     if options.goal and type_:
         raise UsageError("--type and a size can't be used together", why="all types follow from the size")

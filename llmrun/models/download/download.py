@@ -325,7 +325,7 @@ class _Transfer:
 
 @dataclass(frozen=True, slots=True)
 class _RangeAnswer:
-    """What a response says before its bytes."""
+    """The headers of a response to a request for a range of bytes."""
 
     total: int | None  # bytes of the file, None when not stated
     is_range: bool  # the requested one; False for the whole file
