@@ -27,7 +27,7 @@ from llmrun.models.location import find_projector
 from llmrun.models.pull import pull
 from llmrun.models.registry import load_catalogue, resolve
 from llmrun.models.store.in_use import using
-from llmrun.planning.choice import chooser
+from llmrun.planning.estimate import chooser
 from llmrun.planning.plan import LoadPreferences
 from llmrun.protocol.adapters import Adapter
 

@@ -234,7 +234,7 @@ def _cases(
 ) -> tuple[Hardware, tuple[Case, ...]]:
     """Return the machine and the cases to measure. Raise for cases that no model can run."""
     from llmrun.bench.validation import check_cases
-    from llmrun.planning.machine import this_machine
+    from llmrun.planning.hardware import this_machine
 
     hardware = this_machine(lists.workers)
     cases = wanted(lists, hardware.usable_cores, with_chat=with_chat).cases()

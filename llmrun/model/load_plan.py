@@ -16,17 +16,15 @@ from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import check
 from llmrun.model import Model
 from llmrun.models.registry import ModelSpec
-from llmrun.planning.attention import measured_attention
-from llmrun.planning.gpu_memory import known_excess
-from llmrun.planning.hardware import Hardware
-from llmrun.planning.machine import this_machine
+from llmrun.planning.hardware import Hardware, this_machine
+from llmrun.planning.measurements import known_excess, measured_attention
 from llmrun.planning.memory import UBATCH
 from llmrun.planning.pairs import DraftFile, Drafts, plan_pair
 from llmrun.planning.plan import CONTEXT_BOUNDS, LoadPreferences, Measured, Plan, scores_fit
 from llmrun.planning.speculation import AUTO, OFF, DraftPolicy
 
 if TYPE_CHECKING:
-    from llmrun.planning.settings import TunableSettings
+    from llmrun.planning.tuned import TunableSettings
     from llmrun.protocol.adapters import Adapter
     from llmrun.protocol.loading import Load
 

@@ -77,7 +77,7 @@ def load(
         if not pull:
             raise not_on_disk(fspath(name))
         from llmrun.models.pull import pull as fetch
-        from llmrun.planning.choice import chooser
+        from llmrun.planning.estimate import chooser
 
         return located.spec, fetch(located.spec, settings, on_pull, choose=chooser(settings))
 

@@ -24,8 +24,16 @@ from llmrun.planning.memory import (
     score_bytes,
     without_flash_attention,
 )
-from llmrun.planning.rpc import layer_placement, split_over_workers
-from llmrun.planning.split import ALL_LAYERS, Split, check_overrides, described, gpu_notes, split_memory
+from llmrun.planning.placement import (
+    ALL_LAYERS,
+    Split,
+    check_overrides,
+    described,
+    gpu_notes,
+    layer_placement,
+    split_memory,
+    split_over_workers,
+)
 from llmrun.protocol.devices import Gpu, selected
 from llmrun.protocol.loading import Load, LoadSettings
 from llmrun.protocol.settings import (

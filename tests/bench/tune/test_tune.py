@@ -26,8 +26,16 @@ from llmrun.model.load_plan import A_CHAT, _divided, prepare
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.plan import LoadPreferences, make_plan, margin
-from llmrun.planning.settings import TunableSettings
-from llmrun.planning.tuned import Profile, TunedSettings, choose, forget, remember, remembered, summaries
+from llmrun.planning.tuned import (
+    Profile,
+    TunableSettings,
+    TunedSettings,
+    choose,
+    forget,
+    remember,
+    remembered,
+    summaries,
+)
 from llmrun.protocol.devices import Gpu
 from llmrun.protocol.jobs.bench import BenchTest
 from llmrun.protocol.loading import Load
@@ -90,7 +98,7 @@ def test_another_build_of_llama_cpp_has_its_own(
     header: Header, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remember(TUNED, header, MACHINE, tmp_path)
-    monkeypatch.setattr("llmrun.planning.measurement_cache._build", lambda: [["libllama.so", 1, 2]])
+    monkeypatch.setattr("llmrun.planning.measurements._build", lambda: [["libllama.so", 1, 2]])
     assert remembered(header, MACHINE, tmp_path) is None
 
 
