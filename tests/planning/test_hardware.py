@@ -339,9 +339,7 @@ def test_cache_size(text: str, size: int) -> None:
 
 
 def test_numa_and_memory(sys_tree: SysTree) -> None:
-    sys_tree.write("sys/devices/system/node/node0", cpulist="0-3").write(
-        "sys/devices/system/node/node1", cpulist="4-7"
-    )
+    sys_tree.write("sys/devices/system/node/node0", cpulist="0-3").write("sys/devices/system/node/node1", cpulist="4-7")
     sys_tree.write("sys/devices/system/node", possible="0-1")
     sys_tree.write("sys/devices/system/edac/mc/mc0/dimm0", dimm_mem_type="Unknown")
     sys_tree.write("sys/devices/system/edac/mc/mc0/dimm1", dimm_mem_type="Unbuffered-DDR5")
@@ -359,9 +357,7 @@ def test_clock(sys_tree: SysTree) -> None:
     [("Discharging", "0", True), ("Charging", "1", False), ("Discharging", "1", False), ("Full", "0", False)],
 )
 def test_battery(sys_tree: SysTree, status: str, online: str, on_battery: bool) -> None:
-    sys_tree.write(f"{POWER}/BAT0", type="Battery", status=status).write(
-        f"{POWER}/AC", type="Mains", online=online
-    )
+    sys_tree.write(f"{POWER}/BAT0", type="Battery", status=status).write(f"{POWER}/AC", type="Mains", online=online)
     assert sys_tree.probe().on_battery is on_battery
 
 
