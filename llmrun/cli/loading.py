@@ -14,7 +14,7 @@ from llmrun.config import Settings, load_settings
 from llmrun.errors import UsageError
 from llmrun.gguf.pooling import refuse_answers
 from llmrun.model import Model
-from llmrun.model.load_plan import ExpectedUse, prepare
+from llmrun.model.loading import ExpectedUse, prepare
 from llmrun.models.location import find_projector, locate, not_on_disk, require_projector
 from llmrun.models.registry import ModelSpec
 from llmrun.models.store.in_use import using
@@ -81,7 +81,7 @@ def open_model(
         keeps_states: save and look up KV states.
         another: start a new engine, since the one started ahead has a model.
         embeds: load for embeddings or scores, not for answers.
-        expected: purpose; see llmrun.model.load_plan.prepare().
+        expected: purpose; see llmrun.model.loading.prepare().
         sees: images will be sent.
 
     Raises:

@@ -18,7 +18,7 @@ from llmrun.bench.tune.axes import axes_for
 from llmrun.bench.tune.search import SearchResult, Step, search
 from llmrun.errors import require_within
 from llmrun.gguf.header import Header
-from llmrun.model.load_plan import A_CHAT, prepare
+from llmrun.model.loading import A_CHAT, prepare
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.plan import CONTEXT_BOUNDS, Plan, margin
