@@ -28,9 +28,7 @@ def main() -> None:
 
             open_vocabulary_ahead(arguments[1])
         elif _loads_named_model(arguments):
-            from llmrun.planning.preload import preload
-
-            preload(arguments[1])
+            _load_ahead(arguments[1])
     from llmrun.cli.main import run
 
     run()
@@ -54,6 +52,31 @@ def _loads_named_model(arguments: list[str]) -> bool:
     """Return whether the first argument names the model to load, and no option changes its loading."""
     moved = any(word.startswith(_MOVES) for word in arguments)
     return arguments[0] in {"run", "chat", "explain"} and not arguments[1].startswith("-") and not moved
+
+
+def _load_ahead(name: str) -> None:
+    """Let the prestarted engine load a model's weights while the command line is parsed.
+
+    A guess: if it is wrong, or there is no such model, the command reports it later.
+    """
+    from contextlib import suppress
+
+    from llmrun.config import TUNE_FILE, load_settings
+    from llmrun.errors import LlmrunError
+    from llmrun.models.location import locate
+    from llmrun.runner import launch
+
+    with suppress(LlmrunError):
+        settings = load_settings()
+        path = locate(name, settings).path
+        if path is None or not path.is_file():
+            return
+        if (settings.state_dir / TUNE_FILE).exists():  # spares every other start the import
+            from llmrun.planning.tuned import loads_as_usual
+
+            if not loads_as_usual(path, settings.state_dir):
+                return
+        launch.preload(str(path.absolute()))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import llmrun
 from llmrun import errors
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.model import loading
-from llmrun.model.load_plan import prepare
+from llmrun.model.loading import prepare
 from llmrun.models.registry import ModelSpec
 from llmrun.protocol.arguments import FLAGS, KINDS, in_python
 from llmrun.protocol.jobs.beams import BeamSettings

@@ -27,7 +27,7 @@ from support.gguf_writer import tiny_model, write
 import llmrun
 from llmrun.errors import CutOffError, EngineCrashedError, UsageError
 from llmrun.model.embeddings import RankedDocument, TextVectors
-from llmrun.model.load_plan import prepare
+from llmrun.model.loading import prepare
 from llmrun.models.registry import ModelSpec
 from llmrun.protocol.jobs.beams import BeamSettings, SearchBeams
 from llmrun.protocol.messages import (

@@ -13,8 +13,7 @@ from llmrun.config import load_settings
 from llmrun.errors import LlmrunError
 from llmrun.gguf.pooling import refuse_answers
 from llmrun.model import Model
-from llmrun.planning.hardware_details import probe_details
-from llmrun.planning.machine import this_machine
+from llmrun.planning.hardware import probe_details, this_machine
 from llmrun.planning.plan import LoadPreferences
 from llmrun.planning.predict import predict, step_seconds, tensor_types, work_of
 from llmrun.planning.speed import speed_of

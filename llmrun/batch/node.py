@@ -22,12 +22,12 @@ from llmrun.batch.run import BatchRun
 from llmrun.config import load_settings
 from llmrun.errors import LlmrunError
 from llmrun.model import Model
-from llmrun.model.load_plan import prepare
+from llmrun.model.loading import prepare
 from llmrun.models.location import find_projector
 from llmrun.models.pull import pull
 from llmrun.models.registry import load_catalogue, resolve
 from llmrun.models.store.in_use import using
-from llmrun.planning.choice import chooser
+from llmrun.planning.estimate import chooser
 from llmrun.planning.plan import LoadPreferences
 from llmrun.protocol.adapters import Adapter
 

@@ -14,8 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from llmrun.bench.results import Machine
-from llmrun.planning.hardware import Hardware, probe
-from llmrun.planning.hardware_details import probe_details
+from llmrun.planning.hardware import Hardware, probe, probe_details
 from llmrun.protocol.llama_folder import llama_version
 from llmrun.system import read_text
 

@@ -22,7 +22,7 @@ from llmrun.bench.results import BenchRow, BenchWarning, ChatTimes, Limit, Machi
 from llmrun.errors import LlmrunError
 from llmrun.gguf.header import Header
 from llmrun.planning.hardware import Hardware
-from llmrun.planning.settings import waiting_environment
+from llmrun.planning.tuned import waiting_environment
 from llmrun.protocol.adapters import Adapter
 from llmrun.protocol.jobs.bench import BENCH, Bench, BenchAnswer, BenchModel, BenchResult, BenchUpdate, Repetition
 from llmrun.protocol.jobs.limits import LIMITS, MeasuredLimits, MeasureLimits

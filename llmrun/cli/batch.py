@@ -225,7 +225,7 @@ def _answering(
         return
     from llmrun.batch.local import LocalEngine
     from llmrun.cli.loading import find_model
-    from llmrun.model.load_plan import prepare
+    from llmrun.model.loading import prepare
     from llmrun.models.location import find_projector
     from llmrun.models.store.in_use import using
 

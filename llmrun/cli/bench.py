@@ -200,7 +200,7 @@ def _check_adapters(adapters: tuple[Adapter, ...], header: Header) -> None:
 
 def _spread(output: Output, spec: ModelSpec, path: Path, workers: tuple[str, ...]) -> Load:
     """Return the division of the layers between the workers, and note it."""
-    from llmrun.model.load_plan import prepare
+    from llmrun.model.loading import prepare
     from llmrun.planning.plan import LoadPreferences
 
     model = prepare(spec, path, LoadPreferences(workers=workers))
@@ -217,7 +217,7 @@ def _usual(name: str, spec: ModelSpec, path: Path, lists: BenchArguments) -> Loa
     from dataclasses import replace
 
     from llmrun.bench.run import Loading
-    from llmrun.model.load_plan import A_CHAT, prepare
+    from llmrun.model.loading import A_CHAT, prepare
     from llmrun.planning.plan import LoadPreferences
 
     preferences = with_preset(name, LoadPreferences(workers=lists.workers))
@@ -234,7 +234,7 @@ def _cases(
 ) -> tuple[Hardware, tuple[Case, ...]]:
     """Return the machine and the cases to measure. Raise for cases that no model can run."""
     from llmrun.bench.validation import check_cases
-    from llmrun.planning.machine import this_machine
+    from llmrun.planning.hardware import this_machine
 
     hardware = this_machine(lists.workers)
     cases = wanted(lists, hardware.usable_cores, with_chat=with_chat).cases()

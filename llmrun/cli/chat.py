@@ -35,7 +35,7 @@ from llmrun.cli.talk import Chat
 from llmrun.cli.tools import ToolOptions, Tools, toolbox, tooling
 from llmrun.config import load_settings
 from llmrun.errors import ResourceError, UsageError
-from llmrun.model.load_plan import A_CHAT
+from llmrun.model.loading import A_CHAT
 from llmrun.models.fingerprint import ModelFingerprint
 from llmrun.protocol.adapters import Adapter
 from llmrun.ui.prompt.input import ChatInput

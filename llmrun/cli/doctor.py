@@ -58,8 +58,7 @@ def doctor(
 def _install_gpu(output: Output, *, yes: bool) -> None:
     from llmrun.doctor.gpu_build import install, require_build
     from llmrun.doctor.trial import try_model
-    from llmrun.planning.hardware_details import probe_details
-    from llmrun.planning.machine import this_machine
+    from llmrun.planning.hardware import probe_details, this_machine
     from llmrun.protocol.llama_folder import INSTALLED, is_bundled
 
     build = require_build(probe_details().graphics)

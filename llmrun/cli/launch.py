@@ -255,7 +255,7 @@ def _choose_model(named: str | None = None) -> tuple[str, int]:
     from llmrun.gguf.pooling import makes_embeddings
     from llmrun.gguf.reader import read_header
     from llmrun.models.store.store import all_models
-    from llmrun.planning.machine import this_machine
+    from llmrun.planning.hardware import this_machine
     from llmrun.planning.plan import LoadPreferences, make_plan
 
     hardware, choices = this_machine(), []

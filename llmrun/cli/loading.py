@@ -14,11 +14,11 @@ from llmrun.config import Settings, load_settings
 from llmrun.errors import UsageError
 from llmrun.gguf.pooling import refuse_answers
 from llmrun.model import Model
-from llmrun.model.load_plan import ExpectedUse, prepare
+from llmrun.model.loading import ExpectedUse, prepare
 from llmrun.models.location import find_projector, locate, not_on_disk, require_projector
 from llmrun.models.registry import ModelSpec
 from llmrun.models.store.in_use import using
-from llmrun.planning.gpu_memory import compare_allocated
+from llmrun.planning.measurements import compare_allocated
 from llmrun.planning.pairs import DraftFile
 from llmrun.protocol.loading import LoadProgress
 from llmrun.protocol.sizes import readable_size
@@ -81,7 +81,7 @@ def open_model(
         keeps_states: save and look up KV states.
         another: start a new engine, since the one started ahead has a model.
         embeds: load for embeddings or scores, not for answers.
-        expected: purpose; see llmrun.model.load_plan.prepare().
+        expected: purpose; see llmrun.model.loading.prepare().
         sees: images will be sent.
 
     Raises:
@@ -153,7 +153,7 @@ def fetch(output: Output, spec: ModelSpec, settings: Settings, *, yes: bool) -> 
         UsageError: the download is large, and there is no terminal to ask on.
     """
     from llmrun.models.pull import pull
-    from llmrun.planning.choice import chooser
+    from llmrun.planning.estimate import chooser
     from llmrun.ui.terminal.progress import download_progress
 
     def on_size(n_bytes: int | None) -> None:

@@ -70,7 +70,7 @@ def _show_download_size(output: Output, spec: ModelSpec, settings: Settings) -> 
     """
     from llmrun.models import hub
     from llmrun.models.pull import find_offer
-    from llmrun.planning.choice import chooser
+    from llmrun.planning.estimate import chooser
 
     if spec.repository is None:
         raise UsageError(f"{spec.name} has no repository, so its download is unknown")
@@ -244,8 +244,7 @@ def _facts(estimate: ModelEstimate | None) -> dict[str, Any]:
 
 def _hardware() -> Hardware:
     """Return this machine, without its GPUs if llama.cpp can't be loaded."""
-    from llmrun.planning.hardware import probe
-    from llmrun.planning.machine import this_machine
+    from llmrun.planning.hardware import probe, this_machine
 
     try:
         return this_machine()

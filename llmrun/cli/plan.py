@@ -63,7 +63,7 @@ def plan(
     """
     from llmrun.gguf.pooling import makes_embeddings
     from llmrun.planning.estimate import contexts_for, look_ahead, parse_contexts, types_of
-    from llmrun.planning.machine import this_machine
+    from llmrun.planning.hardware import this_machine
     from llmrun.planning.plan import LoadPreferences
     from llmrun.planning.speculation import read_draft_source
     from llmrun.ui.views.plan import show_estimates
@@ -113,7 +113,7 @@ def _propose(output: Output, *, is_alone: bool) -> None:
     from llmrun.models.registry import load_catalogue
     from llmrun.models.store.store import all_models
     from llmrun.planning.catalogue import Estimates, propose
-    from llmrun.planning.machine import this_machine
+    from llmrun.planning.hardware import this_machine
     from llmrun.planning.predict import main_type
     from llmrun.ui.views.plan import show_proposals
 
@@ -174,7 +174,7 @@ def _draft(name: str, header: Header, settings: Settings) -> Header:
 def _chosen(spec: ModelSpec, candidates: list[QuantCandidate], hardware: Hardware) -> tuple[str | None, str]:
     """Return the quant that `llmrun run` would use, None if none fits, and the reason, "" if there was no choice."""
     from llmrun.errors import OutOfMemoryError
-    from llmrun.planning.choice import best, is_open
+    from llmrun.planning.estimate import best, is_open
 
     if not is_open(spec):
         return next(one.quant for one in candidates if one.exact), ""
@@ -239,7 +239,7 @@ def _gpu_speeds(
 
 
 def _speed(output: Output, hardware: Hardware, types: Collection[str], settings: Settings) -> MachineSpeed | None:
-    from llmrun.planning.hardware_details import probe_details
+    from llmrun.planning.hardware import probe_details
     from llmrun.planning.speed import speed_of
     from llmrun.ui.terminal.activity import Activity
 

@@ -22,7 +22,7 @@ from llmrun.cli.replacing import check_output_file
 from llmrun.cli.sampling import SAMPLING_OPTIONS, sampling_rows
 from llmrun.errors import CancelledError, CutOffError, LlmrunError, UsageError, require_within
 from llmrun.model.chat_model import ChatModel, loaded_locally
-from llmrun.model.load_plan import ExpectedUse
+from llmrun.model.loading import ExpectedUse
 from llmrun.protocol.jobs.beams import BeamSettings
 from llmrun.protocol.messages import AnswerRequest, Finished, Message, TextDelta
 from llmrun.protocol.params import SamplingParams

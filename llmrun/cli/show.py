@@ -160,7 +160,7 @@ def _remote_facts(output: Output, spec: ModelSpec, settings: Settings) -> dict[s
     if spec.url is not None:
         return {**header_facts(read_remote_header(spec.url, on_note=output.note)), "path": None, "url": spec.url}
     assert spec.repository is not None, "neither path nor link"
-    from llmrun.planning.choice import choose
+    from llmrun.planning.estimate import choose
 
     found = hub.repository_files(spec.repository, spec.revision, settings, output.note)
     parts = choose(spec, found, settings, output.note)

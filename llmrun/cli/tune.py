@@ -50,7 +50,7 @@ def tune(
     from llmrun.bench.tune import run as search
     from llmrun.gguf.reader import read_header
     from llmrun.gguf.rules import check
-    from llmrun.planning.machine import this_machine
+    from llmrun.planning.hardware import this_machine
     from llmrun.planning.plan import LoadPreferences
     from llmrun.ui.views.tune import TuneView, as_json, show_fast_copy, show_outcome
 
@@ -95,7 +95,7 @@ def _fast_copy(header: Header, hardware: Hardware, folder: Path) -> FastCopy | N
 
     Measures the kernels of both types once; None on a busy machine, where the figures would be wrong.
     """
-    from llmrun.planning.hardware_details import probe_details
+    from llmrun.planning.hardware import probe_details
     from llmrun.planning.speed import BUSY, speed_of
     from llmrun.quantize.fast_copy import fast_copy, has_slow_prompts
     from llmrun.quantize.types import COPY_TYPE
@@ -112,7 +112,7 @@ def _fast_copy(header: Header, hardware: Hardware, folder: Path) -> FastCopy | N
 def _plan(header: Header, hardware: Hardware, preferences: LoadPreferences, folder: Path, name: str) -> Plan:
     """Return the plan with memory for the largest micro-batch to try, or for the usual one."""
     from llmrun.bench.tune.axes import most_ubatch
-    from llmrun.planning.attention import measured_attention
+    from llmrun.planning.measurements import measured_attention
     from llmrun.planning.plan import Measured, make_plan
 
     measured = Measured(measured_attention(header, hardware, folder))

@@ -1,6 +1,6 @@
 """Architectures that can be converted, and the names of their tensors in checkpoints and in GGUF files.
 
-Owns the tables; must not know how values are read or written. The GGUF names are those of llama.cpp's own converter.
+The GGUF names are those of llama.cpp's own converter.
 Every tensor of a table must be in the model, and every tensor of the model in a table: none is dropped silently.
 """
 
@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from llmrun.convert.config import Config
-from llmrun.convert.folder import Json
+from llmrun.convert.folder import Config, Json
 from llmrun.errors import BadModelError, UsageError
 
 ANOTHER_WAY = "llama.cpp's own converter may know it: add --with PATH/convert_hf_to_gguf.py"

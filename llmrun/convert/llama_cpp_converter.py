@@ -1,6 +1,6 @@
 """Conversion by llama.cpp's own script in the user's Python with torch, for models that llmrun's converter refuses.
 
-Owns the script's process and the verification of its file before the rename; must not know architectures.
+The script's file is verified before it gets its name.
 """
 
 from __future__ import annotations

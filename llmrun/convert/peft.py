@@ -1,7 +1,6 @@
 """Conversion of a PEFT folder (adapter_config.json, adapter_model.safetensors) to the GGUF file of a LoRA adapter.
 
-Owns the list of PEFT features that GGUF can represent. The tensors equal the ones that llama.cpp's
-convert_lora_to_gguf.py writes; features that it drops silently are refused.
+The tensors equal the ones that llama.cpp's convert_lora_to_gguf.py writes; features that it drops silently are refused.
 """
 
 from __future__ import annotations
@@ -14,17 +13,23 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from llmrun.convert.architectures import FAMILIES, Family, bare_name, find_family, required_tensors, text_config
-from llmrun.convert.card import adapter_metadata
-from llmrun.convert.config import Config
-from llmrun.convert.encode import to_float32
-from llmrun.convert.folder import Folder, is_file, open_regular
+from llmrun.convert.checkpoint import (
+    CheckpointTensor,
+    TensorSource,
+    array_source,
+    map_values,
+    permute_heads,
+    read_table,
+    stored_source,
+    to_float32,
+)
+from llmrun.convert.folder import Config, Folder, is_file, open_regular
+from llmrun.convert.gguf_file import OnProgress, OutputTensor, embeddings_name, output_tensor, write_model
 from llmrun.convert.hyperparameters import MAX_WIDTH, Bounds, read_shape
-from llmrun.convert.job import QUANTIZATION_VERSION, ConvertedModel, read_config
-from llmrun.convert.safetensors import CheckpointTensor, read_table
-from llmrun.convert.sources import TensorSource, array_source, map_values, permute_heads, stored_source
-from llmrun.convert.tensors import OutputTensor, embeddings_name, output_tensor
-from llmrun.convert.write import OnProgress, write_model
+from llmrun.convert.job import QUANTIZATION_VERSION, ConvertedModel, adapter_metadata, read_config
 from llmrun.errors import BadModelError, ModelNotFoundError, UsageError, listed
 from llmrun.gguf.adapter import adapter_facts, check_fits, ties_embeddings
 from llmrun.gguf.header import Header
@@ -252,8 +257,6 @@ def _refuse_tensors(names: list[str]) -> None:
 def _pair(
     name: str, bare: str, a: TensorSource, b: TensorSource, scale: float, base: BaseModel, kind: str
 ) -> Iterator[OutputTensor]:
-    import numpy as np
-
     if bare == embeddings_name(base.family):  # llama.cpp gets rows of A
         a = array_source(a.name, to_float32(np.concatenate(list(a.chunks(1))), a.kind).T)
     if base.family.permutes and bare.endswith(("q_proj.weight", "k_proj.weight")):

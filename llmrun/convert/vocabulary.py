@@ -1,9 +1,9 @@
 """A model's vocabulary in llama.cpp's form: texts, types, and scores or merges.
 
-Owns the choice of the tokenizer file, and the supported kinds: byte-level BPE (tokenizer.json), SentencePiece BPE
-(tokenizer.model or tokenizer.json), SentencePiece unigram (tokenizer.model) and WordPiece (BERT). Rules for the text
-that llama.cpp does not have are written as engine/llama/text_rules.py reads them; what can't be kept is refused. The
-number of tokens equals the number of rows of the embeddings; rows without a token become padding.
+The supported kinds are byte-level BPE (tokenizer.json), SentencePiece BPE (tokenizer.model or tokenizer.json),
+SentencePiece unigram (tokenizer.model) and WordPiece (BERT). Rules for the text that llama.cpp does not have are
+written as engine/llama/text_rules.py reads them; what can't be kept is refused. The number of tokens equals the number
+of rows of the embeddings; rows without a token become padding.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import json
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
-from llmrun.convert import pretokenizer
 from llmrun.convert.architectures import ANOTHER_WAY
 from llmrun.convert.folder import Folder, Json
 from llmrun.convert.sentencepiece import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, read_pieces
@@ -239,7 +238,7 @@ def _byte_level(tokenizer: Json, folder: Folder, tokens: _Tokens) -> dict[str, A
     model = _model_of(tokenizer, "BPE")
     _check_affixes(model)
     steps = _steps(tokenizer.get("normalizer"))
-    pre = pretokenizer.find_name(tokenizer.get("pre_tokenizer"), ignores_merges=bool(model.get("ignore_merges")))
+    pre = pretokenizer_name(tokenizer.get("pre_tokenizer"), ignores_merges=bool(model.get("ignore_merges")))
     added = _added(folder, tokenizer)
     for text, number in _vocabulary_of(model, tokens, added).items():
         tokens.put(number, text, NORMAL, 0.0)
@@ -311,6 +310,96 @@ def _merges(model: Json) -> list[str]:
     if not found:
         raise BadModelError("tokenizer.json has no merges")
     return found
+
+
+# ---- its pre-tokenizer, which splits text into words before merges
+#
+# llama.cpp has a fixed list of pre-tokenizers with built-in regular expressions (llama-vocab.cpp). Its own converter
+# recognizes a vocabulary by a checksum of test ids. Here the description is compared, so a model with another
+# vocabulary and the same rules converts too. An unknown pre-tokenizer is refused: text would be split wrongly.
+
+_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3 = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _SPACES
+_QWEN2 = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _SPACES
+_QWEN35 = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|" + _SPACES
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_LEAD = r"[^\r\n\p{L}\p{N}]?"
+_TEKKEN = (
+    f"{_LEAD}{_UPPER}*{_LOWER}+|{_LEAD}{_UPPER}+{_LOWER}*" + r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _SPACES
+)  # fmt: skip
+_GPT4O = (
+    f"{_LEAD}{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|{_LEAD}{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _SPACES
+)
+_DEEPSEEK3 = (
+    r"\p{N}{1,3}",
+    "[一-龥぀-ゟ゠-ヿ]+",
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^"""
+    "\r\n" + r"\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[" + "\r\n" + r"]*|\s*[" + "\r\n" + r"]+|\s+(?!\S)|\s+",
+)
+_GPT2, _DIGITS = "ByteLevel", "Digits"  # steps without a regular expression of their own
+
+# Steps, and "ignore_merges" (a word that is a token needs no merges; None for either value) -> llama.cpp's name.
+_NAMES: dict[tuple[tuple[str, ...], bool | None], str] = {
+    ((_LLAMA3,), True): "llama-bpe",
+    ((_LLAMA3,), False): "dbrx",
+    ((_QWEN2,), False): "qwen2",
+    ((_QWEN35,), False): "qwen35",
+    ((_GPT2,), False): "gpt-2",
+    ((_DIGITS, _GPT2), False): "smollm",
+    ((_TEKKEN,), True): "tekken",
+    ((_GPT4O,), None): "gpt-4o",
+    (_DEEPSEEK3, False): "deepseek-v3",
+}
+_MAX_DEPTH = 8
+
+
+def pretokenizer_name(description: Any, *, ignores_merges: bool) -> str:
+    """Return llama.cpp's name for a pre-tokenizer.
+
+    Args:
+        description: "pre_tokenizer" of tokenizer.json.
+        ignores_merges: "ignore_merges" of the model in tokenizer.json.
+
+    Raises:
+        UsageError: llama.cpp has no equivalent one.
+    """
+    steps = tuple(_split_steps(description, _MAX_DEPTH))
+    name = _NAMES.get((steps, ignores_merges)) or _NAMES.get((steps, None))
+    if name is None:
+        shown = " then ".join(step if len(step) < 200 else step[:200] + "…" for step in steps) or "nothing"
+        _refuse_pretokenizer(f"it splits by {shown}{', and ignores merges' if ignores_merges else ''}")
+    return name
+
+
+def _split_steps(description: Any, depth: int) -> list[str]:
+    kind = description.get("type") if isinstance(description, dict) else None
+    if kind == "Sequence" and depth and isinstance(description.get("pretokenizers"), list):
+        return [step for part in description["pretokenizers"] for step in _split_steps(part, depth - 1)]
+    if kind == "ByteLevel":
+        if description.get("add_prefix_space"):
+            _refuse_pretokenizer("it prepends a space to the text")
+        return [_GPT2] if description.get("use_regex", True) else []
+    if kind == "Digits" and description.get("individual_digits"):
+        return [_DIGITS]
+    if kind != "Split":
+        _refuse_pretokenizer(f"it has a step {str(kind)[:80]!r}")
+    return [_split_pattern(description)]
+
+
+def _split_pattern(description: dict[str, Any]) -> str:
+    pattern = description.get("pattern")
+    regex = pattern.get("Regex") if isinstance(pattern, dict) else None
+    mode = (description.get("behavior"), bool(description.get("invert")))
+    # An expression that matches every character splits the same way in both modes.
+    if not isinstance(regex, str) or mode not in (("Isolated", False), ("Removed", True)):
+        _refuse_pretokenizer(f"it splits at {str(pattern)[:120]} with {mode[0]!r}")
+    return regex
+
+
+def _refuse_pretokenizer(reason: str) -> NoReturn:
+    raise UsageError("llama.cpp has no such pre-tokenizer", why=reason, hint=ANOTHER_WAY)
 
 
 # ---- SentencePiece

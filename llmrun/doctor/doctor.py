@@ -22,8 +22,7 @@ from llmrun.doctor.gpu_build import GpuBuild, gpu_build
 from llmrun.doctor.trial import TrialResult
 from llmrun.errors import LlmrunError, ResourceError
 from llmrun.models.registry import load_catalogue
-from llmrun.planning.hardware import Hardware, probe
-from llmrun.planning.hardware_details import Details, probe_details
+from llmrun.planning.hardware import Details, Hardware, probe, probe_details
 from llmrun.protocol.jobs import Empty
 from llmrun.protocol.jobs.build import BUILD, Build
 from llmrun.protocol.llama_folder import INSTALLED, is_bundled, library_folder, llama_version

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from llmrun.config import Settings
 from llmrun.errors import LlmrunError
 from llmrun.model import Model
-from llmrun.model.load_plan import prepare
+from llmrun.model.loading import prepare
 from llmrun.models.location import locate
 from llmrun.models.registry import ModelSpec, load_catalogue
 from llmrun.models.store.store import Store

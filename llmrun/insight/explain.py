@@ -13,7 +13,7 @@ from llmrun.bench.results import Limit
 from llmrun.errors import LlmrunError
 from llmrun.gguf.header import Header
 from llmrun.model import Model
-from llmrun.planning.machine import this_machine
+from llmrun.planning.hardware import this_machine
 from llmrun.protocol.jobs import JobKind
 from llmrun.protocol.jobs.bench import BenchTest
 from llmrun.protocol.jobs.explain import EXPLAIN, ExplainRun, RunCollected

@@ -22,8 +22,8 @@ from llmrun.models.fingerprint import ModelFingerprint, fingerprint_file
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.pairs import DraftFile
 from llmrun.planning.plan import Plan
-from llmrun.planning.settings import waiting_environment
 from llmrun.planning.speculation import DraftPolicy
+from llmrun.planning.tuned import waiting_environment
 from llmrun.protocol import questions
 from llmrun.protocol.answer import with_beginnings
 from llmrun.protocol.arguments import checked, refuse_unknown
@@ -39,7 +39,7 @@ from llmrun.runner.launch import EngineHandle, launch
 
 if TYPE_CHECKING:
     from llmrun.model.embeddings import EmbedOptions, RankedDocument, TextVectors
-    from llmrun.planning.settings import TunableSettings
+    from llmrun.planning.tuned import TunableSettings
     from llmrun.protocol.adapters import Adapter
     from llmrun.protocol.messages import Tool
 

@@ -1,21 +1,26 @@
-"""Estimates of memory and speed for each quant of a model before a download: the rows of `llmrun plan` as data.
+"""Memory and speed of each quant of a model before a download: the rows of `llmrun plan`, and the choice of a quant.
 
-The arithmetic is memory.py's and predict.py's, the choices are plan.py's.
+The arithmetic is memory.py's and predict.py's. A name that leaves the quant open gets the same one from pull, show, run
+and plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from llmrun.config import Settings, load_settings
 from llmrun.errors import LlmrunError, OutOfMemoryError, UsageError
 from llmrun.gguf.header import Header
+from llmrun.models import hub
+from llmrun.models.download.remote import read_remote_header
 from llmrun.models.download.transfer import OnNote, ignore_note
+from llmrun.models.hub_api import login_hint, token
 from llmrun.models.registry import ModelSpec
-from llmrun.planning.hardware import Hardware
+from llmrun.planning.hardware import Hardware, probe_details, this_machine
 from llmrun.planning.memory import memory, repacked_types
 from llmrun.planning.pairs import ResizedHeader
 from llmrun.planning.plan import (
@@ -37,10 +42,13 @@ from llmrun.planning.predict import (
     work_of,
     work_of_quant,
 )
+from llmrun.planning.speed import remembered, speed_of
 from llmrun.protocol.jobs.kernels import MachineSpeed
+from llmrun.protocol.sizes import readable_size
 
 if TYPE_CHECKING:
     from llmrun.models.hub import Repository
+
 
 CONTEXTS = (4096, 8192, 32_768)
 """Context windows to estimate besides that of training, in tokens."""
@@ -111,9 +119,6 @@ def remote_candidates(spec: ModelSpec, settings: Settings, on_note: OnNote = ign
         NetworkError: the hub can't be reached.
         ModelNotFoundError: there is no such repository, or no model in it.
     """
-    from llmrun.models import hub
-    from llmrun.models.download.remote import read_remote_header
-
     if spec.url is not None:
         header = read_remote_header(spec.url, on_note=on_note)
         return [QuantCandidate(header.quant, header.path.name, header.file_size, header, True)]
@@ -134,10 +139,6 @@ def candidates_of(
         NetworkError: the header can't be read.
         ModelNotFoundError: there is no such file or quant, or no model.
     """
-    from llmrun.models import hub
-    from llmrun.models.download.remote import read_remote_header
-    from llmrun.models.hub_api import login_hint, token
-
     chosen = hub.choose(spec, found.files)
     url = hub.file_url(settings, found.id, found.commit, chosen[0].name)
     header = read_remote_header(url, token=token(), login_hint=login_hint(settings, found.id), on_note=on_note)
@@ -266,10 +267,6 @@ def predicted_rate(header: Header, depth: int, *, measures: bool = False) -> flo
     Args:
         measures: measure this machine if it never was; that takes some seconds.
     """
-    from llmrun.planning.hardware_details import probe_details
-    from llmrun.planning.machine import this_machine
-    from llmrun.planning.speed import remembered, speed_of
-
     candidate, folder = local_candidate(header.path, header), load_settings().state_dir
     try:
         hardware = this_machine()
@@ -297,3 +294,81 @@ def parse_contexts(text: str) -> tuple[int, ...]:
             raise UsageError(f"invalid --ctx {part}", why=why, hint="--ctx 4096,32k")
         found.append(int(digits) * factor)
     return tuple(found)
+
+
+WORTHWHILE_CONTEXT = 4096
+"""Tokens; below them, a better quant is not worth its shorter conversations."""
+
+
+def is_open(spec: ModelSpec) -> bool:
+    """Return whether the name leaves the quant open."""
+    return spec.any_quant or (spec.filename is None and spec.quant is None)
+
+
+def chooser(settings: Settings, on_note: OnNote = ignore_note) -> Callable[[ModelSpec, hub.Repository], hub.Parts]:
+    """Return choose() with these settings."""
+    return partial(choose, settings=settings, on_note=on_note)
+
+
+def choose(spec: ModelSpec, found: hub.Repository, settings: Settings, on_note: OnNote) -> hub.Parts:
+    """Return the files of a repository for this machine; of a split model all parts, in order.
+
+    Args:
+        on_note: called with one line about the choice of a quant.
+
+    Raises:
+        ModelNotFoundError: there is no such file or quant; lists the others.
+        OutOfMemoryError: the name leaves the quant open, and none fits.
+        NetworkError: the header can't be read.
+    """
+    if not is_open(spec):
+        return hub.choose(spec, found.files)
+    chosen, why = best(
+        candidates_of(spec, found, settings, on_note), this_machine(), spec.alias or spec.repository or ""
+    )
+    if why:
+        on_note(why)
+    return hub.offers(spec, found.files)[chosen.quant]
+
+
+def best(candidates: Sequence[QuantCandidate], hardware: Hardware, name: str) -> tuple[QuantCandidate, str]:
+    """Return the best quant and the reason in one line; "" if there is nothing to choose.
+
+    The usual one if it fits with WORTHWHILE_CONTEXT, else the largest that does, else the largest that fits at all.
+
+    Args:
+        candidates: all quants of one model; the usual one has its own header.
+        name: the model's, for hints.
+
+    Raises:
+        OutOfMemoryError: no quant fits.
+    """
+    usual = next(one for one in candidates if one.exact)
+    n_ctx = min(trained_context(usual.header), WORTHWHILE_CONTEXT)
+    rows = [(one, look_ahead(one, hardware, None, (n_ctx,))) for one in candidates]
+    roomy = [one for one, row in rows if row.contexts[0].fits]
+    if usual in roomy:
+        others = ", ".join(f"{one.quant} ({readable_size(one.n_bytes)})" for one in candidates)
+        return usual, f"{usual.quant} of {others}: the usual choice, good answers for its size" if rows[1:] else ""
+    fitting = roomy or [one for one, row in rows if row.n_ctx]
+    if not fitting:
+        raise _nothing_fits(min(candidates, key=lambda one: one.n_bytes), hardware, name)
+    chosen = max(fitting, key=lambda one: one.n_bytes)
+    return chosen, (
+        f"{chosen.quant} ({readable_size(chosen.n_bytes)}): {usual.quant} with {readable_size(usual.n_bytes)} "
+        f"and a KV cache of {n_ctx:,} tokens does not fit into {_room(hardware)}"
+    )
+
+
+def _nothing_fits(smallest: QuantCandidate, hardware: Hardware, name: str) -> OutOfMemoryError:
+    return OutOfMemoryError(
+        f"no quant of {name} fits into memory",
+        why=f"the smallest, {smallest.quant}, takes {readable_size(smallest.n_bytes)}; {_room(hardware)} are free",
+        hint=f"use a smaller model, or name a quant to use it all the same: {name}:{smallest.quant}",
+    )
+
+
+def _room(hardware: Hardware) -> str:
+    """Return e.g. "5.5 GB of memory and 8.0 GB on GPUs"."""
+    on_gpus = f" and {readable_size(hardware.gpu_memory_free)} on GPUs" if hardware.gpu_memory_free else ""
+    return f"{readable_size(hardware.memory_available)} of memory{on_gpus}"

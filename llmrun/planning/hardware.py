@@ -1,23 +1,32 @@
-"""The processors and memory that this process may use: facts, neither measured nor guessed.
+"""The processors, memory and GPUs that this process may use: facts, neither measured nor guessed.
 
-Must not know models or plans. Parsers are pure functions of text, so that an odd machine is a string in a test. Every
-first answer waits for this, and procfs and sysfs are quick.
+Parsers are pure functions of text, so that an odd machine is a string in a test. Every first answer waits for probe();
+procfs and sysfs are quick. probe_details() has what no answer waits for, and this_machine() asks an engine for GPUs.
 """
 
 from __future__ import annotations
 
 import os
+import platform
+import re
+import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmrun.protocol.devices import Gpu
+from llmrun.protocol.jobs import Empty
+from llmrun.protocol.jobs.build import BUILD
+from llmrun.protocol.llama_folder import library_folder
+from llmrun.runner import client, launch
 from llmrun.system import read_text
 
 if TYPE_CHECKING:
     from llmrun.runner.workers import RpcWorker
+
 
 # Instructions with kernels in ggml, in the spelling of /proc/cpuinfo: x86 first, then Arm.
 INTERESTING_FLAGS = (
@@ -106,8 +115,6 @@ def _allowed_cpus() -> frozenset[int]:
 
 
 def _probe_linux(root: Path, allowed: frozenset[int]) -> Hardware:
-    import platform
-
     name, flags = parse_cpuinfo(read_text(root / "proc/cpuinfo", _CPUINFO_BYTES))
     devices = root / "sys/devices"
     online = parse_cpu_list(read_text(devices / "system/cpu/online")) or allowed
@@ -262,10 +269,7 @@ _SYSCTL_NAMES = (
 
 
 def _probe_macos() -> Hardware:
-    import platform
-    import subprocess
-
-    import psutil  # type: ignore[import-untyped,unused-ignore]
+    import psutil  # type: ignore[import-untyped,unused-ignore]  # Linux needs none of it
 
     names = [part for name in _SYSCTL_NAMES for part in ("-i", name)]
     ran = subprocess.run(["/usr/sbin/sysctl", *names], capture_output=True, text=True, check=False)
@@ -299,8 +303,6 @@ def parse_sysctl(text: str, machine: str, available: int) -> Hardware:
 
 
 def _probe_elsewhere() -> Hardware:
-    import platform
-
     import psutil  # type: ignore[import-untyped,unused-ignore]
 
     memory = psutil.virtual_memory()
@@ -314,3 +316,139 @@ def _probe_elsewhere() -> Hardware:
         memory_total=int(memory.total),
         memory_available=int(memory.available),
     )
+
+
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "": 1}
+_DISPLAY = "0x03"  # PCI class of graphics cards, also of those without a screen
+_MAKERS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
+_FIRST_CPU = "sys/devices/system/cpu/cpu0"
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """Further facts of the machine. Sizes are in bytes."""
+
+    l2_cache: int = 0  # of one core
+    last_cache: int = 0  # the last-level cache of one core
+    numa_nodes: int = 0
+    memory_kind: str = ""  # e.g. "DDR5"
+    on_battery: bool | None = None
+    governor: str = ""  # of the processor's clock, e.g. "performance"
+    throttled: int | None = None  # times that heat slowed the processor down since the start
+    graphics: tuple[str, ...] = ()  # makers of the graphics cards, usable or not, e.g. ("NVIDIA",)
+
+
+def probe_details(root: Path = Path("/")) -> Details:
+    """Return the details of this machine.
+
+    Args:
+        root: mount point of sys; tests put samples there.
+    """
+    if not sys.platform.startswith("linux"):
+        return Details()
+    caches = dict(_caches(root))
+    throttle = read_text(root / _FIRST_CPU / "thermal_throttle/core_throttle_count")
+    return Details(
+        l2_cache=caches.get(2, 0),
+        last_cache=max(caches.values(), default=0),
+        numa_nodes=len(list(_entries(root / "sys/devices/system/node", r"node\d+"))),
+        memory_kind=_memory_kind(root),
+        on_battery=_on_battery(root),
+        governor=read_text(root / _FIRST_CPU / "cpufreq/scaling_governor"),
+        throttled=int(throttle) if throttle.isdecimal() else None,
+        graphics=tuple(_graphics(root)),
+    )
+
+
+def _entries(folder: Path, pattern: str) -> Iterator[Path]:
+    try:
+        names = sorted(entry.name for entry in folder.iterdir())
+    except OSError:
+        return
+    for name in names:
+        if re.fullmatch(pattern, name):
+            yield folder / name
+
+
+def _caches(root: Path) -> Iterator[tuple[int, int]]:
+    """Yield level and size of the first core's data caches."""
+    for entry in _entries(root / _FIRST_CPU / "cache", r"index\d+"):
+        level, size = read_text(entry / "level"), parse_cache_size(read_text(entry / "size"))
+        if level.isdecimal() and size and read_text(entry / "type") != "Instruction":
+            yield int(level), size
+
+
+def parse_cache_size(text: str) -> int:
+    """Return the bytes of sysfs's "2048K"; 0 for other text."""
+    found = re.fullmatch(r"(\d+)([KMG]?)", text)
+    return int(found[1]) * _UNITS[found[2]] if found else 0
+
+
+def _memory_kind(root: Path) -> str:
+    """Return the kind of memory from an EDAC driver, which needs no root; "" without one."""
+    for controller in _entries(root / "sys/devices/system/edac/mc", r"mc\d+"):
+        for module in _entries(controller, r"(dimm|rank)\d+"):
+            kind = read_text(module / "dimm_mem_type")
+            if kind and kind != "Unknown":
+                return kind.removeprefix("Unbuffered-").removeprefix("Registered-")
+    return ""
+
+
+def _on_battery(root: Path) -> bool | None:
+    """Return whether a battery is discharging; None without a battery."""
+    supplies = list(_entries(root / "sys/class/power_supply", r".+"))
+    # A mouse has a battery too, whose scope is "Device".
+    batteries = [
+        path for path in supplies if read_text(path / "type") == "Battery" and read_text(path / "scope") != "Device"
+    ]
+    mains = [read_text(path / "online") for path in supplies if read_text(path / "type") in {"Mains", "USB"}]
+    if not batteries:
+        return None
+    if "1" in mains:
+        return False
+    return any(read_text(path / "status") == "Discharging" for path in batteries)
+
+
+def _graphics(root: Path) -> Iterator[str]:
+    """Yield the maker of each graphics card on the PCI bus, with or without a driver."""
+    for device in _entries(root / "sys/bus/pci/devices", r".+"):
+        maker = _MAKERS.get(read_text(device / "vendor"))
+        if maker and read_text(device / "class").startswith(_DISPLAY):
+            yield maker
+
+
+_MOST_SECONDS = 60.0  # the first start of a driver may take ten
+_BACKEND = re.compile(r"(?:lib)?ggml-(\w+?)\.(?:so|dylib|dll)$")
+_WITHOUT_GPU = re.compile(r"base|blas|cpu\w*|zdnn|zendnn|rpc")
+
+
+def this_machine(workers: Sequence[str] = ()) -> Hardware:
+    """Return the current state of the machine, with GPUs and their free memory.
+
+    Args:
+        workers: endpoints of RPC workers to ask.
+
+    Raises:
+        EngineCrashedError: llama.cpp can't be loaded.
+        NetworkError: a worker can't be used.
+    """
+    hardware = probe()
+    if workers:
+        from llmrun.runner.workers import ask_all  # few name any
+
+        hardware = replace(hardware, workers=ask_all(workers))
+    return _with_gpus(hardware) if is_built_for_gpus(library_folder()) else hardware
+
+
+def is_built_for_gpus(folder: Path | None) -> bool:
+    """Return whether a folder has a library of llama.cpp that computes on GPUs."""
+    found = [_BACKEND.match(file.name) for file in folder.iterdir()] if folder and folder.is_dir() else []
+    return any(each and not _WITHOUT_GPU.fullmatch(each[1]) for each in found)
+
+
+def _with_gpus(hardware: Hardware) -> Hardware:
+    """Ask this command's prestarted engine, if any: it may have begun to fill a GPU."""
+    is_own = not launch.has_prestarted or not client.prestarted().alive
+    engine = client.EngineClient() if is_own else client.prestarted()
+    with closing(engine) if is_own else nullcontext():
+        return replace(hardware, gpus=engine.do(BUILD, Empty(), seconds=_MOST_SECONDS if is_own else None).gpus)

@@ -16,8 +16,17 @@ from typing import Any
 from llmrun.config import STEPS_FILE
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.gguf.header import Header
-from llmrun.planning import attention, measurement_cache
 from llmrun.planning.hardware import Hardware
+from llmrun.planning.measurements import (
+    can_compare_attention,
+    drop_entry,
+    find_entry,
+    forget_attention,
+    keep_entry,
+    measured_attention,
+    model_key,
+    remember_attention,
+)
 from llmrun.protocol.codec import from_json
 from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import Event, Finished, Stats
@@ -104,7 +113,7 @@ class DraftPolicy:
     def times(self) -> tuple[StepTime, ...]:
         """The measured times of decode steps; () if they are not measured yet."""
         if self._times is None:
-            entry = measurement_cache.find(self._path, self._key) if self._path.exists() else None
+            entry = find_entry(self._path, self._key) if self._path.exists() else None
             self._times = _read_times(entry) if entry else ()
         return self._times
 
@@ -166,8 +175,8 @@ class DraftPolicy:
         """Flash attention on and off can be compared here, and were not."""
         if self._lacks_attention is None:
             header, hardware, folder = self._header, self._hardware, self._folder
-            is_known = attention.measured_attention(header, hardware, folder)
-            self._lacks_attention = attention.can_be_measured(hardware, self._load) and not is_known
+            is_known = measured_attention(header, hardware, folder)
+            self._lacks_attention = can_compare_attention(hardware, self._load) and not is_known
         return self._lacks_attention
 
     def noticing(self, events: Iterator[Event]) -> Iterator[Event]:
@@ -196,8 +205,8 @@ class DraftPolicy:
             self._times, self._lacks_attention = (), None
             slowest = _SURPRISE * stats.decode_seconds / stats.decode_steps
             with suppress(LlmrunError):  # the folder can't be written
-                measurement_cache.drop(self._path, self._key)
-                attention.forget(self._header, self._hardware, self._folder, slowest)
+                drop_entry(self._path, self._key)
+                forget_attention(self._header, self._hardware, self._folder, slowest)
         self._surprises = self._surprises + 1 if ratio >= _SURPRISE and self._load.n_seq_max == 1 else 0
         return not self._times or self._surprises >= _MOST_SURPRISES
 
@@ -233,13 +242,13 @@ class DraftPolicy:
         """
         if attention_times:
             self._lacks_attention = False
-            attention.remember(attention_times, self._header, self._hardware, self._folder)
+            remember_attention(attention_times, self._header, self._hardware, self._folder)
         if not times:
             return False
         self._times, self._surprises = times, 0
         if draft_times and self._draft is not None:
             self._draft.remember(draft_times)
-        measurement_cache.keep(self._path, self._key, {"times": [each._asdict() for each in times]})
+        keep_entry(self._path, self._key, {"times": [each._asdict() for each in times]})
         return True
 
     @property
@@ -258,7 +267,7 @@ class DraftPolicy:
             settings["rollback"] = load.n_rollback
         if load.workers:
             settings["workers"] = [*load.workers, *load.layer_counts]
-        return {**measurement_cache.model_key(self._header, self._hardware), "settings": settings}
+        return {**model_key(self._header, self._hardware), "settings": settings}
 
 
 def _read_times(entry: dict[str, Any]) -> tuple[StepTime, ...]:

@@ -14,9 +14,11 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped,unused-ignore]
+
 from llmrun.errors import LlmrunError
 from llmrun.planning.hardware import Hardware
-from llmrun.planning.measurement_cache import find, keep, machine_key
+from llmrun.planning.measurements import find_entry, keep_entry, machine_key
 from llmrun.protocol.codec import as_dict, from_json
 from llmrun.protocol.devices import Gpu
 from llmrun.protocol.jobs.kernels import KERNELS, STAND_IN, MachineSpeed, MeasureKernels, Rates
@@ -41,7 +43,7 @@ def remembered(hardware: Hardware, folder: Path) -> MachineSpeed | None:
 
 def _stored(hardware: Hardware, folder: Path) -> tuple[MachineSpeed | None, float]:
     """Return the stored speed, and its age in seconds, infinite if a clock was wrong."""
-    entry = find(folder / _FILE, machine_key(hardware))
+    entry = find_entry(folder / _FILE, machine_key(hardware))
     try:
         if entry is None:
             return None, 0.0
@@ -173,7 +175,7 @@ def gpu_speeds(
     found = []
     for gpu in gpus:
         key = {**machine_key(hardware), "gpu": [gpu.name, gpu.description], "types": sorted({*types, STAND_IN})}
-        entry = find(folder / _GPU_FILE, key)
+        entry = find_entry(folder / _GPU_FILE, key)
         if entry is None:
             command = MeasureKernels(hardware.usable_cores, tuple(key["types"]), gpu=gpu.name)
             entry = {"figures": None}
@@ -182,7 +184,7 @@ def gpu_speeds(
                     entry = {"figures": as_dict(engine.do(KERNELS, command, seconds=_MOST_GPU_SECONDS))}
             finally:
                 with suppress(LlmrunError):  # the next command measures again
-                    keep(folder / _GPU_FILE, key, entry)
+                    keep_entry(folder / _GPU_FILE, key, entry)
         if entry.get("figures") is None:
             raise LlmrunError(f"measuring {gpu.name} failed before")
         found.append(from_json(MachineSpeed, entry["figures"]))
@@ -200,8 +202,6 @@ class Clock:
     @classmethod
     def now(cls) -> Clock:
         """Read the counters."""
-        import psutil  # type: ignore[import-untyped,unused-ignore]
-
         times = psutil.cpu_times()
         idle = times.idle + getattr(times, "iowait", 0.0)
         # Guest time is part of user time, and not every system counts it.
@@ -218,4 +218,4 @@ class Clock:
 
 def _remember(speed: MachineSpeed, hardware: Hardware, folder: Path) -> None:
     with suppress(LlmrunError):  # the next command measures again
-        keep(folder / _FILE, machine_key(hardware), {"time": time.time(), "figures": as_dict(speed)})
+        keep_entry(folder / _FILE, machine_key(hardware), {"time": time.time(), "figures": as_dict(speed)})

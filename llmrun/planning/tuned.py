@@ -1,26 +1,133 @@
-"""The results of tuning: entries of tune.json, and the best profile for an answer of some length.
-
-Must not know the measuring; measurement_cache.py has the file and its keys.
-"""
+"""The settings that `llmrun tune` may change, its results in tune.json, and the best of them for an answer."""
 
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from llmrun.config import TUNE_FILE
 from llmrun.gguf.header import Header
-from llmrun.planning import measurement_cache
-from llmrun.planning.hardware import Hardware
+from llmrun.gguf.reader import read_header
+from llmrun.planning.hardware import Hardware, probe
+from llmrun.planning.measurements import drop_entry, find_entry, keep_entry, machine_key, model_key, read_entries
 from llmrun.planning.memory import KV_BYTES, MOST_UBATCH
-from llmrun.planning.settings import TUNED, TunableSettings
+from llmrun.planning.plan import ATTENTION, LoadPreferences
 from llmrun.protocol.codec import as_dict, from_json
 from llmrun.protocol.devices import SPLIT_MODES
-from llmrun.protocol.settings import FLASH_ATTENTION, MAX_THREADS
+from llmrun.protocol.loading import Load
+from llmrun.protocol.settings import (
+    DEFAULTS,
+    DEVICE_SETTINGS,
+    FLASH_ATTENTION,
+    MAX_THREADS,
+    EngineSettings,
+    setting,
+    shown,
+)
+
+SPINS = 8000
+"""Times that an idle thread of libgomp looks for work before it sleeps, in our engine: part of a millisecond."""
+_SPINS_BESIDE_GPU = 300_000
+TUNED = (
+    "threads", "threads_batch", "n_ubatch", "flash_attention", "kv_type_k", "kv_type_v", "repack", "mmap", "split_mode",
+)  # fmt: skip
+"""The fields of a Load that tuning may change."""
+_ROUNDING = ("threads", "flash_attention", "kv_type_k", "kv_type_v", "repack", "split_mode")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunableSettings(EngineSettings):
+    """The settings of an engine and of its process; only TUNED, spins and huge_pages are heeded."""
+
+    spins: int = setting(SPINS, "spins")  # of libgomp's threads
+    huge_pages: bool = setting(False, "huge pages")  # memory comes in pages of 2 MiB (glibc's malloc asks for them)
+
+    @classmethod
+    def of(cls, load: Load) -> TunableSettings:
+        """Return the settings of a load."""
+        found = cls(**{name: getattr(load, name) for name in TUNED})
+        return replace(found, threads_batch=found.threads_batch or found.threads)
+
+    def applied(self, load: Load) -> Load:
+        """Return the load with these settings."""
+        return replace(load, **{name: getattr(self, name) for name in TUNED})
+
+    def applied_within(self, load: Load, preferences: LoadPreferences, *, without_flash: bool) -> Load:
+        """Return the load with these settings, without changing the user's preferences or exceeding memory.
+
+        The split mode is the plan's, see preferred().
+
+        Args:
+            without_flash: there is memory for attention without flash attention.
+        """
+        found = replace(self.applied(load), split_mode=load.split_mode)
+        if preferences.threads is not None:
+            found = replace(found, threads=load.threads, threads_batch=load.threads_batch)
+        is_given = any(getattr(preferences, name) is not None for name in ATTENTION)
+        if is_given or (found.flash_attention == "off" and not without_flash):  # they were measured together
+            found = replace(found, **{name: getattr(load, name) for name in ATTENTION})
+        return found
+
+    def preferred(self, preferences: LoadPreferences) -> LoadPreferences:
+        """Return preferences with this split mode, unless they choose or divide GPUs themselves."""
+        is_given = any(getattr(preferences, name) != getattr(DEFAULTS, name) for name in DEVICE_SETTINGS)
+        return preferences if is_given else replace(preferences, split_mode=self.split_mode)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment variables that the engine process needs from its start; none by default."""
+        variables = {}
+        if self.spins != SPINS:
+            variables["GOMP_SPINCOUNT"] = str(self.spins)
+        if self.huge_pages:
+            others = [os.environ.get("GLIBC_TUNABLES", ""), "glibc.malloc.hugetlb=1"]
+            variables["GLIBC_TUNABLES"] = ":".join(filter(None, others))
+        return variables
+
+    @property
+    def loads_as_usual(self) -> bool:
+        """Whether weights that were loaded before these settings were chosen can be used."""
+        return self.repack and self.mmap and self.split_mode == DEFAULTS.split_mode and not self.environment
+
+    def changes(self, default: TunableSettings, *, in_answers: bool = False) -> tuple[str, ...]:
+        """Return the differences from other settings in words, e.g. ("repack off", "2 batch threads").
+
+        Args:
+            in_answers: only differences that can change a greedy answer.
+        """
+        names = _ROUNDING if in_answers else (*TUNED, "spins", "huge_pages")
+        found = (words(name, getattr(self, name)) for name in names if getattr(self, name) != getattr(default, name))
+        return tuple(dict.fromkeys(found))  # keys and values of the KV cache are one setting here
+
+
+_LABELS = {each.name: each.metadata["setting"].label for each in fields(TunableSettings)}
+_LABELS |= dict.fromkeys(("kv_type_k", "kv_type_v"), "KV cache")
+
+
+def waiting_environment(load: Load) -> dict[str, str]:
+    """Return the variables of an engine whose processor computes experts in turns with a GPU.
+
+    Its threads would sleep while the GPU computes: with the experts of 12 of 24 layers on 16 cores beside an H200,
+    decode was 3 to 7 % slower.
+    """
+    is_chosen = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys()
+    return {"GOMP_SPINCOUNT": str(_SPINS_BESIDE_GPU)} if load.cpu_experts and not is_chosen else {}
+
+
+def words(name: str, value: object) -> str:
+    """Return a setting in words, e.g. "repack off", "1 thread", "ubatch 256"."""
+    if name == "spins":
+        return f"idle threads spin {value:,} times" if value else "idle threads sleep at once"
+    label = _LABELS[name]
+    if name in ("threads", "threads_batch"):
+        return f"{value} {label.removesuffix('s') if value == 1 else label}"
+    return f"{label} {shown(value)}"
+
 
 _STORED = (*(name for name in TUNED if name not in ("kv_type_k", "kv_type_v")), "spins", "huge_pages")
 
@@ -102,7 +209,7 @@ def remembered(header: Header, hardware: Hardware, folder: Path) -> TunedSetting
         folder: config.Settings.state_dir.
     """
     path = folder / TUNE_FILE
-    entry = measurement_cache.find(path, measurement_cache.model_key(header, hardware)) if path.exists() else None
+    entry = find_entry(path, model_key(header, hardware)) if path.exists() else None
     return _tuned(entry) if entry else None
 
 
@@ -116,12 +223,9 @@ def loads_as_usual(path: Path, folder: Path) -> bool:
     Raises:
         BadModelError: the file is damaged.
     """
-    found = [tuned for entry in measurement_cache.entries(folder / TUNE_FILE) if (tuned := _tuned(entry)) is not None]
+    found = [tuned for entry in read_entries(folder / TUNE_FILE) if (tuned := _tuned(entry)) is not None]
     if all(_keep_usual_weights(tuned) for tuned in found):
         return True
-    from llmrun.gguf.reader import read_header
-    from llmrun.planning.hardware import probe
-
     own = remembered(read_header(path), probe(), folder)
     return own is None or _keep_usual_weights(own)
 
@@ -132,8 +236,8 @@ def _keep_usual_weights(tuned: TunedSettings) -> bool:
 
 def summaries(hardware: Hardware, folder: Path) -> list[str]:
     """Return a line for each result of this machine and build, the latest first."""
-    entries = measurement_cache.entries(folder / TUNE_FILE)
-    here = measurement_cache.machine_key(hardware) if entries else {}
+    entries = read_entries(folder / TUNE_FILE)
+    here = machine_key(hardware) if entries else {}
     found = []
     for entry in entries:
         tuned, key = _tuned(entry), entry.get("key")
@@ -153,9 +257,7 @@ def remember(tuned: TunedSettings, header: Header, hardware: Hardware, folder: P
     """
     data = as_dict(tuned)
     data |= {"default": tuned.default.to_json(), "others": [each.to_json() for each in tuned.others]}
-    measurement_cache.keep(
-        folder / TUNE_FILE, measurement_cache.model_key(header, hardware), {"name": name, "tuned": data}
-    )
+    keep_entry(folder / TUNE_FILE, model_key(header, hardware), {"name": name, "tuned": data})
 
 
 def forget(header: Header, hardware: Hardware, folder: Path) -> bool:
@@ -164,7 +266,7 @@ def forget(header: Header, hardware: Hardware, folder: Path) -> bool:
     Raises:
         LlmrunError: the folder can't be written.
     """
-    return measurement_cache.drop(folder / TUNE_FILE, measurement_cache.model_key(header, hardware))
+    return drop_entry(folder / TUNE_FILE, model_key(header, hardware))
 
 
 def _read_profile(data: Mapping[str, Any]) -> Profile:

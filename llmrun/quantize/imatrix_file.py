@@ -8,9 +8,8 @@ from __future__ import annotations
 from math import prod
 from pathlib import Path
 
-from llmrun.convert.sources import array_source
-from llmrun.convert.tensors import OutputTensor
-from llmrun.convert.write import header_bytes
+from llmrun.convert.checkpoint import array_source
+from llmrun.convert.gguf_file import OutputTensor, header_bytes
 from llmrun.errors import UsageError, listed
 from llmrun.gguf.header import Header
 from llmrun.gguf.imatrix import CHUNK_SIZE, COUNTS, DATASETS, N_CHUNKS, SUMS, ImatrixFile

@@ -13,8 +13,8 @@ from pathlib import Path
 from llmrun.config import load_settings
 from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import check
-from llmrun.planning.attention import measured_attention
-from llmrun.planning.machine import this_machine
+from llmrun.planning.hardware import this_machine
+from llmrun.planning.measurements import measured_attention
 from llmrun.planning.plan import LoadPreferences, Measured, choose_flash_attention
 from llmrun.protocol.adapters import Adapter
 from llmrun.protocol.jobs.evaluate import EvaluateUpdate

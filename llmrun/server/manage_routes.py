@@ -161,7 +161,7 @@ class PullJob:
     def _pull(self) -> Path:
         from llmrun.models.pull import pull
         from llmrun.models.registry import load_catalogue, resolve
-        from llmrun.planning.choice import chooser
+        from llmrun.planning.estimate import chooser
 
         spec = resolve(self._name, load_catalogue())
         if spec.path is not None or spec.url is not None:

@@ -15,7 +15,7 @@ from typing import Any
 from llmrun.config import Settings
 from llmrun.errors import LlmrunError
 from llmrun.model import Model
-from llmrun.model.load_plan import prepare
+from llmrun.model.loading import prepare
 from llmrun.models.location import ModelLocation, find_projector, locate
 from llmrun.models.registry import load_catalogue, resolve
 from llmrun.models.store.other_programs import PROGRAMS

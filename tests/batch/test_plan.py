@@ -15,7 +15,7 @@ from llmrun.batch.plan import MOST_PARALLEL, BatchPlan, plan_batch
 from llmrun.batch.results import WrittenRow
 from llmrun.batch.rows import Row, RowTemplate
 from llmrun.errors import UsageError
-from llmrun.model.load_plan import prepare
+from llmrun.model.loading import prepare
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.plan import LoadPreferences
 from llmrun.protocol.jobs.kernels import MachineSpeed, Rates

@@ -238,7 +238,7 @@ def load_of(port: int, *size: Any) -> serving.Served:
 def add_steps(report: peers.Report, path: str) -> None:
     """Add the time of decode steps by their width, relative to one token."""
     from llmrun.config import load_settings
-    from llmrun.model.load_plan import prepare
+    from llmrun.model.loading import prepare
     from llmrun.models.location import locate
     from llmrun.planning.plan import LoadPreferences
 

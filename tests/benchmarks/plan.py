@@ -24,10 +24,9 @@ import peers
 from random_model import Shape, write_model
 
 from llmrun.gguf.reader import read_header
-from llmrun.model.load_plan import prepare
+from llmrun.model.loading import prepare
 from llmrun.models.registry import ModelSpec
-from llmrun.planning.hardware import probe
-from llmrun.planning.hardware_details import probe_details
+from llmrun.planning.hardware import probe, probe_details
 from llmrun.planning.memory import memory, repacked_types, without_flash_attention
 from llmrun.planning.plan import LoadPreferences
 from llmrun.planning.predict import predict, tensor_types, work_of

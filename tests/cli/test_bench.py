@@ -140,7 +140,7 @@ def test_refused_before_anything_runs(model: str, asked: list[BenchRequest], arg
 
 
 def test_what_does_not_fit_is_refused(model: str, asked: list[BenchRequest], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llmrun.planning.machine.probe", lambda: _small())
+    monkeypatch.setattr("llmrun.planning.hardware.probe", lambda: _small())
     with pytest.raises(LlmrunError, match="tiny does not fit into memory for pp16000000"):
         bench(model, "-p", "16000000")
     assert asked == []

@@ -17,8 +17,7 @@ from llmrun.cli.main import _explained
 from llmrun.cli.tune import tune
 from llmrun.doctor.doctor import _directory
 from llmrun.errors import DiskFullError, OutOfMemoryError, ResourceError
-from llmrun.planning.settings import TunableSettings
-from llmrun.planning.tuned import Profile, TunedSettings
+from llmrun.planning.tuned import Profile, TunableSettings, TunedSettings
 from llmrun.protocol.jobs.bench import BenchTest
 from llmrun.ui.terminal.output import Output
 

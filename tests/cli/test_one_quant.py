@@ -20,12 +20,12 @@ from llmrun.config import load_settings
 from llmrun.errors import LlmrunError, OutOfMemoryError, UsageError
 from llmrun.gguf import filenames
 from llmrun.models.registry import load_catalogue, resolve
-from llmrun.planning import choice, machine, speed
+from llmrun.planning import estimate, hardware, speed
 from llmrun.planning.estimate import remote_candidates
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import memory
+from llmrun.planning.placement import split_memory
 from llmrun.planning.plan import margin
-from llmrun.planning.split import split_memory
 from llmrun.protocol.devices import Gpu
 
 GB = 10**9
@@ -66,7 +66,7 @@ def on_machine(monkeypatch: pytest.MonkeyPatch) -> Any:
     def make(ram: int, vram: int) -> Hardware:
         gpus = (Gpu("CUDA0", "card", vram * GB, vram * GB),) if vram else ()
         found = Hardware("CPU", (), 4, 8, None, 64 * GB, ram * GB, gpus)
-        for module in (machine, choice):
+        for module in (hardware, estimate):
             monkeypatch.setattr(module, "this_machine", lambda *workers: found)
         return found
 

@@ -25,8 +25,8 @@ from typer.testing import CliRunner
 
 from llmrun import _native
 from llmrun.cli.convert import convert
-from llmrun.convert import write as writing
-from llmrun.convert.encode import all_finite, to_float32
+from llmrun.convert import gguf_file as writing
+from llmrun.convert.checkpoint import all_finite, to_float32
 from llmrun.convert.job import convert_folder
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.errors import BadModelError, DiskFullError, LlmrunError, UsageError
@@ -261,7 +261,7 @@ def packed(method: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 @pytest.mark.parametrize("method", ["gptq", "awq", "fp8"])
 def test_quantized_checkpoints_are_unpacked(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llmrun.convert.sources.CHUNK_ELEMENTS", 5 * 96)  # chunks that begin inside a word
+    monkeypatch.setattr("llmrun.convert.checkpoint.CHUNK_ELEMENTS", 5 * 96)  # chunks that begin inside a word
     files, wanted = packed(method)
     convert_folder(write(tmp_path / "in", files), tmp_path / "x.gguf", type="f32")
     assert np.array_equal(tensors_in(tmp_path / "x.gguf")["blk.0.ffn_down.weight"], wanted)

@@ -23,9 +23,8 @@ from support.hf_writer import (
 )
 from support.peft_writer import lora, write_peft
 
-from llmrun.convert.card import MAX_ENTRIES, MAX_TEXT, general_metadata
 from llmrun.convert.folder import Folder
-from llmrun.convert.job import convert_folder
+from llmrun.convert.job import MAX_ENTRIES, MAX_TEXT, convert_folder, general_metadata
 from llmrun.convert.peft import convert_adapter
 from llmrun.convert.sentencepiece import read_pieces
 from llmrun.errors import BadModelError, LlmrunError

@@ -23,8 +23,7 @@ from llmrun.doctor import doctor
 from llmrun.doctor.doctor import Finding, examine
 from llmrun.doctor.trial import TrialResult
 from llmrun.errors import BadModelError, EngineCrashedError, LlmrunError
-from llmrun.planning.hardware import Hardware
-from llmrun.planning.hardware_details import Details
+from llmrun.planning.hardware import Details, Hardware
 from llmrun.protocol.devices import Gpu
 from llmrun.protocol.jobs.build import Build
 

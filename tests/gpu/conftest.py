@@ -20,9 +20,9 @@ from support.random_model import write_random_model
 from llmrun.config import load_settings
 from llmrun.errors import EngineCrashedError, ResourceError
 from llmrun.model import Model
-from llmrun.model.load_plan import prepare
+from llmrun.model.loading import prepare
 from llmrun.models.location import locate
-from llmrun.planning.machine import this_machine
+from llmrun.planning.hardware import this_machine
 from llmrun.planning.plan import LoadPreferences
 from llmrun.protocol.devices import Gpu
 from llmrun.runner.client import EngineClient

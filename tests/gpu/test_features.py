@@ -19,7 +19,7 @@ from llmrun.gguf.reader import read_header
 from llmrun.grammar import Grammar
 from llmrun.insight.explain import explain_answer
 from llmrun.model import Model
-from llmrun.model.load_plan import prepare
+from llmrun.model.loading import prepare
 from llmrun.models.adapters import read_adapters
 from llmrun.models.location import locate
 from llmrun.planning.pairs import DraftFile

@@ -14,7 +14,7 @@ from llmrun.errors import UsageError
 from llmrun.insight.explain import explain_answer
 from llmrun.model import Model
 from llmrun.model.loading import load
-from llmrun.planning.machine import this_machine
+from llmrun.planning.hardware import this_machine
 from llmrun.protocol.devices import Gpu
 
 pytestmark = pytest.mark.usefixtures("package_on_path")

@@ -19,7 +19,7 @@ from llmrun.errors import LlmrunError
 from llmrun.gguf.pooling import makes_embeddings
 from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import check
-from llmrun.model.load_plan import prepare
+from llmrun.model.loading import prepare
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.plan import LoadPreferences
 from llmrun.protocol.params import Limits

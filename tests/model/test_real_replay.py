@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.installed import Installed, only_error_line
 
-from llmrun.model.load_plan import prepare
+from llmrun.model.loading import prepare
 from llmrun.models.registry import ModelSpec
 from llmrun.protocol.speculation import StepTime
 

@@ -13,8 +13,7 @@ from support.installed import Installed
 
 from llmrun.gguf.reader import read_header
 from llmrun.planning.hardware import probe
-from llmrun.planning.settings import TunableSettings
-from llmrun.planning.tuned import Profile, TunedSettings, remember
+from llmrun.planning.tuned import Profile, TunableSettings, TunedSettings, remember
 
 
 @pytest.fixture

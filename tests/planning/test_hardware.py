@@ -5,14 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.effort import loops
 
 from llmrun.planning import hardware
 from llmrun.planning.hardware import (
+    Details,
     Hardware,
     cgroup_directories,
+    parse_cache_size,
     parse_cpu_list,
     parse_cpuinfo,
     parse_limit,
@@ -21,7 +24,12 @@ from llmrun.planning.hardware import (
     parse_statistic,
     parse_sysctl,
     probe,
+    probe_details,
+    this_machine,
 )
+from llmrun.protocol.devices import Gpu
+from llmrun.protocol.jobs.build import Build
+from llmrun.runner import client, launch
 
 GIB = 1 << 30
 X86 = """processor\t: 0
@@ -273,3 +281,154 @@ def test_linux_is_quick_and_needs_no_psutil() -> None:
     code = "import sys; from llmrun.planning.hardware import probe; probe(); sys.exit('psutil' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=True)
     assert loops(probe, times=10) < 2
+
+
+# ---- details of the machine: sysfs of ordinary and odd machines, and of none
+
+
+CPU = "sys/devices/system/cpu/cpu0"
+POWER = "sys/class/power_supply"
+
+
+class SysTree:
+    """A root directory with samples."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def write(self, folder: str, **files: str) -> SysTree:
+        for name, text in files.items():
+            path = self.root / folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text + "\n")
+        return self
+
+    def probe(self) -> Details:
+        return probe_details(self.root)
+
+
+@pytest.fixture
+def sys_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SysTree:
+    monkeypatch.setattr("sys.platform", "linux")
+    return SysTree(tmp_path)
+
+
+def test_nothing_there(sys_tree: SysTree) -> None:
+    assert sys_tree.probe() == Details()
+
+
+def test_elsewhere(sys_tree: SysTree, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    sys_tree.write(f"{CPU}/cpufreq", scaling_governor="powersave")
+    assert sys_tree.probe() == Details()
+
+
+def test_caches(sys_tree: SysTree) -> None:
+    sys_tree.write(f"{CPU}/cache/index0", level="1", type="Data", size="48K")
+    sys_tree.write(f"{CPU}/cache/index1", level="1", type="Instruction", size="64K")
+    sys_tree.write(f"{CPU}/cache/index2", level="2", type="Unified", size="2048K")
+    sys_tree.write(f"{CPU}/cache/index3", level="3", type="Unified", size="32M")
+    sys_tree.write(f"{CPU}/cache/index4", level="", type="Unified", size="lots")
+    found = sys_tree.probe()
+    assert (found.l2_cache, found.last_cache) == (2 << 20, 32 << 20)
+
+
+@pytest.mark.parametrize(("text", "size"), [("480K", 480 << 10), ("1G", 1 << 30), ("7", 7), ("", 0), ("-1K", 0)])
+def test_cache_size(text: str, size: int) -> None:
+    assert parse_cache_size(text) == size
+
+
+def test_numa_and_memory(sys_tree: SysTree) -> None:
+    sys_tree.write("sys/devices/system/node/node0", cpulist="0-3").write("sys/devices/system/node/node1", cpulist="4-7")
+    sys_tree.write("sys/devices/system/node", possible="0-1")
+    sys_tree.write("sys/devices/system/edac/mc/mc0/dimm0", dimm_mem_type="Unknown")
+    sys_tree.write("sys/devices/system/edac/mc/mc0/dimm1", dimm_mem_type="Unbuffered-DDR5")
+    assert (sys_tree.probe().numa_nodes, sys_tree.probe().memory_kind) == (2, "DDR5")
+
+
+def test_clock(sys_tree: SysTree) -> None:
+    sys_tree.write(f"{CPU}/cpufreq", scaling_governor="powersave")
+    sys_tree.write(f"{CPU}/thermal_throttle", core_throttle_count="17")
+    assert (sys_tree.probe().governor, sys_tree.probe().throttled) == ("powersave", 17)
+
+
+@pytest.mark.parametrize(
+    ("status", "online", "on_battery"),
+    [("Discharging", "0", True), ("Charging", "1", False), ("Discharging", "1", False), ("Full", "0", False)],
+)
+def test_battery(sys_tree: SysTree, status: str, online: str, on_battery: bool) -> None:
+    sys_tree.write(f"{POWER}/BAT0", type="Battery", status=status).write(f"{POWER}/AC", type="Mains", online=online)
+    assert sys_tree.probe().on_battery is on_battery
+
+
+def test_a_mouse_is_no_laptop(sys_tree: SysTree) -> None:
+    sys_tree.write(f"{POWER}/hid", type="Battery", status="Discharging", scope="Device")
+    assert sys_tree.probe().on_battery is None
+
+
+def test_graphics(sys_tree: SysTree) -> None:
+    devices = "sys/bus/pci/devices"
+    sys_tree.write(f"{devices}/0000:01:00.0", vendor="0x10de", **{"class": "0x030200"})
+    sys_tree.write(f"{devices}/0000:01:00.1", vendor="0x10de", **{"class": "0x040300"})  # its sound
+    sys_tree.write(f"{devices}/0000:00:02.0", vendor="0x8086", **{"class": "0x030000"})
+    sys_tree.write(f"{devices}/0000:00:03.0", vendor="0xbeef", **{"class": "0x030000"})
+    assert sys_tree.probe().graphics == ("Intel", "NVIDIA")
+
+
+def test_this_machine_is_looked_at_quickly() -> None:
+    assert loops(probe_details, times=5) < 4
+
+
+# ---- which engine is asked for GPUs
+
+
+CARD = Gpu("CUDA0", "a card", 24 << 30, 20 << 30, shared=False)
+
+
+class FakeEngine:
+    """Sees one GPU."""
+
+    def __init__(self, *, alive: bool = True) -> None:
+        self.alive, self.asked, self.closed = alive, 0, False
+
+    def do(self, *command: Any, seconds: float | None) -> Build:
+        self.asked += 1
+        return Build({}, (CARD,), offload=True)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture(autouse=True)
+def with_cuda(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """llama.cpp was built for it."""
+    (tmp_path / "libggml-cuda.so").touch()
+    monkeypatch.setattr(hardware, "library_folder", lambda: tmp_path)
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_the_commands_own_engine_is_asked_and_kept(monkeypatch: pytest.MonkeyPatch, alive: bool) -> None:
+    """It knows what was free before it began to load weights ahead; another one would find them in the memory."""
+    prestarted, another = FakeEngine(alive=alive), FakeEngine()
+    monkeypatch.setattr(launch, "has_prestarted", True)
+    monkeypatch.setattr(client, "prestarted", lambda: prestarted)
+    monkeypatch.setattr(client, "EngineClient", lambda: another)
+    assert this_machine().gpus == (CARD,)
+    assert (prestarted.asked, another.asked) == ((1, 0) if alive else (0, 1))
+    assert not prestarted.closed
+
+
+def test_an_engine_that_was_started_to_ask_it_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine()
+    monkeypatch.setattr(launch, "has_prestarted", False)
+    monkeypatch.setattr(client, "EngineClient", lambda: engine)
+    assert this_machine().gpus == (CARD,)
+    assert engine.closed
+
+
+def test_a_llama_cpp_for_processors_is_not_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "libggml-cuda.so").unlink()
+    engine = FakeEngine()
+    monkeypatch.setattr(client, "EngineClient", lambda: engine)
+    assert this_machine().gpus == ()
+    assert not engine.asked

@@ -14,8 +14,8 @@ from support.model_facts import Facts
 from llmrun.errors import OutOfMemoryError, UsageError
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import memory, reserved_bytes
+from llmrun.planning.placement import ALL_LAYERS
 from llmrun.planning.plan import LoadPreferences, Measured, choose_flash_attention, make_plan, margin, scores_fit
-from llmrun.planning.split import ALL_LAYERS
 from llmrun.protocol.devices import Gpu
 
 GIB = 1 << 30
@@ -561,3 +561,17 @@ def test_scores_that_are_written_count_as_memory() -> None:
     assert without.memory.compute == 4 * 512 * 8192 * 9
     assert without.ram_bytes - with_flash.ram_bytes == without.memory.compute - with_flash.memory.compute
     assert without.memory.needed == without.ram_bytes
+
+
+def test_wide_micro_batches_count_no_memory_of_another_gpu() -> None:
+    """An integrated GPU has no memory of its own to spare."""
+    integrated = replace(gpu(24 * GIB, shared=True), name="CUDA1")
+    preferences, shown = LoadPreferences(gpu_layers=-1), []
+    for free in range(1, 25):
+        alone, beside = (
+            make_plan(LARGE, machine(gpus=gpus), preferences)
+            for gpus in ((gpu(free * GIB),), (gpu(free * GIB), integrated))
+        )
+        assert (alone.n_ubatch, alone.vram_bytes) == (beside.n_ubatch, beside.vram_bytes)
+        shown.append(alone.n_ubatch)
+    assert {512, 2048} == set(shown)

@@ -12,7 +12,7 @@ import pytest
 from llmrun.errors import EngineCrashedError, LlmrunError
 from llmrun.planning import speed
 from llmrun.planning.hardware import Hardware
-from llmrun.planning.measurement_cache import keep, machine_key
+from llmrun.planning.measurements import keep_entry, machine_key
 from llmrun.planning.speed import gpu_speeds, measure, remembered, speed_of
 from llmrun.protocol.codec import as_dict
 from llmrun.protocol.devices import Gpu
@@ -205,7 +205,7 @@ def test_damaged_file(engine: Engine, tmp_path: Path, text: str) -> None:
 def test_damaged_figures(engine: Engine, tmp_path: Path) -> None:
     good = as_dict(ANSWER)
     for figures in ({}, {**good, "types": {"Q4_K": {"decode": 3}}}, {**good, "others": "x"}):
-        keep(tmp_path / "speed.json", machine_key(MACHINE), {"time": time.time(), "figures": figures})
+        keep_entry(tmp_path / "speed.json", machine_key(MACHINE), {"time": time.time(), "figures": figures})
         assert remembered(MACHINE, tmp_path) is None
 
 

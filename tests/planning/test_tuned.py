@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 from support.gguf_writer import tiny_model, write
 
+from llmrun.__main__ import _load_ahead
 from llmrun.gguf.reader import read_header
 from llmrun.planning.hardware import probe
-from llmrun.planning.preload import preload
-from llmrun.planning.settings import TunableSettings
-from llmrun.planning.tuned import Profile, TunedSettings, remember
+from llmrun.planning.tuned import Profile, TunableSettings, TunedSettings, remember
 from llmrun.runner import launch
 
 DEFAULT = TunableSettings(threads=4, threads_batch=4)
@@ -51,13 +50,13 @@ OTHER = (
 
 
 def test_without_tuning_weights_are_loaded_early(opened: list[str], path: Path) -> None:
-    preload(str(path))
+    _load_ahead(str(path))
     assert opened == [str(path)]
 
 
 def test_settings_of_the_context_keep_early_loading(opened: list[str], path: Path, tmp_path: Path) -> None:
     remember_settings(path, tmp_path, *PLAIN)
-    preload(str(path))
+    _load_ahead(str(path))
     assert opened == [str(path)]
 
 
@@ -66,20 +65,20 @@ def test_settings_that_load_otherwise_do_not(
     opened: list[str], path: Path, tmp_path: Path, settings: TunableSettings
 ) -> None:
     remember_settings(path, tmp_path, *PLAIN, settings)
-    preload(str(path))
+    _load_ahead(str(path))
     assert opened == []
 
 
 def test_settings_of_another_model_do_not_count(opened: list[str], path: Path, tmp_path: Path) -> None:
     deeper = write(tmp_path / "deeper.gguf", tiny_model({"llama.block_count": 3}))
     remember_settings(deeper, tmp_path, *OTHER)
-    preload(str(path))
-    preload(str(deeper))
+    _load_ahead(str(path))
+    _load_ahead(str(deeper))
     assert opened == [str(path)]
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"schema": 1, "entries": [{"key": 3, "tuned": 4}]}', "[" * 100_000])
 def test_a_damaged_file_is_as_good_as_none(opened: list[str], path: Path, tmp_path: Path, content: str) -> None:
     (tmp_path / "tune.json").write_text(content)
-    preload(str(path))
+    _load_ahead(str(path))
     assert opened == [str(path)]

@@ -11,10 +11,10 @@ from support import gguf_writer
 
 from llmrun.config import load_settings
 from llmrun.gguf.reader import read_header
-from llmrun.model import load_plan
+from llmrun.model import loading
 from llmrun.models.registry import ModelSpec
-from llmrun.planning.attention import remember
 from llmrun.planning.hardware import probe
+from llmrun.planning.measurements import remember_attention
 from llmrun.planning.plan import LoadPreferences
 from llmrun.protocol.jobs.score import ScoreText
 from llmrun.protocol.speculation import AttentionTime
@@ -32,7 +32,7 @@ def test_a_text_is_scored_with_the_attention_that_run_has(
     hardware = replace(probe(), memory_total=32 << 30, memory_available=16 << 30, gpus=())
     if faster:
         times = AttentionTime(0, *((1.0, 2.0) if faster == "on" else (2.0, 1.0)))
-        remember((times,), read_header(path), hardware, load_settings().state_dir)
+        remember_attention((times,), read_header(path), hardware, load_settings().state_dir)
     commands: list[ScoreText] = []
 
     class Engine:
@@ -42,12 +42,12 @@ def test_a_text_is_scored_with_the_attention_that_run_has(
         def close(self) -> None: ...
 
     monkeypatch.setattr(module, "this_machine", lambda: hardware)
-    monkeypatch.setattr(load_plan, "this_machine", lambda workers: hardware)
+    monkeypatch.setattr(loading, "this_machine", lambda workers: hardware)
     monkeypatch.setattr(module, "EngineClient", Engine)
     module.score(path, "Some text that is read.", n_ctx=256, preferences=preferences)
     (command,) = commands
     assert command.n_ctx < 4096
-    run = load_plan.prepare(ModelSpec("tiny", path=path), path, preferences).load
+    run = loading.prepare(ModelSpec("tiny", path=path), path, preferences).load
     expected = (
         preferences.attention["flash_attention"] if faster != "off" or preferences.flash_attention == "on" else "off"
     )

@@ -15,7 +15,7 @@ from support.gguf_writer import runnable_model, write
 from llmrun.config import load_settings
 from llmrun.errors import BadModelError, ModelNotFoundError, OutOfMemoryError, UsageError
 from llmrun.model import Model
-from llmrun.model.load_plan import prepare
+from llmrun.model.loading import prepare
 from llmrun.models.location import ModelLocation, locate
 from llmrun.planning.plan import LoadPreferences
 from llmrun.protocol.messages import Stats

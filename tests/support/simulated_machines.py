@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from llmrun.bench.tune.axes import PREFILL, Axis
 from llmrun.errors import EngineCrashedError, LlmrunError
-from llmrun.planning.settings import SPINS, TunableSettings
+from llmrun.planning.tuned import SPINS, TunableSettings
 from llmrun.protocol.jobs.bench import BenchTest
 
 

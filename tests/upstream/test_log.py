@@ -13,7 +13,7 @@ from support.architectures import load
 from support.gguf_writer import RUNNABLE_VOCABULARY, TensorSpec, runnable_model, runnable_tensors, write
 
 from llmrun import _native
-from llmrun.convert.pretokenizer import _NAMES
+from llmrun.convert.vocabulary import _NAMES
 from llmrun.engine.jobs.quantize import run
 from llmrun.errors import BadModelError, ResourceError, UsageError
 from llmrun.gguf import rules

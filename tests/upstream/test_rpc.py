@@ -17,7 +17,7 @@ from support.rpc_workers import RealWorker, real_workers
 
 from llmrun.errors import EngineCrashedError, NetworkError
 from llmrun.model import Model
-from llmrun.model.load_plan import prepare
+from llmrun.model.loading import prepare
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.plan import LoadPreferences
 from llmrun.protocol.messages import TextDelta

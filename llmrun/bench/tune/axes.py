@@ -15,7 +15,7 @@ from typing import Any
 from llmrun.gguf.header import Header
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import MOST_UBATCH, UBATCH, repacked_types
-from llmrun.planning.settings import TunableSettings, words
+from llmrun.planning.tuned import TunableSettings, words
 from llmrun.protocol.devices import SPLIT_MODES
 from llmrun.system import read_text
 

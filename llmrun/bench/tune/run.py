@@ -18,12 +18,11 @@ from llmrun.bench.tune.axes import axes_for
 from llmrun.bench.tune.search import SearchResult, Step, search
 from llmrun.errors import require_within
 from llmrun.gguf.header import Header
-from llmrun.model.load_plan import A_CHAT, prepare
+from llmrun.model.loading import A_CHAT, prepare
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.plan import CONTEXT_BOUNDS, Plan, margin
-from llmrun.planning.settings import TunableSettings
-from llmrun.planning.tuned import TunedSettings, remember, remembered
+from llmrun.planning.tuned import TunableSettings, TunedSettings, remember, remembered
 from llmrun.protocol.jobs.bench import BENCH, Bench, BenchTest
 from llmrun.protocol.loading import Load
 from llmrun.protocol.speculation import StepTime

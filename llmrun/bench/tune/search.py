@@ -20,8 +20,7 @@ from llmrun.bench.results import BenchWarning
 from llmrun.bench.statistics import Verdict, compare
 from llmrun.bench.tune.axes import DECODE, PREFILL, Axis
 from llmrun.errors import BadModelError, EngineCrashedError, ResourceError, UsageError
-from llmrun.planning.settings import TunableSettings
-from llmrun.planning.tuned import Profile, TunedSettings
+from llmrun.planning.tuned import Profile, TunableSettings, TunedSettings
 from llmrun.protocol.codec import as_dict
 from llmrun.protocol.jobs.bench import BenchTest
 from llmrun.statistics import student

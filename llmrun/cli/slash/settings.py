@@ -10,7 +10,7 @@ from llmrun.cli.reasoning import read_think
 from llmrun.cli.sampling import read_value, sampling_rows, shown_value
 from llmrun.errors import UsageError
 from llmrun.model.chat_model import loaded_locally
-from llmrun.model.load_plan import A_CHAT
+from llmrun.model.loading import A_CHAT
 from llmrun.planning.speculation import AUTO, OFF, read_speculate
 from llmrun.protocol.params import PARAMETERS, SERVER
 from llmrun.ui.prompt.drafts import unquoted

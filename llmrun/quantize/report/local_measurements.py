@@ -16,8 +16,8 @@ from llmrun.bench.results import Machine
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.gguf.reader import read_header
 from llmrun.planning.hardware import probe
+from llmrun.planning.placement import ALL_LAYERS
 from llmrun.planning.plan import LoadPreferences
-from llmrun.planning.split import ALL_LAYERS
 from llmrun.protocol.jobs.bench import BENCH, Bench, BenchResult, BenchTest
 from llmrun.protocol.jobs.evaluate import EvaluateResult, EvaluateUpdate, least_chunks
 from llmrun.protocol.jobs.tokenize import TOKENIZE, TokenizeText

@@ -18,8 +18,7 @@ from llmrun.errors import LlmrunError, UsageError
 from llmrun.models.registry import load_catalogue
 from llmrun.models.store.store import all_models
 from llmrun.planning.catalogue import Estimates
-from llmrun.planning.hardware import probe
-from llmrun.planning.machine import this_machine
+from llmrun.planning.hardware import probe, this_machine
 from llmrun.planning.speed import remembered
 from llmrun.server import sse
 from llmrun.server.manage_routes import PullJob, as_ndjson

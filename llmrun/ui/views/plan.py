@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from llmrun.planning.catalogue import SLOW, USUAL_CONTEXT, Proposal
 from llmrun.planning.estimate import ContextEstimate, QuantEstimate
 from llmrun.planning.hardware import Hardware
+from llmrun.planning.placement import described
 from llmrun.planning.speed import is_slowed
-from llmrun.planning.split import described
 from llmrun.protocol.jobs.kernels import MachineSpeed
 from llmrun.protocol.sizes import readable_size
 from llmrun.ui.terminal.format import rate, seconds

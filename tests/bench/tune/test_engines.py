@@ -10,7 +10,7 @@ import pytest
 
 from llmrun.bench.tune.run import EngineBackend
 from llmrun.errors import EngineCrashedError
-from llmrun.planning.settings import TunableSettings
+from llmrun.planning.tuned import TunableSettings
 from llmrun.protocol.jobs.bench import Bench, BenchModel, BenchResult, BenchTest, Repetition
 from llmrun.protocol.loading import Load
 

@@ -12,7 +12,7 @@ from support.simulated_machines import SimulatedMachine, all_settings
 from llmrun.bench.tune.axes import DECODE, PREFILL, Axis
 from llmrun.bench.tune.search import SearchResult, Step, Trial, search
 from llmrun.errors import UsageError
-from llmrun.planning.settings import TunableSettings
+from llmrun.planning.tuned import TunableSettings
 from llmrun.protocol.jobs.bench import BenchTest
 
 BOTH = (PREFILL, DECODE)

@@ -22,12 +22,20 @@ from llmrun.config import load_settings
 from llmrun.errors import LlmrunError
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
-from llmrun.model.load_plan import A_CHAT, _divided, prepare
+from llmrun.model.loading import A_CHAT, plan_with_tuned, prepare
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.plan import LoadPreferences, make_plan, margin
-from llmrun.planning.settings import TunableSettings
-from llmrun.planning.tuned import Profile, TunedSettings, choose, forget, remember, remembered, summaries
+from llmrun.planning.tuned import (
+    Profile,
+    TunableSettings,
+    TunedSettings,
+    choose,
+    forget,
+    remember,
+    remembered,
+    summaries,
+)
 from llmrun.protocol.devices import Gpu
 from llmrun.protocol.jobs.bench import BenchTest
 from llmrun.protocol.loading import Load
@@ -90,7 +98,7 @@ def test_another_build_of_llama_cpp_has_its_own(
     header: Header, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remember(TUNED, header, MACHINE, tmp_path)
-    monkeypatch.setattr("llmrun.planning.measurement_cache._build", lambda: [["libllama.so", 1, 2]])
+    monkeypatch.setattr("llmrun.planning.measurements._build", lambda: [["libllama.so", 1, 2]])
     assert remembered(header, MACHINE, tmp_path) is None
 
 
@@ -107,7 +115,7 @@ def test_a_tuned_split_mode_is_used_where_as_much_fits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, header: Header
 ) -> None:
     gpus = tuple(Gpu(name, "Card", GIB, GIB) for name in ("CUDA0", "CUDA1"))
-    monkeypatch.setattr("llmrun.model.load_plan.this_machine", lambda *_: machine)
+    monkeypatch.setattr("llmrun.model.loading.this_machine", lambda *_: machine)
     monkeypatch.setenv("LLMRUN_HOME", str(tmp_path))
     machine = replace(MACHINE, gpus=gpus)
     for mode in ("none", "tensor"):
@@ -125,7 +133,7 @@ def test_a_tuned_split_mode_is_used_where_as_much_fits(
         return replace(model.plan, gpu_layers=layers[preferences.split_mode]), None
 
     assert model.tuned
-    assert _divided(LoadPreferences(), model.tuned, planned)[0].split_mode == "layer"
+    assert plan_with_tuned(LoadPreferences(), model.tuned, planned)[0].split_mode == "layer"
 
 
 def test_as_many_engines_as_fit_on_each_gpu(header: Header) -> None:
@@ -293,7 +301,7 @@ def test_a_larger_micro_batch_takes_memory_but_no_context(
     monkeypatch.setenv("LLMRUN_HOME", str(tmp_path))
     model = write(tmp_path / "model.gguf", runnable_model({"llama.context_length": 4096}))
     spec, machine = ModelSpec("tiny", path=model), MACHINE
-    monkeypatch.setattr("llmrun.model.load_plan.this_machine", lambda _workers: machine)
+    monkeypatch.setattr("llmrun.model.loading.this_machine", lambda _workers: machine)
     plain = prepare(spec, model)
     if not has_room:
         machine = replace(machine, memory_available=plain.plan.memory.needed + margin(0) + 1_000_000)

@@ -1,0 +1,242 @@
+"""What earlier runs measured on this machine, by machine, build of llama.cpp and shape of the model: files of entries.
+
+Every answer waits for this, so it reads small files and imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmrun.config import ATTENTION_FILE
+from llmrun.errors import LlmrunError
+from llmrun.gguf.header import Header
+from llmrun.planning.hardware import Hardware, probe
+from llmrun.planning.plan import Measured, Plan
+from llmrun.protocol.codec import from_json, load_json
+from llmrun.protocol.llama_folder import library_folder
+from llmrun.protocol.loading import Load
+from llmrun.protocol.sizes import readable_size
+from llmrun.protocol.speculation import AttentionTime
+from llmrun.storage import alone_in, disk_errors, write_whole
+
+if TYPE_CHECKING:
+    from llmrun.protocol.loading import DeviceBuffer
+
+
+_SCHEMA = 1
+_MOST_BYTES = 1 << 20
+_MOST_ENTRIES = 40
+_LIBRARIES = ("libggml-cpu*.so", "libllama.so", "libggml-cpu*.dylib", "libllama.dylib", "ggml-cpu*.dll", "llama.dll")
+
+
+def model_key(header: Header, hardware: Hardware) -> dict[str, Any]:
+    """Return the facts that speed depends on as JSON data: the machine and the model's shape, not its name."""
+    return {**machine_key(hardware), "shape": _as_json(_shape(header))}
+
+
+def machine_key(hardware: Hardware) -> dict[str, Any]:
+    """Return the part of a key that all models on this machine share."""
+    return {"machine": _as_json(hardware.fingerprint), "build": _as_json(_build())}
+
+
+def read_entries(path: Path) -> list[dict[str, Any]]:
+    """Return the entries of a file; none if it is missing, damaged or of another version."""
+    try:
+        with path.open("rb") as file:
+            data = load_json(file.read(_MOST_BYTES))
+        if data["schema"] != _SCHEMA:
+            return []
+        return [entry for entry in data["entries"] if isinstance(entry, dict)]
+    except (OSError, ValueError, TypeError, KeyError):
+        return []
+
+
+def find_entry(path: Path, key: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the entry of a key; None without one."""
+    return next((entry for entry in read_entries(path) if entry.get("key") == key), None)
+
+
+def keep_entry(path: Path, key: dict[str, Any], entry: dict[str, Any]) -> None:
+    """Write an entry; it replaces that of the same key.
+
+    Raises:
+        LlmrunError: the folder can't be written.
+    """
+    with _writing(path):
+        _write(path, [{"key": key, **entry}, *_others(path, key)][:_MOST_ENTRIES])
+
+
+def drop_entry(path: Path, key: dict[str, Any]) -> bool:
+    """Remove the entry of a key, and return whether there was one. Raises as keep()."""
+    if find_entry(path, key) is None:
+        return False
+    with _writing(path):
+        _write(path, _others(path, key))
+    return True
+
+
+def _others(path: Path, key: dict[str, Any]) -> list[dict[str, Any]]:
+    return [entry for entry in read_entries(path) if entry.get("key") != key]
+
+
+def _as_json(value: Any) -> Any:
+    """Return a value as a file returns it: tuples become lists, and keys text."""
+    return load_json(json.dumps(value))
+
+
+def _shape(header: Header) -> dict[str, Any]:
+    return {
+        "architecture": header.architecture,
+        "layers": header.n_layers,
+        "width": header.n_embd,
+        "heads": header.n_heads,
+        "kv_heads": header.n_kv_heads,
+        "head_length": [header.key_length, header.value_length],
+        "window": header.sliding_window,
+        "experts": [header.n_experts, header.n_experts_used],
+        "vocabulary": header.n_vocab,
+        "types": header.bytes_per_type,
+    }
+
+
+def _build() -> list[list[Any]]:
+    """Return names, sizes and times of llama.cpp's libraries, which identify the build without loading it."""
+    found = []
+    folder = library_folder()
+    for pattern in _LIBRARIES:
+        for library in folder.glob(pattern) if folder else ():
+            with suppress(OSError):
+                status = library.stat()
+                found.append([library.name, status.st_size, int(status.st_mtime)])
+    return sorted(found)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Keep other threads and processes from changing a file after it was read here."""
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with alone_in(path.parent):
+            yield
+
+
+def _write(path: Path, found: list[dict[str, Any]]) -> None:
+    """Write the entries; remove the file if there are none, so that its presence means entries."""
+    if found:
+        write_whole(path, json.dumps({"schema": _SCHEMA, "entries": found}))
+    else:
+        path.unlink(missing_ok=True)
+
+
+def measured_before(header: Header, hardware: Hardware, folder: Path) -> Measured:
+    """Return what earlier runs of a model measured here.
+
+    Args:
+        folder: config.Settings.state_dir.
+    """
+    return Measured(measured_attention(header, hardware, folder), known_excess(header, hardware, folder))
+
+
+# ---- flash attention on or off for one sequence
+#
+# Which setting is faster depends on the processor, the build of llama.cpp and the model's shape: off was 0.70 of the
+# time of a step after 2,000 tokens on one processor, on 0.94 of it on another. Unmeasured, llama.cpp chooses.
+
+_MIN_GAIN = 1.03
+
+
+def can_compare_attention(hardware: Hardware, load: Load) -> bool:
+    """Return whether both settings can be compared: a quantized KV cache needs flash attention."""
+    return not (hardware.gpus or load.workers) and (load.kv_type_k, load.kv_type_v) == ("f16", "f16")
+
+
+def measured_attention(header: Header, hardware: Hardware, folder: Path) -> str:
+    """Return "on" or "off", the faster setting for decode; "" if it was not measured.
+
+    Args:
+        folder: config.Settings.state_dir.
+    """
+    times = _times(header, hardware, folder)
+    if not times:
+        return ""
+    # Without flash attention, prefill is slower and needs more memory.
+    return "off" if sum(each.on for each in times) >= _MIN_GAIN * sum(each.off for each in times) else "on"
+
+
+def forget_attention(header: Header, hardware: Hardware, folder: Path, seconds: float) -> None:
+    """Remove a measurement of which no step was as fast as `seconds`.
+
+    Raises:
+        LlmrunError: the folder can't be written.
+    """
+    times = _times(header, hardware, folder)
+    if times and all(min(each.on, each.off) > seconds for each in times):
+        drop_entry(folder / ATTENTION_FILE, model_key(header, hardware))
+
+
+def _times(header: Header, hardware: Hardware, folder: Path) -> list[AttentionTime]:
+    """Return what was measured; nothing if it was not, or is damaged."""
+    path = folder / ATTENTION_FILE
+    entry = find_entry(path, model_key(header, hardware)) if path.exists() else None
+    try:
+        times = [from_json(AttentionTime, each) for each in entry["times"]] if entry else []
+    except (TypeError, ValueError, KeyError):
+        return []  # edited by hand
+    return times if all(0 < seconds < math.inf for each in times for seconds in (each.on, each.off)) else []
+
+
+def remember_attention(times: tuple[AttentionTime, ...], header: Header, hardware: Hardware, folder: Path) -> None:
+    """Store a measurement.
+
+    Raises:
+        LlmrunError: the folder can't be written.
+    """
+    key = model_key(header, hardware)
+    keep_entry(folder / ATTENTION_FILE, key, {"times": [each._asdict() for each in times]})
+
+
+# ---- the difference between planned and allocated GPU memory: said once, and part of the next plan of the same model
+
+FILE = "gpu_memory.json"
+_DIFFERS = 0.1  # share of the planned bytes
+_LEAST_DIFFERENCE = 8 << 20
+
+
+def known_excess(header: Header, hardware: Hardware, folder: Path) -> tuple[tuple[str, int], ...]:
+    """Return each GPU's name and the bytes by which the last load of this model exceeded the plan.
+
+    Args:
+        folder: of the stored differences.
+    """
+    if not hardware.gpus or not (folder / FILE).exists():
+        return ()
+    entry = find_entry(folder / FILE, model_key(header, hardware))
+    found = entry.get("excess") if entry else None
+    if not isinstance(found, dict):
+        return ()
+    return tuple((name, size) for name, size in found.items() if isinstance(size, int))
+
+
+def compare_allocated(header: Header, plan: Plan, buffers: Sequence[DeviceBuffer], folder: Path) -> list[str]:
+    """Return a note on each GPU whose buffers differ from the plan by more than a tenth, and store the differences.
+
+    Args:
+        buffers: what llama.cpp allocated; none if unknown.
+        folder: of the stored differences.
+    """
+    notes, excess = [], dict(plan.gpu_excess)
+    for name, size in plan.gpu_bytes if buffers else ():
+        allocated = sum(buffer.n_bytes for buffer in buffers if buffer.device == name)
+        if abs(allocated - size) > max(_DIFFERS * size, _LEAST_DIFFERENCE):
+            excess[name] = excess.get(name, 0) + allocated - size
+            notes.append(f"{name} holds {readable_size(allocated)}; the plan expected {readable_size(size)}")
+    if notes:
+        with suppress(LlmrunError):  # the folder can't be written: the next load says it again
+            key = model_key(header, probe())
+            keep_entry(folder / FILE, key, {"excess": excess})
+    return notes
