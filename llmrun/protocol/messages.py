@@ -432,6 +432,11 @@ class Stats:
         return 0 < self.n_ctx <= self.context_used
 
     @property
+    def tokens_per_step(self) -> float:
+        """Mean tokens of a decode step, more than 1 with accepted drafts; 0 without steps."""
+        return self.completion_tokens / self.decode_steps if self.decode_steps else 0.0
+
+    @property
     def decode_rate(self) -> float:
         """Decode speed in tokens/s; 0 with fewer than two tokens."""
         tokens = self.completion_tokens - 1
