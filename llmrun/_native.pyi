@@ -355,6 +355,10 @@ class SuffixAutomaton:
             `most` tokens, which may repeat themselves, and the length; none and 0 when the last token is new.
         """
 
+    @property
+    def draft_begin(self) -> int:
+        """Index of the token that the last draft begins with, unless it begins in itself; -1 without a draft."""
+
 class StepShape:
     """A decode step to which a draft may be added.
 

@@ -377,6 +377,7 @@ void define_suffixes(nb::module_& module) {
             "tokens"_a)
         .def("rewind", &SuffixAutomaton::rewind, "length"_a)
         .def("draft", &SuffixAutomaton::draft, "most"_a)
+        .def_prop_ro("draft_begin", &SuffixAutomaton::draft_begin)
         .def("__len__", &SuffixAutomaton::size);
 }
 

@@ -27,6 +27,9 @@ class SuffixAutomaton {
     // What followed may reach into the draft itself, as in a repeat. No tokens, and 0, when the last token is new.
     std::pair<std::vector<int32_t>, size_t> draft(size_t most);
 
+    // Index of the token that the last draft begins with, unless it begins in itself; -1 without a draft.
+    int32_t draft_begin() const { return match_length_ > 0 ? match_end_ + 1 : none; }
+
   private:
     // All ends of the sequence's beginnings that occur in exactly the same places; the first state is the empty one.
     struct State {

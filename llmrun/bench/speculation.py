@@ -19,7 +19,7 @@ from llmrun.bench.run import Progress
 from llmrun.bench.statistics import Verdict, compare
 from llmrun.errors import LlmrunError
 from llmrun.model import Model
-from llmrun.planning.speculation import AUTO, OFF, expected_gain, tokens_a_step
+from llmrun.planning.speculation import AUTO, OFF, expected_gain
 from llmrun.protocol.messages import AnswerRequest, Finished, Message, Stats, TextDelta
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.speculation import StepTables, StepTime
@@ -263,7 +263,7 @@ def _row(
         drafted_ts=rates[1],
         verdict=compare(*rates, paired=True),
         acceptance=stats.accepted_tokens / stats.drafted_tokens if stats.drafted_tokens else None,
-        tokens_a_step=tokens_a_step(stats),
+        tokens_a_step=stats.tokens_per_step,
         expected=expected_gain(stats, times),
         is_same=len({answer.text for answer in (*plain, *drafted)}) == 1,
     )

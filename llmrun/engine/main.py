@@ -397,8 +397,12 @@ class EngineProcess:
         self._commands.answering.add(prepared.request)
 
     def _explain(self, command: ExplainChoices) -> AnswerExplanation:
-        sampler = self._loaded_model().engine.finished(command.answer).sampler
-        return AnswerExplanation(tuple(sampler.explain(command.last, command.candidates)))
+        answer = self._loaded_model().engine.finished(command.answer)
+        choices = answer.sampler.explain(command.last, command.candidates)
+        first = len(answer.tokens) - len(choices)
+        drafted = (answer.drafted.get(index) for index in range(first, len(answer.tokens)))
+        explained = [choice._replace(draft=draft) for choice, draft in zip(choices, drafted, strict=True)]
+        return AnswerExplanation(tuple(explained))
 
     def _measure_steps(self, command: MeasureSteps) -> StepTables:
         model = self._loaded_model()

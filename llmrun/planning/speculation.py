@@ -280,11 +280,6 @@ def _read_times(entry: dict[str, Any]) -> tuple[StepTime, ...]:
     return found if usable and len(found) <= _MOST_TIMES and any(each.width == 1 for each in found) else ()
 
 
-def tokens_a_step(stats: Stats) -> float:
-    """Return the mean tokens per decode step; 0 without steps."""
-    return stats.completion_tokens / stats.decode_steps if stats.decode_steps else 0.0
-
-
 def expected_seconds(stats: Stats, measured: StepTables) -> float | None:
     """Return the decode time of an answer by the measured step times at its mean width; None without times or steps."""
     if not measured.times or not stats.decode_steps:

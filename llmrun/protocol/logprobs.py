@@ -10,7 +10,7 @@ from llmrun.protocol.messages import TokenLogprob
 
 
 def logprob_entries(tokens: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
-    """Return one object for each token."""
+    """Return one object for each token; what was drafted in its place is llmrun's own field."""
     return [
         {
             "token": token.text,
@@ -19,6 +19,7 @@ def logprob_entries(tokens: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
             "top_logprobs": [
                 {"token": text, "logprob": logprob, "bytes": list(data)} for text, data, logprob in token.top
             ],
+            **({"draft": token.draft._asdict()} if token.draft is not None else {}),
         }
         for token in tokens
     ]

@@ -284,6 +284,21 @@ class PrefillProgress(NamedTuple):
     seconds: float
 
 
+DraftSource = Literal["prompt", "answer", "model", "heads", "probe"]
+"""What drafts a token: the text that followed the same tokens in the prompt or in the answer, a draft model, the
+model's prediction heads, or the measurement of a decode step."""
+
+
+class DraftedToken(NamedTuple):
+    """The token that a draft had in a place of the answer, and that a decode step verified there."""
+
+    source: DraftSource
+    depth: int  # its place in the draft, from 1
+    text: str
+    accepted: bool  # it was sampled; else another one was, and the rest of the draft was dropped
+    probability: float | None = None  # by the draft model or the heads; None from the text
+
+
 class TokenLogprob(NamedTuple):
     """The log-probability of one token of the answer."""
 
@@ -291,6 +306,7 @@ class TokenLogprob(NamedTuple):
     bytes: tuple[int, ...]  # the token's bytes
     logprob: float  # natural logarithm of its probability
     top: tuple[tuple[str, tuple[int, ...], float], ...]  # (text, bytes, logprob) of the most likely tokens in its place
+    draft: DraftedToken | None = None  # in its place
 
 
 PartKind = Literal["text", "reasoning", "reasoning_end", "call", "arguments", "call_end"]
@@ -414,6 +430,11 @@ class Stats:
     def is_full(self) -> bool:
         """True if the context window has no more room."""
         return 0 < self.n_ctx <= self.context_used
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Mean tokens of a decode step, more than 1 with accepted drafts; 0 without steps."""
+        return self.completion_tokens / self.decode_steps if self.decode_steps else 0.0
 
     @property
     def decode_rate(self) -> float:

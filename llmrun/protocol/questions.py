@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from llmrun.protocol.jobs import Empty, JobKind
 from llmrun.protocol.jobs.tokenize import TextTokens, TokenizeText
-from llmrun.protocol.messages import AnswerRequest, PromptHistory
+from llmrun.protocol.messages import AnswerRequest, DraftedToken, PromptHistory
 from llmrun.protocol.speculation import StepTables
 
 
@@ -64,6 +64,7 @@ class Choice(NamedTuple):
     candidates: tuple[str, ...] = ()  # texts of the compared tokens, the model's most likely first
     chosen: int = 0  # index of the token among them
     steps: tuple[ChainStep, ...] = ()  # of the sampler chain, in order
+    draft: DraftedToken | None = None  # in its place
 
 
 class AnswerExplanation(NamedTuple):

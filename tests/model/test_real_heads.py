@@ -63,13 +63,18 @@ def test_heads_are_the_default_of_a_model_that_has_some(file: Path, tmp_path: Pa
     asked = {"temperature": 0.0, "max_tokens": 60}
     with llmrun.load(file, n_ctx=1024, speculate=3) as model:
         assert model.plan.draft_heads
-        drafted = model.generate("the cat sat", **asked)
+        drafted = model.generate("the cat sat", remember=40, **asked)
         assert drafted.text
+        choices = model.explain(40, 1).choices
     with llmrun.load(file, n_ctx=1024, speculate=3, draft="off") as model:
         assert not model.plan.draft_heads
         plain = model.generate("the cat sat", **asked)
         assert plain.text
     assert drafted.text == plain.text
+    drafts = [(choice, choice.draft) for choice in choices if choice.draft is not None]
+    assert {(draft.source, draft.depth) for _, draft in drafts} == {("heads", depth) for depth in (1, 2, 3)}
+    assert all(draft.accepted == (draft.text == choice.text) for choice, draft in drafts)
+    assert all(draft.probability is not None and 0 < draft.probability <= 1 for _, draft in drafts)
     assert drafted.stats.decode_steps < plain.stats.decode_steps
     trunk = _trunk_and_heads_apart(tmp_path, plain.text, asked)
     with pytest.raises(UsageError, match="has no heads to draft with"):

@@ -15,6 +15,7 @@ from llmrun._native import BadLogits, Gate, Sampler
 from llmrun.engine.core.prefix import common_prefix
 from llmrun.engine.llama.base import Aborted, CacheFull, Context, Entry
 from llmrun.errors import LlmrunError
+from llmrun.protocol.messages import DraftSource
 
 _MAX_PREFILL = 128  # tokens per step: the target model waits meanwhile
 _UNSURE = math.log(0.75)  # llama.cpp's p_min
@@ -37,7 +38,10 @@ class ModelDrafter:
     Attributes:
         n_requested: tokens that compute() should draft; 0 only prefills, None does nothing.
         n_steps: steps of the draft model for this sequence.
+        probabilities: of the last draft's tokens, by the draft model.
     """
+
+    source: DraftSource = "model"
 
     def __init__(self, model: DraftModel) -> None:
         self._model = model
@@ -49,6 +53,7 @@ class ModelDrafter:
         self._can_read = True
         self.n_requested: int | None = None
         self.n_steps = 0
+        self.probabilities: list[float] = []
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -94,7 +99,7 @@ class ModelDrafter:
 
     def next_input(self, limit: int) -> tuple[list[int], bool]:
         """Return the next tokens to decode, and whether their logits start a draft."""
-        self._draft, self._is_unsure = [], False
+        self._draft, self._is_unsure, self.probabilities = [], False, []
         tokens = self._tokens[self._n_cached : self._n_cached + limit]
         self._n_cached += len(tokens)
         return tokens, bool(self.n_requested) and self._n_cached == len(self._tokens)
@@ -109,6 +114,7 @@ class ModelDrafter:
         if is_unsure and not self._draft:
             return None
         self._draft.append(token)
+        self.probabilities.append(math.exp(logprob))
         self._is_unsure |= is_unsure
         n_rows = len(self._draft) + 1
         is_complete = n_rows > (self.n_requested or 0) or (self._is_unsure and n_rows % _MULTIPLE == 0)

@@ -12,6 +12,7 @@ from typing import Protocol
 from llmrun._native import DraftChoice, Gate, StepShape, SuffixAutomaton
 from llmrun.engine.core.draft_model import ModelDrafter
 from llmrun.engine.core.mtp_model import HeadDrafter
+from llmrun.protocol.messages import DraftSource
 from llmrun.protocol.speculation import Speculation, StepTimes
 
 _CHEAP_PREFILL = 8  # tokens that a draft model reads in the step that drafts, at hardly more cost
@@ -43,6 +44,9 @@ class Drafting:
     Args:
         drafter: new; it gets the prompt here.
         model: new; drafts when its expected gain is larger than the drafter's.
+
+    Attributes:
+        source, probabilities: of what take() has returned; no probabilities if it is from the text.
     """
 
     def __init__(
@@ -53,7 +57,9 @@ class Drafting:
         model: ModelDrafter | HeadDrafter | None = None,
     ) -> None:
         self.model, self.speculation = model, speculation
-        self.is_by_model = False  # what take() has returned is the model's
+        self.source: DraftSource = "prompt"
+        self.probabilities: Sequence[float] = ()
+        self._n_prompt = len(prompt)
         self._drafter = drafter
         self._drafters: list[Drafter] = [drafter, *([model] if model is not None else ())]
         for each in self._drafters:
@@ -136,11 +142,11 @@ class Drafting:
             count_allowed: returns how many first tokens of a draft the grammar allows.
         """
         tokens, match, length = self._drafted, self._match, self._length
-        self.is_by_model = False
+        self.source, self.probabilities = self._text_source, ()
         gate, model, seconds = self._gate, self.model, 0.0
         if model is not None and model.n_requested:
             tokens, match = model.draft(gate.n_compared)
-            self.is_by_model = True
+            self.source, self.probabilities = model.source, model.probabilities
             gate.add_model_draft(tokens)
             length = len(tokens)
             gate.learn_sureness(sure=length > 0)
@@ -154,6 +160,12 @@ class Drafting:
         gate.set_length(length, seconds)
         self._taken, self._seconds = tokens[:length], seconds
         return self._taken
+
+    @property
+    def _text_source(self) -> DraftSource:
+        """What a draft by the drafter is a copy of."""
+        begin = self._drafter.draft_begin if isinstance(self._drafter, SuffixAutomaton) else 0
+        return "prompt" if begin < self._n_prompt else "answer"
 
     def shorten(self, length: int) -> list[int]:
         """Return the first tokens of what take() has returned; no others are verified."""

@@ -6,6 +6,7 @@ context follows the target's in everything. Must not know which drafts are accep
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 from llmrun._native import BadLogits, Gate, Sampler
 from llmrun.engine.llama.base import Aborted, CacheFull
 from llmrun.errors import LlmrunError
+from llmrun.protocol.messages import DraftSource
 
 if TYPE_CHECKING:
     from llmrun.engine.llama.context import LlamaContext
@@ -25,8 +27,10 @@ class HeadDrafter:
     Attributes:
         slot: the sequence's in the target's context.
         n_waiting: tokens of the sequence that the target has not decoded.
-        n_requested, n_steps: as in ModelDrafter.
+        n_requested, n_steps, probabilities: as in ModelDrafter.
     """
+
+    source: DraftSource = "heads"
 
     def __init__(self, model: HeadModel) -> None:
         self._model = model
@@ -35,6 +39,7 @@ class HeadDrafter:
         self.slot, self.n_waiting = -1, 0
         self.n_requested: int | None = None
         self.n_steps = 0
+        self.probabilities: list[float] = []
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -69,9 +74,12 @@ class HeadDrafter:
         """Return 0, or None if the heads can't draft after the newest token."""
         return 0 if self._model.can_draft(self) else None
 
-    def push(self, token: int) -> int | None:
+    def push(self, token: int, logprob: float) -> int | None:
         """Add a token to the draft; return it if another one should be drafted after it."""
+        if not self._draft:
+            self.probabilities = []
         self._draft.append(token)
+        self.probabilities.append(math.exp(logprob))
         self.n_steps += 1
         return token if len(self._draft) < min(self.n_requested or 0, self.n_most) else None
 
@@ -121,7 +129,7 @@ class HeadModel:
             decode = self._heads.begin
             while inputs:
                 rows = decode([(each.slot, token) for each, token in inputs])
-                pushed = [(each, each.push(self._likeliest(row))) for (each, _), row in zip(inputs, rows, strict=True)]
+                pushed = [(each, each.push(*self._likeliest(row))) for (each, _), row in zip(inputs, rows, strict=True)]
                 inputs = [(each, token) for each, token in pushed if token is not None]
                 decode = self._heads.go_on
             return
@@ -134,5 +142,5 @@ class HeadModel:
         for drafter in asking:
             drafter.draft(0)
 
-    def _likeliest(self, row: int) -> int:
-        return self._logits.log_probabilities(self._heads.logits(row), 0, 1)[1][0]
+    def _likeliest(self, row: int) -> tuple[int, float]:
+        return self._logits.log_probabilities(self._heads.logits(row), 0, 1)[1]

@@ -12,6 +12,7 @@ from statistics import median
 from llmrun._native import StepShape
 from llmrun.engine.core.steps import raise_if_disturbed
 from llmrun.engine.llama.base import Aborted
+from llmrun.protocol.messages import DraftSource
 from llmrun.protocol.speculation import StepTime
 
 _WIDTHS = (4, 8, 16)  # rows of a step
@@ -24,7 +25,9 @@ class StepProbe:
     """Drafts for the steps to measure; the interface of drafts.Drafting."""
 
     model = None
-    is_native = is_by_model = False
+    is_native = False
+    source: DraftSource = "probe"
+    probabilities: Sequence[float] = ()
 
     def __init__(self, most: int = max(_WIDTHS) - 1) -> None:
         """Start.

@@ -118,6 +118,11 @@ class SequenceSampler:
         return self._constraint is None and self._logprobs is None
 
     @property
+    def is_reported(self) -> bool:
+        """Its tokens are reported with log probabilities, or can be explained."""
+        return self._logprobs is not None or bool(self._last.maxlen)
+
+    @property
     def native(self) -> _native.Sampler:
         return self._native
 
@@ -190,21 +195,22 @@ class SequenceSampler:
                 choices.append(self._choice(n_sampled, candidates))
                 n_sampled += 1
             else:
-                choices.append(Choice(self._text(token), forced=True))
+                choices.append(Choice(self.text(token), forced=True))
         return choices[::-1]
 
     def _choice(self, samples_ago: int, count: int) -> Choice:
         chosen, steps = self._native.explain(samples_ago, count)
         tokens = [token for token, _ in steps[0][2]]
         return Choice(
-            self._text(chosen),
+            self.text(chosen),
             forced=False,
-            candidates=tuple(map(self._text, tokens)),
+            candidates=tuple(map(self.text, tokens)),
             chosen=tokens.index(chosen),
             steps=tuple(ChainStep(name, left, tuple(share for _, share in shares)) for name, left, shares in steps),
         )
 
-    def _text(self, token: int) -> str:
+    def text(self, token: int) -> str:
+        """Return the text of a token for people; an end token has one too."""
         text = self._vocabulary.piece(token).decode("utf-8", "replace")
         return text or ("<end>" if self._vocabulary.is_end(token) else f"<token {token}>")
 

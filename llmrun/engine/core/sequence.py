@@ -12,7 +12,7 @@ from llmrun.engine.core.prefix import common_prefix
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.text import TextStream
 from llmrun.protocol.adapters import AdapterScale
-from llmrun.protocol.messages import PromptDifference, Rewriting, Started, Stats, TextDelta
+from llmrun.protocol.messages import DraftedToken, PromptDifference, Rewriting, Started, Stats, TextDelta
 from llmrun.protocol.params import Limits
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ class Sequence:
     n_model_drafted: int = 0  # of these, those of a draft model or the model's heads
     n_accepted: int = 0  # of all, the accepted ones; those of the current draft are added when it ends
     n_model_accepted: int = 0
+    drafted: dict[int, DraftedToken] = field(default_factory=dict)  # index in tokens -> what was drafted there
     n_steps: int = 0  # batches with logits for this sequence
     # index in tokens -> token ids that are excluded there, given the tokens before
     refused: dict[int, set[int]] = field(default_factory=dict)
@@ -167,7 +168,7 @@ class Sequence:
     def has_model_draft(self) -> bool:
         """Whether the current draft is a draft model's, or the heads'."""
         drafting = self.extras.drafting
-        return bool(self.draft) and drafting is not None and drafting.is_by_model
+        return bool(self.draft) and drafting is not None and drafting.source in ("model", "heads")
 
     def end_draft(self) -> None:
         self.n_accepted += self.n_verified
@@ -183,6 +184,7 @@ class Sequence:
         self.refused = {index: tokens for index, tokens in self.refused.items() if index <= remaining}
         self.refused.setdefault(remaining, set()).add(self.tokens[remaining])
         del self.tokens[remaining:]
+        self.drafted = {index: drafted for index, drafted in self.drafted.items() if index < remaining}
         self.sampler.rewind(n_tokens, self.tokens if self.extras.images is None else text_only(self.tokens))
         if self.extras.thinking is not None:
             self.extras.thinking.rewind(self.n_completion)
@@ -199,15 +201,32 @@ class Sequence:
         """Append one token to the answer, and the event for its text; return as end_reason()."""
         self.tokens.append(token)
         self.metrics.record_token(now)
+        if self.draft and self.sampler.is_reported:
+            self._note_draft()
         if vocabulary.is_end(token):
             return "length" if self.sampler.is_cut_short else "stop", ""
         extras, stream = self.extras, self.text
         text = stream.push(vocabulary.control_piece(token) if token in extras.shown else vocabulary.piece(token))
         if extras.logprobs is not None and self.sampler.logprob is not None:
-            extras.logprobs.push(self.sampler.logprob, stream.decoded)
+            logprob = self.sampler.logprob._replace(draft=self.drafted.get(len(self.tokens) - 1))
+            extras.logprobs.push(logprob, stream.decoded)
         if text:
             events.append(self.delta(text))
         return _CONTINUES if stream.banned else self.end_reason(text, window)
+
+    def _note_draft(self) -> None:
+        """Note what the draft had in the place of the newest token, if the draft was right up to there."""
+        place, drafting = len(self.tokens) - 1 - self.n_fed, self.extras.drafting
+        if drafting is None or place >= len(self.draft) or self.tokens[self.n_fed : -1] != self.draft[:place]:
+            return
+        token, likelihoods = self.draft[place], drafting.probabilities
+        self.drafted[len(self.tokens) - 1] = DraftedToken(
+            drafting.source,
+            place + 1,
+            self.sampler.text(token),
+            token == self.tokens[-1],
+            likelihoods[place] if place < len(likelihoods) else None,
+        )
 
     def end_reason(self, text: str, window: int) -> tuple[str, str]:
         """Return the finish reason and its detail; "" if the answer continues."""

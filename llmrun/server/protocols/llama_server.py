@@ -128,4 +128,8 @@ def _timings(stats: Stats) -> dict[str, Any]:
         "predicted_per_second": stats.decode_rate,
         "cache_n": stats.reused_tokens,
         "ttft_ms": 1000 * stats.ttft_seconds,
+        "predicted_per_step": stats.tokens_per_step,
+        **(
+            {"draft_n": stats.drafted_tokens, "draft_n_accepted": stats.accepted_tokens} if stats.drafted_tokens else {}
+        ),
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from llmrun.planning.speculation import expected_gain, tokens_a_step
+from llmrun.planning.speculation import expected_gain
 from llmrun.protocol.loading import Loaded, LoadProgress
 from llmrun.protocol.messages import Event, Finished, PrefillProgress, Rendering, Started, Stats, TextDelta
 from llmrun.protocol.speculation import StepTables
@@ -215,7 +215,7 @@ def _drafted(stats: Stats, times: StepTables) -> list[str]:
     fields = [f"drafted {stats.drafted_tokens:,}, accepted {stats.accepted_tokens:,}"]
     if stats.model_drafted:
         fields[0] += f" (model {stats.model_drafted:,}, {stats.model_accepted:,})"
-    fields.append(f"{tokens_a_step(stats):.1f} tokens a step")
+    fields.append(f"{stats.tokens_per_step:.1f} tokens a step")
     gain = expected_gain(stats, times)
     return fields if gain is None else [*fields, f"{gain:.1f}x"]
 

@@ -149,7 +149,7 @@ function start(data) {
           : at >= length ? "the answer ends"
           : at < data.prompt ? "the prompt continues, so nothing was drawn"
           : "the logits of this choice were not stored";
-        view.replaceChildren(make("p", {}, `After ${name(chosen.at)}: ${reason}.`));
+        view.replaceChildren(make("p", {}, `After ${name(chosen.at)}: ${reason}. ${choice?.drafted ?? ""}`));
         return;
       }
       const values = Object.fromEntries(sliders.map(each => [each.name, Number(each.value)]));
@@ -170,7 +170,7 @@ function start(data) {
         + `likeliest candidates. The other ${number.toLocaleString("en")}, to which the model gave `
         + `${percent(number * each)} together, are taken as equal.`;
       const summary = `After ${name(chosen.at)} the model chose ${choice.text}. `
-        + `With these settings of the sliders its probability is ${likely}:`;
+        + `${choice.drafted && choice.drafted + " "}With these settings of the sliders its probability is ${likely}:`;
       view.replaceChildren(
         make("p", {}, summary), table(["candidate", ...headings, "by the sliders"], rows),
         make("p", { class: "small" }, how));

@@ -34,7 +34,7 @@ from llmrun.ui.views.explain_words import (
     phases,
     quoted,
 )
-from llmrun.ui.views.sampling import show_choice
+from llmrun.ui.views.sampling import draft_cell, show_choice
 from llmrun.ui.views.tokens import pieces_text
 
 if TYPE_CHECKING:
@@ -253,15 +253,17 @@ def _show_choices(output: Output, found: ExplainedAnswer, tokens: Mapping[int, T
     rows = [_choice_row(choice, lens.get(start + place - 1)) for place, choice in enumerate(choices[:_MAX_ROWS])]
     output.text("")
     output.sentence("All tokens of the answer, with the layer from which on the lens ranks the chosen token first:")
-    columns = (Column("TOKEN", style="bold"), *right("MODEL", "DRAWN WITH", "OUT OF", "FIRST FROM LAYER"))
-    show_table(output, columns, rows)
+    columns = [Column("TOKEN", style="bold"), *right("MODEL", "DRAWN WITH", "OUT OF", "FIRST FROM LAYER")]
+    if any(choice.draft is not None for choice in choices[:_MAX_ROWS]):
+        columns.append(Column("DRAFTED"))
+    show_table(output, columns, [row[: len(columns)] for row in rows])
     if len(choices) > _MAX_ROWS:
         output.note(f"{len(choices) - _MAX_ROWS:,} more: use --json for all of them")
 
 
 def _choice_row(choice: Choice, column: LensColumn | None) -> tuple[str, ...]:
     if choice.forced:
-        return repr(choice.text), "", "the grammar's", "1", ""
+        return repr(choice.text), "", "the grammar's", "1", "", draft_cell(choice.draft)
     first, last = choice.steps[0], choice.steps[-1]
     shares = (percent(step.probabilities[choice.chosen]) for step in (first, last))
-    return repr(choice.text), *shares, f"{last.remaining:,}", decided(column)
+    return repr(choice.text), *shares, f"{last.remaining:,}", decided(column), draft_cell(choice.draft)

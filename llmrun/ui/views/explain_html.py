@@ -22,6 +22,7 @@ from llmrun.ui.terminal.format import counted, rate
 from llmrun.ui.terminal.sanitize import clean
 from llmrun.ui.views import explain_words as words
 from llmrun.ui.views.explain_words import head_name, known_tokens, phases, quoted
+from llmrun.ui.views.sampling import about_draft
 from llmrun.ui.views.tokens import bytes_shown
 
 _SLIDERS = {name: (row.label, row.slider) for name, row in PARAMETERS.items() if row.slider}
@@ -205,8 +206,9 @@ def _rounded(values: Sequence[float], digits: int = _DIGITS) -> list[float]:
 
 def _choice(choice: Choice) -> dict[str, Any]:
     """Return all candidates' probabilities by the model, and every step of the candidates that are shown."""
+    drafted = clean(about_draft(choice.draft)) if choice.draft is not None else ""
     if choice.forced:
-        return {"forced": True}
+        return {"forced": True, "drafted": drafted}
     model = choice.steps[0]
     n_others = max(model.remaining - len(choice.candidates), 0)
     others = max(1 - sum(model.probabilities), 0.0) / n_others if n_others else 0.0
@@ -214,6 +216,7 @@ def _choice(choice: Choice) -> dict[str, Any]:
     shown += [] if choice.chosen in shown else [choice.chosen]
     return {
         "forced": False,
+        "drafted": drafted,
         "text": clean(repr(choice.text)),
         "chosen": choice.chosen,
         "model": _rounded(model.probabilities),

@@ -17,11 +17,13 @@ from support.fake_context import END, N_VOCAB, endless, hashed, scripted, tokens
 from llmrun._native import SuffixAutomaton
 from llmrun.engine.constraint.matcher import compile_grammar
 from llmrun.engine.core.drafts import Drafter, Drafting
+from llmrun.engine.core.logprobs import LogprobStream
+from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Extras
 from llmrun.engine.llama.base import Aborted, CacheFull, DecodeError
 from llmrun.grammar import Grammar
-from llmrun.protocol.messages import Finished, Stats, TextDelta
-from llmrun.protocol.params import SamplingParams
+from llmrun.protocol.messages import DraftedToken, Finished, Stats, TextDelta
+from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.speculation import Speculation, StepTime
 
 TIMES = tuple(StepTime(width, 0, 1 + width / 16) for width in (1, 4, 8, 16))
@@ -247,6 +249,61 @@ def test_the_automaton_drafts_what_was_said_before() -> None:
     talk.run()
     assert talk.text() == "cdefghijklmnopqrstuv"
     assert talk.finished().stats.decode_steps == 3
+
+
+def test_a_token_tells_what_was_drafted_in_its_place() -> None:
+    talk = Conversation(scripted({"ab;ab": "c;abd"}))
+    extras = replace(drafting("ab;ab", 3), logprobs=LogprobStream())
+    sampler = SequenceSampler(
+        SamplingParams(temperature=0.0), talk.context.vocabulary, tokens_of("ab;ab"), None, remember=9, logprobs=0
+    )
+    talk.engine.add(1, tokens_of("ab;ab"), sampler, Limits(), extras)
+    talk.run()
+    tokens = [token for event in talk.events if isinstance(event, TextDelta) for token in event.logprobs]
+    drafts = [(token.text, token.draft) for token in tokens]
+    assert drafts == [
+        ("c", None),
+        (";", None),
+        ("a", DraftedToken("prompt", 1, "a", accepted=True)),
+        ("b", DraftedToken("prompt", 2, "b", accepted=True)),
+        ("d", DraftedToken("prompt", 3, "c", accepted=False)),
+    ]
+    answer = talk.engine.finished(1)
+    assert [answer.drafted.get(index) for index in range(5, 10)] == [draft for _, draft in drafts]
+
+
+def test_a_draft_from_the_answer_is_told_from_one_from_the_prompt() -> None:
+    talk = Conversation(scripted({"x": "abcd;abcd;"}))
+    talk.engine.add(
+        1, tokens_of("x"),
+        SequenceSampler(SamplingParams(temperature=0.0), talk.context.vocabulary, tokens_of("x"), None, remember=20),
+        Limits(), drafting("x", 3),
+    )  # fmt: skip
+    talk.run()
+    found = talk.engine.finished(1).drafted.values()
+    assert {each.source for each in found} == {"answer"}
+    assert "".join(each.text for each in found if each.accepted) == "bcd"
+
+
+def test_a_retracted_token_takes_its_draft_along() -> None:
+    talk = Conversation(scripted({"abc;": "ab"}))
+    tokens = tokens_of("abc;")
+    sampler = SequenceSampler(SamplingParams(temperature=0.0), talk.context.vocabulary, tokens, None, remember=9)
+    drafter = Foreseeing(tokens_of("abc;ab"), 0, random.Random(0))
+    talk.engine.add(1, tokens, sampler, Limits(ban=("ab",)), drafting("abc;", 3, drafter))
+    talk.run()
+    answer = talk.engine.finished(1)
+    assert talk.finished().stats.retracted_tokens
+    assert all(index < len(answer.tokens) for index in answer.drafted)
+    assert not any(each.accepted and each.text == "b" for each in answer.drafted.values())
+
+
+def test_nothing_is_noted_that_nobody_asks_for() -> None:
+    talk = Conversation(endless)
+    talk.ask("abcdefghijklmnopqrstuvwxyzab", extras=drafting("abcdefghijklmnopqrstuvwxyzab"), most=20)
+    talk.run()
+    assert talk.finished().stats.accepted_tokens
+    assert not talk.engine.finished(1).drafted
 
 
 def test_nothing_is_drafted_that_max_tokens_or_the_window_would_cut() -> None:

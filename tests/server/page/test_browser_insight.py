@@ -99,7 +99,8 @@ def test_tokens_keep_markdown_and_come_for_answers_that_are_shown(browser: Chrom
         const { render } = await import("/ui/files/markdown.js");
         const text = "# A **bold** one\\n\\n```python\\nx = 1  # why\\n```\\n\\n- a & b <c>";
         const encode = (token) => [...new TextEncoder().encode(token)];
-        const made = (token) => ({ token, logprob: -0.5, bytes: encode(token), top_logprobs: [] });
+        const draft = { source: "heads", depth: 2, text: "<i>", accepted: false, probability: 0.25 };
+        const made = (token) => ({ token, logprob: -0.5, bytes: encode(token), top_logprobs: [], draft });
         const tokens = text.match(/\\W*\\w+|\\W+/g).map(made);
         const rendered = document.createElement("div");
         render(rendered, text);
@@ -109,11 +110,15 @@ def test_tokens_keep_markdown_and_come_for_answers_that_are_shown(browser: Chrom
         const shown = [...view.element.querySelectorAll(".token")];
         const wrong = shown.filter((each) => !tokens[each.dataset.at].token.includes(each.textContent));
         const words = shown.map((each) => each.textContent);
+        view.open(0);
+        const about = document.querySelector("#token").textContent;
+        document.querySelector("#token").close();
         return [wrong.length, view.element.textContent === before, view.element.querySelector("strong").textContent,
-            ["bold", "python", "x", "why", "a", "c"].map((word) => words.some((each) => each.trim().endsWith(word)))];
+            ["bold", "python", "x", "why", "a", "c"].map((word) => words.some((each) => each.trim().endsWith(word))),
+            about.includes("“<i>”, which was refused: by the model's heads, with 25.0%, as token 2 of the draft.")];
     })()"""
     found = browser.ask("Runtime.evaluate", expression=tinted, returnByValue=True, awaitPromise=True)
-    assert found["result"].get("value") == [0, True, "bold", [True, False, True, True, True, True]], found
+    assert found["result"].get("value") == [0, True, "bold", [True, False, True, True, True, True], True], found
     page.set("Maximum tokens", "5")
     page.ask("Hello")
     assert page.see("document.querySelectorAll('.answer .token').length") == 0

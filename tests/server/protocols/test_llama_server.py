@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -37,6 +38,15 @@ def test_a_gap() -> None:
     assert read_infill({}).request.suffix == ""
 
 
+def test_timings_of_drafts() -> None:
+    made = NativeWriter({"prompt": "Once"}, Envelope("", 0, "m"))
+    stats = replace(STATS, completion_tokens=30, decode_steps=12, drafted_tokens=20, accepted_tokens=18)
+    for part in (ResponseStarted(0, 10, 4), ResponseFinished(0, "stop", stats, "")):
+        made.feed(part)
+    timings = made.whole()["timings"]
+    assert (timings["draft_n"], timings["draft_n_accepted"], timings["predicted_per_step"]) == (20, 18, 2.5)
+
+
 @pytest.mark.parametrize(("reason", "kind"), [("stop", "eos"), ("stop_string", "word"), ("length", "limit")])
 def test_what_is_written(reason: str, kind: str) -> None:
     made = NativeWriter({"prompt": "Once"}, Envelope("", 0, "m"))
@@ -50,4 +60,5 @@ def test_what_is_written(reason: str, kind: str) -> None:
     assert (last["content"], whole["content"]) == ("", "ab")
     assert (last["stop_type"], last["stopping_word"], last["tokens_evaluated"]) == (kind, ".", 10)
     assert (whole["timings"]["prompt_n"], whole["timings"]["predicted_n"]) == (6, 3)
+    assert "draft_n" not in whole["timings"]
     assert events(made.error(LlmrunError("it broke")))[0]["error"]["message"] == "it broke"

@@ -10,6 +10,7 @@ from support.explained import CACHE, FOUND, LAYER, RUN, column
 from llmrun.insight.explain import ExplainedAnswer
 from llmrun.protocol.jobs.explain import HeadAttention, WatchedLayer
 from llmrun.protocol.jobs.tokenize import VocabularyPiece
+from llmrun.protocol.messages import DraftedToken
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.views.explain import show_explained, sparkline
 
@@ -84,6 +85,14 @@ def test_each_token_has_the_layer_that_decided_it() -> None:
     assert [line.split()[-1] for line in shown(replace(FOUND, run=always)) if line.startswith("'you'")][-1] == "1"
     never = replace(RUN, lens=(column(1, 0, 4),))
     assert [line.split()[-1] for line in shown(replace(FOUND, run=never)) if line.startswith("'you'")][-1] == "2"
+
+
+def test_the_last_column_is_about_drafts_if_there_were_any() -> None:
+    assert not any("DRAFTED" in line for line in shown(FOUND))
+    draft = DraftedToken("heads", 1, "you", accepted=True, probability=0.5)
+    lines = shown(replace(FOUND, choices=(FOUND.choices[0]._replace(draft=draft), *FOUND.choices[1:])))
+    assert any(line.endswith("DRAFTED") for line in lines)
+    assert any(line.endswith("heads 1 50.0%") for line in lines)
 
 
 def test_what_shared_heads_and_windows_save() -> None:

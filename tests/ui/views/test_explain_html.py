@@ -26,6 +26,7 @@ from llmrun.protocol.jobs.explain import (
     WatchedLayer,
 )
 from llmrun.protocol.jobs.tokenize import VocabularyPiece
+from llmrun.protocol.messages import DraftedToken
 from llmrun.protocol.params import SamplingParams
 from llmrun.protocol.questions import ChainStep, Choice
 from llmrun.ui.views.explain_html import explain_page
@@ -134,9 +135,13 @@ def test_a_choice_has_its_steps_and_all_that_sliders_need() -> None:
     many = tuple(f"word {number}" for number in range(PAGE_CANDIDATES))
     shares = tuple(0.9 / PAGE_CANDIDATES for _ in many)
     choice = Choice("word 150", False, many, 150, (ChainStep("model", 300, shares), ChainStep("top_k", 200, shares)))
-    page = shown(replace(FOUND, choices=(Choice("x", forced=True), choice)), top_k=500, order=("top_k", "min_p"))
+    draft = DraftedToken("model", 1, "</script>", accepted=False, probability=0.5)
+    choices = (Choice("x", forced=True), choice._replace(draft=draft))
+    page = shown(replace(FOUND, choices=choices), top_k=500, order=("top_k", "min_p"))
     forced, free = data_of(page)["choices"]
-    assert forced == {"forced": True}
+    assert forced == {"forced": True, "drafted": ""}
+    refused = "Drafted '</script>', which was refused: by the draft model, with 50.0%, as token 1 of the draft."
+    assert free["drafted"] == refused
     assert len(free["model"]) == PAGE_CANDIDATES
     assert free["others"] == [100, pytest.approx(0.1 / 100)], "what the model gave to candidates that have no name here"
     assert free["shown"] == [*range(12), 150], "the chosen one is always there"

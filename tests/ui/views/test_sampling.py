@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 
+import pytest
+
+from llmrun.protocol.messages import DraftedToken
 from llmrun.protocol.questions import ChainStep, Choice
 from llmrun.ui.terminal.output import Output
-from llmrun.ui.views.sampling import least_certain, show_choice, show_sampling
+from llmrun.ui.views.sampling import draft_cell, least_certain, show_choice, show_sampling
 
 CHOICE = Choice(
     " the",
@@ -51,6 +54,32 @@ def test_text_of_tokens_can_do_nothing_to_the_terminal() -> None:
 
 def test_a_forced_token() -> None:
     assert shown(Choice('{"', forced=True)) == ["'{\"': the grammar left no choice."]
+
+
+@pytest.mark.parametrize(
+    ("draft", "said", "cell"),
+    [
+        (
+            DraftedToken("heads", 2, " the", accepted=True, probability=0.834),
+            "Drafted: by the model's heads, with 83.4%, as token 2 of the draft.",
+            "heads 2 83.4%",
+        ),
+        (
+            DraftedToken("model", 1, "\x1b a", accepted=False, probability=0.75),
+            "Drafted '\\x1b a', which was refused: by the draft model, with 75.0%, as token 1 of the draft.",
+            "draft model 1 75.0%, not '\\x1b a'",
+        ),
+        (
+            DraftedToken("answer", 3, " the", accepted=True),
+            "Drafted: copied from the answer itself, as token 3 of the draft.",
+            "answer 3",
+        ),
+    ],
+)
+def test_a_drafted_token(draft: DraftedToken, said: str, cell: str) -> None:
+    assert draft_cell(draft) == cell
+    assert shown(CHOICE._replace(draft=draft))[0].endswith(f"from 2 candidates. {said}")
+    assert shown(Choice("x", forced=True, draft=draft)) == [f"'x': the grammar left no choice. {said}"]
 
 
 def test_where_values_come_from() -> None:

@@ -7,8 +7,17 @@ const decoder = new TextDecoder("utf-8", { fatal: true });
 const VISIBLE = { "\n": "↵\n", "\t": "⇥\t" };
 
 const likelihood = (logprob) => percent(Math.exp(logprob));
+const SOURCES = { prompt: "copied from the prompt", answer: "copied from the answer itself", model: "by the draft model", heads: "by the model's heads", probe: "to measure a step" };
 const visible = (text) => clean(text).replace(/[\n\t]/g, (each) => VISIBLE[each]);
 export const quoted = (text) => `“${visible(text).trimEnd() || "␠".repeat(text.length || 1)}”`;
+
+/** Return a sentence about what was drafted in the place of a token, an empty one without a draft. */
+function aboutDraft(draft) {
+  if (!draft) return "";
+  const likely = draft.probability === null ? "" : `, with ${percent(draft.probability)}`;
+  const what = draft.accepted ? "" : ` ${quoted(draft.text)}, which was refused`;
+  return `Drafted${what}: ${SOURCES[draft.source]}${likely}, as token ${draft.depth} of the draft.`;
+}
 
 /** Return the tokens of the answer itself: those of the reasoning come before them. */
 export function tokensOf(tokens, text) {
@@ -32,7 +41,7 @@ function tokenElement(token, at, text = visible(token.token)) {
   const probability = Math.exp(token.logprob);
   const element = h(
     "span",
-    { class: probability < 0.1 ? "token unlikely" : "token", role: "button", tabindex: at ? "-1" : "0", "data-at": at, title: likelihood(token.logprob) },
+    { class: probability < 0.1 ? "token unlikely" : "token", role: "button", tabindex: at ? "-1" : "0", "data-at": at, title: likelihood(token.logprob) + (token.draft?.accepted ? ", drafted" : "") },
     text,
   );
   element.style.setProperty("--surprise", `${Math.round((1 - probability) * 60)}%`);
@@ -129,6 +138,7 @@ export class TokenView {
       {},
       h("p", { class: "hint" }, "The likeliest candidates in its place, before any sampling step."),
       h("ul", { class: "candidates" }, candidates.map((each) => this.candidate(at, each))),
+      token.draft ? h("p", { class: "hint" }, aboutDraft(token.draft)) : "",
       h("p", { class: "hint" }, isListed ? `All others together: ${percent(Math.max(0, others))}` : ""),
     );
     dialog.replaceChildren(

@@ -17,6 +17,7 @@ function figureRows(stats, limit) {
     ["prompt", `${number(stats.prompt_tokens)} tokens${stats.reused_tokens ? `, ${number(stats.reused_tokens)} reused` : ""}`, "Tokens of the conversation before the answer; reused ones were still in the KV cache"],
     ["prefill", stats.prefill_seconds > 0 && computed > 0 && `${short(computed / stats.prefill_seconds)} tokens/s`, "Tokens of the prompt computed in a second"],
     ["between tokens", stats.itl_p50_seconds > 0 && `${short(stats.itl_p50_seconds * 1000)} ms, p95 ${short(stats.itl_p95_seconds * 1000)} ms`, "Time between two tokens: the median, and what 95 % stay below (ITL)"],
+    ["drafts", stats.accepted_tokens > 0 && `${number(stats.accepted_tokens)} of ${number(stats.drafted_tokens)} accepted, ${short(stats.completion_tokens / stats.decode_steps)} tokens a step`, "Tokens drafted ahead and verified by one decode step: llmrun help speculation"],
   ];
   return rows.filter(([, value]) => value);
 }
