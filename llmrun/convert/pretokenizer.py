@@ -93,4 +93,4 @@ def _pattern(description: dict[str, Any]) -> str:
 
 
 def _refuse(reason: str) -> NoReturn:
-    raise UsageError("llama.cpp has no such pre-tokenizer", why=reason, hint=ANOTHER_WAY)
+    raise UsageError("llama.cpp does not have this pre-tokenizer", why=reason, hint=ANOTHER_WAY)
