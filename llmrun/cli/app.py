@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Annotated, Any
@@ -115,11 +116,54 @@ def call(arguments: Sequence[str]) -> int:
 
 def _usage_error(error: typer.TyperException, command: str) -> UsageError:
     """Return an error of Typer as one of ours."""
-    message = error.format_message().rstrip(".")
-    what, why = message[:1].lower() + message[1:], ""
-    if isinstance(error, typer.BadParameter):
-        what, _, why = what.partition(": ")
-    context = getattr(error, "ctx", None)
-    if ours := habits.OPTIONS.get(getattr(error, "option_name", "")):
-        return UsageError(what, why="another program calls it so", hint=ours)
-    return UsageError(what, why=why, hint=f"{context.command_path if context else command} --help")
+    context, option = getattr(error, "ctx", None), getattr(error, "option_name", "")
+    path = context.command_path if context else command
+    message, hint = error.format_message().rstrip("."), f"{path} --help"
+    if isinstance(error, typer.BadParameter) and error.param is not None:
+        return _parameter_error(error, error.param, hint)
+    if context is not None and message.startswith("No such option"):
+        names = [
+            name
+            for parameter in context.command.params
+            if not getattr(parameter, "hidden", False)
+            for name in (*parameter.opts, *parameter.secondary_opts)
+        ]
+        ours = habits.OPTIONS.get(option, "")
+        if ours.startswith("llmrun") or ours.partition(" ")[0] in names:
+            return UsageError(f"there is no option {option}", why="that is another program's name of it", hint=ours)
+        return UsageError(f"there is no option {option}", hint=did_you_mean(option, names, hint))
+    if name := re.fullmatch("No such command '(.*)'", message):
+        return UsageError(f"there is no command {f'{path} {name[1]}'.removeprefix('llmrun ')!r}", hint=hint)
+    if words := re.fullmatch(r"Got unexpected extra argument\(s\) \((.*)\)", message):
+        return UsageError(f"unexpected arguments: {words[1]}", why=f"{path} takes fewer", hint=hint)
+    if number := re.fullmatch("Option .* requires (an|[0-9]+) arguments?", message):
+        return UsageError(f"{option} needs {'a value' if number[1] == 'an' else f'{number[1]} values'}", hint=hint)
+    if message.endswith("does not take a value"):
+        return UsageError(f"{option} takes no value", hint=hint)
+    return UsageError(message[:1].lower() + message[1:], hint=hint)
+
+
+_EXPECTED = {"int": "a whole number", "float": "a number", "boolean": "true or false"}
+
+
+def _parameter_error(error: typer.BadParameter, parameter: Any, hint: str) -> UsageError:
+    """Return Typer's error of an option or argument: what is wrong, and what is expected."""
+    is_argument = parameter.param_type_name == "argument"
+    name = parameter.human_readable_name if is_argument else max(parameter.opts, key=len)
+    if hasattr(error, "param_type"):  # only Typer's MissingParameter has it, which it does not export
+        return UsageError(f"{name} is missing", hint=hint)
+    message = error.message.rstrip(".")
+    if found := re.fullmatch(r"'?(.*?)'? is not a valid (\w+)(?:\. .*)?", message):
+        return UsageError(f"invalid {name} {found[1]}", why=f"must be {_EXPECTED.get(found[2], found[2])}", hint=hint)
+    if found := re.fullmatch("'?(.*?)'? is not one of (.*)", message):
+        return UsageError(
+            f"invalid {name} {found[1]}", why=f"must be one of {found[2].replace(chr(39), '')}", hint=hint
+        )
+    if found := re.fullmatch(r"(.*) is not in the range (?:(\S+)<=)?x(?:(<=|>=)(\S+))?", message):
+        bounds = (
+            f"between {found[2]} and {found[4]}"
+            if found[2]
+            else f"at {'most' if found[3] == '<=' else 'least'} {found[4]}"
+        )
+        return UsageError(f"invalid {name} {found[1]}", why=f"must be {bounds}", hint=hint)
+    return UsageError(f"invalid {name}", why=message, hint=hint)

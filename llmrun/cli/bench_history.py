@@ -197,7 +197,7 @@ def show_comparison(output: Output, sides: tuple[str, str], kind: str) -> None:
     from llmrun.ui.views.bench_history import show_comparison as show_view
 
     if kind not in {"table", "json"}:
-        raise UsageError(f"a comparison can't be had as {kind}", hint="-o table or -o json")
+        raise UsageError(f"a comparison can't be written as {kind}", hint="-o table or -o json")
     with _history(output) as history:
         comparison = compare_results(*(resolve(side, history) for side in sides))
     if kind == "json":
@@ -225,7 +225,7 @@ def show(output: Output, which: Sequence[str], kind: str, file: Path | None) -> 
         elif kind in {"table", "json"}:
             entries = history.all()
         else:
-            raise UsageError(f"which result as {kind}?", hint=f"llmrun bench history last -o {kind}")
+            raise UsageError(f"-o {kind} is for one result", hint=f"llmrun bench history last -o {kind}")
     if which and kind == "table":
         show_result(output, result)
     elif which:
@@ -248,7 +248,7 @@ def remove_results(output: Output, which: Sequence[str]) -> None:
         UsageError: there is no such result; those before it are removed.
     """
     if not which:
-        raise UsageError("which result?", hint="llmrun bench rm 3; llmrun bench history lists them")
+        raise UsageError("rm needs the number of a result", hint="llmrun bench rm 3; llmrun bench history lists them")
     with _history(output) as history:
         for each in which:
             output.note(f"Removed number {history.remove(each).number}.")

@@ -18,25 +18,25 @@ class CommandEntry(NamedTuple):
     help: str
 
 
-TALK, MODELS, SMALLER, MEASURE, LOOK = "Talk", "Models", "Make smaller", "Measure", "Look inside"
-PANELS = (TALK, MODELS, SMALLER, MEASURE, LOOK)
+TALK, SERVE, MODELS, SMALLER = "Talk", "Serve", "Models", "Make smaller"
+MEASURE, LOOK, SET_UP = "Measure", "Look inside", "Set up"
+PANELS = (TALK, SERVE, MODELS, SMALLER, MEASURE, LOOK, SET_UP)
 
 COMMANDS = {
     "run": CommandEntry(TALK, "run_command", "run", "Answer one prompt. Text from stdin is put before the prompt."),
     "chat": CommandEntry(TALK, "chat", "chat", "Chat with a model. Ctrl-C stops an answer and keeps it; Ctrl-D exits."),
     "batch": CommandEntry(TALK, "batch", "batch", "Answer a file of prompts, many in parallel."),
-    "serve": CommandEntry(TALK, "serve", "serve", "Serve models over HTTP to OpenAI, Anthropic and Ollama clients."),
-    "launch": CommandEntry(TALK, "launch", "app", "Run a coding agent, such as Claude Code, with a local model."),
-    "worker": CommandEntry(
-        TALK, "worker", "worker", "Run an RPC worker: compute layers of a model for another machine."
-    ),
     "embed": CommandEntry(TALK, "embed", "embed", "Compute embeddings of texts."),
     "rerank": CommandEntry(TALK, "embed", "rerank", "Sort documents by relevance to a query."),
-    "ps": CommandEntry(TALK, "serving", "list_servers", "List running servers and their models."),
-    "stop": CommandEntry(TALK, "serving", "stop", "Stop a running server."),
-    "logs": CommandEntry(TALK, "serving", "logs", "Show the log of a server in the background."),
     "sessions": CommandEntry(TALK, "sessions", "app", "List, show, search and export saved chats."),
-    "replay": CommandEntry(TALK, "replay", "replay", "Answer a recorded prompt again and compare the bytes."),
+    "serve": CommandEntry(SERVE, "serve", "serve", "Serve models over HTTP to OpenAI, Anthropic and Ollama clients."),
+    "launch": CommandEntry(SERVE, "launch", "app", "Run a coding agent, such as Claude Code, with a local model."),
+    "ps": CommandEntry(SERVE, "serving", "list_servers", "List running servers and their models."),
+    "stop": CommandEntry(SERVE, "serving", "stop", "Stop a running server."),
+    "logs": CommandEntry(SERVE, "serving", "logs", "Show the log of a server in the background."),
+    "worker": CommandEntry(
+        SERVE, "worker", "worker", "Run an RPC worker: compute layers of a model for another machine."
+    ),
     "list": CommandEntry(
         MODELS, "models", "list_models", "List the models on this disk, including those of Ollama and LM Studio."
     ),
@@ -58,12 +58,13 @@ COMMANDS = {
     "report": CommandEntry(SMALLER, "report", "report", "Compare several quants of a model: size, speed, quality."),
     "bench": CommandEntry(MEASURE, "bench", "bench", "Measure the speed of models, with confidence intervals."),
     "tune": CommandEntry(MEASURE, "tune", "tune", "Find and save the fastest settings for a model on this machine."),
-    "config": CommandEntry(MEASURE, "config", "app", "Show and change the settings: default model, presets, server."),
-    "doctor": CommandEntry(MEASURE, "doctor", "doctor", "Check this machine and the installation, and suggest fixes."),
     "explain": CommandEntry(LOOK, "explain", "explain", "Show what a model computes between a prompt and its answer."),
     "tokenize": CommandEntry(LOOK, "tokenize", "tokenize", "Split a text into the tokens of a model."),
     "score": CommandEntry(LOOK, "score", "score", "Show the probability of each token of a text, and the perplexity."),
+    "replay": CommandEntry(LOOK, "replay", "replay", "Answer a recorded prompt again and compare the bytes."),
     "watermark": CommandEntry(LOOK, "watermark", "app", "Detect the watermark of `--watermark` in a text."),
+    "config": CommandEntry(SET_UP, "config", "app", "Show and change the settings: default model, presets, server."),
+    "doctor": CommandEntry(SET_UP, "doctor", "doctor", "Check this machine and the installation, and suggest fixes."),
     "help": CommandEntry("", "help", "show_help", "Show the help of a command or topic."),
 }
 """Name -> command, in the order of the help; `help` itself is in no panel."""

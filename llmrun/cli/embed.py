@@ -133,7 +133,7 @@ def rerank(
         list[str] | None,
         typer.Argument(metavar="DOCUMENT|FILE|-", help="Documents, or files with one per line; - is stdin."),
     ] = None,
-    top: Annotated[int | None, typer.Option("--top", "-n", min=1, help="Print only the best N.")] = None,
+    top: Annotated[int | None, typer.Option("--top", min=1, help="Print only the best N.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     *,
     loading: LoadingOptions,

@@ -67,6 +67,7 @@ OPTIONS = {
     "-cnv": "llmrun chat MODEL",
     "--conversation": "llmrun chat MODEL",
     "-i": "llmrun chat MODEL",
+    "-p": "--port NUMBER",  # where it can't be a prompt
     "--interactive": "llmrun chat MODEL",
     "--interactive-first": "llmrun chat MODEL",
 }

@@ -92,7 +92,9 @@ def launch(
         return
     found = AGENTS.get(agent)
     if found is None:
-        raise UsageError(f"unknown agent {agent!r}", hint=did_you_mean(agent, [*AGENTS], "llmrun launch lists them"))
+        raise UsageError(
+            f"there is no agent {agent!r}", hint=did_you_mean(agent, [*AGENTS], "llmrun launch lists them")
+        )
     executable = shutil.which(found.executable)
     if executable is None and not show:
         raise UsageError(f"{found.title} is not installed", why=f"no {found.executable} in PATH", hint=found.install)

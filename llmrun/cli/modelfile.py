@@ -126,7 +126,7 @@ def _add_parameter(values: dict[str, Any], notes: list[str], name: str, text: st
     if name == "stop":
         values.setdefault("stop", []).append(text)
     elif key not in settings_file.NAMED:
-        notes.append(f"PARAMETER {name} is left out: there is no such setting of a preset")
+        notes.append(f"PARAMETER {name} is left out: presets have no such setting")
     elif name in ("num_ctx", "num_predict", "repeat_last_n", "seed") and text.startswith("-"):
         notes.append(f"PARAMETER {name} {text} is left out: the default is used")
     else:

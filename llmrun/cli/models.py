@@ -134,7 +134,7 @@ def _stated_quant(path: Path) -> str:
 
 def search(
     words: Annotated[list[str], typer.Argument(metavar="WORDS", help="Words in the name of the repository.")],
-    limit: Annotated[int, typer.Option("--limit", "-n", help="Maximum number of repositories to show.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", help="Maximum number of repositories to show.")] = 20,
     json: JsonOption = False,
 ) -> None:
     """Search for models by name, in the built-in list and on the hub."""

@@ -93,7 +93,7 @@ def read_value(name: str, text: str, before: str = "") -> tuple[str, Any]:
     known |= {field.replace("_", "-"): field for field in PARAMETERS}
     if spelled not in known:
         hint = did_you_mean(spelled, known, "/set lists all")
-        raise UsageError(f"there is no sampling parameter called {name}", hint=hint)
+        raise UsageError(f"there is no sampling parameter {name!r}", hint=hint)
     field, label = known[spelled], f"{before}{spelled}"
     if not text:
         raise UsageError(f"{label} needs a value", hint="/set temp 0.5; /set lists all")

@@ -68,7 +68,7 @@ ModelsArgument = Annotated[
     ),
 ]
 HostOption = Annotated[str, typer.Option("--host", help="Address to listen on.", rich_help_panel="Network")]
-PortOption = Annotated[int, typer.Option("--port", "-p", help="Port to listen on.", rich_help_panel="Network")]
+PortOption = Annotated[int, typer.Option("--port", help="Port to listen on.", rich_help_panel="Network")]
 KeyFileOption = Annotated[
     Path | None,
     typer.Option(

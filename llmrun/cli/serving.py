@@ -38,9 +38,7 @@ def logs(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Print further lines until the server ends, or Ctrl-C.")
     ] = False,
-    port: Annotated[
-        int | None, typer.Option("--port", "-p", help="Port of the server, if several are running.")
-    ] = None,
+    port: Annotated[int | None, typer.Option("--port", help="Port of the server, if several are running.")] = None,
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Lines to print.")] = 100,
 ) -> None:
     """Show the log of a server in the background.
@@ -93,7 +91,7 @@ def _log(output: Output, servers: list[RunningServer], state_dir: Path, port: in
 def stop(
     model: Annotated[str, typer.Argument(hidden=True)] = "",
     port: Annotated[
-        int | None, typer.Option("--port", "-p", help="Port of the server to stop, if several are running.")
+        int | None, typer.Option("--port", help="Port of the server to stop, if several are running.")
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Stop all running servers.")] = False,
     now: Annotated[

@@ -208,9 +208,7 @@ def search_sessions(
         list[str],
         typer.Argument(metavar="WORDS", help="Words or beginnings of words; a message must have all of them."),
     ],
-    limit: Annotated[
-        int, typer.Option("--limit", "-n", min=1, max=1000, help="Maximum number of messages to show.")
-    ] = 20,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="Maximum number of messages to show.")] = 20,
     json: JsonOption = False,
 ) -> None:
     """Search the messages of all saved chats, best match first."""

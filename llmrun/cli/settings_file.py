@@ -178,7 +178,7 @@ def read_preset(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
     if found.get("think") is False:
         other = next((key for key in ("think-tokens", "think-effort") if key in found), "")
         if other:
-            what = f"think = false and {other} of the preset {name} exclude each other"
+            what = f"think = false and {other} of the preset {name} can't be used together"
             raise UsageError(what, hint=f"llmrun config unset presets.{name}.{other}")
     return found
 

@@ -32,7 +32,7 @@ _OPEN = (
 
 def worker(
     host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="IPv4 address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", "-p", help="Port to listen on.")] = PORT,
+    port: Annotated[int, typer.Option("--port", help="Port to listen on.")] = PORT,
     threads: Annotated[int | None, engine_option("threads", SETTINGS["threads"].unset)] = None,
     cache: Annotated[
         bool, typer.Option("--cache", help="Cache large weights on this disk, so that they are sent only once.")

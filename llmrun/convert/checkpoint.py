@@ -146,7 +146,7 @@ def open_checkpoint(folder: Folder) -> Iterator[dict[str, CheckpointTensor]]:
                 if tensor not in tensors:
                     raise BadModelError(f"{name} has no tensor {tensor!r}", why=f"{_INDEX} lists it there")
                 if tensor in found:
-                    raise BadModelError(f"tensor {tensor!r} is there twice", why=f"in {name} and in another file")
+                    raise BadModelError(f"tensor {tensor!r} appears twice", why=f"in {name} and in another file")
                 found[tensor] = tensors[tensor]
         yield found
 

@@ -89,7 +89,7 @@ def _object(pairs: list[tuple[str, Any]]) -> Json:
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         repeated = next(name for name in names if names.count(name) > 1) if len(names) < 1000 else "a name"
-        raise ValueError(f"{repeated!r} is there twice")
+        raise ValueError(f"{repeated!r} appears twice")
     return found
 
 

@@ -399,7 +399,7 @@ def _split_pattern(description: dict[str, Any]) -> str:
 
 
 def _refuse_pretokenizer(reason: str) -> NoReturn:
-    raise UsageError("llama.cpp has no such pre-tokenizer", why=reason, hint=ANOTHER_WAY)
+    raise UsageError("llama.cpp does not have this pre-tokenizer", why=reason, hint=ANOTHER_WAY)
 
 
 # ---- SentencePiece

@@ -95,7 +95,7 @@ class _Reader:
                 self.fail(f"a key in double quotes should be here, not {self.found()}")
             key = self._string()
             if key in found:
-                self.fail(f"the key {key!r} is there twice", offset)
+                self.fail(f"the key {key!r} appears twice", offset)
             self.skip()
             if not self._text.startswith(":", self.at):
                 self.fail(f"after the key {key!r} there should be ':', not {self.found()}")

@@ -276,7 +276,7 @@ def _unknown(name: str, alias: str, catalogue: Catalogue) -> ModelNotFoundError:
     dashed = name.lower().replace(":", "-")
     guess = did_you_mean(dashed if dashed in catalogue.entries else alias, catalogue.entries)
     return ModelNotFoundError(
-        f"no model is called {name!r}",
+        f"there is no model {name!r}",
         why="it is not an alias, owner/repo of the hub, a link or a file",
         hint=f"{guess} If not, {_ALL_MODELS}" if guess else _ALL_MODELS,
     )
@@ -298,10 +298,10 @@ def _from_path(name: str) -> ModelSpec:
         path = user_path(name).absolute()
         found = path.exists()
     except (OSError, RuntimeError) as error:
-        raise ModelNotFoundError(f"no file {name}", why=str(error)) from error
+        raise ModelNotFoundError(f"there is no file {name}", why=str(error)) from error
     if not found:
         raise ModelNotFoundError(
-            f"no file {name}",
+            f"there is no file {name}",
             why=f"{path} does not exist",
             hint=f"check the path, or {_ALL_MODELS} for models that can be fetched",
         )
@@ -320,7 +320,7 @@ def _only_model(folder: Path) -> Path:
     if len(models) == 1:
         return folder / models[0]
     if not models:
-        raise ModelNotFoundError(f"no model is in the folder {folder}", why="none of its files ends in .gguf")
+        raise ModelNotFoundError(f"there is no model in the folder {folder}", why="none of its files ends in .gguf")
     raise ModelNotFoundError(
         f"the folder {folder} has {len(models)} models", why=", ".join(models), hint=f"name one: {folder / models[0]}"
     )

@@ -345,7 +345,7 @@ def resolve_sampling(
     for origin, layer in reversed(layers):
         for name, value in layer.items():
             if name not in known:
-                raise UsageError(f"there is no sampling parameter called {name!r}")
+                raise UsageError(f"there is no sampling parameter {name!r}")
             values[name] = value
             origins[name] = origin
     return replace(DEFAULTS, **values), origins

@@ -167,7 +167,7 @@ class AnswerDecoder:
         if self._reason == "content_filter":
             raise LlmrunError(f"{self._server.host} withheld the rest of the answer", why="its content filter said so")
         if self._reason == "abort":
-            raise NetworkError(f"{self._server.host} gave the answer up", hint="try again")
+            raise NetworkError(f"{self._server.host} cancelled the answer", hint="try again")
         yield self.finished("length" if self._reason == "length" else "stop")
 
     def finished(self, reason: str) -> Finished:

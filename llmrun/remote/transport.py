@@ -138,7 +138,7 @@ def require_short(server: Server, body: bytes | bytearray) -> None:
 
 def endless(server: Server, how: str = "in one answer") -> NetworkError:
     """Return the error for too long an answer."""
-    return NetworkError(f"{server.host} sends without end", why=f"more than {readable_size(LONGEST_BODY)} {how}")
+    return NetworkError(f"{server.host} sends too much", why=f"more than {readable_size(LONGEST_BODY)} {how}")
 
 
 def read_json(server: Server, body: bytes | bytearray) -> dict[str, Any]:
@@ -242,7 +242,7 @@ def _sent_elsewhere(server: Server, response: httpx2.Response) -> NetworkError:
     except (httpx2.InvalidURL, ValueError):
         found = "nowhere"
     hint = f"--at {found}, if that is meant: neither key nor prompt is sent on by itself"
-    return NetworkError(f"{server.host} sends us on to {found}", why=f"status {response.status_code}", hint=hint)
+    return NetworkError(f"{server.host} redirects to {found}", why=f"status {response.status_code}", hint=hint)
 
 
 def _error_of(body: bytes) -> dict[str, Any]:
@@ -280,7 +280,7 @@ def refusal(server: Server, status: int, error: Mapping[str, Any], model: str = 
         )
     if status in (404, 405):
         hint = f"is {server.url} an OpenAI-compatible server?"
-        return NetworkError(f"{host} does not know what was asked for", why=why or f"status {status}", hint=hint)
+        return NetworkError(f"{host} does not have what was requested", why=why or f"status {status}", hint=hint)
     if status in (400, 413, 422):
         return UsageError(f"{host} refuses the request", why=why or _STATUSES.get(status, f"status {status}"))
     kind = UnavailableError if status in _UNAVAILABLE else NetworkError

@@ -126,7 +126,7 @@ class Traffic:
             raise DrainingError("the server is shutting down")
         if n_answers > self._limit:
             hint = "ask for fewer, or start the server with a larger --queue"
-            raise UsageError(f"{n_answers} answers are asked for, the server takes {self._limit} at once", hint=hint)
+            raise UsageError(f"{n_answers} answers are requested; the server gives {self._limit} at once", hint=hint)
         if self._n_answers + n_answers > self._limit:
             raise BusyError("too many requests wait already", hint="try again in a moment")
         exchanges = {exchange} if exchange is not None else set()

@@ -7,7 +7,7 @@ from llmrun.errors import LlmrunError, ModelNotFoundError, UsageError
 
 def model_not_found(name: str, listing: str = "/v1/models", hint: str = "") -> ModelNotFoundError:
     """Return the error for an unknown name; `listing` is the path that lists all names."""
-    return ModelNotFoundError(f"no model is called {name[:200]!r}", hint=f"GET {listing} lists all models{hint}")
+    return ModelNotFoundError(f"there is no model {name[:200]!r}", hint=f"GET {listing} lists all models{hint}")
 
 
 def response_not_found(name: str) -> ResponseNotFoundError:

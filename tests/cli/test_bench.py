@@ -206,7 +206,7 @@ def test_comparing(model: str, asked: list[BenchRequest], tmp_path: Path) -> Non
     assert json.loads(bench("--compare", "1", "last", "-o", "json"))["rows"]
     with pytest.raises(UsageError, match="no earlier bench result"):
         bench("--compare", "1", "99")
-    with pytest.raises(UsageError, match="can't be had as csv"):
+    with pytest.raises(UsageError, match="can't be written as csv"):
         bench("--compare", "1", "1", "-o", "csv")
 
 

@@ -133,7 +133,7 @@ def test_a_branch_that_is_not_there_is_an_error(start: Start) -> None:
     chat = start("normal")
     chat.ask("Name a river")
     refused = " ".join(chat.ask("/branch mian"))
-    assert "error: there is no branch called mian" in refused
+    assert "error: there is no branch 'mian'" in refused
     assert "did you mean main?" in refused
     assert "/branch new mian starts one here" in refused
     assert "* main: 1 turn, current" in " ".join(chat.ask("/branch")), "nothing was started"

@@ -174,7 +174,7 @@ def test_a_model_that_is_weak_as_an_agent_is_warned_about(
 
 
 def test_an_unknown_agent_has_a_hint() -> None:
-    with pytest.raises(UsageError, match="unknown agent 'claud'") as caught:
+    with pytest.raises(UsageError, match="there is no agent 'claud'") as caught:
         call(["launch", "claud"])
     assert "claude" in caught.value.hint
 

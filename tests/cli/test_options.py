@@ -172,7 +172,7 @@ def test_the_table_knows_every_option_with_a_value(command: str) -> None:
         ("top_k", "x", "invalid /set top-k x"),
         ("logit-bias", "5", "invalid /set logit-bias '5'"),
         ("order", "top_k,topp", "/set order: 'topp' is not a step of the sampler"),
-        ("nothing", "", "there is no sampling parameter called nothing"),
+        ("nothing", "", "there is no sampling parameter 'nothing'"),
         ("min_p", "", "/set min-p needs a value"),
     ],
 )

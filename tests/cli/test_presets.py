@@ -89,7 +89,7 @@ def test_presets_that_can_not_be(config: Path) -> None:
         filled("chat", preset="pirat")
     assert "did you mean pirate?" in raised.value.hint
     config.write_text('[presets.p]\nthink = false\nthink-effort = "low"\n')
-    with pytest.raises(UsageError, match="of the preset p exclude each other"):
+    with pytest.raises(UsageError, match="of the preset p can't be used together"):
         filled("chat", preset="p")
     for text, words in (("tools = [1]", "must be texts"), ("typo = 1", "no setting 'presets.p.typo'")):
         config.write_text(f"[presets.p]\n{text}\n")

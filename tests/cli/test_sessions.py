@@ -90,7 +90,7 @@ def test_show() -> None:
     assert "Dust." not in llmrun("show", "sky", "--branch", "main").stdout
     assert json.loads(llmrun("show", "sky", "--json").stdout)["branches"].keys() == {"main", "mars"}
     error = llmrun("show", "skye", status=2).stderr
-    assert "there is no saved chat called skye" in error
+    assert "there is no saved chat 'skye'" in error
     assert "did you mean sky?" in error
 
 
@@ -146,7 +146,7 @@ def test_rename() -> None:
 def test_rm_needs_a_yes() -> None:
     refused = llmrun("rm", "sky", status=2)
     assert "try: llmrun sessions rm -y sky" in refused.stderr
-    assert "there is no saved chat called nope" in llmrun("rm", "-y", "sky", "nope", status=2).stderr
+    assert "there is no saved chat 'nope'" in llmrun("rm", "-y", "sky", "nope", status=2).stderr
     assert names() == ["cats", "sky"], "all or nothing"
     done = llmrun("rm", "-y", "sky", "1", "--json")
     assert [one["name"] for one in json.loads(done.stdout)] == ["sky"]

@@ -79,7 +79,7 @@ def one(**changes: Any) -> dict[str, Any]:
         (raw_safetensors(one(dtype="F4"), b"\0" * 16), "'F4'"),
         (raw_safetensors({**one(), "b": one()["a"]}, b"\0" * 16), "should be at"),
         ((lambda t: len(t).to_bytes(8, "little") + t)(b'{"a":' * 100_000), "damaged"),
-        ((lambda t: len(t).to_bytes(8, "little") + t)(b'{"a":1,"a":2}'), "there twice"),
+        ((lambda t: len(t).to_bytes(8, "little") + t)(b'{"a":1,"a":2}'), "appears twice"),
     ],
 )
 def test_damaged_weights_are_refused(content: bytes, said: str, tmp_path: Path) -> None:

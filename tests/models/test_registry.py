@@ -200,7 +200,7 @@ def test_file_that_exists_is_a_path(name: str, empty_directory: Path) -> None:
 def test_folder_with_one_model(empty_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = empty_directory / "models/mine"
     folder.mkdir(parents=True)
-    with pytest.raises(ModelNotFoundError, match="no model is in the folder"):
+    with pytest.raises(ModelNotFoundError, match="there is no model in the folder"):
         resolve("./models/mine", CATALOGUE)
     for name in ("m-00001-of-00002.gguf", "m-00002-of-00002.gguf", "mmproj-m.gguf", "README.md"):
         (folder / name).touch()

@@ -132,7 +132,7 @@ def test_adapters_are_listed(server: LiveServer) -> None:
         ({"lora": [{"id": 0, "scale": "much"}]}, "lora[0].scale must be a number"),
         ({"lora": [{"id": 2}]}, "there is no adapter 2"),
         ({"model": "MODEL:other", "lora": []}, "can't be used together"),
-        ({"model": "MODEL:nobody"}, "no model is called"),
+        ({"model": "MODEL:nobody"}, "there is no model"),
     ],
 )
 def test_a_wrong_choice_is_named(changes: dict[str, Any], named: str, server: LiveServer) -> None:

@@ -355,7 +355,7 @@ BROKEN_SCHEMAS: dict[str, Broken] = {
     "NaN": Broken('{"const": NaN}', "line 1, column 11", "'NaN' is not a JSON value"),
     "endless number": Broken('{"const": 1e999}', "line 1, column 11", "too large"),
     "bad escape": Broken('{"const": "\\x"}', "line 1, column 12", "no escape \\x"),
-    "key twice": Broken('{"type": "string",\n "type": "null"}', "line 2, column 2", "there twice"),
+    "key twice": Broken('{"type": "string",\n "type": "null"}', "line 2, column 2", "appears twice"),
     "two values": Broken('{"type": "string"} {}', "line 1, column 20", "after the end"),
     "60,000 brackets": Broken('{"const":' + "[" * 60_000, "line 1, column 109", "nested more than 100 deep"),
     "nested too deep": Broken(_nested(200), "column 901", "nested more than 100 deep"),

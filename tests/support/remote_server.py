@@ -156,10 +156,10 @@ WAYS: dict[str, Way] = {
     "wants a key": Way((failed(401, "no key"),), LoginRequiredError, "refuses the key"),
     "repeats the key": Way((failed(401, f"Incorrect API key provided: {KEY}"),), LoginRequiredError, "[key]"),
     "forbids": Way((failed(403, "not for you"),), LoginRequiredError, "not for you"),
-    "has no such path": _bad(NetworkError, "does not know", response(404, b'{"detail":"Not Found"}')),
+    "has no such path": _bad(NetworkError, "does not have", response(404, b'{"detail":"Not Found"}')),
     "has no such page": _bad(NetworkError, "a web page", response(404, _WEB_PAGE, "text/html")),
     "has another model": Way((failed(404, "no such", "model_not_found"),), ModelNotFoundError, MODEL),
-    "knows no POST": _bad(NetworkError, "does not know", response(405)),
+    "knows no POST": _bad(NetworkError, "does not have", response(405)),
     "finds it too large": _bad(UsageError, "too large for it", response(413)),
     "finds the prompt too long": Way(
         (failed(400, "too long", "context_length_exceeded"),), ContextOverflowError, "too long"
@@ -183,7 +183,7 @@ WAYS: dict[str, Way] = {
         NetworkError, "http://elsewhere.example", response(307, location="http://elsewhere.example/v1/x?token=1")
     ),
     "sends us to TLS": _bad(NetworkError, "https://127.0.0.1", response(308, location="https://127.0.0.1/v1")),
-    "sends us nowhere": _bad(NetworkError, "sends us on", response(302, location="http://[")),
+    "sends us nowhere": _bad(NetworkError, "redirects to", response(302, location="http://[")),
     # ---- not what was asked for
     "is a web site": _bad(NetworkError, "a web page", response(200, _WEB_PAGE, "text/html; charset=utf-8")),
     "sends plain text": _bad(NetworkError, "text/plain", response(200, b"Hello there", "text/plain")),
@@ -238,13 +238,13 @@ WAYS: dict[str, Way] = {
     "streams other shapes": _bad(NetworkError, "another shape", STREAM, event({"choices": {"a": 1}})),
     "streams a deep nest": _bad(NetworkError, "not JSON", STREAM, b"data: " + b"[" * 100_000 + b"\n\n"),
     "streams what is not UTF-8": _bad(NetworkError, "UTF-8", STREAM, b'data: {"a": "\xff\xfe"}\n\n'),
-    "streams a line without end": _bad(NetworkError, "without end", STREAM, b"data: ", *[b"x" * 2**20] * 17),
-    "streams an event without end": _bad(NetworkError, "without end", STREAM, *[b"data: " + b"x" * 2**20 + b"\n"] * 17),
+    "streams a line without end": _bad(NetworkError, "too much", STREAM, b"data: ", *[b"x" * 2**20] * 17),
+    "streams an event without end": _bad(NetworkError, "too much", STREAM, *[b"data: " + b"x" * 2**20 + b"\n"] * 17),
     "calls a tool without end": _bad(
-        NetworkError, "without end", STREAM, Endless(_called(0, "add", "x" * 2**20), 0.0)
+        NetworkError, "sends too much", STREAM, Endless(_called(0, "add", "x" * 2**20), 0.0)
     ),
     "calls tools without end": _bad(
-        NetworkError, "without end", STREAM, *(_called(index, "add", "{}") for index in range(1001)), Act.SILENCE
+        NetworkError, "sends too much", STREAM, *(_called(index, "add", "{}") for index in range(1001)), Act.SILENCE
     ),
     "streams wrong types": _bad(
         NetworkError, "another shape", STREAM, event({"choices": [5, None, {"delta": {"content": 5}}, {"delta": 5}]})
@@ -254,14 +254,14 @@ WAYS: dict[str, Way] = {
     "answers null": _bad(
         UnavailableError, "without an answer", response(200, b'{"choices": null, "usage": null, "error": null}')
     ),
-    "sends us in a circle": _bad(NetworkError, "sends us on", response(302, location=CHAT)),
+    "sends us in a circle": _bad(NetworkError, "redirects to", response(302, location=CHAT)),
     "streams an error": _bad(NetworkError, "out of blocks", STREAM, chunk("Hello"), event({"error": "out of blocks"})),
     "streams an overflow": _bad(
         ContextOverflowError, "", STREAM, event({"error": {"code": 400, "type": "exceed_context_size_error"}})
     ),
     "is done before it begins": _bad(UnavailableError, "without an answer", STREAM, DONE),
     "filters": _bad(LlmrunError, "withheld", STREAM, *HELLO, chunk(finish="content_filter"), DONE),
-    "gives up": _bad(NetworkError, "gave the answer up", STREAM, *HELLO, chunk(finish="abort"), DONE),
+    "gives up": _bad(NetworkError, "cancelled the answer", STREAM, *HELLO, chunk(finish="abort"), DONE),
     # ---- odd, but an answer
     "is fine": Way((FINE,)),
     "says no usage": _good(STREAM, *HELLO, STOP, DONE),

@@ -172,7 +172,7 @@ class SavedChat:
                 self._go_to(self._next_name(), branch.head)
                 return
         names = ", ".join(branch.name or f"#{branch.head}" for branch in self.branches())
-        raise UsageError(f"there is no branch called {which}", why=f"there are {names}" if names else "there are none")
+        raise UsageError(f"there is no branch {which!r}", why=f"there are {names}" if names else "there are none")
 
     def branches(self) -> list[Branch]:
         """Return the continuations of the chat: branches by name, then ends without a name, oldest first."""
@@ -248,7 +248,7 @@ class SavedChat:
 
     def _place(self, question: TurnEntry | None) -> int:
         if question is None or question not in self._entries:
-            raise UsageError("there is no such turn", hint="ask something first")
+            raise UsageError("there is no question yet", hint="ask something first")
         return self._entries.index(question)
 
     def _save(self, place: int, part: Question | Answer) -> None:

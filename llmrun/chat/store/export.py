@@ -54,7 +54,7 @@ def export(tree: Tree, form: Format, branch: str = "") -> str:
     if form == "json":
         return json.dumps(_document(tree), ensure_ascii=False, indent=1, allow_nan=False) + "\n"
     if branch and branch not in tree.branches:
-        raise UsageError(f"{tree.name} has no branch called {branch}", why=f"it has {', '.join(sorted(tree.branches))}")
+        raise UsageError(f"{tree.name} has no branch {branch!r}", why=f"it has {', '.join(sorted(tree.branches))}")
     path = tree.path(branch)
     if form == "markdown":
         return _markdown(tree, path)

@@ -312,7 +312,7 @@ class Sessions:
         hint = did_you_mean(
             which, [facts.name for facts in self.all()], "llmrun sessions list, or /sessions in a chat, shows all"
         )
-        return UsageError(f"there is no saved chat called {which}", hint=hint)
+        return UsageError(f"there is no saved chat {which!r}", hint=hint)
 
 
 def folder_in(state_dir: Path) -> Path:

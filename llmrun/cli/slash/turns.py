@@ -115,7 +115,7 @@ def _switch(chat: Chat, name: str) -> None:
     if name not in names:
         why = f"the branches: {', '.join(names)}" if names else "there is none yet"
         hint = did_you_mean(name, names, f"/branch new {name} starts one here")
-        raise UsageError(f"there is no branch called {name}", why=why, hint=hint)
+        raise UsageError(f"there is no branch {name!r}", why=why, hint=hint)
     saved.switch(name)
     chat.output.note(f"Switched to {saved.branch}.")
 

@@ -554,4 +554,4 @@ class Engine:
         for sequence in self._finished.values():
             if sequence.request == request:
                 return sequence
-        raise UsageError("nothing is remembered about that answer")
+        raise UsageError("the KV cache of that answer is gone")

@@ -25,4 +25,4 @@ def run(command: ServeDevices, report: Callable[[ServedDevices], None], flag: _n
     commit, version = build()
     report(ServedDevices(tuple(memory_of(device) for device in chosen), f"{version} ({commit})"))
     serve(command.endpoint, command.threads, command.cache, chosen)
-    raise LlmrunError(f"the worker can't listen on {command.endpoint} any more")
+    raise LlmrunError(f"the worker can no longer listen on {command.endpoint}")

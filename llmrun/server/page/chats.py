@@ -187,7 +187,7 @@ class PageChats:
         entries = {entry.id: entry for entry in tree.entries}
         found = entries.get(answer)
         if found is None or not isinstance(found.part, Answer):
-            raise UsageError("there is no such answer in this chat", hint="reload the page")
+            raise UsageError("the answer is not in this chat", hint="reload the page")
         if found.part.rounds:
             raise UsageError("an answer with calls of tools can't be computed again")
         *before, question = path_to(found.parent, entries)
@@ -224,7 +224,7 @@ class PageChats:
             parents = {each.id: each.parent for each in tree.entries}
             ends = [branch for branch in saved.branches() if entry in _ancestors(branch.head, parents)]
             if not ends:
-                raise UsageError("there is no such message in this chat", hint="reload the page")
+                raise UsageError("the message is not in this chat", hint="reload the page")
             end = max(ends, key=lambda branch: branch.head or 0)
             saved.switch(end.name or f"#{end.head}")
         return self.read(chat)
@@ -294,7 +294,7 @@ def _question(entry: TurnEntry) -> Any:
     from llmrun.chat.store.turns import Question
 
     if not isinstance(entry.part, Question):
-        raise UsageError("this message is no question")
+        raise UsageError("this message is not a question")
     return entry.part
 
 

@@ -139,7 +139,7 @@ def test_finding_by_name_id_and_last(sessions: Sessions) -> None:
     assert sessions.find().name == "two"
     ask(sessions.open("one"), "again")
     assert sessions.find().name == "One"
-    with pytest.raises(UsageError, match="called tow") as caught:
+    with pytest.raises(UsageError, match="saved chat 'tow'") as caught:
         sessions.find("tow")
     assert "did you mean two?" in caught.value.hint
     with pytest.raises(UsageError, match="already a saved chat"):
@@ -163,7 +163,7 @@ def test_the_last_used_chat_is_the_last_one_though_the_clock_went_back(tmp_path:
 def test_undo_retry_edit_and_back(sessions: Sessions) -> None:
     talk = sessions.new()
     assert talk.undo() is None
-    with pytest.raises(UsageError, match="no such turn"):
+    with pytest.raises(UsageError, match="there is no question yet"):
         talk.add_answer(Answer("x"))
     ask(talk, "a", "b", "c")
     assert talk.undo() == Question("c")
@@ -199,7 +199,7 @@ def test_branches(sessions: Sessions, tmp_path: Path) -> None:
     ask(talk, "c")
     with pytest.raises(UsageError, match="already a branch"):
         talk.make_branch("main")
-    with pytest.raises(UsageError, match="no branch called nope") as caught:
+    with pytest.raises(UsageError, match="no branch 'nope'") as caught:
         talk.switch("nope")
     assert "main, side" in caught.value.why
     talk.switch("main")
@@ -477,7 +477,7 @@ def test_lines_are_openai_messages(sessions: Sessions) -> None:
     (line,) = export(sessions.tree(), "openai").splitlines()
     messages = json.loads(line)["messages"]
     assert [list(message) for message in messages] == [["role", "content"]] * 5
-    with pytest.raises(UsageError, match="no branch called nope"):
+    with pytest.raises(UsageError, match="no branch 'nope'"):
         export(sessions.tree(), "jsonl", "nope")
     assert [format_for(name) for name in ("a.MD", "b.json", "c.jsonl", "d.txt")] == ["markdown", "json", "jsonl", None]
 
