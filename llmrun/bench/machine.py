@@ -1,6 +1,6 @@
 """The machine's description, stored with every result.
 
-Owns gathering and naming; hardware.py and hardware_details.py probe. Anonymous: no host name, no user, no paths, and of
+Owns gathering and naming; hardware.py probes. Anonymous: no host name, no user, no paths, and of
 the kernel only its number, so that results can be shared.
 """
 
