@@ -1,6 +1,7 @@
 """The comparison of two sides, row by row: pairs, differences and verdicts.
 
-Pure but for resolve(), which reads files and the history; the verdicts are significance.py's. Differences of two rows besides speed are always reported.
+Pure but for resolve(), which reads files and the history; the verdicts are significance.py's. Differences of two
+rows besides speed are always reported.
 """
 
 from __future__ import annotations
