@@ -14,14 +14,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from llmrun.bench import statistics
+from llmrun.bench import significance
+from llmrun.bench.cases import Case
 from llmrun.bench.compare import same_build
-from llmrun.bench.engines import Worker
-from llmrun.bench.noise import sample_warnings
-from llmrun.bench.parameters import Case
+from llmrun.bench.machine import sample_warnings
 from llmrun.bench.results import BenchRow, Result
-from llmrun.bench.run import BenchedModel, BenchRequest, run
-from llmrun.bench.statistics import Verdict
+from llmrun.bench.run import BenchedModel, BenchRequest, Worker, run
+from llmrun.bench.significance import Verdict
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.planning.hardware import Hardware
 from llmrun.protocol.codec import load_json
@@ -95,7 +94,7 @@ def versus(
             rows[is_ours].append(ours() if is_ours else other.measure(model, case))
             on_update(len(rows[True]) + len(rows[False]), 2 * repetitions)
     left, right = merged(rows[True]), merged(rows[False])
-    verdict = statistics.compare(right.samples_ts, left.samples_ts, paired=True)
+    verdict = significance.compare(right.samples_ts, left.samples_ts, paired=True)
     why = (verdict.why,) if verdict.kind == "noisy" else ()
     builds: tuple[str, ...] = ()
     if right.build_commit and not same_build(left.build_commit, right.build_commit):

@@ -1,6 +1,6 @@
 """The history of bench results on this disk: keep, list, find, remove.
 
-Owns one SQLite file; must not know the fields of rows beyond those of a list. Results are stored whole, as the JSON of
+Results are stored whole, as the JSON of
 `-o json`, with raw samples and machine. Nothing leaves this disk.
 """
 

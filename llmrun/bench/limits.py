@@ -1,7 +1,7 @@
 """The speed limit of a test: the bytes to read and the products to compute, over the machine's best rates.
 
-Owns the arithmetic, and the best rates measured in this run; must not know how they are measured (the job `limits`).
-A GPU's rates are not measured, so tests on one have no limit.
+The best rates are measured in the same run, by the job `limits`. A GPU's rates are not measured, so tests on
+one have no limit.
 
 Decode reads all weights and the KV cache for each token; prefill reads the weights once for each micro-batch. Every
 phase takes at least the longer one of reading and multiplying: the phases' sum is the limit.

@@ -2,7 +2,7 @@
 
 The engine gets them as from `llmrun serve`, but without HTTP.
 
-Owns the prompts, the order of the work and the figures; must not know terminals. Times are a
+Times are a
 client's. Rows measured before an interrupt or an engine's crash are returned beside the error.
 """
 
@@ -19,7 +19,7 @@ from itertools import pairwise
 from queue import SimpleQueue
 from typing import NamedTuple, Protocol
 
-from llmrun.bench.noise import DisturbanceMonitor
+from llmrun.bench.machine import DisturbanceMonitor
 from llmrun.bench.results import BenchWarning
 from llmrun.bench.run import Progress, quantile_ns
 from llmrun.errors import LlmrunError

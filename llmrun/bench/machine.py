@@ -1,22 +1,26 @@
-"""The machine's description, stored with every result.
+"""The machine of a result: its description, and what disturbed it during a measurement.
 
-Owns gathering and naming; hardware.py probes. Anonymous: no host name, no user, no paths, and of
-the kernel only its number, so that results can be shared.
+Anonymous: no host name, no user, no paths, and of the kernel only its number, so that results can be shared.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import sys
-from dataclasses import replace
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from llmrun.bench.results import Machine
-from llmrun.planning.hardware import Hardware, probe, probe_details
+from llmrun.bench import significance
+from llmrun.bench.results import BenchWarning, Machine
+from llmrun.planning.hardware import Hardware, cgroup_directories, parse_statistic, probe, probe_details
 from llmrun.protocol.llama_folder import llama_version
-from llmrun.system import read_text
+from llmrun.protocol.sizes import readable_size
+from llmrun.system import read_number, read_text
 
 _MOST_BYTES = 1 << 20
 _CONTAINERS = (".dockerenv", "run/.containerenv")
@@ -101,3 +105,195 @@ def _kernel(root: Path) -> str:
     text = f"{platform.system()} {number[0] if number else ''}".strip()
     flags = re.search(r"^flags\s*:(.*)$", read_text(root / "proc/cpuinfo", 8192), re.M)
     return f"{text}, virtual machine" if flags and " hypervisor" in flags[1] else text
+
+
+# ---- disturbances
+
+_OTHERS, _OTHERS_SHARE = 0.3, 0.05  # cores, and share of all cores: whichever is more
+_STEAL = 0.01  # share of the processor time
+_SHORT = 10 << 20  # bytes that had to be read again
+_CLOCK = 0.10  # share
+_HOT = 95  # °C
+_DRIFT = 0.03  # share
+_CPUINFO_BYTES = 1 << 16
+_PAGE = 4096
+
+
+def sample_warnings(samples: Sequence[float]) -> tuple[BenchWarning, ...]:
+    """Return warnings about the samples themselves: scatter, a trend, outliers.
+
+    Args:
+        samples: rates, in the order measured.
+    """
+    found = []
+    interval = significance.interval(samples)
+    if interval and interval.is_noisy:
+        found.append(BenchWarning("noisy", f"too noisy: ±{interval.half_width:.0%}"))
+    drift = significance.drift(samples)
+    if abs(drift) >= _DRIFT:
+        direction = "faster" if drift > 0 else "slower"
+        found.append(BenchWarning("drift", f"{abs(drift):.0%} {direction} at the end than at the beginning"))
+    odd = significance.outliers(samples)
+    # More outliers are scatter, which is reported already.
+    if odd and len(odd) <= len(samples) / 4:
+        which = ", ".join(str(index + 1) for index in odd)
+        found.append(BenchWarning("outliers", f"repetition{'s' if len(odd) > 1 else ''} {which} far from the others"))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class SystemCounters:
+    """Counters that only grow; 0 where the system has none."""
+
+    wall: float = 0.0  # seconds
+    busy: float = 0.0  # seconds of processor time of all processes
+    own: float = 0.0  # the part of this process and its descendants
+    steal: float = 0.0  # seconds that the host gave to other guests
+    throttled: int = 0  # times that a quota stopped us
+    throttled_seconds: float = 0.0  # their duration
+    swapped: int = 0  # bytes, in and out
+    reread: int = 0  # bytes of files read again after eviction
+    heat: int = 0  # times that heat slowed a core down
+
+
+@dataclass(frozen=True, slots=True)
+class ClockSample:
+    """Clock and temperature during the work."""
+
+    clock: float = 0.0  # of the fastest core, in Hz; 0 when unknown
+    degrees: float = 0.0  # of the hottest sensor of the processor, °C; 0 when unknown
+
+
+class DisturbanceMonitor:
+    """A context manager that compares the counters before and after. Enter it after loading, which would disturb too.
+
+    Args:
+        root: folder with proc and sys; tests pass samples.
+
+    Attributes:
+        warnings: the disturbances; complete after the block.
+    """
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+        self._before = SystemCounters()
+        self._samples: list[ClockSample] = []
+        self.warnings: tuple[BenchWarning, ...] = ()
+
+    def __enter__(self) -> DisturbanceMonitor:
+        self._before = read(self._root)
+        return self
+
+    def sample(self) -> None:
+        """Record clock and temperature; call it right after a repetition, while they still show the work."""
+        self._samples.append(sample_clock(self._root))
+
+    def __exit__(self, *error: object) -> None:
+        self.warnings = disturbances(self._before, read(self._root), self._samples, os.cpu_count() or 1)
+
+
+def disturbances(
+    before: SystemCounters, after: SystemCounters, looks: Sequence[ClockSample], cpus: int
+) -> tuple[BenchWarning, ...]:
+    """Return the warnings of the counters between two readings."""
+    wall = max(after.wall - before.wall, 1e-3)
+    found = []
+    stolen = after.steal - before.steal  # included in busy
+    others = (after.busy - before.busy - stolen - (after.own - before.own)) / wall
+    if others >= max(_OTHERS, _OTHERS_SHARE * cpus):
+        found.append(BenchWarning("load", f"other programs used {others:.1f} of {cpus} cores"))
+    steal = stolen / wall / cpus
+    if steal >= _STEAL:
+        found.append(BenchWarning("steal", f"the host took away {steal:.0%} of the processor"))
+    stops = after.throttled - before.throttled
+    if stops > 0:
+        seconds = after.throttled_seconds - before.throttled_seconds
+        text = f"the container's quota stopped it {stops} times, for {seconds:.1f} s of {wall:.1f} s"
+        found.append(BenchWarning("quota", text))
+    swapped, reread = after.swapped - before.swapped, after.reread - before.reread
+    if swapped >= _SHORT:
+        found.append(BenchWarning("swapped", f"memory was swapped: {readable_size(swapped)}"))
+    if reread >= _SHORT:
+        text = f"memory was short: {readable_size(reread)} were read from the disk again"
+        found.append(BenchWarning("reread", text))
+    return (*found, *_clock_warnings(after.heat - before.heat, looks))
+
+
+def _clock_warnings(heat: int, looks: Sequence[ClockSample]) -> list[BenchWarning]:
+    found = []
+    hottest = max((each.degrees for each in looks), default=0.0)
+    if heat > 0 or hottest >= _HOT:
+        how = f" {heat} times" if heat > 0 else " down, probably"
+        degrees = f": {hottest:.0f} °C" if hottest else ""
+        found.append(BenchWarning("heat", f"heat slowed the processor{how}{degrees}"))
+    clocks = [each.clock for each in looks if each.clock]
+    if clocks and min(clocks) < (1 - _CLOCK) * max(clocks):
+        first, last = (min(clocks), max(clocks)) if clocks[0] < clocks[-1] else (max(clocks), min(clocks))
+        found.append(BenchWarning("clock", f"the clock went from {first / 1e9:.1f} to {last / 1e9:.1f} GHz"))
+    return found
+
+
+# ---- reading ---------------------------------------------------------------------------------------
+
+
+def read(root: Path = Path("/")) -> SystemCounters:
+    """Return the current counters."""
+    from llmrun.planning.speed import Clock
+
+    now = Clock.now()
+    groups = cgroup_directories(read_text(root / "proc/self/cgroup"), root / "sys/fs/cgroup")
+    stopped = [read_text(group / "cpu.stat") for kind in ("", "cpu") for group in groups.get(kind, [])]
+    memory = read_text(root / "proc/vmstat")
+    counters = (root / "sys/devices/system/cpu").glob("cpu[0-9]*/thermal_throttle/*_throttle_count")
+    return SystemCounters(
+        wall=now.wall,
+        busy=now.everybody,
+        own=_own_seconds(),
+        steal=_steal_seconds(read_text(root / "proc/stat", 512)),
+        throttled=max((parse_statistic(text, "nr_throttled") for text in stopped), default=0),
+        throttled_seconds=max(map(_throttled_seconds, stopped), default=0.0),
+        swapped=_PAGE * (parse_statistic(memory, "pswpin") + parse_statistic(memory, "pswpout")),
+        reread=_PAGE * parse_statistic(memory, "workingset_refault_file"),
+        heat=int(sum(read_number(path) or 0 for path in counters)),
+    )
+
+
+def sample_clock(root: Path = Path("/")) -> ClockSample:
+    """Return the current clock and temperature."""
+    cpus = root / "sys/devices/system/cpu"
+    clocks = [1e3 * (read_number(path) or 0) for path in cpus.glob("cpu[0-9]*/cpufreq/scaling_cur_freq")]
+    if not clocks:
+        found = re.findall(
+            r"^cpu MHz[^:\n]*:\s*(\d+\.?\d*)\s*$", read_text(root / "proc/cpuinfo", _CPUINFO_BYTES), re.M
+        )
+        clocks = [1e6 * float(text) for text in found]
+    zones = (root / "sys/class/thermal").glob("thermal_zone*")
+    # "x86_pkg_temp", "cpu-thermal", "cpu0-thermal", "k10temp"; others are batteries and radios.
+    kinds = re.compile("cpu|pkg|k10temp|soc", re.IGNORECASE)
+    hot = [(read_number(zone / "temp") or 0) / 1e3 for zone in zones if kinds.search(read_text(zone / "type"))]
+    return ClockSample(max(clocks, default=0.0), max(hot, default=0.0))
+
+
+def _own_seconds() -> float:
+    """Return the processor time of this process and its children, ended and alive."""
+    import psutil  # type: ignore[import-untyped,unused-ignore]
+
+    times = os.times()
+    total = sum(times[:4])
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            used = child.cpu_times()
+            total += used.user + used.system
+    return total
+
+
+def _steal_seconds(text: str) -> float:
+    """Parse the first line of /proc/stat: "cpu" user nice system idle iowait irq softirq steal ..."""
+    fields = text.partition("\n")[0].split()
+    ticks = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+    return int(fields[8]) / ticks if len(fields) > 8 and fields[0] == "cpu" and fields[8].isdecimal() else 0.0
+
+
+def _throttled_seconds(text: str) -> float:
+    """Return the throttled seconds: cgroup version 2 counts microseconds, version 1 nanoseconds."""
+    return parse_statistic(text, "throttled_usec") / 1e6 + parse_statistic(text, "throttled_time") / 1e9

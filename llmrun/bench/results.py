@@ -1,6 +1,6 @@
 """Bench results: rows with raw samples, and the machine they were measured on, to and from JSON.
 
-Owns the names and the JSON of results; must not know how they are measured, printed or kept. A row has llama-bench's
+A row has llama-bench's
 field names and ours, and carries its machine: rows of several files can be put into one list, and a list that
 llama-bench itself wrote can be read.
 """

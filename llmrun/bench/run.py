@@ -1,29 +1,29 @@
-"""The bench run: the order of the cases, and the rows they give.
+"""The bench run: its engines, the order of the cases, and the rows they give.
 
-Owns engines, order and rows; must not know terminals. The order spares loading, or lets drift hit all models alike.
-Rows measured before an interrupt or a failed test are returned beside the error.
+The order spares loading, or lets drift hit all models alike. Rows measured before an interrupt or a failed test are
+returned beside the error.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 from llmrun.bench import limits
-from llmrun.bench.engines import EnginePool, Worker
-from llmrun.bench.machine import describe
-from llmrun.bench.noise import DisturbanceMonitor, sample_warnings
-from llmrun.bench.parameters import Case
+from llmrun.bench.cases import Case
+from llmrun.bench.machine import DisturbanceMonitor, describe, sample_warnings
 from llmrun.bench.results import BenchRow, BenchWarning, ChatTimes, Limit, Machine, Result, setting_columns
 from llmrun.errors import LlmrunError
 from llmrun.gguf.header import Header
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.tuned import waiting_environment
 from llmrun.protocol.adapters import Adapter
+from llmrun.protocol.jobs import JobKind
 from llmrun.protocol.jobs.bench import BENCH, Bench, BenchAnswer, BenchModel, BenchResult, BenchUpdate, Repetition
 from llmrun.protocol.jobs.limits import LIMITS, MeasuredLimits, MeasureLimits
 from llmrun.protocol.loading import Load
@@ -31,6 +31,56 @@ from llmrun.protocol.settings import DEVICE_SETTINGS
 from llmrun.runner.client import EngineClient
 from llmrun.runner.launch import launch
 from llmrun.statistics import quantile
+
+_Command = TypeVar("_Command")
+_Update = TypeVar("_Update")
+_Result = TypeVar("_Result")
+
+
+class Worker(Protocol):
+    """An engine process: runner.EngineClient, or a stand-in for tests."""
+
+    def do(
+        self, kind: JobKind[_Command, _Update, _Result], command: _Command, on_update: Callable[[_Update], None] = ...
+    ) -> _Result: ...
+
+    def close(self) -> None: ...
+
+
+class EnginePool:
+    """Engines by key. The least recently used one is closed to make room for another.
+
+    Args:
+        start: an engine with these environment variables.
+        limit: engines that may run at once; None for any number.
+    """
+
+    def __init__(self, start: Callable[[Mapping[str, str]], Worker], limit: int | None = None) -> None:
+        self._start, self._limit = start, limit
+        self._engines: OrderedDict[Hashable, Worker] = OrderedDict()
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._engines
+
+    def engine(self, key: Hashable, environment: Mapping[str, str]) -> Worker:
+        """Return the engine of this key, started where there is none."""
+        if key not in self._engines:
+            while self._limit is not None and len(self._engines) >= self._limit:
+                self.drop(next(iter(self._engines)))
+            self._engines[key] = self._start(environment)
+        self._engines.move_to_end(key)
+        return self._engines[key]
+
+    def drop(self, key: Hashable) -> None:
+        """Close the engine of this key, if there is one."""
+        engine = self._engines.pop(key, None)
+        if engine is not None:
+            engine.close()
+
+    def close(self) -> None:
+        """Close all engines."""
+        for key in list(self._engines):
+            self.drop(key)
 
 
 @dataclass(frozen=True, slots=True)

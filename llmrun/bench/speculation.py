@@ -1,6 +1,6 @@
 """The benchmark of speculation, `llmrun bench --speculate`: prompts of named kinds, with and without drafts in turns.
 
-Owns the prompts, the order of the work and the figures; must not know terminals. Answers are drawn with the same seed
+Answers are drawn with the same seed
 on both sides, so they are the same text but for roundings. Rows measured before an interrupt or an
 engine's crash are returned beside the error.
 """
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
 
-from llmrun.bench.noise import DisturbanceMonitor
+from llmrun.bench.machine import DisturbanceMonitor
 from llmrun.bench.results import BenchWarning
 from llmrun.bench.run import Progress
-from llmrun.bench.statistics import Verdict, compare
+from llmrun.bench.significance import Verdict, compare
 from llmrun.errors import LlmrunError
 from llmrun.model import Model
 from llmrun.planning.speculation import AUTO, OFF, expected_gain

@@ -22,7 +22,7 @@ from llmrun.protocol.settings import DEFAULTS, DEVICE_SETTINGS, SETTINGS, shown
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
-    from llmrun.bench.parameters import BenchGrid, Case
+    from llmrun.bench.cases import BenchGrid, Case
     from llmrun.bench.run import BenchedModel, BenchOutcome, BenchRequest, Loading
     from llmrun.gguf.header import Header
     from llmrun.models.registry import ModelSpec
@@ -233,7 +233,7 @@ def _cases(
     output: Output, lists: BenchArguments, how: MeasurementOptions, *, with_chat: bool
 ) -> tuple[Hardware, tuple[Case, ...]]:
     """Return the machine and the cases to measure. Raise for cases that no model can run."""
-    from llmrun.bench.validation import check_cases
+    from llmrun.bench.cases import check_cases
     from llmrun.planning.hardware import this_machine
 
     hardware = this_machine(lists.workers)
@@ -252,8 +252,8 @@ def _request(
     name: str,
 ) -> BenchRequest:
     """Return the measurements to run. Raise for cases that these models cannot run."""
+    from llmrun.bench.cases import NamedModel, check_models, fit_together
     from llmrun.bench.run import BenchRequest, engines_of
-    from llmrun.bench.validation import NamedModel, check_models, fit_together
 
     for note in check_models(cases, [NamedModel(model.name, model.header) for model in models], hardware):
         output.note(note)
@@ -283,7 +283,7 @@ def wanted(lists: BenchArguments, threads: int, *, with_chat: bool = True) -> Be
     Raises:
         UsageError: one is invalid.
     """
-    from llmrun.bench import parameters as known
+    from llmrun.bench import cases as known
 
     def numbers(texts: Lists, option: str, default: tuple[int, ...]) -> tuple[int, ...]:
         return default if texts is None else known.numbers(texts, option)

@@ -201,7 +201,7 @@ def _show(output: Output, request: LoadRequest, outcome: LoadOutcome, after: Out
 
 
 def _clients(typed: LoadTestOptions, bounds: tuple[int, int]) -> tuple[int, ...]:
-    from llmrun.bench.parameters import numbers
+    from llmrun.bench.cases import numbers
     from llmrun.protocol.params import MOST_TOKENS
 
     clients = numbers(typed.clients or (), "--clients", least=1)
@@ -216,7 +216,7 @@ def number_of_threads(flag: str, lists: BenchArguments) -> int | None:
     Raises:
         UsageError: several are given.
     """
-    from llmrun.bench.parameters import numbers
+    from llmrun.bench.cases import numbers
 
     threads = numbers(lists.settings.get("threads", ()), "-t", least=1)
     if len(threads) > 1:
@@ -235,7 +235,7 @@ def refuse_others(
     Raises:
         UsageError: such an option is given.
     """
-    from llmrun.bench.validation import MOST_REPETITIONS
+    from llmrun.bench.cases import MOST_REPETITIONS
 
     require_within("--repetitions", how.repetitions, (1, MOST_REPETITIONS))
     target = after.file or after.copy

@@ -47,7 +47,7 @@ def tune(
     repacking change the rounding, which can change an answer at --temp 0. The cost of drafting tokens is measured too.
     For a type of weights without a fast kernel for prompts here, the command for a faster copy is printed.
     """
-    from llmrun.bench.tune import run as search
+    from llmrun.bench import tune as search
     from llmrun.gguf.reader import read_header
     from llmrun.gguf.rules import check
     from llmrun.planning.hardware import this_machine
@@ -111,7 +111,7 @@ def _fast_copy(header: Header, hardware: Hardware, folder: Path) -> FastCopy | N
 
 def _plan(header: Header, hardware: Hardware, preferences: LoadPreferences, folder: Path, name: str) -> Plan:
     """Return the plan with memory for the largest micro-batch to try, or for the usual one."""
-    from llmrun.bench.tune.axes import most_ubatch
+    from llmrun.bench.tune import most_ubatch
     from llmrun.planning.measurements import measured_attention
     from llmrun.planning.plan import Measured, make_plan
 

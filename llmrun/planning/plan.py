@@ -240,10 +240,7 @@ def make_plan(
     preferences = fit.preferences
     threads, thread_notes = _threads(hardware, preferences.threads)
     n_ctx_start = n_ctx if fit.apart > 1 else n_cells if on_device else fit.start(n_cells)
-    attention = preferences.attention
-    flash_attention = attention["flash_attention"]
-    if preferences.parallel == 1 or preferences.as_alone:
-        flash_attention = choose_flash_attention(header, hardware, preferences, measured)
+    flash_attention = _flash_attention(fit)
     grows = flash_attention == "off" or not hardware.kv_on_use
     n_opened = n_ctx_start * fit.apart if grows else n_cells
     split, plain = fit.split(n_cells, n_opened), fit.memory(n_cells, n_opened)
@@ -259,15 +256,9 @@ def make_plan(
         memory=parts,
         ram_bytes=split.ram + parts.compute - plain.compute,
         vram_bytes=split.vram,
-        notes=(
-            *context_notes,
-            *head_notes,
-            *cell_notes,
-            *_gpu_notes(header, hardware, preferences, split),
-            *thread_notes,
-        ),
-        kv_type_k=attention["kv_type_k"],
-        kv_type_v=attention["kv_type_v"],
+        notes=(*context_notes, *head_notes, *cell_notes, *_placement_notes(fit, split), *thread_notes),
+        kv_type_k=preferences.attention["kv_type_k"],
+        kv_type_v=preferences.attention["kv_type_v"],
         flash_attention=flash_attention,
         slow_flash_attention=flash_attention != "off" and _is_flash_attention_slow(header, hardware),
         n_seq_max=preferences.parallel,
@@ -331,7 +322,8 @@ def split_model(
     )
 
 
-def _gpu_notes(header: Header, hardware: Hardware, preferences: LoadPreferences, split: Split) -> list[str]:
+def _placement_notes(fit: _ContextFit, split: Split) -> list[str]:
+    header, hardware, preferences = fit.header, fit.hardware, fit.preferences
     if hardware.workers:
         return [layer_placement(header.n_layers + 1, hardware, split)]
     return gpu_notes(header, hardware.gpus, split, preferences.gpu_layers, preferences.cpu_experts)
@@ -359,6 +351,14 @@ def choose_flash_attention(
         if scores_fit(header, hardware, n_ctx, preferences.n_ubatch) and needed <= hardware.memory_available
         else "auto"
     )
+
+
+def _flash_attention(fit: _ContextFit) -> str:
+    """Return the setting of a plan; with several sequences, the preference as it is."""
+    preferences = fit.preferences
+    if preferences.parallel == 1 or preferences.as_alone:
+        return choose_flash_attention(fit.header, fit.hardware, preferences, fit.measured)
+    return preferences.attention["flash_attention"]
 
 
 def _is_flash_attention_slow(header: Header, hardware: Hardware) -> bool:

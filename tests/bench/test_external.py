@@ -13,8 +13,8 @@ import pytest
 from support.bench_rows import row
 from support.gguf_writer import tiny_model, write
 
+from llmrun.bench.cases import Case, bench_settings
 from llmrun.bench.external import LlamaBench, arguments, find, merged, our_side, result_of, versus
-from llmrun.bench.parameters import Case, bench_settings
 from llmrun.bench.results import BenchRow, BenchWarning
 from llmrun.bench.run import BenchedModel
 from llmrun.errors import LlmrunError, UsageError

@@ -11,8 +11,8 @@ from support import gguf_writer
 from support.gguf_writer import TensorSpec
 
 from llmrun import _native
+from llmrun.bench.cases import bench_settings
 from llmrun.bench.limits import MachineLimits, TokenCost, limit_of
-from llmrun.bench.parameters import bench_settings
 from llmrun.engine.jobs.limits import run
 from llmrun.gguf.reader import read_header
 from llmrun.planning.predict import Work

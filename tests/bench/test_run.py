@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.gguf_writer import runnable_model, write
 
-from llmrun.bench.parameters import BenchGrid, Case, bench_settings
+from llmrun.bench.cases import BenchGrid, Case, bench_settings
 from llmrun.bench.results import BenchRow
 from llmrun.bench.run import (
     BenchedModel,

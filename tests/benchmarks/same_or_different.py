@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from llmrun.bench import noise, statistics
-from llmrun.bench.statistics import Verdict, compare
+from llmrun.bench import machine, significance
+from llmrun.bench.significance import Verdict, compare
 
 SLOWER = 0.05
 Series = list[float]
@@ -142,7 +142,7 @@ def engine() -> object:
 
 def measured(runner: object, path: Path, test: object, repetitions: int, *, warm_up: bool = False) -> Iterator[float]:
     """Tokens/s of each repetition."""
-    from llmrun.bench.parameters import bench_settings
+    from llmrun.bench.cases import bench_settings
     from llmrun.protocol.jobs.bench import BENCH, Bench
     from llmrun.protocol.loading import Load
 
@@ -170,12 +170,12 @@ def real(path: Path, sets: int) -> None:
     for number in range(sets + 2):
         runner = engine()
         list(measured(runner, path, tests[number % 2], 1, warm_up=True))
-        with noise.DisturbanceMonitor() as watch:
+        with machine.DisturbanceMonitor() as watch:
             rates = list(measured(runner, path, tests[number % 2], 5))
         runner.close()
         runs.append((rates, bool(watch.warnings)))
     for (a, load_a), (b, load_b) in zip(runs, runs[2:], strict=False):  # the next start with the same test
-        between = statistics.DISTURBED if load_a or load_b else statistics.BETWEEN
+        between = significance.DISTURBED if load_a or load_b else significance.BETWEEN
         found.append(compare(a, b, between=between))
     tell(f"real, apart, {sets} sets of 5 and 5", found, time.monotonic() - began)
     print(f"  of {len(runs)} starts, {sum(disturbed for _, disturbed in runs)} were disturbed by other programs")

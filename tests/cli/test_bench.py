@@ -14,7 +14,7 @@ from support.gguf_writer import runnable_model, write
 from typer.testing import CliRunner
 
 from llmrun.bench import run as bench_run
-from llmrun.bench.parameters import BenchGrid
+from llmrun.bench.cases import BenchGrid
 from llmrun.bench.results import BenchRow, Machine, Result
 from llmrun.bench.run import BenchOutcome, BenchRequest
 from llmrun.cli import bench as command

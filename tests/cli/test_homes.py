@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from support.gguf_writer import tiny_model, write
 
-from llmrun.bench.statistics import Verdict
-from llmrun.bench.tune import run as tuning
-from llmrun.bench.tune.search import Improvement, SearchResult
+from llmrun.bench import tune as tuning
+from llmrun.bench.significance import Verdict
+from llmrun.bench.tune import Improvement, SearchResult
 from llmrun.cli.chat import SessionOptions, _store
 from llmrun.cli.main import _explained
 from llmrun.cli.tune import tune

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.gguf_writer import tiny_model
 
-from llmrun.bench.parameters import Case, bench_settings
+from llmrun.bench.cases import Case, bench_settings
 from llmrun.bench.run import BenchedModel
 from llmrun.cli.app import call
 from llmrun.errors import UsageError

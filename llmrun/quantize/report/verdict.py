@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llmrun.bench import statistics
+from llmrun.bench import significance
 from llmrun.quantize.report.card import CardRow, CardSpeed, Quality
 
 # Upper bound of the mean KLD in nats for each description. Tables of Llama-3-8B: Q8_0 has 0.001, Q5_K_M 0.011,
@@ -80,7 +80,7 @@ def _is_faster(one: CardSpeed, other: CardSpeed) -> bool:
     if not one.samples or not other.samples or min(*one.samples, *other.samples) <= 0:
         return False
     rounds = min(len(one.samples), len(other.samples))
-    found = statistics.compare(other.samples[:rounds], one.samples[:rounds], paired=True)
+    found = significance.compare(other.samples[:rounds], one.samples[:rounds], paired=True)
     return found.kind == "faster" and found.ratio > 1 + _SAME_SPEED
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from llmrun.bench.parameters import Case
+from llmrun.bench.cases import Case
 from llmrun.bench.results import BenchRow, Limit, Result, setting_text
 from llmrun.protocol.settings import SETTINGS, shown
 from llmrun.protocol.sizes import readable_size
@@ -140,7 +140,7 @@ def _set(text: str, column: _Column) -> str:
 
 def _interval(row: BenchRow) -> str:
     """Return the half width of the mean's 95 % confidence interval."""
-    from llmrun.bench.statistics import interval
+    from llmrun.bench.significance import interval
 
     found = interval(row.samples_ts)
     if found is None:

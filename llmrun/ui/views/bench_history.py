@@ -12,7 +12,7 @@ from llmrun.bench.compare import Comparison, Pair
 from llmrun.bench.external import ExternalComparison
 from llmrun.bench.history import HistoryEntry
 from llmrun.bench.results import Result
-from llmrun.bench.statistics import Verdict
+from llmrun.bench.significance import Verdict
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.tables import Column, ago, right, show_table
 from llmrun.ui.views.bench import details, disturbances, limit_text

@@ -7,7 +7,7 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from llmrun.bench.results import BenchRow, Machine, Result
-from llmrun.bench.statistics import interval
+from llmrun.bench.significance import interval
 from llmrun.protocol.sizes import readable_size
 from llmrun.ui.html.charts import Bar, drawable_bars
 from llmrun.ui.html.render import render

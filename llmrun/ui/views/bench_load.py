@@ -9,8 +9,7 @@ from typing import Any
 
 import llmrun
 from llmrun.bench.load import LEAST_FOR_A_KNEE, PROMPT_TOKENS, LoadCase, LoadOutcome, LoadRequest, LoadRow
-from llmrun.bench.machine import describe
-from llmrun.bench.noise import sample_warnings
+from llmrun.bench.machine import describe, sample_warnings
 from llmrun.protocol.codec import as_dict
 from llmrun.ui.terminal.format import bar, counted
 from llmrun.ui.terminal.output import Output

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from llmrun.bench.load import LEAST_FOR_A_KNEE, LoadCase, LoadOutcome, LoadRequest, LoadRow
-from llmrun.bench.noise import sample_warnings
+from llmrun.bench.machine import sample_warnings
 from llmrun.bench.results import Machine
 from llmrun.ui.html.charts import Bar, Dot, drawable_bars, scatter
 from llmrun.ui.html.render import render

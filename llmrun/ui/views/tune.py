@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from llmrun.bench.statistics import Verdict
-from llmrun.bench.tune.search import Improvement, Ratio, SearchResult, Step, Trial
+from llmrun.bench.significance import Verdict
+from llmrun.bench.tune import Improvement, Ratio, SearchResult, Step, Trial
 from llmrun.gguf.header import Header
 from llmrun.planning.tuned import Profile, TunedSettings
 from llmrun.protocol.codec import as_dict

@@ -15,7 +15,7 @@ import pyte
 import pytest
 from support.streams import Terminal
 
-from llmrun.bench.parameters import Case, bench_settings
+from llmrun.bench.cases import Case, bench_settings
 from llmrun.bench.results import BenchRow, Limit
 from llmrun.doctor.doctor import Finding
 from llmrun.protocol.jobs.bench import BenchTest

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from support.streams import Terminal
 
-from llmrun.bench.parameters import BenchGrid, Case, bench_settings
+from llmrun.bench.cases import BenchGrid, Case, bench_settings
 from llmrun.bench.results import BenchRow, BenchWarning, ChatTimes, Limit, Machine, Result
 from llmrun.bench.run import Progress
 from llmrun.protocol.jobs.bench import BenchTest

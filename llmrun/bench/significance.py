@@ -1,6 +1,6 @@
 """Intervals of a few measurements, and the comparison of two sets.
 
-Pure functions over numbers; must not know what was measured. Samples are rates (tokens/s), more is better.
+Samples are rates (tokens/s), more is better.
 Comparisons use logarithms, so that a ratio and its inverse are treated alike.
 
 The tests, and why (tests/benchmarks/same_or_different.py prints their rates of errors and hits):

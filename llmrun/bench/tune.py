@@ -1,29 +1,155 @@
-"""The search for fast settings: a sweep of one axis after another, then a confirmation beside the default.
+"""Tuning of one model: the settings to try, the search for fast ones, its engines, and what is remembered.
 
-Owns the order, the time spent and what is worth keeping; must not know engines (run.py) nor the display. Prefill and
-decode are tuned separately, since they want different settings. Candidates and their base are measured in turns,
-A B B A, and judged by bench's own comparison of pairs. Only what is significantly faster than the default in
-measurements of its own is kept.
+The search sweeps one axis after another, then confirms what it found beside the default. Prefill and decode are tuned
+separately, since they want different settings. Candidates and their base are measured in turns, A B B A, and judged by
+bench's own comparison of pairs. Only what is significantly faster than the default in measurements of its own is kept.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import statistics
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol
 
+from llmrun.bench.machine import DisturbanceMonitor
 from llmrun.bench.results import BenchWarning
-from llmrun.bench.statistics import Verdict, compare
-from llmrun.bench.tune.axes import DECODE, PREFILL, Axis
-from llmrun.errors import BadModelError, EngineCrashedError, ResourceError, UsageError
-from llmrun.planning.tuned import Profile, TunableSettings, TunedSettings
+from llmrun.bench.run import EnginePool
+from llmrun.bench.significance import Verdict, compare
+from llmrun.errors import BadModelError, EngineCrashedError, ResourceError, UsageError, require_within
+from llmrun.gguf.header import Header
+from llmrun.model.loading import A_CHAT, prepare
+from llmrun.models.registry import ModelSpec
+from llmrun.planning.hardware import Hardware
+from llmrun.planning.memory import MOST_UBATCH, UBATCH, repacked_types
+from llmrun.planning.plan import CONTEXT_BOUNDS, Plan, margin
+from llmrun.planning.tuned import Profile, TunableSettings, TunedSettings, remember, remembered, words
 from llmrun.protocol.codec import as_dict
-from llmrun.protocol.jobs.bench import BenchTest
+from llmrun.protocol.devices import SPLIT_MODES
+from llmrun.protocol.jobs.bench import BENCH, Bench, BenchTest
+from llmrun.protocol.loading import Load
+from llmrun.protocol.speculation import StepTime
+from llmrun.runner.client import EngineClient
+from llmrun.runner.launch import launch
 from llmrun.statistics import student
+from llmrun.system import read_text
+
+PREFILL, DECODE = "prefill", "decode"
+"""Goals of tuning; they want different settings."""
+
+Change = tuple[tuple[str, Any], ...]
+"""Fields of TunableSettings with their new values."""
+
+_UBATCHES, _LARGER_UBATCHES = (256, 128), (1024, MOST_UBATCH)
+_SPINS = (0, 300_000)  # passive waiting; and libgomp's own default
+_COPIES = 2.2  # memory, in sizes of the weights, to read them beside a copy that is loaded
+_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One setting to try."""
+
+    name: str
+    changes: tuple[Change, ...]  # the values to try
+    goals: tuple[str, ...]  # which of PREFILL and DECODE it affects
+    at_depth: bool = False  # it matters only with many tokens in the context
+    whole_batch: bool = False  # it matters only for prompts of a whole batch
+    wants_quiet: bool = False  # the best value differs while other programs compute
+
+    def rivals(self, settings: TunableSettings) -> dict[TunableSettings, str]:
+        """Return the other settings along this axis, each with its change in words."""
+        found = {replace(settings, **dict(change)): change for change in self.changes}
+        found.pop(settings, None)
+        return {
+            candidate: ", ".join(dict.fromkeys(words(*part) for part in change)) for candidate, change in found.items()
+        }
+
+
+def most_ubatch(header: Header, hardware: Hardware) -> int:
+    """Return the tokens of the largest micro-batch to try.
+
+    A micro-batch reads all experts, or copies the weights in RAM to a GPU, once for all of its tokens.
+    """
+    return MOST_UBATCH if hardware.gpus or header.expert_bytes else UBATCH
+
+
+def axes_for(
+    header: Header,
+    hardware: Hardware,
+    default: TunableSettings,
+    *,
+    kv: bool = False,
+    n_batch: int = UBATCH,
+    n_gpus: int = 0,
+) -> tuple[Axis, ...]:
+    """Return the axes to try, the most promising first; axes that load the model again come late.
+
+    Args:
+        kv: include a quantized KV cache, which loses precision.
+        n_batch: tokens of a batch, and of the largest micro-batch that there is memory for.
+        n_gpus: number of GPUs that hold the model.
+    """
+    both = (PREFILL, DECODE)
+    flips = "on" if default.flash_attention == "off" else "off"
+    counts = thread_counts(hardware)
+    found = [
+        Axis("threads", _values("threads", counts), (DECODE,), wants_quiet=True),
+        Axis("batch threads", _values("threads_batch", counts), (PREFILL,), wants_quiet=True),
+    ]
+    if n_gpus > 1:
+        found.insert(0, Axis("split mode", _values("split_mode", SPLIT_MODES), both))
+    if set(header.bytes_per_type) & repacked_types(hardware.cpu_flags):
+        found.append(Axis("repack", _values("repack", (not default.repack,)), both))
+    if default.kv_type_v == "f16":  # a quantized cache needs flash attention
+        found.append(Axis("flash attention", _values("flash_attention", (flips,)), both, at_depth=True))
+    if kv:
+        quantized = (("kv_type_k", "q8_0"), ("kv_type_v", "q8_0"), ("flash_attention", "on"))
+        found.append(Axis("KV type", (quantized,), both, at_depth=True))
+    found.append(Axis("ubatch", _values("n_ubatch", _UBATCHES), (PREFILL,), whole_batch=True))
+    larger = [_values("n_ubatch", (count,)) for count in _LARGER_UBATCHES if count <= n_batch]
+    found += [Axis("larger ubatch", changes, (PREFILL,), whole_batch=True) for changes in larger]
+    found += _memory_axes(header, hardware, huge_pages=_HUGE_PAGES)
+    return tuple(found)
+
+
+def thread_counts(hardware: Hardware) -> tuple[int, ...]:
+    """Return thread counts that may be fastest: all cores, all hardware threads, and parts of the cores."""
+    cores = hardware.usable_cores
+    counts = {cores, cores - 1, -(-cores * 3 // 4), -(-cores // 2), -(-cores // 4)}
+    if hardware.cpu_quota is None:
+        counts.add(hardware.logical_cores)
+    return tuple(sorted((count for count in counts if count > 0), reverse=True))
+
+
+def _memory_axes(header: Header, hardware: Hardware, *, huge_pages: Path) -> list[Axis]:
+    """Return the axes of huge pages (a mapped file has none; weights read or repacked may) and of waiting threads."""
+    if not sys.platform.startswith("linux"):
+        return []
+    changes: list[Change] = []
+    reads = hardware.memory_available > _COPIES * header.weight_bytes
+    found = re.search(r"\[(\w+)\]", read_text(huge_pages))
+    policy = found[1] if found else "never"
+    if policy == "madvise":  # on request
+        changes.append((("huge_pages", True),))
+        if reads:
+            changes.append((("huge_pages", True), ("mmap", False)))
+    elif policy == "always" and reads:
+        changes.append((("mmap", False),))
+    memory = [Axis("huge pages", tuple(changes), (DECODE, PREFILL))] if changes else []
+    return [*memory, Axis("waiting", _values("spins", _SPINS), (DECODE,), wants_quiet=True)]
+
+
+def _values(name: str, values: Sequence[Any]) -> tuple[Change, ...]:
+    return tuple(((name, value),) for value in values)
+
 
 SECONDS = 60.0
 LEAST_DEPTH, MOST_DEPTH = 1024, 2048
@@ -410,3 +536,152 @@ def _repetitions(test: BenchTest) -> int:
 def _multiple(value: float, step: int, low: int, high: int) -> int:
     """Return the largest multiple of step up to value, within bounds."""
     return min(max(int(value / step) * step, low), high)
+
+
+SECONDS_BOUNDS = (10.0, 3600.0)
+_MOST_ENGINES = 4
+_PROCESS_BYTES = 400 << 20  # of an engine besides its weights: KV cache, scratch memory, Python
+
+
+class EngineBackend:
+    """A search.TuneBackend of real engines: one for each way of loading, so that two of them can take turns.
+
+    Args:
+        load: the model, with default settings.
+        n_engines: that fit into memory together.
+    """
+
+    def __init__(self, load: Load, n_engines: int) -> None:
+        self.clock = time.monotonic
+        self._load = load
+        self._engines = EnginePool(lambda environment: EngineClient(launch(environment=environment)), n_engines)
+        self._depths: dict[TunableSettings, int] = {}  # tokens in the KV state that an engine holds
+        self._load_seconds: dict[TunableSettings, float] = {}
+        self._watch = DisturbanceMonitor().__enter__()
+
+    def rates(self, settings: TunableSettings, test: BenchTest, repetitions: int) -> tuple[float, ...]:
+        key, load = _engine_key(settings), settings.applied(self._load)
+        is_new = key not in self._engines
+        engine = self._engines.engine(key, settings.environment)
+        try:
+            if is_new:  # one token touches all weights, so that no measurement waits for their pages
+                self._depths[key] = 0
+                engine.do(BENCH, Bench(load, BenchTest(n_gen=1), 1, warm_up=False))
+            done = engine.do(BENCH, Bench(load, test, repetitions, warm_up=not test.n_prompt))
+        except BaseException:
+            self._engines.drop(key)
+            raise
+        self._depths[key] = test.n_depth or self._depths[key]
+        self._load_seconds[key] = min(done.load_ns / 1e9, self._load_seconds.get(key, math.inf))
+        return tuple(1e9 * test.n_tokens / each.ns for each in done.repetitions)
+
+    def pending(self, settings: TunableSettings, depth: int) -> tuple[bool, bool]:
+        key = _engine_key(settings)
+        is_new = key not in self._engines
+        return is_new, depth > 0 and (is_new or self._depths[key] != depth)
+
+    def load_seconds(self, settings: TunableSettings) -> float:
+        return self._load_seconds[_engine_key(settings)]
+
+    def was_busy(self) -> bool:
+        watch, self._watch = self._watch, DisturbanceMonitor().__enter__()
+        watch.__exit__()
+        return bool(watch.warnings)
+
+    def close(self) -> None:
+        self._engines.close()
+
+
+def _engine_key(settings: TunableSettings) -> TunableSettings:
+    """Return what needs an engine of its own: settings of loading, and of the form of the KV state."""
+    return replace(settings, threads=0, threads_batch=0, n_ubatch=0)
+
+
+def count_engines(header: Header, hardware: Hardware, plan: Plan) -> int:
+    """Return the number of engines whose models fit into memory together, at least 1."""
+    room = hardware.memory_available - margin(hardware.memory_available)
+    counts = [_MOST_ENGINES, room // (header.weight_bytes + _PROCESS_BYTES)]
+    if on_gpus := dict(plan.gpu_bytes):  # a split mode may put all of a model on one GPU
+        free = min(gpu.memory_free for gpu in hardware.gpus if gpu.name in on_gpus)
+        counts.append(free // max(sum(on_gpus.values()), 1))
+    return max(1, min(counts))
+
+
+def tune(
+    header: Header,
+    hardware: Hardware,
+    plan: Plan,
+    *,
+    seconds: float,
+    depth: int | None = None,
+    kv: bool = False,
+    on_step: Callable[[Step], None] = lambda step: None,
+) -> SearchResult:
+    """Search for faster settings than the plan's, without remembering them.
+
+    Args:
+        plan: with the default settings.
+        seconds: the time limit.
+        depth: tokens in the context while attention is measured; None: as many as the time allows.
+        kv: try a quantized KV cache too, which loses precision.
+
+    Raises:
+        UsageError: seconds or depth are out of bounds, or the time is too short for this model.
+        LlmrunError: the model can't be loaded.
+    """
+    check_preferences(seconds, depth, plan.n_ctx)
+    load = plan.load(header.path)
+    default = TunableSettings.of(load)
+    machine = EngineBackend(load, count_engines(header, hardware, plan))
+    with closing(machine), DisturbanceMonitor() as watch:
+        n_gpus = len(plan.gpu_bytes)
+        axes = axes_for(header, hardware, default, kv=kv, n_batch=load.n_batch, n_gpus=n_gpus)
+        found = search(machine, default, axes, seconds=seconds, depth=depth, on_step=on_step)
+    return replace(found, warnings=watch.warnings)
+
+
+def measure_steps(spec: ModelSpec, path: Path, seconds: float | None = None) -> tuple[StepTime, ...]:
+    """Measure and remember the decode step times that speculation needs, with the model loaded as for `llmrun chat`.
+
+    Return () where drafts can't pay at any step time, and where `seconds` are over: chats measure them while idle.
+
+    Raises:
+        LlmrunError: the model can't be loaded, or the folder can't be written.
+    """
+    with prepare(spec, path, expected=A_CHAT) as model:
+        if not model.drafting.can_pay:
+            return ()
+        began = time.monotonic()
+        model.start(model.new_engine())
+        return model.measure_steps(None if seconds is None else seconds - (time.monotonic() - began))
+
+
+def check_preferences(seconds: float, depth: int | None, n_ctx: int = CONTEXT_BOUNDS[1]) -> None:
+    """Check the preferences of tune().
+
+    Args:
+        n_ctx: the model's context window, where it is known.
+
+    Raises:
+        UsageError: one is out of bounds.
+    """
+    require_within("--seconds", seconds, SECONDS_BOUNDS)
+    require_within("--depth", depth, (0, n_ctx // 2))
+
+
+def keep(found: SearchResult, header: Header, hardware: Hardware, folder: Path, name: str = "") -> TunedSettings:
+    """Remember the tuned settings, and return what is remembered now.
+
+    A noisy search that found nothing does not replace settings known from before.
+
+    Args:
+        name: the model's, for display.
+
+    Raises:
+        LlmrunError: the folder can't be written.
+    """
+    tuned, known = found.tuned, remembered(header, hardware, folder)
+    if found.warnings and not tuned.others and known is not None and known.others:
+        return known
+    remember(tuned, header, hardware, folder, name)
+    return tuned

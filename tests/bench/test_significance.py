@@ -9,26 +9,26 @@ from collections.abc import Callable
 
 import pytest
 
-from llmrun.bench import statistics
-from llmrun.bench.statistics import Verdict, compare, drift, interval, outliers
+from llmrun.bench import significance
+from llmrun.bench.significance import Verdict, compare, drift, interval, outliers
 
 
 def test_rank_tests_cut_where_the_tables_say() -> None:
     """Critical values of U and of the signed ranks, two-sided 5 %."""
-    assert [statistics._mann_whitney_cut(n, n) for n in (4, 5, 6, 7, 8, 10, 20)] == [0, 2, 5, 8, 13, 23, 127]
-    assert statistics._mann_whitney_cut(5, 8) == statistics._mann_whitney_cut(8, 5) == 6
-    assert [statistics._signed_rank_cut(n) for n in (6, 8, 10, 15)] == [0, 3, 8, 25]
+    assert [significance._mann_whitney_cut(n, n) for n in (4, 5, 6, 7, 8, 10, 20)] == [0, 2, 5, 8, 13, 23, 127]
+    assert significance._mann_whitney_cut(5, 8) == significance._mann_whitney_cut(8, 5) == 6
+    assert [significance._signed_rank_cut(n) for n in (6, 8, 10, 15)] == [0, 3, 8, 25]
 
 
 def test_many_samples_are_judged_by_a_normal_approximation_that_joins_the_counted_chances(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    counted = (statistics._mann_whitney_cut(50, 50), statistics._signed_rank_cut(50), statistics._least_trend(50))
-    for cached in (statistics._mann_whitney_cut, statistics._signed_rank_cut, statistics._least_trend):
+    counted = (significance._mann_whitney_cut(50, 50), significance._signed_rank_cut(50), significance._least_trend(50))
+    for cached in (significance._mann_whitney_cut, significance._signed_rank_cut, significance._least_trend):
         cached.cache_clear()
-    monkeypatch.setattr(statistics, "_EXACT", 49)
-    near = (statistics._mann_whitney_cut(50, 50), statistics._signed_rank_cut(50), statistics._least_trend(50))
-    for cached in (statistics._mann_whitney_cut, statistics._signed_rank_cut, statistics._least_trend):
+    monkeypatch.setattr(significance, "_EXACT", 49)
+    near = (significance._mann_whitney_cut(50, 50), significance._signed_rank_cut(50), significance._least_trend(50))
+    for cached in (significance._mann_whitney_cut, significance._signed_rank_cut, significance._least_trend):
         cached.cache_clear()
     assert near == pytest.approx(counted, abs=2)
     thousand = [100 + math.sin(7 * i) for i in range(1000)]
@@ -42,7 +42,7 @@ def test_a_trend_is_as_rare_as_counting_all_orders_says(n: int) -> None:
         return sum((late > early) - (late < early) for early, late in itertools.combinations(order, 2))
 
     scores = [abs(score(order)) for order in itertools.permutations(range(n))]
-    least = statistics._least_trend(n)
+    least = significance._least_trend(n)
     assert sum(score >= least for score in scores) <= 0.1 * len(scores)
     assert sum(score >= least - 2 for score in scores) > 0.1 * len(scores)
 
@@ -90,7 +90,7 @@ def test_apart_two_starts_are_allowed_to_differ_by_a_little() -> None:
     assert compare(steady, [rate * 0.985 for rate in steady]).kind == "same"
     assert compare(steady, [rate * 0.985 for rate in steady], between=0).kind == "slower"
     assert compare(steady, [rate * 0.95 for rate in steady]).kind == "slower"
-    assert compare(steady, [rate * 0.80 for rate in steady], between=statistics.DISTURBED).kind == "noisy"
+    assert compare(steady, [rate * 0.80 for rate in steady], between=significance.DISTURBED).kind == "noisy"
 
 
 def test_apart_a_set_that_is_getting_slower_is_no_evidence() -> None:
