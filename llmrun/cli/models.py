@@ -14,6 +14,7 @@ import typer
 from llmrun.cli.options import JsonOption, ModelArgument
 from llmrun.config import Settings, load_settings
 from llmrun.errors import LlmrunError, NetworkError, UsageError, require_within
+from llmrun.gguf.header import DRAFT_KINDS
 from llmrun.models.registry import CatalogueEntry, ModelSpec, load_catalogue
 from llmrun.models.store.installed import Installed
 from llmrun.models.store.last_used import last_used
@@ -111,25 +112,31 @@ def list_models(
         for model in installed:
             output.text(clean(model.name))
         return
-    installed = [replace(model, quant=model.quant or _stated_quant(model.path)) for model in installed]
+    stated = {model.path: _stated(model.path) for model in installed}
+    installed = [replace(model, quant=model.quant or stated[model.path][0]) for model in installed]
     if json:
-        output.result_json([as_plain(model) for model in installed])
+        output.result_json([as_plain(model) | {"draft_kind": stated[model.path][1]} for model in installed])
     elif installed:
         now = time.time()
         ages = {model: now - used for model in installed if (used := last_used(model.path))}
-        show_installed(output, [InstalledRow(m.name, m.size, m.quant, ages.get(m), m.place) for m in installed])
+        rows = [InstalledRow(m.name, m.size, m.quant, ages.get(m), m.place) for m in installed]
+        show_installed(output, rows)
+        for model in installed:
+            if kind := stated[model.path][1]:
+                output.note(f"{model.name} is {DRAFT_KINDS[kind]}, not a model: llmrun show {model.name}")
     else:
         output.note("No models on this disk yet. `llmrun list --all` lists models to choose from.")
 
 
-def _stated_quant(path: Path) -> str:
-    """Return the quant in a model's header; "" if it can't be read."""
+def _stated(path: Path) -> tuple[str, str]:
+    """Return the quant in a model's header, and Header.draft_kind; "" for each if it can't be read."""
     from llmrun.gguf.reader import read_header
 
     try:
-        return read_header(path).quant
+        header = read_header(path)
     except LlmrunError:
-        return ""
+        return "", ""
+    return header.quant, header.draft_kind
 
 
 def search(

@@ -460,7 +460,7 @@ async def _watch(
             serving.end(now=True)
         if server.log:
             rotate(Path(server.log))
-        now = now._replace(models=tuple(serving.loaded), is_ending=serving.is_ending)
+        now = now._replace(models=tuple(serving.loaded), is_ending=serving.is_ending, drafts=serving.drafts)
         if view.is_live or now.requests != tuple(view.requests):
             conditions = (await serving.statuses()).values()
             n_bytes = sum(each.checkpoint_bytes for each in conditions)

@@ -23,14 +23,16 @@ _FOLLOW_SECONDS = 0.2
 
 def list_servers(json: JsonOption = False) -> None:
     """List running servers and their models."""
-    from llmrun.ui.views.serve import show_requests, show_servers
+    from llmrun.ui.views.serve import show_drafts, show_requests, show_servers
 
     output = Output(json=json)
     servers = running_servers(load_settings().state_dir)
     if json:
-        output.result_json([server._asdict() for server in servers])
+        drafts = [[each._asdict() for each in server.drafts] for server in servers]
+        output.result_json([{**server._asdict(), "drafts": own} for server, own in zip(servers, drafts, strict=True)])
     else:
         show_servers(output, servers, time.time())
+        show_drafts(output, [drafts for server in servers for drafts in server.drafts])
         show_requests(output, [request for server in servers for request in server.requests])
 
 

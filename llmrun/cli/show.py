@@ -62,6 +62,7 @@ def header_facts(header: Header) -> dict[str, Any]:
         "tensors_per_type": {share.type: share.n_tensors for share in header.type_shares},
         "layers": header.n_layers,
         **({"draft_heads": {"layers": heads, "bytes": header.head_bytes}} if (heads := header.n_draft_heads) else {}),
+        **({"drafter": _drafter_facts(header)} if header.draft_kind else {}),
         "embedding_width": header.n_embd,
         "experts": header.n_experts,
         "experts_used": header.n_experts_used,
@@ -71,6 +72,16 @@ def header_facts(header: Header) -> dict[str, Any]:
         **_embedding_facts(header),
         "recommended_sampling": header.recommended_sampling,
         "path": str(header.path),
+    }
+
+
+def _drafter_facts(header: Header) -> dict[str, Any]:
+    """Return facts about a file that only drafts for another model."""
+    return {
+        "kind": header.draft_kind,
+        "is_usable": header.draft_kind == "mtp" and header.can_use_heads,
+        "target_width": header.integer(header.model_key("target_hidden_size")),
+        "target_layers": header.target_layers,
     }
 
 

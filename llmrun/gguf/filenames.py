@@ -22,12 +22,14 @@ _MOST_PARTS = 1000
 _PROJECTOR_WORDS = {"mmproj", "model", "projector", "vision", "gguf", "f16", "f32", "bf16", "fp16", "fp32"}
 _PROJECTORS = ("F16", "Q8_0", "BF16", "F32")  # the best first; bfloat16 is slow where the processor lacks it
 _NOT_MODELS = ("mmproj", "imatrix")
+# As in llama.cpp's common/download.cpp; but "-mtp-" is in the names of models with heads, too.
+_DRAFTER = re.compile(r"^mtp-|(?:^|[-_.])(?:eagle3|dflash|dspark)[-.]")
 
 
 def is_model(filename: str) -> bool:
     """Return whether a GGUF file is a model rather than a projector, an importance matrix or a sole drafter."""
     name = filename.rpartition("/")[2].lower()
-    return name.endswith(".gguf") and not name.startswith("mtp-") and not any(word in name for word in _NOT_MODELS)
+    return name.endswith(".gguf") and not _DRAFTER.search(name) and not any(word in name for word in _NOT_MODELS)
 
 
 def is_projector(filename: str) -> bool:

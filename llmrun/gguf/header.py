@@ -43,6 +43,16 @@ _DRAFTING = frozenset(
     {*_PROVEN, "qwen35moe", "glm-dsa", "deepseek2", "deepseek32", "cohere2moe", "nemotron_h_moe", "bailingmoe3"}
 )
 
+DRAFT_KINDS = {
+    "mtp": "prediction heads (MTP) without a model",
+    "gemma4-assistant": "a prediction head of Gemma 4 (MTP)",
+    "eagle3": "an EAGLE-3 head",
+    "dflash": "a DFlash drafter",
+    "dspark": "a DSpark drafter",
+}
+"""Kind of a file that can only draft for another model -> words. Others than "mtp" can't be used here: they read hidden
+states of several layers of that model. By general.architecture, as in llama.cpp's llama-arch.cpp."""
+
 # Kind of chat template -> texts that it contains; the first match counts.
 _TEMPLATE_KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("phi4", ("<|im_start|>", "<|im_sep|>")),
@@ -191,6 +201,21 @@ class Header(ModelMetadata):
     def is_heads_only(self) -> bool:
         """Whether the file has these layers and not the model's own (mtp-*.gguf)."""
         return self.n_draft_heads > 0 and not any(tensor.name.startswith("blk.0.") for tensor in self.tensors)
+
+    @property
+    def draft_kind(self) -> str:
+        """A key of DRAFT_KINDS; "" for a model of its own."""
+        if self.architecture == "dflash" and any(tensor.name == "markov_w1.weight" for tensor in self.tensors):
+            return "dspark"
+        if self.architecture in DRAFT_KINDS:
+            return self.architecture
+        return "mtp" if self.is_heads_only else ""
+
+    @property
+    def target_layers(self) -> tuple[int, ...]:
+        """Layers of the other model whose hidden states an EAGLE-3, DFlash or DSpark file reads."""
+        layers = self.metadata.get(self.model_key("target_layers"))
+        return tuple(each for each in layers if isinstance(each, int)) if isinstance(layers, tuple) else ()
 
     @property
     def head_bytes(self) -> int:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from llmrun.errors import BadModelError, LlmrunError
-from llmrun.gguf.header import Header, Tensor
+from llmrun.gguf.header import DRAFT_KINDS, Header, Tensor
 from llmrun.gguf.kv_layers import MAX_LAYERS, sliding_layers
 from llmrun.gguf.metadata import length_of
 from llmrun.gguf.reader import read_header, read_part
@@ -177,6 +177,12 @@ def _check_kind(header: Header) -> None:
         _fail(header, "general.architecture is missing")
     if header.architecture == "clip":
         _fail(header, "general.architecture is 'clip': it is the image part of a model")
+    if header.draft_kind in DRAFT_KINDS.keys() - {"mtp"}:
+        raise BadModelError(
+            f"{header.path.name!r} is {DRAFT_KINDS[header.draft_kind]}, not a model",
+            why="it can only draft for the model that it was made for, and llmrun can't draft with it yet",
+            hint="llmrun run MODEL, which drafts from the text, and with the model's own heads if it has some",
+        )
     kind = header.text("general.type")
     if kind == "adapter":
         raise BadModelError(
@@ -214,7 +220,11 @@ def _check_trunk(header: Header) -> None:
     layers = {int(found[1]) for tensor in header.tensors if (found := _LAYER.match(tensor.name))}
     predicting = header.model_count("nextn_predict_layers")
     if predicting and layers and min(layers) >= header.n_layers - predicting:
-        _fail(header, "it holds only layers for multi-token prediction (a draft head), not the model's own layers")
+        raise BadModelError(
+            f"{header.path.name!r} is not a model that can be run",
+            why="it holds only layers for multi-token prediction (a draft head), not the model's own layers",
+            hint=shlex.join(["llmrun", "run", "MODEL", "--draft", str(header.path)]),
+        )
 
 
 def _check_rotation(header: Header) -> None:

@@ -204,14 +204,27 @@ def look_ahead(
         load_seconds=start[0],
         prefill_rate=start[1],
         decode_rate=start[2],
-        contexts=tuple(_context_estimate(n_ctx, facts, work, hardware, speeds, preferences) for n_ctx in contexts),
+        contexts=tuple(
+            _context_estimate(n_ctx, facts, work, hardware, speeds, preferences, chosen) for n_ctx in contexts
+        ),
         verdict=verdict,
         n_ctx=chosen.n_ctx if chosen else 0,
         notes=(
             *(note for n_ctx in contexts for note in beyond_training(header, n_ctx)),
             *(chosen.notes if chosen and hardware.workers else ()),
+            *_about_heads(header, chosen),
         ),
     )
+
+
+def _about_heads(header: Header, chosen: Plan | None) -> tuple[str, ...]:
+    """Return a note about the model's own prediction heads, if it has any that can draft."""
+    if chosen is None or not header.can_use_heads:
+        return ()
+    if chosen.draft_heads:
+        size = readable_size(chosen.draft_bytes)
+        return (f"its prediction heads (MTP) draft, for {size} of the memory; --draft off leaves them out",)
+    return (f"its prediction heads (MTP), {readable_size(header.head_bytes)}, are not used; --draft mtp uses them",)
 
 
 def _plan(facts: Header, hardware: Hardware, preferences: LoadPreferences) -> Plan | None:
@@ -228,10 +241,12 @@ def _context_estimate(
     hardware: Hardware,
     speeds: Sequence[MachineSpeed],
     preferences: LoadPreferences,
+    chosen: Plan | None,
 ) -> ContextEstimate:
     kv_type = preferences.kv_type
     hardware = replace(hardware, gpus=preferences.gpus(hardware.gpus))
-    needs = memory(facts, n_ctx, kv_type=kv_type, start=n_ctx)
+    rollback, heads = (chosen.n_rollback, chosen.draft_heads) if chosen is not None else (0, False)
+    needs = memory(facts, n_ctx, kv_type=kv_type, start=n_ctx, rollback=rollback, heads=heads)
     split = split_model(facts, needs, n_ctx, hardware, preferences)
     free = hardware.memory_available
     return ContextEstimate(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llmrun.errors import UsageError
-from llmrun.gguf.header import Header
+from llmrun.gguf.header import DRAFT_KINDS, Header
 from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import check
 from llmrun.models.registry import ModelSpec
@@ -138,7 +138,10 @@ def read_draft(header: Header, draft: DraftFile) -> Header:
         UsageError: the draft model does not fit the model.
     """
     found = read_header(draft.path, arrays=(_TOKENS,))
-    if found.is_heads_only:
+    if found.draft_kind in DRAFT_KINDS.keys() - {"mtp"}:
+        why = f"it is {DRAFT_KINDS[found.draft_kind]}, with which llmrun can't draft yet"
+        hint = "leave out --draft: drafts are from the text, and by the model's own heads if it has some"
+    elif found.is_heads_only:
         check(found, is_of_heads=True)
         why, hint = _heads_misfit(header, found), "give the heads (mtp-*.gguf) that were made with the model"
     else:

@@ -179,7 +179,7 @@ class Plan(LoadSettings):
     notes: tuple[str, ...] = ()  # a sentence about each choice that is not simply what the model was trained on
     tuned: tuple[str, ...] = ()  # settings that `llmrun tune` found faster, in words
     slow_flash_attention: bool = False  # ggml's kernel is slow here; answers without it differ a little
-    draft_bytes: int = 0  # part of memory that is a draft model's
+    draft_bytes: int = 0  # part of memory that is a draft model's, or the model's own heads'
 
     def load(self, path: Path) -> Load:
         """Return the command that loads a file with this plan."""
@@ -200,7 +200,8 @@ class Plan(LoadSettings):
             f"{f'checkpoints {readable_size(parts.checkpoints)}, ' if parts.checkpoints else ''}"
             f"process {readable_size(parts.process)}"
         )
-        text += f"; {readable_size(self.draft_bytes)} of that for the draft model" if self.draft_bytes else ""
+        drafter = "the model's prediction heads" if self.draft_heads else "the draft model"
+        text += f"; {readable_size(self.draft_bytes)} of that for {drafter}" if self.draft_bytes else ""
         if self.vram_bytes:
             where = described(self.gpu_layers, len(self.cpu_experts))
             text += f"; and {readable_size(self.vram_bytes)} of GPU memory: {where}"
@@ -266,6 +267,7 @@ def make_plan(
         n_parked=fit.parked,
         n_rollback=fit.rollback,
         draft_heads=fit.heads,
+        draft_bytes=plain.needed - replace(fit, heads=False).memory(n_cells, n_opened).needed,
         checkpoint_bytes=parts.checkpoints,
         cpu_experts=split.cpu_experts,
         workers=tuple(worker.endpoint for worker in hardware.workers),

@@ -60,6 +60,7 @@ class ModelMetrics:
         self.running = self.waiting = 0
         self.prompt_tokens = self.cached_tokens = self.completion_tokens = 0
         self.drafted_tokens = self.accepted_tokens = 0
+        self.model_drafted = self.model_accepted = 0  # of these, by a draft model or the model's prediction heads
         self.finished: dict[str, int] = {}
         self.ttft = Histogram(_TTFT_BUCKETS)
         self.itl = Histogram(_ITL_BUCKETS)
@@ -103,6 +104,8 @@ class RequestClock:
         self._add_ttft()
         self._model.drafted_tokens += event.stats.drafted_tokens
         self._model.accepted_tokens += event.stats.accepted_tokens
+        self._model.model_drafted += event.stats.model_drafted
+        self._model.model_accepted += event.stats.model_accepted
         self._model.latency.add(self._clock() - self._start)
 
     def aborted(self) -> None:

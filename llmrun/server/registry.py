@@ -45,6 +45,16 @@ class ServedRequest(NamedTuple):
         return cls(path, facts["prompt_tokens"], cached, rate, facts.get("difference"), ttft)
 
 
+class ServedDrafts(NamedTuple):
+    """The drafts of one source for a loaded model."""
+
+    model: str
+    source: str  # "heads", "draft model" or "text"
+    n_bytes: int  # of memory for the source; 0 for text
+    drafted: int  # tokens since the server's start
+    accepted: int  # of these
+
+
 class RunningServer(NamedTuple):
     """A server of this user."""
 
@@ -58,6 +68,7 @@ class RunningServer(NamedTuple):
     log: str = ""  # file of its log; "" if it writes to its terminal
     checkpoint_bytes: int = 0  # of the loaded models, see engine/core/checkpoints.py
     requests: tuple[ServedRequest, ...] = ()  # the last ones
+    drafts: tuple[ServedDrafts, ...] = ()  # of the loaded models
 
     def stop(self, *, now: bool = False) -> None:
         """Ask the server to end after running answers, or now."""
@@ -137,7 +148,8 @@ def _read(path: Path) -> RunningServer | None:
             return None
         facts: dict[str, Any] = load_json(os.read(descriptor, _MOST_BYTES))
         requests = tuple(ServedRequest(*each) for each in facts.get("requests", ()))
-        return RunningServer(**{**facts, "models": tuple(facts["models"]), "requests": requests})
+        drafts = tuple(ServedDrafts(*each) for each in facts.get("drafts", ()))
+        return RunningServer(**{**facts, "models": tuple(facts["models"]), "requests": requests, "drafts": drafts})
     except (OSError, ValueError, TypeError, KeyError):
         return None  # incomplete: the server writes it now
     finally:

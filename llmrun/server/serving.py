@@ -32,12 +32,13 @@ from llmrun.server.exchange import ServerState, Traffic
 from llmrun.server.guard import Policy
 from llmrun.server.listener import RECEIVE_SECONDS, Listener
 from llmrun.server.manage_routes import ManageRoutes
-from llmrun.server.metrics import ServerMetrics
+from llmrun.server.metrics import ModelMetrics, ServerMetrics
 from llmrun.server.page.insights import ExplainPage
 from llmrun.server.page.routes import PageRoutes
 from llmrun.server.page.tools import PageTools
 from llmrun.server.pool import NO_DEFAULTS, Pool, PooledModel, RequestDefaults
 from llmrun.server.protocols.stored_responses import ResponseStore
+from llmrun.server.registry import ServedDrafts
 
 _END = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$", re.IGNORECASE)  # of a file's name
 
@@ -185,6 +186,24 @@ class Serving:
     def loaded(self) -> list[str]:
         """Names of the models in memory."""
         return [pooled.name for pooled in self._pool.models if pooled.is_loaded]
+
+    @property
+    def drafts(self) -> tuple[ServedDrafts, ...]:
+        """What drafts for the models in memory, and with what success."""
+        found: list[ServedDrafts] = []
+        for pooled in self._pool.models:
+            if not pooled.is_loaded or pooled.model is None:
+                continue
+            plan, draft = pooled.model.plan, pooled.model.load.draft
+            counts = self.metrics.models.get(pooled.name, ModelMetrics())
+            if plan.draft_heads or draft is not None:
+                source = "heads" if draft is None or draft.draft_heads else "draft model"
+                n_drafted, n_accepted = counts.model_drafted, counts.model_accepted
+                found.append(ServedDrafts(pooled.name, source, plan.draft_bytes, n_drafted, n_accepted))
+            if n_from_text := counts.drafted_tokens - counts.model_drafted:
+                n_accepted = counts.accepted_tokens - counts.model_accepted
+                found.append(ServedDrafts(pooled.name, "text", 0, n_from_text, n_accepted))
+        return tuple(found)
 
     async def statuses(self) -> dict[str, EngineStatus]:
         """Return the status of the engine of each loaded model."""

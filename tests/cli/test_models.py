@@ -13,7 +13,7 @@ from typing import Any
 
 import pexpect
 import pytest
-from support.gguf_writer import tiny_model
+from support.gguf_writer import gguf, runnable_tensors, tiny_model
 from support.model_disk import NEW, age, lonely_home, put, put_lm_studio, put_ollama, settings, tree
 from support.stand_in_hub import StandInHub, stand_in_hub
 
@@ -119,6 +119,14 @@ def test_list_as_json(full: Machine) -> None:
     assert first["path"] == str(full.store.installed()[0].path)
     assert (first["name"], first["size"], first["place"]) == ("maker/tiny-GGUF:Q4_1", len(MODEL), "hub cache")
     assert (first["used"], first["modified"] > "2020-01-01T00:00:00+00:00") == (None, True)
+
+
+def test_a_file_that_only_drafts_is_named(machine: Machine) -> None:
+    put(machine.store, "small-Q8_0.gguf", content=gguf({"general.architecture": "eagle3"}, runnable_tensors()))
+    listed = machine.run("list")
+    assert "maker/tiny-GGUF:Q8_0 is an EAGLE-3 head, not a model: llmrun show maker/tiny-GGUF:Q8_0" in listed.stderr
+    assert machine.json("list")[0]["draft_kind"] == "eagle3"
+    assert machine.json("show", "maker/tiny-GGUF:Q8_0")["drafter"]["is_usable"] is False
 
 
 def test_every_listed_name_leads_to_its_model(full: Machine) -> None:

@@ -12,7 +12,7 @@ import pytest
 from llmrun.cli.app import call
 from llmrun.config import load_settings
 from llmrun.errors import UsageError
-from llmrun.server.registry import RunningServer, registered
+from llmrun.server.registry import RunningServer, ServedDrafts, registered
 
 
 @pytest.fixture(autouse=True)
@@ -112,12 +112,18 @@ def test_servers_are_listed_and_of_several_one_is_named(home: Path, capsys: pyte
     with registered(home, "http://127.0.0.1:1") as first, registered(home, "http://127.0.0.1:2") as second:
         assert first is not None
         assert second is not None
-        first.write(RunningServer(11, "http://127.0.0.1:1", 1, 0.0, ("tiny",)))
+        drafts = (ServedDrafts("tiny", "heads", 12_300_000, 1204, 903), ServedDrafts("tiny", "text", 0, 0, 0))
+        first.write(RunningServer(11, "http://127.0.0.1:1", 1, 0.0, ("tiny",), drafts=drafts))
         second.write(RunningServer(12, "http://127.0.0.1:2", 2, 0.0))
         call(["ps"])
         listed = capsys.readouterr().out
         assert "http://127.0.0.1:1" in listed
         assert "tiny" in listed
+        rows = [line.split() for line in listed.splitlines()]
+        assert ["tiny", "heads", "12.3", "MB", "1,204", "75%"] in rows
+        assert ["tiny", "text", "-", "0", "-"] in rows
+        call(["ps", "--json"])
+        assert json.loads(capsys.readouterr().out)[0]["drafts"][0]["accepted"] == 903
         assert refused("stop").hint == "llmrun stop --port 1 or llmrun stop --port 2 or llmrun stop --all"
         second.write(RunningServer(12, "http://[::1]:1", 1, 0.0))
         assert refused("stop", "--port", "1").hint == "llmrun stop --all"

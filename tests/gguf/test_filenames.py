@@ -74,6 +74,8 @@ def test_is_model() -> None:
     assert not is_model("mmproj-a.gguf")
     assert not is_model("folder/mtp-a-Q4_0.gguf")
     assert is_model("a-MTP-Q4_0.gguf")
+    assert not any(map(is_model, ("eagle3-a-Q8_0.gguf", "a-EAGLE3-Q8_0.gguf", "a.dflash.gguf", "b/dspark-a.gguf")))
+    assert is_model("my-eagle3fan-Q4_0.gguf")
     assert not is_model("a.safetensors")
 
 

@@ -41,7 +41,26 @@ def test_draft_layers_without_a_model_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadModelError) as caught:
         check(header_of(tmp_path, changes, (draft,)))
     assert "only layers for multi-token prediction" in caught.value.why
+    assert caught.value.hint.startswith("llmrun run MODEL --draft ")
     check(header_of(tmp_path, changes, (draft, TensorSpec("blk.0.attn_norm.weight", (64,), 0, 256))))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "tensor", "kind", "words"),
+    [
+        ("eagle3", "fc.weight", "eagle3", "an EAGLE-3 head"),
+        ("dflash", "fc.weight", "dflash", "a DFlash drafter"),
+        ("dflash", "markov_w1.weight", "dspark", "a DSpark drafter"),
+        ("gemma4-assistant", "fc.weight", "gemma4-assistant", "a prediction head of Gemma 4 (MTP)"),
+    ],
+)
+def test_files_that_only_draft_are_named(tmp_path: Path, architecture: str, tensor: str, kind: str, words: str) -> None:
+    facts = {"general.architecture": architecture, f"{architecture}.target_layers": [2, 18, 33]}
+    header = read_header(write(tmp_path / "drafter.gguf", gguf(facts, [TensorSpec(tensor, (64,), 0, 256)])))
+    assert (header.draft_kind, header.target_layers) == (kind, (2, 18, 33))
+    with pytest.raises(BadModelError) as caught:
+        check(header)
+    assert caught.value.what == f"'drafter.gguf' is {words}, not a model"
 
 
 @pytest.mark.parametrize("name", sorted(BROKEN.keys() - REFUSED))

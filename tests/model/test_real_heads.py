@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.mtp_models import write_mtp_model
+from support.served import LiveServer
 
 import llmrun
 from llmrun.errors import UsageError
@@ -79,6 +80,17 @@ def test_heads_are_the_default_of_a_model_that_has_some(file: Path, tmp_path: Pa
     trunk = _trunk_and_heads_apart(tmp_path, plain.text, asked)
     with pytest.raises(UsageError, match="has no heads to draft with"):
         llmrun.load(trunk, draft="mtp")
+
+
+def test_a_server_tells_of_the_heads_their_memory_and_acceptance(file: Path, tmp_path: Path) -> None:
+    asked = {"prompt": "the cat sat", "max_tokens": 60, "temperature": 0}
+    with LiveServer(tmp_path, ("real",), model=file, speculate=3, parallel=1) as server:
+        timings = server.post("/completion", asked).json["timings"]
+        (heads,) = (each for each in server.drafts if each.source == "heads")
+    assert (heads.model, heads.n_bytes > 0) == ("heads", True)
+    assert heads.drafted >= heads.accepted > 20
+    assert timings["draft_n"] >= heads.drafted
+    assert timings["predicted_per_step"] > 2
 
 
 def _trunk_and_heads_apart(folder: Path, text: str, asked: dict[str, Any]) -> Path:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support import gguf_writer
 from support.gguf_writer import TENSORS, tiny_model
+from support.mtp_models import write_mtp_model
 
 from llmrun.config import load_settings
 from llmrun.errors import ModelNotFoundError, OutOfMemoryError, UsageError
@@ -95,6 +96,17 @@ def test_windows_beyond_training_are_warned_about_as_by_run(header: Header) -> N
     out, errors = io.StringIO(), io.StringIO()
     show_estimates(Output(stdout=out, stderr=errors, environment={}), [row], machine())
     assert row.notes[0] in errors.getvalue()
+
+
+def test_prediction_heads_are_named_with_their_memory(tmp_path: Path) -> None:
+    header = read_header(write_mtp_model(tmp_path / "heads.gguf", "qwen35", 1.0))
+    own = local_candidate(header.path, header)
+    with_heads = look_ahead(own, machine(), None, (1024,))
+    without = look_ahead(own, machine(), None, (1024,), preferences=LoadPreferences(draft_heads=False))
+    added = make_plan(header, machine(), LoadPreferences(n_ctx=1024)).draft_bytes
+    assert with_heads.contexts[0].needed_bytes - without.contexts[0].needed_bytes == added > header.head_bytes
+    assert with_heads.notes[-1].startswith("its prediction heads (MTP) draft, for ")
+    assert without.notes[-1].endswith("are not used; --draft mtp uses them")
 
 
 def test_too_big(header: Header) -> None:

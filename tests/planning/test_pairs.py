@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.gguf_writer import tiny_model, write
+from support.gguf_writer import gguf, runnable_tensors, tiny_model, write
 
 from llmrun.errors import BadModelError, OutOfMemoryError, UsageError
 from llmrun.gguf.header import Header
@@ -76,6 +76,15 @@ def test_a_wrong_pair_is_refused_with_the_reason(
     error = refused.value
     assert (error.what, error.why) == ("small can't draft for large.gguf", why)
     assert error.hint == "give a smaller model of the same family"
+
+
+def test_a_drafter_that_can_not_be_used_is_named(tmp_path: Path) -> None:
+    drafter = write(tmp_path / "eagle3-small.gguf", gguf({"general.architecture": "eagle3"}, runnable_tensors()))
+    with pytest.raises(UsageError) as refused:
+        read_draft(model(tmp_path, "large"), DraftFile("small", drafter))
+    assert refused.value.what == "small can't draft for large.gguf"
+    assert refused.value.why == "it is an EAGLE-3 head, with which llmrun can't draft yet"
+    assert refused.value.hint.startswith("leave out --draft")
 
 
 def test_a_damaged_file_is_refused(tmp_path: Path) -> None:

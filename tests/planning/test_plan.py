@@ -17,6 +17,7 @@ from llmrun.planning.memory import memory, reserved_bytes
 from llmrun.planning.placement import ALL_LAYERS
 from llmrun.planning.plan import LoadPreferences, Measured, choose_flash_attention, make_plan, margin, scores_fit
 from llmrun.protocol.devices import Gpu
+from llmrun.protocol.sizes import readable_size
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -77,8 +78,10 @@ def test_prediction_heads_are_used_where_memory_allows_it() -> None:
     plan = make_plan(HEADS, machine(), LoadPreferences())
     assert plan.draft_heads
     assert plan.memory == memory(HEADS, 8192, heads=True)
+    assert plan.draft_bytes == memory(HEADS, 8192, heads=True).needed - memory(HEADS, 8192).needed > 5 * MIB
+    assert f"{readable_size(plan.draft_bytes)} of that for the model's prediction heads" in plan.summary
     without = make_plan(HEADS, machine(), LoadPreferences(draft_heads=False))
-    assert not without.draft_heads
+    assert (without.draft_heads, without.draft_bytes) == (False, 0)
     assert plan.memory.weights - without.memory.weights == 5 * MIB
     assert plan.memory.kv - without.memory.kv == 8192 * 800
     assert plan.memory.compute - without.memory.compute > 16 * 4 * HEADS.n_vocab

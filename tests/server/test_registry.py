@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 from llmrun.protocol.messages import PromptDifference
-from llmrun.server.registry import RunningServer, ServedRequest, registered, running_servers
+from llmrun.server.registry import RunningServer, ServedDrafts, ServedRequest, registered, running_servers
 
 
 def server(port: int) -> RunningServer:
@@ -29,6 +29,9 @@ def test_a_server_is_listed_as_long_as_it_runs(tmp_path: Path) -> None:
         assert running_servers(tmp_path) == [server(1), server(2)]
         entry.write(server(1)._replace(models=("tiny",)))
         assert running_servers(tmp_path)[0].models == ("tiny",)
+        drafting = server(1)._replace(drafts=(ServedDrafts("tiny", "heads", 5_000_000, 40, 30),))
+        entry.write(drafting)
+        assert running_servers(tmp_path)[0] == drafting
     assert running_servers(tmp_path) == []
 
 

@@ -25,6 +25,7 @@ from llmrun.server.connection import EngineConnection
 from llmrun.server.guard import Policy
 from llmrun.server.listener import ChunkWriter
 from llmrun.server.protocols.ollama_models import VERSION
+from llmrun.server.registry import ServedDrafts
 from llmrun.server.serving import run_in_event_loop, served_files
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
@@ -72,6 +73,7 @@ def test_drafts_are_as_the_client_says_or_else_the_server(serve: Serve) -> None:
     details = {"accepted_prediction_tokens": 68, "rejected_prediction_tokens": 2}
     assert answer["usage"]["completion_tokens_details"] == details
     assert "completion_tokens_details" not in server.post(CHAT, {**HI, "speculate": "off"}).json["usage"]
+    assert server.drafts == (ServedDrafts(server.model, "text", 0, 70, 68),)
 
 
 def test_no_client_escapes_the_servers_watermark(serve: Serve) -> None:

@@ -24,6 +24,7 @@ BEGIN, END, TURN, HEART = 256, 257, 258, 259
 N_VOCAB = 260
 CONTROL = {BEGIN: "<s>", END: "</s>", TURN: "<turn>"}
 _BYTES = {HEART: b"\xe2\x9d"}  # the first two bytes of a heart: no text alone
+_GONE = (ctypes.c_float * N_VOCAB)(*[math.nan] * N_VOCAB)  # logits after the next decode call
 _FAVOURITE = 20.0  # logit; the others stay under 1
 
 Model = Callable[[Sequence[int]], Sequence[float]]
@@ -210,7 +211,7 @@ class FakeContext:
         self.calls.append(list(batch))
         self._check(batch)
         for row in self._rows.values():
-            row[:] = [math.nan] * N_VOCAB
+            ctypes.memmove(row, _GONE, ctypes.sizeof(row))
         self._rows = {}
         self.before_decode(number)
         if self.n_used + len(batch) > self.n_cells:

@@ -21,6 +21,7 @@ from llmrun.runner.launch import EngineHandle
 from llmrun.server.app import AccessRecord
 from llmrun.server.guard import Policy
 from llmrun.server.page.tools import PageTools
+from llmrun.server.registry import ServedDrafts
 from llmrun.server.serving import ServeOptions, Serving, run_in_event_loop
 from llmrun.server.sockets import bind
 from llmrun.ui.views.explain_html import explain_page
@@ -133,6 +134,11 @@ class LiveServer:
     def page_paths(self) -> list[str]:
         """Of the page's routes."""
         return [route.path for route in self._serving._page.routes]
+
+    @property
+    def drafts(self) -> tuple[ServedDrafts, ...]:
+        """What drafts for its models, as `llmrun ps` shows it."""
+        return self._serving.drafts
 
     def end(self) -> None:
         """As a signal does."""

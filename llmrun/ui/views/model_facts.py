@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from llmrun.gguf.header import DRAFT_KINDS
 from llmrun.protocol.sizes import readable_count, readable_size
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.tables import show_facts
@@ -38,6 +39,7 @@ def show_model(output: Output, facts: Facts, *, stderr: bool = False) -> None:
         ("tensors", _tensors(facts)),
         ("layers", facts.get("layers")),
         ("draft heads", _heads_to_draft(facts)),
+        ("drafter", _drafter(facts)),
         ("width", facts.get("embedding_width")),
         ("heads", _heads(facts)),
         ("experts", _experts(facts)),
@@ -92,6 +94,18 @@ def _heads_to_draft(facts: Facts) -> str:
     if not found:
         return ""
     return f"{found['layers']} layer{'s' if found['layers'] > 1 else ''} (MTP), {_bytes(found['bytes'])}"
+
+
+def _drafter(facts: Facts) -> str:
+    """Return what kind of drafter a file is, and whether it can be used; "" for a model of its own."""
+    found = facts.get("drafter")
+    if not found:
+        return ""
+    layers = ", ".join(map(str, found["target_layers"]))
+    target = f", made for a model of width {found['target_width']:,}" if found["target_width"] else ""
+    reads = f", reads its layers {layers}" if layers else ""
+    use = "llmrun run MODEL --draft FILE" if found["is_usable"] else "llmrun can't draft with it yet"
+    return f"{DRAFT_KINDS[found['kind']]}{target}{reads}; {use}"
 
 
 def _projector(facts: Facts) -> str:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from llmrun.protocol.messages import Rewriting
     from llmrun.server.app import AccessRecord
     from llmrun.server.metrics import Figures
-    from llmrun.server.registry import RunningServer
+    from llmrun.server.registry import RunningServer, ServedDrafts
 
 _REWRITINGS: dict[Rewriting, str] = {
     "system": "system text that it does not take is joined, or sent as the user's",
@@ -253,6 +253,19 @@ def show_servers(output: Output, servers: Sequence[RunningServer], now: float) -
         for each in servers
     ]
     show_table(output, columns, rows)
+
+
+def show_drafts(output: Output, drafts: Sequence[ServedDrafts]) -> None:
+    """Print a table of what drafts for the loaded models, if anything does."""
+    if drafts:
+        columns = [Column("DRAFTS FOR", style="bold"), Column("BY"), *right("MEMORY", "DRAFTED", "ACCEPTED")]
+        show_table(output, columns, list(map(_drafts_row, drafts)))
+
+
+def _drafts_row(drafts: ServedDrafts) -> tuple[str, ...]:
+    size = readable_size(drafts.n_bytes) if drafts.n_bytes else "-"
+    share = f"{drafts.accepted / drafts.drafted:.0%}" if drafts.drafted else "-"
+    return drafts.model, drafts.source, size, f"{drafts.drafted:,}", share
 
 
 def show_requests(output: Output, requests: Sequence[ServedRequest]) -> None:

@@ -23,6 +23,15 @@ def test_nothing_known_says_nothing() -> None:
     assert shown() == {}
 
 
+def test_a_file_that_only_drafts() -> None:
+    drafter = {"kind": "eagle3", "is_usable": False, "target_width": 4096, "target_layers": (2, 18, 33)}
+    assert shown(drafter=drafter)["drafter"] == (
+        "an EAGLE-3 head, made for a model of width 4,096, reads its layers 2, 18, 33; llmrun can't draft with it yet"
+    )
+    heads = {"kind": "mtp", "is_usable": True, "target_width": None, "target_layers": ()}
+    assert shown(drafter=heads)["drafter"] == ("prediction heads (MTP) without a model; llmrun run MODEL --draft FILE")
+
+
 def test_a_mixture_with_windows_and_stretched_positions() -> None:
     facts = shown(
         parameters=30_000_000_000,
