@@ -23,9 +23,9 @@ from llmrun.engine.jobs.file_weights import FileWeights
 from llmrun.engine.jobs.text import pieces
 from llmrun.engine.llama.base import Aborted, Entry
 from llmrun.engine.llama.context import LlamaContext
+from llmrun.engine.llama.ggml import GgmlTensor, TensorNumbers
+from llmrun.engine.llama.parameters import Watch
 from llmrun.engine.llama.quants import Array
-from llmrun.engine.llama.tensors import GgmlTensor, TensorNumbers
-from llmrun.engine.llama.watch import Watch
 from llmrun.engine.loaded import LoadedModel
 from llmrun.errors import UsageError
 from llmrun.protocol.adapters import AdapterScale
@@ -197,7 +197,7 @@ class Stopwatch:
         self._began = self._last = 0.0
 
     def watch(self, tensor: GgmlTensor, ask: bool) -> bool:
-        """Note the time of each layer's last tensor; see llama.context.Watch."""
+        """Note the time of each layer's last tensor; see llama.parameters.Watch."""
         if not self._began:
             self._began = self._last = time.perf_counter()
         name, layer = _split_layer(tensor.plain_name)
@@ -235,7 +235,7 @@ class Collector:
         self._best: dict[str, tuple[float, int, int, Array]] = {}  # role -> score, layer, head, attention weights
 
     def watch(self, tensor: GgmlTensor, ask: bool) -> bool:
-        """Collect a tensor's figures; see llama.context.Watch."""
+        """Collect a tensor's figures; see llama.parameters.Watch."""
         name, layer = _split_layer(tensor.plain_name)
         is_observed = name in _EMBEDDINGS if layer < 0 else name in _OBSERVED
         if ask or not is_observed:

@@ -22,8 +22,8 @@ from llmrun.engine.core.loop import Engine
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.llama.base import DecodeError, Entry
 from llmrun.engine.llama.context import LlamaContext
+from llmrun.engine.llama.ggml import GgmlTensor, TensorNumbers, operation_numbers
 from llmrun.engine.llama.model import LlamaModel
-from llmrun.engine.llama.tensors import GgmlTensor, TensorNumbers, operation_numbers
 from llmrun.engine.service import Preparer
 from llmrun.errors import (
     BadModelError,
@@ -215,7 +215,7 @@ class Activations:
         self._seen, self._source = 0, (None, None)
 
     def watch(self, tensor: GgmlTensor, ask: bool) -> bool:
-        """Observe a tensor, see llama.context.Watch; end the computation after the last required tensor.
+        """Observe a tensor, see llama.parameters.Watch; end the computation after the last required tensor.
 
         Raises:
             BadModelError: the model computed numbers that are not finite.

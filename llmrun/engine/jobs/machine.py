@@ -12,10 +12,21 @@ import re
 from collections.abc import Callable, Sequence
 
 from llmrun import _native
-from llmrun.engine.llama.devices import backends, build, devices, features, gpus, memory_of, supports_offload
+from llmrun.engine.llama.devices import (
+    backends,
+    build,
+    devices,
+    features,
+    gpus,
+    has_rpc,
+    memory_of,
+    require_rpc,
+    serve,
+    served,
+    supports_offload,
+)
+from llmrun.engine.llama.ggml import Operations
 from llmrun.engine.llama.library import cpu_variant, start
-from llmrun.engine.llama.operations import Operations
-from llmrun.engine.llama.rpc import is_built, require_build, serve, served
 from llmrun.errors import LlmrunError, OutOfMemoryError
 from llmrun.gguf.types import TENSOR_TYPES, WEIGHT_TYPES
 from llmrun.protocol.jobs import Empty, Progress
@@ -65,7 +76,7 @@ def parse_system_info(text: str) -> dict[str, tuple[str, ...]]:
 
 def run_build(command: Empty, report: Callable[[Empty], None], flag: _native.CancelFlag) -> Build:
     start()
-    rpc = is_built()
+    rpc = has_rpc()
     return Build(parse_system_info(features()), gpus(), supports_offload(), rpc, tuple(backends()), cpu_variant())
 
 
@@ -90,7 +101,7 @@ def run_worker(command: ServeDevices, report: Callable[[ServedDevices], None], f
         LlmrunError: the worker can't listen there, or this build has no RPC.
     """
     start()
-    require_build()
+    require_rpc()
     chosen = served()
     commit, version = build()
     report(ServedDevices(tuple(memory_of(device) for device in chosen), f"{version} ({commit})"))

@@ -27,9 +27,9 @@ from llmrun import _native
 from llmrun.engine.jobs.file_weights import FileWeights
 from llmrun.engine.llama.base import DecodeError, Entry
 from llmrun.engine.llama.context import LlamaContext
+from llmrun.engine.llama.ggml import GgmlTensor
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.llama.quants import F16, F32, Array
-from llmrun.engine.llama.tensors import GgmlTensor
 from llmrun.errors import BadLogitsError, BadModelError
 from llmrun.gguf.header import Tensor
 from llmrun.gguf.imatrix import read_imatrix

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmrun import _native
+from llmrun.engine.llama.ggml import row_check, type_numbers
 from llmrun.engine.llama.quantization import check_layout, loads_without_weights, log_to, quantize
-from llmrun.engine.llama.tensors import row_check, type_numbers
 from llmrun.errors import BadModelError, OutOfMemoryError, ResourceError, UsageError
 from llmrun.gguf.header import Tensor
 from llmrun.gguf.imatrix import ImatrixFile, read_imatrix

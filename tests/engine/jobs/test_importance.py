@@ -15,8 +15,8 @@ from support.numpy_llama import logits
 from llmrun import _native
 from llmrun.convert.job import convert_folder
 from llmrun.engine.jobs.importance import PARALLEL, Activations, run_importance
+from llmrun.engine.llama.ggml import GgmlTensor, TensorNumbers, operation_numbers
 from llmrun.engine.llama.model import LlamaModel
-from llmrun.engine.llama.tensors import GgmlTensor, TensorNumbers, operation_numbers
 from llmrun.errors import BadModelError, ModelNotFoundError, ResourceError, UsageError
 from llmrun.gguf.imatrix import read_imatrix
 from llmrun.protocol.jobs.importance import Importance, ImportanceUpdate
